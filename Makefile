@@ -1,0 +1,39 @@
+# Two commands for a newcomer: `make serve` and `make test`. Both install what they need into .venv first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+MODEL ?=
+ARGS ?=
+
+.PHONY: serve test check format docs clean
+
+serve: $(INSTALLED)
+	$(BIN)/serve $(MODEL) $(ARGS)
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(INSTALLED)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+	$(BIN)/basedpyright
+	$(BIN)/python docs/generate.py --check
+
+format: $(INSTALLED)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+docs: $(INSTALLED)
+	$(BIN)/python docs/generate.py
+
+$(INSTALLED): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --progress-bar on torch==2.13.0
+	$(BIN)/python -m pip install --quiet -e '.[dev]'
+	touch $(INSTALLED)
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache

@@ -1,0 +1,148 @@
+"""What a server says to an engine, and what the engine answers.
+
+Every Add gets exactly one terminal answer: Tokens with a finish reason, or Failed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Literal
+
+import msgspec
+
+from worker.protocol import Sampling, TokenLogprobs
+
+Finish = Literal["stop", "length", "abort"]
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """First frame of an engine on a server's ROUTER: makes the route known and refuses mixed versions."""
+
+    engine: int
+    protocol: str
+
+
+class Add(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
+    id: int
+    """Chosen by the server, unique among its live requests."""
+    tokens: list[int]
+    params: Sampling
+    priority: int = 0
+    """Lower runs earlier, when the scheduling policy is "priority"."""
+    salt: str = ""
+    """Prefix-cache entries are shared only among requests of the same salt."""
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True, gc=False):
+    ids: list[int]
+
+
+class Drain(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """Stop: finish what runs and waits if it can be done within `seconds`, abort the rest, then exit."""
+
+    seconds: float
+
+
+class ResetPrefixCache(msgspec.Struct, frozen=True, tag=True, gc=False):
+    pass
+
+
+Request = Add | Abort | Drain | ResetPrefixCache
+
+
+class Timing(msgspec.Struct, frozen=True, gc=False):
+    """Seconds, as the engine saw them."""
+
+    queued: float
+    prefill: float
+    decode: float
+    preemptions: int
+
+
+class Tokens(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
+    """New tokens of a request. The stop token itself is included, as the last one."""
+
+    id: int
+    tokens: list[int]
+    logprobs: list[TokenLogprobs] = []
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    """With the first tokens only: one entry for each prompt token but the first."""
+    cached: int = 0
+    """With the first tokens only: prompt tokens found in the prefix cache."""
+    finish: Finish | None = None
+    timing: Timing | None = None
+    """With the finish only."""
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True, gc=False):
+    id: int
+    code: int
+    """An HTTP status: 400 the request cannot be run, 500 it broke, 503 the engine cannot take it now."""
+    message: str
+
+
+class Stats(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """The engine's gauges and running totals. Sent when they changed, a few times a second at most."""
+
+    running: int
+    waiting: int
+    kv_usage: float
+    prefix_queries: int
+    """Prompt tokens looked up in the prefix cache, in total."""
+    prefix_hits: int
+    preemptions: int
+    steps: int
+    step_tokens: int
+
+
+class Progress(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """Start-up, as far as it has come. Stages in order: download, import, weights, cache, warmup."""
+
+    stage: str
+    fraction: float
+    """Of this stage."""
+    folder: str = ""
+    """Where the checkpoint lies, once that is known: the server loads its tokenizer from there."""
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """The engine has done one real prefill and decode. What the server must know to check requests."""
+
+    model: str
+    folder: str
+    architecture: str
+    vocab_size: int
+    max_model_len: int
+    device: str
+    dtype: str
+    num_blocks: int
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    enable_prefix_caching: bool
+    scheduling_policy: str
+
+
+class Dead(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """The engine ends for this reason. Nothing follows."""
+
+    reason: str
+
+
+class Outputs(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
+    """What one step gave the requests of one server: one frame a step."""
+
+    outputs: list[Tokens | Failed]
+    stats: Stats | None = None
+
+
+Answer = Hello | Outputs | Stats | Progress | Ready | Dead
+
+
+def _digest() -> str:
+    schema = msgspec.json.encode(msgspec.json.schema_components([Request, Answer])[1], order="sorted")
+    return hashlib.sha256(schema).hexdigest()[:16]
+
+
+PROTOCOL = _digest()
+"""Changes when any message changes: a server and an engine of different versions refuse each other."""
