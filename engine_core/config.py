@@ -36,3 +36,21 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     long_prefill_token_threshold: int = 0
     scheduling_policy: str = "fcfs"
     steps_ahead: int = 1
+
+
+class Address(msgspec.Struct, frozen=True):
+    """Where one API server listens for its engines: two ZMQ endpoints in the run's private folder."""
+
+    requests: str
+    answers: str
+
+
+class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine process is told at its start, through the pipe it shares with its parent."""
+
+    engine: EngineConfig
+    servers: list[Address]
+    index: int = 0
+    drain_seconds: float = 0.0
+    """How long SIGTERM lets requests run on."""
+    log_level: str = "info"

@@ -1,11 +1,23 @@
 """What a checkpoint is, as far as the engine must know it: read from its config.json, never from its code.
 
-Facts that concern one family only stay in `raw` and are read in that family's file.
+Facts that concern one family only stay in `raw` and are read in that family's file. No torch and no
+transformers: the server and the engine read this too, and must answer in milliseconds.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar, cast
+
 import msgspec
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+class ConfigError(ValueError):
+    """The checkpoint cannot be served as it is; the message names the file and the field."""
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,3 +39,209 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """All ids that end a text, those of generation_config.json included; the primary one first."""
     raw: dict[str, object]
     """config.json, after --hf-overrides; for composite checkpoints, its text part."""
+
+
+def read_config(folder: Path, overrides: Mapping[str, object] | None = None) -> ModelConfig:
+    """The config of the checkpoint in `folder`, with `overrides` (--hf-overrides) merged into it."""
+    path = folder / "config.json"
+    whole = _merged(_read_json(path), overrides or {})
+    text = whole.get("text_config")
+    raw = cast("dict[str, object]", text) if isinstance(text, dict) else whole
+    fields = _Fields(path, raw, whole)
+
+    hidden_size = fields.positive("hidden_size", "n_embd", "d_model")
+    num_heads = fields.positive("num_attention_heads", "n_head", "n_heads", "num_heads")
+    return ModelConfig(
+        architecture=_architecture(path, whole),
+        dtype=_dtype(folder, fields),
+        vocab_size=fields.positive("vocab_size"),
+        hidden_size=hidden_size,
+        num_layers=fields.positive("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+        num_heads=num_heads,
+        num_kv_heads=_num_kv_heads(fields, num_heads),
+        head_dim=_head_dim(fields, hidden_size, num_heads),
+        max_len=_max_len(fields),
+        tie_word_embeddings=fields.boolean("tie_word_embeddings", default=True),
+        bos_token_id=next(iter(fields.token_ids("bos_token_id")), None),
+        eos_token_ids=_eos_token_ids(folder, fields),
+        raw=raw,
+    )
+
+
+FamilyFields = TypeVar("FamilyFields", bound=msgspec.Struct)
+
+
+def family_fields(config: ModelConfig, kind: type[FamilyFields]) -> FamilyFields:
+    """The fields of config.json that concern one family only, as the struct that the family declares."""
+    try:
+        return msgspec.convert(config.raw, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"config.json of this {config.architecture}: {error}") from None
+
+
+class _Fields:
+    """Typed look-ups in a config. What its text part does not say, its top level may."""
+
+    def __init__(self, path: Path, raw: Mapping[str, object], whole: Mapping[str, object]) -> None:
+        self.path = path
+        self.raw = raw
+        self.whole = whole
+
+    def find(self, *names: str) -> tuple[str, object]:
+        """The first name that has a value, and it: families call the same thing differently."""
+        for scope in (self.raw, self.whole):
+            for name in names:
+                if scope.get(name) is not None:
+                    return name, scope[name]
+        return names[0], None
+
+    def get(self, *names: str) -> object:
+        return self.find(*names)[1]
+
+    def positive(self, *names: str, default: int | None = None) -> int:
+        name, value = self.find(*names)
+        if value is None:
+            if default is None:
+                raise ConfigError(f"{self.path}: the field {_alternatives(names)} is missing")
+            return default
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise self.wrong(name, value, "a positive integer")
+        return value
+
+    def boolean(self, name: str, default: bool) -> bool:
+        value = self.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.wrong(name, value, "true or false")
+        return value
+
+    def token_ids(self, name: str) -> tuple[int, ...]:
+        """An id, a list of ids, or nothing."""
+        value = self.get(name)
+        if value is None:
+            return ()
+        ids = cast("list[object]", value) if isinstance(value, list) else [value]
+        if not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
+            raise self.wrong(name, cast("object", value), "a token id or a list of token ids")
+        return tuple(cast("list[int]", ids))
+
+    def wrong(self, name: str, value: object, wanted: str) -> ConfigError:
+        return ConfigError(f"{self.path}: the field '{name}' is {value!r}, but must be {wanted}")
+
+
+def _alternatives(names: tuple[str, ...]) -> str:
+    """'a' (or 'b', 'c')"""
+    first, *others = (f"'{name}'" for name in names)
+    return f"{first} (or {', '.join(others)})" if others else first
+
+
+def _read_json(path: Path) -> dict[str, object]:
+    try:
+        value: object = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{path} does not exist; a model's folder holds config.json, its *.safetensors and tokenizer.json"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read as JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} must hold a JSON object, but holds {type(value).__name__}")
+    return cast("dict[str, object]", value)
+
+
+def _merged(base: Mapping[str, object], changes: Mapping[str, object]) -> dict[str, object]:
+    """`base` with `changes` written over it; objects are merged field by field, all else is replaced."""
+    result = dict(base)
+    for name, change in changes.items():
+        old = result.get(name)
+        if isinstance(change, Mapping) and isinstance(old, Mapping):
+            change = _merged(cast("Mapping[str, object]", old), cast("Mapping[str, object]", change))
+        result[name] = change
+    return result
+
+
+def _architecture(path: Path, whole: Mapping[str, object]) -> str:
+    names = whole.get("architectures")
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        raise ConfigError(
+            f"{path}: the field 'architectures' must be a list that names the model's class; "
+            """say which with --hf-overrides '{"architectures": ["LlamaForCausalLM"]}'"""
+        )
+    return names[0]
+
+
+def _num_kv_heads(fields: _Fields, num_heads: int) -> int:
+    # multi_query is what GPT-BigCode and Falcon called one shared K/V head before the number had a name.
+    shared = fields.boolean("multi_query", default=False)
+    num_kv_heads = fields.positive("num_key_value_heads", "num_kv_heads", default=1 if shared else num_heads)
+    if num_heads % num_kv_heads:
+        raise ConfigError(
+            f"{fields.path}: {num_heads} attention heads cannot share {num_kv_heads} key-value heads evenly "
+            "('num_attention_heads' must be a multiple of 'num_key_value_heads')"
+        )
+    return num_kv_heads
+
+
+def _head_dim(fields: _Fields, hidden_size: int, num_heads: int) -> int:
+    if fields.get("head_dim") is None and hidden_size % num_heads:
+        raise ConfigError(
+            f"{fields.path}: the hidden size {hidden_size} cannot be divided by {num_heads} attention heads, "
+            "and the field 'head_dim' is missing"
+        )
+    return fields.positive("head_dim", default=hidden_size // num_heads)
+
+
+def _max_len(fields: _Fields) -> int:
+    """The positions of the config, and what a scaled rotary embedding stretches them to.
+
+    llama3 and longrope configs already state the stretched length, and so do all of Gemma 3. linear and
+    dynamic ones state the length before; yarn may state either, with the original one beside it.
+    """
+    length = fields.positive("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
+    rope = fields.get("rope_scaling", "rope_parameters")
+    if not isinstance(rope, dict) or str(fields.get("model_type")).startswith("gemma3"):
+        return length
+    scaling = _Fields(fields.path, cast("dict[str, object]", rope), {})
+    kind = scaling.get("rope_type", "type")
+    factor = scaling.get("factor")
+    if kind not in ("linear", "dynamic", "yarn") or factor is None:
+        return length
+    if not isinstance(factor, int | float) or isinstance(factor, bool) or factor < 1:
+        raise scaling.wrong("factor", factor, f"a number of at least 1 (rope type {kind})")
+    if kind == "yarn":
+        length = scaling.positive("original_max_position_embeddings", default=length)
+    return int(length * factor)
+
+
+def _eos_token_ids(folder: Path, fields: _Fields) -> tuple[int, ...]:
+    path = folder / "generation_config.json"
+    generation = _read_json(path) if path.exists() else {}
+    ids = fields.token_ids("eos_token_id") + _Fields(path, generation, {}).token_ids("eos_token_id")
+    return tuple(dict.fromkeys(ids))
+
+
+def _dtype(folder: Path, fields: _Fields) -> str:
+    value = fields.get("dtype", "torch_dtype")
+    if value is None or value == "auto":
+        return _stored_dtype(folder)
+    name = value.removeprefix("torch.") if isinstance(value, str) else value
+    if name not in DTYPES:
+        raise fields.wrong("dtype", value, f"one of {', '.join(DTYPES)}")
+    return cast("str", name)
+
+
+def _stored_dtype(folder: Path) -> str:
+    """The dtype of the first tensor in the checkpoint that has one of ours; its header alone is read."""
+    names = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+    path = next(iter(sorted(folder.glob("*.safetensors"))), None)
+    if path is None:
+        return "float32"
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            tensors: dict[str, dict[str, object]] = json.loads(file.read(size))
+    except ValueError as error:
+        raise ConfigError(f"{path} has no readable safetensors header: {error}") from None
+    stored = (str(tensor.get("dtype")) for name, tensor in tensors.items() if name != "__metadata__")
+    return next((names[dtype] for dtype in stored if dtype in names), "float32")

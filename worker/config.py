@@ -1,4 +1,4 @@
-"""What a worker is told at start. None means "decide from the device", and WorkerFacts says what was decided."""
+"""What a worker is told at start. None means "decide from the device"; WorkerFacts says what was decided."""
 
 from __future__ import annotations
 

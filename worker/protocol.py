@@ -13,7 +13,7 @@ import msgspec
 
 
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """How the tokens of one sequence are chosen. All values are checked and resolved: nothing means "default".
+    """How the tokens of one sequence are chosen. All values are checked and resolved: none means "default".
 
     The order in which they apply: raw logprobs are taken; allowed_token_ids, bad_words, min_tokens and
     logit_bias mask or shift; penalties; then temperature, min_p, top_k, top_p, and the draw.
@@ -96,6 +96,8 @@ class StepOutput(msgspec.Struct, frozen=True, gc=False):
     """Empty when no row asked."""
     prompt_logprobs: dict[int, list[TokenLogprobs]]
     """slot -> one entry for each position p of this step with p + 1 < prompt_len, about token p + 1."""
+    failed: dict[int, str] = {}
+    """slot -> why its sequence cannot go on; the others of the step are not concerned. Its token is -1."""
 
 
 class WorkerFacts(msgspec.Struct, frozen=True, gc=False):

@@ -1,0 +1,86 @@
+"""Which requests can run at all: cheap bounds, checked again here whatever a server has checked before.
+
+Past this point nothing in a request can make a step fail for others: every id lies in the vocabulary,
+every number is finite and in range, and the sequence fits into the cache when it is alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from math import isfinite
+
+from engine_core.protocol import Add
+from worker.protocol import Sampling, WorkerFacts
+
+_LARGEST_INT32 = 2**31 - 1
+
+
+def token_limit(add: Add, facts: WorkerFacts) -> int:
+    """Tokens at which the sequence ends, those of the prompt included."""
+    return min(len(add.tokens) + add.params.max_tokens, facts.max_model_len)
+
+
+def blocks_needed(tokens: int, block_size: int) -> int:
+    return -(-tokens // block_size)
+
+
+def refusal(add: Add, facts: WorkerFacts, vocab_size: int) -> str | None:
+    """Why the request cannot be run, if it cannot."""
+    if not add.tokens:
+        return "the prompt is empty: give at least one token"
+    if len(add.tokens) >= facts.max_model_len:
+        return (
+            f"the prompt has {len(add.tokens)} tokens, and the model's {facts.max_model_len} must hold it "
+            "and at least one more: shorten the prompt"
+        )
+    if not _all_within(add.tokens, vocab_size):
+        return f"the prompt has token ids outside of the vocabulary, which is 0 to {vocab_size - 1}"
+    # The last token is never read back, so it needs no place in the cache.
+    needed = blocks_needed(token_limit(add, facts) - 1, facts.block_size)
+    if needed > facts.num_blocks:
+        return (
+            f"prompt and max_tokens need {needed} blocks of the KV cache, and it has {facts.num_blocks}: "
+            "ask for fewer tokens"
+        )
+    return _bad_params(add.params, vocab_size)
+
+
+def _bad_params(params: Sampling, vocab_size: int) -> str | None:
+    if params.max_tokens < 1:
+        return f"max_tokens must be at least 1, got {params.max_tokens}"
+    if not 0 <= params.min_tokens <= params.max_tokens:
+        return f"min_tokens must be from 0 to max_tokens ({params.max_tokens}), got {params.min_tokens}"
+    if not params.temperature >= 0 or not isfinite(params.temperature):
+        return f"temperature must be finite and not negative, got {params.temperature}"
+    if not 0 < params.top_p <= 1:
+        return f"top_p must be above 0 and at most 1, got {params.top_p}"
+    if not 0 <= params.min_p <= 1:
+        return f"min_p must be from 0 to 1, got {params.min_p}"
+    if not 0 <= params.top_k <= _LARGEST_INT32:
+        return f"top_k must be from 0 (off) to {_LARGEST_INT32}, got {params.top_k}"
+    if not params.repetition_penalty > 0:
+        return f"repetition_penalty must be above 0, got {params.repetition_penalty}"
+    numbers = (params.presence_penalty, params.frequency_penalty, params.repetition_penalty)
+    if not all(map(isfinite, numbers)) or not all(map(isfinite, params.logit_bias.values())):
+        return "penalties and logit_bias values must be finite"
+    for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
+        if count is not None and count < -1:
+            return f"{name} must be -1 (the whole vocabulary) or more, got {count}"
+    if not all(params.bad_words):
+        return "bad_words has an empty sequence: give each at least one token"
+    for name, ids in _named_ids(params):
+        if not _all_within(ids, vocab_size):
+            return f"{name} has token ids outside of the vocabulary, which is 0 to {vocab_size - 1}"
+    return None
+
+
+def _named_ids(params: Sampling) -> Iterable[tuple[str, Collection[int]]]:
+    yield "stop_token_ids", params.stop_token_ids
+    yield "allowed_token_ids", params.allowed_token_ids
+    yield "logit_bias", params.logit_bias
+    for words in params.bad_words:
+        yield "bad_words", words
+
+
+def _all_within(ids: Collection[int], vocab_size: int) -> bool:
+    return not ids or (min(ids) >= 0 and max(ids) < vocab_size)

@@ -1,0 +1,176 @@
+"""An engine without its process: requests in, steps, outputs out. Knows no socket.
+
+The offline LLM class drives it directly; engine_core/process.py drives it from the wire.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from engine_core.config import EngineConfig
+from engine_core.executor import Executor, ExecutorDead, InlineExecutor, Pending
+from engine_core.executor import Report as WorkerReport
+from engine_core.protocol import Add, Failed, Progress, Ready, Stats
+from engine_core.scheduler import Outputs, Plan, Scheduler
+from models.config import ModelConfig, read_config
+from models.hub import resolve
+from worker.config import WorkerConfig
+from worker.protocol import WorkerFacts
+
+Report = Callable[[Progress], None]
+"""Told how far the start-up has come, from any thread."""
+
+_BROKEN = "the engine failed while it computed this request"  # what exactly failed is for the log alone
+
+_log = logging.getLogger(__name__)
+
+
+class Engine:
+    """A request is added for a client, a number that comes back as the key of its outputs."""
+
+    def __init__(self, ready: Ready, scheduler: Scheduler, executor: Executor, steps_ahead: int) -> None:
+        if steps_ahead < 0:
+            raise ValueError(f"steps_ahead is {steps_ahead}; it must be 0 or more")
+        self.ready = ready
+        self._scheduler = scheduler
+        self._executor = executor
+        self._steps_ahead = steps_ahead
+        self._in_flight: deque[tuple[Plan, Pending]] = deque()
+        self._outputs: Outputs = {}
+        self._draining = False
+
+    @classmethod
+    def start(
+        cls,
+        config: EngineConfig,
+        report: Report,
+        executor: Callable[[WorkerConfig, WorkerReport], Executor] = InlineExecutor,
+    ) -> Engine:
+        """Find the model, load it, make room for its cache. Returns when a request can run."""
+        found = resolve(
+            config.model,
+            config.revision,
+            config.download_dir,
+            lambda fraction: report(Progress(stage="download", fraction=fraction)),
+            config.load_format,
+        )
+        folder = str(found)
+        model = read_config(found, config.hf_overrides)
+        report(Progress(stage="import", fraction=0.0, folder=folder))
+        worker = executor(
+            _worker_config(config, model, folder),
+            lambda stage, fraction: report(Progress(stage=stage, fraction=fraction, folder=folder)),
+        )
+        try:
+            facts = worker.start()
+            scheduler = Scheduler(config, facts, model.vocab_size)
+            return cls(_ready(config, model, folder, facts), scheduler, worker, config.steps_ahead)
+        except Exception:
+            worker.stop()
+            raise
+
+    def stop(self) -> None:
+        self._executor.stop()
+
+    @property
+    def busy(self) -> bool:
+        """Whether step() has something to do or to tell."""
+        return bool(self._scheduler.live or self._in_flight or self._outputs)
+
+    def stats(self) -> Stats:
+        return self._scheduler.stats()
+
+    def add(self, client: int, request: Add) -> None:
+        """Whatever happens, the outputs of later steps hold exactly one terminal answer to it."""
+        if self._draining:
+            failed = Failed(id=request.id, code=503, message="the engine is shutting down")
+        else:
+            failed = self._scheduler.add(client, request, time.monotonic())
+        if failed is not None:
+            self._tell({client: [failed]})
+
+    def abort(self, client: int, ids: Iterable[int]) -> None:
+        self._tell(self._scheduler.abort([(client, id) for id in ids], time.monotonic()))
+
+    def abort_all(self, client: int | None = None) -> None:
+        """Of one client, or of all."""
+        keys = [key for key in self._scheduler.live if client is None or key[0] == client]
+        self._tell(self._scheduler.abort(keys, time.monotonic()))
+
+    def drain(self) -> None:
+        """From now on requests are refused; those that are here run on."""
+        self._draining = True
+
+    def reset_prefix_cache(self) -> None:
+        self._scheduler.pool.forget_all()
+
+    def step(self) -> Outputs:
+        """Keep the worker `steps_ahead` steps ahead of what has landed; return what there is to tell."""
+        full = len(self._in_flight) > self._steps_ahead
+        plan = None if full else self._scheduler.schedule(time.monotonic())
+        if plan is not None:
+            self._in_flight.append((plan, self._executor.submit(plan.step)))
+        if len(self._in_flight) > self._steps_ahead or (self._in_flight and plan is None):
+            self._tell(self._land(*self._in_flight.popleft()))
+        outputs, self._outputs = self._outputs, {}
+        return outputs
+
+    def _land(self, plan: Plan, pending: Pending) -> Outputs:
+        try:
+            output = pending.result()
+        except ExecutorDead:
+            raise
+        except Exception:
+            _log.exception("step %d failed; its %d requests end", plan.step.number, len(plan.seqs))
+            return self._scheduler.fail(plan, _BROKEN)
+        return self._scheduler.update(plan, output, time.monotonic())
+
+    def _tell(self, outputs: Outputs) -> None:
+        for client, told in outputs.items():
+            self._outputs.setdefault(client, []).extend(told)
+
+
+def _worker_config(config: EngineConfig, model: ModelConfig, folder: str) -> WorkerConfig:
+    batched = config.max_num_batched_tokens
+    if batched is None and not config.enable_chunked_prefill:
+        batched = config.max_model_len or model.max_len  # a step must hold a whole prompt
+    return WorkerConfig(
+        folder=folder,
+        model=model,
+        device=config.device,
+        dtype=config.dtype,
+        load_format=config.load_format,
+        model_impl=config.model_impl,
+        trust_remote_code=config.trust_remote_code,
+        max_model_len=config.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=batched,
+        block_size=config.block_size,
+        num_blocks=config.num_gpu_blocks_override,
+        gpu_memory_utilization=config.gpu_memory_utilization,
+        kv_cache_memory_bytes=config.kv_cache_memory_bytes,
+        cpu_threads=config.cpu_threads,
+        seed=config.seed,
+        steps_ahead=config.steps_ahead,
+    )
+
+
+def _ready(config: EngineConfig, model: ModelConfig, folder: str, facts: WorkerFacts) -> Ready:
+    return Ready(
+        model=config.model,
+        folder=folder,
+        architecture=model.architecture,
+        vocab_size=model.vocab_size,
+        max_model_len=facts.max_model_len,
+        device=facts.device,
+        dtype=facts.dtype,
+        num_blocks=facts.num_blocks,
+        block_size=facts.block_size,
+        max_num_seqs=facts.max_num_seqs,
+        max_num_batched_tokens=facts.max_num_batched_tokens,
+        enable_prefix_caching=config.enable_prefix_caching,
+        scheduling_policy=config.scheduling_policy,
+    )

@@ -1,0 +1,22 @@
+"""The public names: `from facet import LLM, SamplingParams, register_model`.
+
+Imported lazily, so that naming one does not load the others.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+_HOMES = {
+    "LLM": "server.llm",
+    "SamplingParams": "server.sampling",
+    "register_model": "models.registry",
+}
+
+__all__ = ["LLM", "SamplingParams", "register_model"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"facet has no {name!r}; it has {', '.join(_HOMES)}")
+    return getattr(import_module(_HOMES[name]), name)

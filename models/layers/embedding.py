@@ -1,0 +1,77 @@
+"""The vocabulary at both ends of a model: token embeddings and the LM head, spread over the ranks."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models import ops
+from models.checkpoint import Cut
+from models.layers.linear import frozen
+from models.parallel import Parallel, Span
+from models.weights import Weights
+
+
+class Embedding(nn.Module):
+    """Token ids [T] -> [T, size]. The vocabulary need not divide evenly: shares are filled with zeros."""
+
+    weight: nn.Parameter
+
+    def __init__(self, vocab_size: int, size: int, parallel: Parallel, *, scale: float = 1.0) -> None:
+        super().__init__()
+        self.span = parallel.share_padded(vocab_size)
+        self.size = size
+        self.parallel = parallel
+        self.scale = scale
+
+    def pull(self, weights: Weights) -> None:
+        self.weight = frozen(_take_share(weights, self.span, self.size, self.parallel))
+        # Rounded as the embeddings are: Gemma was trained with the root of its width in bfloat16.
+        self.scale = torch.tensor(self.scale, dtype=self.weight.dtype).item()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        rows = self._look_up(ids)
+        return rows if self.scale == 1.0 else rows * self.scale
+
+    def _look_up(self, ids: Tensor) -> Tensor:
+        if self.span.is_whole:
+            return F.embedding(ids, self.weight)
+        elsewhere = (ids < self.span.start) | (ids >= self.span.stop)  # [T]
+        rows = F.embedding((ids - self.span.start).masked_fill(elsewhere, 0), self.weight)
+        return self.parallel.all_reduce(rows.masked_fill(elsewhere.unsqueeze(-1), 0))
+
+
+class LMHead(nn.Module):
+    """Hidden states [R, size] -> logits [R, vocab_size] float32; `tied` lends the embedding's own matrix."""
+
+    weight: nn.Parameter
+
+    def __init__(
+        self, vocab_size: int, size: int, parallel: Parallel, *, tied: Embedding | None = None
+    ) -> None:
+        super().__init__()
+        self.span = parallel.share_padded(vocab_size)
+        self.size = size
+        self.parallel = parallel
+        # In a tuple, or the embedding would be registered as a part of the head too.
+        self._tied = (tied,) if tied else ()
+
+    def pull(self, weights: Weights) -> None:
+        for embedding in self._tied:
+            weights.ignore("weight")
+            self.weight = frozen(ops.pack(embedding.weight))
+            return
+        self.weight = frozen(ops.pack(_take_share(weights, self.span, self.size, self.parallel)))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        mine = ops.linear(hidden, self.weight).float()  # [R, rows of the share]
+        return self.parallel.all_gather(mine)[:, : self.span.size]
+
+
+def _take_share(weights: Weights, span: Span, size: int, parallel: Parallel) -> Tensor:
+    """Rows of a [vocabulary, size] matrix: the same number for every rank."""
+    cut = None if span.is_whole else Cut(0, span.start, span.stop)
+    rows = weights.take("weight", [span.size, size], cut)
+    missing = -(-span.size // parallel.size) - span.length
+    return F.pad(rows, (0, 0, 0, missing)) if missing else rows

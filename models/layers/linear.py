@@ -1,0 +1,119 @@
+"""Linear layers: which tensors of the checkpoint each is made of, and which piece of them this rank holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor, nn
+
+from models import ops
+from models.checkpoint import Cut
+from models.parallel import Parallel, Span
+from models.weights import Weights
+
+
+class Linear(nn.Module):
+    """x [T, in] -> [T, out], as much of the output as this rank holds.
+
+    The output may consist of several parts, laid side by side and cut one by one: q, k and v; gate and up.
+    The checkpoint has them in one tensor of the layer's own name, or, if `sources` names one for each part,
+    in tensors beside it. `transposed` is for checkpoints that store [in, out].
+    """
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        inputs: Span | int,
+        outputs: Span | int | Sequence[Span],
+        *,
+        bias: bool = False,
+        sources: Sequence[str] = (),
+        transposed: bool = False,
+    ) -> None:
+        super().__init__()
+        self.inputs = _span(inputs)
+        self.outputs = tuple(outputs) if isinstance(outputs, Sequence) else (_span(outputs),)
+        if sources and len(sources) != len(self.outputs):
+            raise ValueError(f"{len(self.outputs)} parts need as many sources, not {len(sources)}")
+        self.sources = tuple(sources)
+        self.has_bias = bias
+        self.transposed = transposed
+
+    @property
+    def widths(self) -> list[int]:
+        """Of the parts of the output that this rank holds."""
+        return [part.length for part in self.outputs]
+
+    def pull(self, weights: Weights) -> None:
+        self.weight = frozen(ops.pack(self._gather(weights, "weight")))
+        self.bias = frozen(self._gather(weights, "bias")) if self.has_bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.linear(x, self.weight, self.bias)
+
+    def _gather(self, weights: Weights, name: str) -> Tensor:
+        if self.sources:
+            pieces = [
+                self._take(weights.sibling(source), name, part.size, part)
+                for source, part in zip(self.sources, self.outputs, strict=True)
+            ]
+        elif all(part.is_whole for part in self.outputs):
+            size = sum(part.size for part in self.outputs)
+            pieces = [self._take(weights, name, size, Span.whole(size))]
+        else:
+            size = sum(part.size for part in self.outputs)
+            starts = accumulate((part.size for part in self.outputs), initial=0)
+            pieces = [
+                self._take(weights, name, size, Span(size, start + part.start, start + part.stop))
+                for start, part in zip(starts, self.outputs, strict=False)
+            ]
+        return (pieces[0] if len(pieces) == 1 else torch.cat(pieces)).contiguous()
+
+    def _take(self, weights: Weights, name: str, size: int, rows: Span) -> Tensor:
+        """The piece `rows` of a tensor with `size` outputs; of a matrix, also the piece of the inputs."""
+        if name == "bias":
+            return weights.take(name, [size], _cut(0, rows))
+        shape = [size, self.inputs.size]
+        cut = _cut(0, rows) or _cut(1, self.inputs)  # never both: a layer is cut by column or by row
+        if not self.transposed:
+            return weights.take(name, shape, cut)
+        turned = Cut(1 - cut.dim, cut.start, cut.stop) if cut else None
+        return weights.take(name, shape[::-1], turned).t()
+
+
+class RowLinear(Linear):
+    """The counterpart of a cut layer: reads the piece of the input that this rank holds, gives the sum."""
+
+    def __init__(
+        self,
+        inputs: Span,
+        outputs: int,
+        parallel: Parallel,
+        *,
+        bias: bool = False,
+        transposed: bool = False,
+    ) -> None:
+        super().__init__(inputs, outputs, bias=bias, transposed=transposed)
+        self.parallel = parallel
+
+    def forward(self, x: Tensor) -> Tensor:
+        # The bias must enter the sum once.
+        bias = self.bias if self.parallel.rank == 0 else None
+        return self.parallel.all_reduce(ops.linear(x, self.weight, bias))
+
+
+def frozen(tensor: Tensor) -> nn.Parameter:
+    """A parameter that is never trained; one that is one already stays the same object, so ties hold."""
+    return tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor, requires_grad=False)
+
+
+def _span(size: Span | int) -> Span:
+    return size if isinstance(size, Span) else Span.whole(size)
+
+
+def _cut(dim: int, span: Span) -> Cut | None:
+    return None if span.is_whole else Cut(dim, span.start, span.stop)

@@ -1,0 +1,85 @@
+"""Norms over hidden states, over heads, and over a projection whose heads are spread over ranks."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from models import ops
+from models.checkpoint import Cut
+from models.layers.linear import frozen
+from models.parallel import Parallel, Span
+from models.weights import Weights
+
+
+class RMSNorm(nn.Module):
+    """`source` is the name in the checkpoint, where it is not the module's own.
+
+    Gemma stores w and means 1 + w: with `offset` 1 the sum is made once and kept in float32, for in half
+    precision the digits of a small w would be lost.
+    """
+
+    weight: nn.Parameter
+
+    def __init__(self, size: int, eps: float, *, source: str = "", offset: float = 0.0) -> None:
+        super().__init__()
+        self.size = size
+        self.eps = eps
+        self.source = source
+        self.offset = offset
+
+    def pull(self, weights: Weights) -> None:
+        scope = weights.sibling(self.source) if self.source else weights
+        if self.offset:
+            self.weight = frozen(scope.take("weight", [self.size], dtype=torch.float32) + self.offset)
+        else:
+            self.weight = frozen(scope.take("weight", [self.size]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.rms_norm(x, self.weight, self.eps)
+
+    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """-> (norm of the sum, the sum)."""
+        return ops.add_rms_norm(x, residual, self.weight, self.eps)
+
+
+class SpreadRMSNorm(nn.Module):
+    """RMSNorm over a projection [T, span.size] of which this rank holds a span."""
+
+    weight: nn.Parameter
+
+    def __init__(self, span: Span, eps: float, parallel: Parallel) -> None:
+        super().__init__()
+        self.span = span
+        self.eps = eps
+        self.parallel = parallel
+        # Heads that several ranks hold enter the sum over ranks as often.
+        self.summed = parallel.size * span.length
+
+    def pull(self, weights: Weights) -> None:
+        cut = None if self.span.is_whole else Cut(0, self.span.start, self.span.stop)
+        self.weight = frozen(weights.take("weight", [self.span.size], cut))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.parallel.size == 1:
+            return ops.rms_norm(x, self.weight, self.eps)
+        wide = x.float()
+        square = self.parallel.all_reduce(wide.square().sum(-1, keepdim=True)) / self.summed  # [T, 1]
+        return (wide * torch.rsqrt(square + self.eps) * self.weight.float()).to(x.dtype)
+
+
+class LayerNorm(nn.Module):
+    weight: nn.Parameter
+    bias: nn.Parameter
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.size = size
+        self.eps = eps
+
+    def pull(self, weights: Weights) -> None:
+        self.weight = frozen(weights.take("weight", [self.size]))
+        self.bias = frozen(weights.take("bias", [self.size]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.layer_norm(x, self.weight, self.bias, self.eps)

@@ -1,0 +1,225 @@
+"""Rotary positions: the frequencies of every rope kind, and a step's cosines and sines.
+
+A `Rope` is plain numbers, read from config.json; layers that rotate alike share one. Both spellings of
+config.json are read: `rope_theta` with `rope_scaling`, and `rope_parameters`, which may have an entry for
+each kind of layer. The results are Hugging Face's, in float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from models.weights import Weights
+
+
+@dataclass(frozen=True)
+class Rope:
+    frequencies: tuple[float, ...]
+    """Of each rotated pair of dimensions: radians for each position."""
+    scale: float = 1.0
+    """Of cosines and sines."""
+
+
+class Rotary(nn.Module):
+    frequencies: Tensor  # [pairs] float32
+
+    def __init__(self, rope: Rope) -> None:
+        super().__init__()
+        self.rope = rope
+
+    def pull(self, weights: Weights) -> None:
+        """Nothing comes from the checkpoint, but here the device becomes known."""
+        self.frequencies = torch.tensor(self.rope.frequencies, dtype=torch.float32, device=weights.device)
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """[T] -> [T, 2 * pairs] float32: the cosines, then the sines."""
+        angles = positions.float().unsqueeze(-1) * self.frequencies  # [T, pairs]
+        return torch.cat([angles.cos(), angles.sin()], dim=-1) * self.rope.scale
+
+
+def read_rope(
+    raw: Mapping[str, object],
+    head_dim: int,
+    max_len: int,
+    *,
+    layer_type: str | None = None,
+    default_theta: float = 10000.0,
+) -> Rope:
+    """The rope of the layers of `layer_type`, in a model that is to serve sequences up to `max_len`."""
+    fields = _read_fields(raw, layer_type, default_theta)
+    return fields.rope(int(head_dim * fields.partial_rotary_factor), max_len)
+
+
+def plain_rope(theta: float, dim: int) -> Rope:
+    """Without any scaling."""
+    return _rope(_frequencies(theta, dim))
+
+
+class Default(msgspec.Struct, frozen=True, kw_only=True):
+    """What config.json says about one kind of layer; each rope kind adds what it needs."""
+
+    rope_theta: float
+    partial_rotary_factor: float = 1.0
+    max_position_embeddings: int
+    original_max_position_embeddings: int
+
+    def rope(self, dim: int, max_len: int) -> Rope:
+        return plain_rope(self.rope_theta, dim)
+
+
+class Linear(Default, frozen=True, kw_only=True):
+    factor: float
+
+    def rope(self, dim: int, max_len: int) -> Rope:
+        return _rope(_frequencies(self.rope_theta, dim) / self.factor)
+
+
+class Dynamic(Default, frozen=True, kw_only=True):
+    """The base grows with the length; it is chosen once, by `max_len`: cached keys are not turned again."""
+
+    factor: float
+
+    def rope(self, dim: int, max_len: int) -> Rope:
+        stretch = self.factor * max(1.0, max_len / self.max_position_embeddings) - (self.factor - 1)
+        return _rope(_frequencies(self.rope_theta * stretch ** (dim / (dim - 2)), dim))
+
+
+class Llama3(Default, frozen=True, kw_only=True):
+    """Long waves are slowed by `factor`, short ones are kept, with a smooth passage between."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+
+    def rope(self, dim: int, max_len: int) -> Rope:
+        plain = _frequencies(self.rope_theta, dim)
+        waves = self.original_max_position_embeddings / (2 * math.pi / plain)  # turns within the old length
+        smooth = (waves - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+        between = (1 - smooth) * plain / self.factor + smooth * plain
+        slowed = torch.where(waves < self.low_freq_factor, plain / self.factor, between)
+        return _rope(torch.where(waves > self.high_freq_factor, plain, slowed))
+
+
+class Yarn(Default, frozen=True, kw_only=True):
+    """As Llama 3, but the passage is a ramp over dimensions, and attention is sharpened by scaling."""
+
+    factor: float | None = None
+    attention_factor: float | None = None
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float = 0.0
+    mscale_all_dim: float = 0.0
+    truncate: bool = True
+
+    def rope(self, dim: int, max_len: int) -> Rope:
+        factor = self.factor or self.max_position_embeddings / self.original_max_position_embeddings
+        plain = _frequencies(self.rope_theta, dim)
+        low, high = self._ramp(dim)
+        ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+        return _rope(plain / factor * ramp + plain * (1 - ramp), self._scale(factor))
+
+    def _ramp(self, dim: int) -> tuple[float, float]:
+        """The dimensions between which the passage lies: those that turn beta times in the old length."""
+
+        def dimension(turns: float) -> float:
+            length = self.original_max_position_embeddings / (turns * 2 * math.pi)
+            return dim * math.log(length) / (2 * math.log(self.rope_theta))
+
+        low, high = dimension(self.beta_fast), dimension(self.beta_slow)
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, dim - 1)
+        return low, high if high != low else high + 0.001
+
+    def _scale(self, factor: float) -> float:
+        if self.attention_factor is not None:
+            return self.attention_factor
+        if self.mscale and self.mscale_all_dim:
+            return _yarn_scale(factor, self.mscale) / _yarn_scale(factor, self.mscale_all_dim)
+        return _yarn_scale(factor)
+
+
+class LongRope(Default, frozen=True, kw_only=True):
+    """A factor for each dimension, with one set for short and one for long sequences.
+
+    Cached keys cannot be turned again when a sequence grows long, so the set is chosen once, by `max_len`.
+    """
+
+    short_factor: tuple[float, ...]
+    long_factor: tuple[float, ...]
+    factor: float | None = None
+    attention_factor: float | None = None
+
+    def rope(self, dim: int, max_len: int) -> Rope:
+        is_long = max_len > self.original_max_position_embeddings
+        factors = torch.tensor(self.long_factor if is_long else self.short_factor, dtype=torch.float32)
+        if len(factors) != dim // 2:
+            raise ValueError(f"longrope in config.json needs {dim // 2} factors, not {len(factors)}")
+        return _rope(_frequencies(self.rope_theta, dim) / factors, self._scale())
+
+    def _scale(self) -> float:
+        if self.attention_factor is not None:
+            return self.attention_factor
+        factor = self.factor or self.max_position_embeddings / self.original_max_position_embeddings
+        if factor <= 1.0:
+            return 1.0
+        return math.sqrt(1 + math.log(factor) / math.log(self.original_max_position_embeddings))
+
+
+_KINDS: dict[str, type[Default]] = {
+    "default": Default,
+    "linear": Linear,
+    "dynamic": Dynamic,
+    "llama3": Llama3,
+    "yarn": Yarn,
+    "longrope": LongRope,
+    "su": LongRope,  # its name in the first Phi-3 checkpoints
+}
+
+
+def _read_fields(raw: Mapping[str, object], layer_type: str | None, default_theta: float) -> Default:
+    given = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    if isinstance(given, Mapping) and layer_type in given:
+        given = given[layer_type]
+    if not isinstance(given, Mapping):
+        raise ValueError(f"the rope parameters in config.json must be an object, not {given!r}")
+    kind = given.get("rope_type") or given.get("type") or "default"
+    if kind not in _KINDS:
+        raise ValueError(f"config.json names the rope type {kind!r}; there are {', '.join(_KINDS)}")
+    longest = raw.get("max_position_embeddings", 2048)
+    fields = {
+        "rope_theta": default_theta,
+        "max_position_embeddings": longest,
+        "original_max_position_embeddings": longest,
+        **_given(raw, "rope_theta", "partial_rotary_factor"),
+        **_given(given, *given),
+        # Phi-3 has it beside the other fields, and there it rules.
+        **_given(raw, "original_max_position_embeddings"),
+    }
+    try:
+        return msgspec.convert(fields, _KINDS[kind])
+    except msgspec.ValidationError as error:
+        raise ValueError(f"the rope parameters of type {kind!r} in config.json: {error}") from error
+
+
+def _given(fields: Mapping[str, object], *names: str) -> dict[str, object]:
+    return {name: fields[name] for name in names if fields.get(name) is not None}
+
+
+def _frequencies(theta: float, dim: int) -> Tensor:
+    """[dim / 2] float32: the plain ones, from 1 down to almost 1 / theta."""
+    return 1.0 / theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+
+
+def _yarn_scale(factor: float, mscale: float = 1.0) -> float:
+    return 1.0 if factor <= 1.0 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+def _rope(frequencies: Tensor, scale: float = 1.0) -> Rope:
+    return Rope(tuple(frequencies.tolist()), scale)

@@ -1,0 +1,180 @@
+"""Every operation a layer may call, in plain torch: the default, and the specification of each faster kernel.
+
+The functions run on any device and in any float dtype. Arithmetic that loses digits in half precision (norms,
+rotary angles, soft-caps) is done in float32 and rounded once, at the end. Shapes: T tokens of a step, H query
+heads, G key/value heads, D dimensions per head, F features.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.context import ForwardContext
+
+# Linear layers
+
+
+def pack(weight: Tensor) -> Tensor:
+    """Bring a matrix [out, in] into the layout that `linear` reads; called once for each, after loading."""
+    return weight
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """[T, in] -> [T, out]; `weight` as `pack` returned it."""
+    return F.linear(x, weight, bias)
+
+
+# Norms and activations
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Over the last dimension. The weight may be float32 beside a half precision x."""
+    return F.rms_norm(x.float(), weight.shape, weight.float(), eps).to(x.dtype)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """-> (norm of the sum, the sum)."""
+    total = residual + x
+    return rms_norm(total, weight, eps), total
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    return F.layer_norm(x, weight.shape, weight, bias, eps)
+
+
+def activation(x: Tensor, kind: str) -> Tensor:
+    match kind:
+        case "silu":
+            return F.silu(x)
+        case "gelu":
+            return F.gelu(x)
+        case "gelu_tanh":
+            return F.gelu(x, approximate="tanh")
+        case "relu":
+            return F.relu(x)
+        case _:
+            raise ValueError(f"no activation {kind!r}; there are silu, gelu, gelu_tanh and relu")
+
+
+def gated(gate_up: Tensor, kind: str) -> Tensor:
+    """[T, 2F], gate and up side by side, -> activation(gate) * up [T, F]."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return activation(gate, kind) * up
+
+
+# Attention
+
+
+def rotary_and_cache(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    kv: Tensor,
+    context: ForwardContext,
+    *,
+    cos_sin: Tensor | None = None,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 0.0,
+) -> Tensor:
+    """All that happens between the projections and attention: normalise and rotate q and k, cache k and v.
+
+    q [T, H, D]; k, v [T, G, D]; kv as in `attention`; cos_sin as in `rotate`; q_norm, k_norm [D].
+    -> q as attention wants it.
+    """
+    if q_norm is not None and k_norm is not None:
+        q, k = rms_norm(q, q_norm, eps), rms_norm(k, k_norm, eps)
+    if cos_sin is not None:
+        q, k = rotate(q, cos_sin), rotate(k, cos_sin)
+    write_cache(k, v, kv, context)
+    return q
+
+
+def rotate(x: Tensor, cos_sin: Tensor) -> Tensor:
+    """Turn the first R dimensions of every head [T, heads, D]; the others pass.
+
+    cos_sin [T, R] float32: R/2 cosines, then R/2 sines; pair i is the dimensions i and i + R/2.
+    """
+    cos, sin = cos_sin.unsqueeze(1).chunk(2, dim=-1)  # [T, 1, R/2] each
+    turned, passed = x.split([cos_sin.shape[-1], x.shape[-1] - cos_sin.shape[-1]], dim=-1)
+    a, b = turned.float().chunk(2, dim=-1)
+    turned = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
+    return torch.cat([turned, passed], dim=-1) if passed.shape[-1] else turned
+
+
+def write_cache(k: Tensor, v: Tensor, kv: Tensor, context: ForwardContext) -> None:
+    block, offset = context.slot_mapping // context.block_size, context.slot_mapping % context.block_size
+    keys, values = kv.unbind(0)
+    keys[block, :, offset] = k
+    values[block, :, offset] = v
+
+
+def attention(
+    q: Tensor,
+    kv: Tensor,
+    context: ForwardContext,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """Causal attention of packed rows over the paged cache: q [T, H, D] -> [T, H, D].
+
+    kv [2, blocks, G, block_size, D] already holds the keys and values of this step. The new tokens of a
+    sequence are its last ones; with a window, a token sees that many positions, its own included. Nothing
+    beyond a sequence's end is used: what lies there may be anything, NaN too.
+    """
+    out = torch.empty_like(q)
+    start = 0
+    for row, (new, total) in enumerate(zip(context.query_lens_host, context.kv_lens_host, strict=True)):
+        # The first position that the first of the new tokens still sees: nothing before it is gathered.
+        first = 0 if window is None else max(0, total - new - window + 1)
+        keys, values = _gather(kv, context.block_table[row], first, total)  # [G, K, D] each
+        queries = q[start : start + new].transpose(0, 1)  # [H, new, D]
+        heads = _attend(queries, keys, values, scale=scale, window=window, softcap=softcap)  # [H, new, D]
+        out[start : start + new] = heads.transpose(0, 1)
+        start += new
+    return out
+
+
+def _gather(kv: Tensor, blocks: Tensor, first: int, total: int) -> tuple[Tensor, Tensor]:
+    """Keys and values of positions [first, total) of one sequence."""
+    size = kv.shape[3]
+    skipped = first // size
+    held = kv.index_select(1, blocks[skipped : -(-total // size)])  # [2, n, G, size, D]
+    rows = held.transpose(1, 2).flatten(2, 3)  # [2, G, n * size, D]
+    keys, values = rows[:, :, first - skipped * size : total - skipped * size].unbind(0)
+    return keys, values
+
+
+def _attend(
+    q: Tensor, keys: Tensor, values: Tensor, *, scale: float, window: int | None, softcap: float | None
+) -> Tensor:
+    new, total = q.shape[1], keys.shape[1]
+    if softcap is not None:
+        return _attend_capped(q, keys, values, _mask(new, total, window, q.device), scale, softcap)
+    causal = new == total and (window is None or window >= total)  # spares the mask
+    mask = None if causal else _mask(new, total, window, q.device)
+    return F.scaled_dot_product_attention(
+        q[None], keys[None], values[None], attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=True
+    )[0]
+
+
+def _attend_capped(
+    q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float, softcap: float
+) -> Tensor:
+    """Scores pass through softcap * tanh(score / softcap) before the mask, which SDPA cannot do."""
+    groups = keys.shape[0]
+    grouped = q.float().unflatten(0, (groups, -1))  # [G, H/G, new, D]: neighbours share a key head
+    scores = grouped @ keys.float().transpose(-1, -2).unsqueeze(1) * scale  # [G, H/G, new, K]
+    scores = softcap * torch.tanh(scores / softcap)
+    weights = scores.masked_fill(~mask, float("-inf")).softmax(dim=-1)
+    return (weights @ values.float().unsqueeze(1)).flatten(0, 1).to(q.dtype)  # [H, new, D]
+
+
+def _mask(new: int, total: int, window: int | None, device: torch.device) -> Tensor:
+    """[new, total], true where query i, which stands at total - new + i, may look."""
+    seen = torch.ones(new, total, dtype=torch.bool, device=device).tril(total - new)
+    return seen if window is None else seen.triu(total - new - window + 1)

@@ -1,0 +1,135 @@
+"""The body of POST /v1/chat/completions, and what answers it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from pydantic import Field, model_validator
+
+from server.api.common import GenerationBody
+from server.api.fields import MEANINGLESS, UNSUPPORTED, Flag
+from server.api.logprobs import ChatLogprobs, PromptLogprobs
+from server.api.messages import Messages, TemplateOptions
+from server.api.usage import Usage
+from server.errors import BadRequest
+from server.sampling import SamplingParams
+
+_LEAVE_OUT = (
+    " Tool calls are not parsed yet: leave `tool_choice` out, and the chat template still shows the tools "
+    "to the model."
+)
+
+
+class ChatRequest(GenerationBody, TemplateOptions):
+    unsupported = {
+        **UNSUPPORTED,
+        "best_of": (1,),
+        "response_format": ({"type": "text"},),
+        "modalities": (["text"],),
+        "audio": (),
+        "prediction": (),
+        "verbosity": (),
+        "web_search_options": (),
+        "include_reasoning": (True,),
+        "return_prompt_text": (False,),
+    }
+    meaningless = MEANINGLESS | {"parallel_tool_calls"}
+
+    messages: Messages
+    max_completion_tokens: int | None = Field(default=None, description="null fills the context.")
+    max_tokens: int | None = Field(default=None, description="The older name of max_completion_tokens.")
+    logprobs: Flag | None = False
+    top_logprobs: int | None = None
+    add_special_tokens: Flag = Field(default=False, description="Chat templates write theirs themselves.")
+    tool_choice: object = Field(default=None, description="Only none: tool calls are not parsed yet.")
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
+        default=None, description="Passed to the chat template."
+    )
+
+    @model_validator(mode="after")
+    def check_chat(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise BadRequest("when using `top_logprobs`, `logprobs` must be set to true.", "top_logprobs")
+        if self.tool_choice not in (None, "none"):
+            raise _tool_choice_refused(self.tool_choice, self.tools is not None)
+        return self
+
+    def to_sampling(self) -> SamplingParams:
+        return self.sampling(
+            max_tokens=self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens,
+            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+            prompt_logprobs=self.prompt_logprobs,
+        )
+
+
+def _tool_choice_refused(choice: object, has_tools: bool) -> BadRequest:
+    if not has_tools:
+        return BadRequest("When using `tool_choice`, `tools` must be set.", "tool_choice")
+    if choice == "auto":
+        sentence = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set.'
+    elif choice == "required":
+        sentence = 'tool_choice="required" requires --tool-call-parser to be set.'
+    elif isinstance(choice, dict):
+        sentence = "A named tool_choice is not supported yet."
+    else:
+        return BadRequest("tool_choice is one of none, auto, required, or names a function.", "tool_choice")
+    return BadRequest(sentence + _LEAVE_OUT, "tool_choice")
+
+
+class ChatMessage(msgspec.Struct, kw_only=True):
+    role: str
+    content: str | None
+    refusal: str | None = None
+    annotations: list[Any] | None = None
+    audio: None = None
+    function_call: None = None
+    tool_calls: list[Any] = []
+    reasoning: str | None = None
+
+
+class ChatChoice(msgspec.Struct, kw_only=True):
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+    stop_reason: int | str | None
+    token_ids: list[int] | None = None
+
+
+class ChatCompletion(msgspec.Struct, kw_only=True):
+    id: str
+    object: str = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    service_tier: str | None = None
+    system_fingerprint: None = None
+    usage: Usage
+    prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class ChatDelta(msgspec.Struct, kw_only=True):
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChunkChoice(msgspec.Struct, kw_only=True):
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatChunk(msgspec.Struct, kw_only=True):
+    id: str
+    object: str = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    usage: Usage | UnsetType = UNSET

@@ -1,0 +1,151 @@
+"""What the bodies of completions and chat completions share: how to sample, how to stream, what to return.
+
+Bodies only say what the words mean; ranges are checked once for all callers, in `server.sampling`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from server.api.fields import Body, Flag, Text
+from server.errors import BadRequest
+from server.sampling import SamplingParams
+
+Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
+
+_CACHE_SALT = re.compile(r"[^@/\\\x00]{1,128}")
+
+
+def _strings(value: object) -> object:
+    """One string is a list of one, null is none; the union is resolved here so that an error is one error."""
+    if value is None:
+        return []
+    return [value] if isinstance(value, str) else value
+
+
+Strings = Annotated[list[Text], BeforeValidator(_strings, json_schema_input_type=str | list[str] | None)]
+
+
+def _or_empty(value: object) -> object:
+    return [] if value is None else value
+
+
+class StreamOptions(Body):
+    meaningless = frozenset({"include_obfuscation"})
+
+    include_usage: Flag | None = Field(default=False, description="Send one more chunk with the usage.")
+    continuous_usage_stats: Flag | None = Field(
+        default=False, description="Send the usage so far in every chunk."
+    )
+
+
+class GenerationBody(Body):
+    """Fields of both endpoints. null means what leaving a field out means, unless its description differs."""
+
+    model: Text | None = Field(default=None, description="null is the served model.")
+
+    n: int | None = 1
+    temperature: float | None = Field(
+        default=None, description="0 is greedy. null: the checkpoint's default."
+    )
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = 0.0
+    frequency_penalty: float | None = 0.0
+    seed: Int64 | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: Annotated[list[Text], BeforeValidator(_or_empty)] = []
+
+    min_tokens: int | None = 0
+    stop: Strings = []
+    stop_token_ids: Annotated[list[int], BeforeValidator(_or_empty)] = []
+    ignore_eos: Flag | None = False
+    include_stop_str_in_output: Flag | None = False
+    skip_special_tokens: Flag | None = True
+    spaces_between_special_tokens: Flag | None = True
+
+    prompt_logprobs: int | None = None
+    echo: Flag | None = False
+    return_token_ids: Flag | None = False
+    return_tokens_as_token_ids: Flag | None = Field(
+        default=None,
+        description="Write tokens of logprobs as `token_id:123`. null: as the server was started.",
+    )
+
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = Field(
+        default=None,
+        description="Keep so many tokens of the prompt; -1 keeps what leaves room for the answer.",
+    )
+    truncation_side: str | None = Field(
+        default=None,
+        pattern="^(left|right)$",
+        description="Which end is cut; left keeps the end of the prompt.",
+    )
+
+    stream: Flag | None = False
+    stream_options: StreamOptions | None = None
+    stream_interval: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="Tokens per chunk, if more than the server's own interval."
+    )
+
+    priority: Int64 = Field(default=0, description="Lower runs earlier, under --scheduling-policy priority.")
+    request_id: str | None = None
+    cache_salt: Text | None = Field(default=None, description="Share cached prefixes with equal salts only.")
+
+    @model_validator(mode="after")
+    def check_generation(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise BadRequest("Stream options can only be defined when `stream=True`.", "stream_options")
+        if self.stream and self.prompt_logprobs is not None:
+            raise BadRequest("`prompt_logprobs` are not available when `stream=True`.", "prompt_logprobs")
+        if self.cache_salt is not None and not _CACHE_SALT.fullmatch(self.cache_salt):
+            raise BadRequest(
+                "Parameter 'cache_salt' must be at most 128 characters and must not contain '@', '/', '\\', "
+                "or NUL. It must not be empty either.",
+                "cache_salt",
+            )
+        return self
+
+    def sampling(
+        self, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
+    ) -> SamplingParams:
+        return SamplingParams(
+            n=1 if self.n is None else self.n,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            repetition_penalty=self.repetition_penalty,
+            seed=self.seed,
+            max_tokens=max_tokens,
+            min_tokens=self.min_tokens or 0,
+            stop=self.stop,
+            stop_token_ids=self.stop_token_ids,
+            ignore_eos=bool(self.ignore_eos),
+            include_stop_str_in_output=bool(self.include_stop_str_in_output),
+            bad_words=self.bad_words,
+            logit_bias=_by_token_id(self.logit_bias or {}),
+            allowed_token_ids=self.allowed_token_ids,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            skip_special_tokens=self.skip_special_tokens is not False,
+            spaces_between_special_tokens=self.spaces_between_special_tokens is not False,
+        )
+
+
+def _by_token_id(bias: dict[str, float]) -> dict[int, float]:
+    wrong = [key for key in bias if not re.fullmatch(r"-?[0-9]{1,18}", key)]
+    if wrong:
+        raise BadRequest(
+            f"logit_bias contains key(s) that cannot be converted to integer token IDs: {wrong[:10]}",
+            "logit_bias",
+        )
+    return {int(key): value for key, value in bias.items()}

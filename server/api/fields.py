@@ -1,0 +1,150 @@
+"""Which fields a body may have: nothing a client sends is silently ignored.
+
+A field is known, or it asks for something we do not do yet (refused by name, unless its value is the one
+that asks for nothing), or it means nothing to a server like this one (accepted), or it is a mistake
+(refused with the nearest known name).
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from typing import Annotated, ClassVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Strict, model_validator
+
+from server.errors import BadRequest
+
+Flag = Annotated[bool, Strict()]
+"""true or false: "yes" and 1 are mistakes."""
+
+_HALF_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def check_text(text: str) -> str:
+    """JSON can spell half a surrogate pair, which is no character: nothing can encode it."""
+    if not text.isascii() and _HALF_SURROGATE.search(text):
+        raise BadRequest("A text of the request contains half of a surrogate pair, which is no character.")
+    return text
+
+
+Text = Annotated[str, AfterValidator(check_text)]
+
+Neutral = tuple[object, ...]
+"""The values of an unsupported field that ask for nothing: null is always one of them."""
+
+UNSUPPORTED: Mapping[str, Neutral] = {
+    "suffix": ("",),
+    "prompt_embeds": (),
+    "use_beam_search": (False,),
+    "length_penalty": (1.0,),
+    "early_stopping": (False,),
+    "structured_outputs": (),
+    "structural_tag": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json_object": (False,),
+    "guided_decoding_backend": (),
+    "guided_whitespace_pattern": (),
+    "logprob_token_ids": (),
+    "return_token_offsets": (False,),
+    "thinking_token_budget": (-1,),
+    "repetition_detection": (),
+    "lora": (),
+    "lora_request": (),
+    "kv_transfer_params": (),
+    "ec_transfer_params": (),
+    "vllm_xargs": ({},),
+    "watermarking": (),
+    "routed_experts_prompt_start": (),
+    "mm_payload": (),
+    "mm_processor_kwargs": ({},),
+    "media_io_kwargs": ({},),
+    "return_mm_kwargs": (False,),
+}
+"""Fields of the peer, on every endpoint that generates."""
+
+MEANINGLESS = frozenset(
+    {
+        "user",
+        "store",
+        "metadata",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "session_id",
+    }
+)
+"""OpenAI's book-keeping: labels and billing that cannot change an answer here."""
+
+SYNONYMS: Mapping[str, str] = {
+    "max_completion_tokens": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "max_length": "max_tokens",
+    "n_predict": "max_tokens",
+    "num_return_sequences": "n",
+    "stop_sequences": "stop",
+    "repeat_penalty": "repetition_penalty",
+    "functions": "tools",
+    "function_call": "tool_choice",
+    "inputs": "prompt",
+}
+"""Other people's names for our fields, too far away for a comparison of letters."""
+
+_REPORTED = 5
+_SHOWN = 64
+
+
+class Body(BaseModel):
+    """A JSON object of a request. Subclasses name what they refuse and what they let pass."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    unsupported: ClassVar[Mapping[str, Neutral]] = {}
+    meaningless: ClassVar[frozenset[str]] = frozenset()
+
+    @model_validator(mode="before")
+    @classmethod
+    def check_fields(cls, body: object) -> object:
+        if isinstance(body, dict):
+            unknown = [
+                name
+                for name, value in body.items()
+                if name not in cls.model_fields and not cls._may_pass(name, value)
+            ]
+            if unknown:
+                raise _unknown_fields(unknown, cls.model_fields)
+        return body
+
+    @classmethod
+    def _may_pass(cls, name: str, value: object) -> bool:
+        if name in cls.meaningless:
+            return True
+        if name not in cls.unsupported:
+            return False
+        if value is None or value in cls.unsupported[name]:
+            return True
+        raise BadRequest(f"`{name}` is not supported yet. Leave it out of the request.", param=name)
+
+
+def _unknown_fields(names: list[str], known: Iterable[str]) -> BadRequest:
+    known = list(known)
+    hints = "; ".join(_hint(name[:_SHOWN], known) for name in names[:_REPORTED])
+    more = f" (and {len(names) - _REPORTED} more)" if len(names) > _REPORTED else ""
+    return BadRequest(f"Unknown field: {hints}{more}", param=_printable(names[0][:_SHOWN]))
+
+
+def _hint(name: str, known: list[str]) -> str:
+    synonym = SYNONYMS.get(name)
+    near = [synonym] if synonym in known else difflib.get_close_matches(name, known, n=1)
+    advice = f"did you mean `{near[0]}`?" if near else "the fields of this endpoint are listed at /docs."
+    return f"`{_printable(name)}`, {advice}"
+
+
+def _printable(name: str) -> str:
+    """JSON may spell half a surrogate pair, which no answer could be encoded with."""
+    return name.encode("utf-8", "replace").decode()

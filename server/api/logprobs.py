@@ -1,0 +1,148 @@
+"""The three shapes in which logprobs are told: completions, chat completions, and prompts.
+
+A `TokenLogprobs` of the engine names its chosen token first, then the most likely ones in falling order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+from server.tokenizer import Tokenizer
+from worker.protocol import TokenLogprobs
+
+LOWEST = -9999.0
+"""Stands for minus infinity, which JSON cannot say."""
+
+
+class CompletionLogprobs(msgspec.Struct):
+    """Parallel lists. The first token of an echoed prompt has null: nothing came before it."""
+
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+    def extend(self, more: CompletionLogprobs) -> None:
+        self.text_offset += more.text_offset
+        self.token_logprobs += more.token_logprobs
+        self.tokens += more.tokens
+        self.top_logprobs += more.top_logprobs
+
+
+class TopLogprob(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatTokenLogprob(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct):
+    content: list[ChatTokenLogprob]
+
+
+class PromptLogprob(msgspec.Struct):
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+
+
+class TokenNames:
+    """How an answer spells its tokens: as their text, or as `token_id:123`, which no two tokens share."""
+
+    def __init__(self, tokenizer: Tokenizer, *, as_ids: bool, hides_special: bool) -> None:
+        self._tokenizer = tokenizer
+        self._as_ids = as_ids
+        self._hides_special = hides_special
+
+    def __call__(self, id: int) -> str:
+        return f"token_id:{id}" if self._as_ids else self._tokenizer.token_text(id)
+
+    def raw(self, id: int) -> list[int]:
+        return list(self._tokenizer.token_bytes(id))
+
+    def offsets(self, ids: Iterable[int], start: int) -> tuple[list[int], int]:
+        """Where in the text each token begins, in characters, and where the last one ends."""
+        offsets: list[int] = []
+        for id in ids:
+            offsets.append(start)
+            start += self._width(id)
+        return offsets, start
+
+    def _width(self, id: int) -> int:
+        if self._hides_special and id in self._tokenizer.special_ids:
+            return 0
+        # a character counts for the token that holds its first byte
+        return sum(byte & 0xC0 != 0x80 for byte in self._tokenizer.token_bytes(id))
+
+
+def completion_logprobs(
+    ids: Sequence[int],
+    entries: Sequence[TokenLogprobs | None],
+    names: TokenNames,
+    offsets: list[int],
+) -> CompletionLogprobs:
+    logprobs = CompletionLogprobs(offsets, [], [], [])
+    for id, entry in zip(ids, entries, strict=True):
+        logprobs.tokens.append(names(id))
+        logprobs.token_logprobs.append(None if entry is None else _finite(entry.values[0]))
+        # the chosen token leads; its repetition among the most likely falls together with it
+        logprobs.top_logprobs.append(
+            None if entry is None else {names(token): _finite(value) for token, value in _distinct(entry)}
+        )
+    return logprobs
+
+
+def chat_logprobs(
+    ids: Sequence[int], entries: Sequence[TokenLogprobs], names: TokenNames
+) -> list[ChatTokenLogprob]:
+    """top_logprobs are the most likely tokens in falling order, the chosen one among them only on merit."""
+    return [
+        ChatTokenLogprob(
+            token=names(id),
+            logprob=_finite(entry.values[0]),
+            bytes=names.raw(id),
+            top_logprobs=[
+                TopLogprob(names(token), _finite(value), names.raw(token))
+                for token, value in zip(entry.ids[1:], entry.values[1:], strict=True)
+            ],
+        )
+        for id, entry in zip(ids, entries, strict=True)
+    ]
+
+
+def prompt_logprobs(entries: Iterable[TokenLogprobs], names: TokenNames) -> PromptLogprobs:
+    """One entry for each prompt token; the first is null."""
+    table: PromptLogprobs = [None]
+    for entry in entries:
+        ranks = {token: rank for rank, token in enumerate(entry.ids[1:], start=1)}
+        table.append(
+            {
+                str(token): PromptLogprob(_finite(value), ranks.get(token, entry.rank), names(token))
+                for token, value in _distinct(entry)
+            }
+        )
+    return table
+
+
+def _distinct(entry: TokenLogprobs) -> Iterator[tuple[int, float]]:
+    """The chosen token, then the other ones."""
+    chosen = entry.ids[0]
+    yield chosen, entry.values[0]
+    for token, value in zip(entry.ids[1:], entry.values[1:], strict=True):
+        if token != chosen:
+            yield token, value
+
+
+def _finite(value: float) -> float:
+    return max(value, LOWEST)

@@ -1,0 +1,149 @@
+"""A conversation: messages and tools as clients send them, and as chat templates read them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
+from pydantic_core import PydanticCustomError
+
+from server.api.fields import Body, Flag
+from server.errors import BadRequest
+
+MAX_MESSAGES = 4096
+
+TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
+"""Content parts that are text; "refusal" carries it under its own name."""
+
+_EXAMPLE = '{"type": "text", "text": "..."}'
+
+Template = dict[str, Any]
+"""A message as a template sees it."""
+
+
+def _content(value: object) -> str | list[dict[str, str]] | None:
+    """Resolved here and not as a union, so that one mistake is one error."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return [_text_part(part) for part in value]
+    raise PydanticCustomError("content_type", "Input should be a string or a list of content parts")
+
+
+def _text_part(part: object) -> dict[str, str]:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(part, dict) or not isinstance(kind, str):
+        raise PydanticCustomError(
+            "content_part", "A content part should be an object such as {example}", {"example": _EXAMPLE}
+        )
+    if kind not in TEXT_PARTS:
+        raise PydanticCustomError(
+            "content_part",
+            "Content parts of type {kind} are not supported yet, only text is",
+            {"kind": repr(kind[:64])},
+        )
+    text = part.get("refusal" if kind == "refusal" else "text")
+    if not isinstance(text, str):
+        raise PydanticCustomError("content_part", "The text of a content part should be a string")
+    return {"type": "text", "text": text}
+
+
+Content = Annotated[
+    str | list[dict[str, str]] | None,
+    PlainValidator(_content, json_schema_input_type=str | list[dict[str, str]] | None),
+]
+
+
+class FunctionCall(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    arguments: object = Field(default=None, description="JSON as text, or the object itself.")
+
+
+class ToolCall(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(BaseModel):
+    """One turn. Fields beyond these go to the chat template, which may know them."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Content = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+    def text(self) -> str:
+        if isinstance(self.content, list):
+            return "\n".join(part["text"] for part in self.content)
+        return self.content or ""
+
+    def for_template(self) -> Template:
+        """What was sent and says something: null fields are as absent; content always is a text."""
+        fields = self.model_dump(exclude_none=True)
+        fields.setdefault("content", "")
+        if not self.tool_calls:
+            fields.pop("tool_calls", None)
+        return fields
+
+
+class FunctionTool(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["function"] = "function"
+    function: FunctionTool
+
+    def for_template(self) -> Template:
+        return self.model_dump(exclude_none=True)
+
+
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+
+
+class TemplateOptions(Body):
+    """How a conversation becomes a prompt: the same for a chat and for counting its tokens."""
+
+    tools: list[Tool] | None = Field(
+        default=None, description="Written into the prompt by the chat template."
+    )
+    documents: list[dict[str, Any]] | None = None
+    add_generation_prompt: Flag = True
+    continue_final_message: Flag = Field(
+        default=False, description="The answer goes on with the last message."
+    )
+    chat_template: str | None = Field(default=None, description="Needs --trust-request-chat-template.")
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def check_template_options(self) -> Self:
+        if self.continue_final_message and "add_generation_prompt" not in self.model_fields_set:
+            self.add_generation_prompt = False
+        if self.continue_final_message and self.add_generation_prompt:
+            raise BadRequest(
+                "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",
+                "continue_final_message",
+            )
+        if self.tools == []:
+            raise BadRequest(
+                "`tools` must not be an empty array. "
+                "Either provide at least one tool or omit the field entirely.",
+                "tools",
+            )
+        return self

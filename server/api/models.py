@@ -1,0 +1,38 @@
+"""What GET /v1/models answers."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Permission(msgspec.Struct, kw_only=True):
+    """Clients of the OpenAI API expect one; it says that everything but training is allowed."""
+
+    id: str
+    object: str = "model_permission"
+    created: int
+    allow_create_engine: bool = False
+    allow_sampling: bool = True
+    allow_logprobs: bool = True
+    allow_search_indices: bool = False
+    allow_view: bool = True
+    allow_fine_tuning: bool = False
+    organization: str = "*"
+    group: str | None = None
+    is_blocking: bool = False
+
+
+class ModelCard(msgspec.Struct, kw_only=True):
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "facet"
+    root: str
+    parent: str | None = None
+    max_model_len: int
+    permission: list[Permission]
+
+
+class ModelList(msgspec.Struct):
+    data: list[ModelCard]
+    object: str = "list"

@@ -1,0 +1,51 @@
+"""The bodies of POST /tokenize and /detokenize, and what answers them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+import msgspec
+from pydantic import Field, model_validator
+
+from server.api.fields import MEANINGLESS, Body, Flag, Text
+from server.api.messages import Messages, TemplateOptions
+from server.errors import BadRequest
+
+
+class TokenizeRequest(TemplateOptions):
+    """A text, or a conversation as the chat endpoint would write it."""
+
+    unsupported = {"mm_processor_kwargs": ({},), "media_io_kwargs": ({},)}
+    meaningless = MEANINGLESS
+
+    model: Text | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_special_tokens: Flag | None = Field(
+        default=None, description="null: true for a text, false for a conversation."
+    )
+    return_token_strs: Flag | None = False
+
+    @model_validator(mode="after")
+    def check_one_input(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise BadRequest("Exactly one of `prompt` and `messages` must be given.", "prompt")
+        return self
+
+
+class DetokenizeRequest(Body):
+    meaningless = MEANINGLESS
+
+    model: Text | None = None
+    tokens: list[Annotated[int, Field(ge=0)]]
+
+
+class Tokenized(msgspec.Struct):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Detokenized(msgspec.Struct):
+    prompt: str

@@ -1,0 +1,153 @@
+"""The HTTP application: routes, the guards before them, and one shape for everything that goes wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from http import HTTPStatus
+from importlib.metadata import version
+from typing import Any, cast
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+
+from server.errors import ApiError, BadRequest, Internal
+from server.frontend import Frontend
+from server.middleware import Bounds, HttpNumbers, KeyGuard, RequestIds, error_response
+from server.routes import admin, chat, completions, models, tokenize
+from server.status import Draining
+
+MAX_REPORTED = 5
+"""Validation errors told in one answer."""
+MAX_INPUT = 200
+
+
+class InvalidBody(BadRequest):
+    type = "Bad Request"
+
+
+def create_app(frontend: Frontend) -> FastAPI:
+    config = frontend.config
+    docs = not config.disable_fastapi_docs
+    app = FastAPI(
+        title="Facet",
+        version=version("facet-serve"),
+        docs_url="/docs" if docs else None,
+        redoc_url="/redoc" if docs else None,
+        openapi_url="/openapi.json" if docs else None,
+    )
+    app.state.frontend = frontend
+    app.state.config = config
+    for routes in (admin, models, completions, chat, tokenize):
+        app.include_router(routes.router)
+    _handle_errors(app, frontend)
+    # The last added is the first passed.
+    app.add_middleware(Bounds)
+    if config.api_key:
+        app.add_middleware(KeyGuard, keys=config.api_key)
+    if config.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.allowed_origins,
+            allow_methods=config.allowed_methods,
+            allow_headers=config.allowed_headers,
+            allow_credentials=config.allow_credentials,
+        )
+    if config.enable_request_id_headers:
+        app.add_middleware(RequestIds)
+    app.add_middleware(HttpNumbers, metrics=frontend.metrics)
+    return app
+
+
+def _handle_errors(app: FastAPI, frontend: Frontend) -> None:
+    def respond(error: ApiError) -> JSONResponse:
+        # A client that keeps its connection to a server that is leaving would only meet it again.
+        return error_response(error, close=isinstance(frontend.status, Draining) and error.status == 503)
+
+    async def on_api_error(_: Request, error: Exception) -> JSONResponse:
+        return respond(cast(ApiError, error))
+
+    async def on_http_error(request: Request, error: Exception) -> JSONResponse:
+        return respond(_from_http(request, cast(HTTPException, error)))
+
+    async def on_invalid_body(_: Request, error: Exception) -> JSONResponse:
+        return respond(invalid_body(cast(RequestValidationError, error).errors()))
+
+    async def on_bug(_: Request, __: Exception) -> JSONResponse:
+        return respond(Internal("Internal server error"))
+
+    app.add_exception_handler(ApiError, on_api_error)
+    app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(RequestValidationError, on_invalid_body)
+    app.add_exception_handler(Exception, on_bug)
+
+
+class _HttpError(ApiError):
+    """Whatever Starlette refuses by itself: no such path, no such method, an unreadable body."""
+
+    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.type = _type_of(status)
+        self._headers = headers or {}
+
+    def headers(self) -> dict[str, str]:
+        return dict(self._headers)
+
+
+def _type_of(status: int) -> str:
+    if status == 400:
+        return BadRequest.type
+    phrase = HTTPStatus(status).phrase.title().replace(" ", "").replace("-", "")
+    return phrase if phrase.endswith("Error") else phrase + "Error"
+
+
+def _from_http(request: Request, error: HTTPException) -> ApiError:
+    message = error.detail
+    if error.status_code == 404:
+        message = f"There is no {request.url.path} here; GET /docs lists what there is."
+    elif error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "another method")
+        message = f"{request.url.path} does not take {request.method}; use {allowed}."
+    return _HttpError(error.status_code, message, error.headers)
+
+
+def invalid_body(errors: Iterable[Mapping[str, Any]]) -> InvalidBody:
+    """The peer's text for a body that does not fit, cut to what a reader can use."""
+    found = list(errors)
+    lines = [f"  {_shown(error)}" for error in found[:MAX_REPORTED]]
+    count = f"{len(found)} validation error{'s' if len(found) != 1 else ''}:"
+    param = _location(found[0]) if found else None
+    return InvalidBody("\n".join([count, *lines]), param)
+
+
+def _shown(error: Mapping[str, Any]) -> dict[str, object]:
+    shown: dict[str, object] = {
+        "type": error.get("type"),
+        "loc": _location(error),
+        "msg": error.get("msg"),
+        "input": _shortened(error.get("input")),
+    }
+    if error.get("ctx"):
+        shown["ctx"] = {key: _shortened(str(value)) for key, value in error["ctx"].items()}
+    return shown
+
+
+def _location(error: Mapping[str, Any]) -> str:
+    return ".".join(map(str, error.get("loc", ())))
+
+
+def _shortened(value: object) -> object:
+    match value:
+        case dict():
+            return f"<dict of {len(value)} items>"
+        case list() | tuple():
+            return f"<list of {len(value)} items>"
+        case str() | bytes() if len(value) > MAX_INPUT:
+            return str(value[:MAX_INPUT]) + "…"
+        case str() | bytes() | int() | float() | None:
+            return value
+        case _:
+            return f"<{type(value).__name__}>"

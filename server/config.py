@@ -1,0 +1,275 @@
+"""What the operator asked for: the one table of options, and the only reader of the environment.
+
+Each option is a field of a frozen struct, here or in `engine_core.config`; the command line (see `serve
+--help`), the variables FACET_<FLAG>, the YAML file of --config and the reference page all come from it. Names
+and meaning are those of `vllm serve`; where we differ, the option's text says so.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from engine_core.config import EngineConfig
+from server.options import (
+    Doc,
+    Option,
+    OptionError,
+    build_parser,
+    canonical,
+    from_environment,
+    from_file,
+    options_of,
+    size,
+)
+from server.peer_flags import FOREIGN
+
+PREFIX = "FACET_"
+
+_MODEL, _MEMORY, _SCHEDULER = "Model", "Device and memory", "Scheduler"
+_TEXT, _ANSWERS, _HTTP, _LOGS = "Tokenizer and chat template", "Answers", "HTTP", "Process and logs"
+
+
+def _max_model_len(text: str) -> int | None:
+    return None if text in ("-1", "auto") else size(text)
+
+
+def _dtype(text: str) -> str:
+    return {"half": "float16", "float": "float32"}.get(text, text)
+
+
+_ANY: list[str] = msgspec.field(default_factory=lambda: ["*"])
+_DTYPES = ("auto", "bfloat16", "float16", "float32")
+
+ENGINE_DOCS = {
+    "model": Doc(_MODEL, "Folder or hub id of the model, or demo for the built-in one. MODEL for short."),
+    "revision": Doc(_MODEL, "Branch, tag or commit of the model on the hub."),
+    "download_dir": Doc(_MODEL, "Where downloads are kept, in place of the hub's usual cache."),
+    "hf_overrides": Doc(_MODEL, "Values to put over those of the model's config.json."),
+    "trust_remote_code": Doc(_MODEL, "Run Python code that comes with the model."),
+    "load_format": Doc(
+        _MODEL, "Form of the weights; dummy makes random ones.", ("auto", "safetensors", "pt", "dummy")
+    ),
+    "model_impl": Doc(
+        _MODEL, "Our own model code, or that of transformers.", ("auto", "facet", "vllm", "transformers")
+    ),
+    "dtype": Doc(_MODEL, "Number format; auto is the checkpoint's. Also: half, float.", _DTYPES, read=_dtype),
+    "max_model_len": Doc(
+        _MODEL,
+        "Longest prompt plus output, in tokens; 32k and 1M work. Not given, -1 or auto: what the model and "
+        "the memory allow.",
+        least=1,
+        read=_max_model_len,
+    ),
+    "seed": Doc(_MODEL, "Seed of everything random at start, such as dummy weights."),
+    "device": Doc(_MEMORY, "Where to run; auto takes CUDA if it is there.", ("auto", "cpu", "cuda")),
+    "cpu_threads": Doc(_MEMORY, "Threads of a forward pass on the CPU; default: all cores allowed.", least=1),
+    "gpu_memory_utilization": Doc(_MEMORY, "Share of the device's memory to use.", least=0.01, most=1),
+    "kv_cache_memory_bytes": Doc(
+        _MEMORY, "Size of the KV cache, in place of a share; 4G and 800m work.", least=1, read=size
+    ),
+    "block_size": Doc(
+        _MEMORY, "Tokens in a block of the KV cache; default: 64 on CUDA, 32 on the CPU.", least=1
+    ),
+    "num_gpu_blocks_override": Doc(_MEMORY, "Blocks of the KV cache, in place of what fits.", least=1),
+    "max_num_seqs": Doc(_SCHEDULER, "Most sequences in a step; default: from the device.", least=1),
+    "max_num_batched_tokens": Doc(_SCHEDULER, "Most tokens in a step; default: from the device.", least=1),
+    "max_num_queued_reqs": Doc(
+        _SCHEDULER, "Waiting requests beyond which new ones get 503 and Retry-After (default: 8192).", least=0
+    ),
+    "enable_prefix_caching": Doc(_SCHEDULER, "Keep what was computed for prompts that begin alike."),
+    "enable_chunked_prefill": Doc(_SCHEDULER, "Read long prompts in pieces, between the steps of others."),
+    "long_prefill_token_threshold": Doc(
+        _SCHEDULER, "Most prompt tokens of one sequence in a step while others run; 0 is no bound.", least=0
+    ),
+    "scheduling_policy": Doc(_SCHEDULER, "Order of requests.", ("fcfs", "priority")),
+    "steps_ahead": Doc(
+        _SCHEDULER, "Steps planned while one runs; --no-async-scheduling is 0.", least=0, most=4
+    ),
+}
+
+
+class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    engine: EngineConfig
+
+    served_model_name: Annotated[
+        list[str], Doc(_MODEL, "Names that clients may use for the model; answers carry the first.")
+    ] = []
+    tokenizer: Annotated[str | None, Doc(_TEXT, "Folder or hub id of the tokenizer, if not the model's.")] = (
+        None
+    )
+    chat_template: Annotated[str | None, Doc(_TEXT, "A Jinja template, or a file with one.")] = None
+    chat_template_content_format: Annotated[
+        Literal["auto", "string", "openai"],
+        Doc(_TEXT, "How the template takes contents; auto looks into it.", ("auto", "string", "openai")),
+    ] = "auto"
+    default_chat_template_kwargs: Annotated[
+        dict[str, object], Doc(_TEXT, "Arguments for the template where a request gives none.")
+    ] = {}
+    trust_request_chat_template: Annotated[
+        bool, Doc(_TEXT, "Let requests bring a chat template of their own.")
+    ] = False
+    response_role: Annotated[str, Doc(_TEXT, "Role of the answers in chat.")] = "assistant"
+
+    generation_config: Annotated[
+        str, Doc(_ANSWERS, "Sampling defaults: auto is the model's own, vllm is neutral ones, or a folder.")
+    ] = "auto"
+    override_generation_config: Annotated[
+        dict[str, object], Doc(_ANSWERS, "Sampling defaults to put over those.")
+    ] = {}
+    max_logprobs: Annotated[
+        int, Doc(_ANSWERS, "Most logprobs that a request may ask for; -1 is no bound.", least=-1)
+    ] = 20
+    stream_interval: Annotated[
+        int, Doc(_ANSWERS, "Tokens in a streamed chunk; the first comes alone.", least=1)
+    ] = 1
+    enable_prompt_tokens_details: Annotated[bool, Doc(_ANSWERS, "Report cached prompt tokens in usage.")] = (
+        False
+    )
+    enable_force_include_usage: Annotated[bool, Doc(_ANSWERS, "Send usage in every stream.")] = False
+    return_tokens_as_token_ids: Annotated[
+        bool, Doc(_ANSWERS, "Write tokens in logprobs as token_id:123.")
+    ] = False
+    sse_keep_alive_interval: Annotated[
+        float, Doc(_ANSWERS, "Seconds of silence after which a stream sends a comment; 0 is never.", least=0)
+    ] = 0.0
+
+    host: Annotated[
+        str,
+        Doc(_HTTP, "Address to listen on. Unlike the peer's, only this machine by default: 0.0.0.0 for all."),
+    ] = "127.0.0.1"
+    port: Annotated[int, Doc(_HTTP, "Port to listen on; 0 takes a free one.", least=0, most=65535)] = 8000
+    uds: Annotated[str | None, Doc(_HTTP, "Unix socket to listen on, in place of host and port.")] = None
+    api_key: Annotated[
+        list[str],
+        Doc(_HTTP, "Keys, one of which every request must bring, but for /live, /health, /ready and /ping."),
+    ] = []
+    ssl_keyfile: Annotated[str | None, Doc(_HTTP, "Key file, to serve HTTPS.")] = None
+    ssl_certfile: Annotated[str | None, Doc(_HTTP, "Certificate file, to serve HTTPS.")] = None
+    ssl_ca_certs: Annotated[str | None, Doc(_HTTP, "Authorities whose client certificates are accepted.")] = (
+        None
+    )
+    root_path: Annotated[str, Doc(_HTTP, "Path under which a proxy shows this server.")] = ""
+    allowed_origins: Annotated[list[str], Doc(_HTTP, "Origins that browsers may call from (CORS).")] = []
+    allowed_methods: Annotated[list[str], Doc(_HTTP, "Methods that browsers may use.")] = _ANY
+    allowed_headers: Annotated[list[str], Doc(_HTTP, "Headers that browsers may send.")] = _ANY
+    allow_credentials: Annotated[bool, Doc(_HTTP, "Let browsers send credentials.")] = False
+    enable_request_id_headers: Annotated[bool, Doc(_HTTP, "Answer with an X-Request-Id header.")] = False
+    disable_fastapi_docs: Annotated[bool, Doc(_HTTP, "No /docs, /redoc and /openapi.json.")] = False
+
+    api_server_count: Annotated[
+        int, Doc(_LOGS, "API processes that share the port, for very many small requests.", least=1, most=64)
+    ] = 1
+    shutdown_timeout: Annotated[
+        float,
+        Doc(
+            _LOGS,
+            "Seconds that requests may run on after SIGTERM; 0 ends them at once. The default leaves 5 of "
+            "the 30 that Kubernetes and systemd units usually grant.",
+            least=0,
+        ),
+    ] = 25.0
+    enable_log_requests: Annotated[bool, Doc(_LOGS, "Log each request's id, size and parameters.")] = False
+    disable_log_stats: Annotated[bool, Doc(_LOGS, "No line on throughput every ten seconds.")] = False
+    disable_uvicorn_access_log: Annotated[bool, Doc(_LOGS, "No line for each HTTP request.")] = False
+    uvicorn_log_level: Annotated[
+        str,
+        Doc(_LOGS, "What to log.", ("critical", "error", "warning", "info", "debug")),
+    ] = "info"
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        return tuple(self.served_model_name) or (self.engine.model,)
+
+    @property
+    def cache_folder(self) -> Path:
+        """For what we make once from a checkpoint."""
+        base = os.environ.get("XDG_CACHE_HOME")
+        return (Path(base) if base else Path.home() / ".cache") / "facet"
+
+
+class _Shorthands(msgspec.Struct, frozen=True):
+    """Options that stand for others."""
+
+    async_scheduling: Annotated[
+        bool | None, Doc(_SCHEDULER, "Plan a step while another runs; the same as --steps-ahead 1, or 0.")
+    ] = None
+
+
+OPTIONS: list[Option] = [
+    *options_of(EngineConfig, ENGINE_DOCS),
+    *options_of(_Shorthands, {}),
+    *options_of(ServerConfig, {}),
+]
+"""Every option, for the parsers below and for the reference page."""
+
+_ENGINE_FIELDS = {info.name for info in msgspec.structs.fields(EngineConfig)}
+
+_EPILOG = (
+    f"Every option can also be set by a variable, {PREFIX}MAX_MODEL_LEN for --max-model-len, or in the file "
+    "of --config; the command line wins over variables, and those over the file."
+)
+
+
+def parse(
+    arguments: Sequence[str], environ: Mapping[str, str] = os.environ, *, command: str = "serve"
+) -> ServerConfig:
+    """The configuration. Raises OptionError, with one line for the operator; --help prints and exits."""
+    parser = build_parser(command, OPTIONS, FOREIGN, _EPILOG)
+    parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="Folder or hub id; default: demo.")
+    parser.add_argument("--config", metavar="FILE", help="YAML file of options.")
+    given = vars(parser.parse_args(canonical(arguments, parser)))
+    for other in FOREIGN:
+        if other.flag in given:
+            other.check(given.pop(other.flag))
+    model_tag, file = given.pop("model_tag", None), given.pop("config", None)
+    values = {
+        **(from_file(OPTIONS, Path(file)) if file else {}),
+        **from_environment(OPTIONS, environ, PREFIX),
+        **{
+            option.field: option.value(given[option.field], option.flag)
+            for option in OPTIONS
+            if option.field in given
+        },
+    }
+    _set_model(values, model_tag, "model" in given)
+    if "api_key" not in values and environ.get("VLLM_API_KEY"):
+        values["api_key"] = [environ["VLLM_API_KEY"]]
+    return _build(values)
+
+
+def _set_model(values: dict[str, object], tag: str | None, by_flag: bool) -> None:
+    if tag is not None and by_flag and tag != values["model"]:
+        raise OptionError(f"two models are named: {tag} and --model {values['model']}; leave out one")
+    if tag is not None:
+        values["model"] = tag
+    values.setdefault("model", "demo")
+
+
+def _build(values: dict[str, object]) -> ServerConfig:
+    overlap = values.pop("async_scheduling", None)
+    if overlap is not None and values.setdefault("steps_ahead", int(bool(overlap))) != int(bool(overlap)):
+        raise OptionError("--async-scheduling and --steps-ahead contradict each other; leave out one")
+    if values.get("model_impl") == "vllm":
+        values["model_impl"] = "facet"  # what the peer calls its own model code
+    engine = {field: values.pop(field) for field in list(values) if field in _ENGINE_FIELDS}
+    config = ServerConfig(engine=EngineConfig(**engine), **values)  # pyright: ignore[reportArgumentType]
+    if "*" in config.allowed_origins and config.allow_credentials:
+        raise OptionError(
+            "--allow-credentials with --allowed-origins * would let every website act as your users; "
+            "name the origins"
+        )
+    if bool(config.ssl_keyfile) != bool(config.ssl_certfile):
+        raise OptionError("--ssl-keyfile and --ssl-certfile go together; give both or none")
+    if "" in config.api_key:
+        raise OptionError("--api-key: an empty key protects nothing; leave it out or give one")
+    return config
+
+
+def share_metrics(folder: Path) -> None:
+    """Lets prometheus_client count for several processes. It reads this variable when first imported."""
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)

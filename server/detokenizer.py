@@ -1,0 +1,234 @@
+"""Token ids to text while they arrive: one state per stream, work in proportion to the new text only.
+
+Joined, the pieces equal the text of all tokens at once, and no piece ends inside a character. Two exact
+kinds cover nearly every causal model: byte-level BPE, and SentencePiece with its spaces and byte fallback.
+Both come down to "bytes of a token, then UTF-8", read from tokenizer.json. All others use `WindowText`.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+import msgspec
+
+BROKEN = "\ufffd"
+
+
+def _one_mark_per_byte(error: UnicodeError) -> tuple[str, int]:
+    """SentencePiece's byte fallback shows every byte that is no character as one U+FFFD of its own."""
+    if not isinstance(error, UnicodeDecodeError):
+        raise error
+    return BROKEN * (error.end - error.start), error.end
+
+
+codecs.register_error("facet-byte-fallback", _one_mark_per_byte)
+
+
+class ByteDecoding(msgspec.Struct, frozen=True):
+    """How a tokenizer's tokens become text, when they become bytes first."""
+
+    token_bytes: Callable[[str], bytes]
+    errors: str = "replace"
+    """What becomes of bytes that are no UTF-8: an error handler of `codecs`."""
+    strip: int = 0
+    """Spaces dropped at the start of a text; -1 drops all of the first token's."""
+
+
+class TextState(Protocol):
+    """The running text of one stream."""
+
+    def push(self, ids: Iterable[int]) -> str: ...
+    def flush(self) -> str:
+        """What was held back, now that nothing follows."""
+        ...
+
+
+class ByteText:
+    """Text of tokens that are bytes: a table look-up and an incremental UTF-8 decoder."""
+
+    __slots__ = ("_decoder", "_lookup", "_strip")
+
+    def __init__(self, decoding: ByteDecoding, lookup: Callable[[int], bytes], *, at_start: bool) -> None:
+        self._lookup = lookup
+        self._decoder = codecs.getincrementaldecoder("utf-8")(decoding.errors)
+        self._strip = decoding.strip if at_start else 0
+
+    def push(self, ids: Iterable[int]) -> str:
+        if self._strip:
+            return self._push_first(list(ids))
+        return self._decoder.decode(b"".join(map(self._lookup, ids)))
+
+    def _push_first(self, ids: list[int]) -> str:
+        """Drops the space that SentencePiece writes before the first word of a text."""
+        for i, id in enumerate(ids):
+            data = self._lookup(id)
+            if data:
+                spaces = len(data) - len(data.lstrip(b" "))
+                data = data[min(spaces, self._strip) if self._strip > 0 else spaces :]
+                self._strip = 0
+                return self._decoder.decode(data) + self.push(ids[i + 1 :])
+        return ""
+
+    def flush(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class WindowText:
+    """Text under any decoder: decode the last few tokens with and without the new ones, and take the rest.
+
+    Right whenever the text of a token depends on its neighbours only, which holds for every decoder of the
+    `tokenizers` library that a language model uses.
+    """
+
+    __slots__ = ("_decode", "_shown", "_tokens", "_visible")
+
+    CONTEXT = 4
+    LOOK_BACK = 16
+    """Tokens of the prompt among which the first context is looked for."""
+
+    def __init__(
+        self, decode: Callable[[list[int]], str], visible: Callable[[int], bool], before: Iterable[int] = ()
+    ) -> None:
+        self._decode = decode
+        self._visible = visible
+        self._tokens = [id for id in before if visible(id)][-self.CONTEXT :]
+        self._shown = decode(self._tokens)
+
+    def push(self, ids: Iterable[int]) -> str:
+        new = [id for id in ids if self._visible(id)]
+        if not new:
+            return ""
+        self._tokens += new
+        text = self._decode(self._tokens)
+        if text.endswith(BROKEN) or not text.startswith(self._shown):
+            return ""
+        piece = text[len(self._shown) :]
+        self._tokens = self._tokens[-self.CONTEXT :]
+        self._shown = self._decode(self._tokens)
+        return piece
+
+    def flush(self) -> str:
+        return self._decode(self._tokens)[len(self._shown) :]
+
+
+class StopStrings:
+    """Finds the first stop string to be completed, and holds back text only while it may still become one.
+
+    "First" is by the place where it ends, so the outcome does not depend on how the text was cut into pieces;
+    among those that end at one place, the first given wins.
+    """
+
+    __slots__ = ("_held", "_include", "_stops")
+
+    def __init__(self, stops: list[str], *, include: bool) -> None:
+        self._stops = stops
+        self._include = include
+        self._held = ""
+
+    def push(self, text: str, *, looking: bool = True) -> tuple[str, str | None]:
+        """The text that may be shown, and the stop string that ended it."""
+        buffer = self._held + text
+        if looking and (found := self._find(buffer)):
+            end, stop = found
+            self._held = ""
+            return buffer[: end if self._include else end - len(stop)], stop
+        keep = self._undecided(buffer)
+        self._held = buffer[len(buffer) - keep :]
+        return buffer[: len(buffer) - keep], None
+
+    def flush(self) -> str:
+        held, self._held = self._held, ""
+        return held
+
+    def _find(self, buffer: str) -> tuple[int, str] | None:
+        """The match that ends first, of those that end in the new text."""
+        best: tuple[int, str] | None = None
+        for stop in self._stops:
+            at = buffer.find(stop, max(0, len(self._held) - len(stop) + 1))
+            if at >= 0 and (best is None or at + len(stop) < best[0]):
+                best = at + len(stop), stop
+        return best
+
+    def _undecided(self, buffer: str) -> int:
+        """Length of the longest end of the buffer with which a stop string begins."""
+        longest = 0
+        for stop in self._stops:
+            at = buffer.find(stop[0], max(0, len(buffer) - len(stop) + 1))
+            while at >= 0 and len(buffer) - at > longest:
+                if stop.startswith(buffer[at:]):
+                    longest = len(buffer) - at
+                at = buffer.find(stop[0], at + 1)
+        return longest
+
+
+def byte_level_table() -> dict[str, int]:
+    """GPT-2's alphabet: the printable character that stands for each byte in a byte-level vocabulary."""
+    printable = [
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    ]
+    others = [byte for byte in range(256) if byte not in printable]
+    table = {chr(byte): byte for byte in printable}
+    table.update({chr(256 + i): byte for i, byte in enumerate(others)})
+    return table
+
+
+_BYTE_OF = byte_level_table()
+
+
+def byte_level_bytes(token: str) -> bytes:
+    """Added tokens are plain text, and need not be spelled in the byte alphabet."""
+    try:
+        return bytes([_BYTE_OF[character] for character in token])
+    except KeyError:
+        return token.encode()
+
+
+def sentencepiece_bytes(token: str) -> bytes:
+    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        try:
+            return bytes([int(token[3:5], 16)])
+        except ValueError:
+            pass
+    return token.replace("▁", " ").encode()
+
+
+def metaspace_bytes(token: str) -> bytes:
+    return token.replace("▁", " ").encode()
+
+
+def byte_decoding(decoder: object) -> ByteDecoding | None:
+    """The exact decoding for the `decoder` section of a tokenizer.json, or None if it is of another kind."""
+    steps = _steps(decoder)
+    match [step.get("type") for step in steps]:
+        case ["ByteLevel"]:
+            return ByteDecoding(byte_level_bytes)
+        case ["Metaspace"] if steps[0].get("replacement") == "▁":
+            keeps = steps[0].get("prepend_scheme", "always") == "never"
+            return ByteDecoding(metaspace_bytes, strip=0 if keeps else -1)
+        case ["Replace", "ByteFallback", "Fuse"] if _is_space_mark(steps[0]):
+            return ByteDecoding(sentencepiece_bytes, "facet-byte-fallback")
+        case ["Replace", "ByteFallback", "Fuse", "Strip"] if _is_space_mark(steps[0]) and not steps[3].get(
+            "stop"
+        ):
+            strip = steps[3].get("start") if steps[3].get("content") == " " else 0
+            return ByteDecoding(
+                sentencepiece_bytes, "facet-byte-fallback", strip if isinstance(strip, int) else 0
+            )
+        case _:
+            return None
+
+
+def _steps(decoder: object) -> list[dict[str, object]]:
+    if not isinstance(decoder, dict):
+        return []
+    if decoder.get("type") != "Sequence":
+        return [decoder]
+    return [step for part in decoder.get("decoders", []) for step in _steps(part)]
+
+
+def _is_space_mark(step: dict[str, object]) -> bool:
+    return step.get("pattern") == {"String": "▁"} and step.get("content") == " "

@@ -1,0 +1,318 @@
+"""Tokens in, text out: what every endpoint and `LLM` build on. Knows no HTTP; knows one engine.
+
+Takes a request only if the engine is ready and its queue not full, follows it until its last delta, and tells
+the engine at once when nobody waits for the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
+from pathlib import Path
+
+from engine_core.client import EngineClient, Stream, is_terminal
+from engine_core.protocol import Failed, Tokens
+from models.config import read_config
+from models.hub import resolve
+from server.config import ServerConfig
+from server.errors import NotFound, Overloaded, Unavailable, from_engine
+from server.facts import Facts, read_defaults
+from server.metrics import Metrics, RequestRecord
+from server.sampling import SamplingParams
+from server.status import Dead, Draining, Ready, Starting, Status
+from server.text_output import Delta, TextOutput
+from server.tokenizer import Tokenizer, load_tokenizer
+from worker.protocol import Sampling
+
+__all__ = ["Dead", "Delta", "Draining", "Frontend", "Ready", "Starting", "Status"]
+
+DEFAULT_QUEUE = 8192
+"""Waiting requests when --max-num-queued-reqs is not given: beyond any wait a client would sit through."""
+
+
+class Frontend:
+    def __init__(self, config: ServerConfig, client: EngineClient, metrics: Metrics) -> None:
+        self.config = config
+        self.metrics = metrics
+        self.live = 0
+        """Choices that are being generated."""
+        self._client = client
+        self._facts: Facts | None = None
+        self._tokenizer: Tokenizer | None = None
+        self._draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._requests: dict[str, set[int]] = {}
+        self._pace = Pace()
+        metrics.watch(lambda: client.stats)
+
+    async def start(self) -> None:
+        """Waits for the engine, and loads the tokenizer meanwhile. A dead engine raises Unavailable."""
+        await self._client.located.wait()
+        self._raise_if_dead()
+        folder = Path(self._client.progress.folder)
+        self._tokenizer = await asyncio.to_thread(self._load_tokenizer, folder)
+        await self._client.settled.wait()
+        self._raise_if_dead()
+        self._facts = self._find_facts(folder)
+
+    @property
+    def facts(self) -> Facts:
+        if self._facts is None:
+            self.require_ready()
+            raise Unavailable("The model is not loaded yet.", retry_after=1)
+        return self._facts
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        if self._tokenizer is None:
+            self.require_ready()
+            raise Unavailable("The tokenizer is not loaded yet.", retry_after=1)
+        return self._tokenizer
+
+    @property
+    def status(self) -> Status:
+        if self._client.dead is not None:
+            return Dead(self._client.dead)
+        if self._draining:
+            return Draining()
+        if self._facts is not None:
+            return Ready()
+        if self._client.ready is not None:
+            return Starting("tokenizer", 0.0)
+        return Starting(self._client.progress.stage, self._client.progress.fraction)
+
+    def require_ready(self) -> None:
+        match self.status:
+            case Starting(stage, fraction):
+                raise Unavailable(
+                    f"The model is still loading (stage {stage}, {fraction:.0%}). GET /ready tells when it "
+                    "is done.",
+                    retry_after=2,
+                )
+            case Draining():
+                raise Unavailable(
+                    "The server is shutting down. Try again later or on another instance.", retry_after=5
+                )
+            case Dead(reason):
+                raise Unavailable(f"The engine has stopped: {reason}", retry_after=10)
+            case Ready():
+                pass
+
+    def check_model(self, name: str | None) -> None:
+        """None is the served model."""
+        names = self.facts.model_names
+        if name is not None and name not in names:
+            raise NotFound(f"The model `{name}` does not exist. Valid aliases: {', '.join(names)}", "model")
+
+    def generate(
+        self,
+        prompt: list[int],
+        sampling: SamplingParams,
+        *,
+        priority: int = 0,
+        salt: str = "",
+        interval: int = 1,
+        request_id: str = "",
+    ) -> AsyncGenerator[Delta, None]:
+        """The deltas of all n choices as they come. Closing the generator ends the request in the engine.
+
+        Checks at once and raises here what is wrong with the request; sends it with the first step of the
+        generator. Deltas hold at least `interval` tokens, but for the first and the last of a choice.
+        """
+        self.require_ready()
+        params = sampling.resolve(self.facts, self.tokenizer, len(prompt))
+        self._admit(len(params))
+        return self._generate(prompt, sampling, params, priority, salt, interval, request_id)
+
+    async def abort(self, request_ids: Iterable[str]) -> int:
+        """Ends these requests; their streams finish with "abort". Returns how many were found."""
+        found = [self._requests[id] for id in request_ids if id in self._requests]
+        self._client.abort([stream for streams in found for stream in streams])
+        return len(found)
+
+    def begin_drain(self) -> None:
+        self._draining = True
+
+    async def drained(self) -> None:
+        """Waits until no request runs."""
+        await self._idle.wait()
+
+    async def _generate(
+        self,
+        prompt: list[int],
+        sampling: SamplingParams,
+        params: list[Sampling],
+        priority: int,
+        salt: str,
+        interval: int,
+        request_id: str,
+    ) -> AsyncGenerator[Delta, None]:
+        streams = [self._client.submit(prompt, one, priority=priority, salt=salt) for one in params]
+        choices = [
+            Choice(
+                TextOutput(i, prompt, sampling, self.tokenizer, self.facts.eos_token_ids, interval),
+                self.metrics.begin(len(prompt), len(params), one.max_tokens),
+            )
+            for i, one in enumerate(params)
+        ]
+        self._enter(request_id, streams)
+        try:
+            async with aclosing(_answers(streams)) as answers:
+                async for i, new in answers:
+                    if choices[i].finished:
+                        continue
+                    delta = choices[i].push(new)
+                    if choices[i].finished:
+                        self._pace.finished()
+                        self._client.abort([streams[i].id])  # of a stop string the engine does not know yet
+                    if delta is not None:
+                        yield delta
+                    if all(choice.finished for choice in choices):
+                        return
+        finally:
+            self._client.abort([stream.id for stream in streams])
+            self._leave(request_id, streams)
+            for choice in choices:
+                choice.close()
+
+    def _enter(self, request_id: str, streams: list[Stream]) -> None:
+        self.live += len(streams)
+        self._idle.clear()
+        if request_id:
+            self._requests.setdefault(request_id, set()).update(stream.id for stream in streams)
+
+    def _leave(self, request_id: str, streams: list[Stream]) -> None:
+        self.live -= len(streams)
+        if not self.live:
+            self._idle.set()
+        if request_id:
+            mine = self._requests[request_id]
+            mine.difference_update(stream.id for stream in streams)
+            if not mine:
+                del self._requests[request_id]
+
+    def _admit(self, count: int) -> None:
+        """Refuses what would wait behind a full queue, before it costs the engine anything."""
+        given = self.config.engine.max_num_queued_reqs
+        # Our own count is exact but knows of no memory shortage; the engine's does, a moment late.
+        reported = self._client.stats.waiting if self._client.stats else 0
+        waiting = max(self.live + count - self.facts.max_num_seqs, reported + count if reported else 0)
+        if waiting > (DEFAULT_QUEUE if given is None else given):
+            self.metrics.rejected()
+            raise Overloaded(
+                "The engine is currently busy and cannot accept new requests. Please try again later or on a "
+                "different instance.",
+                retry_after=self._pace.seconds_for(waiting),
+            )
+
+    def _raise_if_dead(self) -> None:
+        if self._client.dead is not None:
+            raise Unavailable(self._client.dead)
+
+    def _load_tokenizer(self, folder: Path) -> Tokenizer:
+        config = self.config
+        if config.tokenizer is not None:
+            folder = resolve(config.tokenizer, None, config.engine.download_dir, lambda _: None, "dummy")
+        return load_tokenizer(
+            folder,
+            chat_template=config.chat_template,
+            content_format=config.chat_template_content_format,
+            trust_remote_code=config.engine.trust_remote_code,
+            cache=config.cache_folder,
+        )
+
+    def _find_facts(self, folder: Path) -> Facts:
+        ready = self._client.ready
+        if ready is None:
+            raise Unavailable("The engine stopped before it was ready.")
+        model = read_config(folder, self.config.engine.hf_overrides)
+        ends = [id for id in (self.tokenizer.eos_id, *model.eos_token_ids) if id is not None]
+        return Facts(
+            model_names=self.config.model_names,
+            root=self.config.engine.model,
+            created=int(time.time()),
+            max_model_len=ready.max_model_len,
+            vocab_size=ready.vocab_size,
+            eos_token_ids=tuple(dict.fromkeys(ends)),
+            defaults=read_defaults(
+                folder, self.config.generation_config, self.config.override_generation_config
+            ),
+            max_logprobs=self.config.max_logprobs,
+            max_num_seqs=ready.max_num_seqs,
+            enable_prefix_caching=ready.enable_prefix_caching,
+            scheduling_policy=ready.scheduling_policy,
+        )
+
+
+class Choice:
+    """One of the n answers to a request, on its way."""
+
+    __slots__ = ("_record", "_text", "finished")
+
+    def __init__(self, text: TextOutput, record: RequestRecord) -> None:
+        self.finished = False
+        self._text = text
+        self._record = record
+
+    def push(self, new: Tokens | Failed) -> Delta | None:
+        if isinstance(new, Failed):
+            self._record.finish("error", None)
+            self.finished = True
+            raise from_engine(new.code, new.message)
+        before = self._text.count
+        delta = self._text.push(new)
+        self._record.tokens(self._text.count - before, new.cached)
+        if delta is not None and delta.finish_reason is not None:
+            self.finished = True
+            self._record.finish(delta.finish_reason, new.timing)
+        return delta
+
+    def close(self) -> None:
+        if not self.finished:
+            self._record.finish("abort", None)
+
+
+class Pace:
+    """How fast requests are finished lately: what a refused client is told to wait."""
+
+    def __init__(self) -> None:
+        self._times: deque[float] = deque(maxlen=64)
+
+    def finished(self) -> None:
+        self._times.append(time.monotonic())
+
+    def seconds_for(self, waiting: int) -> int:
+        if len(self._times) < 2:
+            return 5
+        each = (time.monotonic() - self._times[0]) / len(self._times)
+        return min(60, max(1, math.ceil(each * waiting)))
+
+
+async def _answers(streams: list[Stream]) -> AsyncGenerator[tuple[int, Tokens | Failed], None]:
+    """What the streams bring, in the order in which it comes."""
+    if len(streams) == 1:
+        async for output in streams[0]:
+            yield 0, output
+        return
+    # Short, so that what a slow reader leaves lies merged in the streams; those end at max_tokens.
+    queue: asyncio.Queue[tuple[int, Tokens | Failed]] = asyncio.Queue(maxsize=len(streams))
+
+    async def pump(i: int) -> None:
+        async for output in streams[i]:
+            await queue.put((i, output))
+
+    pumps = [asyncio.create_task(pump(i)) for i in range(len(streams))]
+    try:
+        running = len(streams)
+        while running:
+            i, output = await queue.get()
+            running -= is_terminal(output)
+            yield i, output
+    finally:
+        for task in pumps:
+            task.cancel()

@@ -1,0 +1,210 @@
+"""`LLM`: a model in one's own process, without HTTP. The same engine, sampling and text as the server's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from engine_core.config import EngineConfig
+from engine_core.engine import Engine
+from engine_core.protocol import Add, Failed
+from server.config import ServerConfig
+from server.loading import find_facts, open_tokenizer
+from server.progress import ProgressDisplay
+from server.sampling import SamplingParams
+from server.text_output import Delta, TextOutput
+from worker.protocol import TokenLogprobs
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, Any]
+
+_CLIENT = 0
+
+
+class GenerationFailed(RuntimeError):
+    """The engine could not finish a request; the message says why."""
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list[int])
+    logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
+    """One for each token, if asked for."""
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    def extend(self, delta: Delta) -> None:
+        self.text += delta.text
+        self.token_ids += delta.token_ids
+        self.logprobs += delta.logprobs
+        self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    prompt: str | None
+    """None if the prompt was given as token ids."""
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    """If asked for: one for each prompt token but the first."""
+
+
+@dataclass(slots=True)
+class _Choice:
+    """One of the n answers to a prompt, while it is being generated."""
+
+    request: RequestOutput
+    output: CompletionOutput
+    text: TextOutput
+
+
+class LLM:
+    """Loads the model at construction. Options are those of `serve`, written with underscores.
+
+    llm = LLM("Qwen/Qwen3-0.6B", max_model_len=4096)
+    outputs = llm.generate(["Hello"], SamplingParams(temperature=0, max_tokens=16))
+    """
+
+    def __init__(self, model: str = "demo", **options: Any) -> None:
+        engine = {name: options.pop(name) for name in EngineConfig.__struct_fields__ if name in options}
+        self._config = ServerConfig(engine=EngineConfig(model=model, **engine), **options)
+        display = ProgressDisplay()
+        self._engine = Engine.start(self._config.engine, lambda now: display.show(now.stage, now.fraction))
+        display.done()
+        self.tokenizer = open_tokenizer(self._config, Path(self._engine.ready.folder))
+        self.facts = find_facts(self._config, self._engine.ready, self.tokenizer)
+        self._next_id = 0
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answers in the order of the prompts, each a text or a list of token ids.
+
+        One SamplingParams for all, or one for each; none means the model's own defaults.
+        """
+        each = _prompts(prompts)
+        params = _for_each(sampling_params, len(each))
+        results = [RequestOutput(*self._encode(prompt), outputs=[]) for prompt in each]
+        return self._run(results, params, show=use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        **template: Any,
+    ) -> list[RequestOutput]:
+        """Conversations, or one, through the model's chat template.
+
+        `template` holds its options: add_generation_prompt, continue_final_message, tools, documents, kwargs.
+        """
+        each = _conversations(messages)
+        texts = [self.tokenizer.chat.render([dict(m) for m in one], **template) for one in each]
+        results = [RequestOutput(text, self.tokenizer.encode(text, False), outputs=[]) for text in texts]
+        return self._run(results, _for_each(sampling_params, len(results)), show=use_tqdm)
+
+    def close(self) -> None:
+        """Gives the memory back. The LLM is of no use afterwards."""
+        self._engine.stop()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, str):
+            return prompt, self.tokenizer.encode(prompt)
+        self.facts.check_token_ids(list(prompt), "prompt")
+        return None, list(prompt)
+
+    def _run(
+        self, results: list[RequestOutput], params: list[SamplingParams], *, show: bool
+    ) -> list[RequestOutput]:
+        """All or nothing: what is wrong with any request is raised before the first one runs."""
+        adds: list[Add] = []
+        choices: dict[int, _Choice] = {}
+        for result, sampling in zip(results, params, strict=True):
+            for index, one in enumerate(
+                sampling.resolve(self.facts, self.tokenizer, len(result.prompt_token_ids))
+            ):
+                choice = self._open(result, sampling, index)
+                choices[self._next_id] = choice
+                adds.append(Add(id=self._next_id, tokens=result.prompt_token_ids, params=one))
+                self._next_id += 1
+        for add in adds:
+            self._engine.add(_CLIENT, add)
+        try:
+            self._finish(choices, ProgressDisplay() if show else None)
+        finally:
+            self._engine.abort_all()
+            while self._engine.busy:
+                self._engine.step()
+        return results
+
+    def _open(self, result: RequestOutput, sampling: SamplingParams, index: int) -> _Choice:
+        output = CompletionOutput(index)
+        result.outputs.append(output)
+        text = TextOutput(
+            index, result.prompt_token_ids, sampling, self.tokenizer, self.facts.eos_token_ids, interval=1
+        )
+        return _Choice(result, output, text)
+
+    def _finish(self, choices: dict[int, _Choice], display: ProgressDisplay | None) -> None:
+        total = len(choices)
+        while choices:
+            if display is not None:
+                display.show("generate", 1 - len(choices) / total)
+            for answer in self._engine.step().get(_CLIENT, []):
+                choice = choices.get(answer.id)
+                if choice is None:
+                    continue  # its stop string was found; the engine had gone on by a step
+                if isinstance(answer, Failed):
+                    raise GenerationFailed(answer.message)
+                delta = choice.text.push(answer)
+                if delta is None:
+                    continue
+                choice.output.extend(delta)
+                if delta.prompt_logprobs is not None:
+                    choice.request.prompt_logprobs = delta.prompt_logprobs
+                if delta.finish_reason is not None:
+                    del choices[answer.id]
+                    if answer.finish is None:
+                        self._engine.abort(_CLIENT, [answer.id])
+        if display is not None:
+            display.done()
+
+
+def _prompts(given: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(given, str):
+        return [given]
+    ids = [item for item in given if isinstance(item, int)]
+    return [ids] if ids else [item for item in given if not isinstance(item, int)]
+
+
+def _conversations(given: Sequence[Message] | Sequence[Sequence[Message]]) -> list[list[Message]]:
+    one = [item for item in given if isinstance(item, Mapping)]
+    return [one] if one else [list(item) for item in given if not isinstance(item, Mapping)]
+
+
+def _for_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    if params is None:
+        return [SamplingParams()] * count
+    if isinstance(params, SamplingParams):
+        return [params] * count
+    if len(params) != count:
+        raise ValueError(
+            f"{len(params)} SamplingParams for {count} prompts; give one for all, or one for each"
+        )
+    return list(params)

@@ -1,0 +1,168 @@
+"""The commands `serve` and `facet`: read the options, take the port, start the engine, then everything slow.
+
+The order is for the one who waits: the port is taken and the engine's process runs (it imports torch) before
+this process imports its own libraries.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from engine_core.launch import launch
+from server.config import ServerConfig, parse
+from server.options import OptionError
+from worker import logs
+
+BAD_USAGE, PORT_IN_USE = 2, 98
+BACKLOG = 2048
+
+USAGE = """usage: facet serve [MODEL] [options]
+       facet serve --help
+       facet --version
+"""
+
+
+def serve() -> NoReturn:
+    sys.exit(_serve(sys.argv[1:], "serve"))
+
+
+def main() -> NoReturn:
+    match sys.argv[1:]:
+        case ["serve", *arguments]:
+            sys.exit(_serve(arguments, "facet serve"))
+        case ["--version" | "-V"]:
+            _print_version()
+            sys.exit(0)
+        case ["--help" | "-h"]:
+            print(USAGE, end="")
+            sys.exit(0)
+        case _:
+            print(USAGE, end="", file=sys.stderr)
+            sys.exit(BAD_USAGE)
+
+
+def _print_version() -> None:
+    from importlib.metadata import version
+
+    print(version("facet-serve"))
+
+
+def _serve(arguments: Sequence[str], command: str) -> int:
+    started = time.monotonic()
+    if "--version" in arguments:
+        _print_version()
+        return 0
+    try:
+        _check_packages()
+        config = parse(arguments, command=command)
+        _check_files(config)
+    except OptionError as error:
+        return _fail(str(error), BAD_USAGE)
+    try:
+        listener = bind(config)
+    except OSError as error:
+        return _explain_bind(config, error)
+    return _run(config, listener, started)
+
+
+def _run(config: ServerConfig, listener: socket.socket, started: float) -> int:
+    # Until the event loop takes over the signals: leaving is what was asked for, and children leave with us.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    logs.setup("server", config.uvicorn_log_level)
+    engine = launch(
+        config.engine,
+        api_servers=config.api_server_count,
+        drain_seconds=config.shutdown_timeout,
+        log_level=config.uvicorn_log_level,
+    )
+    try:
+        from server import supervise  # fastapi and all it needs, while the engine's process imports torch
+
+        return supervise.run(config, listener, engine, started)
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        engine.stop(seconds=0)
+        if config.uds is not None:
+            Path(config.uds).unlink(missing_ok=True)
+
+
+def _check_packages() -> None:
+    """Our packages have common names: another folder of such a name, found first, must not pass for ours."""
+    names = ("server", "engine_core", "worker", "models")
+    found = {name: importlib.util.find_spec(name) for name in names}
+    homes = {os.path.dirname(os.path.dirname(spec.origin or "")) if spec else "" for spec in found.values()}
+    if len(homes) > 1:
+        raise OptionError(
+            f"the packages {', '.join(names)} come from different places; run the installed command outside "
+            "of folders that hold packages of these names, or set PYTHONSAFEPATH=1"
+        )
+
+
+def _check_files(config: ServerConfig) -> None:
+    for flag, path in (
+        ("--ssl-keyfile", config.ssl_keyfile),
+        ("--ssl-certfile", config.ssl_certfile),
+        ("--ssl-ca-certs", config.ssl_ca_certs),
+    ):
+        if path is not None and not Path(path).is_file():
+            raise OptionError(f"{flag}: there is no file {path}")
+
+
+def bind(config: ServerConfig) -> socket.socket:
+    """The listening socket. Clients may connect from here on; they are answered when the loop runs."""
+    if config.uds is not None:
+        family, address = socket.AF_UNIX, config.uds
+        _remove_stale(config.uds)
+    else:
+        family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+        address = (config.host, config.port)
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    listener.setblocking(False)
+    return listener
+
+
+def _remove_stale(path: str) -> None:
+    """A socket that a server has left behind, when nobody answers there any more."""
+    if not Path(path).is_socket():
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+
+
+def _explain_bind(config: ServerConfig, error: OSError) -> int:
+    where = config.uds or f"port {config.port} of {config.host}"
+    if error.errno == errno.EADDRINUSE:
+        remedy = "--uds" if config.uds else "--port"
+        return _fail(
+            f"{where} is in use: stop what listens there, or choose another with {remedy}", PORT_IN_USE
+        )
+    return _fail(f"cannot listen on {where}: {error.strerror or error}", BAD_USAGE)
+
+
+def _fail(reason: str, code: int) -> int:
+    print(f"error: {reason}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,212 @@
+"""Prometheus metrics under the peer's names, so that dashboards made for it work here.
+
+Only what has a value of its own is reported. With several API servers each process writes its share into the
+run's private folder and any of them answers for all; that mode is prometheus_client's own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
+
+from engine_core.protocol import Stats, Timing
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+disable_created_metrics()  # a second line for every number, and no dashboard asks for it
+
+_LABELS = ["model_name", "engine"]
+_FIRST = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+    160,
+    640,
+)
+_BETWEEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+_WHOLE = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+_TOKENS = tuple(step * 10**power for power in range(6) for step in (1, 2, 5))
+_HTTP = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+
+
+class Metrics:
+    """The numbers of this process, and the page that shows them."""
+
+    def __init__(self, model_name: str, shared: Path | None = None) -> None:
+        """`shared` is the folder of all API servers' numbers, if there are several."""
+        self._registry = CollectorRegistry()
+        self._shown = self._registry
+        self._model = model_name
+        self.tokens_so_far = (0, 0)
+        """Prompt tokens and generated tokens of this process."""
+        if shared is not None:
+            self._shown = CollectorRegistry()
+            MultiProcessCollector(self._shown, path=str(shared))
+        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens read.")
+        self.generation_tokens = self._counter("generation_tokens", "Tokens generated.")
+        self.prompt_tokens_cached = self._counter("prompt_tokens_cached", "Prompt tokens found in the cache.")
+        self._rejections = self._counter(
+            "admission_rejections", "Requests refused because the queue was full."
+        )
+        self._finished = Counter(
+            "vllm:request_success",
+            "Requests that ended, by reason.",
+            [*_LABELS, "finished_reason"],
+            registry=self._registry,
+        )
+        self.first_token = self._histogram("time_to_first_token_seconds", "Until the first token.", _FIRST)
+        self.inter_token = self._histogram("inter_token_latency_seconds", "Between tokens.", _BETWEEN)
+        self.per_token = self._histogram(
+            "request_time_per_output_token_seconds", "Mean time per token after the first.", _BETWEEN
+        )
+        self.whole = self._histogram("e2e_request_latency_seconds", "Of a request as a whole.", _WHOLE)
+        self.queued = self._histogram("request_queue_time_seconds", "Spent waiting.", _WHOLE)
+        self.prefill = self._histogram("request_prefill_time_seconds", "Spent reading the prompt.", _WHOLE)
+        self.decode = self._histogram("request_decode_time_seconds", "Spent generating.", _WHOLE)
+        self.inference = self._histogram("request_inference_time_seconds", "Prefill and decode.", _WHOLE)
+        self.prompt_length = self._histogram("request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
+        self.output_length = self._histogram("request_generation_tokens", "Tokens of an output.", _TOKENS)
+        self.asked_n = self._histogram("request_params_n", "Parameter n.", (1, 2, 5, 10, 20, 50, 100))
+        self.asked_tokens = self._histogram("request_params_max_tokens", "Parameter max_tokens.", _TOKENS)
+        self.preemptions = self._histogram("request_num_preemptions", "Of a request.", (0, 1, 2, 5, 10))
+        self._http_requests = Counter(
+            "http_requests", "HTTP requests.", ["handler", "method", "status"], registry=self._registry
+        )
+        self._http_seconds = Histogram(
+            "http_request_duration_seconds",
+            "Duration of HTTP requests, streams to their end.",
+            ["handler", "method"],
+            buckets=_HTTP,
+            registry=self._registry,
+        )
+
+    def begin(self, prompt_tokens: int, n: int, max_tokens: int) -> RequestRecord:
+        return RequestRecord(self, prompt_tokens, n, max_tokens)
+
+    def count_tokens(self, prompt: int, generated: int) -> None:
+        self.tokens_so_far = (self.tokens_so_far[0] + prompt, self.tokens_so_far[1] + generated)
+        if prompt:
+            self.prompt_tokens.inc(prompt)
+        if generated:
+            self.generation_tokens.inc(generated)
+
+    def rejected(self) -> None:
+        self._rejections.inc()
+
+    def finished(self, reason: str) -> None:
+        self._finished.labels(self._model, "0", reason).inc()
+
+    def http(self, handler: str, method: str, status: int, seconds: float) -> None:
+        self._http_requests.labels(handler, method, f"{status // 100}xx").inc()
+        self._http_seconds.labels(handler, method).observe(seconds)
+
+    def watch(self, stats: Callable[[], Stats | None]) -> None:
+        """Show the engine's own numbers too; they are asked for when the page is."""
+        self._shown.register(_EngineNumbers(self._model, stats))
+
+    def page(self) -> bytes:
+        return generate_latest(self._shown)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(f"vllm:{name}", text, _LABELS, registry=self._registry).labels(self._model, "0")
+
+    def _histogram(self, name: str, text: str, buckets: Iterable[float]) -> Histogram:
+        family = Histogram(f"vllm:{name}", text, _LABELS, buckets=tuple(buckets), registry=self._registry)
+        return family.labels(self._model, "0")
+
+
+class RequestRecord:
+    """The times and counts of one choice of one request."""
+
+    __slots__ = ("_count", "_first", "_last", "_metrics", "_started")
+
+    def __init__(self, metrics: Metrics, prompt_tokens: int, n: int, max_tokens: int) -> None:
+        self._metrics = metrics
+        self._started = self._last = time.monotonic()
+        self._first = 0.0
+        self._count = 0
+        metrics.count_tokens(prompt_tokens, 0)
+        metrics.prompt_length.observe(prompt_tokens)
+        metrics.asked_n.observe(n)
+        metrics.asked_tokens.observe(max_tokens)
+
+    def tokens(self, count: int, cached: int) -> None:
+        if cached:
+            self._metrics.prompt_tokens_cached.inc(cached)
+        if not count:
+            return
+        now = time.monotonic()
+        if not self._count:
+            self._first = now
+            self._metrics.first_token.observe(now - self._started)
+        else:
+            self._metrics.inter_token.observe((now - self._last) / count)
+        self._last = now
+        self._count += count
+        self._metrics.count_tokens(0, count)
+
+    def finish(self, reason: str, timing: Timing | None) -> None:
+        metrics = self._metrics
+        metrics.finished(reason)
+        metrics.whole.observe(time.monotonic() - self._started)
+        metrics.output_length.observe(self._count)
+        if self._count > 1:
+            metrics.per_token.observe((self._last - self._first) / (self._count - 1))
+        if timing is not None:
+            metrics.queued.observe(timing.queued)
+            metrics.prefill.observe(timing.prefill)
+            metrics.decode.observe(timing.decode)
+            metrics.inference.observe(timing.prefill + timing.decode)
+            metrics.preemptions.observe(timing.preemptions)
+
+
+class _EngineNumbers(Collector):
+    def __init__(self, model_name: str, stats: Callable[[], Stats | None]) -> None:
+        self._labels = [model_name, "0"]
+        self._stats = stats
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._stats()
+        if stats is None:
+            return
+        yield self._gauge("num_requests_running", "Requests in the running batch.", stats.running)
+        yield self._gauge("num_requests_waiting", "Requests that wait for a place.", stats.waiting)
+        yield self._gauge("kv_cache_usage_perc", "Share of the KV cache in use, 1 is all.", stats.kv_usage)
+        yield self._total(
+            "prefix_cache_queries", "Prompt tokens looked up in the cache.", stats.prefix_queries
+        )
+        yield self._total("prefix_cache_hits", "Prompt tokens found in the cache.", stats.prefix_hits)
+        yield self._total("num_preemptions", "Requests put back for want of memory.", stats.preemptions)
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(f"vllm:{name}", text, labels=_LABELS)
+        family.add_metric(self._labels, value)
+        return family
+
+    def _total(self, name: str, text: str, value: float) -> Metric:
+        family = CounterMetricFamily(f"vllm:{name}", text, labels=_LABELS)
+        family.add_metric(self._labels, value)
+        return family

@@ -1,0 +1,184 @@
+"""What every HTTP request passes before its route: numbers, keys, bounds. Plain ASGI, cheap per message."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import re
+import time
+import uuid
+from collections.abc import Iterable
+
+from fastapi.exceptions import HTTPException
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.errors import ApiError, TooLarge, Unauthorized
+from server.metrics import Metrics
+
+MAX_BODY = 16 << 20
+MAX_HEADERS = 100
+MAX_HEADER_BYTES = 64 << 10
+BODY_SECONDS = 30
+"""How long a body may stand still before it is complete."""
+
+OPEN_PATHS = frozenset({"/live", "/health", "/ready", "/ping"})
+"""All that answers without a key: whether the server lives, and nothing else."""
+
+REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+class HeadersTooLarge(ApiError):
+    status = 431
+    type = "RequestHeaderFieldsTooLarge"
+
+
+class UnsupportedMediaType(ApiError):
+    status = 415
+    type = "UnsupportedMediaTypeError"
+
+
+def error_response(error: ApiError, *, close: bool = False) -> JSONResponse:
+    headers = {**error.headers(), **({"Connection": "close"} if close else {})}
+    return JSONResponse(error.body(), error.status, headers)
+
+
+class HttpNumbers:
+    """Counts and times each request by the route that answered it, never by what the client wrote."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        started = time.monotonic()
+        status = 500
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        finally:
+            handler = getattr(scope.get("route"), "path", "none")
+            self._metrics.http(handler, _known_method(scope["method"]), status, time.monotonic() - started)
+
+
+def _known_method(method: str) -> str:
+    return method if method in ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH") else "OTHER"
+
+
+class RequestIds:
+    """Gives each answer an X-Request-Id: the client's own, if it is well-formed."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+        async def marked(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+            await send(message)
+
+        await self._app(scope, receive, marked)
+
+
+class KeyGuard:
+    """Refuses whatever is not named open, unless it brings one of the keys."""
+
+    def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
+        self._app = app
+        self._digests = [_digest(key.encode()) for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan" or _path(scope) in OPEN_PATHS or self._has_key(scope):
+            return await self._app(scope, receive, send)
+        if scope["type"] == "websocket":
+            return await send({"type": "websocket.close", "code": 1008})
+        error = Unauthorized("A valid API key is needed: send it as 'Authorization: Bearer KEY'.")
+        await error_response(error)(scope, receive, send)
+
+    def _has_key(self, scope: Scope) -> bool:
+        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+        digest = _digest(key.strip().encode("latin-1"))
+        # Every comparison is made, each in constant time: the answer's time tells nothing of any key.
+        matches = [hmac.compare_digest(digest, known) for known in self._digests]
+        return scheme.lower() == "bearer" and any(matches)
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+def _path(scope: Scope) -> str:
+    """The path as the routes see it, without what a proxy has put before it."""
+    return scope["path"].removeprefix(scope.get("root_path", ""))
+
+
+class Bounds:
+    """Bounds on headers and body, applied while they are read."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        error = _header_error(scope)
+        if error is not None:
+            # What is left of the body must not be taken for the next request.
+            return await error_response(error, close=True)(scope, receive, send)
+        await self._app(scope, _bounded(receive), send)
+
+
+def _header_error(scope: Scope) -> ApiError | None:
+    raw: list[tuple[bytes, bytes]] = scope["headers"]
+    if len(raw) > MAX_HEADERS or sum(len(name) + len(value) for name, value in raw) > MAX_HEADER_BYTES:
+        return HeadersTooLarge(
+            f"The request may have at most {MAX_HEADERS} headers of {MAX_HEADER_BYTES} bytes together."
+        )
+    headers = Headers(scope=scope)
+    length = headers.get("content-length", "0")
+    if length.isascii() and length.isdigit() and int(length) > MAX_BODY:
+        return _too_large()
+    if headers.get("content-encoding", "identity") != "identity":
+        return UnsupportedMediaType("Compressed bodies are not accepted: send the body as it is.")
+    return None
+
+
+def _bounded(receive: Receive) -> Receive:
+    size = 0
+    complete = False
+
+    async def bounded() -> Message:
+        nonlocal size, complete
+        if complete:  # what is awaited now is the client's leaving, which may take as long as it likes
+            return await receive()
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                message = await receive()
+        except TimeoutError:
+            raise HTTPException(408, f"The body stood still for {BODY_SECONDS} seconds.") from None
+        size += len(message.get("body", b""))
+        if size > MAX_BODY:
+            raise HTTPException(413, _too_large().message)
+        complete = not message.get("more_body", False)
+        return message
+
+    return bounded
+
+
+def _too_large() -> TooLarge:
+    return TooLarge(f"The body may have at most {MAX_BODY} bytes: send less text in one request.")

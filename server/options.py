@@ -1,0 +1,281 @@
+"""From struct fields to a command line, environment variables and a YAML file: one table, three ways in.
+
+Knows no option by name. A field becomes an option through its `Doc`; the field's type says how it is read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import re
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, get_args, get_origin
+
+import msgspec
+
+
+class OptionError(ValueError):
+    """What the operator wrote cannot be used. One line that names the option."""
+
+
+@dataclass(frozen=True)
+class Doc:
+    """What the table knows of a field beyond its name, type and default."""
+
+    group: str
+    text: str
+    choices: tuple[str, ...] = ()
+    least: float | None = None
+    most: float | None = None
+    read: Callable[[str], object] | None = None
+    """Reads the written form, where it is not simply the type's."""
+
+
+@dataclass(frozen=True)
+class Option:
+    field: str
+    type: Any
+    default: Any
+    doc: Doc
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.field.replace("_", "-")
+
+    @property
+    def is_switch(self) -> bool:
+        return self.type is bool
+
+    @property
+    def is_list(self) -> bool:
+        return get_origin(self.type) is list
+
+    def value(self, given: object, origin: str) -> object:
+        """The value that was written on the command line, in a variable or in a file, checked."""
+        try:
+            value = self._converted(given)
+            self._check(value)
+        except ValueError as error:
+            raise OptionError(f"{origin}: {error}") from error
+        return value
+
+    def _converted(self, given: object) -> object:
+        if self.is_list:
+            return msgspec.convert(_as_list(given), self.type, strict=False)
+        if isinstance(given, str):
+            if self.doc.read is not None:
+                return self.doc.read(given)
+            if get_origin(self.type) is dict:
+                return _json_object(given)
+            if given.strip().lower() in ("none", "null") and self.default is None:
+                return None
+        return msgspec.convert(given, self.type, strict=False)
+
+    def _check(self, value: object) -> None:
+        doc = self.doc
+        if doc.choices and value not in doc.choices:
+            raise ValueError(f"{value!r} is not one of {', '.join(doc.choices)}")
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            if doc.least is not None and value < doc.least:
+                raise ValueError(f"must be at least {doc.least:g}, got {value}")
+            if doc.most is not None and value > doc.most:
+                raise ValueError(f"must be at most {doc.most:g}, got {value}")
+
+
+def options_of(struct: type[msgspec.Struct], docs: Mapping[str, Doc]) -> list[Option]:
+    """An option for each field that has a Doc, in its annotation or in `docs`."""
+    options: list[Option] = []
+    for info in msgspec.structs.fields(struct):
+        doc = docs.get(info.name) or _doc_of(info.type)
+        if doc is not None:
+            default = (
+                info.default_factory() if info.default_factory is not msgspec.NODEFAULT else info.default
+            )
+            options.append(Option(info.name, _bare(info.type), default, doc))
+    return options
+
+
+def _doc_of(annotation: Any) -> Doc | None:
+    return next((extra for extra in getattr(annotation, "__metadata__", ()) if isinstance(extra, Doc)), None)
+
+
+def _bare(annotation: Any) -> Any:
+    return annotation.__origin__ if hasattr(annotation, "__metadata__") else annotation
+
+
+def _as_list(given: object) -> list[object]:
+    """Words, or a JSON list, or words of which some are JSON lists."""
+    words = given.split() if isinstance(given, str) and not given.lstrip().startswith("[") else given
+    items: list[object] = []
+    for word in words if isinstance(words, list) else [words]:
+        if isinstance(word, str) and word.lstrip().startswith("["):
+            items += json.loads(word)
+        else:
+            items.append(word)
+    return items
+
+
+def _json_object(text: str) -> dict[str, object]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError("must be a JSON object")
+    return value
+
+
+_SIZE = re.compile(r"([\d.]+)\s*([kmgtKMGT]?)(i?[bB])?")
+
+
+def size(text: str) -> int:
+    """32k is 32000 and 32K is 32768, as the peer has it; so with m, g and t, and KiB, GB and the like."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a size; write for example 4096, 32k (thousands) or 4G (binary)")
+    number, unit, suffix = match.groups()
+    decimal = unit.islower() or (suffix in ("B", "b") and unit.isupper() and len(suffix or "") == 1)
+    power = " kmgt".index(unit.lower()) if unit else 0
+    exact = float(number) * (1000 if decimal else 1024) ** power
+    if exact != int(exact):
+        raise ValueError(f"{text!r} is not a whole number")
+    return int(exact)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise OptionError(message)
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """An option of the peer that has no meaning here yet, or none at all."""
+
+    flag: str
+    neutral: tuple[str, ...] = ()
+    """Values that ask for what happens anyway."""
+    is_switch: bool = False
+    short: str | None = None
+    harmless: bool = False
+    """Accepted whatever its value: it asks for nothing that is not so already."""
+
+    def check(self, value: object) -> None:
+        asked = value if self.is_switch else str(value) not in self.neutral
+        if asked and not self.harmless:
+            allowed = f"; leave it out, or give {' or '.join(self.neutral)}" if self.neutral else ""
+            raise OptionError(f"{self.flag} is not supported yet{allowed}")
+
+
+def build_parser(
+    command: str, options: Sequence[Option], foreign: Sequence[Foreign], epilog: str
+) -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog=command,
+        usage=f"{command} [MODEL] [options]",
+        epilog=epilog,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=110),
+    )
+    groups: dict[str, Any] = {}
+    for option in options:
+        if option.doc.group not in groups:
+            groups[option.doc.group] = parser.add_argument_group(option.doc.group)
+        group = groups[option.doc.group]
+        group.add_argument(option.flag, dest=option.field, help=_help(option), **_argparse_form(option))
+    for other in foreign:
+        flags = [other.flag, *([other.short] if other.short else [])]
+        form: dict[str, Any] = {"action": argparse.BooleanOptionalAction} if other.is_switch else {}
+        parser.add_argument(*flags, dest=other.flag, help=argparse.SUPPRESS, **form)
+    return parser
+
+
+def _argparse_form(option: Option) -> dict[str, Any]:
+    if option.is_switch or option.type == bool | None:
+        return {"action": argparse.BooleanOptionalAction}
+    if option.is_list:
+        return {"nargs": "+", "metavar": "X"}
+    return {
+        "metavar": "{" + ",".join(option.doc.choices) + "}" if option.doc.choices else _metavar(option.type)
+    }
+
+
+def _metavar(annotation: Any) -> str:
+    if isinstance(annotation, types.UnionType):
+        annotation = get_args(annotation)[0]
+    origin = get_origin(annotation) or annotation
+    return {int: "N", float: "X", dict: "JSON"}.get(origin, "TEXT")
+
+
+def _help(option: Option) -> str:
+    default = option.default
+    if option.is_switch or default in (None, "", msgspec.NODEFAULT, [], {}):
+        shown = " (default: on)" if default is True else ""
+    else:
+        shown = f" (default: {default})"
+    return (option.doc.text + shown).replace("%", "%%")
+
+
+def canonical(arguments: Iterable[str], parser: argparse.ArgumentParser) -> list[str]:
+    """Underscores in flags are dashes; a flag that does not exist is refused with the nearest that does."""
+    known = set(parser._option_string_actions)  # pyright: ignore[reportPrivateUsage]
+    words: list[str] = []
+    for argument in arguments:
+        if not argument.startswith("--") or argument == "--":
+            words.append(argument)
+            continue
+        name, equals, value = argument.partition("=")
+        flag = name.replace("_", "-")
+        if flag not in known:
+            raise OptionError(f"there is no option {name}{_nearest(flag, known)}")
+        words.append(flag + equals + value)
+    return words
+
+
+def from_environment(options: Sequence[Option], environ: Mapping[str, str], prefix: str) -> dict[str, object]:
+    """Variables named prefix + FLAG, in capitals with underscores."""
+    by_name = {prefix + option.field.upper(): option for option in options}
+    found: dict[str, object] = {}
+    for name, text in environ.items():
+        if not name.startswith(prefix) or _is_kubernetes_link(name, text, prefix):
+            continue
+        if name not in by_name:
+            raise OptionError(f"environment: {name} is no option of this server{_nearest(name, by_name)}")
+        found[by_name[name].field] = by_name[name].value(text, f"environment variable {name}")
+    return found
+
+
+def _is_kubernetes_link(name: str, text: str, prefix: str) -> bool:
+    """Kubernetes tells containers of a service of our name by such variables, PORT=tcp://… and others."""
+    return name.startswith((prefix + "SERVICE_", prefix + "PORT_")) or text.startswith(("tcp://", "udp://"))
+
+
+def from_file(options: Sequence[Option], path: Path) -> dict[str, object]:
+    """A YAML file of flags without their dashes."""
+    import yaml  # only here, for those who use a file
+
+    try:
+        content = yaml.safe_load(path.read_text("utf-8"))
+    except OSError as error:
+        raise OptionError(f"--config {path} cannot be read: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise OptionError(f"--config {path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise OptionError(f"--config {path} must hold 'option: value' lines")
+    by_name = {option.field: option for option in options}
+    found: dict[str, object] = {}
+    for key, given in content.items():
+        field = str(key).lstrip("-").replace("-", "_")
+        if field not in by_name:
+            raise OptionError(f"{path}: there is no option {key}{_nearest(field, by_name)}")
+        found[field] = by_name[field].value(given, f"{path}: {key}")
+    return found
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"; did you mean {near[0]}?" if near else "; --help lists them"

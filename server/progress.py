@@ -1,0 +1,48 @@
+"""How far the start is, for the one who sits at the terminal: a bar there, plain lines in a log file."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from typing import TextIO
+
+STAGES = {
+    "download": "Downloading the model",
+    "import": "Loading libraries",
+    "weights": "Loading weights",
+    "cache": "Making room for the cache",
+    "warmup": "Warming up",
+}
+
+
+class ProgressDisplay:
+    def __init__(self, out: TextIO = sys.stderr) -> None:
+        self._out = out
+        self._bar = out.isatty()
+        self._stage = ""
+        self._started = time.monotonic()
+
+    def show(self, stage: str, fraction: float) -> None:
+        title = STAGES.get(stage)
+        if title is None:
+            return
+        if self._bar:
+            self._out.write("\r\x1b[K" + self._line(title, fraction))
+        elif stage != self._stage:
+            self._out.write(f"{title} ({time.monotonic() - self._started:.1f} s)\n")
+        self._stage = stage
+        self._out.flush()
+
+    def done(self, line: str | None = None) -> None:
+        if self._bar and self._stage:
+            self._out.write("\r\x1b[K")
+        if line is not None:
+            self._out.write(line + "\n")
+        self._stage = ""
+        self._out.flush()
+
+    def _line(self, title: str, fraction: float) -> str:
+        width = max(10, min(40, shutil.get_terminal_size().columns - len(title) - 20))
+        full = int(width * min(1.0, max(0.0, fraction)))
+        return f"{title}  {'█' * full}{'░' * (width - full)} {fraction:4.0%}"

@@ -1,0 +1,162 @@
+"""POST /v1/chat/completions: the next message of a conversation, in one piece or as it grows."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from fastapi import APIRouter, Request, Response
+from msgspec import UNSET, UnsetType
+
+from server.api.chat import (
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatDelta,
+    ChatMessage,
+    ChatRequest,
+)
+from server.api.logprobs import ChatLogprobs, chat_logprobs, prompt_logprobs
+from server.api.prompts import prepare, write_conversation
+from server.api.usage import Usage
+from server.frontend import Delta
+from server.routes.generation import ENTRY, Job, answer, config_of, frontend_of
+from server.sse import EventStream, event
+from worker.protocol import TokenLogprobs
+
+router = APIRouter(tags=["generate"])
+
+
+@router.post("/v1/chat/completions", dependencies=ENTRY)
+async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
+    """Answer a conversation."""
+    frontend, config = frontend_of(request), config_of(request)
+    frontend.check_model(body.model)
+    sampling = body.to_sampling()
+    prompt = await prepare(
+        await write_conversation(
+            body, body.messages, frontend, config, reasoning_effort=body.reasoning_effort
+        ),
+        body,
+        frontend,
+        add_special_tokens=body.add_special_tokens,
+        max_tokens=sampling.max_tokens,
+    )
+    job = Job(request, body, sampling, [prompt], "chatcmpl-")
+    chat = _Chat(job, body, config.response_role)
+    if body.stream:
+        return EventStream(_events(chat), config.sse_keep_alive_interval)
+    return await answer(request, _whole(chat))
+
+
+class _Chat:
+    """A request and who speaks in its answer."""
+
+    def __init__(self, job: Job, body: ChatRequest, response_role: str) -> None:
+        self.job = job
+        self.body = body
+        last = body.messages[-1]
+        self.role = response_role if body.add_generation_prompt else last.role
+        self.echo = last.text() if body.echo and last.role == self.role else ""
+        """The last message, if the answer goes on with it and shall begin with it."""
+
+
+async def _whole(chat: _Chat) -> ChatCompletion:
+    job, body = chat.job, chat.body
+    turns = [_Turn(chat, index) for index in range(job.choices)]
+    chunks: list[list[ChatChunkChoice]] = [[] for _ in turns]
+    prompt_entries: list[TokenLogprobs] | None = None
+    async with aclosing(job.deltas()) as deltas:
+        async for index, delta in deltas:
+            chunks[index].append(turns[index].chunk(delta))
+            prompt_entries = delta.prompt_logprobs or prompt_entries
+    return ChatCompletion(
+        id=job.id,
+        created=job.created,
+        model=job.model,
+        choices=[turn.join(parts) for turn, parts in zip(turns, chunks, strict=True)],
+        usage=job.usage(),
+        prompt_logprobs=None if prompt_entries is None else prompt_logprobs(prompt_entries, job.names),
+        prompt_token_ids=job.prompts[0].ids if body.return_token_ids else None,
+    )
+
+
+async def _events(chat: _Chat) -> AsyncGenerator[bytes]:
+    job = chat.job
+    turns = [_Turn(chat, index) for index in range(job.choices)]
+    opening = _opening(chat)
+    async with aclosing(job.deltas()) as deltas:
+        async for index, delta in deltas:
+            chunk = turns[index].chunk(delta)
+            if opening or chunk.delta.content or chunk.finish_reason or chunk.logprobs or chunk.token_ids:
+                yield opening + _event(job, [chunk], job.usage_of(index) if job.tells_usage_always else UNSET)
+                opening = b""
+    if job.tells_usage:
+        yield _event(job, [], job.usage())
+
+
+def _opening(chat: _Chat) -> bytes:
+    """Who speaks, for each choice, and what is echoed. Goes out with the first tokens, after any refusal."""
+    job = chat.job
+    events: list[bytes] = []
+    for content in ("", chat.echo) if chat.echo else ("",):
+        for index in range(job.choices):
+            delta = ChatDelta(content=content) if content else ChatDelta(role=chat.role, content="")
+            choice = ChatChunkChoice(index=index, delta=delta)
+            usage = job.usage_of(index) if job.tells_usage_always else UNSET
+            events.append(
+                _event(job, [choice], usage, tells_prompt=not content and bool(chat.body.return_token_ids))
+            )
+    return b"".join(events)
+
+
+def _event(
+    job: Job, choices: list[ChatChunkChoice], usage: Usage | UnsetType, *, tells_prompt: bool = False
+) -> bytes:
+    return event(
+        ChatChunk(
+            id=job.id,
+            created=job.created,
+            model=job.model,
+            choices=choices,
+            usage=usage,
+            prompt_token_ids=job.prompts[0].ids if tells_prompt else UNSET,
+        )
+    )
+
+
+class _Turn:
+    """One choice as it grows. The whole answer is the join of its chunks: streamed or not, it is the same."""
+
+    def __init__(self, chat: _Chat, index: int) -> None:
+        self._chat = chat
+        self._index = index
+
+    def chunk(self, delta: Delta) -> ChatChunkChoice:
+        body = self._chat.body
+        chunk = ChatChunkChoice(index=self._index, delta=ChatDelta(content=delta.text))
+        if body.logprobs and delta.token_ids:
+            chunk.logprobs = ChatLogprobs(
+                chat_logprobs(delta.token_ids, delta.logprobs, self._chat.job.names)
+            )
+        if body.return_token_ids:
+            chunk.token_ids = delta.token_ids
+        if delta.finish_reason is not None:
+            chunk.finish_reason = delta.finish_reason
+            chunk.stop_reason = delta.stop_reason
+        return chunk
+
+    def join(self, chunks: list[ChatChunkChoice]) -> ChatChoice:
+        body, last = self._chat.body, chunks[-1]
+        text = "".join(chunk.delta.content or "" for chunk in chunks)
+        logprobs = [entry for chunk in chunks if chunk.logprobs for entry in chunk.logprobs.content]
+        ids = [id for chunk in chunks for id in chunk.token_ids or ()]
+        return ChatChoice(
+            index=self._index,
+            message=ChatMessage(role=self._chat.role, content=self._chat.echo + text),
+            logprobs=ChatLogprobs(logprobs) if body.logprobs else None,
+            finish_reason=last.finish_reason,
+            stop_reason=None if isinstance(last.stop_reason, UnsetType) else last.stop_reason,
+            token_ids=ids if body.return_token_ids else None,
+        )

@@ -1,0 +1,171 @@
+"""POST /v1/completions: texts, in one piece or as they grow."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from functools import partial
+
+from fastapi import APIRouter, Request, Response
+from msgspec import UNSET, UnsetType
+
+from server.api.completions import (
+    Completion,
+    CompletionChoice,
+    CompletionChunk,
+    CompletionChunkChoice,
+    CompletionRequest,
+)
+from server.api.logprobs import CompletionLogprobs, PromptLogprobs, completion_logprobs, prompt_logprobs
+from server.api.prompts import Prompt, prepare
+from server.api.usage import Usage
+from server.errors import BadRequest
+from server.frontend import Delta
+from server.routes.generation import ENTRY, Job, answer, config_of, frontend_of
+from server.sse import EventStream, event
+from worker.protocol import TokenLogprobs
+
+router = APIRouter(tags=["generate"])
+
+
+@router.post("/v1/completions", dependencies=ENTRY)
+async def create_completion(body: CompletionRequest, request: Request) -> Response:
+    """Continue a prompt, or each of several."""
+    frontend_of(request).check_model(body.model)
+    job = await _job(body, request)
+    if body.stream:
+        return EventStream(_events(job, body), config_of(request).sse_keep_alive_interval)
+    return await answer(request, _whole(job, body))
+
+
+async def _job(body: CompletionRequest, request: Request) -> Job:
+    frontend = frontend_of(request)
+    facts = frontend.facts
+    if len(body.prompt) > facts.limits.prompts:
+        raise BadRequest(
+            f"prompt may hold at most {facts.limits.prompts} prompts, got {len(body.prompt)}.", "prompt"
+        )
+    sampling = body.to_sampling()
+    prompts: list[Prompt] = []
+    for source in body.prompt:
+        prompts.append(
+            await prepare(
+                source,
+                body,
+                frontend,
+                add_special_tokens=body.add_special_tokens is not False,
+                max_tokens=sampling.max_tokens,
+            )
+        )
+        await asyncio.sleep(0)  # between many texts, other requests have their turn
+    return Job(request, body, sampling, prompts, "cmpl-", counts_output=not body.scores_only)
+
+
+async def _whole(job: Job, body: CompletionRequest) -> Completion:
+    texts = [_Text(job, body, index) for index in range(job.choices)]
+    chunks: list[list[CompletionChunkChoice]] = [[] for _ in texts]
+    async with aclosing(job.deltas()) as deltas:
+        async for index, delta in deltas:
+            chunks[index].append(texts[index].chunk(delta))
+    return Completion(
+        id=job.id,
+        created=job.created,
+        model=job.model,
+        choices=[text.join(parts) for text, parts in zip(texts, chunks, strict=True)],
+        usage=job.usage(),
+    )
+
+
+async def _events(job: Job, body: CompletionRequest) -> AsyncGenerator[bytes]:
+    texts = [_Text(job, body, index) for index in range(job.choices)]
+    async with aclosing(job.deltas()) as deltas:
+        async for index, delta in deltas:
+            chunk = texts[index].chunk(delta)
+            if (
+                chunk.text
+                or chunk.finish_reason
+                or chunk.logprobs
+                or chunk.token_ids
+                or chunk.prompt_token_ids
+            ):
+                yield _event(job, [chunk], job.usage_of(index) if job.tells_usage_always else UNSET)
+    if job.tells_usage:
+        yield _event(job, [], job.usage())
+
+
+def _event(job: Job, choices: list[CompletionChunkChoice], usage: Usage | UnsetType) -> bytes:
+    return event(
+        CompletionChunk(id=job.id, created=job.created, model=job.model, choices=choices, usage=usage)
+    )
+
+
+class _Text:
+    """One choice as it grows. The whole answer is the join of its chunks: streamed or not, it is the same."""
+
+    def __init__(self, job: Job, body: CompletionRequest, index: int) -> None:
+        self._body = body
+        self._index = index
+        self._prompt = job.prompt_of(index)
+        self._names = job.names
+        self._decode = partial(
+            job.frontend.tokenizer.decode, skip_special_tokens=job.sampling.skip_special_tokens
+        )
+        self._begun = False
+        self._width = 0
+        """Characters up to here, as the tokens count them."""
+        self._prompt_logprobs: list[TokenLogprobs] | None = None
+
+    def chunk(self, delta: Delta) -> CompletionChunkChoice:
+        scores_only = self._body.scores_only
+        text = "" if scores_only else delta.text
+        ids = [] if scores_only else delta.token_ids
+        entries: list[TokenLogprobs | None] = [] if scores_only else [*delta.logprobs]
+        first, self._begun = not self._begun, True
+        if first:
+            self._prompt_logprobs = delta.prompt_logprobs
+        if first and self._body.echo:
+            text = self._prompt_text() + text
+            ids = [*self._prompt.ids, *ids]
+            entries = [None, *(delta.prompt_logprobs or ()), *entries]
+        chunk = CompletionChunkChoice(index=self._index, text=text)
+        if self._body.logprobs is not None and ids:
+            chunk.logprobs = self._logprobs(ids, entries)
+        if self._body.return_token_ids:
+            chunk.token_ids = ids
+            chunk.prompt_token_ids = self._prompt.ids if first else UNSET
+        if delta.finish_reason is not None:
+            chunk.finish_reason = "length" if scores_only else delta.finish_reason
+            chunk.stop_reason = None if scores_only else delta.stop_reason
+        return chunk
+
+    def join(self, chunks: list[CompletionChunkChoice]) -> CompletionChoice:
+        logprobs = CompletionLogprobs([], [], [], [])
+        for chunk in chunks:
+            if chunk.logprobs is not None:
+                logprobs.extend(chunk.logprobs)
+        last = chunks[-1]
+        tells_ids = bool(self._body.return_token_ids)
+        return CompletionChoice(
+            index=self._index,
+            text="".join(chunk.text for chunk in chunks),
+            logprobs=None if self._body.logprobs is None else logprobs,
+            finish_reason=last.finish_reason,
+            stop_reason=None if isinstance(last.stop_reason, UnsetType) else last.stop_reason,
+            token_ids=[id for chunk in chunks for id in chunk.token_ids or ()] if tells_ids else None,
+            prompt_logprobs=self._told_prompt_logprobs(),
+            prompt_token_ids=self._prompt.ids if tells_ids else None,
+        )
+
+    def _logprobs(self, ids: list[int], entries: list[TokenLogprobs | None]) -> CompletionLogprobs:
+        offsets, self._width = self._names.offsets(ids, self._width)
+        return completion_logprobs(ids, entries, self._names, offsets)
+
+    def _prompt_text(self) -> str:
+        return self._decode(self._prompt.ids) if self._prompt.text is None else self._prompt.text
+
+    def _told_prompt_logprobs(self) -> PromptLogprobs | None:
+        """Those of an echo stand in `logprobs` already."""
+        if self._body.prompt_logprobs is None or self._prompt_logprobs is None:
+            return None
+        return prompt_logprobs(self._prompt_logprobs, self._names)

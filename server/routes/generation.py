@@ -1,0 +1,194 @@
+"""What generating endpoints share: who may enter, the deltas of all prompts as one stream, the counting."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+import uuid
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from fastapi import Depends, Request, Response
+
+from server.api.common import GenerationBody
+from server.api.logprobs import TokenNames
+from server.api.prompts import Prompt
+from server.api.usage import Usage, count
+from server.config import ServerConfig
+from server.errors import BadRequest
+from server.frontend import Delta, Frontend
+from server.sampling import SamplingParams
+from server.sse import ClientGone, json_response, while_connected
+
+WHOLE = 1 << 30
+"""Tokens per delta for an answer that is not streamed: all of them."""
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+class NotJson(BadRequest):
+    type = "Bad Request"
+
+
+def frontend_of(request: Request) -> Frontend:
+    return request.app.state.frontend
+
+
+def config_of(request: Request) -> ServerConfig:
+    return request.app.state.config
+
+
+async def require_ready(request: Request) -> None:
+    """While the model loads every answer is 503, whatever is wrong with the body."""
+    frontend_of(request).require_ready()
+
+
+async def require_json(request: Request) -> None:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise NotJson("1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed")
+
+
+ENTRY = [Depends(require_ready), Depends(require_json)]
+"""Dependencies of every endpoint that reads a body."""
+
+
+class Job:
+    """One request on its way to an answer: what every chunk repeats, and the tokens counted so far."""
+
+    def __init__(
+        self,
+        request: Request,
+        body: GenerationBody,
+        sampling: SamplingParams,
+        prompts: list[Prompt],
+        prefix: str,
+        *,
+        counts_output: bool = True,
+    ) -> None:
+        config = config_of(request)
+        self.frontend = frontend_of(request)
+        self.body = body
+        self.sampling = sampling
+        self.prompts = prompts
+        self.id = prefix + _request_name(request, body)
+        self.created = int(time.time())
+        self.model = self.frontend.facts.model_names[0]
+        as_ids = body.return_tokens_as_token_ids
+        self.names = TokenNames(
+            self.frontend.tokenizer,
+            as_ids=config.return_tokens_as_token_ids if as_ids is None else as_ids,
+            hides_special=sampling.skip_special_tokens,
+        )
+        options = body.stream_options
+        forced = config.enable_force_include_usage
+        self.tells_usage = forced or (options is not None and bool(options.include_usage))
+        self.tells_usage_always = forced or (
+            self.tells_usage and options is not None and bool(options.continuous_usage_stats)
+        )
+        self._interval = max(config.stream_interval, body.stream_interval or 1) if body.stream else WHOLE
+        self._tells_cached = config.enable_prompt_tokens_details
+        self._counts_output = counts_output
+        # checks the sampling, so that n can be trusted from here on
+        self._streams = [self._generate(prompt) for prompt in prompts]
+        self.choices = len(prompts) * sampling.n
+        self._output = [0] * self.choices
+        self._cached = [0] * len(prompts)
+
+    def prompt_of(self, choice: int) -> Prompt:
+        return self.prompts[choice // self.sampling.n]
+
+    async def deltas(self) -> AsyncGenerator[tuple[int, Delta]]:
+        """The deltas of all prompts as they come, each with the index of its choice. To be read once."""
+        async with aclosing(_merged(self._streams)) as merged:
+            async for prompt, delta in merged:
+                choice = prompt * self.sampling.n + delta.index
+                if self._counts_output:
+                    self._output[choice] += len(delta.token_ids)
+                if delta.index == 0:
+                    self._cached[prompt] += delta.cached_tokens
+                yield choice, delta
+
+    def _generate(self, prompt: Prompt) -> AsyncGenerator[Delta]:
+        return self.frontend.generate(
+            prompt.ids,
+            self.sampling,
+            priority=self.body.priority,
+            salt=self.body.cache_salt or "",
+            interval=self._interval,
+            request_id=self.id,
+        )
+
+    def usage(self) -> Usage:
+        return self._usage(
+            sum(len(prompt.ids) for prompt in self.prompts), sum(self._output), sum(self._cached)
+        )
+
+    def usage_of(self, choice: int) -> Usage:
+        prompt = choice // self.sampling.n
+        return self._usage(len(self.prompts[prompt].ids), self._output[choice], self._cached[prompt])
+
+    def _usage(self, prompt: int, output: int, cached: int) -> Usage:
+        return count(prompt, output, cached if self._tells_cached else None)
+
+
+def _request_name(request: Request, body: GenerationBody) -> str:
+    """Ours, unless the client names its request."""
+    for where, given in (
+        ("X-Request-Id", request.headers.get("x-request-id")),
+        ("request_id", body.request_id),
+    ):
+        if given is not None:
+            if not _REQUEST_ID.fullmatch(given):
+                raise BadRequest(f"{where} must be 1 to 128 characters of A-Z a-z 0-9 . _ : -", where)
+            return given
+    return uuid.uuid4().hex
+
+
+async def answer(request: Request, work: Coroutine[Any, Any, msgspec.Struct]) -> Response:
+    """The whole answer at once; if the client goes away, `work` is cancelled with all of its streams."""
+    try:
+        return json_response(await while_connected(request.receive, work))
+    except ClientGone:
+        return Response(status_code=499)  # nobody reads it
+
+
+async def _merged(streams: list[AsyncGenerator[Delta]]) -> AsyncGenerator[tuple[int, Delta]]:
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as stream:
+            async for delta in stream:
+                yield 0, delta
+        return
+    # bounded, so that a slow reader holds the streams back as it would a single one
+    queue: asyncio.Queue[tuple[int, Delta | BaseException | None]] = asyncio.Queue(maxsize=len(streams))
+    tasks = [asyncio.create_task(_pump(i, stream, queue)) for i, stream in enumerate(streams)]
+    try:
+        running = len(tasks)
+        while running:
+            index, item = await queue.get()
+            if item is None:
+                running -= 1
+            elif isinstance(item, BaseException):
+                raise item
+            else:
+                yield index, item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _pump(
+    index: int, stream: AsyncGenerator[Delta], queue: asyncio.Queue[tuple[int, Delta | BaseException | None]]
+) -> None:
+    try:
+        async with aclosing(stream) as deltas:
+            async for delta in deltas:
+                await queue.put((index, delta))
+    except Exception as error:
+        await queue.put((index, error))
+    else:
+        await queue.put((index, None))

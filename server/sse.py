@@ -1,0 +1,152 @@
+"""Answers on the wire: server-sent events as they grow, or one JSON body; both end if the client goes away.
+
+An event stream that ends in `[DONE]` is complete. One that broke off ends in an error event without it, so
+that a truncated answer never looks finished.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Coroutine, Mapping
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from server.errors import ApiError, Internal
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+
+PATIENCE = 1.0
+"""Seconds for which an answer that has not begun may still become an error with a status of its own.
+
+After them the headers go out, so that no client or proxy takes a long prompt for a dead server.
+"""
+
+encode = msgspec.json.Encoder().encode
+
+
+def event(message: msgspec.Struct) -> bytes:
+    return b"data: " + encode(message) + b"\n\n"
+
+
+def json_response(message: msgspec.Struct) -> Response:
+    return Response(encode(message), media_type="application/json")
+
+
+class ClientGone(Exception):
+    """Nobody waits for the answer any more."""
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled when the client goes away: its generators then abort."""
+    task = asyncio.create_task(work)
+    gone = asyncio.create_task(_disconnected(receive))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone
+        return task.result()
+    finally:
+        task.cancel()
+        gone.cancel()
+        # the generators under `work` end here, not when they happen to be collected
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(Response):
+    """Sends the events that a generator makes, and closes the generator whatever happens."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[bytes], keep_alive: float = 0.0) -> None:
+        self.status_code = 200
+        self.background = None
+        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        self._events = events
+        self._keep_alive = keep_alive
+        """Seconds of silence after which a comment is sent; 0 sends none."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        wire = _Wire(send, {"status": self.status_code, "headers": self.raw_headers})
+        try:
+            await while_connected(receive, self._run(wire))
+        except ClientGone:
+            log.debug("a client left its stream")
+
+    async def _run(self, wire: _Wire) -> None:
+        beat = asyncio.create_task(self._beat(wire))
+        try:
+            await self._send_events(wire)
+        finally:
+            beat.cancel()
+            await asyncio.gather(beat, return_exceptions=True)
+        await wire.end()
+
+    async def _send_events(self, wire: _Wire) -> None:
+        try:
+            async with aclosing(self._events) as events:
+                async for data in events:
+                    await wire.write(data)
+        except ApiError as error:
+            if not wire.started:
+                raise  # in time for a status of its own
+            await wire.write(b"data: " + encode(error.body()) + b"\n\n")
+        except Exception:
+            if not wire.started:
+                raise
+            log.exception("a stream broke off")
+            await wire.write(b"data: " + encode(Internal("Internal server error").body()) + b"\n\n")
+        else:
+            await wire.write(DONE)
+
+    async def _beat(self, wire: _Wire) -> None:
+        """Opens the stream when the first event is late, then fills its silences."""
+        await asyncio.sleep(PATIENCE)
+        await wire.start()
+        loop = asyncio.get_running_loop()
+        while self._keep_alive > 0:
+            silence = loop.time() - wire.written
+            if silence >= self._keep_alive:
+                await wire.write(KEEP_ALIVE)
+                silence = 0.0
+            await asyncio.sleep(self._keep_alive - silence)
+
+
+class _Wire:
+    """The ASGI side of one stream."""
+
+    def __init__(self, send: Send, head: Mapping[str, Any]) -> None:
+        self._send = send
+        self._head = head
+        self._clock = asyncio.get_running_loop().time
+        self.started = False
+        self.written = self._clock()
+        """When the last bytes went out."""
+
+    async def start(self) -> None:
+        if not self.started:
+            self.started = True
+            await self._send({"type": "http.response.start", **self._head})
+
+    async def write(self, data: bytes) -> None:
+        if not self.started:
+            await self.start()
+        self.written = self._clock()
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end(self) -> None:
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,0 +1,13 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from live import LiveServer, serving
+
+
+@pytest.fixture(scope="session")
+def demo() -> Iterator[LiveServer]:
+    """The built-in model, served with the flags a newcomer would use."""
+    with serving("demo", "--dtype", "float32", "--kv-cache-memory-bytes", "256M") as server:
+        yield server

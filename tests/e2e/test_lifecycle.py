@@ -1,0 +1,149 @@
+"""Start, stop and death of the real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+import httpx
+import pytest
+from live import COMMAND, LiveServer, alive, events, serving, wait_until
+
+SMALL = ("--kv-cache-memory-bytes", "64M")
+LONG = {"prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": True, "stream": True, "temperature": 0}
+
+
+@pytest.fixture
+def server():
+    with serving("demo", *SMALL) as server:
+        yield server
+
+
+def test_http_is_there_before_the_model():
+    server = LiveServer("demo", *SMALL)
+    try:
+        wait_until(lambda: reachable(server), 10)
+        assert server.get("/live").status_code == 200
+        health = server.get("/health")
+        if health.status_code != 200:  # a fast machine may be ready already
+            assert health.status_code == 503
+            body = health.json()
+            assert body["state"] == "loading" and body["stage"] and 0 <= body["progress"] <= 1
+            refused = server.post("/v1/completions", {"prompt": "x"})
+            assert refused.status_code in (200, 503)
+            if refused.status_code == 503:
+                assert refused.headers["retry-after"] and refused.json()["error"]["type"]
+        server.wait_ready()
+        assert server.get("/ready").status_code == 200
+    finally:
+        server.close()
+
+
+def test_the_api_process_never_loads_torch(demo: LiveServer):
+    assert demo.post("/v1/completions", {"prompt": "x", "max_tokens": 1}).status_code == 200
+    assert "libtorch" not in Path(f"/proc/{demo.process.pid}/maps").read_text()
+    assert "libtorch" in Path(f"/proc/{demo.engine_pid()}/maps").read_text()
+
+
+def test_only_the_http_port_listens(demo: LiveServer):
+    pids = [demo.process.pid, *demo.children()]
+    inodes = {os.readlink(f) for pid in pids for f in Path(f"/proc/{pid}/fd").iterdir() if f.is_symlink()}
+    listening = []
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            columns = line.split()
+            if columns[3] == "0A" and f"socket:[{columns[9]}]" in inodes:
+                listening.append(columns[1])
+    assert len(listening) == 1
+    address, port = listening[0].split(":")
+    assert int(port, 16) == demo.port and address == "0100007F"
+
+
+def test_sigterm_lets_a_stream_finish(server: LiveServer):
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=LONG, timeout=60) as response:
+        data = events(response)
+        next(data)
+        server.process.send_signal(signal.SIGTERM)
+        rest = list(data)
+    assert rest[-1] == "[DONE]"
+    assert json.loads(rest[-2])["choices"][0]["finish_reason"] == "length"
+    assert server.process.wait(20) == 0
+
+
+def test_death_of_the_engine_ends_streams_with_an_error(server: LiveServer):
+    engine = server.engine_pid()
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=LONG, timeout=60) as response:
+        data = events(response)
+        next(data)
+        os.kill(engine, signal.SIGKILL)
+        rest = list(data)
+    assert "[DONE]" not in rest
+    assert json.loads(rest[-1])["error"]["code"] in (500, 503)
+    assert server.process.wait(20) != 0
+    assert not alive(engine)
+
+
+def test_no_child_survives_the_parent():
+    with serving("demo", *SMALL) as server:
+        children = server.children()
+        assert children
+        os.kill(server.process.pid, signal.SIGKILL)
+        wait_until(lambda: not any(map(alive, children)), 2, "a child outlived its parent by two seconds")
+
+
+def test_a_client_that_leaves_frees_its_place(server: LiveServer):
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=LONG, timeout=60) as response:
+        next(events(response))
+        wait_until(lambda: gauge(server, "vllm:num_requests_running") == 1, 5)
+    wait_until(lambda: gauge(server, "vllm:num_requests_running") == 0, 5)
+    wait_until(lambda: gauge(server, "vllm:kv_cache_usage_perc") == 0, 5)
+
+
+def test_two_api_servers_share_one_engine():
+    ask = {"prompt": "The capital of France is", "temperature": 0}
+    with serving("demo", *SMALL, "--api-server-count", "2") as server:
+        commands = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in server.children()]
+        assert sum(b"engine_core.process" in command for command in commands) == 1
+        answers = {server.post("/v1/completions", ask).json()["choices"][0]["text"] for _ in range(8)}
+        assert len(answers) == 1
+        assert server.terminate() == 0
+
+
+def test_port_in_use_is_one_line():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        command = [*COMMAND, "demo", "--port", port]
+        refused = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    assert refused.returncode == 98
+    assert len(refused.stderr.strip().splitlines()) == 1 and port in refused.stderr
+
+
+def test_a_bad_model_is_one_clear_line(tmp_path: Path):
+    (tmp_path / "config.json").write_text("{not json")
+    server = LiveServer(str(tmp_path))
+    try:
+        assert server.process.wait(20) == 2
+        last = server.output().strip().splitlines()[-1]
+        assert last.startswith("error: ") and "config.json" in last
+    finally:
+        server.close()
+
+
+def reachable(server: LiveServer) -> bool:
+    try:
+        return server.get("/live").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def gauge(server: LiveServer, name: str) -> float:
+    for line in server.get("/metrics").text.splitlines():
+        if line.startswith((name + "{", name + " ")):
+            return float(line.rsplit(" ", 1)[1])
+    raise KeyError(name)

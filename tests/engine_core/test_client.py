@@ -1,0 +1,130 @@
+"""The client against a scripted engine end, in one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+import zmq
+
+from engine_core import transport
+from engine_core.client import EngineClient
+from engine_core.config import Address
+from engine_core.protocol import Add, Answer, Dead, Failed, Outputs, Request, Tokens
+from engine_core.transport import EngineEnd
+from worker.protocol import Sampling, TokenLogprobs
+
+PARAMS = Sampling(max_tokens=5)
+
+
+class Script:
+    """An engine that says what the test says."""
+
+    def __init__(self, address: Address) -> None:
+        self._context = zmq.Context()
+        self._end = EngineEnd(self._context, address, engine=0)
+
+    def say(self, *answers: Answer) -> None:
+        for answer in answers:
+            self._end.send(answer)
+
+    async def heard(self, count: int) -> list[Request]:
+        requests: list[Request] = []
+        async with asyncio.timeout(5):
+            while len(requests) < count:
+                requests += self._end.requests.read()
+                await asyncio.sleep(0.001)
+        return requests
+
+    def close(self) -> None:
+        self._end.close()
+        self._context.term()
+
+
+@pytest_asyncio.fixture
+async def pair(tmp_path: Path) -> AsyncIterator[tuple[EngineClient, Script]]:
+    address = Address(requests=f"ipc://{tmp_path}/requests", answers=f"ipc://{tmp_path}/answers")
+    client, script = EngineClient(address), Script(address)
+    yield client, script
+    client.close()
+    script.close()
+
+
+async def submit(client: EngineClient, script: Script, count: int = 1) -> list:
+    """Streams of requests that have arrived at the engine."""
+    streams = []
+    async with asyncio.timeout(5):
+        while len(streams) < count:
+            stream = client.submit([1], PARAMS)
+            if client.open_streams > len(streams):
+                streams.append(stream)
+            await asyncio.sleep(0.001)
+    assert [add.id for add in await script.heard(count) if isinstance(add, Add)] == [s.id for s in streams]
+    return streams
+
+
+async def test_ids_are_unique_and_not_guessed_by_a_successor(pair: tuple[EngineClient, Script]) -> None:
+    first, second = await submit(*pair, count=2)
+    assert first.id != second.id
+    assert first.id > 1000
+
+
+async def test_what_came_together_is_read_as_one(pair: tuple[EngineClient, Script]) -> None:
+    client, script = pair
+    (stream,) = await submit(client, script)
+    entry = TokenLogprobs(ids=[1], values=[-1.0], rank=1)
+    script.say(
+        Outputs([Tokens(id=stream.id, tokens=[1], logprobs=[entry], prompt_logprobs=[entry], cached=16)]),
+        Outputs([Tokens(id=stream.id, tokens=[2], logprobs=[entry])]),
+        Outputs([Tokens(id=stream.id, tokens=[3], logprobs=[entry], finish="stop")]),
+    )
+    async with asyncio.timeout(5):
+        while client.open_streams:
+            await asyncio.sleep(0.001)
+        assert await stream.get() == Tokens(
+            id=stream.id,
+            tokens=[1, 2, 3],
+            logprobs=[entry] * 3,
+            prompt_logprobs=[entry],
+            cached=16,
+            finish="stop",
+        )
+
+
+async def test_tokens_before_a_failure_are_not_lost(pair: tuple[EngineClient, Script]) -> None:
+    client, script = pair
+    (stream,) = await submit(client, script)
+    failed = Failed(id=stream.id, code=500, message="broke")
+    script.say(Outputs([Tokens(id=stream.id, tokens=[1])]), Outputs([failed]))
+    async with asyncio.timeout(5):
+        assert [output async for output in stream] == [Tokens(id=stream.id, tokens=[1]), failed]
+
+
+async def test_death_ends_each_open_stream_once(pair: tuple[EngineClient, Script]) -> None:
+    client, script = pair
+    ended, *streams = await submit(client, script, count=3)
+    script.say(Outputs([Tokens(id=ended.id, tokens=[1], finish="length")]), Dead("out of order"))
+    async with asyncio.timeout(5):
+        await client.died.wait()
+        client.fail("something later")
+        assert [output.finish async for output in ended] == ["length"]
+        for stream in streams:
+            assert [output async for output in stream] == [Failed(stream.id, 503, "out of order")]
+    assert client.dead == "out of order"
+
+
+async def test_an_engine_of_another_version_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = Address(requests=f"ipc://{tmp_path}/requests", answers=f"ipc://{tmp_path}/answers")
+    client = EngineClient(address)
+    monkeypatch.setattr(transport, "PROTOCOL", "another")
+    script = Script(address)
+    async with asyncio.timeout(5):
+        await client.died.wait()
+    assert client.dead is not None and "another version" in client.dead
+    client.close()
+    script.close()

@@ -1,0 +1,155 @@
+"""The engine in this process: its steps, its errors, its start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fake_worker import (
+    BREAKS_ROW,
+    BREAKS_STEP,
+    EOS,
+    LOSES_DEVICE,
+    FakeExecutor,
+    reference,
+)
+
+from engine_core.config import EngineConfig
+from engine_core.engine import Engine
+from engine_core.executor import ExecutorDead
+from engine_core.protocol import Add, Failed, Progress, Tokens
+from worker.protocol import Sampling
+
+Told = dict[tuple[int, int], list[Tokens | Failed]]
+
+
+@pytest.fixture
+def engine(model: Path) -> Engine:
+    return start(model)
+
+
+def start(model: Path, **changes: object) -> Engine:
+    config = EngineConfig(model=str(model), **changes)  # pyright: ignore[reportArgumentType]
+    return Engine.start(config, lambda _: None, FakeExecutor)
+
+
+def add(id: int, tokens: list[int], max_tokens: int = 4) -> Add:
+    return Add(id=id, tokens=tokens, params=Sampling(max_tokens=max_tokens))
+
+
+def run(engine: Engine) -> Told:
+    told: Told = {}
+    while engine.busy:
+        for client, outputs in engine.step().items():
+            for output in outputs:
+                told.setdefault((client, output.id), []).append(output)
+    return told
+
+
+def text(outputs: list[Tokens | Failed]) -> list[int]:
+    return [token for output in outputs if isinstance(output, Tokens) for token in output.tokens]
+
+
+def test_start_tells_its_stages_and_what_it_found(model: Path) -> None:
+    told: list[Progress] = []
+    engine = Engine.start(EngineConfig(model=str(model)), told.append, FakeExecutor)
+    assert [progress.stage for progress in told] == ["import", "weights", "cache", "warmup"]
+    assert {progress.folder for progress in told} == {str(model)}
+    ready = engine.ready
+    assert (ready.folder, ready.architecture, ready.vocab_size) == (str(model), "LlamaForCausalLM", 50)
+    assert (ready.device, ready.max_model_len, ready.block_size) == ("fake", 128, 4)
+
+
+@pytest.mark.parametrize("steps_ahead", [0, 1, 2])
+def test_outputs_are_the_same_however_far_ahead_it_plans(model: Path, steps_ahead: int) -> None:
+    engine = start(model, steps_ahead=steps_ahead)
+    for id in range(4):
+        engine.add(0, add(id, [id + 1, 7], max_tokens=9))
+    told = run(engine)
+    for id in range(4):
+        assert text(told[0, id]) == reference([id + 1, 7], 9)
+
+
+def test_negative_steps_ahead_is_refused(model: Path) -> None:
+    with pytest.raises(ValueError, match="steps_ahead is -1"):
+        start(model, steps_ahead=-1)
+
+
+def test_a_bad_request_fails_alone(engine: Engine) -> None:
+    engine.add(0, add(1, [1, 2]))
+    engine.add(0, add(2, []))
+    engine.add(3, add(2, [99]))
+    told = run(engine)
+    assert text(told[0, 1]) == reference([1, 2], 4)
+    for key in ((0, 2), (3, 2)):
+        (failed,) = told[key]
+        assert isinstance(failed, Failed) and failed.code == 400
+
+
+def test_a_step_that_breaks_ends_its_requests_and_nothing_else(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine.add(0, add(1, [1, 2]))
+    engine.add(1, add(2, [BREAKS_STEP]))
+    told = run(engine)
+    for key in ((0, 1), (1, 2)):
+        (failed,) = told[key]
+        assert isinstance(failed, Failed) and failed.code == 500
+        assert "secret" not in failed.message
+    assert "secret detail" in caplog.text
+    engine.add(0, add(3, [1, 2]))
+    assert text(run(engine)[0, 3]) == reference([1, 2], 4)
+
+
+def test_a_row_that_breaks_ends_its_request_alone(engine: Engine) -> None:
+    engine.add(0, add(1, [1, 2]))
+    engine.add(0, add(2, [BREAKS_ROW]))
+    told = run(engine)
+    assert told[0, 2] == [Failed(id=2, code=500, message="the model produced non-finite logits")]
+    assert text(told[0, 1]) == reference([1, 2], 4)
+
+
+def test_a_lost_device_is_the_end_of_the_engine(engine: Engine) -> None:
+    engine.add(0, add(1, [LOSES_DEVICE]))
+    with pytest.raises(ExecutorDead):
+        run(engine)
+
+
+def test_draining_refuses_what_is_new_and_ends_what_is_old(engine: Engine) -> None:
+    engine.add(0, add(1, [1, 2]))
+    engine.drain()
+    engine.add(0, add(2, [3]))
+    told = run(engine)
+    assert text(told[0, 1]) == reference([1, 2], 4)
+    assert [failed.code for failed in told[0, 2] if isinstance(failed, Failed)] == [503]
+
+
+def test_all_requests_of_one_client_can_be_aborted(engine: Engine) -> None:
+    for client in (0, 1):
+        for id in (1, 2):
+            engine.add(client, add(id, [client + 5, id], max_tokens=20))
+    engine.step()
+    engine.abort_all(1)
+    told = run(engine)
+    finishes = {key: outputs[-1].finish for key, outputs in told.items() if isinstance(outputs[-1], Tokens)}
+    assert finishes == {(0, 1): "length", (0, 2): "length", (1, 1): "abort", (1, 2): "abort"}
+
+
+def test_the_prefix_cache_can_be_emptied(engine: Engine) -> None:
+    cached = []
+    for id in range(3):
+        engine.add(0, add(id, list(range(1, 20))))
+        if id == 2:
+            engine.reset_prefix_cache()
+        first = run(engine)[0, id][0]
+        cached.append(isinstance(first, Tokens) and first.cached)
+    assert cached == [0, 16, 0]
+
+
+def test_a_stop_found_late_is_the_last_token_all_the_same(model: Path) -> None:
+    prompt = next([n, m] for n in range(1, 40) for m in range(1, 40) if EOS in reference([n, m], 8)[:6])
+    engine = start(model, steps_ahead=2)
+    engine.add(0, Add(id=1, tokens=prompt, params=Sampling(max_tokens=8, stop_token_ids=(EOS,))))
+    outputs = run(engine)[0, 1]
+    assert text(outputs) == reference(prompt, 8, (EOS,))
+    assert isinstance(outputs[-1], Tokens) and outputs[-1].finish == "stop"

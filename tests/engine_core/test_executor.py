@@ -1,0 +1,124 @@
+"""The inline executor with a runner in the place of the real one, which would import torch."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from types import ModuleType
+
+import pytest
+from fake_worker import FakeWorker, Landed, facts
+
+from engine_core.executor import ExecutorDead, InlineExecutor
+from models.config import ModelConfig
+from worker.config import WorkerConfig
+from worker.protocol import StepInput, StepOutput
+
+
+class AcceleratorError(RuntimeError):
+    """Named like the error of torch for which it stands."""
+
+
+class Runner(FakeWorker):
+    fails: Exception | None = None
+    threads: set[int] = set()
+    closed = False
+
+    def __init__(self, config: WorkerConfig, report: Callable[[str, float], None]) -> None:
+        super().__init__(facts())
+        self.threads.add(threading.get_ident())
+        report("weights", 1.0)
+
+    def launch(self, step: StepInput) -> Landed:
+        self.threads.add(threading.get_ident())
+        if self.fails is not None:
+            raise self.fails
+        return Landed(StepOutput(step.number, [], [], {}))
+
+    def close(self) -> None:
+        type(self).closed = True
+
+
+@pytest.fixture
+def runner(monkeypatch: pytest.MonkeyPatch) -> type[Runner]:
+    module = ModuleType("worker.runner")
+    fresh = type("Runner", (Runner,), {"threads": set()})
+    module.Runner = fresh  # pyright: ignore[reportAttributeAccessIssue]
+    monkeypatch.setitem(sys.modules, "worker.runner", module)
+    return fresh
+
+
+def worker_config() -> WorkerConfig:
+    model = ModelConfig(
+        architecture="",
+        dtype="float32",
+        vocab_size=50,
+        hidden_size=8,
+        num_layers=1,
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=8,
+        max_len=8,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_ids=(),
+        raw={},
+    )
+    return WorkerConfig(folder="", model=model)
+
+
+def test_everything_runs_in_one_thread_which_is_not_the_engines(runner: type[Runner]) -> None:
+    told: list[tuple[str, float]] = []
+    executor = InlineExecutor(worker_config(), lambda *progress: told.append(progress))
+    assert executor.start() == facts()
+    assert told == [("weights", 1.0)]
+    pending = [executor.submit(StepInput(number, [], [])) for number in range(3)]
+    assert [step.result().number for step in pending] == [0, 1, 2]
+    executor.stop()
+    assert len(runner.threads) == 1 and threading.get_ident() not in runner.threads
+    assert runner.closed
+
+
+def test_a_failed_step_is_told_by_its_result_and_the_next_one_runs(runner: type[Runner]) -> None:
+    executor = InlineExecutor(worker_config(), lambda *_: None)
+    executor.start()
+    runner.fails = ValueError("odd input")
+    failed = executor.submit(StepInput(1, [], []))
+    with pytest.raises(ValueError, match="odd input"):
+        failed.result()
+    runner.fails = None
+    assert executor.submit(StepInput(2, [], [])).result().number == 2
+    executor.stop()
+
+
+def test_a_failed_device_is_not_a_failed_step(runner: type[Runner]) -> None:
+    executor = InlineExecutor(worker_config(), lambda *_: None)
+    executor.start()
+    runner.fails = AcceleratorError("an illegal memory access was encountered")
+    with pytest.raises(ExecutorDead, match="illegal memory access"):
+        executor.submit(StepInput(1, [], [])).result()
+    executor.stop()
+
+
+def test_what_stops_the_load_is_raised_by_start(
+    runner: type[Runner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("no such tensor")
+
+    monkeypatch.setattr(runner, "__init__", fail)
+    executor = InlineExecutor(worker_config(), lambda *_: None)
+    with pytest.raises(ValueError, match="no such tensor"):
+        executor.start()
+    with pytest.raises(ExecutorDead):
+        executor.submit(StepInput(1, [], []))
+    executor.stop()
+
+
+def test_the_door_opens_only_when_a_model_is_loaded() -> None:
+    """In a process of its own: this one may have loaded torch for other tests."""
+    import subprocess
+
+    code = "import sys, engine_core.process, engine_core.launch; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-P", "-c", code]).returncode == 0

@@ -1,0 +1,313 @@
+"""The engine in a process of its own, on real sockets, with a worker that has no tensors."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+import stat
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from fake_worker import BREAKS_ROW, BREAKS_STEP, KILLS_PROCESS, LOSES_DEVICE, reference
+
+from engine_core.client import EngineClient, Stream
+from engine_core.config import Address, EngineConfig
+from engine_core.launch import EngineHandle, launch
+from engine_core.protocol import Failed, Progress, Tokens
+from engine_core.transport import ServerEnd
+from worker.protocol import Sampling
+
+Start = Callable[..., Awaitable[tuple[EngineHandle, EngineClient]]]
+
+SUPPORT = Path(__file__).parent.parent / "support"
+
+
+@pytest_asyncio.fixture
+async def start(model: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
+    """Starts engines of the fake worker, with a client of the first server, and ends them."""
+    monkeypatch.setenv("PYTHONPATH", str(SUPPORT))
+    started: list[tuple[EngineHandle, EngineClient]] = []
+
+    async def begin(
+        *,
+        ready: bool = True,
+        api_servers: int = 1,
+        drain_seconds: float = 0.0,
+        on_progress: Callable[[Progress], None] | None = None,
+        **changes: object,
+    ) -> tuple[EngineHandle, EngineClient]:
+        config = EngineConfig(model=str(model), **changes)  # pyright: ignore[reportArgumentType]
+        handle = launch(config, module="fake_worker", api_servers=api_servers, drain_seconds=drain_seconds)
+        client = EngineClient(handle.addresses[0], on_progress=on_progress)
+        started.append((handle, client))
+        if ready:
+            await soon(client.settled.wait())
+            assert client.dead is None
+        return handle, client
+
+    yield begin
+    for handle, client in started:
+        client.close()
+        handle.stop(2)
+
+
+async def soon(awaitable: Awaitable[object], seconds: float = 10) -> None:
+    await asyncio.wait_for(awaitable, seconds)  # pyright: ignore[reportArgumentType]
+
+
+async def collect(stream: Stream) -> list[Tokens | Failed]:
+    async with asyncio.timeout(10):
+        return [output async for output in stream]
+
+
+def text(outputs: list[Tokens | Failed]) -> list[int]:
+    return [token for output in outputs if isinstance(output, Tokens) for token in output.tokens]
+
+
+async def first(stream: Stream) -> None:
+    """Wait until it runs."""
+    async with asyncio.timeout(10):
+        assert isinstance(await stream.get(), Tokens)
+
+
+# A life without accidents.
+
+
+async def test_many_streams_at_once(start: Start) -> None:
+    _, client = await start()
+    streams = [client.submit([n % 40, 7], Sampling(max_tokens=5 + n % 7)) for n in range(40)]
+    for n, outputs in enumerate(await asyncio.gather(*map(collect, streams))):
+        assert text(outputs) == reference([n % 40, 7], 5 + n % 7)
+        last = outputs[-1]
+        assert isinstance(last, Tokens) and last.finish == "length" and last.timing is not None
+    assert client.open_streams == 0
+
+
+async def test_the_start_is_told_stage_by_stage(start: Start, model: Path) -> None:
+    told: list[Progress] = []
+    handle, client = await start(ready=False, on_progress=told.append)
+    await soon(client.located.wait())
+    assert client.progress.folder == str(model)
+    await soon(client.settled.wait())
+    assert client.ready is not None and client.ready.vocab_size == 50
+    assert [progress.stage for progress in told] == ["import", "weights", "cache", "warmup"]
+    assert stat.S_IMODE(os.stat(handle.run_folder).st_mode) == 0o700
+
+
+async def test_what_was_not_read_comes_at_once(start: Start) -> None:
+    _, client = await start()
+    unread = client.submit([1, 2], Sampling(max_tokens=6, prompt_logprobs=0))
+    await collect(client.submit([3, 4], Sampling(max_tokens=20)))
+    (whole,) = await collect(unread)
+    assert isinstance(whole, Tokens)
+    assert whole.tokens == reference([1, 2], 6)
+    assert (whole.finish, len(whole.prompt_logprobs or [])) == ("length", 1)
+
+
+async def test_abort_ends_the_stream_here_and_the_work_there(start: Start) -> None:
+    _, client = await start(max_num_seqs=1)
+    stream = client.submit([1], Sampling(max_tokens=100))
+    await first(stream)
+    client.abort([stream.id, 12345])
+    outputs = await collect(stream)
+    assert isinstance(outputs[-1], Tokens) and outputs[-1].finish == "abort"
+    # There is one row: this one runs only if the other has left it.
+    assert text(await collect(client.submit([2], Sampling(max_tokens=3)))) == reference([2], 3)
+
+
+async def test_stats_tell_the_end_of_work(start: Start) -> None:
+    _, client = await start()
+    await collect(client.submit([1, 2, 3], Sampling(max_tokens=4)))
+    await soon(until(lambda: client.stats is not None and client.stats.running == 0))
+    assert client.stats is not None and client.stats.step_tokens == 3 + 3
+
+
+async def test_two_servers_share_an_engine_and_one_may_vanish(start: Start) -> None:
+    handle, client = await start(api_servers=2, max_num_seqs=1)
+    other = EngineClient(handle.addresses[1])
+    await soon(other.settled.wait())
+    running = other.submit([5], Sampling(max_tokens=100))
+    await first(running)
+    waiting = client.submit([6], Sampling(max_tokens=3))
+    other.close()
+    assert text(await collect(waiting)) == reference([6], 3)
+    # A server in its place is greeted and served.
+    another = EngineClient(handle.addresses[1])
+    await soon(another.settled.wait())
+    assert text(await collect(another.submit([7], Sampling(max_tokens=3)))) == reference([7], 3)
+    another.close()
+
+
+async def test_an_idle_engine_uses_no_time(start: Start) -> None:
+    handle, client = await start()
+    await collect(client.submit([1], Sampling(max_tokens=2)))
+    before = cpu_seconds(handle.process.pid)
+    await asyncio.sleep(0.5)
+    assert cpu_seconds(handle.process.pid) - before <= 1 / os.sysconf("SC_CLK_TCK")
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+# Ends.
+
+
+async def test_drain_finishes_what_runs_and_exits_with_0(start: Start) -> None:
+    handle, client = await start()
+    stream = client.submit([1, 2], Sampling(max_tokens=60))
+    await first(stream)
+    client.drain(10)
+    late = client.submit([3], Sampling(max_tokens=3))
+    outputs = await collect(stream)
+    assert isinstance(outputs[-1], Tokens) and outputs[-1].finish == "length"
+    (refused,) = await collect(late)
+    assert isinstance(refused, Failed) and refused.code == 503
+    await soon(client.died.wait())
+    assert await handle.exited() == 0
+
+
+async def test_sigterm_gives_the_time_that_was_agreed_and_no_more(start: Start) -> None:
+    handle, client = await start(drain_seconds=0.1)
+    stream = client.submit([1, 2], Sampling(max_tokens=120))
+    await first(stream)
+    handle.process.terminate()
+    outputs = await collect(stream)
+    assert isinstance(outputs[-1], Tokens) and outputs[-1].finish == "abort"
+    await soon(handle.exited(), 2)
+    assert handle.exit_code == 0
+
+
+async def test_a_second_sigterm_does_not_wait(start: Start) -> None:
+    handle, client = await start(drain_seconds=60)
+    stream = client.submit([1, 2], Sampling(max_tokens=120))
+    await first(stream)
+    handle.process.terminate()
+    await asyncio.sleep(0.05)
+    handle.process.terminate()
+    await soon(handle.exited(), 2)
+    assert isinstance((await collect(stream))[-1], Failed)
+
+
+async def test_stop_leaves_no_folder(start: Start) -> None:
+    handle, _ = await start()
+    folder = handle.run_folder
+    assert handle.stop(5) == 0
+    assert not folder.exists()
+
+
+# Accidents.
+
+
+async def test_a_killed_engine_ends_every_stream_once(start: Start) -> None:
+    handle, client = await start(max_num_seqs=2)
+    streams = [client.submit([n], Sampling(max_tokens=100)) for n in range(6)]
+    await first(streams[0])
+    handle.process.kill()
+    began = time.monotonic()
+    for outputs in await asyncio.gather(*map(collect, streams)):
+        assert [output.code for output in outputs if isinstance(output, Failed)] == [503]
+        assert isinstance(outputs[-1], Failed)
+    assert time.monotonic() - began < 1
+    assert await handle.exited() == -signal.SIGKILL
+    (refused,) = await collect(client.submit([1], Sampling(max_tokens=1)))
+    assert isinstance(refused, Failed) and refused.code == 503
+
+
+async def test_an_engine_that_kills_itself_in_a_step(start: Start) -> None:
+    handle, client = await start()
+    (failed,) = await collect(client.submit([KILLS_PROCESS], Sampling(max_tokens=3)))
+    assert failed == Failed(id=failed.id, code=503, message="the engine process has ended")
+    assert await handle.exited() == -signal.SIGKILL
+
+
+async def test_a_broken_step_ends_its_requests_and_not_the_engine(start: Start) -> None:
+    _, client = await start()
+    for token, words in ((BREAKS_STEP, "the engine failed"), (BREAKS_ROW, "non-finite")):
+        (failed,) = await collect(client.submit([token], Sampling(max_tokens=3)))
+        assert isinstance(failed, Failed) and failed.code == 500 and words in failed.message
+    assert text(await collect(client.submit([2], Sampling(max_tokens=3)))) == reference([2], 3)
+
+
+async def test_a_lost_device_ends_the_process_with_1(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
+    handle, client = await start()
+    (failed,) = await collect(client.submit([LOSES_DEVICE], Sampling(max_tokens=3)))
+    assert isinstance(failed, Failed) and failed.code == 503
+    assert await handle.exited() == 1
+    assert capfd.readouterr().err.splitlines()[-1] == f"error: {client.dead}"
+
+
+async def test_a_start_that_fails_says_why_in_one_line_and_exits_with_2(
+    start: Start, model: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (model / "no-weights").touch()
+    handle, client = await start(ready=False)
+    await soon(client.settled.wait())
+    assert client.dead == "model.safetensors: tensor 'lm_head.weight' is missing"
+    assert await handle.exited() == 2
+    assert capfd.readouterr().err.splitlines()[-1] == f"error: {client.dead}"
+
+
+async def test_sigterm_while_loading_exits_at_once(start: Start) -> None:
+    handle, client = await start(ready=False, hf_overrides={"slow": True})
+    await soon(until(lambda: client.progress.stage == "weights"))
+    handle.process.terminate()
+    await soon(handle.exited(), 2)
+    assert client.ready is None and handle.exit_code == 0
+
+
+async def test_unreadable_frames_are_dropped(start: Start) -> None:
+    handle, client = await start(api_servers=2)
+    other = ServerEnd(handle.addresses[1])
+    await soon(until(lambda: bool(list(other.hellos.read()))))
+    for frame in (b"", b"\xc1", b"\x81\xa4type\xa3Add", os.urandom(1000), b"\x93" * 100_000):
+        other.hellos.sock.send_multipart([b"engine-0", frame])
+    assert text(await collect(client.submit([2], Sampling(max_tokens=3)))) == reference([2], 3)
+    other.close()
+
+
+async def test_a_frame_beyond_the_limit_is_refused(start: Start) -> None:
+    handle, client = await start(api_servers=2)
+    other = ServerEnd(handle.addresses[1])
+    await soon(until(lambda: bool(list(other.hellos.read()))))
+    other.hellos.sock.send_multipart([b"engine-0", bytes(65 << 20)])
+    assert text(await collect(client.submit([2], Sampling(max_tokens=3)))) == reference([2], 3)
+    assert resident_mb(handle.process.pid) < 150
+    (refused,) = await collect(client.submit([2**62] * (8 << 20), Sampling(max_tokens=3)))
+    assert isinstance(refused, Failed) and refused.code == 400
+    other.close()
+
+
+def resident_mb(pid: int) -> float:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
+
+
+async def test_a_client_without_an_engine_answers_all_the_same(tmp_path: Path) -> None:
+    client = EngineClient(Address(requests=f"ipc://{tmp_path}/requests", answers=f"ipc://{tmp_path}/answers"))
+    (failed,) = await collect(client.submit([1], Sampling(max_tokens=1)))
+    assert isinstance(failed, Failed) and failed.code == 503
+    client.fail("it never came")
+    assert client.located.is_set() and client.settled.is_set() and client.died.is_set()
+    client.close()
+    assert client.dead == "it never came"
+
+
+def test_a_folder_too_long_for_sockets_is_named(
+    model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    with pytest.raises(ValueError, match="set TMPDIR"):
+        launch(EngineConfig(model=str(model)))

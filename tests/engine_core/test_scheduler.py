@@ -1,0 +1,444 @@
+"""The scheduler against a worker whose text depends on every block, row, offset and step being right."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+import pytest
+from fake_worker import EOS, FakeWorker, Landed, facts, reference
+from msgspec.structs import replace
+
+from engine_core.config import EngineConfig
+from engine_core.protocol import Add, Failed, Timing, Tokens
+from engine_core.scheduler import Outputs, Plan, Scheduler
+from engine_core.sequence import Key
+from worker.protocol import Sampling, StepOutput, WorkerFacts
+
+
+def config(**changes: object) -> EngineConfig:
+    return EngineConfig(model="fake", **changes)  # pyright: ignore[reportArgumentType]
+
+
+def add(id: int, tokens: list[int], max_tokens: int = 4, **changes: object) -> Add:
+    named = {name: changes.pop(name) for name in ("priority", "salt") if name in changes}
+    return Add(id=id, tokens=tokens, params=Sampling(max_tokens=max_tokens, **changes), **named)  # pyright: ignore[reportArgumentType]
+
+
+@dataclass
+class Bench:
+    """A scheduler, a worker, and the steps between them: an engine without errors and without time."""
+
+    config: EngineConfig
+    facts: WorkerFacts
+    depth: int = 0
+    outputs: dict[Key, list[Tokens | Failed]] = field(default_factory=dict)
+    in_flight: deque[tuple[Plan, Landed]] = field(default_factory=deque)
+    now: float = 0.0
+    rows: list[int] = field(default_factory=list)
+    """Tokens of each row of the last plan."""
+
+    def __post_init__(self) -> None:
+        self.scheduler = Scheduler(self.config, self.facts, vocab_size=50)
+        self.worker = FakeWorker(self.facts)
+
+    def add(self, request: Add, client: int = 0) -> None:
+        self.now += 1
+        failed = self.scheduler.add(client, request, self.now)
+        self.collect({client: [failed]} if failed else {})
+
+    def abort(self, *keys: Key) -> None:
+        self.collect(self.scheduler.abort(keys, self.now))
+
+    def step(self) -> bool:
+        """False if there was nothing to do."""
+        self.now += 1
+        full = len(self.in_flight) > self.depth
+        plan = None if full else self.scheduler.schedule(self.now)
+        if plan is not None:
+            self.rows = [row.count for row in plan.step.seqs]
+            self.in_flight.append((plan, self.worker.launch(plan.step)))
+        if len(self.in_flight) > self.depth or (plan is None and self.in_flight):
+            plan, landed = self.in_flight.popleft()
+            self.collect(self.scheduler.update(plan, landed.result(), self.now))
+        elif plan is None:
+            return False
+        self.check()
+        return True
+
+    def run(self) -> None:
+        while self.step():
+            pass
+        assert not self.scheduler.live, "stuck"
+        self.check()
+
+    def collect(self, outputs: Outputs) -> None:
+        for client, told in outputs.items():
+            for output in told:
+                self.outputs.setdefault((client, output.id), []).append(output)
+
+    def check(self) -> None:
+        """Nothing leaks, at any time: users of a block are the tables that hold it, rows are owned once."""
+        scheduler = self.scheduler
+        users = Counter(block for seq in scheduler.running for block in seq.blocks)
+        assert all(scheduler.pool.users(block) == users[block] for block in range(self.facts.num_blocks))
+        assert scheduler.pool.free == self.facts.num_blocks - len(users)
+        slots = [seq.slot for seq in scheduler.running] + scheduler.free_slots
+        assert Counter(slots) == Counter(range(self.facts.max_num_seqs))
+        assert len(scheduler.live) == len(scheduler.running) + len(scheduler.waiting)
+
+    def text(self, id: int, client: int = 0) -> list[int]:
+        """All tokens of a request, which has ended and has been told so once, at the end."""
+        *before, last = self.outputs[client, id]
+        assert isinstance(last, Tokens) and last.finish is not None
+        assert not any(isinstance(output, Failed) or output.finish for output in before)
+        return [token for output in [*before, last] for token in output.tokens]
+
+    def last(self, id: int, client: int = 0) -> Tokens:
+        last = self.outputs[client, id][-1]
+        assert isinstance(last, Tokens)
+        return last
+
+    def preemptions(self, id: int) -> int:
+        timing = self.last(id).timing
+        assert timing is not None
+        return timing.preemptions
+
+    def cached(self, id: int) -> int:
+        first = self.outputs[0, id][0]
+        assert isinstance(first, Tokens)
+        return first.cached
+
+
+# Random traces.
+
+
+def random_bench(rnd: random.Random) -> tuple[Bench, list[tuple[int, Add]]]:
+    """A configuration, and requests that share beginnings, salts and a tiny alphabet."""
+    block_size = rnd.choice([1, 2, 4, 8])
+    blocks = -(-45 // block_size) + rnd.choice([0, 2, 20])
+    chunked = rnd.random() < 0.8
+    limits = facts(
+        block_size=block_size,
+        num_blocks=blocks,
+        max_num_seqs=rnd.choice([1, 2, 4, 8]),
+        max_num_batched_tokens=rnd.choice([3, 8, 64]) if chunked else 64,
+        max_model_len=48,
+    )
+    chosen = config(
+        enable_prefix_caching=rnd.random() < 0.8,
+        enable_chunked_prefill=chunked,
+        long_prefill_token_threshold=rnd.choice([0, 0, 2, 5]),
+        scheduling_policy=rnd.choice(["fcfs", "priority"]),
+    )
+    top = rnd.choice([2, 49])  # a tiny alphabet makes equal blocks under different beginnings common
+    shared = [rnd.randint(1, top) for _ in range(16)]
+    requests = []
+    for id in range(14):
+        own = [rnd.randint(1, top) for _ in range(rnd.randint(1, 14))]
+        max_tokens = rnd.choice([rnd.randint(1, 12), 100])
+        tokens = shared[: rnd.randint(0, 16)] + own
+        if len(tokens) + max_tokens > 45:
+            max_tokens = 45 - len(tokens)
+        request = add(
+            id,
+            tokens,
+            max_tokens,
+            priority=rnd.randint(0, 2),
+            salt=rnd.choice(["", "", "a"]),
+            min_tokens=min(max_tokens, rnd.choice([0, 0, 5])),
+            stop_token_ids=rnd.choice([(), (EOS,), tuple(range(5))]),
+            prompt_logprobs=rnd.choice([None, None, 0]),
+        )
+        requests.append((rnd.randint(0, 1), request))
+    return Bench(chosen, limits, depth=rnd.choice([0, 1, 1, 2])), requests
+
+
+@pytest.mark.parametrize("part", range(5))
+def test_random_traces_equal_the_reference(part: int) -> None:
+    seen = Counter()
+    for seed in range(part * 250, (part + 1) * 250):
+        rnd = random.Random(seed)
+        bench, requests = random_bench(rnd)
+        todo, aborted = deque(requests), set()
+        aborts = rnd.random() < 0.5
+        while todo or bench.scheduler.live or bench.in_flight:
+            if todo and rnd.random() < 0.7:
+                client, request = todo.popleft()
+                bench.add(request, client)
+            if aborts and bench.scheduler.live and rnd.random() < 0.1:
+                key = rnd.choice(sorted(bench.scheduler.live))
+                aborted.add(key)
+                bench.abort(key)
+            assert bench.step() or todo or not bench.scheduler.live, f"stuck with seed {seed}"
+        assert bench.scheduler.pool.free == bench.facts.num_blocks
+        for client, request in requests:
+            params = request.params
+            expected = reference(request.tokens, params.max_tokens, params.stop_token_ids, params.min_tokens)
+            text, last = bench.text(request.id, client), bench.last(request.id, client)
+            if (client, request.id) in aborted:
+                expected = expected[: len(text)]
+                assert last.finish == "abort"
+            assert text == expected, f"seed {seed}, request {request.id}"
+            if text:
+                check_first(bench.outputs[client, request.id][0], request)
+        seen["preemptions"] += bench.scheduler.counters.preemptions
+        seen["hits"] += bench.scheduler.counters.prefix_hits
+        seen["aborted"] += len(aborted)
+    assert min(seen["preemptions"], seen["hits"], seen["aborted"]) > 20, "the traces do not exercise enough"
+
+
+def check_first(first: Tokens | Failed, request: Add) -> None:
+    assert isinstance(first, Tokens)
+    if request.params.prompt_logprobs is None:
+        assert first.prompt_logprobs is None
+    else:
+        assert first.cached == 0
+        assert [entry.ids for entry in first.prompt_logprobs or []] == [[t] for t in request.tokens[1:]]
+
+
+# One rule at a time.
+
+
+def test_a_prompt_is_read_in_chunks_after_the_tokens_of_others() -> None:
+    bench = Bench(config(), facts(max_num_batched_tokens=8))
+    bench.add(add(1, [1, 2, 3], max_tokens=9))
+    bench.step()
+    bench.add(add(2, list(range(1, 21)), max_tokens=1))
+    rows = []
+    while bench.step():
+        rows.append(bench.rows)
+    assert rows[:4] == [[1, 7], [1, 7], [1, 6], [1]]
+    assert bench.text(2) == reference(list(range(1, 21)), 1)
+
+
+def test_long_prefill_threshold_holds_only_beside_others() -> None:
+    bench = Bench(config(long_prefill_token_threshold=4), facts())
+    bench.add(add(1, list(range(1, 13)), max_tokens=6))
+    bench.step()
+    assert bench.rows == [12]
+    bench.add(add(2, list(range(20, 32)), max_tokens=1))
+    bench.step()
+    assert bench.rows == [1, 4]
+
+
+def test_without_chunks_a_prompt_waits_until_it_fits_whole() -> None:
+    limits = facts(max_num_batched_tokens=16, max_model_len=16)
+    bench = Bench(config(enable_chunked_prefill=False), limits)
+    bench.add(add(1, [1] * 10, max_tokens=1))
+    bench.add(add(2, [2] * 10, max_tokens=1))
+    bench.step()
+    assert bench.rows == [10]
+    bench.step()
+    assert bench.rows == [10]
+
+
+def test_without_chunks_the_budget_must_hold_any_prompt() -> None:
+    with pytest.raises(
+        ValueError, match=r"--max-num-batched-tokens .*8.* to at least --max-model-len \(128\)"
+    ):
+        Scheduler(config(enable_chunked_prefill=False), facts(max_num_batched_tokens=8), vocab_size=50)
+
+
+def test_unknown_policy_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="'random'; it can be fcfs or priority"):
+        Scheduler(config(scheduling_policy="random"), facts(), vocab_size=50)
+
+
+def test_equal_beginnings_are_computed_once() -> None:
+    bench = Bench(config(), facts(block_size=4))
+    prompt = list(range(1, 13))
+    bench.add(add(1, prompt, max_tokens=1))
+    bench.run()
+    bench.add(add(2, prompt, max_tokens=1))
+    bench.add(add(3, prompt, max_tokens=1, salt="mine"))
+    bench.add(add(4, prompt, max_tokens=1, prompt_logprobs=0))
+    bench.run()
+    assert [bench.cached(id) for id in (1, 2, 3, 4)] == [0, 8, 0, 0]
+    assert bench.scheduler.counters.prefix_hits == 8
+
+
+def test_what_an_answer_leaves_in_the_cache_serves_the_next_turn() -> None:
+    bench = Bench(config(), facts(block_size=4), depth=1)
+    bench.add(add(1, [1, 2, 3], max_tokens=10))
+    bench.run()
+    turn = [1, 2, 3, *bench.text(1), 7, 8]
+    bench.add(add(2, turn, max_tokens=2))
+    bench.run()
+    assert bench.cached(2) == 12
+    assert bench.text(2) == reference(turn, 2)
+
+
+def test_forgetting_the_cache_does_not_touch_what_runs() -> None:
+    bench = Bench(config(), facts(block_size=2))
+    bench.add(add(1, [1, 2, 3, 4, 5], max_tokens=6))
+    bench.step()
+    bench.scheduler.pool.forget_all()
+    bench.add(add(2, [1, 2, 3, 4, 5], max_tokens=6))
+    bench.run()
+    assert bench.text(1) == bench.text(2) == reference([1, 2, 3, 4, 5], 6)
+    assert bench.cached(2) == 0
+
+
+def test_a_higher_priority_takes_the_row_of_a_lower_one_that_runs() -> None:
+    for depth in (0, 1, 2):
+        bench = Bench(config(scheduling_policy="priority"), facts(max_num_seqs=1), depth=depth)
+        bench.add(add(1, [1, 2, 3], max_tokens=30, priority=5))
+        for _ in range(4):
+            bench.step()
+        bench.add(add(2, [4, 5, 6], max_tokens=2, priority=0))
+        bench.add(add(3, [7, 8], max_tokens=2, priority=5))
+        ended = []
+        while bench.step():
+            ended += [
+                id
+                for id in (1, 2, 3)
+                if id not in ended and (0, id) in bench.outputs and bench.last(id).finish
+            ]
+        assert ended == [2, 1, 3]
+        assert bench.text(1) == reference([1, 2, 3], 30)
+        assert bench.preemptions(1) == 1
+
+
+def test_priorities_mean_nothing_under_fcfs() -> None:
+    bench = Bench(config(), facts(max_num_seqs=1))
+    bench.add(add(1, [1], max_tokens=5, priority=9))
+    bench.step()
+    bench.add(add(2, [2], max_tokens=1, priority=0))
+    bench.run()
+    assert bench.scheduler.counters.preemptions == 0
+
+
+def test_a_full_cache_preempts_the_newest_and_everyone_still_ends() -> None:
+    bench = Bench(config(), facts(block_size=2, num_blocks=14, max_model_len=24), depth=1)
+    for id in range(1, 5):
+        bench.add(add(id, [id] * 4, max_tokens=20))
+    bench.run()
+    assert bench.scheduler.counters.preemptions > 0
+    assert bench.preemptions(1) == 0
+    for id in range(1, 5):
+        assert bench.text(id) == reference([id] * 4, 20)
+
+
+def test_a_newer_one_never_takes_blocks_of_an_older_one() -> None:
+    limits = facts(block_size=2, num_blocks=24, max_model_len=48)
+    bench = Bench(config(long_prefill_token_threshold=2), limits)
+    bench.add(add(1, [1, 2], max_tokens=1))
+    bench.add(add(2, list(range(1, 41)), max_tokens=1))  # still reads while the newer one writes
+    bench.add(add(3, [3, 4], max_tokens=30))
+    bench.run()
+    assert [bench.preemptions(id) for id in (2, 3)] == [0, 1]
+    assert bench.text(3) == reference([3, 4], 30)
+
+
+def test_no_row_is_wasted_where_the_end_is_known_beforehand() -> None:
+    for depth in (0, 1, 2):
+        bench = Bench(config(), facts(), depth=depth)
+        bench.add(add(1, [1, 2, 3], max_tokens=4))
+        bench.run()
+        assert bench.scheduler.counters.step_tokens == 3 + 3
+
+
+def test_length_ends_at_max_model_len() -> None:
+    bench = Bench(config(), facts(max_model_len=16))
+    bench.add(add(1, [1] * 15, max_tokens=100))
+    bench.add(add(2, [1] * 10, max_tokens=100))
+    bench.run()
+    assert bench.text(1) == reference([1] * 15, 1)
+    assert bench.text(2) == reference([1] * 10, 6)
+    assert [bench.last(id).finish for id in (1, 2)] == ["length", "length"]
+
+
+def test_stop_wins_over_length_and_waits_for_min_tokens() -> None:
+    text = reference([3, 1], 6)
+    stop = text[2]
+    assert stop not in text[:2]
+    bench = Bench(config(), facts(), depth=1)
+    bench.add(add(1, [3, 1], max_tokens=3, stop_token_ids=(stop,)))
+    bench.add(add(2, [3, 1], max_tokens=6, stop_token_ids=(stop,), min_tokens=2))
+    bench.add(add(3, [3, 1], max_tokens=4, stop_token_ids=(stop,), min_tokens=3))
+    bench.run()
+    assert [bench.text(id) for id in (1, 2, 3)] == [text[:3], text[:3], text[:4]]
+    assert [bench.last(id).finish for id in (1, 2, 3)] == ["stop", "stop", "length"]
+
+
+def test_abort_in_every_state_gives_row_and_blocks_back_at_once() -> None:
+    bench = Bench(config(), facts(max_num_seqs=2), depth=2)
+    for id in (1, 2, 3):
+        bench.add(add(id, [id, 7, 9], max_tokens=50))
+    bench.step()
+    bench.step()
+    bench.abort((0, 1), (0, 3), (0, 99))
+    bench.abort((0, 1))
+    bench.add(add(4, [8, 8, 8], max_tokens=5))
+    bench.run()
+    for id in (1, 3):
+        assert [output.finish for output in bench.outputs[0, id] if isinstance(output, Tokens)] == ["abort"]
+    assert bench.text(4) == reference([8, 8, 8], 5)
+    assert bench.text(2) == reference([2, 7, 9], 50)
+
+
+def test_a_failed_row_ends_alone() -> None:
+    bench = Bench(config(), facts())
+    bench.add(add(1, [1, 2], max_tokens=3))
+    bench.add(add(2, [3, 4], max_tokens=3))
+    plan = bench.scheduler.schedule(0)
+    assert plan is not None
+    output = bench.worker.launch(plan.step).result()
+    slot = plan.step.seqs[0].slot
+    bench.collect(bench.scheduler.update(plan, replace(output, failed={slot: "non-finite"}), 0))
+    bench.run()
+    assert bench.outputs[0, 1] == [Failed(id=1, code=500, message="non-finite")]
+    assert bench.text(2) == reference([3, 4], 3)
+
+
+def test_a_failed_step_ends_all_of_its_sequences_and_no_other() -> None:
+    bench = Bench(config(), facts(max_num_seqs=2))
+    for id in (1, 2, 3):
+        bench.add(add(id, [id], max_tokens=3))
+    first, second = bench.scheduler.schedule(0), bench.scheduler.schedule(0)
+    assert first is not None and second is not None
+    bench.worker.launch(first.step)
+    bench.collect(bench.scheduler.fail(first, "broken"))
+    landed: StepOutput = bench.worker.launch(second.step).result()
+    bench.collect(bench.scheduler.update(second, landed, 0))
+    bench.run()
+    assert [bench.outputs[0, id] for id in (1, 2)] == [[Failed(id, 500, "broken")] for id in (1, 2)]
+    assert bench.text(3) == reference([3], 3)
+
+
+def test_a_full_queue_refuses_with_503_but_free_rows_are_no_queue() -> None:
+    bench = Bench(config(max_num_queued_reqs=1), facts(max_num_seqs=2))
+    for id in range(1, 5):
+        bench.add(add(id, [id], max_tokens=2))
+    refused = bench.outputs.pop((0, 4))
+    assert [output.code for output in refused if isinstance(output, Failed)] == [503]
+    bench.run()
+    assert sorted(bench.outputs) == [(0, 1), (0, 2), (0, 3)]
+
+
+def test_the_same_id_of_two_servers_is_two_requests() -> None:
+    bench = Bench(config(), facts())
+    bench.add(add(1, [1, 2], max_tokens=3), client=0)
+    bench.add(add(1, [3, 4], max_tokens=3), client=1)
+    bench.add(add(1, [5, 6], max_tokens=3), client=1)
+    refused = bench.outputs.pop((1, 1))
+    assert [output.code for output in refused if isinstance(output, Failed)] == [400]
+    bench.run()
+    assert bench.text(1, client=0) == reference([1, 2], 3)
+    assert bench.text(1, client=1) == reference([3, 4], 3)
+
+
+def test_timing_is_of_the_clock_that_was_passed_in() -> None:
+    scheduler = Scheduler(config(), facts(), vocab_size=50)
+    worker = FakeWorker(facts())
+    scheduler.add(0, add(1, [1, 2], max_tokens=2), now=10.0)
+    told: list[Tokens | Failed] = []
+    for planned, landed in ((11.0, 13.0), (14.0, 18.0)):
+        plan = scheduler.schedule(planned)
+        assert plan is not None
+        told += scheduler.update(plan, worker.launch(plan.step).result(), landed)[0]
+    first, last = told
+    assert isinstance(first, Tokens) and first.timing is None
+    assert isinstance(last, Tokens) and last.timing == Timing(queued=1, prefill=2, decode=5, preemptions=0)

@@ -1,0 +1,200 @@
+"""Every family on tiny random checkpoints: Hugging Face's logits, in whatever steps the tokens arrive."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from drive import Driver, load_ranks, run_in_chunks
+from tiny import hf_logits, tiny_checkpoint
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row of the table: an architecture, and what its config.json says beside the usual."""
+
+    architecture: str
+    variant: str = ""
+    overrides: dict[str, object] = field(default_factory=dict)
+    ranks: tuple[int, ...] = (2, 4)
+
+    def __str__(self) -> str:
+        return f"{self.architecture}-{self.variant}" if self.variant else self.architecture
+
+
+LONGROPE: dict[str, object] = {
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0, 1.5, 2.0, 2.5],
+        "long_factor": [4.0, 6.0, 8.0, 10.0],
+        "factor": 8.0,
+    }
+}
+YARN: dict[str, object] = {
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 128,
+    }
+}
+
+CASES = [
+    Case("LlamaForCausalLM"),
+    Case("LlamaForCausalLM", "yarn", YARN),
+    Case("LlamaForCausalLM", "biased", {"attention_bias": True, "mlp_bias": True, "hidden_act": "gelu"}),
+    Case("LlamaForCausalLM", "odd vocabulary", {"vocab_size": 301, "tie_word_embeddings": True}),
+    Case("MistralForCausalLM"),
+    Case("MistralForCausalLM", "no window", {"sliding_window": None}),
+    Case("Qwen2ForCausalLM"),
+    Case("Qwen3ForCausalLM"),
+    Case(
+        "Qwen3ForCausalLM",
+        "windows",
+        {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+    ),
+    Case("Phi3ForCausalLM"),
+    Case("Phi3ForCausalLM", "partial rotary", {"partial_rotary_factor": 0.5}),
+    Case("Phi3ForCausalLM", "longrope, short", LONGROPE | {"original_max_position_embeddings": 512}),
+    Case("Phi3ForCausalLM", "longrope, long", LONGROPE | {"original_max_position_embeddings": 16}),
+    Case("GemmaForCausalLM"),
+    Case("Gemma2ForCausalLM"),
+    Case("Gemma3ForCausalLM"),
+    Case("Olmo2ForCausalLM"),
+    Case("GraniteForCausalLM"),
+    Case("SmolLM3ForCausalLM"),
+    Case("SmolLM3ForCausalLM", "windows", {"use_sliding_window": True, "sliding_window": 5}),
+    Case("GPT2LMHeadModel"),
+    Case("GPT2LMHeadModel", "scaled by layer", {"scale_attn_by_inverse_layer_idx": True, "n_inner": None}),
+    Case("GPT2LMHeadModel", "unscaled", {"scale_attn_weights": False, "tie_word_embeddings": False}),
+    Case("OPTForCausalLM"),
+    Case("OPTForCausalLM", "gelu", {"activation_function": "gelu"}),
+    Case("OPTForCausalLM", "no final norm", {"_remove_final_layer_norm": True}),
+    Case(
+        "OPTForCausalLM",
+        "norms after, no bias",
+        {"do_layer_norm_before": False, "enable_bias": False, "word_embed_proj_dim": 32},
+    ),
+]
+
+PROMPT = random.Random(1).choices(range(5, 300), k=23)
+"""Longer than the windows, no multiple of the chunks."""
+
+
+@dataclass(frozen=True)
+class Built:
+    case: Case
+    folder: Path
+    expected: Tensor
+    """Hugging Face's logits after each token of PROMPT."""
+
+
+@pytest.fixture(scope="module", params=CASES, ids=str)
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    case: Case = request.param
+    folder = tiny_checkpoint(case.architecture, tmp_path_factory.mktemp("checkpoint"), **case.overrides)
+    return Built(case, folder, hf_logits(folder, PROMPT))
+
+
+def assert_equal(logits: Tensor, expected: Tensor) -> None:
+    """As near as Hugging Face's own two attention implementations are to each other on these models."""
+    torch.testing.assert_close(logits.log_softmax(-1), expected.log_softmax(-1), atol=1e-4, rtol=0)
+    assert logits.argmax(-1).tolist() == expected.argmax(-1).tolist()
+
+
+def test_logits_are_worth_comparing(built: Built) -> None:
+    """A model that predicts hardly anything, or the same everywhere, would pass the other tests by chance."""
+    assert built.expected.std() > 0.3
+    assert len(set(built.expected.argmax(-1).tolist())) > 3
+
+
+def test_whole_prompt(built: Built) -> None:
+    driver = Driver(load_ranks(built.folder))
+    assert_equal(driver.step({0: PROMPT})[0], built.expected)
+
+
+@pytest.mark.parametrize("size", [1, 3, 7])
+def test_prompt_in_chunks(built: Built, size: int) -> None:
+    driver = Driver(load_ranks(built.folder))
+    assert_equal(run_in_chunks(driver, 2, PROMPT, size), built.expected)
+
+
+def test_sequences_packed_into_steps(built: Built) -> None:
+    """Prompts beside continuations, in changing company: each row as if it were alone."""
+    driver = Driver(load_ranks(built.folder))
+    first = driver.step({3: PROMPT[:10], 1: PROMPT[:1], 0: PROMPT})
+    second = driver.step({1: PROMPT[1:9], 3: PROMPT[10:11]})
+    third = driver.step({3: PROMPT[11:], 2: PROMPT[:5], 1: PROMPT[9:]})
+    assert_equal(first[0], built.expected)
+    assert_equal(torch.cat([first[1], second[1], third[1]]), built.expected)
+    assert_equal(torch.cat([first[3], second[3], third[3]]), built.expected)
+    assert_equal(third[2], built.expected[:5])
+
+
+def test_spread_over_ranks(built: Built) -> None:
+    """Two ranks halve everything; four ranks share two key/value heads."""
+    for size in built.case.ranks:
+        driver = Driver(load_ranks(built.folder, size))
+        assert_equal(run_in_chunks(driver, 0, PROMPT, 7), built.expected)
+
+
+def test_bfloat16_is_as_near_to_float32_as_hugging_faces(built: Built) -> None:
+    driver = Driver(load_ranks(built.folder, dtype=torch.bfloat16), dtype=torch.bfloat16)
+    logits = driver.step({0: PROMPT})[0]
+    assert logits.dtype == torch.float32
+    theirs = AutoModelForCausalLM.from_pretrained(
+        built.folder, dtype=torch.bfloat16, attn_implementation="eager"
+    )
+    with torch.inference_mode():
+        limit = 1.3 * distance(theirs(torch.tensor([PROMPT])).logits[0].float(), built.expected)
+    assert 0 < distance(logits, built.expected) < limit
+
+
+def test_nothing_is_left_on_the_host(built: Built) -> None:
+    """On a device whose tensors do not mix with the host's: what holds on meta holds on CUDA."""
+    driver = Driver(load_ranks(built.folder, device="meta"), device="meta")
+    assert driver.step({0: PROMPT, 1: PROMPT[:2]})[1].is_meta
+    assert driver.step({1: PROMPT[2:3], 0: PROMPT})[1].is_meta
+
+
+def distance(logits: Tensor, expected: Tensor) -> float:
+    return float((logits - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize(
+    ("architecture", "built_with", "published_with"),
+    [
+        ("Qwen2ForCausalLM", {}, {}),
+        ("Gemma2ForCausalLM", {}, {}),
+        ("SmolLM3ForCausalLM", {"use_sliding_window": True, "sliding_window": 5}, {}),
+        (
+            "Gemma3ForCausalLM",
+            {},
+            {
+                "sliding_window_pattern": 2,
+                "rope_theta": 1000000.0,
+                "rope_local_base_freq": 10000.0,
+                "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+                "rope_parameters": None,
+            },
+        ),
+    ],
+)
+def test_config_as_first_published(
+    architecture: str, built_with: dict[str, object], published_with: dict[str, object], tmp_path: Path
+) -> None:
+    """Before the kinds of layers were listed, each family had its own rule for them."""
+    folder = tiny_checkpoint(architecture, tmp_path, **built_with)
+    expected = hf_logits(folder, PROMPT)
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | published_with
+    del config["layer_types"]
+    path.write_text(json.dumps(config))
+    assert_equal(Driver(load_ranks(folder)).step({0: PROMPT})[0], expected)

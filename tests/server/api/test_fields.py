@@ -1,0 +1,132 @@
+"""Nothing a client sends is silently ignored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from server.api.chat import ChatRequest
+from server.api.completions import CompletionRequest
+from server.api.fields import MEANINGLESS, UNSUPPORTED
+from server.api.tokenize import TokenizeRequest
+from server.errors import BadRequest
+
+TEXT = {"prompt": "a"}
+TALK = {"messages": [{"role": "user", "content": "a"}]}
+
+
+def completion(**fields: Any) -> CompletionRequest:
+    return CompletionRequest.model_validate({**TEXT, **fields})
+
+
+def chat(**fields: Any) -> ChatRequest:
+    return ChatRequest.model_validate({**TALK, **fields})
+
+
+def refusal_of(make: Any, **fields: Any) -> BadRequest:
+    with pytest.raises(BadRequest) as refused:
+        make(**fields)
+    return refused.value
+
+
+@pytest.mark.parametrize("name", sorted(UNSUPPORTED))
+@pytest.mark.parametrize("make", [completion, chat])
+def test_an_unsupported_field_is_refused_by_name(make: Any, name: str) -> None:
+    error = refusal_of(make, **{name: {"asks": "for something"}})
+    assert error.param == name
+    assert f"`{name}` is not supported yet" in error.message
+
+
+@pytest.mark.parametrize("name", sorted(UNSUPPORTED))
+def test_an_unsupported_field_may_ask_for_nothing(name: str) -> None:
+    completion(**{name: None})
+    for neutral in UNSUPPORTED[name]:
+        completion(**{name: neutral})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("response_format", {"type": "json_object"}),
+        ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}),
+        ("modalities", ["text", "audio"]),
+        ("audio", {"voice": "alloy"}),
+        ("prediction", {"type": "content", "content": "x"}),
+        ("verbosity", "low"),
+        ("web_search_options", {}),
+        ("include_reasoning", False),
+        ("return_prompt_text", True),
+        ("best_of", 2),
+    ],
+)
+def test_what_chat_cannot_do_yet(name: str, value: object) -> None:
+    assert refusal_of(chat, **{name: value}).param == name
+
+
+def test_text_is_the_response_format() -> None:
+    completion(response_format={"type": "text"})
+    chat(response_format={"type": "text"}, modalities=["text"])
+
+
+@pytest.mark.parametrize("name", sorted(MEANINGLESS))
+@pytest.mark.parametrize("make", [completion, chat])
+def test_book_keeping_passes(make: Any, name: str) -> None:
+    make(**{name: "anything"})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("temprature", "temperature"),
+        ("top-p", "top_p"),
+        ("max_token", "max_tokens"),
+        ("max_new_tokens", "max_tokens"),
+        ("max_completion_tokens", "max_tokens"),
+        ("stop_sequences", "stop"),
+        ("stops", "stop"),
+    ],
+)
+def test_a_misspelled_field_is_told_its_name(wrong: str, right: str) -> None:
+    error = refusal_of(completion, **{wrong: 1})
+    assert error.param == wrong
+    assert error.message == f"Unknown field: `{wrong}`, did you mean `{right}`?"
+
+
+def test_a_field_like_no_other_is_sent_to_the_docs() -> None:
+    assert "/docs" in refusal_of(completion, zzzzzzzz=1).message
+
+
+def test_many_unknown_fields_make_a_short_error() -> None:
+    error = refusal_of(completion, **{f"{'x' * 10_000}{i}": 1 for i in range(1_000)})
+    assert "(and 995 more)" in error.message
+    assert len(error.message) < 1_000
+    assert error.param is not None and len(error.param) < 100
+
+
+def test_an_unknown_field_with_half_a_surrogate_can_be_told() -> None:
+    error = refusal_of(completion, **{"a\ud800": 1})
+    error.message.encode()
+    (error.param or "").encode()
+
+
+def test_nested_options_are_checked_too() -> None:
+    error = refusal_of(completion, stream=True, stream_options={"include_usages": True})
+    assert "did you mean `include_usage`?" in error.message
+    completion(stream=True, stream_options={"include_usage": True, "include_obfuscation": False})
+
+
+def test_tokenize_knows_its_own_fields_only() -> None:
+    with pytest.raises(BadRequest, match="temperature"):
+        TokenizeRequest.model_validate({"prompt": "a", "temperature": 1})
+    TokenizeRequest.model_validate({"prompt": "a", "user": "me"})
+
+
+@pytest.mark.parametrize(("best_of", "n"), [(None, 3), (3, 3), (1, 1)])
+def test_best_of_may_equal_n(best_of: int | None, n: int) -> None:
+    completion(best_of=best_of, n=n)
+
+
+@pytest.mark.parametrize("fields", [{"best_of": 2}, {"best_of": 1, "n": 2}])
+def test_best_of_more_is_refused(fields: dict[str, int]) -> None:
+    assert refusal_of(completion, **fields).param == "best_of"

@@ -1,0 +1,27 @@
+"""The API routes over a scripted frontend, spoken to as a client would."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+from fake_api import make_app, make_client
+from fake_frontend import FakeFrontend
+from fastapi import FastAPI
+
+
+@pytest.fixture
+def frontend() -> FakeFrontend:
+    return FakeFrontend()
+
+
+@pytest.fixture
+def app(frontend: FakeFrontend) -> FastAPI:
+    return make_app(frontend)
+
+
+@pytest.fixture
+async def client(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+    async with make_client(app) as client:
+        yield client

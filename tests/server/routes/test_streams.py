@@ -1,0 +1,193 @@
+"""How answers begin, fall silent, break off and are left: the same for every generating endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+from fake_api import events, leave, make_app, make_client
+from fake_frontend import FakeFrontend
+from fastapi import FastAPI
+
+from server import sse
+from server.errors import BadRequest, Internal, Overloaded, Unavailable
+
+TEXT = ("/v1/completions", {"prompt": "hi", "max_tokens": 20})
+TEXTS = ("/v1/completions", {"prompt": ["hi", "you"], "n": 2, "temperature": 1, "max_tokens": 20})
+TALK = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 20})
+ENDPOINTS = pytest.mark.parametrize(("path", "body"), [TEXT, TEXTS, TALK])
+
+
+# Going away
+
+
+@ENDPOINTS
+@pytest.mark.parametrize("after", [0, 1])
+async def test_a_client_that_leaves_its_stream_ends_it_in_the_engine(
+    frontend: FakeFrontend, app: FastAPI, path: str, body: dict[str, Any], after: int
+) -> None:
+    frontend.gate = asyncio.Event()
+    frontend.delay = 0.0 if after else 60.0
+    pieces = await asyncio.wait_for(leave(app, path, {**body, "stream": True}, after=after), 5)
+    assert (frontend.running, frontend.finished) == (0, 0)
+    assert frontend.most_running == (2 if path == TEXTS[0] and isinstance(body.get("prompt"), list) else 1)
+    assert bool(pieces) == bool(after)
+    assert not any(b"[DONE]" in piece for piece in pieces)
+
+
+@ENDPOINTS
+async def test_a_client_that_leaves_before_its_answer_ends_it_in_the_engine(
+    frontend: FakeFrontend, app: FastAPI, path: str, body: dict[str, Any]
+) -> None:
+    frontend.gate = asyncio.Event()
+    pieces = await asyncio.wait_for(leave(app, path, body, after=0), 5)
+    assert pieces == []
+    assert (frontend.running, frontend.finished) == (0, 0)
+    assert frontend.most_running >= 1
+
+
+# Breaking off
+
+
+@ENDPOINTS
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (Overloaded("full", retry_after=3), 503),
+        (BadRequest("no"), 400),
+        (Internal("broken"), 500),
+    ],
+)
+async def test_an_error_before_the_first_token_has_its_own_status(
+    frontend: FakeFrontend,
+    client: httpx.AsyncClient,
+    path: str,
+    body: dict[str, Any],
+    streamed: bool,
+    error: Any,
+    status: int,
+) -> None:
+    frontend.error = error
+    response = await client.post(path, json={**body, "stream": streamed})
+    assert response.status_code == status
+    assert response.json() == error.body()
+    assert response.headers.get("retry-after") == ("3" if status == 503 else None)
+    assert frontend.running == 0
+
+
+@ENDPOINTS
+async def test_a_stream_that_breaks_off_does_not_look_finished(
+    frontend: FakeFrontend, client: httpx.AsyncClient, path: str, body: dict[str, Any]
+) -> None:
+    frontend.error = Unavailable("The engine has stopped.")
+    frontend.tokens_before_error = 6
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    response = await client.post(path, json={**body, **options})
+    assert response.status_code == 200
+    *chunks, last = events(response.text)
+    assert last == frontend.error.body()
+    assert all(choice["finish_reason"] is None for chunk in chunks for choice in chunk["choices"])
+    assert frontend.running == 0
+
+
+@ENDPOINTS
+async def test_an_answer_that_breaks_off_is_an_error(
+    frontend: FakeFrontend, client: httpx.AsyncClient, path: str, body: dict[str, Any]
+) -> None:
+    frontend.error = Unavailable("The engine has stopped.")
+    frontend.tokens_before_error = 6
+    response = await client.post(path, json=body)
+    assert response.status_code == 503
+    assert frontend.running == 0
+
+
+async def test_a_bug_in_a_stream_tells_nothing_of_itself(
+    frontend: FakeFrontend, client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    frontend.error = RuntimeError("secret /path")  # pyright: ignore[reportAttributeAccessIssue]
+    frontend.tokens_before_error = 3
+    path, body = TALK
+    response = await client.post(path, json={**body, "stream": True})
+    assert events(response.text)[-1]["error"]["type"] == "InternalServerError"
+    assert "secret" not in response.text
+    assert "secret" in caplog.text
+
+
+# Silence
+
+
+async def test_a_late_stream_opens_before_its_first_token(
+    frontend: FakeFrontend, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sse, "PATIENCE", 0.01)
+    frontend.delay = 0.05
+    frontend.error = Unavailable("too late for a status")
+    path, body = TEXT
+    response = await client.post(path, json={**body, "stream": True})
+    assert response.status_code == 200
+    assert events(response.text) == [frontend.error.body()]
+
+
+async def test_silence_is_filled_with_comments(
+    frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sse, "PATIENCE", 0.01)
+    frontend.delay = 0.1
+    path, body = TEXT
+    async with make_client(make_app(frontend, sse_keep_alive_interval=0.02)) as client:
+        text = (await client.post(path, json={**body, "stream": True})).text
+    comments, _, rest = text.rpartition(": keep-alive\n\n")
+    assert comments.startswith(": keep-alive\n\n")
+    assert events(rest)[-1] == "[DONE]"
+
+
+async def test_no_comments_unless_asked(
+    frontend: FakeFrontend, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sse, "PATIENCE", 0.01)
+    frontend.delay = 0.05
+    path, body = TEXT
+    assert "keep-alive" not in (await client.post(path, json={**body, "stream": True})).text
+
+
+# Entry
+
+
+@ENDPOINTS
+async def test_while_loading_every_request_is_told_so(
+    frontend: FakeFrontend, client: httpx.AsyncClient, path: str, body: dict[str, Any]
+) -> None:
+    frontend.unready = Unavailable("The model is still loading.", retry_after=2)
+    for sent in (body, {"nonsense": True}):
+        response = await client.post(path, json=sent)
+        assert response.status_code == 503
+        assert response.headers["retry-after"] == "2"
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "application/xml", ""])
+@pytest.mark.parametrize("path", [TEXT[0], TALK[0], "/tokenize", "/detokenize"])
+async def test_only_json_is_read(client: httpx.AsyncClient, path: str, kind: str) -> None:
+    response = await client.post(path, content=b'{"prompt": "hi"}', headers={"content-type": kind})
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["type"] == "Bad Request"
+    assert "Unsupported Media Type: Only 'application/json' is allowed" in error["message"]
+
+
+@pytest.mark.parametrize(
+    "kind", ["application/json", "application/json; charset=utf-8", "application/x+json"]
+)
+async def test_json_under_its_names(client: httpx.AsyncClient, kind: str) -> None:
+    response = await client.post(TEXT[0], content=b'{"prompt": "hi"}', headers={"content-type": kind})
+    assert response.status_code == 200
+
+
+async def test_the_docs_show_every_field(client: httpx.AsyncClient) -> None:
+    schemas = (await client.get("/openapi.json")).json()["components"]["schemas"]
+    assert {"prompt", "max_tokens", "logprobs", "stop", "stream_options"} <= set(
+        schemas["CompletionRequest"]["properties"]
+    )
+    assert {"messages", "tools", "top_logprobs"} <= set(schemas["ChatRequest"]["properties"])

@@ -1,0 +1,221 @@
+"""What every request meets before its route, and the shape of what goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import httpx
+import pytest
+from fake_client import FakeClient
+
+from server import middleware
+from server.app import create_app, invalid_body
+from server.frontend import Frontend
+
+Make = Callable[..., Frontend]
+GetReady = Callable[..., Awaitable[Frontend]]
+
+
+def connect(frontend: Frontend) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(create_app(frontend), raise_app_exceptions=False)
+    return httpx.AsyncClient(transport=transport, base_url="http://facet")
+
+
+def error_of(response: httpx.Response) -> dict[str, object]:
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["code"] == response.status_code
+    return error
+
+
+async def test_health_through_a_life(client: FakeClient, ready: GetReady, make: Make) -> None:
+    async with connect(make()) as http:
+        for path in ("/health", "/ready", "/ping"):
+            response = await http.get(path)
+            assert response.status_code == 503
+            assert response.json() | {"elapsed_s": 0} == {
+                "state": "loading",
+                "stage": "start",
+                "progress": 0.0,
+                "elapsed_s": 0,
+            }
+        assert (await http.get("/live")).status_code == 200
+    frontend = await ready()
+    async with connect(frontend) as http:
+        for path in ("/health", "/ready", "/ping", "/live", "/version", "/load", "/metrics"):
+            assert (await http.get(path)).status_code == 200, path
+        assert (await http.post("/ping")).status_code == 200
+        frontend.begin_drain()
+        response = await http.get("/ready")
+        assert (response.status_code, response.json()) == (503, {"state": "draining"})
+        refused = await http.post("/v1/completions", json={"prompt": "x"})
+        assert refused.status_code == 503
+        assert refused.headers["connection"] == "close"
+        assert "retry-after" in refused.headers
+        client.fail("it broke")
+        response = await http.get("/health")
+        assert (response.status_code, response.json()) == (503, {"state": "dead", "reason": "it broke"})
+        assert (await http.get("/live")).status_code == 200
+        assert "it broke" in str(
+            error_of(await http.post("/v1/completions", json={"prompt": "x"}))["message"]
+        )
+
+
+async def test_keys_guard_all_but_the_signs_of_life(ready: GetReady) -> None:
+    frontend = await ready("--api-key", "first", "sécond", "--root-path", "/under")
+    async with connect(frontend) as http:
+        for path in ("/live", "/health", "/ready", "/ping"):
+            assert (await http.get(path)).status_code == 200, path
+        for path in (
+            "/v1/models",
+            "/metrics",
+            "/version",
+            "/docs",
+            "/nothing",
+            "//v1/models",
+            "/live/",
+            "/LIVE",
+        ):
+            response = await http.get(path)
+            assert response.status_code == 401, path
+            assert error_of(response)["type"] == "AuthenticationError"
+            assert response.headers["www-authenticate"] == "Bearer"
+        assert (await http.options("/v1/models")).status_code == 401
+        for bad in ("Bearer wrong", "Bearer ", "Basic first", "first", "Bearer first second", "Bearer \xff"):
+            headers = [(b"authorization", bad.encode("latin-1"))]
+            assert (await http.get("/v1/models", headers=headers)).status_code == 401, bad
+        for key in ("first", "sécond"):
+            headers = [(b"authorization", f"Bearer {key}".encode())]
+            assert (await http.get("/v1/models", headers=headers)).status_code == 200, key
+
+
+async def test_there_is_no_documentation_if_it_is_switched_off(ready: GetReady) -> None:
+    async with connect(await ready()) as http:
+        assert (await http.get("/openapi.json")).status_code == 200
+    async with connect(await ready("--disable-fastapi-docs")) as http:
+        for path in ("/docs", "/redoc", "/openapi.json"):
+            assert (await http.get(path)).status_code == 404
+
+
+async def test_errors_of_the_framework_have_our_shape(ready: GetReady) -> None:
+    async with connect(await ready()) as http:
+        error = error_of(await http.get("/nothing"))
+        assert (error["type"], error["code"]) == ("NotFoundError", 404)
+        response = await http.put("/v1/completions")
+        assert response.status_code == 405
+        assert response.headers["allow"] == "POST"
+        assert "use POST" in str(error_of(response)["message"])
+        response = await http.post("/abort", content=b'{"a":', headers={"content-type": "application/json"})
+        assert error_of(response) == {
+            "message": "1 validation error:\n  {'type': 'json_invalid', 'loc': 'body.5', 'msg': 'JSON decode "
+            "error', 'input': '<dict of 0 items>', 'ctx': {'error': 'Expecting value'}}",
+            "type": "Bad Request",
+            "param": "body.5",
+            "code": 400,
+        }
+        error = error_of(await http.post("/abort", json={}))
+        assert error["param"] == "body.request_ids"
+
+
+async def test_bugs_tell_nothing(ready: GetReady, monkeypatch: pytest.MonkeyPatch) -> None:
+    frontend = await ready()
+
+    async def broken(_: object) -> int:
+        raise RuntimeError("/secret/path")
+
+    monkeypatch.setattr(frontend, "abort", broken)
+    async with connect(frontend) as http:
+        response = await http.post("/abort", json={"request_ids": ["a"]})
+        assert error_of(response)["message"] == "Internal server error"
+        assert "secret" not in response.text
+
+
+def test_long_lists_of_errors_are_cut() -> None:
+    errors = [{"type": "t", "loc": ("body", i), "msg": "m", "input": "x" * 9999} for i in range(50)]
+    error = invalid_body(errors)
+    assert error.message.startswith("50 validation errors:")
+    assert error.param == "body.0"
+    assert len(error.message) <= 1000
+
+
+async def test_bodies_are_bounded_while_they_are_read(
+    ready: GetReady, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(middleware, "MAX_BODY", 1000)
+    taken = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal taken
+        while True:
+            taken += 1
+            yield b" " * 100
+
+    json = {"content-type": "application/json"}
+    async with connect(await ready()) as http:
+        response = await http.post("/abort", content=b" " * 1001, headers=json)
+        assert (response.status_code, response.headers["connection"]) == (413, "close")
+        assert error_of(response)["type"] == "RequestTooLargeError"
+        response = await http.post("/abort", content=endless(), headers=json)
+        assert response.status_code == 413
+        assert taken < 20
+        response = await http.post("/abort", json={"request_ids": []})
+        assert response.json() == {"aborted": 0}
+        response = await http.post("/abort", content=b"x", headers={**json, "content-encoding": "gzip"})
+        assert response.status_code == 415
+
+
+async def test_a_body_that_never_comes(ready: GetReady, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(middleware, "BODY_SECONDS", 0.01)
+
+    async def stuck() -> AsyncIterator[bytes]:
+        yield b'{"request_ids":'
+        await asyncio.sleep(5)
+        yield b"[]}"
+
+    async with connect(await ready()) as http:
+        response = await http.post("/abort", content=stuck(), headers={"content-type": "application/json"})
+        assert response.status_code == 408
+        assert error_of(response)["type"] == "RequestTimeoutError"
+
+
+async def test_headers_are_bounded(ready: GetReady) -> None:
+    async with connect(await ready()) as http:
+        many = [(b"x", b"y")] * 101
+        assert (await http.get("/live", headers=many)).status_code == 431
+        assert (await http.get("/live", headers={"x": "y" * (65 << 10)})).status_code == 431
+
+
+async def test_request_ids_come_back_only_if_well_formed_and_wanted(ready: GetReady) -> None:
+    async with connect(await ready()) as http:
+        assert "x-request-id" not in (await http.get("/live", headers={"x-request-id": "a"})).headers
+    async with connect(await ready("--enable-request-id-headers")) as http:
+        assert (await http.get("/live", headers={"x-request-id": "a.b:c-1"})).headers[
+            "x-request-id"
+        ] == "a.b:c-1"
+        for bad in ("../../x", "a" * 129, ""):
+            made = (await http.get("/live", headers={"x-request-id": bad})).headers["x-request-id"]
+            assert made != bad
+            assert len(made) == 32
+
+
+async def test_origins_are_refused_unless_named(ready: GetReady) -> None:
+    asked = {"origin": "http://site", "access-control-request-method": "POST"}
+    async with connect(await ready()) as http:
+        assert "access-control-allow-origin" not in (await http.options("/live", headers=asked)).headers
+    async with connect(await ready("--allowed-origins", "http://site", "--api-key", "k")) as http:
+        response = await http.options("/v1/completions", headers=asked)
+        assert response.headers["access-control-allow-origin"] == "http://site"
+        other = {**asked, "origin": "http://other"}
+        assert "access-control-allow-origin" not in (await http.options("/live", headers=other)).headers
+
+
+async def test_http_requests_are_counted_by_route_not_by_path(ready: GetReady) -> None:
+    frontend = await ready()
+    async with connect(frontend) as http:
+        await http.get("/live")
+        await http.get("/made/up/path")
+        page = (await http.get("/metrics")).text
+    assert 'http_requests_total{handler="/live",method="GET",status="2xx"} 1.0' in page
+    assert 'http_requests_total{handler="none",method="GET",status="4xx"} 1.0' in page
+    assert "made" not in page

@@ -1,0 +1,249 @@
+"""Requests from admission to their last delta, against a scripted engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from fake_client import FakeClient
+
+from engine_core.protocol import Stats
+from server.errors import ApiError, BadRequest, Internal, NotFound, Overloaded, Unavailable
+from server.frontend import Delta, Frontend
+from server.sampling import SamplingParams
+from server.status import Dead, Draining, Ready, Starting
+
+Make = Callable[..., Frontend]
+GetReady = Callable[..., Awaitable[Frontend]]
+
+
+def ids(frontend: Frontend, text: str) -> list[int]:
+    return frontend.tokenizer.encode(text)
+
+
+async def started(stream: AsyncGenerator[Delta, None]) -> asyncio.Task[list[Delta]]:
+    """Reads the stream in a task, and lets it come as far as its first wait."""
+
+    async def read() -> list[Delta]:
+        return [delta async for delta in stream]
+
+    task = asyncio.create_task(read())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    return task
+
+
+async def test_the_start_is_told_stage_by_stage(client: FakeClient, folder: Path, make: Make) -> None:
+    frontend = make()
+    assert frontend.status == Starting("start", 0.0)
+    with pytest.raises(Unavailable, match=r"still loading \(stage start, 0%\)"):
+        frontend.generate([1], SamplingParams())
+    with pytest.raises(Unavailable):
+        _ = frontend.facts
+    start = asyncio.create_task(frontend.start())
+    client.locate(folder)
+    await asyncio.sleep(0)
+    assert frontend.status == Starting("import", 0.0)
+    client.become_ready()
+    assert frontend.status == Starting("tokenizer", 0.0)
+    await start
+    assert frontend.status == Ready()
+    facts = frontend.facts
+    assert facts.model_names == ("m", "other")
+    assert (facts.root, facts.max_model_len, facts.vocab_size) == ("some/model", 100, 450)
+    assert facts.eos_token_ids == (frontend.tokenizer.token_id("</s>"), 7, 8)
+    assert facts.defaults == {"temperature": 0.5}
+
+
+async def test_an_engine_that_dies_while_it_starts(client: FakeClient, make: Make) -> None:
+    frontend = make()
+    start = asyncio.create_task(frontend.start())
+    await asyncio.sleep(0)
+    client.fail("no memory")
+    with pytest.raises(Unavailable, match="no memory"):
+        await start
+    assert frontend.status == Dead("no memory")
+
+
+async def test_which_model(client: FakeClient, ready: GetReady) -> None:
+    frontend = await ready()
+    for name in (None, "m", "other"):
+        frontend.check_model(name)
+    with pytest.raises(NotFound, match=r"The model `x` does not exist. Valid aliases: m, other") as caught:
+        frontend.check_model("x")
+    assert caught.value.param == "model"
+
+
+async def test_one_request(client: FakeClient, ready: GetReady) -> None:
+    frontend = await ready()
+    prompt = ids(frontend, "the")
+    task = await started(
+        frontend.generate(prompt, SamplingParams(seed=3, max_tokens=9), priority=2, salt="s")
+    )
+    [request] = client.submitted
+    assert (request.tokens, request.priority, request.salt) == (prompt, 2, "s")
+    assert (request.params.seed, request.params.max_tokens, request.params.temperature) == (3, 9, 0.5)
+    assert frontend.live == 1
+    request.say(ids(frontend, " quick"), cached=1)
+    request.say([*ids(frontend, " fox"), 7], finish="stop")
+    deltas = await task
+    assert "".join(delta.text for delta in deltas) == " quick fox"
+    assert [delta.finish_reason for delta in deltas][-1] == "stop"
+    assert deltas[0].cached_tokens == 1
+    assert frontend.live == 0
+
+
+async def test_what_is_wrong_is_told_before_anything_is_sent(client: FakeClient, ready: GetReady) -> None:
+    frontend = await ready()
+    with pytest.raises(BadRequest):
+        frontend.generate([1], SamplingParams(temperature=3))
+    with pytest.raises(BadRequest):
+        frontend.generate([1] * 100, SamplingParams())
+    frontend.generate([1], SamplingParams())  # never iterated: never sent
+    assert not client.submitted
+    assert frontend.live == 0
+
+
+async def test_choices_interleave_as_they_come(client: FakeClient, ready: GetReady) -> None:
+    frontend = await ready()
+    stream = frontend.generate([1], SamplingParams(n=3, seed=5))
+    task = await started(stream)
+    assert [one.params.seed for one in client.submitted] == [5, 6, 7]
+    token = ids(frontend, "a")
+    for i, finish in ((2, None), (0, "length"), (1, None), (2, "length"), (1, "length")):
+        client.submitted[i].say(token, finish=finish)
+        await asyncio.sleep(0)
+    deltas = await task
+    assert [delta.index for delta in deltas if delta.finish_reason] == [0, 2, 1]
+    for index, text in enumerate(("a", "aa", "aa")):
+        assert "".join(delta.text for delta in deltas if delta.index == index) == text
+
+
+async def test_a_slow_reader_finds_the_rest_in_one_piece(client: FakeClient, ready: GetReady) -> None:
+    frontend = await ready()
+    stream = frontend.generate([1], SamplingParams())
+    task = await started(stream)
+    for _ in range(50):
+        client.submitted[0].say(ids(frontend, "a"))
+    client.submitted[0].say([], finish="length")
+    deltas = await task
+    assert len(deltas) == 1
+    assert deltas[0].text == "a" * 50
+
+
+@pytest.mark.parametrize("n", [1, 3])
+async def test_closing_the_stream_ends_the_request_in_the_engine(
+    client: FakeClient, ready: GetReady, n: int
+) -> None:
+    frontend = await ready()
+    stream = frontend.generate([1], SamplingParams(n=n))
+    first = asyncio.ensure_future(anext(stream))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    client.submitted[0].say(ids(frontend, "a"))
+    assert (await first).text == "a"
+    await stream.aclose()
+    assert sorted(client.aborted) == [*range(1, n + 1)]
+    assert frontend.live == 0
+    await asyncio.wait_for(frontend.drained(), 1)
+
+
+async def test_a_cancelled_reader_ends_the_request_too(client: FakeClient, ready: GetReady) -> None:
+    frontend = await ready()
+    task = await started(frontend.generate([1], SamplingParams()))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert client.aborted == [1]
+
+
+async def test_a_stop_string_ends_its_choice_alone(client: FakeClient, ready: GetReady) -> None:
+    frontend = await ready()
+    task = await started(frontend.generate([1], SamplingParams(n=2, stop=["x"])))
+    client.submitted[0].say(ids(frontend, "axb"))
+    await asyncio.sleep(0.01)
+    assert client.aborted == [1]
+    client.submitted[1].say(ids(frontend, "ab"), finish="length")
+    deltas = await task
+    ends = {delta.index: (delta.finish_reason, delta.stop_reason) for delta in deltas if delta.finish_reason}
+    assert ends == {0: ("stop", "x"), 1: ("length", None)}
+
+
+@pytest.mark.parametrize(("code", "kind"), [(400, BadRequest), (500, Internal), (503, Unavailable)])
+async def test_failures_of_the_engine(
+    client: FakeClient, ready: GetReady, code: int, kind: type[ApiError]
+) -> None:
+    frontend = await ready()
+    task = await started(frontend.generate([1], SamplingParams(n=2)))
+    client.submitted[1].fail(code, "it broke")
+    with pytest.raises(kind, match="it broke"):
+        await task
+    assert 1 in client.aborted
+    assert frontend.live == 0
+
+
+async def test_requests_end_by_their_names(client: FakeClient, ready: GetReady) -> None:
+    frontend = await ready()
+    tasks = [
+        await started(frontend.generate([1], SamplingParams(n=2), request_id="a")),
+        await started(frontend.generate([1], SamplingParams(), request_id="a")),
+        await started(frontend.generate([1], SamplingParams(), request_id="b")),
+    ]
+    assert await frontend.abort(["a", "unknown"]) == 1
+    assert sorted(client.aborted) == [1, 2, 3]
+    for task in tasks[:2]:
+        assert {delta.finish_reason for delta in await task} == {"abort"}
+    assert not tasks[2].done()
+    client.submitted[3].say([], finish="length")
+    await tasks[2]
+    assert await frontend.abort(["a", "b"]) == 0
+
+
+async def test_a_full_queue_refuses_and_tells_when_to_come_back(client: FakeClient, ready: GetReady) -> None:
+    frontend = await ready("--max-num-queued-reqs", "1")
+    tasks = [await started(frontend.generate([1], SamplingParams())) for _ in range(5)]  # 4 run, 1 waits
+    with pytest.raises(Overloaded, match="currently busy") as caught:
+        frontend.generate([1], SamplingParams())
+    assert 1 <= int(caught.value.headers()["Retry-After"]) <= 60
+    client.submitted[0].say([], finish="length")
+    await tasks[0]
+    frontend.generate([1], SamplingParams())
+    client.stats = Stats(1, 3, 1.0, 0, 0, 0, 0, 0)  # memory is short: the engine lets fewer run
+    with pytest.raises(Overloaded):
+        frontend.generate([1], SamplingParams())
+    for task in tasks[1:]:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_draining_finishes_what_runs_and_takes_nothing_new(client: FakeClient, ready: GetReady) -> None:
+    frontend = await ready()
+    task = await started(frontend.generate([1], SamplingParams()))
+    frontend.begin_drain()
+    assert frontend.status == Draining()
+    with pytest.raises(Unavailable, match="shutting down") as caught:
+        frontend.generate([1], SamplingParams())
+    assert "Retry-After" in caught.value.headers()
+    drained = asyncio.create_task(frontend.drained())
+    await asyncio.sleep(0)
+    assert not drained.done()
+    client.submitted[0].say(ids(frontend, "a"), finish="length")
+    assert (await task)[-1].text == "a"
+    await asyncio.wait_for(drained, 1)
+
+
+async def test_every_request_is_counted_by_its_end(client: FakeClient, ready: GetReady) -> None:
+    frontend = await ready()
+    task = await started(frontend.generate([1, 2], SamplingParams()))
+    client.submitted[0].say([9, 9, 9], finish="length")
+    await task
+    task = await started(frontend.generate([1, 2], SamplingParams()))
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    page = frontend.metrics.page().decode()
+    assert 'vllm:request_success_total{engine="0",finished_reason="length",model_name="m"} 1.0' in page
+    assert 'vllm:request_success_total{engine="0",finished_reason="abort",model_name="m"} 1.0' in page
+    assert 'vllm:prompt_tokens_total{engine="0",model_name="m"} 4.0' in page
+    assert 'vllm:generation_tokens_total{engine="0",model_name="m"} 3.0' in page

@@ -1,0 +1,137 @@
+"""The command: its exit codes, its port, and what it says. Whole lives of servers are in tests/e2e."""
+
+from __future__ import annotations
+
+import io
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from server.config import parse
+from server.main import BAD_USAGE, PORT_IN_USE, bind
+from server.progress import ProgressDisplay
+
+
+def command(*arguments: str, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", "from server.main import main; main()", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=cwd,
+        env={**os.environ, **variables},
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["serve", "--zzqq"], "error: there is no option --zzqq"),
+        (
+            ["serve", "--ssl-keyfile", "/no/k", "--ssl-certfile", "/no/c"],
+            "error: --ssl-keyfile: there is no file /no/k",
+        ),
+        (["server"], "usage: facet serve"),
+        ([], "usage: facet serve"),
+    ],
+)
+def test_bad_usage_is_told_in_one_line(arguments: list[str], told: str) -> None:
+    done = command(*arguments)
+    assert done.returncode == BAD_USAGE
+    assert done.stderr.startswith(told)
+    assert "Traceback" not in done.stderr
+
+
+def test_the_version_is_the_packages() -> None:
+    done = command("--version")
+    assert done.returncode == 0
+    assert done.stdout == command("serve", "--version").stdout
+    assert done.stdout[0].isdigit()
+
+
+def test_another_folder_of_our_name_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "__init__.py").write_text("")
+    root = str(Path(__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, "-c", "from server.main import serve; serve()"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": root},
+    )
+    assert "come from different places" in done.stderr
+    assert done.returncode == BAD_USAGE
+
+
+def test_a_port_in_use_has_an_exit_code_of_its_own() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = command("serve", "--port", str(port))
+    assert done.returncode == PORT_IN_USE
+    assert done.stderr == (
+        f"error: port {port} of 127.0.0.1 is in use: stop what listens there, or choose another with --port\n"
+    )
+
+
+def test_an_address_that_is_not_ours() -> None:
+    done = command("serve", "--host", "192.0.2.1")
+    assert done.returncode == BAD_USAGE
+    assert done.stderr.startswith("error: cannot listen on port 8000 of 192.0.2.1: ")
+
+
+def test_clients_may_connect_as_soon_as_the_port_is_taken() -> None:
+    with bind(parse(["--port", "0"], {})) as listener, socket.socket() as client:
+        host, port = listener.getsockname()
+        assert host == "127.0.0.1"
+        client.connect((host, port))
+
+
+def test_a_unix_socket_left_behind_is_taken_over_but_not_a_living_one(tmp_path: Path) -> None:
+    config = parse(["--uds", str(tmp_path / "s")], {})
+    with bind(config), pytest.raises(OSError, match="in use"):
+        bind(config)
+    with bind(config) as listener, socket.socket(socket.AF_UNIX) as client:
+        client.connect(listener.getsockname())
+
+
+def test_a_unix_socket_never_replaces_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "precious"
+    path.write_text("data")
+    with pytest.raises(OSError, match="in use"):
+        bind(parse(["--uds", str(path)], {}))
+    assert path.read_text() == "data"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_log_file_gets_one_line_for_each_stage() -> None:
+    out = io.StringIO()
+    display = ProgressDisplay(out)
+    for fraction in (0.0, 0.5, 1.0):
+        display.show("weights", fraction)
+    display.show("warmup", 0.0)
+    display.show("unknown", 0.0)
+    display.done("Serving")
+    lines = out.getvalue().splitlines()
+    assert [line.partition(" (")[0] for line in lines] == ["Loading weights", "Warming up", "Serving"]
+
+
+def test_a_terminal_gets_a_bar_that_leaves_nothing_behind() -> None:
+    out = Terminal()
+    display = ProgressDisplay(out)
+    display.show("download", 0.5)
+    assert " 50%" in out.getvalue()
+    assert "\n" not in out.getvalue()
+    display.done("Serving")
+    assert out.getvalue().endswith("\r\x1b[KServing\n")

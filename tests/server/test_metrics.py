@@ -1,0 +1,110 @@
+"""The numbers page: the peer's names, and values that are true."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine_core.protocol import Stats, Timing
+from server.metrics import Metrics
+
+LABELS = '{engine="0",model_name="m"}'
+
+
+def values(metrics: Metrics) -> dict[str, float]:
+    lines = metrics.page().decode().splitlines()
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")}
+
+
+def test_a_request_is_timed_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("server.metrics.time.monotonic", lambda: now)
+    metrics = Metrics("m")
+    record = metrics.begin(prompt_tokens=7, n=1, max_tokens=50)
+    now = 101.0
+    record.tokens(1, cached=4)
+    now = 103.0
+    record.tokens(4, cached=0)
+    record.tokens(0, cached=0)
+    now = 103.5
+    record.finish("length", Timing(queued=0.2, prefill=0.8, decode=2.0, preemptions=1))
+    found = values(metrics)
+    for name, value in {
+        "prompt_tokens_total": 7,
+        "generation_tokens_total": 5,
+        "prompt_tokens_cached_total": 4,
+        "time_to_first_token_seconds_sum": 1,
+        "inter_token_latency_seconds_sum": 0.5,
+        "request_time_per_output_token_seconds_sum": 0.5,
+        "e2e_request_latency_seconds_sum": 3.5,
+        "request_queue_time_seconds_sum": 0.2,
+        "request_inference_time_seconds_sum": 2.8,
+        "request_generation_tokens_sum": 5,
+        "request_num_preemptions_sum": 1,
+        "request_params_max_tokens_sum": 50,
+        "request_params_n_count": 1,
+    }.items():
+        assert found[f"vllm:{name}{LABELS}"] == pytest.approx(value), name
+    assert found['vllm:request_success_total{engine="0",finished_reason="length",model_name="m"}'] == 1
+    assert metrics.tokens_so_far == (7, 5)
+
+
+def test_the_engines_numbers_appear_when_it_has_told_them() -> None:
+    told: list[Stats] = []
+    metrics = Metrics("m")
+    metrics.watch(lambda: told[-1] if told else None)
+    assert not any("num_requests_running" in name for name in values(metrics))
+    told.append(
+        Stats(
+            running=2,
+            waiting=3,
+            kv_usage=0.25,
+            prefix_queries=10,
+            prefix_hits=4,
+            preemptions=1,
+            steps=9,
+            step_tokens=99,
+        )
+    )
+    found = values(metrics)
+    for name, value in {
+        "num_requests_running": 2,
+        "num_requests_waiting": 3,
+        "kv_cache_usage_perc": 0.25,
+        "prefix_cache_queries_total": 10,
+        "prefix_cache_hits_total": 4,
+        "num_preemptions_total": 1,
+    }.items():
+        assert found[f"vllm:{name}{LABELS}"] == value
+
+
+def test_http_requests_are_counted_by_route_and_kind_of_status() -> None:
+    metrics = Metrics("m")
+    metrics.http("/v1/completions", "POST", 200, 0.2)
+    metrics.http("/v1/completions", "POST", 404, 0.1)
+    found = values(metrics)
+    assert found['http_requests_total{handler="/v1/completions",method="POST",status="2xx"}'] == 1
+    assert found['http_requests_total{handler="/v1/completions",method="POST",status="4xx"}'] == 1
+    assert found['http_request_duration_seconds_count{handler="/v1/completions",method="POST"}'] == 2
+
+
+def test_several_processes_are_shown_as_one(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from server.config import share_metrics\n"
+        "folder = Path(sys.argv[1]); share_metrics(folder)\n"
+        "from server.metrics import Metrics\n"
+        "metrics = Metrics('m', folder); metrics.count_tokens(5, 0); metrics.rejected()\n"
+        "print(metrics.page().decode())"
+    )
+    for expected in (5.0, 10.0):
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        assert f"vllm:prompt_tokens_total{LABELS} {expected}" in done.stdout

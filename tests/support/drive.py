@@ -1,0 +1,156 @@
+"""Runs a model step by step, as a worker would, with contexts and a cache made by hand.
+
+The cache is hostile: blocks lie in no order, and whatever no sequence wrote is NaN. Of a model that is spread
+over ranks each rank runs in a thread, and `ThreadGroup` carries tensors between them.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from models.config import read_config
+from models.context import ForwardContext, use_context
+from models.loader import load_model
+from models.model import CausalLM
+from models.parallel import Parallel
+
+Result = TypeVar("Result")
+
+
+class ThreadGroup:
+    """Collectives for ranks that are threads: `group.at(rank)` is what that rank gets."""
+
+    def __init__(self, size: int) -> None:
+        self._barrier = threading.Barrier(size, timeout=20)
+        self._held: list[Tensor] = [torch.empty(0)] * size
+
+    def at(self, rank: int) -> RankGroup:
+        return RankGroup(self, rank)
+
+    def exchange(self, rank: int, x: Tensor) -> list[Tensor]:
+        self._held[rank] = x
+        self._barrier.wait()
+        everyone = list(self._held)
+        self._barrier.wait()  # nobody may put the next tensor down before all have looked
+        return everyone
+
+
+class RankGroup:
+    def __init__(self, group: ThreadGroup, rank: int) -> None:
+        self._group = group
+        self._rank = rank
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return torch.stack(self._group.exchange(self._rank, x)).sum(0)
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        return torch.cat(self._group.exchange(self._rank, x), dim=-1)
+
+
+def load_ranks(
+    folder: Path,
+    size: int = 1,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    max_len: int | None = None,
+    model_impl: str = "auto",
+) -> list[CausalLM]:
+    group = ThreadGroup(size)
+    return [
+        load_model(
+            read_config(folder, {}),
+            folder,
+            device=torch.device(device),
+            dtype=dtype,
+            parallel=Parallel(rank, size, group.at(rank)),
+            max_len=max_len,
+            model_impl=model_impl,
+        )
+        for rank in range(size)
+    ]
+
+
+class Driver:
+    """Holds some sequences of up to `max_len` tokens each, for a model that is given as its ranks."""
+
+    def __init__(
+        self,
+        ranks: Sequence[CausalLM],
+        *,
+        sequences: int = 4,
+        max_len: int = 64,
+        block_size: int = 4,
+        dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
+    ) -> None:
+        self._ranks = ranks
+        self._device = device
+        self._block_size = block_size
+        self._counts = [0] * sequences
+        width = -(-max_len // block_size)
+        blocks = list(range(sequences * width))
+        random.Random(0).shuffle(blocks)
+        self._tables = torch.tensor(blocks, dtype=torch.int32).view(sequences, width)
+        for model in ranks:
+            for layer in model.attention_layers():
+                shape = (2, len(blocks), layer.kv_heads, block_size, layer.head_dim)
+                layer.kv = torch.full(shape, torch.nan, dtype=dtype, device=device)
+
+    def step(self, tokens: Mapping[int, Sequence[int]]) -> dict[int, Tensor]:
+        """Feed each of the named sequences its next tokens; -> what follows after each of them [n, V]."""
+        rows = list(tokens)
+        context = self._context(rows, [len(tokens[row]) for row in rows])
+        ids = torch.tensor([token for row in rows for token in tokens[row]], device=self._device)
+
+        def run(model: CausalLM) -> Tensor:
+            with torch.inference_mode():
+                return model.logits(model.forward(ids, context.positions))
+
+        with use_context(context):
+            outputs = _in_threads(run, self._ranks)
+        for other in outputs[1:]:
+            torch.testing.assert_close(other, outputs[0])
+        return dict(zip(rows, outputs[0].split(context.query_lens_host), strict=True))
+
+    def _context(self, rows: list[int], counts: list[int]) -> ForwardContext:
+        positions, slots = [], []
+        size = self._block_size
+        for row, count in zip(rows, counts, strict=True):
+            places = torch.arange(self._counts[row], self._counts[row] + count)
+            positions.append(places)
+            slots.append(self._tables[row][places // size].long() * size + places % size)
+            self._counts[row] += count
+        totals = [self._counts[row] for row in rows]
+        starts = torch.tensor([0, *counts]).cumsum(0, dtype=torch.int32)
+        return ForwardContext(
+            positions=torch.cat(positions).to(self._device),
+            query_starts=starts.to(self._device),
+            kv_lens=torch.tensor(totals, dtype=torch.int32, device=self._device),
+            block_table=self._tables[rows].to(self._device),
+            slot_mapping=torch.cat(slots).to(self._device),
+            block_size=size,
+            query_lens_host=counts,
+            kv_lens_host=totals,
+        )
+
+
+def run_in_chunks(driver: Driver, row: int, tokens: Sequence[int], size: int) -> Tensor:
+    """One sequence alone, `size` tokens a step; -> [T, V]."""
+    chunks = [tokens[start : start + size] for start in range(0, len(tokens), size)]
+    return torch.cat([driver.step({row: chunk})[row] for chunk in chunks])
+
+
+def _in_threads(run: Callable[[CausalLM], Result], models: Sequence[CausalLM]) -> list[Result]:
+    if len(models) == 1:
+        return [run(models[0])]
+    with ThreadPoolExecutor(len(models)) as pool:
+        return list(pool.map(run, models))

@@ -1,0 +1,82 @@
+"""The HTTP API over a `FakeFrontend`: its app, a client for it, and a client that goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, cast
+
+import httpx
+from fake_frontend import FakeFrontend
+from fastapi import FastAPI
+
+from engine_core.config import EngineConfig
+from server.app import create_app
+from server.config import ServerConfig
+from server.frontend import Frontend
+
+
+def make_app(frontend: FakeFrontend, **options: Any) -> FastAPI:
+    """The app itself. `options` are fields of ServerConfig."""
+    frontend.config = ServerConfig(engine=EngineConfig(model="org/tiny"), **options)
+    return create_app(cast(Frontend, frontend))
+
+
+def make_client(app: FastAPI) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://api")
+
+
+def events(text: str) -> list[Any]:
+    """The data of an event stream; "[DONE]" as it stands. Comments and anything else between them fail."""
+    blocks = text.split("\n\n")
+    if blocks.pop() != "":
+        raise ValueError("the stream does not end with an event")
+    found: list[Any] = []
+    for block in blocks:
+        if not block.startswith("data: ") or "\n" in block:
+            raise ValueError(f"not an event: {block!r}")
+        data = block.removeprefix("data: ")
+        found.append(data if data == "[DONE]" else json.loads(data))
+    return found
+
+
+async def leave(app: FastAPI, path: str, body: dict[str, Any], *, after: int) -> list[bytes]:
+    """Sends a request, goes away when `after` pieces of the answer have come, and returns those pieces."""
+    raw = json.dumps(body).encode()
+    pieces: list[bytes] = []
+    asked = False
+    leaving = asyncio.Event()
+    if after == 0:
+        asyncio.get_running_loop().call_later(0.02, leaving.set)
+
+    async def receive() -> dict[str, Any]:
+        nonlocal asked
+        if not asked:
+            asked = True
+            return {"type": "http.request", "body": raw, "more_body": False}
+        await leaving.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        if message.get("body"):
+            pieces.append(message["body"])
+        if after and len(pieces) >= after:
+            leaving.set()
+            await asyncio.sleep(0)
+
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "scheme": "http",
+        "server": ("api", 80),
+        "client": ("127.0.0.1", 1),
+        "headers": [(b"content-type", b"application/json"), (b"host", b"api")],
+    }
+    await app(scope, receive, send)
+    return pieces

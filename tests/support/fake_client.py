@@ -1,0 +1,79 @@
+"""An EngineClient without an engine: a test sees what was submitted and says what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine_core.client import Stream
+from engine_core.protocol import Failed, Progress, Ready, Stats, Tokens
+from worker.protocol import Sampling
+
+
+@dataclass
+class Submitted:
+    tokens: list[int]
+    params: Sampling
+    priority: int
+    salt: str
+    stream: Stream
+
+    def say(self, tokens: Iterable[int], **fields: object) -> None:
+        self.stream.put(Tokens(id=self.stream.id, tokens=list(tokens), **fields))  # pyright: ignore
+
+    def fail(self, code: int, message: str) -> None:
+        self.stream.put(Failed(id=self.stream.id, code=code, message=message))
+
+
+class FakeClient:
+    def __init__(self) -> None:
+        self.progress = Progress(stage="start", fraction=0.0)
+        self.ready: Ready | None = None
+        self.dead: str | None = None
+        self.stats: Stats | None = None
+        self.located, self.settled, self.died = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.submitted: list[Submitted] = []
+        self.aborted: list[int] = []
+
+    def locate(self, folder: Path) -> None:
+        self.progress = Progress(stage="import", fraction=0.0, folder=str(folder))
+        self.located.set()
+
+    def become_ready(self, **facts: object) -> None:
+        known = {
+            "model": "m",
+            "folder": self.progress.folder,
+            "architecture": "LlamaForCausalLM",
+            "vocab_size": 450,
+            "max_model_len": 100,
+            "device": "cpu",
+            "dtype": "float32",
+            "num_blocks": 8,
+            "block_size": 16,
+            "max_num_seqs": 4,
+            "max_num_batched_tokens": 64,
+            "enable_prefix_caching": True,
+            "scheduling_policy": "fcfs",
+        }
+        self.ready = Ready(**{**known, **facts})  # pyright: ignore
+        self.settled.set()
+
+    def fail(self, reason: str) -> None:
+        self.dead = reason
+        for one in self.submitted:
+            one.fail(503, reason)
+        for event in (self.located, self.settled, self.died):
+            event.set()
+
+    def submit(self, tokens: list[int], params: Sampling, *, priority: int = 0, salt: str = "") -> Stream:
+        stream = Stream(len(self.submitted) + 1, asyncio.get_running_loop())
+        self.submitted.append(Submitted(tokens, params, priority, salt, stream))
+        return stream
+
+    def abort(self, ids: Iterable[int]) -> None:
+        for id in ids:
+            if id not in self.aborted:
+                self.aborted.append(id)
+                self.submitted[id - 1].say([], finish="abort")

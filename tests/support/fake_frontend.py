@@ -1,0 +1,206 @@
+"""A Frontend without an engine: it "generates" what a test tells it to, through the server's own text output.
+
+Tokens are bytes (0 to 255), so a test can read and write them; `EOS` ends a text. Logprobs are made up, but
+always the same for the same token: -0.5 for the chosen one, then -1.5, -2.5 and so on for the ids above it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+
+import tokenizers
+
+from engine_core.config import EngineConfig
+from engine_core.protocol import Tokens
+from server.config import ServerConfig
+from server.detokenizer import byte_level_table
+from server.errors import ApiError, NotFound
+from server.facts import Facts
+from server.metrics import Metrics
+from server.sampling import SamplingParams
+from server.status import Ready, Status
+from server.template import ChatTemplate
+from server.text_output import Delta, TextOutput
+from server.tokenizer import Tokenizer
+from worker.protocol import Sampling, TokenLogprobs
+
+EOS, BOS = 256, 257
+VOCAB_SIZE = 258
+TEMPLATE = (
+    "{% for message in messages %}<{{ message.role }}>{{ message.content }}\n{% endfor %}"
+    "{% if tools %}[{% for tool in tools %}{{ tool.function.name }}{% endfor %}]{% endif %}"
+    "{% if mood %}({{ mood }}){% endif %}"
+    "{% if reasoning_effort %}({{ reasoning_effort }}){% endif %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def byte_tokenizer() -> Tokenizer:
+    """Every byte is a token. BOS is written before a text when special tokens are asked for."""
+    specials = {"<eos>": EOS, "<bos>": BOS}
+    description = {
+        "version": "1.0",
+        "added_tokens": [
+            {
+                "id": id,
+                "content": name,
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+                "special": True,
+            }
+            for name, id in specials.items()
+        ],
+        "pre_tokenizer": {
+            "type": "ByteLevel",
+            "add_prefix_space": False,
+            "trim_offsets": False,
+            "use_regex": False,
+        },
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [
+                {"SpecialToken": {"id": "<bos>", "type_id": 0}},
+                {"Sequence": {"id": "A", "type_id": 0}},
+            ],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+            "special_tokens": {"<bos>": {"id": "<bos>", "ids": [BOS], "tokens": ["<bos>"]}},
+        },
+        "decoder": {
+            "type": "ByteLevel",
+            "add_prefix_space": False,
+            "trim_offsets": False,
+            "use_regex": False,
+        },
+        "model": {"type": "BPE", "vocab": {**byte_level_table(), **specials}, "merges": []},
+    }
+    model = tokenizers.Tokenizer.from_str(json.dumps(description))
+    return Tokenizer(model, ChatTemplate({"default": TEMPLATE}, {"bos_token": "<bos>", "eos_token": "<eos>"}))
+
+
+@dataclass
+class FakeFrontend:
+    reply: str = "Hello, world."
+    """Every choice says this, then EOS."""
+    per_step: int = 3
+    """Tokens in one message of the engine."""
+    cached: int = 0
+    error: ApiError | None = None
+    """Raised when `tokens_before_error` tokens are out."""
+    tokens_before_error: int = 0
+    unready: ApiError | None = None
+    gate: asyncio.Event | None = None
+    """Waited for before each message but the first."""
+    delay: float = 0.0
+    """Seconds before the first message."""
+    facts: Facts = field(
+        default_factory=lambda: Facts(
+            model_names=("org/tiny", "tiny"),
+            root="org/tiny",
+            created=1_700_000_000,
+            max_model_len=128,
+            vocab_size=VOCAB_SIZE,
+            eos_token_ids=(EOS,),
+        )
+    )
+    config: ServerConfig = field(default_factory=lambda: ServerConfig(engine=EngineConfig(model="org/tiny")))
+    metrics: Metrics = field(default_factory=lambda: Metrics("org/tiny"))
+    status: Status = Ready()  # noqa: RUF009
+    tokenizer: Tokenizer = field(default_factory=byte_tokenizer)
+    asked: list[tuple[list[int], SamplingParams, dict[str, object]]] = field(default_factory=list)
+    """Prompt, sampling and the rest of each call of generate."""
+    running: int = 0
+    """Streams that are open."""
+    most_running: int = 0
+    finished: int = 0
+    """Streams that ended by themselves."""
+
+    def require_ready(self) -> None:
+        if self.unready is not None:
+            raise self.unready
+
+    def check_model(self, name: str | None) -> None:
+        if name is not None and name not in self.facts.model_names:
+            raise NotFound(
+                f"The model `{name}` does not exist. Valid aliases: {', '.join(self.facts.model_names)}",
+                "model",
+            )
+
+    def generate(
+        self,
+        prompt: list[int],
+        sampling: SamplingParams,
+        *,
+        priority: int = 0,
+        salt: str = "",
+        interval: int = 1,
+        request_id: str = "",
+    ) -> AsyncGenerator[Delta, None]:
+        params = sampling.resolve(self.facts, self.tokenizer, len(prompt))
+        rest = {"priority": priority, "salt": salt, "interval": interval, "request_id": request_id}
+        self.asked.append((prompt, sampling, rest))
+        return self._generate(prompt, sampling, params, interval)
+
+    async def _generate(
+        self, prompt: list[int], sampling: SamplingParams, params: list[Sampling], interval: int
+    ) -> AsyncGenerator[Delta, None]:
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        try:
+            await asyncio.sleep(self.delay)
+            outputs = [
+                TextOutput(i, prompt, sampling, self.tokenizer, self.facts.eos_token_ids, interval)
+                for i in range(len(params))
+            ]
+            sources = [self._messages(prompt, one) for one in params]
+            live = set(range(len(params)))
+            while live:
+                for i in sorted(live):
+                    self._maybe_fail(outputs[i])
+                    delta = outputs[i].push(next(sources[i]))
+                    if delta is None:
+                        continue
+                    if delta.finish_reason is not None:
+                        live.discard(i)
+                    yield delta
+                if self.gate is not None and live:
+                    await self.gate.wait()
+            self.finished += 1
+        finally:
+            self.running -= 1
+
+    def _maybe_fail(self, output: TextOutput) -> None:
+        if self.error is not None and output.count >= self.tokens_before_error:
+            raise self.error
+
+    def _messages(self, prompt: list[int], params: Sampling):
+        tokens = [*self.reply.encode(), EOS][: params.max_tokens]
+        finish = "stop" if tokens[-1] in params.stop_token_ids else "length"
+        for start in range(0, len(tokens), self.per_step):
+            new = tokens[start : start + self.per_step]
+            first = start == 0
+            yield Tokens(
+                id=0,
+                tokens=new,
+                logprobs=[logprobs_of(id, params.logprobs) for id in new]
+                if params.logprobs is not None
+                else [],
+                prompt_logprobs=(
+                    [logprobs_of(id, params.prompt_logprobs) for id in prompt[1:]]
+                    if first and params.prompt_logprobs is not None
+                    else None
+                ),
+                cached=self.cached if first else 0,
+                finish=finish if start + self.per_step >= len(tokens) else None,
+            )
+
+
+def logprobs_of(id: int, count: int) -> TokenLogprobs:
+    """The chosen token is the most likely one."""
+    count = VOCAB_SIZE if count == -1 else count
+    ids = [(id + i) % VOCAB_SIZE for i in range(count)]
+    return TokenLogprobs([id, *ids], [-0.5, *(-0.5 - i for i in range(count))], 1)

@@ -1,0 +1,210 @@
+"""A worker without tensors, whose cache entries depend on their prefix as real K and V do.
+
+A wrong block, row, offset, order or stale prefix changes the text that comes out. It keeps to the same
+contract as the real one: token values are known from NewSeq and from its own samples only, and a step is
+computed when it is launched. Run as a module, it is an engine process with this worker in it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from engine_core import process
+from engine_core.executor import ExecutorDead
+from worker.config import WorkerConfig
+from worker.protocol import SeqStep, StepInput, StepOutput, TokenLogprobs, WorkerFacts
+
+VOCAB = 50
+EOS = 0
+
+# Token ids that make an engine process with this worker misbehave when a prompt holds them.
+BREAKS_STEP = 41
+BREAKS_ROW = 42
+KILLS_PROCESS = 43
+LOSES_DEVICE = 44
+
+_ROOT = 1469598103
+
+
+def _mix(entry: int | None, token: int) -> int:
+    if entry is None:
+        raise ValueError("a cache entry was read before it was written")
+    return (entry ^ (token + 1)) * 16777619 & 0xFFFFFFFF
+
+
+def _entries(tokens: Iterable[int]) -> list[int | None]:
+    entries: list[int | None] = []
+    entry = _ROOT
+    for token in tokens:
+        entry = _mix(entry, token)
+        entries.append(entry)
+    return entries
+
+
+def _attend(entries: list[int | None]) -> int:
+    total = 0
+    for index, entry in enumerate(entries):
+        if entry is None:
+            raise ValueError("a cache entry was read before it was written")
+        total += entry * (index + 1)
+    return total % 49999 % VOCAB
+
+
+def text_after(tokens: Iterable[int]) -> int:
+    """The token that follows these: the reference, without cache, blocks or steps."""
+    return _attend(_entries(tokens))
+
+
+def reference(
+    prompt: list[int], max_tokens: int, stops: tuple[int, ...] = (), min_tokens: int = 0
+) -> list[int]:
+    """What a request must produce when it runs alone."""
+    tokens = list(prompt)
+    while len(tokens) < len(prompt) + max_tokens:
+        tokens.append(text_after(tokens))
+        if tokens[-1] in stops and len(tokens) - 1 - len(prompt) >= min_tokens:
+            break
+    return tokens[len(prompt) :]
+
+
+def facts(
+    num_blocks: int = 64,
+    block_size: int = 4,
+    max_num_seqs: int = 8,
+    max_num_batched_tokens: int = 64,
+    max_model_len: int = 128,
+) -> WorkerFacts:
+    return WorkerFacts(
+        device="fake",
+        dtype="float32",
+        block_size=block_size,
+        num_blocks=num_blocks,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        weight_bytes=0,
+        kv_bytes=0,
+    )
+
+
+@dataclass(slots=True)
+class _Row:
+    tokens: list[int]
+    prompt_len: int
+    tells_prompt: bool
+    blocks: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Landed:
+    """A launched step: what the real worker's handle is."""
+
+    output: StepOutput | Exception
+
+    def result(self) -> StepOutput:
+        if isinstance(self.output, Exception):
+            raise self.output
+        return self.output
+
+
+class FakeWorker:
+    def __init__(self, facts: WorkerFacts) -> None:
+        self.facts = facts
+        self._size = facts.block_size
+        self._entries: list[int | None] = [None] * (facts.num_blocks * facts.block_size)
+        self._rows: dict[int, _Row] = {}
+
+    def launch(self, step: StepInput) -> Landed:
+        if sum(seq.count for seq in step.seqs) > self.facts.max_num_batched_tokens:
+            raise ValueError("the step is larger than the budget")
+        if len({seq.slot for seq in step.seqs}) < len(step.seqs):
+            raise ValueError("a row occurs twice")
+        for new in step.new:
+            if new.params.prompt_logprobs is not None and len(new.tokens) > new.prompt_len:
+                raise ValueError("prompt logprobs are asked for again")
+            self._rows[new.slot] = _Row(
+                list(new.tokens), new.prompt_len, new.params.prompt_logprobs is not None
+            )
+        tokens = [self._run(seq) for seq in step.seqs]
+        prompt_logprobs = {
+            seq.slot: self._prompt_logprobs(seq) for seq in step.seqs if self._rows[seq.slot].tells_prompt
+        }
+        return Landed(StepOutput(step.number, tokens, [], prompt_logprobs))
+
+    def _run(self, seq: SeqStep) -> int:
+        row = self._rows[seq.slot]
+        row.blocks += seq.blocks
+        if len(row.blocks) * self._size < seq.start + seq.count:
+            raise ValueError("the row has too few blocks")
+        for position in range(seq.start, seq.start + seq.count):
+            before = self._entries[self._place(row, position - 1)] if position else _ROOT
+            self._entries[self._place(row, position)] = _mix(before, row.tokens[position])
+        if not seq.samples:
+            return -1
+        end = seq.start + seq.count
+        if seq.output_index != end - row.prompt_len:
+            raise ValueError("output_index is wrong")
+        token = _attend([self._entries[self._place(row, position)] for position in range(end)])
+        del row.tokens[end:]
+        row.tokens.append(token)
+        return token
+
+    def _prompt_logprobs(self, seq: SeqStep) -> list[TokenLogprobs]:
+        """Marked with the token they are about, so that a test sees each of them once and in order."""
+        row = self._rows[seq.slot]
+        about = range(seq.start + 1, min(seq.start + seq.count + 1, row.prompt_len))
+        return [TokenLogprobs([row.tokens[position]], [0.0], 1) for position in about]
+
+    def _place(self, row: _Row, position: int) -> int:
+        return row.blocks[position // self._size] * self._size + position % self._size
+
+
+class FakeExecutor:
+    """FakeWorker behind the executor's interface, with a few ways to misbehave."""
+
+    def __init__(self, config: WorkerConfig, report: Callable[[str, float], None]) -> None:
+        self._config = config
+        self._report = report
+        self._worker = FakeWorker(facts(max_num_seqs=config.max_num_seqs or 8))
+        self._marks: dict[int, set[int]] = {}
+
+    def start(self) -> WorkerFacts:
+        if Path(self._config.folder, "no-weights").exists():
+            raise ValueError("model.safetensors: tensor 'lm_head.weight' is missing")
+        self._report("weights", 1.0)
+        if self._config.model.raw.get("slow"):
+            time.sleep(60)
+        self._report("cache", 1.0)
+        self._report("warmup", 1.0)
+        return self._worker.facts
+
+    def submit(self, step: StepInput) -> Landed:
+        time.sleep(0.002)  # a forward pass: tests interrupt streams in the middle
+        for new in step.new:
+            self._marks[new.slot] = {token for token in new.tokens if token >= BREAKS_STEP}
+        marks = {mark for seq in step.seqs for mark in self._marks[seq.slot]}
+        if KILLS_PROCESS in marks:
+            os.kill(os.getpid(), signal.SIGKILL)
+        landed = self._worker.launch(step)
+        if LOSES_DEVICE in marks:
+            landed.output = ExecutorDead("the device failed")
+        elif BREAKS_STEP in marks:
+            landed.output = RuntimeError("secret detail of the forward pass")
+        elif BREAKS_ROW in marks and isinstance(landed.output, StepOutput):
+            rows = [seq.slot for seq in step.seqs if BREAKS_ROW in self._marks[seq.slot]]
+            for slot in rows:
+                landed.output.failed[slot] = "the model produced non-finite logits"
+        return landed
+
+    def stop(self) -> None:
+        pass
+
+
+if __name__ == "__main__":
+    sys.exit(process.main(FakeExecutor))

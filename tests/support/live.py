@@ -1,0 +1,137 @@
+"""A real server for end-to-end tests: the command itself, as its own processes, on a free port."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+COMMAND = [sys.executable, "-P", "-c", "from server.main import serve; serve()"]
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+class LiveServer:
+    def __init__(self, *args: str, env: dict[str, str] | None = None) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        descriptor, path = tempfile.mkstemp(prefix="serve-", suffix=".log")
+        os.close(descriptor)
+        self.log = Path(path)
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*COMMAND, *args, "--port", str(self.port)],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
+                start_new_session=True,
+            )
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=10)
+
+    def post(self, path: str, body: object, timeout: float = 60) -> httpx.Response:
+        return httpx.post(self.url + path, json=body, timeout=timeout)
+
+    def wait_ready(self, seconds: float = 60) -> LiveServer:
+        wait_until(self._is_ready, seconds, lambda: f"not ready:\n{self.output()}")
+        return self
+
+    def _is_ready(self) -> bool:
+        if self.process.poll() is not None:
+            raise RuntimeError(f"the server exited with {self.process.returncode}:\n{self.output()}")
+        try:
+            return self.get("/health").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def children(self) -> list[int]:
+        """Process ids of all living descendants."""
+        out = subprocess.run(
+            ["ps", "-eo", "pid=,ppid=,stat="], capture_output=True, text=True, check=True
+        ).stdout
+        rows = [line.split() for line in out.splitlines()]
+        parent = {int(pid): int(ppid) for pid, ppid, stat in rows if not stat.startswith("Z")}
+        found, frontier = [], [self.process.pid]
+        while frontier:
+            above = frontier.pop()
+            below = [pid for pid, ppid in parent.items() if ppid == above]
+            found += below
+            frontier += below
+        return found
+
+    def engine_pid(self) -> int:
+        for pid in self.children():
+            if b"engine_core.process" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return pid
+        raise RuntimeError("no engine process found")
+
+    def terminate(self, seconds: float = 30) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(seconds)
+
+    def close(self) -> None:
+        try:
+            self.terminate()
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait(10)
+        finally:
+            self.log.unlink(missing_ok=True)
+
+
+@contextmanager
+def serving(*args: str, env: dict[str, str] | None = None) -> Iterator[LiveServer]:
+    server = LiveServer(*args, env=env)
+    try:
+        yield server.wait_ready()
+    finally:
+        server.close()
+
+
+def wait_until(condition: Callable[[], bool], seconds: float, message: Callable[[], str] | str = "") -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(message() if callable(message) else message)
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def events(response: httpx.Response) -> Iterator[str]:
+    """The data of each server-sent event, `[DONE]` included."""
+    for line in response.iter_lines():
+        if line.startswith("data: "):
+            yield line.removeprefix("data: ")
+
+
+def chunks(response: httpx.Response) -> list[dict]:
+    found = list(events(response))
+    if not found or found[-1] != "[DONE]":
+        raise ValueError(f"the stream did not end with [DONE]: {found[-1:]}")
+    return [json.loads(data) for data in found[:-1]]

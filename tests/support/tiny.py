@@ -1,0 +1,230 @@
+"""Tiny random checkpoints of real architectures, and Hugging Face's own classes as the oracle for them.
+
+A checkpoint is a whole one (config, weights, tokenizer, chat template, generation config), always the same
+for the same arguments, and made so that a mistake shows: norms are not the identity, biases are not zero,
+query heads share key heads, windows are shorter than a prompt, soft-caps bite.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+import torch
+import transformers
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.processors import TemplateProcessing
+from tokenizers.trainers import BpeTrainer
+from torch import Tensor, nn
+
+BOS, EOS, PAD, TURN, TURN_END = SPECIALS = ("<|bos|>", "<|eos|>", "<|pad|>", "<|im_start|>", "<|im_end|>")
+BOS_ID, EOS_ID, PAD_ID, TURN_ID, TURN_END_ID = range(len(SPECIALS))
+VOCAB_SIZE = 320
+
+_TEXT = """\
+The quick brown fox jumps over the lazy dog, and then the dog thinks about the fox.
+There is nothing in the room but the chair, the table and the thing on the table.
+She said that there were three of them, and that they would be there in the morning.
+What is the answer to the question? The answer is that there is no other question.
+system user assistant You are a helpful assistant. Hello, hello! How are you?
+import this, then return that: for each one in the other, there is another one.
+"""
+
+_CHAT_TEMPLATE = (
+    "{%- for message in messages -%}"
+    "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}<|im_start|>assistant\n{%- endif -%}"
+)
+
+# What nearly all families share; the entries of _FAMILIES add to it, or replace it where names differ.
+_SHAPE = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+}
+_WINDOW = 6
+_FAMILIES: dict[str, dict[str, object]] = {
+    "LlamaForCausalLM": _SHAPE,
+    "MistralForCausalLM": {**_SHAPE, "head_dim": 16, "sliding_window": _WINDOW},
+    "Qwen2ForCausalLM": {
+        **_SHAPE,
+        "use_sliding_window": True,
+        "sliding_window": _WINDOW,
+        "max_window_layers": 1,
+        "tie_word_embeddings": True,
+    },
+    "Qwen3ForCausalLM": {**_SHAPE, "head_dim": 16, "tie_word_embeddings": True},
+    "Phi3ForCausalLM": {**_SHAPE, "sliding_window": _WINDOW},
+    "GemmaForCausalLM": {**_SHAPE, "head_dim": 16, "tie_word_embeddings": True},
+    "Gemma2ForCausalLM": {
+        **_SHAPE,
+        "head_dim": 16,
+        "query_pre_attn_scalar": 12,
+        "sliding_window": _WINDOW,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 1.0,
+        "tie_word_embeddings": True,
+    },
+    "Gemma3ForCausalLM": {
+        **_SHAPE,
+        "head_dim": 16,
+        "query_pre_attn_scalar": 12,
+        "num_hidden_layers": 4,
+        "sliding_window": _WINDOW,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            "full_attention": {"rope_type": "linear", "rope_theta": 1000000.0, "factor": 8.0},
+        },
+        "tie_word_embeddings": True,
+    },
+    "Olmo2ForCausalLM": _SHAPE,
+    "GraniteForCausalLM": {
+        **_SHAPE,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.6,
+        "attention_multiplier": 0.2,
+        "logits_scaling": 0.5,
+        "tie_word_embeddings": True,
+    },
+    "SmolLM3ForCausalLM": {
+        **_SHAPE,
+        "num_hidden_layers": 4,
+        "no_rope_layers": [1, 1, 1, 0],
+        "tie_word_embeddings": True,
+    },
+    "GPT2LMHeadModel": {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 512, "n_inner": 48},
+    "OPTForCausalLM": {
+        "hidden_size": 32,
+        "word_embed_proj_dim": 16,
+        "ffn_dim": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 512,
+    },
+    # Families that we do not write ourselves: they run on transformers' own code.
+    "StableLmForCausalLM": {
+        **_SHAPE,
+        "partial_rotary_factor": 0.5,
+        "qk_layernorm": True,
+        "use_qkv_bias": True,
+    },
+    "MixtralForCausalLM": {**_SHAPE, "num_local_experts": 2},
+    "GPTNeoXForCausalLM": {**_SHAPE, "num_key_value_heads": 4, "rotary_pct": 0.5},
+    "CohereForCausalLM": {**_SHAPE, "logit_scale": 1.0, "use_qk_norm": True, "tie_word_embeddings": True},
+    "Starcoder2ForCausalLM": {**_SHAPE, "sliding_window": _WINDOW, "tie_word_embeddings": True},
+}
+
+ARCHITECTURES = tuple(_FAMILIES)
+
+
+def tiny_checkpoint(arch: str, folder: Path, **overrides: object) -> Path:
+    """Write a checkpoint of `arch` into `folder` and return it. `overrides` are fields of its config.json."""
+    model_class = getattr(transformers, arch)
+    config = model_class.config_class(
+        **{
+            **_FAMILIES[arch],
+            "vocab_size": VOCAB_SIZE,
+            "bos_token_id": BOS_ID,
+            "eos_token_id": EOS_ID,
+            "pad_token_id": PAD_ID,
+            "dtype": "float32",
+            "architectures": [arch],
+            **overrides,
+        }
+    )
+    model = model_class(config)
+    _randomise(model, seed=0)
+    model.to(config.dtype).save_pretrained(folder)
+    write_tokenizer(folder)
+    generation = {"bos_token_id": BOS_ID, "eos_token_id": [EOS_ID, TURN_END_ID], "pad_token_id": PAD_ID}
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    return folder
+
+
+def write_tokenizer(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tokenizer.json").write_text(_tokenizer_json())
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": BOS,
+        "eos_token": EOS,
+        "pad_token": PAD,
+        "additional_special_tokens": [TURN, TURN_END],
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": 512,
+        "chat_template": _CHAT_TEMPLATE,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
+
+
+@cache
+def _tokenizer_json() -> str:
+    """Byte-level BPE that knows all 256 bytes, so any text comes back as it went in. Starts with BOS."""
+    tokenizer = Tokenizer(BPE())
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = ByteLevelDecoder()
+    trainer = BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=list(SPECIALS),
+        initial_alphabet=ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_TEXT.splitlines(), trainer)
+    tokenizer.post_processor = TemplateProcessing(
+        single=f"{BOS} $A", pair=f"{BOS} $A {BOS} $B", special_tokens=[(BOS, BOS_ID)]
+    )
+    if tokenizer.get_vocab_size() != VOCAB_SIZE:
+        raise RuntimeError(f"the text yields {tokenizer.get_vocab_size()} tokens, not {VOCAB_SIZE}")
+    return tokenizer.to_str()
+
+
+@torch.no_grad()
+def _randomise(model: nn.Module, seed: int) -> None:
+    """Weights large enough to matter. Norms and biases keep their initial 0 or 1 as the mean.
+
+    Embeddings stay small: where the head is tied to them, a token would otherwise mostly predict itself.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    embeddings = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
+    for parameter in model.parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        if parameter.dim() == 1:
+            parameter.add_(0.1 * noise)
+        else:
+            parameter.copy_((0.1 if parameter in embeddings else 0.3) * noise)
+
+
+@cache
+def hf_model(folder: Path) -> nn.Module:
+    """Hugging Face's model in float32 with its plainest attention, which knows soft-caps and windows."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    )
+    return model.eval()
+
+
+@torch.inference_mode()
+def hf_logits(folder: Path, tokens: list[int]) -> Tensor:
+    """[T, V] float32: what follows after each of the tokens."""
+    return hf_model(folder)(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].float()
+
+
+def hf_greedy(folder: Path, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
+    """The `max_tokens` most likely tokens after each prompt, end-of-sequence tokens not minded."""
+    outputs = []
+    for prompt in prompts:
+        tokens = list(prompt)
+        for _ in range(max_tokens):
+            tokens.append(int(hf_logits(folder, tokens)[-1].argmax()))
+        outputs.append(tokens[len(prompt) :])
+    return outputs

@@ -1,0 +1,335 @@
+"""The runner on a tiny Llama against Hugging Face's own, however its steps are cut and however far ahead."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from sizes import worker_config
+from tiny import EOS_ID, VOCAB_SIZE, hf_greedy, hf_logits, tiny_checkpoint
+
+from models.config import read_config
+from worker.output import NOT_FINITE, Handle
+from worker.protocol import NewSeq, Sampling, SeqStep, StepInput, StepOutput, TokenLogprobs
+from worker.runner import Runner
+
+BLOCK = 4
+PROMPTS = [[5, 17, 40, 99, 250, 31, 8], [300], [11, 12, 13, 11, 12, 13, 11, 12, 13, 7, 200, 4, 90]]
+OUTPUT = 9
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint("LlamaForCausalLM", tmp_path_factory.mktemp("llama"))
+
+
+def open_runner(folder: Path, **given: object) -> Runner:
+    fields = {"max_num_seqs": 6, "block_size": BLOCK, "num_blocks": 64, "max_model_len": 64, "cpu_threads": 1}
+    config = worker_config(folder=str(folder), model=read_config(folder), **{**fields, **given})
+    return Runner(config, lambda stage, fraction: None)
+
+
+@pytest.fixture(scope="module")
+def runner(folder: Path) -> Runner:
+    return open_runner(folder)
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> list[list[int]]:
+    return hf_greedy(folder, PROMPTS, OUTPUT)
+
+
+@dataclass
+class Live:
+    """A sequence as an engine sees it: counts first, tokens when they arrive."""
+
+    prompt: list[int]
+    params: Sampling
+    slot: int
+    output: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    computed: int = 0
+    planned: int = 0  # tokens sampled or about to be
+    blocks: int = 0
+    entered: bool = False
+
+    @property
+    def known(self) -> int:
+        return len(self.prompt) + self.planned
+
+    @property
+    def done(self) -> bool:
+        return self.planned >= self.params.max_tokens and self.computed >= self.known - 1
+
+
+class Engine:
+    """The least that plans steps: up to `chunk` tokens for each live sequence; blocks never come back."""
+
+    def __init__(self, runner: Runner, chunk: int, ahead: int) -> None:
+        self.runner, self.chunk, self.ahead = runner, chunk, ahead
+        self.free = list(range(runner.facts.num_blocks))
+        random.Random(0).shuffle(self.free)
+        self.flying: deque[tuple[list[tuple[Live, bool]], Handle]] = deque()
+
+    def plan(self, live: list[Live]) -> None:
+        new, seqs, rows = [], [], []
+        for each in live:
+            if each.done:
+                continue
+            if not each.entered:
+                tokens = each.prompt + each.output
+                new.append(
+                    NewSeq(slot=each.slot, tokens=tokens, prompt_len=len(each.prompt), params=each.params)
+                )
+                each.entered = True
+            count = min(self.chunk, each.known - each.computed)
+            end = each.computed + count
+            gained = -(-end // BLOCK) - each.blocks
+            samples = end == each.known
+            seqs.append(
+                SeqStep(
+                    slot=each.slot,
+                    start=each.computed,
+                    count=count,
+                    blocks=[self.free.pop() for _ in range(gained)],
+                    samples=samples,
+                    output_index=each.planned,
+                )
+            )
+            each.blocks += gained
+            each.computed = end
+            each.planned += samples
+            rows.append((each, samples))
+        self.flying.append((rows, self.runner.launch(StepInput(number=1, new=new, seqs=seqs))))
+
+    def land(self) -> StepOutput:
+        rows, handle = self.flying.popleft()
+        answer = handle.result()
+        for index, (each, samples) in enumerate(rows):
+            each.prompt_logprobs += answer.prompt_logprobs.get(each.slot, [])
+            if samples:
+                each.output.append(answer.tokens[index])
+                each.logprobs.append(answer.logprobs[index] if answer.logprobs else None)
+            else:
+                assert answer.tokens[index] == -1
+        return answer
+
+    def run(self, live: list[Live]) -> None:
+        while self.flying or not all(each.done for each in live):
+            if not all(each.done for each in live):
+                self.plan(live)
+            if len(self.flying) > self.ahead or all(each.done for each in live):
+                self.land()
+
+    def preempt(self, each: Live) -> None:
+        """Nothing of it may be in flight."""
+        each.entered, each.computed, each.blocks, each.planned = False, 0, 0, len(each.output)
+
+
+def greedy(**given: object) -> Sampling:
+    return Sampling(**{"max_tokens": OUTPUT, "temperature": 0, **given})  # pyright: ignore[reportArgumentType]
+
+
+def sequences(params: Sampling, first_slot: int = 0) -> list[Live]:
+    return [Live(prompt, params, first_slot + slot) for slot, prompt in enumerate(PROMPTS)]
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+@pytest.mark.parametrize("chunk", [1, 3, 64])
+def test_greedy_equals_hugging_face(
+    runner: Runner, expected: list[list[int]], chunk: int, ahead: int
+) -> None:
+    live = sequences(greedy())
+    Engine(runner, chunk, ahead).run(live)
+    assert [each.output for each in live] == expected
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+def test_sequences_may_come_late_and_take_over_rows(
+    runner: Runner, expected: list[list[int]], ahead: int
+) -> None:
+    engine = Engine(runner, 5, ahead)
+    first, second, third = sequences(greedy(), first_slot=2)
+    for _ in range(4):
+        engine.plan([first])
+        if len(engine.flying) > ahead:
+            engine.land()
+    engine.run([first, second])
+    third.slot = first.slot
+    engine.run([third])
+    assert [each.output for each in (first, second, third)] == expected
+
+
+@pytest.mark.parametrize("chunk", [2, 64])
+def test_preempted_sequence_goes_on_where_it_was(
+    runner: Runner, expected: list[list[int]], chunk: int
+) -> None:
+    engine = Engine(runner, chunk, 0)
+    live = sequences(greedy())
+    while len(live[0].output) < 4:
+        engine.plan(live)
+        engine.land()
+    engine.preempt(live[0])
+    live[0].slot = 5
+    engine.run(live)
+    assert [each.output for each in live] == expected
+
+
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_options_that_look_back_see_tokens_in_flight(runner: Runner, ahead: int) -> None:
+    """Penalties, bad words and draws are the same whether or not the host has seen the last tokens."""
+    params = Sampling(
+        max_tokens=20,
+        seed=3,
+        top_p=0.95,
+        repetition_penalty=1.3,
+        presence_penalty=0.5,
+        frequency_penalty=0.7,
+        bad_words=tuple((token, other) for token in range(0, 300, 7) for other in (9, 10)),
+        min_tokens=10,
+        stop_token_ids=(EOS_ID,),
+        logprobs=2,
+    )
+    patient, hasty = sequences(params), sequences(params)
+    Engine(runner, 64, 0).run(patient)
+    Engine(runner, 2, ahead).run(hasty)
+    assert [each.output for each in patient] == [each.output for each in hasty]
+    for one, other in zip(patient, hasty, strict=True):
+        for entry, same in zip(one.logprobs, other.logprobs, strict=True):
+            assert entry is not None
+            assert same is not None
+            assert entry.ids == same.ids
+            assert entry.values == pytest.approx(same.values, abs=1e-4)
+
+
+def test_resumed_sequence_draws_and_counts_as_if_never_stopped(runner: Runner) -> None:
+    params = Sampling(max_tokens=16, seed=11, temperature=1.5, frequency_penalty=1.0)
+    whole, broken = sequences(params), sequences(params)
+    Engine(runner, 64, 0).run(whole)
+    engine = Engine(runner, 64, 0)
+    for _ in range(5):
+        engine.plan(broken)
+        engine.land()
+    for each in broken:
+        engine.preempt(each)
+    engine.run(broken)
+    assert [each.output for each in whole] == [each.output for each in broken]
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 64])
+def test_logprobs_equal_hugging_face(runner: Runner, folder: Path, chunk: int) -> None:
+    live = [
+        *sequences(greedy(logprobs=3, prompt_logprobs=2)),
+        Live(PROMPTS[0], greedy(logprobs=-1, prompt_logprobs=-1), 3),
+        Live(PROMPTS[2], greedy(), 4),
+    ]
+    Engine(runner, chunk, 1).run(live)
+    for each in live[:4]:
+        tokens = each.prompt + each.output
+        oracle = hf_logits(folder, tokens).log_softmax(-1)
+        entries = each.prompt_logprobs + each.logprobs
+        assert len(each.prompt_logprobs) == len(each.prompt) - 1
+        for position, entry in enumerate(entries):
+            assert entry is not None
+            check_entry(entry, oracle[position], tokens[position + 1])
+    assert len(live[3].logprobs[0].ids) == VOCAB_SIZE + 1  # pyright: ignore[reportOptionalMemberAccess]
+    assert live[4].logprobs == [None] * OUTPUT
+    assert live[4].prompt_logprobs == []
+
+
+def check_entry(entry: TokenLogprobs, oracle: torch.Tensor, token: int) -> None:
+    best = oracle.topk(len(entry.ids) - 1)
+    assert entry.ids[0] == token
+    assert entry.values[0] == pytest.approx(float(oracle[token]), abs=1e-4)
+    assert entry.values[1:] == pytest.approx(best.values.tolist(), abs=1e-4)
+    assert entry.rank == 1 + int((oracle > oracle[token] + 1e-5).sum())
+    assert float(oracle[entry.ids[1]]) == pytest.approx(float(best.values[0]), abs=1e-4)
+
+
+def test_prompt_longer_than_a_slice_of_logits(
+    runner: Runner, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.limits.WORKSPACE", 4 * VOCAB_SIZE * 2)  # two rows
+    live = sequences(greedy(prompt_logprobs=1, logprobs=1))
+    Engine(runner, 64, 0).run(live)
+    oracle = hf_logits(folder, PROMPTS[2]).log_softmax(-1)
+    assert len(live[2].prompt_logprobs) == len(PROMPTS[2]) - 1
+    for position, entry in enumerate(live[2].prompt_logprobs):
+        check_entry(entry, oracle[position], PROMPTS[2][position + 1])
+
+
+def test_non_finite_logits_fail_their_row_alone(
+    folder: Path, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = open_runner(folder)
+    engine = Engine(runner, 64, 0)
+    live = sequences(greedy(logprobs=0), first_slot=2)
+    engine.plan(live)
+    engine.land()
+    healthy = runner._model.logits  # pyright: ignore[reportPrivateUsage]
+
+    def broken(hidden: torch.Tensor) -> torch.Tensor:
+        logits = healthy(hidden)
+        logits[1, 7] = torch.nan
+        return logits
+
+    monkeypatch.setattr(runner._model, "logits", broken)  # pyright: ignore[reportPrivateUsage]
+    engine.plan(live)
+    answer = engine.land()
+    assert answer.failed == {3: NOT_FINITE}
+    assert answer.tokens == [expected[0][1], -1, expected[2][1]]
+
+
+def test_facts_say_what_became_true(folder: Path) -> None:
+    heard: list[tuple[str, float]] = []
+    config = worker_config(
+        folder=str(folder),
+        model=read_config(folder),
+        cpu_threads=1,
+        kv_cache_memory_bytes=40 * 3 * 2 * 2 * 32 * 8 * 4,  # 40 blocks
+    )
+    runner = Runner(config, lambda stage, fraction: heard.append((stage, fraction)))
+    facts = runner.facts
+    assert (facts.device, facts.dtype, facts.block_size) == ("cpu", "float32", 32)
+    assert (facts.num_blocks, facts.max_model_len) == (40, 512)
+    assert (facts.max_num_seqs, facts.max_num_batched_tokens) == (128, 2048)
+    assert facts.kv_bytes == config.kv_cache_memory_bytes
+    assert 0 < facts.weight_bytes < (folder / "model.safetensors").stat().st_size
+    stages = list(dict.fromkeys(stage for stage, _ in heard))
+    assert stages == ["weights", "cache", "warmup"]
+    assert heard[-1] == ("warmup", 1.0)
+    runner.close()
+
+
+def test_warm_up_leaves_no_trace(folder: Path) -> None:
+    runner = open_runner(folder)
+    slots, model = runner._slots, runner._model  # pyright: ignore[reportPrivateUsage]
+    assert not slots.tokens[:-1].any()
+    assert not slots.block_table[:-1].any()
+    assert not slots.blocks[:-1].any()
+    for layer in model.attention_layers():
+        assert layer.kv is not None
+        assert not layer.kv[:, : runner.facts.num_blocks].any()
+        assert layer.kv[:, runner.facts.num_blocks].any()  # it did run
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_narrow_dtypes_run(folder: Path, dtype: str) -> None:
+    runner = open_runner(folder, dtype=dtype)
+    live = sequences(greedy())
+    Engine(runner, 64, 1).run(live)
+    assert runner.facts.dtype == dtype
+    assert all(len(each.output) == OUTPUT for each in live)
+
+
+def test_the_longest_sequence_fills_its_row(folder: Path) -> None:
+    """The last position may be computed, and a token sampled after it."""
+    runner = open_runner(folder, max_model_len=12, num_blocks=3)
+    live = [Live(PROMPTS[0], greedy(max_tokens=6), 5)]
+    Engine(runner, 64, 1).run(live)
+    assert live[0].output == hf_greedy(folder, PROMPTS[:1], 6)[0]

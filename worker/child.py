@@ -1,0 +1,115 @@
+"""Start a process of ours so that neither side outlives the other unnoticed. Knows nothing of what runs
+in it.
+
+One socket pair joins parent and child. The parent sends the child's configuration through it; from then
+on nothing is said, and the end of either process shows as end-of-file at the other: the child leaves at
+once when its parent is gone, and the parent waits for the child with any poll. The standard
+multiprocessing module is not used because it pickles.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+
+_LENGTH_BYTES = 8
+_PR_SET_PDEATHSIG = 1
+
+
+class Child:
+    """A running process. Whoever holds it keeps the process alive: when it is dropped, the process ends."""
+
+    def __init__(self, name: str, process: subprocess.Popen[bytes], lifeline: socket.socket) -> None:
+        self.name = name
+        self._process = process
+        self.sentinel = lifeline.detach()
+        """A descriptor that becomes readable when the process has ended, and stays so."""
+        weakref.finalize(self, os.close, self.sentinel)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative is the signal that ended it."""
+        return self._process.poll()
+
+    def ended_within(self, seconds: float) -> bool:
+        poller = select.poll()
+        poller.register(self.sentinel, select.POLLIN)
+        return bool(poller.poll(seconds * 1000))
+
+    def wait(self) -> int:
+        return self._process.wait()
+
+    def terminate(self) -> None:
+        self._process.terminate()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def stop(self, seconds: float) -> int:
+        """Ask it to end, and end it if it has not after `seconds`."""
+        self.terminate()
+        if not self.ended_within(seconds):
+            self.kill()
+        return self.wait()
+
+
+def start(name: str, module: str, payload: bytes, inherit: Sequence[int] = ()) -> Child:
+    """Run `python -m module FD`, whose main() calls adopt(FD) first. It gets the descriptors `inherit` too.
+
+    Call it from a thread that lives as long as the child may: Linux ends the child with that thread.
+    """
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", module, str(theirs.fileno())],
+            pass_fds=[theirs.fileno(), *inherit],
+            stdin=subprocess.DEVNULL,
+            process_group=0,  # a Ctrl-C at the terminal reaches the parent alone, which decides what follows
+        )
+    with suppress(BrokenPipeError, ConnectionResetError):  # it is dead already, which the sentinel tells
+        ours.sendall(len(payload).to_bytes(_LENGTH_BYTES, "little") + payload)
+    return Child(name, process, ours)
+
+
+def adopt(fd: int) -> bytes:
+    """Called first in the child: returns the payload, and ties this process's life to its parent's."""
+    os.set_inheritable(fd, False)
+    lifeline = socket.socket(fileno=fd)
+    _die_with_parent()
+    payload = _read(lifeline, int.from_bytes(_read(lifeline, _LENGTH_BYTES), "little"))
+    threading.Thread(target=_leave_at_end_of_file, args=(lifeline,), name="lifeline", daemon=True).start()
+    return payload
+
+
+def _die_with_parent() -> None:
+    """Linux ends this process even while it holds the interpreter's lock; elsewhere the thread must do."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _read(lifeline: socket.socket, count: int) -> bytes:
+    data = bytearray()
+    while len(data) < count:
+        part = lifeline.recv(count - len(data))
+        if not part:
+            raise SystemExit("the parent process ended before it had said what to do")
+        data += part
+    return bytes(data)
+
+
+def _leave_at_end_of_file(lifeline: socket.socket) -> None:
+    lifeline.recv(1)
+    os._exit(1)

@@ -1,0 +1,81 @@
+"""What this machine lets the process use: processor cores and memory, container limits included. No torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def usable_cores(root: Path = Path("/")) -> int:
+    """Physical cores within the affinity mask, bounded by the cgroup's processor quota; at least 1.
+
+    Two threads of one core share its arithmetic units, so hyper-threads are counted once.
+    """
+    allowed = _allowed_cpus()
+    cores = {_siblings(root, cpu) for cpu in allowed}
+    return max(1, min(len(cores), _quota(root)))
+
+
+def available_memory(root: Path = Path("/")) -> int:
+    """Bytes that can still be taken without swapping, in this container as on the machine."""
+    available = _machine_available(root)
+    for group in _cgroups(root):
+        limit, used = _number(group / "memory.max"), _number(group / "memory.current")
+        if limit is not None and used is not None:
+            available = min(available, max(0, limit - used))
+    return available
+
+
+def _allowed_cpus() -> set[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
+def _siblings(root: Path, cpu: int) -> str:
+    """The hardware threads of this processor's core, as the kernel lists them; else the one itself."""
+    text = _text(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+    return text if text is not None else str(cpu)
+
+
+def _quota(root: Path) -> int:
+    """Whole processors the tightest cgroup above this process grants."""
+    quota = os.cpu_count() or 1
+    for group in _cgroups(root):
+        text = _text(group / "cpu.max")
+        if text is not None and not text.startswith("max"):
+            runtime, period = map(int, text.split())
+            quota = min(quota, runtime // period)
+    return quota
+
+
+def _machine_available(root: Path) -> int:
+    for line in (_text(root / "proc/meminfo") or "").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _cgroups(root: Path) -> Iterator[Path]:
+    """This process's cgroup (version 2) and those above it: a limit of any of them holds."""
+    base = root / "sys/fs/cgroup"
+    for line in (_text(root / "proc/self/cgroup") or "").splitlines():
+        if line.startswith("0::"):
+            group = base / line.removeprefix("0::").lstrip("/")
+            yield group
+            while group != base:
+                group = group.parent
+                yield group
+
+
+def _number(path: Path) -> int | None:
+    text = _text(path)
+    return int(text) if text is not None and text.isdigit() else None
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None

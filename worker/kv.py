@@ -1,0 +1,97 @@
+"""The paged KV cache: how many blocks there are, and the memory behind them. Nothing is measured by running.
+
+All blocks lie in one arena, layer after layer as [2, blocks, kv_heads, block_size, head_dim], and every
+attention layer is bound to its part. One block more than the engine knows belongs to the worker: what is
+written there is never read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from models.config import ModelConfig
+from models.layers.attention import Attention
+from worker.config import WorkerConfig
+from worker.device import GIB, Device
+from worker.limits import WORKSPACE, Limits
+from worker.slots import Slots
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSize:
+    num_blocks: int
+    """That the engine may use; the scratch block comes after them."""
+    block_bytes: int
+    """Of all layers together."""
+    max_model_len: int
+    """What was asked for, or as much of the model's as fits."""
+
+
+def block_bytes(layers: Sequence[Attention], block_size: int, dtype: torch.dtype) -> int:
+    return sum(2 * layer.kv_heads * block_size * layer.head_dim * dtype.itemsize for layer in layers)
+
+
+def size_cache(config: WorkerConfig, limits: Limits, block_bytes: int, budget: int, flag: str) -> CacheSize:
+    """`budget` bytes by default, which `flag` changes; never more than all rows can fill."""
+    per_sequence = -(-limits.max_model_len // limits.block_size)
+    if config.num_blocks is not None:
+        blocks, flag = config.num_blocks, "--num-gpu-blocks-override"
+    else:
+        if config.kv_cache_memory_bytes is not None:
+            budget, flag = config.kv_cache_memory_bytes, "--kv-cache-memory-bytes"
+        blocks = min(budget // block_bytes, limits.max_num_seqs * per_sequence)
+    if blocks >= per_sequence:
+        return CacheSize(blocks, block_bytes, limits.max_model_len)
+
+    fits = blocks * limits.block_size
+    shortage = (
+        f"one sequence of {limits.max_model_len} tokens needs {_gib(per_sequence * block_bytes)} of KV cache "
+        f"and {_gib(blocks * block_bytes)} are there"
+    )
+    if config.max_model_len is not None or fits < 2:
+        lower = f", or lower --max-model-len to {fits} at most" if fits >= 2 else ""
+        raise ValueError(f"{shortage}: raise {flag}{lower}")
+    logger.warning("%s: the longest sequence is now %d tokens; raise %s for more", shortage, fits, flag)
+    return CacheSize(blocks, block_bytes, fits)
+
+
+def bind_cache(
+    size: CacheSize, layers: Sequence[Attention], block_size: int, dtype: torch.dtype, device: Device
+) -> None:
+    """Take the memory, without touching it, and give each layer its part."""
+    blocks = size.num_blocks + 1
+    arena = device.arena(blocks * size.block_bytes).view(dtype)
+    start = 0
+    for layer in layers:
+        shape = (2, blocks, layer.kv_heads, block_size, layer.head_dim)
+        stop = start + torch.Size(shape).numel()
+        layer.kv = arena[start:stop].view(shape)
+        start = stop
+
+
+def step_bytes(model: ModelConfig, limits: Limits, dtype: torch.dtype) -> int:
+    """An upper bound of what a step takes beside weights and cache, from the shapes alone."""
+    inner = model.raw.get("intermediate_size")
+    inner = inner if isinstance(inner, int) else 4 * model.hidden_size
+    heads, kv_heads = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    per_token = 4 * model.hidden_size + 3 * (heads + 2 * kv_heads) + 3 * inner
+    # The plain attention gathers one sequence's keys and values, and writes its mask out.
+    per_position = 4 * kv_heads * dtype.itemsize + limits.max_num_batched_tokens * (1 + dtype.itemsize)
+    return (
+        limits.max_num_batched_tokens * per_token * dtype.itemsize
+        + limits.max_model_len * per_position
+        + 2 * 4 * limits.max_num_seqs * model.vocab_size  # logits, and a copy for logprobs
+        + 6 * WORKSPACE
+        + Slots.nbytes(limits.max_num_seqs, limits.max_model_len, limits.block_size)
+        + GIB // 2  # libraries' own workspaces and fragmentation
+    )
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / GIB:.2f} GiB" if nbytes >= GIB // 100 else f"{nbytes / (1 << 20):.2f} MiB"

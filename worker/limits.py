@@ -1,0 +1,65 @@
+"""The sizes a worker runs with: what the operator asked for, the rest from the device and the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from worker.config import WorkerConfig
+from worker.device import Defaults
+
+WORKSPACE = 64 << 20
+"""Bytes: work on [rows, vocabulary] tensors that can be cut into slices never makes larger ones."""
+
+
+def slice_rows(vocab_size: int) -> int:
+    """How many rows of float32 logits fill the workspace."""
+    return max(1, WORKSPACE // (4 * vocab_size))
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+
+
+def resolve_limits(config: WorkerConfig, defaults: Defaults) -> Limits:
+    for flag, value, least in (
+        ("--block-size", config.block_size, 1),
+        ("--max-num-seqs", config.max_num_seqs, 1),
+        ("--max-num-batched-tokens", config.max_num_batched_tokens, 1),
+        ("--max-model-len", config.max_model_len, 2),  # a prompt token and one to answer it
+        ("--num-gpu-blocks-override", config.num_blocks, 1),
+        ("--cpu-threads", config.cpu_threads, 1),
+    ):
+        if value is not None and value < least:
+            raise ValueError(f"{flag} must be at least {least}, not {value}")
+    seqs, tokens = _batch_sizes(config, defaults)
+    return Limits(config.block_size or defaults.block_size, seqs, tokens, _model_len(config))
+
+
+def _batch_sizes(config: WorkerConfig, defaults: Defaults) -> tuple[int, int]:
+    """A step must have room for one token of every sequence: the size that was not given makes way."""
+    seqs, tokens = config.max_num_seqs, config.max_num_batched_tokens
+    if tokens is None:
+        seqs = seqs or defaults.max_num_seqs
+        return seqs, max(seqs, defaults.max_num_batched_tokens)
+    if seqs is None:
+        return min(tokens, defaults.max_num_seqs), tokens
+    if tokens < seqs:
+        raise ValueError(
+            f"--max-num-batched-tokens {tokens} is less than --max-num-seqs {seqs}, so a step could not give "
+            "every sequence a token: raise the first or lower the second"
+        )
+    return seqs, tokens
+
+
+def _model_len(config: WorkerConfig) -> int:
+    longest = config.model.max_len
+    if config.max_model_len is not None and config.max_model_len > longest:
+        raise ValueError(
+            f"--max-model-len {config.max_model_len} is more than the {longest} positions this model was "
+            "made for: lower it, or extend the model's positions with --hf-overrides"
+        )
+    return config.max_model_len or longest

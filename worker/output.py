@@ -1,0 +1,80 @@
+"""What a step answers: packed into one tensor on the device, unpacked on the host once that has arrived."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from worker.batch import Batch
+from worker.device import Device, Fetch
+from worker.logprobs import read
+from worker.protocol import StepInput, StepOutput, TokenLogprobs
+from worker.sampler import Choice
+
+NOT_FINITE = "the model produced non-finite logits"
+
+
+def send_back(
+    device: Device, step: StepInput, batch: Batch, choice: Choice | None, prompt_tables: list[Tensor]
+) -> Handle:
+    """Start the one copy out. The handle keeps what it needs: rows may belong to others when it is read."""
+    tables = [*(choice.logprobs if choice else []), *prompt_tables]
+    parts = [choice.tokens.int(), choice.finite.int()] if choice else []
+    parts += [table.flatten() for table in tables]
+    packed = torch.cat(parts) if parts else torch.empty(0, dtype=torch.int32, device=device.target)
+    shapes = [(table.shape[0], table.shape[1]) for table in tables]
+    return Handle(step, batch, shapes, device.fetch(packed))
+
+
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """A step under way."""
+
+    _step: StepInput
+    _batch: Batch
+    _shapes: list[tuple[int, int]]
+    _fetch: Fetch
+
+    def result(self) -> StepOutput:
+        """Waits for this step's own answer, not for later steps."""
+        words = self._fetch.wait()
+        sampled = self._batch.sampled
+        seqs = self._step.seqs
+        rows = sampled.rows if sampled else []
+        tokens = [-1] * len(seqs)
+        failed: dict[int, str] = {}
+        chosen, finite = words[: len(rows)].tolist(), words[len(rows) : 2 * len(rows)].tolist()
+        for row, token, good in zip(rows, chosen, finite, strict=True):
+            if good:
+                tokens[row] = token
+            else:
+                failed[seqs[row].slot] = NOT_FINITE
+
+        tables = self._tables(words[2 * len(rows) :])
+        return StepOutput(
+            number=self._step.number,
+            tokens=tokens,
+            logprobs=self._logprobs(tables),
+            prompt_logprobs={wanted.slot: read(next(tables)) for wanted in self._batch.prompts},
+            failed=failed,
+        )
+
+    def _tables(self, words: np.ndarray) -> Iterator[np.ndarray]:
+        start = 0
+        for rows, width in self._shapes:
+            yield words[start : start + rows * width].reshape(rows, width)
+            start += rows * width
+
+    def _logprobs(self, tables: Iterator[np.ndarray]) -> list[TokenLogprobs | None]:
+        sampled = self._batch.sampled
+        if sampled is None or not sampled.plan.logprobs:
+            return []
+        entries: list[TokenLogprobs | None] = [None] * len(self._step.seqs)
+        for wanted in sampled.plan.logprobs:
+            for row, entry in zip(wanted.rows_host, read(next(tables)), strict=True):
+                entries[sampled.rows[row]] = entry
+        return entries

@@ -1,0 +1,81 @@
+"""From a step's raw logits to its tokens, in the order that `Sampling` documents.
+
+Only rows that use an option pay for it; a step of greedy rows is one pass over its logits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from worker.draw import Draws, draw, plan_draws
+from worker.limits import slice_rows
+from worker.logprobs import Wanted, rank_chosen
+from worker.masks import Masks, plan_masks
+from worker.penalties import Penalties, plan_penalties
+from worker.slots import SampleRows, Slots
+from worker.staging import Packet
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a step's sampling rows ask for, staged on the device."""
+
+    masks: Masks | None
+    penalties: list[Penalties]
+    draws: list[Draws]
+    logprobs: list[Wanted]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    tokens: Tensor  # [R] int64
+    finite: Tensor  # [R] bool: false where the logits give no answer; the token is then arbitrary
+    logprobs: list[Tensor]  # one table for each of Plan.logprobs
+
+
+def plan_sampling(packet: Packet, slots: Slots, rows: SampleRows, vocab_size: int) -> Plan:
+    return Plan(
+        masks=plan_masks(packet, slots, rows, vocab_size),
+        penalties=plan_penalties(packet, slots, rows),
+        draws=plan_draws(packet, slots, rows, vocab_size),
+        logprobs=_plan_logprobs(packet, slots, rows, vocab_size),
+    )
+
+
+def _plan_logprobs(packet: Packet, slots: Slots, rows: SampleRows, vocab_size: int) -> list[Wanted]:
+    groups: dict[int, list[int]] = {}
+    for row in np.flatnonzero(slots.logprobs[rows.slots]):
+        top = slots.params[rows.slots[row]].logprobs
+        if top is not None:
+            groups.setdefault(top, []).append(int(row))
+    size = slice_rows(vocab_size)
+    return [
+        Wanted(packet.ints(members[first : first + size]), members[first : first + size], top)
+        for top, members in groups.items()
+        for first in range(0, len(members), size)
+    ]
+
+
+def choose(logits: Tensor, plan: Plan, tokens: Tensor, *, reads_at_once: bool) -> Choice:
+    """`logits` [R, V] float32 are used up; `tokens` is the device's table of all texts so far."""
+    logits = logits.contiguous()
+    raw = [logits[wanted.rows] for wanted in plan.logprobs]  # copies, before anything is masked
+    if plan.masks is not None:
+        plan.masks.apply(logits, tokens)
+    for penalties in plan.penalties:
+        penalties.apply(logits, tokens)
+    best = logits.max(-1)
+    chosen = best.indices  # [R]
+    for draws in plan.draws:
+        chosen[draws.rows] = draw(logits, draws, reads_at_once=reads_at_once)
+    return Choice(
+        tokens=chosen,
+        finite=best.values.isfinite(),  # NaN and infinity win a maximum, and nothing but -inf has none
+        logprobs=[
+            rank_chosen(each, chosen[wanted.rows], wanted.top)
+            for each, wanted in zip(raw, plan.logprobs, strict=True)
+        ],
+    )

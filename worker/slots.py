@@ -1,0 +1,80 @@
+"""The rows in which sequences live: tables on the device, and what the host must know about each row.
+
+A sequence keeps its row from `NewSeq` to its end or preemption; the engine hands the numbers out. The last
+row is a dummy that belongs to nobody. Prompt tokens arrive once, sampled ones are written where they were
+sampled, so the input of a step is always `tokens[slot, position]` and never waits for the host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from worker.protocol import NewSeq, Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRows:
+    """The rows of a step that sample a token, on the host and in the order of their logits."""
+
+    slots: np.ndarray  # [R]
+    lengths: np.ndarray  # [R] tokens before the new one
+    output_index: np.ndarray  # [R] tokens already produced
+
+
+class Slots:
+    def __init__(self, target: torch.device, count: int, max_len: int, block_size: int) -> None:
+        self.count = count
+        self.dummy = count
+        self.max_len = max_len
+        self.block_size = block_size
+        rows, blocks = count + 1, -(-max_len // block_size)
+        # One column more than positions: the token sampled after the last position has a place, too.
+        self.tokens = torch.zeros(rows, max_len + 1, dtype=torch.int32, device=target)  # [rows, max_len + 1]
+        self.block_table = torch.zeros(rows, blocks, dtype=torch.int32, device=target)  # [rows, blocks]
+
+        self.params: list[Sampling] = [Sampling(max_tokens=1)] * rows
+        self.prompt_len = np.zeros(rows, np.int64)
+        self.blocks = np.zeros(rows, np.int64)  # entries of the block table in use
+        self.temperature = np.zeros(rows, np.float32)  # 0 is greedy
+        self.top_p = np.ones(rows, np.float32)
+        self.top_k = np.zeros(rows, np.int64)
+        self.min_p = np.zeros(rows, np.float32)
+        self.seed = np.zeros(rows, np.uint64)
+        self.masked = np.zeros(rows, bool)  # has logit_bias, bad_words, allowed_token_ids or min_tokens
+        self.penalised = np.zeros(rows, bool)
+        self.logprobs = np.zeros(rows, bool)
+        self.prompt_logprobs = np.zeros(rows, bool)
+
+    @staticmethod
+    def nbytes(count: int, max_len: int, block_size: int) -> int:
+        """What the tables take on the device."""
+        return 4 * (count + 1) * (max_len + 1 + -(-max_len // block_size))
+
+    def admit(self, new: NewSeq) -> None:
+        """Note what the host must know. Tokens travel with the step that brings the sequence."""
+        slot, params = new.slot, new.params
+        if not 0 <= slot <= self.dummy:
+            raise ValueError(f"row {slot} does not exist: rows go from 0 to {self.count - 1}")
+        if not 1 <= len(new.tokens) <= self.max_len:
+            raise ValueError(
+                f"a sequence of {len(new.tokens)} tokens: a row has room for 1 to {self.max_len}"
+            )
+        self.params[slot] = params
+        self.prompt_len[slot] = new.prompt_len
+        self.blocks[slot] = 0
+        self.temperature[slot] = params.temperature
+        self.top_p[slot] = params.top_p
+        self.top_k[slot] = params.top_k
+        self.min_p[slot] = params.min_p
+        self.seed[slot] = params.seed & 0xFFFF_FFFF_FFFF_FFFF
+        self.masked[slot] = bool(
+            params.logit_bias or params.bad_words or params.allowed_token_ids or params.min_tokens
+        )
+        self.penalised[slot] = (
+            params.presence_penalty != 0 or params.frequency_penalty != 0 or params.repetition_penalty != 1
+        )
+        self.logprobs[slot] = params.logprobs is not None
+        self.prompt_logprobs[slot] = params.prompt_logprobs is not None
