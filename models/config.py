@@ -33,7 +33,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     head_dim: int
     max_len: int
     """Positions the model was made for; the default of --max-model-len."""
-    tie_word_embeddings: bool
+    tie_word_embeddings: bool | None
+    """Whether the LM head is the embedding's matrix; None if config.json does not say."""
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     """All ids that end a text, those of generation_config.json included; the primary one first."""
@@ -61,7 +62,7 @@ def read_config(folder: Path, overrides: Mapping[str, object] | None = None) -> 
         num_kv_heads=_num_kv_heads(fields, num_heads),
         head_dim=_head_dim(fields, hidden_size, num_heads),
         max_len=_max_len(fields),
-        tie_word_embeddings=fields.boolean("tie_word_embeddings", default=True),
+        tie_word_embeddings=fields.boolean("tie_word_embeddings", default=None),
         bos_token_id=next(iter(fields.token_ids("bos_token_id")), None),
         eos_token_ids=_eos_token_ids(folder, fields),
         raw=raw,
@@ -77,6 +78,9 @@ def family_fields(config: ModelConfig, kind: type[FamilyFields]) -> FamilyFields
         return msgspec.convert(config.raw, kind)
     except msgspec.ValidationError as error:
         raise ConfigError(f"config.json of this {config.architecture}: {error}") from None
+
+
+Default = TypeVar("Default", bool, None)
 
 
 class _Fields:
@@ -108,7 +112,7 @@ class _Fields:
             raise self.wrong(name, value, "a positive integer")
         return value
 
-    def boolean(self, name: str, default: bool) -> bool:
+    def boolean(self, name: str, default: Default) -> bool | Default:
         value = self.get(name)
         if value is None:
             return default

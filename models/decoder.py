@@ -208,8 +208,13 @@ class DecoderForCausalLM(nn.Module):
         super().__init__()
         config, parallel = setup.config, setup.parallel
         self.model = Decoder(config, spec, parallel)
-        tied = self.model.embed_tokens if config.tie_word_embeddings else None
-        self.lm_head = LMHead(config.vocab_size, config.hidden_size, parallel, tied=tied)
+        self.lm_head = LMHead(
+            config.vocab_size,
+            config.hidden_size,
+            parallel,
+            embedding=self.model.embed_tokens,
+            tied=config.tie_word_embeddings,
+        )
         self.logit_scale = spec.logit_scale
         self.logit_softcap = spec.logit_softcap
 

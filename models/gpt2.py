@@ -36,7 +36,8 @@ class GPT2LMHeadModel(nn.Module):
             config.vocab_size,
             config.hidden_size,
             setup.parallel,
-            tied=self.transformer.wte if config.tie_word_embeddings else None,
+            embedding=self.transformer.wte,
+            tied=config.tie_word_embeddings,
         )
 
     def pull(self, weights: Weights) -> None:

@@ -42,7 +42,8 @@ class OPTForCausalLM(nn.Module):
             config.vocab_size,
             width,
             setup.parallel,
-            tied=self.decoder.embed_tokens if config.tie_word_embeddings else None,
+            embedding=self.decoder.embed_tokens,
+            tied=config.tie_word_embeddings,
         )
 
     def pull(self, weights: Weights) -> None:

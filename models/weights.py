@@ -111,6 +111,10 @@ class Weights:
     def __truediv__(self, name: str) -> Weights:
         return Weights(self.reading, self._join(name)) if name else self
 
+    def __contains__(self, name: str) -> bool:
+        """Whether the checkpoint has the tensor `name` in this scope."""
+        return self._join(name) in self.reading.names
+
     def sibling(self, name: str) -> Weights:
         """For layers whose tensors lie beside their own name: q_proj for qkv_proj."""
         return Weights(self.reading, self.path.rpartition(".")[0]) / name

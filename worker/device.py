@@ -44,7 +44,8 @@ class Cpu:
     defaults = Defaults(block_size=32, max_num_seqs=128, max_num_batched_tokens=2048)
 
     def __init__(self, threads: int | None) -> None:
-        self.threads = threads or usable_cores()
+        # torch has read OMP_NUM_THREADS: who sets it means us too.
+        self.threads = threads or min(usable_cores(), torch.get_num_threads())
         torch.set_num_threads(self.threads)
 
     def check_dtype(self, dtype: torch.dtype) -> None:

@@ -16,11 +16,12 @@ from torch import Tensor
 
 from models.context import use_context
 from models.loader import load_model
+from models.model import CausalLM
 from worker.batch import Batch, build
 from worker.config import WorkerConfig
-from worker.device import choose_dtype, dtype_name, open_device
+from worker.device import Device, choose_dtype, dtype_name, open_device
 from worker.kv import bind_cache, block_bytes, size_cache, step_bytes
-from worker.limits import resolve_limits
+from worker.limits import Limits, resolve_limits
 from worker.logprobs import rank_prompt
 from worker.output import Handle, send_back
 from worker.protocol import NewSeq, Sampling, SeqStep, StepInput, WorkerFacts
@@ -39,17 +40,7 @@ class Runner:
         dtype = choose_dtype(config, self._device)
         limits = resolve_limits(config, self._device.defaults)
         self._vocab_size = config.model.vocab_size
-        self._model = load_model(
-            config.model,
-            Path(config.folder),
-            device=self._device.target,
-            dtype=dtype,
-            load_format=config.load_format,
-            model_impl=config.model_impl,
-            trust_remote_code=config.trust_remote_code,
-            max_len=limits.max_model_len,
-            report=lambda fraction: report("weights", fraction),
-        )
+        self._model = _load(config, limits, self._device, dtype, report)
 
         report("cache", 0.0)
         layers = self._model.attention_layers()
@@ -131,3 +122,23 @@ class Runner:
         ):
             for reason in self.launch(step).result().failed.values():
                 logger.warning("at warm-up, %s: --dtype %s may be too narrow", reason, self.facts.dtype)
+
+
+def _load(
+    config: WorkerConfig,
+    limits: Limits,
+    device: Device,
+    dtype: torch.dtype,
+    report: Callable[[str, float], None],
+) -> CausalLM:
+    return load_model(
+        config.model,
+        Path(config.folder),
+        device=device.target,
+        dtype=dtype,
+        load_format=config.load_format,
+        model_impl=config.model_impl,
+        trust_remote_code=config.trust_remote_code,
+        max_len=limits.max_model_len,
+        report=lambda fraction: report("weights", fraction),
+    )

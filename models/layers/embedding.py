@@ -43,24 +43,29 @@ class Embedding(nn.Module):
 
 
 class LMHead(nn.Module):
-    """Hidden states [R, size] -> logits [R, vocab_size] float32; `tied` lends the embedding's own matrix."""
+    """Hidden states [R, size] -> logits [R, vocab_size] float32.
+
+    `tied`: its matrix is that of `embedding`; None where nobody has said so, and then only if the checkpoint
+    has none for the head.
+    """
 
     weight: nn.Parameter
 
     def __init__(
-        self, vocab_size: int, size: int, parallel: Parallel, *, tied: Embedding | None = None
+        self, vocab_size: int, size: int, parallel: Parallel, *, embedding: Embedding, tied: bool | None
     ) -> None:
         super().__init__()
         self.span = parallel.share_padded(vocab_size)
         self.size = size
         self.parallel = parallel
+        self.tied = tied
         # In a tuple, or the embedding would be registered as a part of the head too.
-        self._tied = (tied,) if tied else ()
+        self._embedding = (embedding,)
 
     def pull(self, weights: Weights) -> None:
-        for embedding in self._tied:
+        if self.tied or (self.tied is None and "weight" not in weights):
             weights.ignore("weight")
-            self.weight = frozen(ops.pack(embedding.weight))
+            self.weight = frozen(ops.pack(self._embedding[0].weight))
             return
         self.weight = frozen(ops.pack(_take_share(weights, self.span, self.size, self.parallel)))
 

@@ -321,15 +321,15 @@ def test_a_full_cache_preempts_the_newest_and_everyone_still_ends() -> None:
         assert bench.text(id) == reference([id] * 4, 20)
 
 
-def test_a_newer_one_never_takes_blocks_of_an_older_one() -> None:
-    limits = facts(block_size=2, num_blocks=24, max_model_len=48)
-    bench = Bench(config(long_prefill_token_threshold=2), limits)
-    bench.add(add(1, [1, 2], max_tokens=1))
-    bench.add(add(2, list(range(1, 41)), max_tokens=1))  # still reads while the newer one writes
-    bench.add(add(3, [3, 4], max_tokens=30))
+@pytest.mark.parametrize("length", [1, 2, 3, 4])
+def test_a_newer_one_never_takes_blocks_of_an_older_one(length: int) -> None:
+    """Also while the older one stands still, because nothing in flight can be preempted for it."""
+    bench = Bench(config(), facts(block_size=4, num_blocks=8, max_model_len=32), depth=1)
+    bench.add(add(1, [1, 2, 3, 4], max_tokens=26))
+    bench.add(add(2, [5] * length, max_tokens=26))
     bench.run()
-    assert [bench.preemptions(id) for id in (2, 3)] == [0, 1]
-    assert bench.text(3) == reference([3, 4], 30)
+    assert [bench.preemptions(id) for id in (1, 2)] == [0, 1]
+    assert bench.text(2) == reference([5] * length, 26)
 
 
 def test_no_row_is_wasted_where_the_end_is_known_beforehand() -> None:

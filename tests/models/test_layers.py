@@ -156,17 +156,26 @@ class TestVocabulary:
     def test_head_is_as_wide_as_the_vocabulary(self, tmp_path: Path) -> None:
         weights = checkpoint(tmp_path, torch.bfloat16, weight=self.TABLE)
         hidden = torch.randn(2, 4).bfloat16()
-        parts = [filled(LMHead(7, 4, Parallel(rank, 3, Recorder())), weights)(hidden) for rank in range(3)]
+        parts = [filled(head(Parallel(rank, 3, Recorder())), weights)(hidden) for rank in range(3)]
         assert [part.shape for part in parts] == [(2, 3)] * 3
-        logits = filled(LMHead(7, 4, Parallel()), weights)(hidden)
+        logits = filled(head(Parallel()), weights)(hidden)
         assert logits.dtype == torch.float32
         assert torch.equal(torch.cat(parts, dim=-1)[:, :7], logits)
 
-    def test_tied_head_reads_nothing(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("tied", [True, None])
+    def test_tied_head_reads_nothing(self, tmp_path: Path, tied: bool | None) -> None:
         embedding = filled(Embedding(7, 4, Parallel()), checkpoint(tmp_path, weight=self.TABLE))
-        head = filled(LMHead(7, 4, Parallel(), tied=embedding), checkpoint(tmp_path))
-        assert head.weight is embedding.weight
-        assert list(head.children()) == []
+        lent = filled(LMHead(7, 4, Parallel(), embedding=embedding, tied=tied), checkpoint(tmp_path))
+        assert lent.weight is embedding.weight
+        assert list(lent.children()) == []
+
+    def test_head_of_its_own_where_nobody_said_tied(self, tmp_path: Path) -> None:
+        own = filled(head(Parallel(), tied=None), checkpoint(tmp_path, weight=self.TABLE))
+        assert torch.equal(own.weight, self.TABLE)
+
+
+def head(parallel: Parallel, tied: bool | None = False) -> LMHead:
+    return LMHead(7, 4, parallel, embedding=Embedding(7, 4, parallel), tied=tied)
 
 
 class TestNorms:
