@@ -28,20 +28,16 @@ class InvalidBody(BadRequest):
     type = "Bad Request"
 
 
+def openapi_schema() -> dict[str, Any]:
+    """All routes and bodies, for the reference page."""
+    return _routed(docs=True).openapi()
+
+
 def create_app(frontend: Frontend) -> FastAPI:
     config = frontend.config
-    docs = not config.disable_fastapi_docs
-    app = FastAPI(
-        title="Facet",
-        version=version("facet-serve"),
-        docs_url="/docs" if docs else None,
-        redoc_url="/redoc" if docs else None,
-        openapi_url="/openapi.json" if docs else None,
-    )
+    app = _routed(docs=not config.disable_fastapi_docs)
     app.state.frontend = frontend
     app.state.config = config
-    for routes in (admin, models, completions, chat, tokenize):
-        app.include_router(routes.router)
     _handle_errors(app, frontend)
     # The last added is the first passed.
     app.add_middleware(Bounds)
@@ -58,6 +54,19 @@ def create_app(frontend: Frontend) -> FastAPI:
     if config.enable_request_id_headers:
         app.add_middleware(RequestIds)
     app.add_middleware(HttpNumbers, metrics=frontend.metrics)
+    return app
+
+
+def _routed(*, docs: bool) -> FastAPI:
+    app = FastAPI(
+        title="Facet",
+        version=version("facet-serve"),
+        docs_url="/docs" if docs else None,
+        redoc_url="/redoc" if docs else None,
+        openapi_url="/openapi.json" if docs else None,
+    )
+    for routes in (admin, models, completions, chat, tokenize):
+        app.include_router(routes.router)
     return app
 
 

@@ -207,6 +207,25 @@ OPTIONS: list[Option] = [
 ]
 """Every option, for the parsers below and for the reference page."""
 
+
+class OptionRow(msgspec.Struct, frozen=True):
+    """An option as the reference page shows it."""
+
+    flags: str
+    default: str
+    help: str
+
+
+def option_groups() -> list[tuple[str, list[OptionRow]]]:
+    """The table by its groups, in order."""
+    groups: dict[str, list[OptionRow]] = {}
+    for option in OPTIONS:
+        flags = f"{option.flag}, --no-{option.flag[2:]}" if option.is_switch else option.flag
+        row = OptionRow(flags, option.written_default, option.doc.text)
+        groups.setdefault(option.doc.group, []).append(row)
+    return list(groups.items())
+
+
 _ENGINE_FIELDS = {info.name for info in msgspec.structs.fields(EngineConfig)}
 
 _EPILOG = (

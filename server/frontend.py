@@ -7,6 +7,7 @@ the engine at once when nobody waits for the rest.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections import deque
@@ -16,19 +17,18 @@ from pathlib import Path
 
 from engine_core.client import EngineClient, Stream, is_terminal
 from engine_core.protocol import Failed, Tokens
-from models.config import read_config
-from models.hub import resolve
 from server.config import ServerConfig
 from server.errors import NotFound, Overloaded, Unavailable, from_engine
-from server.facts import Facts, read_defaults
+from server.facts import Facts
+from server.loading import find_facts, open_tokenizer
 from server.metrics import Metrics, RequestRecord
 from server.sampling import SamplingParams
 from server.status import Dead, Draining, Ready, Starting, Status
 from server.text_output import Delta, TextOutput
-from server.tokenizer import Tokenizer, load_tokenizer
+from server.tokenizer import Tokenizer
 from worker.protocol import Sampling
 
-__all__ = ["Dead", "Delta", "Draining", "Frontend", "Ready", "Starting", "Status"]
+_log = logging.getLogger(__name__)
 
 DEFAULT_QUEUE = 8192
 """Waiting requests when --max-num-queued-reqs is not given: beyond any wait a client would sit through."""
@@ -55,10 +55,11 @@ class Frontend:
         await self._client.located.wait()
         self._raise_if_dead()
         folder = Path(self._client.progress.folder)
-        self._tokenizer = await asyncio.to_thread(self._load_tokenizer, folder)
+        self._tokenizer = await asyncio.to_thread(open_tokenizer, self.config, folder)
         await self._client.settled.wait()
         self._raise_if_dead()
-        self._facts = self._find_facts(folder)
+        if self._client.ready is not None:
+            self._facts = find_facts(self.config, self._client.ready, self._tokenizer)
 
     @property
     def facts(self) -> Facts:
@@ -127,6 +128,10 @@ class Frontend:
         self.require_ready()
         params = sampling.resolve(self.facts, self.tokenizer, len(prompt))
         self._admit(len(params))
+        if self.config.enable_log_requests:
+            _log.info(
+                "request %s: %d prompt tokens, %d x %s", request_id, len(prompt), len(params), params[0]
+            )
         return self._generate(prompt, sampling, params, priority, salt, interval, request_id)
 
     async def abort(self, request_ids: Iterable[str]) -> int:
@@ -213,40 +218,6 @@ class Frontend:
     def _raise_if_dead(self) -> None:
         if self._client.dead is not None:
             raise Unavailable(self._client.dead)
-
-    def _load_tokenizer(self, folder: Path) -> Tokenizer:
-        config = self.config
-        if config.tokenizer is not None:
-            folder = resolve(config.tokenizer, None, config.engine.download_dir, lambda _: None, "dummy")
-        return load_tokenizer(
-            folder,
-            chat_template=config.chat_template,
-            content_format=config.chat_template_content_format,
-            trust_remote_code=config.engine.trust_remote_code,
-            cache=config.cache_folder,
-        )
-
-    def _find_facts(self, folder: Path) -> Facts:
-        ready = self._client.ready
-        if ready is None:
-            raise Unavailable("The engine stopped before it was ready.")
-        model = read_config(folder, self.config.engine.hf_overrides)
-        ends = [id for id in (self.tokenizer.eos_id, *model.eos_token_ids) if id is not None]
-        return Facts(
-            model_names=self.config.model_names,
-            root=self.config.engine.model,
-            created=int(time.time()),
-            max_model_len=ready.max_model_len,
-            vocab_size=ready.vocab_size,
-            eos_token_ids=tuple(dict.fromkeys(ends)),
-            defaults=read_defaults(
-                folder, self.config.generation_config, self.config.override_generation_config
-            ),
-            max_logprobs=self.config.max_logprobs,
-            max_num_seqs=ready.max_num_seqs,
-            enable_prefix_caching=ready.enable_prefix_caching,
-            scheduling_policy=ready.scheduling_policy,
-        )
 
 
 class Choice:

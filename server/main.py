@@ -24,6 +24,8 @@ from worker import logs
 
 BAD_USAGE, PORT_IN_USE = 2, 98
 BACKLOG = 2048
+ENGINE_SECONDS = 3.0
+"""For an engine that has nothing left to do."""
 
 USAGE = """usage: facet serve [MODEL] [options]
        facet serve --help
@@ -91,7 +93,7 @@ def _run(config: ServerConfig, listener: socket.socket, started: float) -> int:
     except KeyboardInterrupt:
         return 0
     finally:
-        engine.stop(seconds=0)
+        engine.stop(ENGINE_SECONDS)
         if config.uds is not None:
             Path(config.uds).unlink(missing_ok=True)
 

@@ -54,6 +54,13 @@ class Option:
     def is_list(self) -> bool:
         return get_origin(self.type) is list
 
+    @property
+    def written_default(self) -> str:
+        """Empty if there is nothing to write."""
+        if self.is_switch:
+            return "on" if self.default else ""
+        return "" if self.default in (None, "", msgspec.NODEFAULT, [], {}) else str(self.default)
+
     def value(self, given: object, origin: str) -> object:
         """The value that was written on the command line, in a variable or in a file, checked."""
         try:
@@ -212,11 +219,7 @@ def _metavar(annotation: Any) -> str:
 
 
 def _help(option: Option) -> str:
-    default = option.default
-    if option.is_switch or default in (None, "", msgspec.NODEFAULT, [], {}):
-        shown = " (default: on)" if default is True else ""
-    else:
-        shown = f" (default: {default})"
+    shown = f" (default: {option.written_default})" if option.written_default else ""
     return (option.doc.text + shown).replace("%", "%%")
 
 

@@ -142,8 +142,12 @@ def _check_size(size: int) -> None:
 
 
 def _bounded_concat(parts: Iterable[str]) -> str:
-    pieces = list(parts)
-    _check_size(sum(map(len, pieces)))
+    pieces: list[str] = []
+    size = 0
+    for piece in parts:
+        size += len(piece)
+        _check_size(size)
+        pieces.append(piece)
     return "".join(pieces)
 
 

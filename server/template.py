@@ -65,8 +65,6 @@ class ChatTemplate:
         self._templates = dict(templates)
         self._special_tokens = dict(special_tokens)
         self._format = content_format
-        for source in self._templates.values():
-            compile_template(source)
 
     def render(
         self,

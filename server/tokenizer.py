@@ -20,7 +20,7 @@ import tokenizers
 from server.detokenizer import ByteText, TextState, WindowText, byte_decoding
 from server.errors import invalid
 from server.facts import Facts
-from server.template import ChatTemplate, read_templates
+from server.template import ChatTemplate, compile_template, read_templates
 
 LONG_TEXT = 64 << 10
 """Characters from which a text is encoded in a thread: this much takes about 20 ms."""
@@ -167,15 +167,28 @@ def load_tokenizer(
         path = _converted(folder, cache, trust_remote_code=trust_remote_code) / "tokenizer.json"
     config = _read_json(folder / "tokenizer_config.json")
     named = {**_named_tokens(_read_json(folder / "special_tokens_map.json")), **_named_tokens(config)}
-    templates = read_templates(folder, config)
     if chat_template is not None:
         templates = {"default": _template_text(chat_template)}
+        # The operator's is checked now. A checkpoint's own may be broken: completions do not need it.
+        compile_template(templates["default"])
+    else:
+        templates = _read_templates(folder, config)
     try:
         model = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
         raise TokenizerError(f"{path.name} of the model cannot be read: {error}") from error
     chat = ChatTemplate(templates, named, content_format)
     return Tokenizer(model, chat, named_tokens=named, add_bos=config.get("add_bos_token") is True)
+
+
+def _read_templates(folder: Path, config: dict[str, object]) -> dict[str, str]:
+    try:
+        return read_templates(folder, config)
+    except (KeyError, TypeError, ValueError) as error:
+        raise TokenizerError(
+            f"the chat templates of the model have an unknown form ({type(error).__name__}: {error}); "
+            "give one with --chat-template"
+        ) from error
 
 
 def _template_text(given: str) -> str:

@@ -28,7 +28,7 @@ from models.demo.corpus import Document, documents
 from models.demo.tokenizer import Codec
 
 _STEP_TOKENS, _ROW_LENS = 2048, (256, 512)
-_PEAK_RATE, _WARMUP = 2.5e-3, 0.02
+_PEAK_RATE, _WARMUP = 2e-3, 0.02
 _SAVE_EVERY_S, _REPORT_EVERY_S = 240.0, 20.0
 _NO_LOSS = -100
 

@@ -22,9 +22,9 @@ OPTIONS: dict[str, dict] = {
     "min_p": {"temperature": 1.5, "seed": 3, "min_p": 0.1},
     "penalties": {
         "temperature": 0,
-        "presence_penalty": 1.0,
-        "frequency_penalty": 0.5,
-        "repetition_penalty": 1.3,
+        "presence_penalty": 2.0,
+        "frequency_penalty": 2.0,
+        "repetition_penalty": 2.0,
     },
     "n": {"temperature": 1.0, "seed": 5, "n": 3},
     "stop": {"temperature": 0, "stop": ["a", "."]},

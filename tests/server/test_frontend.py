@@ -234,6 +234,14 @@ async def test_draining_finishes_what_runs_and_takes_nothing_new(client: FakeCli
     await asyncio.wait_for(drained, 1)
 
 
+async def test_requests_are_logged_if_asked(ready: GetReady, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "server")
+    (await ready()).generate([1, 2], SamplingParams(), request_id="quiet")
+    (await ready("--enable-log-requests")).generate([1, 2], SamplingParams(seed=5), request_id="loud")
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["request loud"]
+    assert "seed=5" in caplog.text
+
+
 async def test_every_request_is_counted_by_its_end(client: FakeClient, ready: GetReady) -> None:
     frontend = await ready()
     task = await started(frontend.generate([1, 2], SamplingParams()))

@@ -111,6 +111,17 @@ def test_templates_by_precedence(tmp_path: Path) -> None:
         rendered(chat_template="nowhere.jinja")
 
 
+def test_a_broken_template_stops_the_start_only_if_the_operator_gave_it(tmp_path: Path) -> None:
+    broken = "{% for %}"
+    chat = load(write(tmp_path, chat_template=broken)).chat
+    with pytest.raises(BadRequest, match="not valid Jinja"):
+        chat.render(MESSAGES)
+    with pytest.raises(BadRequest, match="not valid Jinja"):
+        load(tmp_path, chat_template=broken)
+    with pytest.raises(TokenizerError, match="unknown form"):
+        load(write(tmp_path, chat_template=[{"name": "default"}]))
+
+
 def test_named_templates(tmp_path: Path) -> None:
     named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
     chat = load(write(tmp_path, chat_template=named)).chat
@@ -130,7 +141,6 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-@pytest.mark.slow
 def test_older_files_are_converted_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     raw = json.loads(zoo.byte_level().to_str())["model"]
     vocab = {**raw["vocab"], "<|endoftext|>": len(raw["vocab"])}

@@ -38,7 +38,7 @@ class LiveServer:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
+                env={**os.environ, "FACET_CPU_THREADS": "1", "OMP_NUM_THREADS": "1", **(env or {})},
                 start_new_session=True,
             )
 
