@@ -1,4 +1,4 @@
-"""Writes docs/options.md and docs/api.md from the code; with --check, fails if they are not what it would write."""
+"""Writes docs/options.md and docs/api.md from the code; with --check, fails if they are out of date."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ def api_page(schema: dict[str, Any]) -> str:
     lines = ["# HTTP API", "", "Made from the routes in `server/routes/` by `make docs`.", ""]
     for path, methods in schema["paths"].items():
         for method, operation in methods.items():
-            lines += [f"## {method.upper()} {path}", "", operation.get("description") or operation["summary"], ""]
-            body = operation.get("requestBody")
-            if body:
-                lines += body_table(body["content"]["application/json"]["schema"], schema["components"]["schemas"])
+            about = operation.get("description") or operation["summary"]
+            lines += [f"## {method.upper()} {path}", "", about, ""]
+            if body := operation.get("requestBody"):
+                form = body["content"]["application/json"]["schema"]
+                lines += body_table(form, schema["components"]["schemas"])
     return "\n".join(lines)
 
 
@@ -41,7 +42,8 @@ def body_table(body: dict[str, Any], schemas: dict[str, Any]) -> list[str]:
         required = model.get("required", [])
         for field, facts in model.get("properties", {}).items():
             default = "required" if field in required else f"`{json.dumps(facts.get('default'))}`"
-            lines.append(f"| `{field}` | {cell(kind(facts))} | {default} | {cell(facts.get('description', ''))} |")
+            about = cell(facts.get("description", ""))
+            lines.append(f"| `{field}` | {cell(kind(facts))} | {default} | {about} |")
         lines.append("")
     return lines
 
