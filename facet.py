@@ -6,14 +6,16 @@ Imported lazily, so that naming one does not load the others.
 from __future__ import annotations
 
 from importlib import import_module
+from typing import TYPE_CHECKING
 
-_HOMES = {
-    "LLM": "server.llm",
-    "SamplingParams": "server.sampling",
-    "register_model": "models.registry",
-}
+if TYPE_CHECKING:
+    from models.registry import register_model
+    from server.llm import LLM
+    from server.sampling import SamplingParams
 
 __all__ = ["LLM", "SamplingParams", "register_model"]
+
+_HOMES = {"LLM": "server.llm", "SamplingParams": "server.sampling", "register_model": "models.registry"}
 
 
 def __getattr__(name: str) -> object:

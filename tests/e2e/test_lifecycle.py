@@ -96,8 +96,10 @@ def test_no_child_survives_the_parent():
 
 
 def test_a_client_that_leaves_frees_its_place(server: LiveServer):
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=LONG, timeout=60) as response:
-        next(events(response))
+    longer = {**LONG, "max_tokens": 2000}  # than it takes the gauges to be told
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=longer, timeout=60) as response:
+        data = events(response)  # held: an iterator that is dropped closes the response
+        next(data)
         wait_until(lambda: gauge(server, "vllm:num_requests_running") == 1, 5)
     wait_until(lambda: gauge(server, "vllm:num_requests_running") == 0, 5)
     wait_until(lambda: gauge(server, "vllm:kv_cache_usage_perc") == 0, 5)

@@ -1,0 +1,67 @@
+"""`LLM` in this process, on the demo model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from facet import LLM, SamplingParams
+from server.errors import BadRequest
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12)
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM("demo", dtype="float32", kv_cache_memory_bytes=64 << 20, cpu_threads=1) as llm:
+        yield llm
+
+
+def test_one_answer_for_each_prompt_in_order(llm: LLM):
+    prompts = ["The capital of France is", "The capital of Japan is", "Once upon a time"]
+    together = llm.generate(prompts, GREEDY, use_tqdm=False)
+    assert [output.prompt for output in together] == prompts
+    assert "Paris" in together[0].outputs[0].text and "Tokyo" in together[1].outputs[0].text
+    alone = [llm.generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0].text for prompt in prompts]
+    assert [output.outputs[0].text for output in together] == alone
+
+
+def test_token_ids_are_prompts_too(llm: LLM):
+    ids = llm.tokenizer.encode("The capital of France is")
+    (from_ids,) = llm.generate(ids, GREEDY, use_tqdm=False)
+    assert from_ids.prompt is None and from_ids.prompt_token_ids == ids
+    assert from_ids.outputs == llm.generate("The capital of France is", GREEDY, use_tqdm=False)[0].outputs
+
+
+def test_chat(llm: LLM):
+    (answer,) = llm.chat([{"role": "user", "content": "What is 3 plus 4?"}], GREEDY, use_tqdm=False)
+    assert "7" in answer.outputs[0].text and answer.outputs[0].finish_reason == "stop"
+
+
+def test_choices_stops_and_logprobs(llm: LLM):
+    params = SamplingParams(
+        n=3, seed=1, temperature=1.0, max_tokens=20, stop=["a"], logprobs=2, prompt_logprobs=1
+    )
+    (answer,) = llm.generate("Once upon", params, use_tqdm=False)
+    assert [output.index for output in answer.outputs] == [0, 1, 2]
+    for output in answer.outputs:
+        assert "a" not in output.text
+        assert len(output.logprobs) == len(output.token_ids)
+        assert output.finish_reason == "length" or output.stop_reason in ("a", None)
+    assert any(output.stop_reason == "a" for output in answer.outputs)
+    assert answer.prompt_logprobs is not None
+    assert len(answer.prompt_logprobs) == len(answer.prompt_token_ids) - 1
+
+
+def test_a_bad_request_runs_nothing_and_breaks_nothing(llm: LLM):
+    with pytest.raises(BadRequest, match="temperature"):
+        llm.generate(["a", "b"], [GREEDY, SamplingParams(temperature=3)], use_tqdm=False)
+    with pytest.raises(ValueError, match="1 SamplingParams for 2 prompts"):
+        llm.generate(["a", "b"], [GREEDY], use_tqdm=False)
+    assert llm.generate("The capital of France is", GREEDY, use_tqdm=False)[0].outputs[0].text
+
+
+def test_options_are_checked():
+    with pytest.raises(TypeError, match="max_model_length"):
+        LLM("demo", max_model_length=10)
