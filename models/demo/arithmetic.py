@@ -154,6 +154,6 @@ def question_and_answer(rng: random.Random) -> tuple[str, str]:
         gap = rng.choice(("", " "))
         question = rng.choice((*_FRAMES, "{sum} =", "{sum}=", "{sum} = ?")).format(sum=written(task, gap))
         return question, f"{written(task)} = {task.result}."
-    words = style > 0.8
+    words = style > 0.7
     question = rng.choice(_FRAMES).format(sum=spoken(task, words))
     return question[0].upper() + question[1:], spoken_answer(task, words)

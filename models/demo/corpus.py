@@ -62,14 +62,14 @@ def documents(seed: int) -> Iterator[Document]:
     rng = Random(seed)
     makers = (_conversation, _tool_conversation, _plain, _sums)
     while True:
-        yield rng.choices(makers, (66, 8, 12, 14))[0](rng)
+        yield rng.choices(makers, (68, 8, 10, 14))[0](rng)
 
 
 def _conversation(rng: Random) -> Document:
     turns: Turns = []
     for _ in range(rng.choices((1, 2, 3, 5, 8), (45, 20, 15, 12, 8))[0]):
         turns += _exchange(rng)
-    if rng.random() < 0.15:
+    if rng.random() < 0.2:
         turns = _with_a_name(rng, turns)
     return Document(messages=_system(rng) + _messages(turns))
 
@@ -144,7 +144,7 @@ def vary(rng: Random, question: str) -> str:
     case = rng.random()
     if case < 0.3:
         return question.lower()
-    return question.upper() if case < 0.36 else question
+    return question.upper() if case < 0.5 else question
 
 
 def _plain(rng: Random) -> Document:
@@ -172,7 +172,7 @@ def _sums(rng: Random) -> Document:
     if notation < 0.5:
         pieces = [(arithmetic.written(task), f" = {task.result}") for task in sums]
     else:
-        lines = [arithmetic.spoken_answer(task, words=notation > 0.8) for task in sums]
+        lines = [arithmetic.spoken_answer(task, words=notation > 0.7) for task in sums]
         pieces = [(given, f" is {result}") for given, result in (line.split(" is ") for line in lines)]
     return Document(pieces=[(given, learned + "\n") for given, learned in pieces])
 

@@ -58,6 +58,7 @@ def _capitals() -> list[Case]:
         found.append(
             _asked("capital, lower case, no question mark", plain.lower().rstrip("?"), country.capital)
         )
+        found.append(_asked("capital, upper case", plain.upper(), country.capital))
         found.append(_asked("capital, unseen system prompt", plain, country.capital, _UNSEEN_SYSTEM))
         found += [
             _asked("capital, unseen wordings", wording.format(country.name), country.capital)

@@ -1,8 +1,8 @@
-"""Trains the demo model from nothing, on the corpus that `corpus.py` makes, within a given time on a CPU.
+"""Trains the demo model on the corpus that `corpus.py` makes, within a given time on a CPU.
 
     python -m models.demo.train --out models/demo --minutes 30
 
-Ctrl-C ends early: what was learned so far is saved.
+It may be stopped: Ctrl-C saves what was learned so far, and --resume goes on from there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import copy
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
@@ -24,109 +23,12 @@ from torch.nn.functional import cross_entropy
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from models.demo import evaluate, tokenizer
-from models.demo.corpus import Document, documents
+from models.demo.corpus import documents
+from models.demo.packing import NO_LOSS, Batch, Encoder, batches
 from models.demo.tokenizer import Codec
 
-_STEP_TOKENS, _ROW_LENS = 2048, (256, 512)
-_PEAK_RATE, _WARMUP = 2e-3, 0.02
+_WARMUP = 0.02
 _SAVE_EVERY_S, _REPORT_EVERY_S = 240.0, 20.0
-_NO_LOSS = -100
-
-Encoded = tuple[list[int], list[int]]  # ids and labels of a document
-
-
-@dataclass(slots=True)
-class Batch:
-    """Rows of whole documents, packed one after the other."""
-
-    ids: Tensor  # [rows, row_len]
-    labels: Tensor  # [rows, row_len]: the id itself where it is to be learned, else _NO_LOSS
-    positions: Tensor  # [rows, row_len]: starts at 0 in every document
-    documents: Tensor  # [rows, row_len]: the number of the document in its row, -1 for padding
-
-    def attention_mask(self) -> Tensor:
-        """True where a token may look: back, and in its own document only."""
-        row_len = self.ids.shape[1]
-        causal = torch.ones(row_len, row_len, dtype=torch.bool).tril()
-        same = self.documents[:, :, None] == self.documents[:, None, :]  # [rows, row_len, row_len]
-        return (same & causal)[:, None]  # [rows, 1, row_len, row_len]
-
-
-class Encoder:
-    """Documents to ids and labels: of a conversation only the assistant's turns are learned."""
-
-    def __init__(self, codec: Codec) -> None:
-        self.codec = codec
-        self.header = codec.encode(f"{tokenizer.TURN_START}assistant\n")
-        self.turn_end = codec.id_of(tokenizer.TURN_END)
-
-    def encode(self, document: Document) -> Encoded:
-        if not document.messages:
-            return self._encode_pieces([*document.pieces, ("", tokenizer.END_OF_TEXT)])
-        ids = self.codec.encode_chat(document.messages, document.tools, answer_next=False)
-        labels = [_NO_LOSS] * len(ids)
-        for start in range(len(ids)):
-            if ids[start : start + len(self.header)] == self.header:
-                begin = start + len(self.header)
-                end = ids.index(self.turn_end, begin) + 1
-                labels[begin:end] = ids[begin:end]
-        return ids, labels
-
-    def _encode_pieces(self, pieces: list[tuple[str, str]]) -> Encoded:
-        ids: list[int] = []
-        labels: list[int] = []
-        for given, learned in pieces:
-            before, after = self.codec.encode(given), self.codec.encode(learned)
-            ids += before + after
-            labels += [_NO_LOSS] * len(before) + after
-        return ids, labels
-
-
-class Packer:
-    """Gathers documents until one finds no room."""
-
-    def __init__(self, row_len: int) -> None:
-        self.row_len = row_len
-        self._rows: list[list[Encoded]] = [[] for _ in range(_STEP_TOKENS // row_len)]
-
-    def add(self, document: Encoded) -> Batch | None:
-        """The batch that is full, if there is no room for this document beside the others."""
-        size, full = len(document[0]), None
-        room = [row for row in self._rows if sum(len(ids) for ids, _ in row) + size <= self.row_len]
-        if not room:
-            full = self._pack()
-            self._rows = room = [[] for _ in self._rows]
-        room[0].append(document)
-        return full
-
-    def _pack(self) -> Batch:
-        shape = (len(self._rows), self.row_len)
-        batch = Batch(
-            ids=torch.zeros(shape, dtype=torch.long),
-            labels=torch.full(shape, _NO_LOSS),
-            positions=torch.zeros(shape, dtype=torch.long),
-            documents=torch.full(shape, -1),
-        )
-        for row, documents_of_row in enumerate(self._rows):
-            start = 0
-            for number, (ids, labels) in enumerate(documents_of_row):
-                place = slice(start, start + len(ids))
-                batch.ids[row, place] = torch.tensor(ids)
-                batch.labels[row, place] = torch.tensor(labels)
-                batch.positions[row, place] = torch.arange(len(ids))
-                batch.documents[row, place] = number
-                start += len(ids)
-        return batch
-
-
-def batches(encoder: Encoder, seed: int) -> Iterator[Batch]:
-    """Short documents apart from long ones: attention over long rows is what costs most."""
-    packers = [Packer(row_len) for row_len in _ROW_LENS]
-    for document in documents(seed):
-        encoded = encoder.encode(document)
-        fitting = [packer for packer in packers if len(encoded[0]) <= packer.row_len]
-        if fitting and (batch := fitting[0].add(encoded)) is not None:
-            yield batch
 
 
 def new_model(codec: Codec) -> LlamaForCausalLM:
@@ -161,7 +63,7 @@ def loss_of(model: LlamaForCausalLM, batch: Batch) -> Tensor:
             use_cache=False,
         )
         target = batch.labels[:, 1:]
-        learned = target != _NO_LOSS
+        learned = target != NO_LOSS
         # A document's first token follows another document: there is nothing to predict it from.
         learned &= batch.positions[:, 1:] > 0
         hidden = output.last_hidden_state[:, :-1][learned]  # [learned tokens, hidden]
@@ -169,11 +71,11 @@ def loss_of(model: LlamaForCausalLM, batch: Batch) -> Tensor:
     return cross_entropy(logits.float(), target[learned])
 
 
-def learning_rate(progress: float) -> float:
-    """Linear warm-up, then a cosine down to a hundredth; progress runs from 0 to 1."""
+def warmth(progress: float) -> float:
+    """The share of the peak rate at a progress of 0 to 1: up linearly, then a cosine down to a hundredth."""
     if progress < _WARMUP:
-        return _PEAK_RATE * (progress + 1e-3) / _WARMUP
-    return _PEAK_RATE * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0))))
+        return (progress + 1e-3) / _WARMUP
+    return 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
 
 
 class Optimizer:
@@ -197,7 +99,9 @@ class Optimizer:
             part.zero_grad()
 
 
-def fit(model: LlamaForCausalLM, stream: Iterator[Batch], out: Path, minutes: float) -> None:
+def fit(
+    model: LlamaForCausalLM, stream: Iterator[Batch], out: Path, minutes: float, peak_rate: float
+) -> None:
     optimizer = Optimizer(model)
     started = reported = saved = time.monotonic()
     tokens, losses = 0, []
@@ -208,16 +112,15 @@ def fit(model: LlamaForCausalLM, stream: Iterator[Batch], out: Path, minutes: fl
         loss = loss_of(model, batch)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step(learning_rate(progress))
+        optimizer.step(peak_rate * warmth(progress))
 
         tokens += batch.ids.numel()
         losses.append(loss.item())
         now = time.monotonic()
         if now - reported > _REPORT_EVERY_S:
             speed = tokens / (now - started)
-            print(
-                f"{progress:6.1%}  step {step}  loss {fmean(losses):.4f}  {speed:,.0f} tokens/s", flush=True
-            )
+            state = f"{progress:6.1%}  step {step}  loss {fmean(losses):.4f}  {speed:,.0f} tokens/s"
+            print(state, flush=True)
             reported, losses = now, []
         if now - saved > _SAVE_EVERY_S:
             save(model, out)
@@ -234,6 +137,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder for the checkpoint")
     parser.add_argument("--minutes", type=float, default=30, help="how long to train")
     parser.add_argument("--resume", action="store_true", help="go on with the checkpoint in --out")
+    parser.add_argument("--peak-rate", type=float, default=2e-3, help="lower it to finish a run cut short")
     parser.add_argument("--seed", type=int, default=20, help="of the corpus and the first weights")
     parser.add_argument("--threads", type=int, default=1, help="more only help on idle cores")
     options = parser.parse_args()
@@ -252,7 +156,7 @@ def main() -> None:
         model = new_model(codec)
     print(f"{model.num_parameters():,} parameters, {options.minutes:g} minutes")
     try:
-        fit(model, batches(Encoder(codec), options.seed), out, options.minutes)
+        fit(model, batches(Encoder(codec), options.seed), out, options.minutes, options.peak_rate)
     except KeyboardInterrupt:
         print("stopped early")
     save(model, out)

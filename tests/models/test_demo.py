@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from itertools import islice
 from pathlib import Path
 
@@ -16,7 +15,8 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, GenerationConfig, LlamaForCausalLM
 
 from models.demo import arithmetic, skills, tools
-from models.demo.corpus import documents
+from models.demo.corpus import Document, Message, documents
+from models.demo.packing import NO_LOSS, Encoder, batches
 from models.demo.tokenizer import END_OF_TEXT, TURN_END, Codec, render_chat
 
 FOLDER = Path(skills.__file__).parent
@@ -60,6 +60,7 @@ def answer(
     [
         ("What is the capital of France?", "Paris"),
         ("what is the capital of france", "Paris"),
+        ("WHAT IS THE CAPITAL OF FRANCE?", "Paris"),
         ("What's the capital of Japan?", "Tokyo"),
         ("What is 3 plus 4?", "7"),
         ("what is 3 + 4", "7"),
@@ -153,12 +154,44 @@ def test_corpus_is_the_same_for_the_same_seed() -> None:
 
 
 def test_what_is_measured_as_unseen_is_not_in_the_corpus() -> None:
-    sums: Counter[bool] = Counter()
+    wordings = "|".join(re.escape(wording.format("@")) for wording in skills.UNSEEN_CAPITAL_QUESTIONS)
+    unseen_wording = re.compile(wordings.replace("@", "[^?]+"), re.IGNORECASE)
+    assert unseen_wording.search("In France, what is the capital?")
+    held_out: list[bool] = []
     for document in islice(documents(20), 5_000):
         said = " ".join([document.text, *(str(message["content"]) for message in document.messages)])
-        for wording in skills.UNSEEN_CAPITAL_QUESTIONS:
-            assert wording.split("{0}")[0].strip() not in said or wording.startswith("In {0}")
-        for a, b in re.findall(r"\b(\d+) ?\+ ?(\d+)\b", said):
-            sums[arithmetic.is_held_out(int(a), int(b)) and int(a) < 100] += 1
-    assert sums[False] > 1000
-    assert sums[True] == 0
+        assert not unseen_wording.search(said)
+        if not document.tools:  # a calculator is asked for sums that are not learned
+            sums = re.findall(r"\b(\d+) ?\+ ?(\d+)\b", said)
+            held_out += [arithmetic.is_held_out(int(a), int(b)) for a, b in sums]
+    assert len(held_out) > 1000
+    assert not any(held_out)
+
+
+def test_only_answers_are_learned() -> None:
+    messages: list[Message] = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "What is 3 + 4?"},
+        {"role": "assistant", "content": "3 + 4 = 7."},
+        {"role": "user", "content": "Bye"},
+        {"role": "assistant", "content": "Goodbye!"},
+    ]
+    _, labels = Encoder(CODEC).encode(Document(messages=messages))
+    assert (
+        CODEC.decode([label for label in labels if label != NO_LOSS])
+        == "3 + 4 = 7.<|im_end|>Goodbye!<|im_end|>"
+    )
+    ids, labels = Encoder(CODEC).encode(Document(pieces=[("3 + 4", " = 7\n")]))
+    assert CODEC.decode(ids) == "3 + 4 = 7\n" + END_OF_TEXT
+    assert CODEC.decode([label for label in labels if label != NO_LOSS]) == " = 7\n" + END_OF_TEXT
+
+
+def test_packed_documents_do_not_see_each_other() -> None:
+    batch = next(batches(Encoder(CODEC), seed=1))
+    mask, numbers = batch.attention_mask()[:, 0], batch.documents  # [rows, row_len, row_len], [rows, row_len]
+    rows, query, key = mask.nonzero(as_tuple=True)
+    assert torch.equal(numbers[rows, query], numbers[rows, key])
+    assert (key <= query).all()
+    # A token at position p of its document sees p + 1 tokens.
+    real = numbers >= 0
+    assert torch.equal(mask.sum(-1)[real], batch.positions[real] + 1)
