@@ -1,4 +1,4 @@
-"""The public names: `from facet import LLM, SamplingParams, register_model`.
+"""The public names: `from facet import LLM, SamplingParams, PoolingParams, register_model`.
 
 Imported lazily, so that naming one does not load the others.
 """
@@ -11,11 +11,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from models.registry import register_model
     from server.llm import LLM
+    from server.pooling import PoolingParams
     from server.sampling import SamplingParams
 
-__all__ = ["LLM", "SamplingParams", "register_model"]
+__all__ = ["LLM", "PoolingParams", "SamplingParams", "register_model"]
 
-_HOMES = {"LLM": "server.llm", "SamplingParams": "server.sampling", "register_model": "models.registry"}
+_HOMES = {
+    "LLM": "server.llm",
+    "PoolingParams": "server.pooling",
+    "SamplingParams": "server.sampling",
+    "register_model": "models.registry",
+}
 
 
 def __getattr__(name: str) -> object:

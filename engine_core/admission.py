@@ -10,42 +10,79 @@ from collections.abc import Collection, Iterable
 from math import isfinite
 
 from engine_core.protocol import Add
-from worker.protocol import Sampling, WorkerFacts
+from worker.protocol import Pooling, Sampling, WorkerFacts
 
 _LARGEST_INT32 = 2**31 - 1
 
 
 def token_limit(add: Add, facts: WorkerFacts) -> int:
-    """Tokens at which the sequence ends, those of the prompt included."""
+    """Tokens at which the sequence ends, the prompt's included: one that is pooled never gets there."""
+    if isinstance(add.params, Pooling):
+        return len(add.tokens) + 1
     return min(len(add.tokens) + add.params.max_tokens, facts.max_model_len)
 
 
-def blocks_needed(tokens: int, block_size: int) -> int:
-    return -(-tokens // block_size)
+def blocks_needed(tokens: int, facts: WorkerFacts) -> int:
+    return -(-tokens // facts.block_size) if facts.causal else 0
 
 
 def refusal(add: Add, facts: WorkerFacts, vocab_size: int) -> str | None:
     """Why the request cannot be run, if it cannot."""
-    if not add.tokens:
-        return "the prompt is empty: give at least one token"
-    if len(add.tokens) >= facts.max_model_len:
-        return (
-            f"the prompt has {len(add.tokens)} tokens, and the model's {facts.max_model_len} must hold it "
-            "and at least one more: shorten the prompt"
-        )
+    if reason := _bad_length(add, facts):
+        return reason
     if not _all_within(add.tokens, vocab_size):
         return f"the prompt has token ids outside of the vocabulary, which is 0 to {vocab_size - 1}"
     # The last token is never read back, so it needs no place in the cache.
-    needed = blocks_needed(token_limit(add, facts) - 1, facts.block_size)
+    needed = blocks_needed(token_limit(add, facts) - 1, facts)
     if needed > facts.num_blocks:
         return (
             f"prompt and max_tokens need {needed} blocks of the KV cache, and it has {facts.num_blocks}: "
             "ask for fewer tokens"
         )
-    return _bad_params(add.params, vocab_size)
+    if isinstance(add.params, Pooling):
+        return _bad_pooling(add.params, len(add.tokens), facts)
+    return _bad_sampling(add.params, vocab_size, facts)
 
 
-def _bad_params(params: Sampling, vocab_size: int) -> str | None:
+def _bad_length(add: Add, facts: WorkerFacts) -> str | None:
+    count, longest = len(add.tokens), facts.max_model_len
+    if not count:
+        return "the prompt is empty: give at least one token"
+    if isinstance(add.params, Pooling):
+        return (
+            f"the text has {count} tokens, and at most {longest} fit: shorten it" if count > longest else None
+        )
+    if count >= longest:
+        return (
+            f"the prompt has {count} tokens, and the model's {longest} must hold it "
+            "and at least one more: shorten the prompt"
+        )
+    return None
+
+
+def _bad_pooling(params: Pooling, count: int, facts: WorkerFacts) -> str | None:
+    if params.task not in facts.tasks:
+        return f"this model has no task {params.task}; it has {', '.join(facts.tasks)}"
+    width = facts.widths[params.task]
+    if params.dimensions is not None:
+        if params.task not in ("embed", "token_embed"):
+            return f"dimensions is for vectors, and the task {params.task} gives scores: leave it out"
+        if not 1 <= params.dimensions <= width:
+            return f"dimensions must be from 1 to {width}, got {params.dimensions}"
+    if not 0 <= params.second_at <= count:
+        return f"second_at must lie within the text's {count} tokens, got {params.second_at}"
+    if not 0 <= params.skip <= count:
+        return f"skip must lie within the text's {count} tokens, got {params.skip}"
+    if (params.late_query or params.late_document) and params.task != "token_embed":
+        return f"late interaction compares vectors of tokens: its task is token_embed, not {params.task}"
+    if params.late_query and params.late_document:
+        return "a text is late_query or late_document, not both"
+    return None
+
+
+def _bad_sampling(params: Sampling, vocab_size: int, facts: WorkerFacts) -> str | None:
+    if "generate" not in facts.tasks:
+        return f"this model does not generate; its tasks are {', '.join(facts.tasks)}"
     if params.max_tokens < 1:
         return f"max_tokens must be at least 1, got {params.max_tokens}"
     if not 0 <= params.min_tokens <= params.max_tokens:

@@ -30,6 +30,8 @@ def chain_hash(parent: bytes, tokens: list[int]) -> bytes:
 
 
 class BlockPool:
+    """Without any blocks if the model keeps no cache: then nobody needs one."""
+
     def __init__(self, count: int) -> None:
         self.count = count
         self._users = [0] * count
@@ -44,7 +46,7 @@ class BlockPool:
 
     @property
     def usage(self) -> float:
-        return 1 - len(self._free) / self.count
+        return 1 - len(self._free) / self.count if self.count else 0.0
 
     def users(self, block: int) -> int:
         """How many sequences hold the block."""

@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from typing import Any, Generic, TypeVar, cast
 
 from engine_core.config import Address
 from engine_core.protocol import (
     PROTOCOL,
     Abort,
     Add,
+    AddMany,
     Answer,
     Dead,
     Drain,
     Failed,
     Hello,
     Outputs,
+    Pooled,
     Progress,
     Ready,
     Request,
@@ -28,27 +31,35 @@ from engine_core.protocol import (
     Tokens,
 )
 from engine_core.transport import RequestTooLarge, ServerEnd, Unreachable
-from worker.protocol import Sampling
+from worker.protocol import Pooling, Sampling
+
+_TOKENS_IN_FRAME = 1 << 17
+"""Of several requests together: the engine begins with the first of them while the others are written."""
+
+_ABORTED = "the request was ended before it was done"
+
+Answers = TypeVar("Answers", Tokens, Pooled)
 
 
-class Stream(AsyncIterator[Tokens | Failed]):
+class Stream(AsyncIterator[Answers | Failed], Generic[Answers]):
     """The answers to one request, the last of which is terminal. For one reader."""
 
-    __slots__ = ("_loop", "_outputs", "_over", "_waiter", "id")
+    __slots__ = ("_loop", "_outputs", "_over", "_waiter", "id", "pools")
 
-    def __init__(self, id: int, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, id: int, loop: asyncio.AbstractEventLoop, *, pools: bool = False) -> None:
         self.id = id
+        self.pools = pools
         self._loop = loop
-        self._outputs: list[Tokens | Failed] = []
+        self._outputs: list[Answers | Failed] = []
         self._waiter: asyncio.Future[None] | None = None
         self._over = False
 
-    def put(self, output: Tokens | Failed) -> None:
+    def put(self, output: Answers | Failed) -> None:
         self._outputs.append(output)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def get(self) -> Tokens | Failed:
+    async def get(self) -> Answers | Failed:
         """All that has come since the last call, as one; waits if nothing has."""
         if not self._outputs:
             self._waiter = self._loop.create_future()
@@ -59,9 +70,12 @@ class Stream(AsyncIterator[Tokens | Failed]):
         outputs, self._outputs = self._outputs, []
         if len(outputs) > 1 and isinstance(outputs[-1], Failed):
             self._outputs = [outputs.pop()]  # what came before the failure is delivered first
-        return outputs[0] if len(outputs) == 1 else _merge([o for o in outputs if isinstance(o, Tokens)])
+        if len(outputs) == 1:
+            return outputs[0]
+        merged = _merge([output for output in outputs if isinstance(output, Tokens)])
+        return cast("Answers", merged)  # nothing but tokens comes in several parts
 
-    async def __anext__(self) -> Tokens | Failed:
+    async def __anext__(self) -> Answers | Failed:
         if self._over:
             raise StopAsyncIteration
         output = await self.get()
@@ -90,7 +104,7 @@ class EngineClient:
         self._engine = engine
         self._on_progress = on_progress
         self._greeted = False
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[int, Stream[Any]] = {}
         # Not from 0: answers meant for a server that crashed must not fit requests of the one in its place.
         self._last_id = secrets.randbits(48)
         self._loop = asyncio.get_running_loop()
@@ -104,29 +118,34 @@ class EngineClient:
             self._loop.add_reader(descriptor, read)
             read()  # a descriptor of ZMQ tells of what comes after the socket was found empty
 
-    def submit(self, tokens: list[int], params: Sampling, *, priority: int = 0, salt: str = "") -> Stream:
+    def submit(
+        self, tokens: list[int], params: Sampling, *, priority: int = 0, salt: str = ""
+    ) -> Stream[Tokens]:
         """Send a request. Whatever happens, the stream ends with exactly one terminal answer."""
-        self._last_id += 1
-        stream = Stream(self._last_id, self._loop)
-        if self.dead is not None:
-            stream.put(Failed(id=stream.id, code=503, message=self.dead))
-            return stream
-        add = Add(id=stream.id, tokens=tokens, params=params, priority=priority, salt=salt)
-        try:
-            self._send(add)
-        except RequestTooLarge as error:
-            stream.put(Failed(id=stream.id, code=400, message=str(error)))
-        except Unreachable as error:
-            stream.put(Failed(id=stream.id, code=503, message=str(error)))
-        else:
-            self._streams[stream.id] = stream
+        add = self._add(tokens, params, priority, salt)
+        stream: Stream[Tokens] = Stream(add.id, self._loop)
+        self._open(add, [stream])
         return stream
 
+    def submit_many(
+        self, requests: Iterable[tuple[list[int], Pooling]], *, priority: int = 0, salt: str = ""
+    ) -> list[Stream[Pooled]]:
+        """Send many requests for vectors, in few frames. Each stream has one answer."""
+        adds = [self._add(tokens, params, priority, salt) for tokens, params in requests]
+        streams = [Stream[Pooled](add.id, self._loop, pools=True) for add in adds]
+        start = 0
+        for stop in _frames(adds):
+            self._open(AddMany(adds[start:stop]), streams[start:stop])
+            start = stop
+        return streams
+
     def abort(self, ids: Iterable[int]) -> None:
-        """End these requests, with finish "abort". Those that have ended already are passed over."""
+        """End these requests: with finish "abort", or Failed. Those that have ended are passed over."""
         live = [id for id in ids if id in self._streams]
         for id in live:
-            self._streams.pop(id).put(Tokens(id=id, tokens=[], finish="abort"))
+            stream = self._streams.pop(id)
+            aborted = Tokens(id=id, tokens=[], finish="abort")
+            stream.put(Failed(id=id, code=503, message=_ABORTED) if stream.pools else aborted)
         if live and self.dead is None:
             self._tell(Abort(ids=live))
 
@@ -158,6 +177,26 @@ class EngineClient:
     @property
     def open_streams(self) -> int:
         return len(self._streams)
+
+    def _add(self, tokens: list[int], params: Sampling | Pooling, priority: int, salt: str) -> Add:
+        self._last_id += 1
+        return Add(id=self._last_id, tokens=tokens, params=params, priority=priority, salt=salt)
+
+    def _open(self, request: Add | AddMany, streams: Sequence[Stream[Any]]) -> None:
+        """Send what these streams are the answers to."""
+        code, message = 503, self.dead
+        if message is None:
+            try:
+                self._send(request)
+            except RequestTooLarge as error:
+                code, message = 400, str(error)
+            except Unreachable as error:
+                message = str(error)
+        for stream in streams:
+            if message is None:
+                self._streams[stream.id] = stream
+            else:
+                stream.put(Failed(id=stream.id, code=code, message=message))
 
     def _send(self, request: Request) -> None:
         self._end.send(self._engine, request)
@@ -210,7 +249,7 @@ class EngineClient:
             case Hello():
                 pass  # comes through the other socket
 
-    def _deliver(self, output: Tokens | Failed) -> None:
+    def _deliver(self, output: Tokens | Pooled | Failed) -> None:
         stream = self._streams.get(output.id)
         if stream is None:
             return  # aborted here a moment ago
@@ -224,8 +263,20 @@ class EngineClient:
             self.settled.set()
 
 
-def is_terminal(output: Tokens | Failed) -> bool:
-    return isinstance(output, Failed) or output.finish is not None
+def is_terminal(output: Tokens | Pooled | Failed) -> bool:
+    return not isinstance(output, Tokens) or output.finish is not None
+
+
+def _frames(adds: list[Add]) -> Iterator[int]:
+    """Where each frame ends. A single request may be larger than what several may be together."""
+    tokens = 0
+    for index, add in enumerate(adds):
+        if tokens and tokens + len(add.tokens) > _TOKENS_IN_FRAME:
+            yield index
+            tokens = 0
+        tokens += len(add.tokens)
+    if adds:
+        yield len(adds)
 
 
 def _merge(parts: list[Tokens]) -> Tokens:

@@ -12,6 +12,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     revision: str | None = None
     download_dir: str | None = None
     hf_overrides: dict[str, object] = {}
+    runner: str = "auto"
+    convert: str = "auto"
+    tasks: list[str] = []
+    """What to offer, of "generate" and worker.protocol.Task; empty: all that the model does."""
+    pooler_config: dict[str, object] = {}
     trust_remote_code: bool = False
     load_format: str = "auto"
     model_impl: str = "auto"

@@ -15,10 +15,10 @@ from engine_core.executor import Executor, ExecutorDead, InlineExecutor, Pending
 from engine_core.executor import Report as WorkerReport
 from engine_core.protocol import Add, Failed, Progress, Ready, Stats
 from engine_core.scheduler import Outputs, Plan, Scheduler
-from models.config import ModelConfig, read_config
+from engine_core.start import ready, worker_config
+from models.config import read_config
 from models.hub import resolve
 from worker.config import WorkerConfig
-from worker.protocol import WorkerFacts
 
 Report = Callable[[Progress], None]
 """Told how far the start-up has come, from any thread."""
@@ -57,17 +57,16 @@ class Engine:
             lambda fraction: report(Progress(stage="download", fraction=fraction)),
             config.load_format,
         )
-        folder = str(found)
         model = read_config(found, config.hf_overrides)
-        report(Progress(stage="import", fraction=0.0, folder=folder))
+        told = worker_config(config, model, found)
+        report(Progress(stage="import", fraction=0.0, folder=told.folder))
         worker = executor(
-            _worker_config(config, model, folder),
-            lambda stage, fraction: report(Progress(stage=stage, fraction=fraction, folder=folder)),
+            told, lambda stage, fraction: report(Progress(stage=stage, fraction=fraction, folder=told.folder))
         )
         try:
             facts = worker.start()
             scheduler = Scheduler(config, facts, model.vocab_size)
-            return cls(_ready(config, model, folder, facts), scheduler, worker, config.steps_ahead)
+            return cls(ready(config, model, found, facts), scheduler, worker, config.steps_ahead)
         except Exception:
             worker.stop()
             raise
@@ -131,46 +130,3 @@ class Engine:
     def _tell(self, outputs: Outputs) -> None:
         for client, told in outputs.items():
             self._outputs.setdefault(client, []).extend(told)
-
-
-def _worker_config(config: EngineConfig, model: ModelConfig, folder: str) -> WorkerConfig:
-    batched = config.max_num_batched_tokens
-    if batched is None and not config.enable_chunked_prefill:
-        batched = config.max_model_len or model.max_len  # a step must hold a whole prompt
-    return WorkerConfig(
-        folder=folder,
-        model=model,
-        device=config.device,
-        dtype=config.dtype,
-        load_format=config.load_format,
-        model_impl=config.model_impl,
-        trust_remote_code=config.trust_remote_code,
-        max_model_len=config.max_model_len,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=batched,
-        block_size=config.block_size,
-        num_blocks=config.num_gpu_blocks_override,
-        gpu_memory_utilization=config.gpu_memory_utilization,
-        kv_cache_memory_bytes=config.kv_cache_memory_bytes,
-        cpu_threads=config.cpu_threads,
-        seed=config.seed,
-        steps_ahead=config.steps_ahead,
-    )
-
-
-def _ready(config: EngineConfig, model: ModelConfig, folder: str, facts: WorkerFacts) -> Ready:
-    return Ready(
-        model=config.model,
-        folder=folder,
-        architecture=model.architecture,
-        vocab_size=model.vocab_size,
-        max_model_len=facts.max_model_len,
-        device=facts.device,
-        dtype=facts.dtype,
-        num_blocks=facts.num_blocks,
-        block_size=facts.block_size,
-        max_num_seqs=facts.max_num_seqs,
-        max_num_batched_tokens=facts.max_num_batched_tokens,
-        enable_prefix_caching=config.enable_prefix_caching,
-        scheduling_policy=config.scheduling_policy,
-    )

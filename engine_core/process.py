@@ -23,7 +23,18 @@ import zmq
 from engine_core.config import ProcessConfig
 from engine_core.engine import Engine
 from engine_core.executor import Executor, InlineExecutor, Report
-from engine_core.protocol import Abort, Add, Answer, Dead, Drain, Outputs, Progress, Request, ResetPrefixCache
+from engine_core.protocol import (
+    Abort,
+    Add,
+    AddMany,
+    Answer,
+    Dead,
+    Drain,
+    Outputs,
+    Progress,
+    Request,
+    ResetPrefixCache,
+)
 from engine_core.scheduler import Outputs as OutputsByServer
 from engine_core.stats import Reporter
 from engine_core.transport import EngineEnd
@@ -144,6 +155,9 @@ class EngineLoop:
         match request:
             case Add():
                 self._engine.add(client, request)
+            case AddMany(adds):
+                for add in adds:
+                    self._engine.add(client, add)
             case Abort(ids):
                 self._engine.abort(client, ids)
             case Drain(seconds):

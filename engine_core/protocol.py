@@ -1,6 +1,6 @@
 """What a server says to an engine, and what the engine answers.
 
-Every Add gets exactly one terminal answer: Tokens with a finish reason, or Failed.
+Every Add gets exactly one terminal answer: Tokens with a finish reason, Pooled, or Failed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from worker.protocol import Sampling, TokenLogprobs
+from worker.protocol import Pooling, Sampling, TokenLogprobs, Vectors
 
 Finish = Literal["stop", "length", "abort"]
 
@@ -26,11 +26,17 @@ class Add(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
     id: int
     """Chosen by the server, unique among its live requests."""
     tokens: list[int]
-    params: Sampling
+    params: Sampling | Pooling
     priority: int = 0
     """Lower runs earlier, when the scheduling policy is "priority"."""
     salt: str = ""
     """Prefix-cache entries are shared only among requests of the same salt."""
+
+
+class AddMany(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """As many Adds, one after the other, in one frame."""
+
+    adds: list[Add]
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True, gc=False):
@@ -47,7 +53,7 @@ class ResetPrefixCache(msgspec.Struct, frozen=True, tag=True, gc=False):
     pass
 
 
-Request = Add | Abort | Drain | ResetPrefixCache
+Request = Add | AddMany | Abort | Drain | ResetPrefixCache
 
 
 class Timing(msgspec.Struct, frozen=True, gc=False):
@@ -72,6 +78,16 @@ class Tokens(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False
     finish: Finish | None = None
     timing: Timing | None = None
     """With the finish only."""
+
+
+class Pooled(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
+    """All that a pooling request gets, unless it fails. An aborted one is Failed."""
+
+    id: int
+    vectors: Vectors
+    cached: int = 0
+    """Prompt tokens found in the prefix cache."""
+    timing: Timing | None = None
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True, gc=False):
@@ -106,7 +122,7 @@ class Progress(msgspec.Struct, frozen=True, tag=True, gc=False):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """The engine has done one real prefill and decode. What the server must know to check requests."""
+    """The engine has done the first real steps. What the server must know to check requests."""
 
     model: str
     folder: str
@@ -121,6 +137,10 @@ class Ready(msgspec.Struct, frozen=True, tag=True, gc=False):
     max_num_batched_tokens: int
     enable_prefix_caching: bool
     scheduling_policy: str
+    tasks: tuple[str, ...] = ("generate",)
+    """What requests may ask for."""
+    widths: dict[str, int] = {}
+    """Task -> numbers in each of its vectors, before any cut."""
 
 
 class Dead(msgspec.Struct, frozen=True, tag=True, gc=False):
@@ -132,7 +152,7 @@ class Dead(msgspec.Struct, frozen=True, tag=True, gc=False):
 class Outputs(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
     """What one step gave the requests of one server: one frame a step."""
 
-    outputs: list[Tokens | Failed]
+    outputs: list[Tokens | Pooled | Failed]
     stats: Stats | None = None
 
 

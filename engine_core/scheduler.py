@@ -2,7 +2,9 @@
 
 There is no prefill phase and no decode phase. A sequence knows some tokens and has computed some of them;
 each step closes gaps, under one budget of tokens for all. Whole prompts, chunks of prompts, cached
-beginnings, single tokens and re-reading after a preemption are the same arithmetic.
+beginnings, single tokens and re-reading after a preemption are the same arithmetic. A sequence that is pooled
+ends where others get their first token. Of a model whose tokens see what follows them, a sequence is computed
+whole or not at all, and leaves nothing in a cache.
 
 Steps run in the order in which they were planned, each after the other. Therefore a sequence that has
 ended gives up its row and its blocks at once, even if a step that still writes to them has not landed:
@@ -23,12 +25,22 @@ from msgspec.structs import replace
 from engine_core.admission import blocks_needed, refusal, token_limit
 from engine_core.blocks import BlockPool
 from engine_core.config import EngineConfig
-from engine_core.protocol import Add, Failed, Finish, Stats, Tokens
+from engine_core.protocol import Add, Failed, Finish, Pooled, Stats, Tokens
 from engine_core.sequence import Key, Sequence
 from engine_core.stats import Counters
-from worker.protocol import NewSeq, SeqStep, StepInput, StepOutput, TokenLogprobs, WorkerFacts
+from worker.protocol import (
+    QUERY_GONE,
+    NewSeq,
+    Pooling,
+    Sampling,
+    SeqStep,
+    StepInput,
+    StepOutput,
+    TokenLogprobs,
+    WorkerFacts,
+)
 
-Outputs = dict[int, list[Tokens | Failed]]
+Outputs = dict[int, list[Tokens | Pooled | Failed]]
 """What there is to tell, by server."""
 
 POLICIES = ("fcfs", "priority")
@@ -47,6 +59,8 @@ class _Draft:
     """A plan in the making."""
 
     left: int  # tokens of the budget
+    reads: bool = False  # some row takes several tokens
+    pooled: int = 0  # hidden states, of this step and of earlier ones, that its pooled sequences need
     new: list[NewSeq] = field(default_factory=list)
     rows: list[SeqStep] = field(default_factory=list)
     seqs: list[Sequence] = field(default_factory=list)
@@ -67,6 +81,9 @@ class Scheduler:
         self._facts = facts
         self._vocab_size = vocab_size
         self._by_priority = config.scheduling_policy == "priority"
+        self._caches = config.enable_prefix_caching and facts.causal
+        self._chunks = config.enable_chunked_prefill and facts.causal
+        self._max_pooled = max(facts.max_num_batched_tokens, facts.max_model_len)
         self._arrivals = 0
 
     # Requests come and go.
@@ -93,7 +110,7 @@ class Scheduler:
         outputs: Outputs = {}
         for key in keys:
             if seq := self.live.get(key):
-                _tell(outputs, seq, Tokens(id=key[1], tokens=[], finish="abort", timing=seq.timing(now)))
+                _tell(outputs, seq, _aborted(seq, now))
                 self._end(seq)
         return outputs
 
@@ -138,7 +155,7 @@ class Scheduler:
     def _continue(self, seq: Sequence, draft: _Draft) -> None:
         count = self._chunk(seq.want, draft.left, alone=len(self.running) == 1)
         before = len(seq.blocks)
-        if self._grow(seq, seq.computed + count):
+        if self._can_pool(seq, count == seq.want, draft) and self._grow(seq, seq.computed + count):
             self._plan(seq, count, seq.blocks[before:], draft)
 
     def _admit(self, seq: Sequence, draft: _Draft, now: float) -> bool:
@@ -148,7 +165,9 @@ class Scheduler:
             return False
         want = seq.want - len(shared) * self._facts.block_size
         count = self._chunk(want, draft.left, alone=not self.running)
-        if count < want and not self._config.enable_chunked_prefill:
+        if count < want and not self._may_cut(seq, draft):
+            return False
+        if not self._can_pool(seq, count == want, draft):
             return False
         self.waiting.pop(0)
         insort(self.running, seq, key=_rank)
@@ -167,10 +186,10 @@ class Scheduler:
         if seq.started is None:
             seq.started = now
             seq.cached = seq.computed
-            if self._config.enable_prefix_caching:
+            if self._caches:
                 self.counters.prefix_queries += seq.prompt_len
                 self.counters.prefix_hits += seq.cached
-        elif seq.first_token is not None:
+        elif isinstance(params, Sampling) and not seq.tells_prompt:
             params = replace(params, prompt_logprobs=None)  # told before it was preempted
         return NewSeq(slot, list(seq.tokens), seq.prompt_len, params)
 
@@ -178,10 +197,13 @@ class Scheduler:
         if seq.slot is None:
             raise RuntimeError(f"sequence {seq.key} was planned without a row")
         known = len(seq.tokens) + seq.pending
-        start, samples = seq.computed, seq.computed + count == known
-        draft.rows.append(SeqStep(seq.slot, start, count, new_blocks, samples, known - seq.prompt_len))
+        start, ends = seq.computed, seq.computed + count == known
+        samples, pools = ends and not seq.pools, ends and seq.pools
+        draft.rows.append(SeqStep(seq.slot, start, count, new_blocks, samples, known - seq.prompt_len, pools))
         draft.seqs.append(seq)
         draft.left -= count
+        draft.reads |= count > 1
+        draft.pooled += self._pooled_rows(seq) if pools else 0
         seq.computed += count
         seq.pending += samples
         seq.inflight += 1
@@ -189,9 +211,26 @@ class Scheduler:
     def _chunk(self, want: int, left: int, *, alone: bool) -> int:
         """How many of the tokens it wants a sequence gets in this step."""
         longest = self._config.long_prefill_token_threshold
-        if longest and not alone and self._config.enable_chunked_prefill:
+        if longest and not alone and self._chunks:
             want = min(want, longest)
         return min(want, left)
+
+    def _may_cut(self, seq: Sequence, draft: _Draft) -> bool:
+        """A text to be pooled is not cut for others that are read: its last digits would depend on them.
+
+        Beside single tokens it may be, or it might wait for ever.
+        """
+        return self._chunks and not (seq.pools and draft.reads)
+
+    def _can_pool(self, seq: Sequence, ends: bool, draft: _Draft) -> bool:
+        """Cached beginnings cost no budget, but pooling many of them together would take much memory."""
+        if not (ends and seq.pools and draft.pooled):
+            return True
+        return draft.pooled + self._pooled_rows(seq) <= self._max_pooled
+
+    def _pooled_rows(self, seq: Sequence) -> int:
+        params = seq.request.params
+        return seq.prompt_len if isinstance(params, Pooling) and params.task in self._facts.whole_tasks else 1
 
     # Blocks.
 
@@ -205,14 +244,13 @@ class Scheduler:
             return None
         shared = self._cached(seq)
         unused = sum(not self.pool.users(block) for block in shared)
-        new = blocks_needed(len(seq.tokens), self._facts.block_size) - len(shared)
+        new = blocks_needed(len(seq.tokens), self._facts) - len(shared)
         return shared if new + unused <= self.pool.free else None
 
     def _cached(self, seq: Sequence) -> list[int]:
         """The blocks of its beginning that are in the cache. One token at least is left to compute."""
-        wants_all = seq.request.params.prompt_logprobs is not None and seq.first_token is None
         blocks: list[int] = []
-        if not self._config.enable_prefix_caching or wants_all:
+        if not self._caches or seq.tells_prompt:
             return blocks
         size = self._facts.block_size
         for index in range((len(seq.tokens) - 1) // size):
@@ -224,7 +262,7 @@ class Scheduler:
 
     def _grow(self, seq: Sequence, positions: int) -> bool:
         """Give it blocks for so many positions, if need be those of sequences that rank behind it."""
-        need = blocks_needed(positions, self._facts.block_size) - len(seq.blocks)
+        need = blocks_needed(positions, self._facts) - len(seq.blocks)
         while need > self.pool.free:
             victim = next((other for other in reversed(self.running) if not other.inflight), None)
             if victim is None or victim.rank <= seq.rank:
@@ -254,7 +292,7 @@ class Scheduler:
 
     def _publish(self, seq: Sequence, landed: int) -> None:
         size = self._facts.block_size
-        while self._config.enable_prefix_caching and seq.published < landed // size:
+        while self._caches and seq.published < landed // size:
             index = seq.published
             self.pool.publish(seq.blocks[index], seq.block_hash(index, size))
             seq.published += 1
@@ -269,13 +307,18 @@ class Scheduler:
             if seq.done:
                 continue  # it ended after this step was planned: the row was in vain
             if reason := output.failed.get(row.slot):
-                _tell(outputs, seq, Failed(id=seq.key[1], code=500, message=reason))
+                code = 503 if reason == QUERY_GONE else 500
+                _tell(outputs, seq, Failed(id=seq.key[1], code=code, message=reason))
                 self._end(seq)
                 continue
             seq.prompt_logprobs += output.prompt_logprobs.get(row.slot, ())
             self._publish(seq, row.start + row.count)
             if row.samples:
                 _tell(outputs, seq, self._accept(seq, token, entry, now))
+            if row.pools:
+                vectors = output.pooled[row.slot]
+                _tell(outputs, seq, Pooled(seq.key[1], vectors, seq.cached, seq.timing(now)))
+                self._end(seq)
         return outputs
 
     def fail(self, plan: Plan, message: str) -> Outputs:
@@ -289,12 +332,11 @@ class Scheduler:
         return outputs
 
     def _accept(self, seq: Sequence, token: int, logprobs: TokenLogprobs | None, now: float) -> Tokens:
-        first = seq.first_token is None
+        first, tells_prompt = seq.first_token is None, seq.tells_prompt
         if first:
             seq.first_token = now
         seq.tokens.append(token)
         finish = _finish(seq, token)
-        tells_prompt = first and seq.request.params.prompt_logprobs is not None
         tokens = Tokens(
             id=seq.key[1],
             tokens=[token],
@@ -336,7 +378,10 @@ def _check(config: EngineConfig, facts: WorkerFacts) -> None:
         raise ValueError(
             f"scheduling_policy is '{config.scheduling_policy}'; it can be {' or '.join(POLICIES)}"
         )
-    if not config.enable_chunked_prefill and facts.max_num_batched_tokens < facts.max_model_len:
+    if (
+        not (config.enable_chunked_prefill and facts.causal)
+        and facts.max_num_batched_tokens < facts.max_model_len
+    ):
         raise ValueError(
             f"without chunked prefill a step must hold a whole prompt: set --max-num-batched-tokens (now "
             f"{facts.max_num_batched_tokens}) to at least --max-model-len ({facts.max_model_len})"
@@ -351,7 +396,13 @@ def _remove(ranked: list[Sequence], seq: Sequence) -> None:
     del ranked[bisect_left(ranked, seq.rank, key=_rank)]
 
 
-def _tell(outputs: Outputs, seq: Sequence, output: Tokens | Failed) -> None:
+def _aborted(seq: Sequence, now: float) -> Tokens | Failed:
+    if seq.pools:
+        return Failed(id=seq.key[1], code=503, message="the request was ended before it was done")
+    return Tokens(id=seq.key[1], tokens=[], finish="abort", timing=seq.timing(now))
+
+
+def _tell(outputs: Outputs, seq: Sequence, output: Tokens | Pooled | Failed) -> None:
     outputs.setdefault(seq.key[0], []).append(output)
 
 
@@ -364,6 +415,10 @@ def _finish(seq: Sequence, token: int) -> Finish | None:
     """Whether the token just appended ends the text."""
     params = seq.request.params
     outputs_before = len(seq.tokens) - 1 - seq.prompt_len
-    if token in params.stop_token_ids and outputs_before >= params.min_tokens:
+    if (
+        isinstance(params, Sampling)
+        and token in params.stop_token_ids
+        and outputs_before >= params.min_tokens
+    ):
         return "stop"
     return "length" if len(seq.tokens) >= seq.limit else None

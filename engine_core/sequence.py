@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from engine_core.blocks import chain_hash, root_hash
 from engine_core.protocol import Add, Timing
-from worker.protocol import TokenLogprobs
+from worker.protocol import Pooling, Sampling, TokenLogprobs
 
 Key = tuple[int, int]
 """Which server, and which of its requests."""
@@ -52,6 +52,19 @@ class Sequence:
     @property
     def prompt_len(self) -> int:
         return len(self.request.tokens)
+
+    @property
+    def pools(self) -> bool:
+        """It ends when its prompt is read: no token follows."""
+        return isinstance(self.request.params, Pooling)
+
+    @property
+    def tells_prompt(self) -> bool:
+        """The logprobs of its prompt are asked for, and still to be told."""
+        params = self.request.params
+        if self.first_token is not None or not isinstance(params, Sampling):
+            return False
+        return params.prompt_logprobs is not None
 
     @property
     def want(self) -> int:

@@ -50,7 +50,7 @@ def read_config(folder: Path, overrides: Mapping[str, object] | None = None) -> 
     raw = cast("dict[str, object]", text) if isinstance(text, dict) else whole
     fields = _Fields(path, raw, whole)
 
-    hidden_size = fields.positive("hidden_size", "n_embd", "d_model")
+    hidden_size = fields.positive("hidden_size", "n_embd", "d_model", "dim")
     num_heads = fields.positive("num_attention_heads", "n_head", "n_heads", "num_heads")
     return ModelConfig(
         architecture=_architecture(path, whole),
@@ -202,7 +202,7 @@ def _max_len(fields: _Fields) -> int:
     llama3 and longrope configs already state the stretched length, and so do all of Gemma 3. linear and
     dynamic ones state the length before; yarn may state either, with the original one beside it.
     """
-    length = fields.positive("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
+    length = _positions(fields)
     rope = fields.get("rope_scaling", "rope_parameters")
     if not isinstance(rope, dict) or str(fields.get("model_type")).startswith("gemma3"):
         return length
@@ -216,6 +216,20 @@ def _max_len(fields: _Fields) -> int:
     if kind == "yarn":
         length = scaling.positive("original_max_position_embeddings", default=length)
     return int(length * factor)
+
+
+def _positions(fields: _Fields) -> int:
+    if fields.get("max_trained_positions") is not None and fields.get("rotary_scaling_factor") is None:
+        # Nomic's models reach n_positions only if their rotation is slowed for long texts.
+        return fields.positive("max_trained_positions")
+    length = fields.positive("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
+    if fields.get("model_type") in _AFTER_PADDING:
+        length -= max(fields.token_ids("pad_token_id"), default=1) + 1
+    return length
+
+
+_AFTER_PADDING = ("roberta", "xlm-roberta", "camembert", "mpnet")
+"""Model types whose texts begin in the table of learned positions after the row of the padding token."""
 
 
 def _eos_token_ids(folder: Path, fields: _Fields) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ class ForwardContext:
     # The same counts on the host: the scheduler knows them without asking the device.
     query_lens_host: list[int]  # [B]
     kv_lens_host: list[int]  # [B]
+    token_types: Tensor | None = None  # [T] int64: 1 for tokens of the second text of a pair; None: all are 0
 
 
 _current: ForwardContext | None = None

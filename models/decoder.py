@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from models.config import ModelConfig
+from models.conversion import looks_ahead
 from models.layers.attention import Attention
 from models.layers.embedding import Embedding, LMHead
+from models.layers.encoder_attention import EncoderAttention
 from models.layers.linear import Linear, RowLinear
 from models.layers.mlp import GatedMLP
 from models.layers.norm import RMSNorm, SpreadRMSNorm
@@ -100,14 +102,17 @@ class DecoderAttention(nn.Module):
         sources = () if spec.fused else ("q_proj", "k_proj", "v_proj")
         self.qkv_proj = Linear(config.hidden_size, [q, kv, kv], bias=spec.qkv_bias, sources=sources)
         self.o_proj = RowLinear(q, config.hidden_size, parallel, bias=spec.o_bias)
-        self.attention = Attention(
-            heads=heads.length,
-            kv_heads=kv_heads.length,
-            head_dim=config.head_dim,
-            scale=spec.attention_scale,
-            window=layer.window,
-            softcap=spec.attention_softcap,
-        )
+        if looks_ahead(config):
+            self.attention = _look_around(config, spec, layer)
+        else:
+            self.attention = Attention(
+                heads=heads.length,
+                kv_heads=kv_heads.length,
+                head_dim=config.head_dim,
+                scale=spec.attention_scale,
+                window=layer.window,
+                softcap=spec.attention_softcap,
+            )
         self.qk_norm = spec.qk_norm
         if spec.qk_norm == "head":
             self.q_norm = RMSNorm(config.head_dim, spec.eps, offset=spec.norm_offset)
@@ -207,6 +212,7 @@ class DecoderForCausalLM(nn.Module):
     def __init__(self, setup: ModelSetup, spec: DecoderSpec) -> None:
         super().__init__()
         config, parallel = setup.config, setup.parallel
+        self.causal = not looks_ahead(config)
         self.model = Decoder(config, spec, parallel)
         self.lm_head = LMHead(
             config.vocab_size,
@@ -214,6 +220,7 @@ class DecoderForCausalLM(nn.Module):
             parallel,
             embedding=self.model.embed_tokens,
             tied=config.tie_word_embeddings,
+            tokens=setup.head_tokens,
         )
         self.logit_scale = spec.logit_scale
         self.logit_softcap = spec.logit_softcap
@@ -235,6 +242,14 @@ class DecoderForCausalLM(nn.Module):
 
     def attention_layers(self) -> list[Attention]:
         return [module for module in self.modules() if isinstance(module, Attention)]
+
+
+def _look_around(config: ModelConfig, spec: DecoderSpec, layer: LayerSpec) -> EncoderAttention:
+    """Of a window, half lies on each side."""
+    if spec.attention_softcap is not None:
+        raise ValueError(f"{config.architecture} that attends in both directions cannot cap its attention")
+    window = None if layer.window is None else layer.window // 2
+    return EncoderAttention(head_dim=config.head_dim, scale=spec.attention_scale, window=window)
 
 
 def _enter(norm: RMSNorm | None, delta: Tensor | None, stream: Tensor) -> tuple[Tensor, Tensor]:

@@ -38,6 +38,7 @@ class GPT2LMHeadModel(nn.Module):
             setup.parallel,
             embedding=self.transformer.wte,
             tied=config.tie_word_embeddings,
+            tokens=setup.head_tokens,
         )
 
     def pull(self, weights: Weights) -> None:

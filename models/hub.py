@@ -19,11 +19,12 @@ _ALWAYS = ("*.json", "*.jinja", "*.txt", "*.model")
 _WEIGHTS = {
     "auto": ("*.safetensors",),
     "safetensors": ("*.safetensors",),
-    "pt": ("pytorch_model*.bin",),
+    "pt": ("pytorch_model*.bin", "*/pytorch_model.bin"),
     "dummy": (),
 }
-# Sub-folders hold other formats (original/, onnx/, gguf/); consolidated* is the same weights a second time.
-_NEVER = ("*/*", "consolidated*")
+# Sub-folders hold other formats (original/, onnx/, gguf/), but for those that begin with a number: the
+# modules of sentence-transformers (1_Pooling/, 2_Dense/). consolidated* is the same weights a second time.
+_NEVER = ("[!0-9]*/*", "consolidated*")
 
 
 class HubError(ValueError):

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import torch
 
-from models.config import ModelConfig
-from models.model import CausalLM, ModelSetup
+from models.adapters import adapt
+from models.config import ConfigError, ModelConfig
+from models.conversion import Conversion, looks_ahead
+from models.model import ModelSetup, ServedModel
 from models.parallel import Parallel
+from models.pooling_config import PoolingConfig
 from models.registry import resolve
 from models.weights import WeightsError, load, no_report, open_weights
 
@@ -25,23 +29,40 @@ def load_model(
     trust_remote_code: bool = False,
     parallel: Parallel = Parallel(),
     max_len: int | None = None,
+    conversion: Conversion | None = None,
+    pooling: PoolingConfig | None = None,
     report: Callable[[float], None] = no_report,
-) -> CausalLM:
-    """`max_len`: the longest sequence to be served, if not the config's; `report` hears fractions up to 1."""
+) -> ServedModel:
+    """`conversion`: what the model is to be, and `pooling` how; without, it is what config.json names.
+
+    `max_len`: the longest sequence to be served, if not the config's; `report` hears fractions up to 1.
+    """
     quantization = config.raw.get("quantization_config")
     if isinstance(quantization, dict) and load_format != "dummy":
         raise WeightsError(
             f"{folder}: the weights are quantized ({quantization.get('quant_method', 'method not named')}), "
             "which is not supported; use the model's unquantized checkpoint"
         )
+    if conversion is not None:
+        config = msgspec.structs.replace(config, architecture=conversion.architecture)
+    model_class = resolve(config.architecture, model_impl, trust_remote_code)
+    if conversion is not None:
+        model_class = adapt(model_class, conversion)
     setup = ModelSetup(
         config=config,
         folder=folder,
         max_len=max_len or config.max_len,
         parallel=parallel,
         trust_remote_code=trust_remote_code,
+        load_format=load_format,
+        pooling=pooling or PoolingConfig(),
     )
-    model = resolve(config.architecture, model_impl, trust_remote_code)(setup)
+    model = model_class(setup)
+    if looks_ahead(config) and getattr(model, "causal", True):
+        raise ConfigError(
+            f"config.json of this {config.architecture} says that it attends in both directions, "
+            f"and {model_class.__name__} cannot"
+        )
     weights = open_weights(folder, load_format, device=device, dtype=dtype, report=report)
     load(model, weights)
     weights.reading.finish()

@@ -12,6 +12,8 @@ from torch import Tensor
 from models.config import ModelConfig
 from models.layers.attention import Attention
 from models.parallel import Parallel
+from models.pooler import Pooler
+from models.pooling_config import PoolingConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +25,11 @@ class ModelSetup:
     """The longest sequence that will be served: some rope kinds choose their frequencies by it."""
     parallel: Parallel = field(default_factory=Parallel)
     trust_remote_code: bool = False
+    load_format: str = "auto"
+    """Of weights that lie beside the checkpoint's own, such as the projections of an embedding model."""
+    pooling: PoolingConfig = field(default_factory=PoolingConfig)
+    head_tokens: tuple[int, ...] | None = None
+    """The tokens that the LM head must know; None: all. Without any, a generating class has no LM head."""
 
 
 class CausalLM(Protocol):
@@ -46,3 +53,11 @@ class CausalLM(Protocol):
     def parameters(self) -> Iterator[Tensor]:
         """All tensors that were loaded, tied ones once."""
         ...
+
+
+class ServedModel(CausalLM, Protocol):
+    """What a conversion may give: `logits` if its runner generates, `pooler` if it pools."""
+
+    causal: bool
+    """False: tokens see what follows them, so a sequence is computed whole; there is no cache to bind."""
+    pooler: Pooler

@@ -44,6 +44,7 @@ class OPTForCausalLM(nn.Module):
             setup.parallel,
             embedding=self.decoder.embed_tokens,
             tied=config.tie_word_embeddings,
+            tokens=setup.head_tokens,
         )
 
     def pull(self, weights: Weights) -> None:

@@ -56,6 +56,7 @@ class TransformersForCausalLM(nn.Module):
         for obstacle in _obstacles(model_class, self.hf_config):
             raise UnsupportedModel(f"{config.architecture} cannot run on transformers' code here: {obstacle}")
         self.vocab_size = config.vocab_size
+        self.head_tokens = setup.head_tokens
         self.trust_remote_code = setup.trust_remote_code
         self.attention = nn.ModuleList(
             Attention(
@@ -77,11 +78,11 @@ class TransformersForCausalLM(nn.Module):
             )
         if any(getattr(module, "is_causal", True) is False for module in model.modules()):
             raise UnsupportedModel(f"{type(model).__name__} is not a decoder: its attention looks ahead")
-        _fill(model, weights)
-        model.to(weights.device).eval()  # the parameters are there; buffers such as rotary frequencies follow
+        _fill(model, weights, with_head=self.head_tokens != ())
         self.trunk = getattr(model, model.base_model_prefix)
         setattr(model, model.base_model_prefix, _GivenHidden())
-        self.head = model
+        self.head = nn.Identity() if self.head_tokens == () else model
+        self.to(weights.device).eval()  # the parameters are there; buffers such as rotary frequencies follow
 
     def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
         output = self.trunk(
@@ -94,7 +95,8 @@ class TransformersForCausalLM(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         output = self.head(inputs_embeds=hidden[None], use_cache=False)
-        return output.logits[0, :, : self.vocab_size].float()  # [R, vocab_size]
+        logits = output.logits[0, :, : self.vocab_size].float()  # [R, vocab_size]
+        return logits if self.head_tokens is None else logits[:, self.head_tokens]
 
     def attention_layers(self) -> list[Attention]:
         return [layer for layer in self.attention if isinstance(layer, Attention)]
@@ -166,12 +168,13 @@ def _parameters_on_meta() -> Iterator[None]:
         nn.Module.register_parameter = register
 
 
-def _fill(model: PreTrainedModel, weights: Weights) -> None:
+def _fill(model: PreTrainedModel, weights: Weights, *, with_head: bool) -> None:
     """Pull every parameter, and the buffers that are saved with them, in the dtype the module made it in."""
     state = model.state_dict(keep_vars=True)
     stored = _stored_names(model, state, weights)
     for name, tensor in state.items():
-        if name in model.all_tied_weights_keys:
+        in_trunk = name.startswith(f"{model.base_model_prefix}.")
+        if name in model.all_tied_weights_keys or not (with_head or in_trunk):
             weights.ignore(stored.get(name, name))
             continue
         value = weights.take(stored.get(name, name), tensor.shape, dtype=tensor.dtype)

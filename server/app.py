@@ -16,7 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 from server.errors import ApiError, BadRequest, Internal
 from server.frontend import Frontend
 from server.middleware import Bounds, HttpNumbers, KeyGuard, RequestIds, error_response
-from server.routes import admin, chat, completions, models, tokenize
+from server.routes import admin, chat, completions, embeddings, models, pooling, scores, tei, tokenize
 from server.status import Draining
 
 MAX_REPORTED = 5
@@ -65,7 +65,7 @@ def _routed(*, docs: bool) -> FastAPI:
         redoc_url="/redoc" if docs else None,
         openapi_url="/openapi.json" if docs else None,
     )
-    for routes in (admin, models, completions, chat, tokenize):
+    for routes in (admin, models, completions, chat, embeddings, pooling, scores, tei, tokenize):
         app.include_router(routes.router)
     return app
 
@@ -145,7 +145,8 @@ def _shown(error: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _location(error: Mapping[str, Any]) -> str:
-    return ".".join(map(str, error.get("loc", ())))
+    # Which of several forms a body has (a tag in parentheses) is no place in it.
+    return ".".join(str(part) for part in error.get("loc", ()) if not str(part).startswith("("))
 
 
 def _shortened(value: object) -> object:

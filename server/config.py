@@ -43,6 +43,7 @@ def _dtype(text: str) -> str:
 
 
 _ANY: list[str] = msgspec.field(default_factory=lambda: ["*"])
+_TASKS = ("generate", "embed", "token_embed", "classify", "token_classify")
 _DTYPES = ("auto", "bfloat16", "float16", "float32")
 
 ENGINE_DOCS = {
@@ -50,6 +51,28 @@ ENGINE_DOCS = {
     "revision": Doc(_MODEL, "Branch, tag or commit of the model on the hub."),
     "download_dir": Doc(_MODEL, "Where downloads are kept, in place of the hub's usual cache."),
     "hf_overrides": Doc(_MODEL, "Values to put over those of the model's config.json."),
+    "runner": Doc(
+        _MODEL,
+        "What the model does: generate text, or pool texts to vectors, labels and scores. auto goes by the "
+        "checkpoint. A model that generates also pools, with the same weights.",
+        ("auto", "generate", "pooling", "draft"),
+    ),
+    "convert": Doc(
+        _MODEL,
+        "What to make of a model that was trained for something else; auto goes by the checkpoint.",
+        ("auto", "none", "embed", "classify", "reward"),
+    ),
+    "tasks": Doc(
+        _MODEL,
+        "What to offer, if not all that the model does: " + ", ".join(_TASKS) + ". Commas may divide them.",
+        _TASKS,
+    ),
+    "pooler_config": Doc(
+        _MODEL,
+        "How hidden states become vectors and labels, put over what the model's files say: task, "
+        "pooling_type, seq_pooling_type, tok_pooling_type, use_activation, dimensions, logit_mean, "
+        "logit_sigma, step_tag_id, returned_token_ids.",
+    ),
     "trust_remote_code": Doc(_MODEL, "Run Python code that comes with the model."),
     "load_format": Doc(
         _MODEL, "Form of the weights; dummy makes random ones.", ("auto", "safetensors", "pt", "dummy")
@@ -113,6 +136,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     trust_request_chat_template: Annotated[
         bool, Doc(_TEXT, "Let requests bring a chat template of their own.")
     ] = False
+    default_prompt_name: Annotated[
+        str | None,
+        Doc(_TEXT, "The prompt that is written before texts to embed where a request names none."),
+    ] = None
     response_role: Annotated[str, Doc(_TEXT, "Role of the answers in chat.")] = "assistant"
 
     generation_config: Annotated[

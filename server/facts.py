@@ -8,7 +8,9 @@ from pathlib import Path
 
 import msgspec
 
+from models.pooling_config import PoolingConfig
 from server.errors import BadRequest, invalid
+from server.tasks import GENERATE, ScoreType
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -16,6 +18,8 @@ class Limits(msgspec.Struct, frozen=True):
 
     n: int = 128
     prompts: int = 256
+    inputs: int = 16384
+    """Texts of a request that is pooled."""
     stop_strings: int = 16
     stop_bytes: int = 4096
     logit_bias: int = 1024
@@ -40,6 +44,20 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int = 256
     enable_prefix_caching: bool = True
     scheduling_policy: str = "fcfs"
+    max_num_batched_tokens: int = 0
+    dtype: str = "float32"
+    device: str = "cpu"
+    tasks: tuple[str, ...] = (GENERATE,)
+    max_text_len: int = 0
+    """Longest text to pool, in tokens: a sentence encoder may be made for less than its window."""
+    pooling: PoolingConfig = PoolingConfig()
+    """What the model's files say of its vectors and labels."""
+    widths: dict[str, int] = {}
+    """Task -> numbers in each of its vectors, before any cut."""
+    default_prompt_name: str | None = None
+    score_type: ScoreType | None = None
+    score_template: str | None = None
+    """A chat template with the roles query and document, or its name, where one text is made of two."""
     limits: Limits = Limits()
 
     def check_prompt_length(self, length: int, *, at_least: bool = False) -> None:
@@ -65,6 +83,22 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
                 "`max_model_len` is no smaller than the number of text tokens plus 1.",
                 "prompt",
             )
+
+    def check_text(self, ids: list[int], param: str, index: int) -> None:
+        """Refuses tokens that cannot be pooled, and tells which of a request's texts they are."""
+        self.check_token_ids(ids, param)
+        if not ids:
+            raise BadRequest(f"The decoder prompt cannot be empty ({param} {index} has no tokens).", param)
+        if len(ids) > self.max_text_len:
+            raise self.text_too_long(f"{param} {index}", "input_tokens", f"{len(ids)} input tokens", len(ids))
+
+    def text_too_long(self, text: str, param: str, found: str, size: int) -> BadRequest:
+        return invalid(
+            param,
+            f"This model's maximum context length is {self.max_text_len} tokens. However, {text} contains "
+            f"{found}. Please reduce its length, or have it cut with truncate_prompt_tokens=-1.",
+            size,
+        )
 
     def check_token_ids(self, ids: list[int], param: str) -> None:
         outside = [id for id in ids if not 0 <= id < self.vocab_size]

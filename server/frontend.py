@@ -11,17 +11,19 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 from engine_core.client import EngineClient, Stream, is_terminal
-from engine_core.protocol import Failed, Tokens
+from engine_core.protocol import Failed, Pooled, Tokens
 from server.config import ServerConfig
 from server.errors import NotFound, Overloaded, Unavailable, from_engine
 from server.facts import Facts
 from server.loading import find_facts, open_tokenizer
 from server.metrics import Metrics, RequestRecord
+from server.pooling import Item
 from server.sampling import SamplingParams
 from server.status import Dead, Draining, Ready, Starting, Status
 from server.text_output import Delta, TextOutput
@@ -34,12 +36,17 @@ DEFAULT_QUEUE = 8192
 """Waiting requests when --max-num-queued-reqs is not given: beyond any wait a client would sit through."""
 
 
+POOLING_WINDOW = 2
+"""How many steps' worth of one request's texts are in the engine at once: the next step is never short of
+them, and whoever comes after a request of ten thousand texts waits for few of them."""
+
+
 class Frontend:
     def __init__(self, config: ServerConfig, client: EngineClient, metrics: Metrics) -> None:
         self.config = config
         self.metrics = metrics
         self.live = 0
-        """Choices that are being generated."""
+        """Choices that are being generated, and texts that are being pooled."""
         self._client = client
         self._facts: Facts | None = None
         self._tokenizer: Tokenizer | None = None
@@ -134,6 +141,44 @@ class Frontend:
             )
         return self._generate(prompt, sampling, params, priority, salt, interval, request_id)
 
+    async def pool(
+        self, items: Sequence[Item], *, priority: int = 0, salt: str = "", request_id: str = ""
+    ) -> list[Pooled]:
+        """What became of each item, in order. All or nothing: the first failure ends the others."""
+        self.require_ready()
+        window = POOLING_WINDOW * self.facts.max_num_seqs
+        self._admit(min(len(items), window))
+        if self.config.enable_log_requests:
+            _log.info("request %s: %d texts to pool, %s", request_id, len(items), items[0].params)
+        answers: list[Pooled] = []
+        waiting: deque[tuple[Stream[Pooled], float]] = deque()
+        try:
+            while len(answers) < len(items):
+                sent = len(answers) + len(waiting)
+                if len(waiting) <= window // 2 and sent < len(items):
+                    batch = [(one.tokens, one.params) for one in items[sent : len(answers) + window]]
+                    streams = self._client.submit_many(batch, priority=priority, salt=salt)
+                    waiting.extend((stream, time.monotonic()) for stream in streams)
+                    self._enter(request_id, streams)
+                stream, since = waiting[0]
+                answers.append(await self._pooled(stream, len(items[len(answers)].tokens), since))
+                waiting.popleft()
+                self._leave(request_id, [stream])
+        finally:
+            left = [stream for stream, _ in waiting]
+            self._client.abort([stream.id for stream in left])
+            self._leave(request_id, left)
+        return answers
+
+    async def _pooled(self, stream: Stream[Pooled], tokens: int, since: float) -> Pooled:
+        answer = await stream.get()
+        if isinstance(answer, Failed):
+            self.metrics.finished("error")
+            raise from_engine(answer.code, answer.message)
+        self.metrics.pooled(tokens, answer.cached, time.monotonic() - since, answer.timing)
+        self._pace.finished()
+        return answer
+
     async def abort(self, request_ids: Iterable[str]) -> int:
         """Ends these requests; their streams finish with "abort". Returns how many were found."""
         found = [self._requests[id] for id in request_ids if id in self._requests]
@@ -185,17 +230,17 @@ class Frontend:
             for choice in choices:
                 choice.close()
 
-    def _enter(self, request_id: str, streams: list[Stream]) -> None:
+    def _enter(self, request_id: str, streams: Sequence[Stream[Any]]) -> None:
         self.live += len(streams)
         self._idle.clear()
         if request_id:
             self._requests.setdefault(request_id, set()).update(stream.id for stream in streams)
 
-    def _leave(self, request_id: str, streams: list[Stream]) -> None:
+    def _leave(self, request_id: str, streams: Sequence[Stream[Any]]) -> None:
         self.live -= len(streams)
         if not self.live:
             self._idle.set()
-        if request_id:
+        if request_id and streams:
             mine = self._requests[request_id]
             mine.difference_update(stream.id for stream in streams)
             if not mine:
@@ -264,7 +309,7 @@ class Pace:
         return min(60, max(1, math.ceil(each * waiting)))
 
 
-async def _answers(streams: list[Stream]) -> AsyncGenerator[tuple[int, Tokens | Failed], None]:
+async def _answers(streams: list[Stream[Tokens]]) -> AsyncGenerator[tuple[int, Tokens | Failed], None]:
     """What the streams bring, in the order in which it comes."""
     if len(streams) == 1:
         async for output in streams[0]:

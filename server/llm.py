@@ -1,24 +1,31 @@
-"""`LLM`: a model in one's own process, without HTTP. The same engine, sampling and text as the server's."""
+"""`LLM`: a model in one's own process, without HTTP. Engine, sampling, pooling and text are the server's."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from engine_core.config import EngineConfig
 from engine_core.engine import Engine
 from engine_core.protocol import Add, Failed
+from engine_core.protocol import Pooled as PooledAnswer
 from server.config import ServerConfig
+from server.llm_pooling import Classification, Embedding, OfflinePooling, Pooled, PooledOutput, Score
 from server.loading import find_facts, open_tokenizer
+from server.pooling import PoolingParams, Truncation
 from server.progress import ProgressDisplay
 from server.sampling import SamplingParams
+from server.scoring import Pairs, ScoreOptions, score
+from server.tasks import GENERATE, require_task
 from server.text_output import Delta, TextOutput
-from worker.protocol import TokenLogprobs
+from worker.protocol import TokenLogprobs, Vectors
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
+
+Form = TypeVar("Form")
 
 _CLIENT = 0
 
@@ -79,6 +86,7 @@ class LLM:
         self.tokenizer = open_tokenizer(self._config, Path(self._engine.ready.folder))
         self.facts = find_facts(self._config, self._engine.ready, self.tokenizer)
         self._next_id = 0
+        self._pooling = OfflinePooling(self._engine, self.facts, self.tokenizer)
 
     def generate(
         self,
@@ -113,6 +121,67 @@ class LLM:
         results = [RequestOutput(text, self.tokenizer.encode(text, False), outputs=[]) for text in texts]
         return self._run(results, _for_each(sampling_params, len(results)), show=use_tqdm)
 
+    def embed(self, prompts: Prompt | Sequence[Prompt], **options: Any) -> list[PooledOutput[Embedding]]:
+        """A vector for each text. `options` are those of encode."""
+        return self._pool(prompts, "embed", Embedding.of, options)
+
+    def classify(
+        self, prompts: Prompt | Sequence[Prompt], **options: Any
+    ) -> list[PooledOutput[Classification]]:
+        """The probability of each label, for each text. `options` are those of encode."""
+        labels = self.facts.pooling.labels
+        return self._pool(prompts, "classify", lambda vectors: Classification.of(vectors, labels), options)
+
+    def reward(self, prompts: Prompt | Sequence[Prompt], **options: Any) -> list[PooledOutput[Pooled]]:
+        """What a reward model gives: for each token or step, or else for the whole text."""
+        return self._pool(prompts, "reward", Pooled.of, options)
+
+    def encode(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | None = None,
+        *,
+        pooling_task: str | None = None,
+        prompt_name: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+        truncation_side: str | None = None,
+        use_tqdm: bool = True,
+    ) -> list[PooledOutput[Pooled]]:
+        """Any task of the model, for each text; if none is named, its first.
+
+        `prompt_name` is one of the model's instructions, written before each text. Too long a text is cut to
+        `truncate_prompt_tokens` (-1 is what the model can read), or else refused.
+        """
+        options = {
+            "pooling_params": pooling_params,
+            "prompt_name": prompt_name,
+            "truncate_prompt_tokens": truncate_prompt_tokens,
+            "truncation_side": truncation_side,
+            "use_tqdm": use_tqdm,
+        }
+        return self._pool(prompts, pooling_task, Pooled.of, options)
+
+    def score(
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        *,
+        pooling_params: PoolingParams | None = None,
+        instruction: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = True,
+    ) -> list[PooledOutput[Score]]:
+        """How near texts are: one to one, one to all of data_2, or each to the one in its place."""
+        options = ScoreOptions(
+            use_activation=None if pooling_params is None else pooling_params.use_activation,
+            truncation=Truncation.asked(truncate_prompt_tokens, None, self.facts),
+            instruction=instruction,
+            names=("data_1", "data_2"),
+        )
+        pairs = Pairs(*([one] if isinstance(one, str) else list(one) for one in (data_1, data_2)))
+        scorer = score(pairs, options, self.facts, self.tokenizer)
+        return [PooledOutput(Score(one)) for one in self._pooling.score(scorer, show=use_tqdm)]
+
     def close(self) -> None:
         """Gives the memory back. The LLM is of no use afterwards."""
         self._engine.stop()
@@ -122,6 +191,17 @@ class LLM:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _pool(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        task: str | None,
+        form: Callable[[Vectors], Form],
+        options: dict[str, Any],
+    ) -> list[PooledOutput[Form]]:
+        sources = [one if isinstance(one, str) else list(one) for one in _prompts(prompts)]
+        answers = self._pooling.pool(sources, task, **options)
+        return [PooledOutput(form(vectors), item.tokens) for item, vectors in answers]
 
     def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, str):
@@ -133,6 +213,7 @@ class LLM:
         self, results: list[RequestOutput], params: list[SamplingParams], *, show: bool
     ) -> list[RequestOutput]:
         """All or nothing: what is wrong with any request is raised before the first one runs."""
+        require_task(GENERATE, self.facts.tasks)
         adds: list[Add] = []
         choices: dict[int, _Choice] = {}
         for result, sampling in zip(results, params, strict=True):
@@ -168,7 +249,7 @@ class LLM:
                 display.show("generate", 1 - len(choices) / total)
             for answer in self._engine.step().get(_CLIENT, []):
                 choice = choices.get(answer.id)
-                if choice is None:
+                if choice is None or isinstance(answer, PooledAnswer):
                     continue  # its stop string was found; the engine had gone on by a step
                 if isinstance(answer, Failed):
                     raise GenerationFailed(answer.message)

@@ -6,10 +6,13 @@ import time
 from pathlib import Path
 
 from engine_core.protocol import Ready
-from models.config import read_config
+from models.config import ConfigError, ModelConfig, read_config
 from models.hub import resolve
+from models.pooling_config import PoolingConfig, read_pooling
 from server.config import ServerConfig
 from server.facts import Facts, read_defaults
+from server.scoring import QWEN3_RERANKER
+from server.tasks import GENERATE, score_type
 from server.tokenizer import Tokenizer, load_tokenizer
 
 
@@ -30,11 +33,14 @@ def find_facts(config: ServerConfig, ready: Ready, tokenizer: Tokenizer) -> Fact
     folder = Path(ready.folder)
     model = read_config(folder, config.engine.hf_overrides)
     ends = [id for id in (tokenizer.eos_id, *model.eos_token_ids) if id is not None]
+    pools = set(ready.tasks) != {GENERATE}
+    pooling = read_pooling(folder, model, config.engine.pooler_config) if pools else PoolingConfig()
+    max_text_len = _max_text_len(config, ready, pooling)
     return Facts(
         model_names=config.model_names,
         root=config.engine.model,
         created=int(time.time()),
-        max_model_len=ready.max_model_len,
+        max_model_len=ready.max_model_len if GENERATE in ready.tasks else max_text_len,
         vocab_size=ready.vocab_size,
         eos_token_ids=tuple(dict.fromkeys(ends)),
         defaults=read_defaults(folder, config.generation_config, config.override_generation_config),
@@ -42,4 +48,40 @@ def find_facts(config: ServerConfig, ready: Ready, tokenizer: Tokenizer) -> Fact
         max_num_seqs=ready.max_num_seqs,
         enable_prefix_caching=ready.enable_prefix_caching,
         scheduling_policy=ready.scheduling_policy,
+        max_num_batched_tokens=ready.max_num_batched_tokens,
+        dtype=ready.dtype,
+        device=ready.device,
+        tasks=ready.tasks,
+        max_text_len=max_text_len,
+        pooling=pooling,
+        widths=ready.widths,
+        default_prompt_name=_default_prompt_name(config, pooling),
+        score_type=score_type(ready.tasks, pooling),
+        score_template=_score_template(tokenizer, model, pooling),
     )
+
+
+def _max_text_len(config: ServerConfig, ready: Ready, pooling: PoolingConfig) -> int:
+    """A sentence encoder's own limit counts, unless the operator has set one."""
+    limit = pooling.texts.max_len
+    if limit is None or config.engine.max_model_len is not None:
+        return ready.max_model_len
+    return min(limit, ready.max_model_len)
+
+
+def _default_prompt_name(config: ServerConfig, pooling: PoolingConfig) -> str | None:
+    name, prompts = config.default_prompt_name, pooling.texts.prompts
+    if name is None:
+        return pooling.texts.default_prompt_name
+    if name not in prompts:
+        known = ", ".join(map(repr, prompts)) or "none"
+        raise ConfigError(f"--default-prompt-name: the model has no prompt named {name!r}. It has: {known}")
+    return name
+
+
+def _score_template(tokenizer: Tokenizer, model: ModelConfig, pooling: PoolingConfig) -> str | None:
+    if tokenizer.chat.writes_pairs:
+        return "default"
+    # Qwen3-Reranker comes with the chat template of the model that it was made of.
+    is_qwen3_reranker = pooling.two_way and model.architecture.startswith("Qwen3")
+    return QWEN3_RERANKER if is_qwen3_reranker else None

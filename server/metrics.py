@@ -106,6 +106,24 @@ class Metrics:
     def begin(self, prompt_tokens: int, n: int, max_tokens: int) -> RequestRecord:
         return RequestRecord(self, prompt_tokens, n, max_tokens)
 
+    def pooled(self, prompt_tokens: int, cached: int, seconds: float, timing: Timing | None) -> None:
+        """A text has got its vector or its labels."""
+        self.count_tokens(prompt_tokens, 0)
+        self.prompt_length.observe(prompt_tokens)
+        if cached:
+            self.prompt_tokens_cached.inc(cached)
+        self.finished("stop")
+        self.whole.observe(seconds)
+        if timing is not None:
+            self.observe_timing(timing)
+
+    def observe_timing(self, timing: Timing) -> None:
+        self.queued.observe(timing.queued)
+        self.prefill.observe(timing.prefill)
+        self.decode.observe(timing.decode)
+        self.inference.observe(timing.prefill + timing.decode)
+        self.preemptions.observe(timing.preemptions)
+
     def count_tokens(self, prompt: int, generated: int) -> None:
         self.tokens_so_far = (self.tokens_so_far[0] + prompt, self.tokens_so_far[1] + generated)
         if prompt:
@@ -176,11 +194,7 @@ class RequestRecord:
         if self._count > 1:
             metrics.per_token.observe((self._last - self._first) / (self._count - 1))
         if timing is not None:
-            metrics.queued.observe(timing.queued)
-            metrics.prefill.observe(timing.prefill)
-            metrics.decode.observe(timing.decode)
-            metrics.inference.observe(timing.prefill + timing.decode)
-            metrics.preemptions.observe(timing.preemptions)
+            metrics.observe_timing(timing)
 
 
 class _EngineNumbers(Collector):

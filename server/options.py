@@ -72,7 +72,10 @@ class Option:
 
     def _converted(self, given: object) -> object:
         if self.is_list:
-            return msgspec.convert(_as_list(given), self.type, strict=False)
+            words = _as_list(given)
+            if self.doc.choices:  # none of them has a comma, so commas may part them
+                words = [part for word in words for part in str(word).replace(",", " ").split()]
+            return msgspec.convert(words, self.type, strict=False)
         if isinstance(given, str):
             if self.doc.read is not None:
                 return self.doc.read(given)
@@ -84,8 +87,9 @@ class Option:
 
     def _check(self, value: object) -> None:
         doc = self.doc
-        if doc.choices and value not in doc.choices:
-            raise ValueError(f"{value!r} is not one of {', '.join(doc.choices)}")
+        for one in value if isinstance(value, list) else [value]:
+            if doc.choices and one not in doc.choices:
+                raise ValueError(f"{one!r} is not one of {', '.join(doc.choices)}")
         if isinstance(value, int | float) and not isinstance(value, bool):
             if doc.least is not None and value < doc.least:
                 raise ValueError(f"must be at least {doc.least:g}, got {value}")

@@ -18,9 +18,6 @@ _SWITCHES = """
 """
 
 _VALUES: dict[str, tuple[str, ...]] = {
-    "runner": ("auto", "generate"),
-    "convert": ("auto", "none"),
-    "pooler-config": (),
     "tokenizer-mode": ("auto", "hf"),
     "tokenizer-revision": (),
     "code-revision": (),

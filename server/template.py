@@ -41,6 +41,9 @@ class Compiled:
         self.format: Format = "openai" if _iterates_content(tree) else "string"
         self.takes_both = any(test.name == "string" for test in tree.find_all(nodes.Test))
         """It asks whether a content is a string, so strings need not be wrapped into parts."""
+        named = {constant.value for constant in tree.find_all(nodes.Const) if isinstance(constant.value, str)}
+        self.writes_pairs = {"query", "document"} <= named
+        """It knows the roles of two texts that are to be compared."""
 
 
 @lru_cache(maxsize=16)
@@ -89,6 +92,14 @@ class ChatTemplate:
         }
         text = _rendered(compiled, variables)
         return _cut_after_final_message(text, shaped) if continue_final_message else text
+
+    @property
+    def writes_pairs(self) -> bool:
+        """The default template is one for scoring a document for a query."""
+        try:
+            return "default" in self._templates and compile_template(self._templates["default"]).writes_pairs
+        except BadRequest:  # a broken template of a checkpoint is told to those who use it
+            return False
 
     def _choose(self, template: str | None, *, with_tools: bool) -> str:
         """A request may name one of the checkpoint's templates, or bring its own."""

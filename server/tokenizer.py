@@ -87,6 +87,62 @@ class Tokenizer:
             return self.encode(text, add_special_tokens)
         return await asyncio.to_thread(self.encode, text, add_special_tokens)
 
+    def encode_many(
+        self,
+        texts: Sequence[str],
+        add_special_tokens: bool = True,
+        keep: int | None = None,
+        *,
+        left: bool = False,
+    ) -> list[list[int]]:
+        """Each text's tokens, at most `keep`, special ones included; `left` drops a text's beginning."""
+        encodings = self._model.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        prefix = self._prefix if add_special_tokens else []
+        if keep is None:
+            return [[*prefix, *encoding.ids] for encoding in encodings]
+        room = keep - len(prefix)
+        special = self._model.num_special_tokens_to_add(False) if add_special_tokens else 0
+        found: list[list[int]] = []
+        for text, encoding in zip(texts, encodings, strict=True):
+            if len(encoding.ids) > room:
+                bare = self._encode_bare(text, room - special, left=left)
+                encoding = self._model.post_process(bare, None, add_special_tokens)
+            found.append([*prefix, *encoding.ids][:keep])
+        return found
+
+    def encode_pairs(
+        self, pairs: Sequence[tuple[str, str]], keep: int | None = None, *, left: bool = False
+    ) -> list[tuple[list[int], int]]:
+        """-> the tokens of each two texts as one, and where the second begins if the model tells them apart.
+
+        Of too long a pair the longer text is cut first, until both are as long.
+        """
+        encodings = self._model.encode_batch_fast(list(pairs))
+        found: list[tuple[list[int], int]] = []
+        for (first, second), encoding in zip(pairs, encodings, strict=True):
+            if keep is not None and len(encoding.ids) + len(self._prefix) > keep:
+                room = keep - len(self._prefix) - self._model.num_special_tokens_to_add(True)
+                one = self._encode_bare(first, None, left=left)
+                two = self._encode_bare(second, None, left=left)
+                kept = _shares(len(one.ids), len(two.ids), max(0, room))
+                for part, size in zip((one, two), kept, strict=True):
+                    part.truncate(size, direction="left" if left else "right")
+                encoding = self._model.post_process(one, two, True)
+            second_at = encoding.type_ids.index(1) if 1 in encoding.type_ids else 0
+            found.append(([*self._prefix, *encoding.ids], second_at and second_at + len(self._prefix)))
+        return found
+
+    def cut_text(self, text: str, tokens: int) -> str:
+        """So much of the text's beginning as makes that many tokens."""
+        offsets = self._model.encode(text, add_special_tokens=False).offsets
+        return text if len(offsets) <= tokens else text[: offsets[tokens - 1][1]]
+
+    def _encode_bare(self, text: str, keep: int | None, *, left: bool) -> tokenizers.Encoding:
+        encoding = self._model.encode_batch_fast([text], add_special_tokens=False)[0]
+        if keep is not None:
+            encoding.truncate(max(0, keep), direction="left" if left else "right")
+        return encoding
+
     def check_text_length(self, text: str, facts: Facts) -> None:
         """Refuses, without tokenizing, a text that no cut into tokens could make short enough."""
         if len(text) > facts.max_model_len * self.longest_token:
@@ -142,6 +198,13 @@ class Tokenizer:
         if bos is None or self._model.encode("a").ids[:1] == [bos]:
             return []
         return [bos]
+
+
+def _shares(first: int, second: int, room: int) -> tuple[int, int]:
+    """How much of two texts is kept if only so much fits."""
+    shorter = min(first, second, room // 2)
+    longer = min(max(first, second), room - shorter)
+    return (shorter, longer) if first <= second else (longer, shorter)
 
 
 def _mark_special(model: tokenizers.Tokenizer, names: Iterable[str]) -> None:

@@ -6,14 +6,17 @@ tokens.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from models.context import ForwardContext
 from worker.logprobs import PromptWanted
-from worker.protocol import SeqStep, StepInput
+from worker.pooling import PoolPlan, plan_pools
+from worker.protocol import NewSeq, Pooling, SeqStep, StepInput
 from worker.sampler import Plan, plan_sampling
 from worker.slots import SampleRows, Slots
 from worker.staging import Packet
@@ -36,6 +39,7 @@ class Batch:
     context: ForwardContext
     sampled: Sampled | None
     prompts: list[PromptWanted]
+    pooled: PoolPlan | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +54,23 @@ class _Columns:
     query_starts: np.ndarray  # [B + 1]
 
 
-def build(step: StepInput, slots: Slots, packet: Packet, *, num_blocks: int, vocab_size: int) -> Batch:
+def build(
+    step: StepInput,
+    slots: Slots,
+    packet: Packet,
+    *,
+    num_blocks: int,
+    vocab_size: int,
+    needs_all_rows: Callable[[Pooling], bool],
+) -> Batch:
     """Enter the step's new sequences and blocks in the tables, and lay its tokens out."""
     for new in step.new:
         slots.admit(new)
     columns = _columns(step.seqs)
     _check(step, columns, slots, num_blocks)
 
-    prompts = [(new.slot, packet.ints(new.tokens)) for new in step.new]
-    places, blocks = _enter_blocks(step.seqs, slots)
-    gained = packet.ints(places), packet.ints(blocks)
+    arrived = _stage(packet, *_arrivals(step.new, slots))
+    gained = _stage(packet, *_enter_blocks(step.seqs, slots))
     row_of = np.repeat(np.arange(len(step.seqs)), columns.counts)  # [T]
     positions = np.arange(len(row_of)) + (columns.starts - columns.query_starts[:-1])[row_of]  # [T]
     layout = (
@@ -69,14 +80,19 @@ def build(step: StepInput, slots: Slots, packet: Packet, *, num_blocks: int, voc
         packet.ints(columns.query_starts),
         packet.ints(columns.ends),
     )
+    seconds = _second_texts(columns, slots)
+    token_types = None if seconds is None else packet.ints(positions >= seconds[row_of])  # [T]
     sampled = _plan_samples(step.seqs, columns, slots, packet, vocab_size)
+    pooled = _plan_pools(step.seqs, columns, slots, packet, needs_all_rows)
     packet.send()  # from here on, the tensors made above hold their values
 
-    for slot, tokens in prompts:
-        slots.tokens[slot, : len(tokens)] = tokens
-    slots.block_table.view(-1)[gained[0]] = gained[1]
+    slots.tokens.view(-1)[arrived[0]] = arrived[1]
+    if slots.paged:
+        slots.block_table.view(-1)[gained[0]] = gained[1]
     context, ids = _lay_out(*layout, columns, slots)
-    return Batch(ids, context, sampled, _prompt_logprobs(columns, slots))
+    if token_types is not None:
+        context.token_types = token_types.long()
+    return Batch(ids, context, sampled, _prompt_logprobs(columns, slots), pooled)
 
 
 def _columns(seqs: list[SeqStep]) -> _Columns:
@@ -90,11 +106,12 @@ def _check(step: StepInput, columns: _Columns, slots: Slots, num_blocks: int) ->
     if not step.seqs:
         raise ValueError(f"step {step.number} has no rows")
     held = slots.blocks[columns.slots] + columns.gained
+    no_room = columns.ends > held * slots.block_size if slots.paged else columns.starts > 0
     wrong = np.flatnonzero(
         (columns.starts < 0)
         | (columns.counts < 1)
         | (columns.ends > slots.max_len)
-        | (columns.ends > held * slots.block_size)
+        | no_room
         | (held > slots.block_table.shape[1])
     )
     if len(wrong):
@@ -105,6 +122,19 @@ def _check(step: StepInput, columns: _Columns, slots: Slots, num_blocks: int) ->
         )
     if any(not 0 <= block <= num_blocks for seq in step.seqs for block in seq.blocks):
         raise ValueError(f"step {step.number} names a cache block beyond the {num_blocks} there are")
+
+
+def _stage(packet: Packet, places: ArrayLike, values: ArrayLike) -> tuple[Tensor, Tensor]:
+    return packet.ints(places), packet.ints(values)
+
+
+def _arrivals(new: list[NewSeq], slots: Slots) -> tuple[np.ndarray, list[int]]:
+    """Flat places in the table of tokens, and the tokens to write there."""
+    lengths = np.array([len(each.tokens) for each in new], np.int64)
+    firsts = np.array([each.slot for each in new], np.int64) * slots.tokens.shape[1]
+    starts = np.cumsum(lengths) - lengths
+    places = np.arange(lengths.sum()) + np.repeat(firsts - starts, lengths)
+    return places, [token for each in new for token in each.tokens]
 
 
 def _enter_blocks(seqs: list[SeqStep], slots: Slots) -> tuple[list[int], list[int]]:
@@ -138,6 +168,39 @@ def _plan_samples(
     )
 
 
+def _plan_pools(
+    seqs: list[SeqStep],
+    columns: _Columns,
+    slots: Slots,
+    packet: Packet,
+    needs_all_rows: Callable[[Pooling], bool],
+) -> PoolPlan | None:
+    chosen = [row for row, seq in enumerate(seqs) if seq.pools]
+    if not chosen:
+        return None
+    asked = [params for row in chosen if (params := slots.pooling[seqs[row].slot]) is not None]
+    if len(asked) < len(chosen):
+        raise ValueError("a step pools a sequence that was not admitted for it")
+    return plan_pools(
+        packet,
+        rows=np.array(chosen),
+        params=asked,
+        needs_all=np.array([needs_all_rows(params) for params in asked]),
+        slots=columns.slots[chosen],
+        starts=columns.starts[chosen],
+        ends=columns.ends[chosen],
+        query_starts=columns.query_starts[:-1][chosen],
+    )
+
+
+def _second_texts(columns: _Columns, slots: Slots) -> np.ndarray | None:
+    """[B] where the second text of each row begins; None if no model asks or no row is a pair."""
+    if slots.paged:
+        return None
+    begins = [params.second_at if (params := slots.pooling[slot]) else 0 for slot in columns.slots]
+    return np.array([at or slots.max_len for at in begins]) if any(begins) else None
+
+
 def _lay_out(
     row_slots: Tensor,  # [B]
     row_of: Tensor,  # [T]
@@ -150,13 +213,16 @@ def _lay_out(
     positions = places.long()  # [T]
     width = -(-int(columns.ends.max()) // slots.block_size)
     block_table = slots.block_table[:, :width].index_select(0, row_slots)  # [B, blocks of the longest]
-    blocks = block_table[row_of, positions // slots.block_size].long()  # [T]
+    slot_mapping = positions  # without a cache nothing reads it
+    if slots.paged:
+        blocks = block_table[row_of, positions // slots.block_size].long()  # [T]
+        slot_mapping = blocks * slots.block_size + positions % slots.block_size
     context = ForwardContext(
         positions=positions,
         query_starts=query_starts,
         kv_lens=kv_lens,
         block_table=block_table,
-        slot_mapping=blocks * slots.block_size + positions % slots.block_size,
+        slot_mapping=slot_mapping,
         block_size=slots.block_size,
         query_lens_host=columns.counts.tolist(),
         kv_lens_host=columns.ends.tolist(),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from models.config import ModelConfig
+from models.conversion import Conversion
+from models.pooling_config import PoolingConfig
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -15,6 +17,11 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """auto | cpu | cuda"""
     dtype: str = "auto"
     """auto | float32 | bfloat16 | float16: auto is the checkpoint's own, float32 checkpoints included."""
+    conversion: Conversion
+    """What the checkpoint is served as."""
+    pooling: PoolingConfig = PoolingConfig()
+    tasks: tuple[str, ...] = ()
+    """What is to be offered of all that this can do; empty: everything."""
     load_format: str = "auto"
     """auto | safetensors | pt | dummy"""
     model_impl: str = "auto"

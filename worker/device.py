@@ -42,6 +42,7 @@ class Cpu:
     reads_at_once = True
     """Results can be looked at in the middle of a step: nothing runs behind the host's back."""
     defaults = Defaults(block_size=32, max_num_seqs=128, max_num_batched_tokens=2048)
+    pooling_defaults = Defaults(block_size=32, max_num_seqs=256, max_num_batched_tokens=4096)
 
     def __init__(self, threads: int | None) -> None:
         # torch has read OMP_NUM_THREADS: who sets it means us too.
@@ -87,6 +88,7 @@ class Cuda:
         _, total = torch.cuda.mem_get_info(self.target)
         large = total >= 70 * GIB
         self.defaults = Defaults(64, 1024 if large else 256, 8192 if large else 2048)
+        self.pooling_defaults = Defaults(64, 1024, 16384)
 
     def check_dtype(self, dtype: torch.dtype) -> None:
         major, minor = torch.cuda.get_device_capability(self.target)

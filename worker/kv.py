@@ -17,6 +17,7 @@ from models.config import ModelConfig
 from models.layers.attention import Attention
 from worker.config import WorkerConfig
 from worker.device import GIB, Device
+from worker.late import KEPT_BYTES
 from worker.limits import WORKSPACE, Limits
 from worker.slots import Slots
 
@@ -28,12 +29,13 @@ class CacheSize:
     num_blocks: int
     """That the engine may use; the scratch block comes after them."""
     block_bytes: int
-    """Of all layers together."""
+    """Of all layers together, and of the hidden states that are kept beside them."""
     max_model_len: int
     """What was asked for, or as much of the model's as fits."""
 
 
 def block_bytes(layers: Sequence[Attention], block_size: int, dtype: torch.dtype) -> int:
+    """Of keys and values of all layers."""
     return sum(2 * layer.kv_heads * block_size * layer.head_dim * dtype.itemsize for layer in layers)
 
 
@@ -66,7 +68,7 @@ def bind_cache(
 ) -> None:
     """Take the memory, without touching it, and give each layer its part."""
     blocks = size.num_blocks + 1
-    arena = device.arena(blocks * size.block_bytes).view(dtype)
+    arena = device.arena(blocks * block_bytes(layers, block_size, dtype)).view(dtype)
     start = 0
     for layer in layers:
         shape = (2, blocks, layer.kv_heads, block_size, layer.head_dim)
@@ -75,8 +77,9 @@ def bind_cache(
         start = stop
 
 
-def step_bytes(model: ModelConfig, limits: Limits, dtype: torch.dtype) -> int:
+def step_bytes(model: ModelConfig, limits: Limits, dtype: torch.dtype, *, pools: bool) -> int:
     """An upper bound of what a step takes beside weights and cache, from the shapes alone."""
+    pooled = limits.max_pooled_tokens * model.hidden_size * (dtype.itemsize + 3 * 4) if pools else 0
     inner = model.raw.get("intermediate_size")
     inner = inner if isinstance(inner, int) else 4 * model.hidden_size
     heads, kv_heads = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
@@ -88,6 +91,8 @@ def step_bytes(model: ModelConfig, limits: Limits, dtype: torch.dtype) -> int:
         + limits.max_model_len * per_position
         + 2 * 4 * limits.max_num_seqs * model.vocab_size  # logits, and a copy for logprobs
         + 6 * WORKSPACE
+        + pooled  # as the model gave them, and float32 copies on their way to answers
+        + (KEPT_BYTES if pools else 0)
         + Slots.nbytes(limits.max_num_seqs, limits.max_model_len, limits.block_size)
         + GIB // 2  # libraries' own workspaces and fragmentation
     )

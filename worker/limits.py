@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from worker.config import WorkerConfig
-from worker.device import Defaults
+from worker.device import Defaults, Device
 
 WORKSPACE = 64 << 20
 """Bytes: work on [rows, vocabulary] tensors that can be cut into slices never makes larger ones."""
@@ -23,8 +23,15 @@ class Limits:
     max_num_batched_tokens: int
     max_model_len: int
 
+    @property
+    def max_pooled_tokens(self) -> int:
+        """Hidden states that are pooled in one step: those of earlier steps are among them."""
+        return max(self.max_num_batched_tokens, self.max_model_len)
 
-def resolve_limits(config: WorkerConfig, defaults: Defaults) -> Limits:
+
+def resolve_limits(config: WorkerConfig, device: Device) -> Limits:
+    pools = config.conversion.runner == "pooling"
+    defaults = device.pooling_defaults if pools else device.defaults
     for flag, value, least in (
         ("--block-size", config.block_size, 1),
         ("--max-num-seqs", config.max_num_seqs, 1),
@@ -55,6 +62,19 @@ def _batch_sizes(config: WorkerConfig, defaults: Defaults) -> tuple[int, int]:
     return seqs, tokens
 
 
+def hold_whole_sequences(limits: Limits, config: WorkerConfig) -> Limits:
+    """For a model whose tokens see what follows them: a step must have room for the longest sequence."""
+    if limits.max_num_batched_tokens >= limits.max_model_len:
+        return limits
+    if config.max_num_batched_tokens is not None:
+        raise ValueError(
+            f"--max-num-batched-tokens {config.max_num_batched_tokens} is less than --max-model-len "
+            f"({limits.max_model_len}), and this model reads a text in one step: raise the first or "
+            "lower the second"
+        )
+    return replace(limits, max_num_batched_tokens=limits.max_model_len)
+
+
 def _model_len(config: WorkerConfig) -> int:
     longest = config.model.max_len
     if config.max_model_len is not None and config.max_model_len > longest:
@@ -62,4 +82,6 @@ def _model_len(config: WorkerConfig) -> int:
             f"--max-model-len {config.max_model_len} is more than the {longest} positions this model was "
             "made for: lower it, or extend the model's positions with --hf-overrides"
         )
-    return config.max_model_len or longest
+    # What sentence-transformers cuts its texts to is how the model was trained, not what it can hold.
+    trained = config.pooling.texts.max_len if config.conversion.runner == "pooling" else None
+    return config.max_model_len or min(longest, trained or longest)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 import torch
@@ -12,22 +13,31 @@ from torch import Tensor
 from worker.batch import Batch
 from worker.device import Device, Fetch
 from worker.logprobs import read
-from worker.protocol import StepInput, StepOutput, TokenLogprobs
+from worker.pooling import Pooled
+from worker.protocol import StepInput, StepOutput, TokenLogprobs, Vectors
 from worker.sampler import Choice
 
 NOT_FINITE = "the model produced non-finite logits"
+NOT_FINITE_VALUES = "the model produced non-finite values"
 
 
 def send_back(
-    device: Device, step: StepInput, batch: Batch, choice: Choice | None, prompt_tables: list[Tensor]
+    device: Device,
+    step: StepInput,
+    batch: Batch,
+    choice: Choice | None,
+    prompt_tables: list[Tensor],
+    pooled: Pooled,
 ) -> Handle:
     """Start the one copy out. The handle keeps what it needs: rows may belong to others when it is read."""
     tables = [*(choice.logprobs if choice else []), *prompt_tables]
     parts = [choice.tokens.int(), choice.finite.int()] if choice else []
     parts += [table.flatten() for table in tables]
+    parts += [vectors.flatten().view(torch.int32) for vectors in pooled.vectors]
     packed = torch.cat(parts) if parts else torch.empty(0, dtype=torch.int32, device=device.target)
     shapes = [(table.shape[0], table.shape[1]) for table in tables]
-    return Handle(step, batch, shapes, device.fetch(packed))
+    answers = [(row, tuple(vectors.shape)) for row, vectors in zip(pooled.rows, pooled.vectors, strict=True)]
+    return Handle(step, batch, shapes, answers, pooled.failed, device.fetch(packed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +47,9 @@ class Handle:
     _step: StepInput
     _batch: Batch
     _shapes: list[tuple[int, int]]
+    _answers: list[tuple[int, tuple[int, ...]]]
+    """Of pooled sequences: place in StepInput.seqs, and shape."""
+    _refused: dict[int, str]
     _fetch: Fetch
 
     def result(self) -> StepOutput:
@@ -46,7 +59,7 @@ class Handle:
         seqs = self._step.seqs
         rows = sampled.rows if sampled else []
         tokens = [-1] * len(seqs)
-        failed: dict[int, str] = {}
+        failed = {seqs[row].slot: reason for row, reason in self._refused.items()}
         chosen, finite = words[: len(rows)].tolist(), words[len(rows) : 2 * len(rows)].tolist()
         for row, token, good in zip(rows, chosen, finite, strict=True):
             if good:
@@ -55,12 +68,14 @@ class Handle:
                 failed[seqs[row].slot] = NOT_FINITE
 
         tables = self._tables(words[2 * len(rows) :])
+        pooled = self._pooled(words, failed)
         return StepOutput(
             number=self._step.number,
             tokens=tokens,
             logprobs=self._logprobs(tables),
             prompt_logprobs={wanted.slot: read(next(tables)) for wanted in self._batch.prompts},
             failed=failed,
+            pooled=pooled,
         )
 
     def _tables(self, words: np.ndarray) -> Iterator[np.ndarray]:
@@ -68,6 +83,21 @@ class Handle:
         for rows, width in self._shapes:
             yield words[start : start + rows * width].reshape(rows, width)
             start += rows * width
+
+    def _pooled(self, words: np.ndarray, failed: dict[int, str]) -> dict[int, Vectors]:
+        """They are the last words. One that is not finite fails its own sequence."""
+        pooled: dict[int, Vectors] = {}
+        start = len(words) - sum(prod(shape) for _, shape in self._answers)
+        for row, shape in self._answers:
+            stop = start + prod(shape)
+            numbers = words[start:stop].view(np.float32)
+            slot = self._step.seqs[row].slot
+            if np.isfinite(numbers).all():
+                pooled[slot] = Vectors(data=numbers.tobytes(), shape=shape)
+            else:
+                failed[slot] = NOT_FINITE_VALUES
+            start = stop
+        return pooled
 
     def _logprobs(self, tables: Iterator[np.ndarray]) -> list[TokenLogprobs | None]:
         sampled = self._batch.sampled

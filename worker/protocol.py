@@ -9,10 +9,18 @@ the last one's tokens are known.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
+Task = Literal["embed", "token_embed", "classify", "token_classify"]
+"""What pooling makes of a sequence: a vector or a row of scores, for all of it or for each of its tokens."""
 
-class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+QUERY_GONE = "the vectors of this query are not kept any more: send the query again"
+"""Why a document cannot be scored (`StepOutput.failed`): the one failure after which trying again helps."""
+
+
+class Sampling(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
     """How the tokens of one sequence are chosen. All values are checked and resolved: none means "default".
 
     The order in which they apply: raw logprobs are taken; allowed_token_ids, bad_words, min_tokens and
@@ -44,6 +52,27 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     prompt_logprobs: int | None = None
 
 
+class Pooling(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
+    """What is made of the hidden states of one sequence, once all of them are computed."""
+
+    task: Task
+    use_activation: bool | None = None
+    """Normalise, or turn scores into probabilities; None is the model's own default."""
+    dimensions: int | None = None
+    """Keep the first so many numbers of each vector."""
+    second_at: int = 0
+    """Where the second text of a pair begins, for models that tell the two apart; 0 if there is one text."""
+    skip: int = 0
+    """Tokens at the beginning, an instruction, that a vector for the whole text leaves out."""
+    late_query: str = ""
+    """Late interaction, for token_embed: the worker keeps the vectors of this query's tokens under this name.
+
+    Others that come later may push them out. The answer is one number, the query's score against itself.
+    """
+    late_document: str = ""
+    """Scores this document against the query of that name, if its vectors are still kept: one number."""
+
+
 class NewSeq(msgspec.Struct, frozen=True, gc=False):
     """A sequence enters a row. After a preemption it enters again, with the tokens it had produced."""
 
@@ -51,7 +80,7 @@ class NewSeq(msgspec.Struct, frozen=True, gc=False):
     tokens: list[int]
     prompt_len: int
     """tokens[prompt_len:] were sampled before a preemption; penalties and min_tokens count them as output."""
-    params: Sampling
+    params: Sampling | Pooling
 
 
 class SeqStep(msgspec.Struct, frozen=True, gc=False):
@@ -66,6 +95,8 @@ class SeqStep(msgspec.Struct, frozen=True, gc=False):
     """Sample a token after the last of these positions (false while a prompt is still being read)."""
     output_index: int = 0
     """Which output token this sample is: the counter of the random draw."""
+    pools: bool = False
+    """These are the last positions of a sequence that is pooled."""
 
 
 class StepInput(msgspec.Struct, frozen=True, gc=False):
@@ -86,6 +117,14 @@ class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):
     """Rank of the chosen token, 1 = most likely."""
 
 
+class Vectors(msgspec.Struct, frozen=True, gc=False):
+    """What pooling gave: little-endian float32, row after row."""
+
+    data: bytes
+    shape: tuple[int, ...]
+    """[D], or [tokens, D]."""
+
+
 class StepOutput(msgspec.Struct, frozen=True, gc=False):
     """Lists follow the order of StepInput.seqs."""
 
@@ -98,6 +137,8 @@ class StepOutput(msgspec.Struct, frozen=True, gc=False):
     """slot -> one entry for each position p of this step with p + 1 < prompt_len, about token p + 1."""
     failed: dict[int, str] = {}
     """slot -> why its sequence cannot go on; the others of the step are not concerned. Its token is -1."""
+    pooled: dict[int, Vectors] = {}
+    """slot -> what was made of the sequence that this step completed."""
 
 
 class WorkerFacts(msgspec.Struct, frozen=True, gc=False):
@@ -112,3 +153,11 @@ class WorkerFacts(msgspec.Struct, frozen=True, gc=False):
     max_num_batched_tokens: int
     weight_bytes: int
     kv_bytes: int
+    tasks: tuple[str, ...] = ("generate",)
+    """What requests may ask of this model: generate, and any of Task."""
+    widths: dict[str, int] = {}
+    """Task -> numbers in each of its vectors, before any cut."""
+    whole_tasks: tuple[str, ...] = ()
+    """Those tasks that read all hidden states of a sequence, not its last one only."""
+    causal: bool = True
+    """False: a sequence is computed whole, in one step, and holds no cache blocks (num_blocks is 0)."""

@@ -16,52 +16,57 @@ from torch import Tensor
 
 from models.context import use_context
 from models.loader import load_model
-from models.model import CausalLM
+from models.model import ServedModel
 from worker.batch import Batch, build
 from worker.config import WorkerConfig
 from worker.device import Device, choose_dtype, dtype_name, open_device
-from worker.kv import bind_cache, block_bytes, size_cache, step_bytes
-from worker.limits import Limits, resolve_limits
+from worker.hidden import HiddenStore
+from worker.kv import CacheSize, bind_cache, block_bytes, size_cache, step_bytes
+from worker.late import Queries
+from worker.limits import Limits, hold_whole_sequences, resolve_limits
 from worker.logprobs import rank_prompt
 from worker.output import Handle, send_back
-from worker.protocol import NewSeq, Sampling, SeqStep, StepInput, WorkerFacts
+from worker.pooling import Pooled, answer, gather, offered_tasks, whole_tasks, widths
+from worker.protocol import StepInput, WorkerFacts
 from worker.sampler import Choice, choose
 from worker.slots import Slots
 from worker.staging import Staging
+from worker.warmup import warm_up_steps
 
 logger = logging.getLogger(__name__)
-
-WARMUP_TOKENS = 16
 
 
 class Runner:
     def __init__(self, config: WorkerConfig, report: Callable[[str, float], None]) -> None:
         self._device = open_device(config)
-        dtype = choose_dtype(config, self._device)
-        limits = resolve_limits(config, self._device.defaults)
+        self._dtype = choose_dtype(config, self._device)
+        limits = resolve_limits(config, self._device)
         self._vocab_size = config.model.vocab_size
-        self._model = _load(config, limits, self._device, dtype, report)
+        self._model = _load(config, limits, self._device, self._dtype, report)
+        tasks = offered_tasks(config, self._model.pooler)
+        whole = whole_tasks(tasks, self._model.pooler)
 
         report("cache", 0.0)
-        layers = self._model.attention_layers()
-        size = size_cache(
-            config,
-            limits,
-            block_bytes(layers, limits.block_size, dtype),
-            self._device.cache_budget(config.gpu_memory_utilization, step_bytes(config.model, limits, dtype)),
-            self._device.cache_flag,
-        )
+        if not self._model.causal:
+            limits = hold_whole_sequences(limits, config)
+        size = self._make_cache(config, limits, keeps_hidden=bool(whole), pools=tasks != ("generate",))
         limits = replace(limits, max_model_len=size.max_model_len)
-        bind_cache(size, layers, limits.block_size, dtype, self._device)
-        self._slots = Slots(self._device.target, limits.max_num_seqs, limits.max_model_len, limits.block_size)
+        self._slots = Slots(
+            self._device.target,
+            limits.max_num_seqs,
+            limits.max_model_len,
+            limits.block_size,
+            paged=self._model.causal,
+        )
         self._staging = Staging(
             self._device, config.steps_ahead, 4 * (limits.max_num_batched_tokens + 8 * limits.max_num_seqs)
         )
+        self._queries = Queries()
         report("cache", 1.0)
 
         self.facts = WorkerFacts(
             device=self._device.name,
-            dtype=dtype_name(dtype),
+            dtype=dtype_name(self._dtype),
             block_size=limits.block_size,
             num_blocks=size.num_blocks,
             max_model_len=limits.max_model_len,
@@ -69,6 +74,10 @@ class Runner:
             max_num_batched_tokens=limits.max_num_batched_tokens,
             weight_bytes=sum(parameter.nbytes for parameter in self._model.parameters()),
             kv_bytes=size.num_blocks * size.block_bytes,
+            tasks=tasks,
+            causal=self._model.causal,
+            widths=widths(tasks, self._model.pooler),
+            whole_tasks=whole,
         )
         report("warmup", 0.0)
         self._warm_up()
@@ -83,20 +92,48 @@ class Runner:
             self._staging.open(),
             num_blocks=self.facts.num_blocks,
             vocab_size=self._vocab_size,
+            needs_all_rows=self._model.pooler.needs_all_rows,
         )
         with use_context(batch.context):
             hidden = self._model.forward(batch.ids, batch.context.positions)
+        if self._hidden is not None:
+            self._hidden.write(hidden, batch.context)
         prompt_tables = [
             rank_prompt(hidden, wanted, self._model.logits, self._vocab_size) for wanted in batch.prompts
         ]
         choice = self._sample(batch, hidden)
-        return send_back(self._device, step, batch, choice, prompt_tables)
+        pooled = self._pool(batch, hidden)
+        return send_back(self._device, step, batch, choice, prompt_tables, pooled)
 
     def close(self) -> None:
         """Give the cache back. The runner is of no use afterwards."""
         for layer in self._model.attention_layers():
             layer.kv = None
+        self._hidden = None
         self._device.close()
+
+    def _make_cache(
+        self, config: WorkerConfig, limits: Limits, *, keeps_hidden: bool, pools: bool
+    ) -> CacheSize:
+        self._hidden: HiddenStore | None = None
+        if not self._model.causal:
+            return CacheSize(0, 0, limits.max_model_len)
+        device, dtype, layers = self._device, self._dtype, self._model.attention_layers()
+        width = config.model.hidden_size if keeps_hidden else 0
+        size = size_cache(
+            config,
+            limits,
+            block_bytes(layers, limits.block_size, dtype)
+            + HiddenStore.block_bytes(limits.block_size, width, dtype),
+            device.cache_budget(
+                config.gpu_memory_utilization, step_bytes(config.model, limits, dtype, pools=pools)
+            ),
+            device.cache_flag,
+        )
+        bind_cache(size, layers, limits.block_size, dtype, device)
+        if keeps_hidden:
+            self._hidden = HiddenStore(size.num_blocks, limits.block_size, width, dtype, device)
+        return size
 
     def _sample(self, batch: Batch, hidden: Tensor) -> Choice | None:
         sampled = batch.sampled
@@ -107,19 +144,15 @@ class Runner:
         self._slots.tokens[sampled.slots, sampled.positions] = choice.tokens.int()
         return choice
 
+    def _pool(self, batch: Batch, hidden: Tensor) -> Pooled:
+        plan = batch.pooled
+        if plan is None:
+            return Pooled()
+        vectors = self._model.pooler(gather(plan, hidden, self._hidden, self._slots))
+        return answer(plan, vectors, self._queries)
+
     def _warm_up(self) -> None:
-        """One real prefill and decode, in the row and the cache block that no sequence uses."""
-        row, scratch = self._slots.dummy, self.facts.num_blocks
-        length = min(WARMUP_TOKENS, self.facts.max_model_len - 1)
-        blocks = [scratch] * -(-(length + 1) // self.facts.block_size)
-        params = Sampling(max_tokens=2, top_p=0.9)
-        new = NewSeq(slot=row, tokens=[0] * length, prompt_len=length, params=params)
-        prefill = SeqStep(slot=row, start=0, count=length, blocks=blocks, samples=True)
-        decode = SeqStep(slot=row, start=length, count=1, blocks=[], samples=True, output_index=1)
-        for step in (
-            StepInput(number=0, new=[new], seqs=[prefill]),
-            StepInput(number=0, new=[], seqs=[decode]),
-        ):
+        for step in warm_up_steps(self.facts, row=self._slots.dummy):
             for reason in self.launch(step).result().failed.values():
                 logger.warning("at warm-up, %s: --dtype %s may be too narrow", reason, self.facts.dtype)
 
@@ -130,7 +163,7 @@ def _load(
     device: Device,
     dtype: torch.dtype,
     report: Callable[[str, float], None],
-) -> CausalLM:
+) -> ServedModel:
     return load_model(
         config.model,
         Path(config.folder),
@@ -140,5 +173,7 @@ def _load(
         model_impl=config.model_impl,
         trust_remote_code=config.trust_remote_code,
         max_len=limits.max_model_len,
+        conversion=config.conversion,
+        pooling=config.pooling,
         report=lambda fraction: report("weights", fraction),
     )

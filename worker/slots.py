@@ -12,7 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from worker.protocol import NewSeq, Sampling
+from worker.protocol import NewSeq, Pooling, Sampling
+
+_NO_SAMPLING = Sampling(max_tokens=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,17 +27,22 @@ class SampleRows:
 
 
 class Slots:
-    def __init__(self, target: torch.device, count: int, max_len: int, block_size: int) -> None:
+    def __init__(
+        self, target: torch.device, count: int, max_len: int, block_size: int, *, paged: bool = True
+    ) -> None:
+        """Not `paged`: no sequence has cache blocks, because each is computed whole."""
         self.count = count
         self.dummy = count
         self.max_len = max_len
         self.block_size = block_size
-        rows, blocks = count + 1, -(-max_len // block_size)
+        self.paged = paged
+        rows, blocks = count + 1, -(-max_len // block_size) if paged else 0
         # One column more than positions: the token sampled after the last position has a place, too.
         self.tokens = torch.zeros(rows, max_len + 1, dtype=torch.int32, device=target)  # [rows, max_len + 1]
         self.block_table = torch.zeros(rows, blocks, dtype=torch.int32, device=target)  # [rows, blocks]
 
-        self.params: list[Sampling] = [Sampling(max_tokens=1)] * rows
+        self.params: list[Sampling] = [_NO_SAMPLING] * rows
+        self.pooling: list[Pooling | None] = [None] * rows
         self.prompt_len = np.zeros(rows, np.int64)
         self.blocks = np.zeros(rows, np.int64)  # entries of the block table in use
         self.temperature = np.zeros(rows, np.float32)  # 0 is greedy
@@ -55,16 +62,24 @@ class Slots:
 
     def admit(self, new: NewSeq) -> None:
         """Note what the host must know. Tokens travel with the step that brings the sequence."""
-        slot, params = new.slot, new.params
+        slot = new.slot
         if not 0 <= slot <= self.dummy:
             raise ValueError(f"row {slot} does not exist: rows go from 0 to {self.count - 1}")
         if not 1 <= len(new.tokens) <= self.max_len:
             raise ValueError(
                 f"a sequence of {len(new.tokens)} tokens: a row has room for 1 to {self.max_len}"
             )
-        self.params[slot] = params
         self.prompt_len[slot] = new.prompt_len
         self.blocks[slot] = 0
+        if isinstance(new.params, Pooling):
+            self.pooling[slot] = new.params
+            self.prompt_logprobs[slot] = False
+        else:
+            self.pooling[slot] = None
+            self._admit_sampling(slot, new.params)
+
+    def _admit_sampling(self, slot: int, params: Sampling) -> None:
+        self.params[slot] = params
         self.temperature[slot] = params.temperature
         self.top_p[slot] = params.top_p
         self.top_k[slot] = params.top_k

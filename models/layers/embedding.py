@@ -24,9 +24,16 @@ class Embedding(nn.Module):
         self.size = size
         self.parallel = parallel
         self.scale = scale
+        self._lent_tokens: tuple[int, ...] = ()
+
+    def lend(self, tokens: tuple[int, ...]) -> None:
+        """Keep `lent`, the rows of these tokens, for a head that is tied and needs no others."""
+        self._lent_tokens = tokens
 
     def pull(self, weights: Weights) -> None:
         self.weight = frozen(_take_share(weights, self.span, self.size, self.parallel))
+        if self._lent_tokens:
+            self.lent = _take_rows(weights, self._lent_tokens, self.span.size, self.size)
         # Rounded as the embeddings are: Gemma was trained with the root of its width in bfloat16.
         self.scale = torch.tensor(self.scale, dtype=self.weight.dtype).item()
 
@@ -47,31 +54,56 @@ class LMHead(nn.Module):
 
     `tied`: its matrix is that of `embedding`; None where nobody has said so, and then only if the checkpoint
     has none for the head.
+    `tokens`: holds the rows of these alone, in float32 and on every rank, and gives their logits [R, tokens];
+    of none it holds nothing.
     """
 
     weight: nn.Parameter
 
     def __init__(
-        self, vocab_size: int, size: int, parallel: Parallel, *, embedding: Embedding, tied: bool | None
+        self,
+        vocab_size: int,
+        size: int,
+        parallel: Parallel,
+        *,
+        embedding: Embedding,
+        tied: bool | None,
+        tokens: tuple[int, ...] | None = None,
     ) -> None:
         super().__init__()
         self.span = parallel.share_padded(vocab_size)
         self.size = size
         self.parallel = parallel
         self.tied = tied
+        self.tokens = tokens
         # In a tuple, or the embedding would be registered as a part of the head too.
         self._embedding = (embedding,)
+        if tokens:
+            embedding.lend(tokens)
 
     def pull(self, weights: Weights) -> None:
-        if self.tied or (self.tied is None and "weight" not in weights):
+        tied = self.tied or (self.tied is None and "weight" not in weights)
+        if tied or self.tokens is not None:
             weights.ignore("weight")
-            self.weight = frozen(ops.pack(self._embedding[0].weight))
-            return
-        self.weight = frozen(ops.pack(_take_share(weights, self.span, self.size, self.parallel)))
+        (embedding,) = self._embedding
+        if self.tokens is None:
+            share = embedding.weight if tied else _take_share(weights, self.span, self.size, self.parallel)
+            self.weight = frozen(ops.pack(share))
+        elif self.tokens:
+            rows = embedding.lent if tied else _take_rows(weights, self.tokens, self.span.size, self.size)
+            self.weight = frozen(rows)
 
     def forward(self, hidden: Tensor) -> Tensor:
+        if self.tokens is not None:
+            return F.linear(hidden.float(), self.weight)
         mine = ops.linear(hidden, self.weight).float()  # [R, rows of the share]
         return self.parallel.all_gather(mine)[:, : self.span.size]
+
+
+def _take_rows(weights: Weights, tokens: tuple[int, ...], vocab_size: int, size: int) -> Tensor:
+    """[tokens, size] float32, on every rank."""
+    cuts = [Cut(0, token, token + 1) for token in tokens]
+    return torch.cat([weights.take("weight", [vocab_size, size], cut, torch.float32) for cut in cuts])
 
 
 def _take_share(weights: Weights, span: Span, size: int, parallel: Parallel) -> Tensor:

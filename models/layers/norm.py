@@ -70,16 +70,21 @@ class SpreadRMSNorm(nn.Module):
 
 class LayerNorm(nn.Module):
     weight: nn.Parameter
-    bias: nn.Parameter
+    bias: nn.Parameter | None
 
-    def __init__(self, size: int, eps: float) -> None:
+    def __init__(self, size: int, eps: float, *, bias: bool = True, dtype: torch.dtype | None = None) -> None:
+        """`dtype`: of its tensors, if not the model's."""
         super().__init__()
         self.size = size
         self.eps = eps
+        self.has_bias = bias
+        self.dtype = dtype
 
     def pull(self, weights: Weights) -> None:
-        self.weight = frozen(weights.take("weight", [self.size]))
-        self.bias = frozen(weights.take("bias", [self.size]))
+        # What was converted from TensorFlow long ago says gamma and beta.
+        weight, bias = ("gamma", "beta") if "gamma" in weights else ("weight", "bias")
+        self.weight = frozen(weights.take(weight, [self.size], dtype=self.dtype))
+        self.bias = frozen(weights.take(bias, [self.size], dtype=self.dtype)) if self.has_bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.layer_norm(x, self.weight, self.bias, self.eps)

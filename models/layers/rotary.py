@@ -39,8 +39,13 @@ class Rotary(nn.Module):
 
     def forward(self, positions: Tensor) -> Tensor:
         """[T] -> [T, 2 * pairs] float32: the cosines, then the sines."""
-        angles = positions.float().unsqueeze(-1) * self.frequencies  # [T, pairs]
-        return torch.cat([angles.cos(), angles.sin()], dim=-1) * self.rope.scale
+        return cos_sin(positions, self.frequencies) * self.rope.scale
+
+
+def cos_sin(positions: Tensor, frequencies: Tensor) -> Tensor:
+    """[T], [pairs] -> [T, 2 * pairs] float32: the cosines, then the sines."""
+    angles = positions.float().unsqueeze(-1) * frequencies  # [T, pairs]
+    return torch.cat([angles.cos(), angles.sin()], dim=-1)
 
 
 def read_rope(
@@ -88,6 +93,16 @@ class Dynamic(Default, frozen=True, kw_only=True):
     def rope(self, dim: int, max_len: int) -> Rope:
         stretch = self.factor * max(1.0, max_len / self.max_position_embeddings) - (self.factor - 1)
         return _rope(_frequencies(self.rope_theta * stretch ** (dim / (dim - 2)), dim))
+
+
+class Ntk(Default, frozen=True, kw_only=True):
+    """Long waves are slowed by `factor`, and shorter ones ever less: GTE's encoders."""
+
+    factor: float
+    mixed_b: None = None
+
+    def rope(self, dim: int, max_len: int) -> Rope:
+        return _rope(_frequencies(self.rope_theta * self.factor, dim) / self.factor ** (2 / dim))
 
 
 class Llama3(Default, frozen=True, kw_only=True):
@@ -176,6 +191,7 @@ _KINDS: dict[str, type[Default]] = {
     "default": Default,
     "linear": Linear,
     "dynamic": Dynamic,
+    "ntk": Ntk,
     "llama3": Llama3,
     "yarn": Yarn,
     "longrope": LongRope,

@@ -13,24 +13,28 @@ from models.ops.reference import (
     activation,
     add_rms_norm,
     attention,
+    encoder_attention,
     gated,
     layer_norm,
     linear,
     pack,
     rms_norm,
     rotary_and_cache,
+    rotate,
 )
 
 __all__ = [
     "activation",
     "add_rms_norm",
     "attention",
+    "encoder_attention",
     "gated",
     "layer_norm",
     "linear",
     "pack",
     "rms_norm",
     "rotary_and_cache",
+    "rotate",
     "use",
 ]
 

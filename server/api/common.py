@@ -19,6 +19,15 @@ Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 _CACHE_SALT = re.compile(r"[^@/\\\x00]{1,128}")
 
 
+def check_cache_salt(salt: str | None) -> None:
+    if salt is not None and not _CACHE_SALT.fullmatch(salt):
+        raise BadRequest(
+            "Parameter 'cache_salt' must be at most 128 characters and must not contain '@', '/', '\\', "
+            "or NUL. It must not be empty either.",
+            "cache_salt",
+        )
+
+
 def _strings(value: object) -> object:
     """One string is a list of one, null is none; the union is resolved here so that an error is one error."""
     if value is None:
@@ -104,12 +113,7 @@ class GenerationBody(Body):
             raise BadRequest("Stream options can only be defined when `stream=True`.", "stream_options")
         if self.stream and self.prompt_logprobs is not None:
             raise BadRequest("`prompt_logprobs` are not available when `stream=True`.", "prompt_logprobs")
-        if self.cache_salt is not None and not _CACHE_SALT.fullmatch(self.cache_salt):
-            raise BadRequest(
-                "Parameter 'cache_salt' must be at most 128 characters and must not contain '@', '/', '\\', "
-                "or NUL. It must not be empty either.",
-                "cache_salt",
-            )
+        check_cache_salt(self.cache_salt)
         return self
 
     def sampling(

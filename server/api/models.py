@@ -30,6 +30,8 @@ class ModelCard(msgspec.Struct, kw_only=True):
     root: str
     parent: str | None = None
     max_model_len: int
+    tasks: tuple[str, ...]
+    """What requests may ask of it: clients of OpenAI pass this field over."""
     permission: list[Permission]
 
 

@@ -21,14 +21,14 @@ from server.api.logprobs import ChatLogprobs, chat_logprobs, prompt_logprobs
 from server.api.prompts import prepare, write_conversation
 from server.api.usage import Usage
 from server.frontend import Delta
-from server.routes.generation import ENTRY, Job, answer, config_of, frontend_of
+from server.routes.generation import GENERATES, Job, answer, config_of, frontend_of
 from server.sse import EventStream, event
 from worker.protocol import TokenLogprobs
 
 router = APIRouter(tags=["generate"])
 
 
-@router.post("/v1/chat/completions", dependencies=ENTRY)
+@router.post("/v1/chat/completions", dependencies=GENERATES)
 async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
     """Answer a conversation."""
     frontend, config = frontend_of(request), config_of(request)

@@ -22,14 +22,14 @@ from server.api.prompts import Prompt, prepare
 from server.api.usage import Usage
 from server.errors import BadRequest
 from server.frontend import Delta
-from server.routes.generation import ENTRY, Job, answer, config_of, frontend_of
+from server.routes.generation import GENERATES, Job, answer, config_of, frontend_of
 from server.sse import EventStream, event
 from worker.protocol import TokenLogprobs
 
 router = APIRouter(tags=["generate"])
 
 
-@router.post("/v1/completions", dependencies=ENTRY)
+@router.post("/v1/completions", dependencies=GENERATES)
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
     """Continue a prompt, or each of several."""
     frontend_of(request).check_model(body.model)

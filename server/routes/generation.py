@@ -22,6 +22,7 @@ from server.errors import BadRequest
 from server.frontend import Delta, Frontend
 from server.sampling import SamplingParams
 from server.sse import ClientGone, json_response, while_connected
+from server.tasks import GENERATE, require_task
 
 WHOLE = 1 << 30
 """Tokens per delta for an answer that is not streamed: all of them."""
@@ -52,8 +53,14 @@ async def require_json(request: Request) -> None:
         raise NotJson("1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed")
 
 
+async def require_generate(request: Request) -> None:
+    require_task(GENERATE, frontend_of(request).facts.tasks)
+
+
 ENTRY = [Depends(require_ready), Depends(require_json)]
 """Dependencies of every endpoint that reads a body."""
+GENERATES = [*ENTRY, Depends(require_generate)]
+"""And of every one that generates."""
 
 
 class Job:
@@ -74,7 +81,7 @@ class Job:
         self.body = body
         self.sampling = sampling
         self.prompts = prompts
-        self.id = prefix + _request_name(request, body)
+        self.id = prefix + request_name(request, body.request_id)
         self.created = int(time.time())
         self.model = self.frontend.facts.model_names[0]
         as_ids = body.return_tokens_as_token_ids
@@ -135,11 +142,11 @@ class Job:
         return count(prompt, output, cached if self._tells_cached else None)
 
 
-def _request_name(request: Request, body: GenerationBody) -> str:
+def request_name(request: Request, asked: str | None) -> str:
     """Ours, unless the client names its request."""
     for where, given in (
         ("X-Request-Id", request.headers.get("x-request-id")),
-        ("request_id", body.request_id),
+        ("request_id", asked),
     ):
         if given is not None:
             if not _REQUEST_ID.fullmatch(given):
@@ -150,10 +157,18 @@ def _request_name(request: Request, body: GenerationBody) -> str:
 
 async def answer(request: Request, work: Coroutine[Any, Any, msgspec.Struct]) -> Response:
     """The whole answer at once; if the client goes away, `work` is cancelled with all of its streams."""
+    return await respond(request, _as_response(work))
+
+
+async def respond(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
     try:
-        return json_response(await while_connected(request.receive, work))
+        return await while_connected(request.receive, work)
     except ClientGone:
         return Response(status_code=499)  # nobody reads it
+
+
+async def _as_response(work: Coroutine[Any, Any, msgspec.Struct]) -> Response:
+    return json_response(await work)
 
 
 async def _merged(streams: list[AsyncGenerator[Delta]]) -> AsyncGenerator[tuple[int, Delta]]:

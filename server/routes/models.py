@@ -33,5 +33,6 @@ def _card(name: str, facts: Facts) -> ModelCard:
         created=facts.created,
         root=facts.root,
         max_model_len=facts.max_model_len,
+        tasks=facts.tasks,
         permission=[Permission(id=f"modelperm-{name}", created=facts.created)],
     )

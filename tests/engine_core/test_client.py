@@ -13,9 +13,9 @@ import zmq
 from engine_core import transport
 from engine_core.client import EngineClient
 from engine_core.config import Address
-from engine_core.protocol import Add, Answer, Dead, Failed, Outputs, Request, Tokens
+from engine_core.protocol import Add, AddMany, Answer, Dead, Failed, Outputs, Pooled, Request, Tokens
 from engine_core.transport import EngineEnd
-from worker.protocol import Sampling, TokenLogprobs
+from worker.protocol import Pooling, Sampling, TokenLogprobs, Vectors
 
 PARAMS = Sampling(max_tokens=5)
 
@@ -128,3 +128,50 @@ async def test_an_engine_of_another_version_is_refused(
     assert client.dead is not None and "another version" in client.dead
     client.close()
     script.close()
+
+
+async def test_many_requests_travel_in_few_frames(
+    pair: tuple[EngineClient, Script], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, script = pair
+    await submit(client, script)  # the way to the engine is known
+    monkeypatch.setattr("engine_core.client._TOKENS_IN_FRAME", 10)
+    params = Pooling(task="embed")
+    prompts = [[1] * 4, [2] * 6, [3] * 30, [4]]
+    streams = client.submit_many([(prompt, params) for prompt in prompts], priority=2, salt="s")
+    frames = await script.heard(3)
+    adds = [add for frame in frames if isinstance(frame, AddMany) for add in frame.adds]
+    assert [len(frame.adds) for frame in frames if isinstance(frame, AddMany)] == [2, 1, 1]
+    assert adds == [
+        Add(id=stream.id, tokens=prompt, params=params, priority=2, salt="s")
+        for stream, prompt in zip(streams, prompts, strict=True)
+    ]
+    first, second, third, fourth = streams
+    vectors = Vectors(b"\0\0\0\0", (1,))
+    script.say(Outputs([Pooled(first.id, vectors, cached=1), Failed(second.id, 500, "broke")]))
+    async with asyncio.timeout(5):
+        assert [output async for output in first] == [Pooled(first.id, vectors, cached=1)]
+        assert await second.get() == Failed(second.id, 500, "broke")
+        client.abort([third.id])
+        assert (await third.get()).code == 503  # pyright: ignore[reportAttributeAccessIssue]
+        client.fail("gone")
+        assert await fourth.get() == Failed(fourth.id, 503, "gone")
+    (late,) = client.submit_many([([1], params)])
+    assert await late.get() == Failed(late.id, 503, "gone")
+    assert client.submit_many([]) == []
+
+
+async def test_a_frame_that_is_too_large_fails_its_own_requests(
+    pair: tuple[EngineClient, Script], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, script = pair
+    await submit(client, script)
+    monkeypatch.setattr("engine_core.transport.MAX_REQUEST_BYTES", 1000)
+    monkeypatch.setattr("engine_core.client._TOKENS_IN_FRAME", 10)
+    params = Pooling(task="embed")
+    large, small = client.submit_many([([1] * 2000, params), ([1], params)])
+    async with asyncio.timeout(5):
+        refused = await large.get()
+        assert isinstance(refused, Failed) and refused.code == 400
+        (frame,) = await script.heard(1)
+        assert isinstance(frame, AddMany) and frame.adds[0].id == small.id

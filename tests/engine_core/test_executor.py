@@ -9,9 +9,9 @@ from types import ModuleType
 
 import pytest
 from fake_worker import FakeWorker, Landed, facts
+from sizes import worker_config
 
 from engine_core.executor import ExecutorDead, InlineExecutor
-from models.config import ModelConfig
 from worker.config import WorkerConfig
 from worker.protocol import StepInput, StepOutput
 
@@ -47,25 +47,6 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> type[Runner]:
     module.Runner = fresh  # pyright: ignore[reportAttributeAccessIssue]
     monkeypatch.setitem(sys.modules, "worker.runner", module)
     return fresh
-
-
-def worker_config() -> WorkerConfig:
-    model = ModelConfig(
-        architecture="",
-        dtype="float32",
-        vocab_size=50,
-        hidden_size=8,
-        num_layers=1,
-        num_heads=1,
-        num_kv_heads=1,
-        head_dim=8,
-        max_len=8,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_ids=(),
-        raw={},
-    )
-    return WorkerConfig(folder="", model=model)
 
 
 def test_everything_runs_in_one_thread_which_is_not_the_engines(runner: type[Runner]) -> None:

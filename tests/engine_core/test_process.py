@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from fake_worker import BREAKS_ROW, BREAKS_STEP, KILLS_PROCESS, LOSES_DEVICE, reference
+from fake_worker import BREAKS_ROW, BREAKS_STEP, KILLS_PROCESS, LOSES_DEVICE, reference, vectors_of
 
 from engine_core.client import EngineClient, Stream
 from engine_core.config import Address, EngineConfig
 from engine_core.launch import EngineHandle, launch
-from engine_core.protocol import Failed, Progress, Tokens
+from engine_core.protocol import Failed, Pooled, Progress, Tokens
 from engine_core.transport import ServerEnd
-from worker.protocol import Sampling
+from worker.protocol import Pooling, Sampling
 
 Start = Callable[..., Awaitable[tuple[EngineHandle, EngineClient]]]
 
@@ -311,3 +311,16 @@ def test_a_folder_too_long_for_sockets_is_named(
     monkeypatch.setattr("tempfile.tempdir", str(deep))
     with pytest.raises(ValueError, match="set TMPDIR"):
         launch(EngineConfig(model=str(model)))
+
+
+async def test_many_texts_are_pooled_beside_a_stream(start: Start) -> None:
+    _, client = await start()
+    assert client.ready is not None and client.ready.tasks == ("generate", "embed", "token_embed")
+    stream = client.submit([3, 4], Sampling(max_tokens=30))
+    params = Pooling(task="embed")
+    prompts = [[n % 40, 7, n % 9] for n in range(300)]
+    answers = client.submit_many([(prompt, params) for prompt in prompts])
+    for prompt, answer in zip(prompts, answers, strict=True):
+        pooled = await asyncio.wait_for(answer.get(), 10)
+        assert isinstance(pooled, Pooled) and pooled.vectors == vectors_of(prompt, params)
+    assert text(await collect(stream)) == reference([3, 4], 30)

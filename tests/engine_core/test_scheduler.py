@@ -7,14 +7,14 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 
 import pytest
-from fake_worker import EOS, FakeWorker, Landed, facts, reference
+from fake_worker import EOS, FakeWorker, Landed, facts, reference, vectors_of
 from msgspec.structs import replace
 
 from engine_core.config import EngineConfig
-from engine_core.protocol import Add, Failed, Timing, Tokens
+from engine_core.protocol import Add, Failed, Pooled, Timing, Tokens
 from engine_core.scheduler import Outputs, Plan, Scheduler
 from engine_core.sequence import Key
-from worker.protocol import Sampling, StepOutput, WorkerFacts
+from worker.protocol import QUERY_GONE, Pooling, Sampling, StepOutput, WorkerFacts
 
 
 def config(**changes: object) -> EngineConfig:
@@ -26,6 +26,11 @@ def add(id: int, tokens: list[int], max_tokens: int = 4, **changes: object) -> A
     return Add(id=id, tokens=tokens, params=Sampling(max_tokens=max_tokens, **changes), **named)  # pyright: ignore[reportArgumentType]
 
 
+def pool(id: int, tokens: list[int], task: str = "embed", **changes: object) -> Add:
+    named = {name: changes.pop(name) for name in ("priority", "salt") if name in changes}
+    return Add(id=id, tokens=tokens, params=Pooling(task=task, **changes), **named)  # pyright: ignore[reportArgumentType]
+
+
 @dataclass
 class Bench:
     """A scheduler, a worker, and the steps between them: an engine without errors and without time."""
@@ -33,7 +38,7 @@ class Bench:
     config: EngineConfig
     facts: WorkerFacts
     depth: int = 0
-    outputs: dict[Key, list[Tokens | Failed]] = field(default_factory=dict)
+    outputs: dict[Key, list[Tokens | Pooled | Failed]] = field(default_factory=dict)
     in_flight: deque[tuple[Plan, Landed]] = field(default_factory=deque)
     now: float = 0.0
     rows: list[int] = field(default_factory=list)
@@ -95,6 +100,11 @@ class Bench:
         assert not any(isinstance(output, Failed) or output.finish for output in before)
         return [token for output in [*before, last] for token in output.tokens]
 
+    def pooled(self, id: int, client: int = 0) -> Pooled:
+        (only,) = self.outputs[client, id]
+        assert isinstance(only, Pooled)
+        return only
+
     def last(self, id: int, client: int = 0) -> Tokens:
         last = self.outputs[client, id][-1]
         assert isinstance(last, Tokens)
@@ -139,14 +149,19 @@ def random_bench(rnd: random.Random) -> tuple[Bench, list[tuple[int, Add]]]:
         own = [rnd.randint(1, top) for _ in range(rnd.randint(1, 14))]
         max_tokens = rnd.choice([rnd.randint(1, 12), 100])
         tokens = shared[: rnd.randint(0, 16)] + own
+        priority, salt = rnd.randint(0, 2), rnd.choice(["", "", "a"])
+        if rnd.random() < 0.3:
+            task = rnd.choice(["embed", "token_embed"])
+            requests.append((rnd.randint(0, 1), pool(id, tokens, task, priority=priority, salt=salt)))
+            continue
         if len(tokens) + max_tokens > 45:
             max_tokens = 45 - len(tokens)
         request = add(
             id,
             tokens,
             max_tokens,
-            priority=rnd.randint(0, 2),
-            salt=rnd.choice(["", "", "a"]),
+            priority=priority,
+            salt=salt,
             min_tokens=min(max_tokens, rnd.choice([0, 0, 5])),
             stop_token_ids=rnd.choice([(), (EOS,), tuple(range(5))]),
             prompt_logprobs=rnd.choice([None, None, 0]),
@@ -175,6 +190,10 @@ def test_random_traces_equal_the_reference(part: int) -> None:
         assert bench.scheduler.pool.free == bench.facts.num_blocks
         for client, request in requests:
             params = request.params
+            if isinstance(params, Pooling):
+                check_pooled(bench, client, request, params, (client, request.id) in aborted)
+                seen["pooled"] += 1
+                continue
             expected = reference(request.tokens, params.max_tokens, params.stop_token_ids, params.min_tokens)
             text, last = bench.text(request.id, client), bench.last(request.id, client)
             if (client, request.id) in aborted:
@@ -186,11 +205,20 @@ def test_random_traces_equal_the_reference(part: int) -> None:
         seen["preemptions"] += bench.scheduler.counters.preemptions
         seen["hits"] += bench.scheduler.counters.prefix_hits
         seen["aborted"] += len(aborted)
-    assert min(seen["preemptions"], seen["hits"], seen["aborted"]) > 20, "the traces do not exercise enough"
+    counts = (seen["preemptions"], seen["hits"], seen["aborted"], seen["pooled"])
+    assert min(counts) > 20, "the traces do not exercise enough"
 
 
-def check_first(first: Tokens | Failed, request: Add) -> None:
-    assert isinstance(first, Tokens)
+def check_pooled(bench: Bench, client: int, request: Add, params: Pooling, aborted: bool) -> None:
+    (only,) = bench.outputs[client, request.id]
+    if aborted:
+        assert isinstance(only, Failed) and only.code == 503
+    else:
+        assert isinstance(only, Pooled) and only.vectors == vectors_of(request.tokens, params)
+
+
+def check_first(first: Tokens | Pooled | Failed, request: Add) -> None:
+    assert isinstance(first, Tokens) and isinstance(request.params, Sampling)
     if request.params.prompt_logprobs is None:
         assert first.prompt_logprobs is None
     else:
@@ -434,7 +462,7 @@ def test_timing_is_of_the_clock_that_was_passed_in() -> None:
     scheduler = Scheduler(config(), facts(), vocab_size=50)
     worker = FakeWorker(facts())
     scheduler.add(0, add(1, [1, 2], max_tokens=2), now=10.0)
-    told: list[Tokens | Failed] = []
+    told: list[Tokens | Pooled | Failed] = []
     for planned, landed in ((11.0, 13.0), (14.0, 18.0)):
         plan = scheduler.schedule(planned)
         assert plan is not None
@@ -442,3 +470,144 @@ def test_timing_is_of_the_clock_that_was_passed_in() -> None:
     first, last = told
     assert isinstance(first, Tokens) and first.timing is None
     assert isinstance(last, Tokens) and last.timing == Timing(queued=1, prefill=2, decode=5, preemptions=0)
+
+
+# Sequences that are pooled.
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_random_traces_of_whole_sequences(part: int) -> None:
+    """An encoder: no cache, no chunks; each text in one step, whatever else is in it."""
+    for seed in range(part * 200, (part + 1) * 200):
+        rnd = random.Random(seed)
+        chosen = config(
+            scheduling_policy=rnd.choice(["fcfs", "priority"]),
+            long_prefill_token_threshold=rnd.choice([0, 3]),
+            enable_chunked_prefill=rnd.random() < 0.5,
+        )
+        limits = facts(
+            max_num_seqs=rnd.choice([1, 3, 8]),
+            max_num_batched_tokens=rnd.choice([24, 40]),
+            max_model_len=24,
+            tasks=("embed", "token_embed"),
+            causal=False,
+        )
+        bench = Bench(chosen, limits, depth=rnd.choice([0, 1, 2]))
+        todo = deque(
+            pool(id, [rnd.randint(1, 49) for _ in range(rnd.choice([1, 5, 24]))], priority=rnd.randint(0, 2))
+            for id in range(20)
+        )
+        requests = list(todo)
+        while todo or bench.scheduler.live or bench.in_flight:
+            if todo and rnd.random() < 0.8:
+                bench.add(todo.popleft())
+            assert bench.step() or todo or not bench.scheduler.live, f"stuck with seed {seed}"
+        for request in requests:
+            assert isinstance(request.params, Pooling)
+            assert bench.pooled(request.id).vectors == vectors_of(request.tokens, request.params)
+        assert bench.scheduler.stats().kv_usage == 0
+
+
+def test_a_text_that_does_not_fit_beside_others_waits_for_the_next_step() -> None:
+    limits = facts(max_num_batched_tokens=16, max_model_len=16, tasks=("embed",), causal=False)
+    bench = Bench(config(), limits, depth=1)
+    for id, length in enumerate((3, 16, 4, 4)):
+        bench.add(pool(id, [1 + id] * length))
+    rows = []
+    while bench.step():
+        rows.append(bench.rows)
+    assert rows[:3] == [[3], [16], [4, 4]]
+
+
+def test_a_text_is_not_cut_for_others_but_beside_single_tokens() -> None:
+    bench = Bench(config(), facts(max_num_batched_tokens=16))
+    for id, length in enumerate((10, 8, 20)):
+        bench.add(pool(id, [1 + id] * length))
+    rows = []
+    while bench.step():
+        rows.append(bench.rows)
+    assert rows[:4] == [[10], [8], [16], [4]]
+    bench.add(add(7, [1, 2], max_tokens=9))
+    bench.step()
+    bench.add(pool(8, [9] * 16))
+    bench.step()
+    assert bench.rows == [1, 15]
+
+
+def test_the_budget_of_an_encoder_must_hold_any_text() -> None:
+    limits = facts(max_num_batched_tokens=8, max_model_len=16, tasks=("embed",), causal=False)
+    with pytest.raises(ValueError, match=r"--max-num-batched-tokens .*8.* to at least --max-model-len"):
+        Scheduler(config(), limits, vocab_size=50)
+
+
+@pytest.mark.parametrize("task", ["embed", "token_embed"])
+def test_a_generated_text_serves_a_pooled_one_and_the_other_way_round(task: str) -> None:
+    bench = Bench(config(), facts(block_size=4, max_num_batched_tokens=5))
+    prompt = list(range(1, 13))
+    bench.add(add(1, prompt, max_tokens=1))
+    bench.run()
+    bench.add(pool(2, prompt, task))
+    bench.run()
+    bench.add(add(3, [*prompt, 7], max_tokens=2))
+    bench.run()
+    assert bench.pooled(2).cached == 8
+    assert bench.pooled(2).vectors == vectors_of(
+        prompt, Pooling(task="embed" if task == "embed" else "token_embed")
+    )
+    assert bench.cached(3) == 12
+    assert bench.text(3) == reference([*prompt, 7], 2)
+
+
+def test_a_pooled_prompt_may_fill_the_window() -> None:
+    bench = Bench(config(), facts(max_model_len=16, num_blocks=4, block_size=4))
+    bench.add(pool(1, [1] * 16))
+    bench.run()
+    assert bench.pooled(1).vectors == vectors_of([1] * 16, Pooling(task="embed"))
+
+
+def test_a_preempted_pooled_sequence_is_read_again() -> None:
+    for depth in (0, 1):
+        limits = facts(max_num_seqs=1, max_num_batched_tokens=3)
+        bench = Bench(config(scheduling_policy="priority"), limits, depth=depth)
+        bench.add(pool(1, list(range(1, 20)), "token_embed", priority=5))
+        bench.step()
+        bench.step()
+        bench.add(add(2, [4, 5], max_tokens=2, priority=0))
+        bench.run()
+        timing = bench.pooled(1).timing
+        assert timing is not None and timing.preemptions == 1
+        assert bench.pooled(1).vectors == vectors_of(list(range(1, 20)), Pooling(task="token_embed"))
+
+
+def test_hidden_states_of_cached_beginnings_are_bounded_in_a_step() -> None:
+    """Each costs one token of the budget, and 13 rows of hidden states; 32 may be pooled together."""
+    for task, expected in (("token_embed", [[1, 1], [1, 1], [1]]), ("embed", [[1] * 5])):
+        bench = Bench(config(), facts(block_size=4, max_num_batched_tokens=32, max_model_len=32))
+        prompt = [7] * 13
+        bench.add(pool(0, prompt, task))
+        bench.run()
+        for id in range(1, 6):
+            bench.add(pool(id, prompt, task))
+        rows = []
+        while bench.step():
+            rows.append(bench.rows)
+        assert rows == expected
+        assert [bench.pooled(id).cached for id in range(1, 6)] == [12] * 5
+
+
+def test_a_pooled_row_that_fails_ends_alone() -> None:
+    bench = Bench(config(), facts())
+    bench.add(pool(1, [1, 2], "token_embed", late_document="q"))
+    bench.add(pool(2, [3, 4]))
+    bench.add(add(3, [5, 6], max_tokens=2))
+    bench.run()
+    assert bench.outputs[0, 1] == [Failed(id=1, code=503, message=QUERY_GONE)]
+    assert bench.pooled(2).vectors == vectors_of([3, 4], Pooling(task="embed"))
+    assert bench.text(3) == reference([5, 6], 2)
+
+
+def test_timing_of_a_pooled_sequence_has_no_decode() -> None:
+    bench = Bench(config(), facts(max_num_batched_tokens=4))
+    bench.add(pool(1, [1] * 10))
+    bench.run()
+    assert bench.pooled(1).timing == Timing(queued=1, prefill=2, decode=0, preemptions=0)

@@ -32,6 +32,10 @@ REPOSITORY = {
     "onnx/model.onnx": 700,
     "onnx/config.json": 10,
     "original/params.json": 10,
+    "1_Pooling/config.json": 10,
+    "2_Dense/config.json": 10,
+    "2_Dense/model.safetensors": 30,
+    "2_Dense/pytorch_model.bin": 30,
 }
 SMALL = {
     "config.json",
@@ -42,6 +46,13 @@ SMALL = {
     "merges.txt",
     "chat_template.jinja",
     "model.safetensors.index.json",
+    "1_Pooling/config.json",
+    "2_Dense/config.json",
+}
+SAFETENSORS = {
+    "model-00001-of-00002.safetensors",
+    "model-00002-of-00002.safetensors",
+    "2_Dense/model.safetensors",
 }
 
 
@@ -121,9 +132,9 @@ def test_the_demo_is_inside_the_package(fake: FakeHub) -> None:
 @pytest.mark.parametrize(
     ("load_format", "weights"),
     [
-        ("auto", {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"}),
-        ("safetensors", {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"}),
-        ("pt", {"pytorch_model.bin"}),
+        ("auto", SAFETENSORS),
+        ("safetensors", SAFETENSORS),
+        ("pt", {"pytorch_model.bin", "2_Dense/pytorch_model.bin"}),
         ("dummy", set()),
     ],
 )
@@ -140,7 +151,7 @@ def test_revision_and_cache_are_passed_on(fake: FakeHub) -> None:
 
 
 def test_progress_is_the_fraction_of_missing_bytes(fake: FakeHub, capfd: pytest.CaptureFixture[str]) -> None:
-    fake.cached = SMALL
+    fake.cached = SMALL | {"2_Dense/model.safetensors"}
     reported: list[float] = []
     hub.resolve("owner/name", None, None, reported.append)
     assert reported == [0.25, 0.5, 0.75, 1.0]

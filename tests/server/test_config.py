@@ -62,6 +62,9 @@ def test_dashes_and_underscores_are_the_same() -> None:
         ("--hf-overrides", '{"a": {"b": 1}}', "hf_overrides", {"a": {"b": 1}}),
         ("--gpu-memory-utilization", "0.5", "gpu_memory_utilization", 0.5),
         ("--model-impl", "vllm", "model_impl", "facet"),
+        ("--tasks", "embed,classify", "tasks", ["embed", "classify"]),
+        ("--tasks", '["embed", "generate"]', "tasks", ["embed", "generate"]),
+        ("--pooler-config", '{"pooling_type": "CLS"}', "pooler_config", {"pooling_type": "CLS"}),
     ],
 )
 def test_written_forms(flag: str, written: str, field: str, value: object) -> None:
@@ -121,6 +124,8 @@ def test_variables_that_kubernetes_makes_are_not_options() -> None:
         (["-tp", "2"], "--tensor-parallel-size is not supported yet; leave it out, or give 1"),
         (["--quantization", "fp8"], "--quantization is not supported yet"),
         (["--port"], "expected one argument"),
+        (["--tasks", "embed,sing"], "--tasks: 'sing' is not one of generate, embed, token_embed, classify"),
+        (["--runner", "walk"], "'walk' is not one of auto, generate, pooling, draft"),
     ],
 )
 def test_refusals_name_the_option(arguments: list[str], told: str) -> None:
@@ -128,9 +133,7 @@ def test_refusals_name_the_option(arguments: list[str], told: str) -> None:
 
 
 def test_neutral_values_of_the_peers_flags_are_accepted() -> None:
-    config = read(
-        "m", "-tp", "1", "--runner", "generate", "--no-enable-lora", "--enforce-eager", "--dtype", "auto"
-    )
+    config = read("m", "-tp", "1", "--no-enable-lora", "--enforce-eager", "--dtype", "auto")
     assert config == read("m")
 
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_client import FakeClient
 
-from engine_core.protocol import Stats
+from engine_core.protocol import Pooled, Stats
 from server.errors import ApiError, BadRequest, Internal, NotFound, Overloaded, Unavailable
 from server.frontend import Delta, Frontend
+from server.pooling import Item
 from server.sampling import SamplingParams
 from server.status import Dead, Draining, Ready, Starting
+from server.vectors import as_array
+from worker.protocol import Pooling
 
 Make = Callable[..., Frontend]
 GetReady = Callable[..., Awaitable[Frontend]]
@@ -255,3 +259,81 @@ async def test_every_request_is_counted_by_its_end(client: FakeClient, ready: Ge
     assert 'vllm:request_success_total{engine="0",finished_reason="abort",model_name="m"} 1.0' in page
     assert 'vllm:prompt_tokens_total{engine="0",model_name="m"} 4.0' in page
     assert 'vllm:generation_tokens_total{engine="0",model_name="m"} 3.0' in page
+
+
+def items(count: int) -> list[Item]:
+    return [Item([i % 400, 1], Pooling(task="embed")) for i in range(count)]
+
+
+async def beginning(work: Coroutine[Any, Any, list[Pooled]]) -> asyncio.Task[list[Pooled]]:
+    task = asyncio.create_task(work)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    return task
+
+
+async def test_texts_are_pooled_in_order(client: FakeClient, ready: GetReady) -> None:
+    frontend = await ready()
+    task = await beginning(frontend.pool(items(3), priority=2, salt="s", request_id="r"))
+    assert [one.tokens for one in client.submitted] == [[0, 1], [1, 1], [2, 1]]
+    assert {(one.priority, one.salt) for one in client.submitted} == {(2, "s")}
+    assert frontend.live == 3
+    for i in (2, 0, 1):
+        client.submitted[i].answer([i], cached=i)
+    answers = await task
+    assert [(as_array(one.vectors).tolist(), one.cached) for one in answers] == [([0], 0), ([1], 1), ([2], 2)]
+    assert frontend.live == 0 and not client.aborted
+    page = frontend.metrics.page().decode()
+    assert 'request_success_total{engine="0",finished_reason="stop",model_name="m"} 3.0' in page
+    assert 'prompt_tokens_total{engine="0",model_name="m"} 6.0' in page
+
+
+async def test_ten_thousand_texts_go_to_the_engine_a_few_at_a_time(
+    client: FakeClient, ready: GetReady
+) -> None:
+    frontend = await ready("--max-num-queued-reqs", "4")  # the request counts for what is in the engine
+    task = await beginning(frontend.pool(items(10_000)))
+    tasks = len(asyncio.all_tasks())
+    most = 0
+    for i in range(10_000):
+        while len(client.submitted) <= i:
+            await asyncio.sleep(0)
+        most = max(most, frontend.live)
+        client.submitted[i].answer([i])
+    answers = await task
+    assert [as_array(one.vectors)[0] for one in answers] == list(range(10_000))
+    assert most <= 2 * frontend.facts.max_num_seqs
+    assert tasks == 2  # this one, and the request's
+
+
+async def test_one_failure_ends_all_texts_of_a_request(client: FakeClient, ready: GetReady) -> None:
+    frontend = await ready()
+    task = await beginning(frontend.pool(items(4)))
+    client.submitted[0].answer([0])
+    client.submitted[1].fail(500, "non-finite")
+    with pytest.raises(Internal, match="non-finite"):
+        await task
+    assert client.aborted == [2, 3, 4] and frontend.live == 0
+
+
+async def test_texts_nobody_waits_for_are_aborted(client: FakeClient, ready: GetReady) -> None:
+    frontend = await ready()
+    task = await beginning(frontend.pool(items(3), request_id="r"))
+    client.submitted[0].answer([0])
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert client.aborted == [2, 3] and frontend.live == 0
+    task = await beginning(frontend.pool(items(2), request_id="r"))
+    assert await frontend.abort(["r"]) == 1
+    with pytest.raises(Unavailable, match="aborted"):
+        await task
+
+
+async def test_texts_are_refused_when_the_queue_is_full(client: FakeClient, ready: GetReady) -> None:
+    frontend = await ready("--max-num-queued-reqs", "0")
+    with pytest.raises(Overloaded):
+        await frontend.pool(items(5))
+    assert not client.submitted

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from facet import LLM, SamplingParams
 from server.errors import BadRequest
+from server.pooling import PoolingParams
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 
@@ -60,6 +62,36 @@ def test_a_bad_request_runs_nothing_and_breaks_nothing(llm: LLM):
     with pytest.raises(ValueError, match="1 SamplingParams for 2 prompts"):
         llm.generate(["a", "b"], [GREEDY], use_tqdm=False)
     assert llm.generate("The capital of France is", GREEDY, use_tqdm=False)[0].outputs[0].text
+
+
+def test_vectors_from_the_model_that_generates(llm: LLM):
+    texts = ["The capital of France is Paris.", "Bananas are yellow.", "What is the capital of France?"]
+    outputs = llm.embed(texts, use_tqdm=False)
+    vectors = np.array([output.outputs.embedding for output in outputs])
+    assert np.linalg.norm(vectors, axis=1) == pytest.approx(1)
+    assert [output.prompt_token_ids for output in outputs] == [llm.tokenizer.encode(text) for text in texts]
+    (alone,) = llm.embed(texts[1], use_tqdm=False)
+    assert alone.outputs.embedding == pytest.approx(outputs[1].outputs.embedding, abs=1e-5)
+    (raw,) = llm.encode(texts[0], PoolingParams(task="embed", use_activation=False), use_tqdm=False)
+    length = np.linalg.norm(raw.outputs.data)
+    assert length != pytest.approx(1, abs=0.1)
+    assert raw.outputs.data / length == pytest.approx(vectors[0], abs=1e-5)
+    scores = [output.outputs.score for output in llm.score(texts[2], texts, use_tqdm=False)]
+    assert scores == pytest.approx(vectors @ vectors[2], abs=1e-5)
+
+
+def test_texts_that_cannot_be_pooled(llm: LLM):
+    with pytest.raises(BadRequest, match=r"'classify'\. It does: generate"):
+        llm.classify("a", use_tqdm=False)
+    with pytest.raises(BadRequest, match="'reward'"):
+        llm.reward("a", use_tqdm=False)
+    long = [5] * (llm.facts.max_text_len + 1)
+    with pytest.raises(BadRequest, match="input 1 contains"):
+        llm.embed(["a", long], use_tqdm=False)
+    (cut,) = llm.embed(long, truncate_prompt_tokens=-1, use_tqdm=False)
+    assert len(cut.prompt_token_ids) == llm.facts.max_text_len
+    with pytest.raises(BadRequest, match="1:1, 1:N or N:N"):
+        llm.score(["a", "b"], ["c"], use_tqdm=False)
 
 
 def test_options_are_checked():

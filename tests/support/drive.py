@@ -107,13 +107,22 @@ class Driver:
 
     def step(self, tokens: Mapping[int, Sequence[int]]) -> dict[int, Tensor]:
         """Feed each of the named sequences its next tokens; -> what follows after each of them [n, V]."""
+        return self._run(tokens, lambda model, hidden: model.logits(hidden))
+
+    def hidden(self, tokens: Mapping[int, Sequence[int]]) -> dict[int, Tensor]:
+        """As `step`, but what the trunk gives for each of the tokens [n, H]."""
+        return self._run(tokens, lambda model, hidden: hidden)
+
+    def _run(
+        self, tokens: Mapping[int, Sequence[int]], finish: Callable[[CausalLM, Tensor], Tensor]
+    ) -> dict[int, Tensor]:
         rows = list(tokens)
         context = self._context(rows, [len(tokens[row]) for row in rows])
         ids = torch.tensor([token for row in rows for token in tokens[row]], device=self._device)
 
         def run(model: CausalLM) -> Tensor:
             with torch.inference_mode():
-                return model.logits(model.forward(ids, context.positions))
+                return finish(model, model.forward(ids, context.positions))
 
         with use_context(context):
             outputs = _in_threads(run, self._ranks)

@@ -6,22 +6,31 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from engine_core.client import Stream
-from engine_core.protocol import Failed, Progress, Ready, Stats, Tokens
-from worker.protocol import Sampling
+from engine_core.protocol import Failed, Pooled, Progress, Ready, Stats, Tokens
+from worker.protocol import Pooling, Sampling, Vectors
 
 
 @dataclass
 class Submitted:
     tokens: list[int]
-    params: Sampling
+    params: Sampling | Pooling
     priority: int
     salt: str
-    stream: Stream
+    stream: Stream[Any]
 
     def say(self, tokens: Iterable[int], **fields: object) -> None:
         self.stream.put(Tokens(id=self.stream.id, tokens=list(tokens), **fields))  # pyright: ignore
+
+    def answer(self, numbers: Iterable[float], cached: int = 0) -> None:
+        """With one vector."""
+        vector = np.asarray(list(numbers), dtype="<f4")
+        vectors = Vectors(vector.tobytes(), vector.shape)
+        self.stream.put(Pooled(id=self.stream.id, vectors=vectors, cached=cached))
 
     def fail(self, code: int, message: str) -> None:
         self.stream.put(Failed(id=self.stream.id, code=code, message=message))
@@ -67,13 +76,28 @@ class FakeClient:
         for event in (self.located, self.settled, self.died):
             event.set()
 
-    def submit(self, tokens: list[int], params: Sampling, *, priority: int = 0, salt: str = "") -> Stream:
-        stream = Stream(len(self.submitted) + 1, asyncio.get_running_loop())
+    def submit(
+        self, tokens: list[int], params: Sampling, *, priority: int = 0, salt: str = ""
+    ) -> Stream[Tokens]:
+        stream = Stream[Tokens](len(self.submitted) + 1, asyncio.get_running_loop())
         self.submitted.append(Submitted(tokens, params, priority, salt, stream))
         return stream
+
+    def submit_many(
+        self, requests: Iterable[tuple[list[int], Pooling]], *, priority: int = 0, salt: str = ""
+    ) -> list[Stream[Pooled]]:
+        first = len(self.submitted)
+        for tokens, params in requests:
+            stream = Stream[Pooled](len(self.submitted) + 1, asyncio.get_running_loop(), pools=True)
+            self.submitted.append(Submitted(tokens, params, priority, salt, stream))
+        return [one.stream for one in self.submitted[first:]]
 
     def abort(self, ids: Iterable[int]) -> None:
         for id in ids:
             if id not in self.aborted:
                 self.aborted.append(id)
-                self.submitted[id - 1].say([], finish="abort")
+                request = self.submitted[id - 1]
+                if request.stream.pools:
+                    request.fail(503, "aborted")
+                else:
+                    request.say([], finish="abort")

@@ -8,24 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import tokenizers
 
 from engine_core.config import EngineConfig
-from engine_core.protocol import Tokens
+from engine_core.protocol import Pooled, Tokens
 from server.config import ServerConfig
 from server.detokenizer import byte_level_table
 from server.errors import ApiError, NotFound
 from server.facts import Facts
 from server.metrics import Metrics
+from server.pooling import Item
 from server.sampling import SamplingParams
 from server.status import Ready, Status
 from server.template import ChatTemplate
 from server.text_output import Delta, TextOutput
 from server.tokenizer import Tokenizer
-from worker.protocol import Sampling, TokenLogprobs
+from worker.protocol import Sampling, TokenLogprobs, Vectors
 
 EOS, BOS = 256, 257
 VOCAB_SIZE = 258
@@ -113,6 +115,12 @@ class FakeFrontend:
     tokenizer: Tokenizer = field(default_factory=byte_tokenizer)
     asked: list[tuple[list[int], SamplingParams, dict[str, object]]] = field(default_factory=list)
     """Prompt, sampling and the rest of each call of generate."""
+    answer_of: Callable[[Item], Vectors] = lambda item: vectors([len(item.tokens), -1.5])
+    """What pooling makes of an item."""
+    pool_errors: list[ApiError] = field(default_factory=list)
+    """Each is raised once, in place of answers."""
+    pooled: list[tuple[list[Item], dict[str, object]]] = field(default_factory=list)
+    """Items and the rest of each call of pool."""
     running: int = 0
     """Streams that are open."""
     most_running: int = 0
@@ -173,6 +181,21 @@ class FakeFrontend:
         finally:
             self.running -= 1
 
+    async def pool(
+        self, items: Sequence[Item], *, priority: int = 0, salt: str = "", request_id: str = ""
+    ) -> list[Pooled]:
+        """Answers with `answer_of` each item; waits at the gate, if there is one."""
+        self.pooled.append((list(items), {"priority": priority, "salt": salt, "request_id": request_id}))
+        self.running += 1
+        try:
+            if self.gate is not None:
+                await self.gate.wait()
+            if self.pool_errors:
+                raise self.pool_errors.pop(0)
+            return [Pooled(id=0, vectors=self.answer_of(item), cached=self.cached) for item in items]
+        finally:
+            self.running -= 1
+
     def _maybe_fail(self, output: TextOutput) -> None:
         if self.error is not None and output.count >= self.tokens_before_error:
             raise self.error
@@ -197,6 +220,12 @@ class FakeFrontend:
                 cached=self.cached if first else 0,
                 finish=finish if start + self.per_step >= len(tokens) else None,
             )
+
+
+def vectors(numbers: object) -> Vectors:
+    """Of a list of numbers, or of a list of such lists."""
+    array = np.asarray(numbers, dtype="<f4")
+    return Vectors(array.tobytes(), array.shape)
 
 
 def logprobs_of(id: int, count: int) -> TokenLogprobs:

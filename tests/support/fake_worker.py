@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,17 @@ from pathlib import Path
 from engine_core import process
 from engine_core.executor import ExecutorDead
 from worker.config import WorkerConfig
-from worker.protocol import SeqStep, StepInput, StepOutput, TokenLogprobs, WorkerFacts
+from worker.protocol import (
+    QUERY_GONE,
+    NewSeq,
+    Pooling,
+    SeqStep,
+    StepInput,
+    StepOutput,
+    TokenLogprobs,
+    Vectors,
+    WorkerFacts,
+)
 
 VOCAB = 50
 EOS = 0
@@ -28,6 +39,8 @@ BREAKS_STEP = 41
 BREAKS_ROW = 42
 KILLS_PROCESS = 43
 LOSES_DEVICE = 44
+
+WHOLE_TASKS = ("token_embed",)
 
 _ROOT = 1469598103
 
@@ -73,23 +86,40 @@ def reference(
     return tokens[len(prompt) :]
 
 
+def vectors_of(tokens: list[int], params: Pooling) -> Vectors:
+    """What a pooling request must get: something about the last position only, or about all of them."""
+    return _pool(_entries(tokens), params)
+
+
+def _pool(entries: list[int | None], params: Pooling) -> Vectors:
+    if params.task in WHOLE_TASKS:
+        return Vectors(array("f", [_attend(entries), len(entries)]).tobytes(), (2,))
+    return Vectors(array("f", [(entries[-1] or 0) % 1000]).tobytes(), (1,))
+
+
 def facts(
     num_blocks: int = 64,
     block_size: int = 4,
     max_num_seqs: int = 8,
     max_num_batched_tokens: int = 64,
     max_model_len: int = 128,
+    tasks: tuple[str, ...] = ("generate", "embed", "token_embed"),
+    causal: bool = True,
 ) -> WorkerFacts:
     return WorkerFacts(
         device="fake",
         dtype="float32",
         block_size=block_size,
-        num_blocks=num_blocks,
+        num_blocks=num_blocks if causal else 0,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         weight_bytes=0,
         kv_bytes=0,
+        tasks=tasks,
+        causal=causal,
+        widths={task: 2 if task in WHOLE_TASKS else 1 for task in tasks if task != "generate"},
+        whole_tasks=tuple(task for task in tasks if task in WHOLE_TASKS),
     )
 
 
@@ -98,7 +128,17 @@ class _Row:
     tokens: list[int]
     prompt_len: int
     tells_prompt: bool
+    pooling: Pooling | None
     blocks: list[int] = field(default_factory=list)
+
+
+def _row(new: NewSeq) -> _Row:
+    if isinstance(new.params, Pooling):
+        return _Row(list(new.tokens), new.prompt_len, tells_prompt=False, pooling=new.params)
+    tells_prompt = new.params.prompt_logprobs is not None
+    if tells_prompt and len(new.tokens) > new.prompt_len:
+        raise ValueError("prompt logprobs are asked for again")
+    return _Row(list(new.tokens), new.prompt_len, tells_prompt, pooling=None)
 
 
 @dataclass(slots=True)
@@ -126,18 +166,19 @@ class FakeWorker:
         if len({seq.slot for seq in step.seqs}) < len(step.seqs):
             raise ValueError("a row occurs twice")
         for new in step.new:
-            if new.params.prompt_logprobs is not None and len(new.tokens) > new.prompt_len:
-                raise ValueError("prompt logprobs are asked for again")
-            self._rows[new.slot] = _Row(
-                list(new.tokens), new.prompt_len, new.params.prompt_logprobs is not None
-            )
+            self._rows[new.slot] = _row(new)
         tokens = [self._run(seq) for seq in step.seqs]
         prompt_logprobs = {
             seq.slot: self._prompt_logprobs(seq) for seq in step.seqs if self._rows[seq.slot].tells_prompt
         }
-        return Landed(StepOutput(step.number, tokens, [], prompt_logprobs))
+        pooled = {seq.slot: self._vectors(seq) for seq in step.seqs if seq.pools}
+        failed = {slot: vectors for slot, vectors in pooled.items() if isinstance(vectors, str)}
+        given = {slot: vectors for slot, vectors in pooled.items() if isinstance(vectors, Vectors)}
+        return Landed(StepOutput(step.number, tokens, [], prompt_logprobs, failed, given))
 
     def _run(self, seq: SeqStep) -> int:
+        if not self.facts.causal:
+            return self._run_whole(seq)
         row = self._rows[seq.slot]
         row.blocks += seq.blocks
         if len(row.blocks) * self._size < seq.start + seq.count:
@@ -148,12 +189,31 @@ class FakeWorker:
         if not seq.samples:
             return -1
         end = seq.start + seq.count
+        if row.pooling is not None:
+            raise ValueError("a pooled row is to be sampled")
         if seq.output_index != end - row.prompt_len:
             raise ValueError("output_index is wrong")
         token = _attend([self._entries[self._place(row, position)] for position in range(end)])
         del row.tokens[end:]
         row.tokens.append(token)
         return token
+
+    def _run_whole(self, seq: SeqStep) -> int:
+        row = self._rows[seq.slot]
+        if seq.blocks or seq.samples or not seq.pools or (seq.start, seq.count) != (0, len(row.tokens)):
+            raise ValueError("a sequence of an encoder must be computed whole, and without blocks")
+        return -1
+
+    def _vectors(self, seq: SeqStep) -> Vectors | str:
+        row = self._rows[seq.slot]
+        if row.pooling is None or seq.samples or seq.start + seq.count != len(row.tokens):
+            raise ValueError("a row is pooled that must not be, or not yet")
+        if row.pooling.late_document:
+            return QUERY_GONE
+        if not self.facts.causal:
+            return vectors_of(row.tokens, row.pooling)
+        entries = [self._entries[self._place(row, position)] for position in range(len(row.tokens))]
+        return _pool(entries, row.pooling)
 
     def _prompt_logprobs(self, seq: SeqStep) -> list[TokenLogprobs]:
         """Marked with the token they are about, so that a test sees each of them once and in order."""

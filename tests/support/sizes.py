@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from models.config import ModelConfig
+from models.conversion import Conversion
 from worker.config import WorkerConfig
 
 MODEL = ModelConfig(
@@ -25,4 +26,8 @@ MODEL = ModelConfig(
 
 
 def worker_config(**given: Any) -> WorkerConfig:
-    return WorkerConfig(**{"folder": "", "model": MODEL, "device": "cpu", **given})
+    """It generates, if nothing else is said, and offers all that goes with it."""
+    fields = {"folder": "", "model": MODEL, "device": "cpu", **given}
+    architecture = fields["model"].architecture
+    generates = Conversion(runner="generate", convert="none", architecture=architecture)
+    return WorkerConfig(**{"conversion": generates, **fields})

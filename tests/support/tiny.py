@@ -8,6 +8,7 @@ query heads share key heads, windows are shorter than a prompt, soft-caps bite.
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from pathlib import Path
 
@@ -126,13 +127,43 @@ _FAMILIES: dict[str, dict[str, object]] = {
 
 ARCHITECTURES = tuple(_FAMILIES)
 
+_ENCODER_SHAPE = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+}
+_NARROW = {**_ENCODER_SHAPE, "embedding_size": 16}
+_ENCODERS: dict[str, dict[str, object]] = {
+    "Bert": _ENCODER_SHAPE,
+    "Roberta": {**_ENCODER_SHAPE, "type_vocab_size": 1},
+    "XLMRoberta": {**_ENCODER_SHAPE, "type_vocab_size": 1},
+    "Camembert": {**_ENCODER_SHAPE, "type_vocab_size": 1},
+    "Electra": _NARROW,
+    "Albert": {**_NARROW, "num_hidden_layers": 4, "num_hidden_groups": 2, "inner_group_num": 2},
+    "DistilBert": {"dim": 32, "hidden_dim": 48, "n_layers": 3, "n_heads": 4},
+    "MPNet": _ENCODER_SHAPE,
+    "ModernBert": {
+        **_ENCODER_SHAPE,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        "local_attention": 2 * _WINDOW,
+        "cls_token_id": BOS_ID,
+        "sep_token_id": EOS_ID,
+    },
+    "NomicBert": _ENCODER_SHAPE,
+    "Gte": {**_ENCODER_SHAPE, "type_vocab_size": 2},
+}
+"""By what the names of their architectures begin with."""
+ENCODERS = tuple(_ENCODERS)
+
 
 def tiny_checkpoint(arch: str, folder: Path, **overrides: object) -> Path:
     """Write a checkpoint of `arch` into `folder` and return it. `overrides` are fields of its config.json."""
     model_class = getattr(transformers, arch)
     config = model_class.config_class(
         **{
-            **_FAMILIES[arch],
+            **_shape(arch),
             "vocab_size": VOCAB_SIZE,
             "bos_token_id": BOS_ID,
             "eos_token_id": EOS_ID,
@@ -143,12 +174,19 @@ def tiny_checkpoint(arch: str, folder: Path, **overrides: object) -> Path:
         }
     )
     model = model_class(config)
-    _randomise(model, seed=0)
+    # With larger ones the norms behind each layer of an encoder would leave nothing of what tokens differ in.
+    _randomise(model, seed=0, scale=0.3 if arch in _FAMILIES else 0.15)
     model.to(config.dtype).save_pretrained(folder)
     write_tokenizer(folder)
     generation = {"bos_token_id": BOS_ID, "eos_token_id": [EOS_ID, TURN_END_ID], "pad_token_id": PAD_ID}
     (folder / "generation_config.json").write_text(json.dumps(generation))
     return folder
+
+
+def _shape(arch: str) -> dict[str, object]:
+    if arch in _FAMILIES:
+        return _FAMILIES[arch]
+    return _ENCODERS[re.sub("(Model|For[A-Z].*)$", "", arch)]
 
 
 def write_tokenizer(folder: Path) -> None:
@@ -189,7 +227,7 @@ def _tokenizer_json() -> str:
 
 
 @torch.no_grad()
-def _randomise(model: nn.Module, seed: int) -> None:
+def _randomise(model: nn.Module, seed: int, scale: float) -> None:
     """Weights large enough to matter. Norms and biases keep their initial 0 or 1 as the mean.
 
     Embeddings stay small: where the head is tied to them, a token would otherwise mostly predict itself.
@@ -201,7 +239,7 @@ def _randomise(model: nn.Module, seed: int) -> None:
         if parameter.dim() == 1:
             parameter.add_(0.1 * noise)
         else:
-            parameter.copy_((0.1 if parameter in embeddings else 0.3) * noise)
+            parameter.copy_((0.1 if parameter in embeddings else scale) * noise)
 
 
 @cache

@@ -27,7 +27,14 @@ class Table:
     def step(self, *seqs: SeqStep, new: list[NewSeq] | None = None) -> Batch:
         self.number += 1
         step = StepInput(number=self.number, new=new or [], seqs=list(seqs))
-        return build(step, self.slots, self.staging.open(), num_blocks=BLOCKS, vocab_size=100)
+        return build(
+            step,
+            self.slots,
+            self.staging.open(),
+            num_blocks=BLOCKS,
+            vocab_size=100,
+            needs_all_rows=lambda params: params.task != "embed",
+        )
 
 
 def new(slot: int, tokens: list[int], prompt_len: int | None = None, params: Sampling = GREEDY) -> NewSeq:

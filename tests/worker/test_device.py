@@ -63,7 +63,7 @@ def test_arena_is_zeroed_writable_memory_of_the_asked_size() -> None:
 
 
 def test_sizes_by_default() -> None:
-    limits = resolve_limits(worker_config(), Cpu(1).defaults)
+    limits = resolve_limits(worker_config(), Cpu(1))
     assert limits == Limits(
         block_size=32, max_num_seqs=128, max_num_batched_tokens=2048, max_model_len=MODEL.max_len
     )
@@ -78,7 +78,7 @@ def test_sizes_by_default() -> None:
     ],
 )
 def test_a_step_holds_a_token_of_every_sequence(given: dict[str, int], seqs: int, tokens: int) -> None:
-    limits = resolve_limits(worker_config(**given), Cpu(1).defaults)
+    limits = resolve_limits(worker_config(**given), Cpu(1))
     assert (limits.max_num_seqs, limits.max_num_batched_tokens) == (seqs, tokens)
 
 
@@ -93,4 +93,4 @@ def test_a_step_holds_a_token_of_every_sequence(given: dict[str, int], seqs: int
 )
 def test_sizes_that_cannot_be(given: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        resolve_limits(worker_config(**given), Cpu(1).defaults)
+        resolve_limits(worker_config(**given), Cpu(1))

@@ -291,7 +291,8 @@ def test_facts_say_what_became_true(folder: Path) -> None:
         folder=str(folder),
         model=read_config(folder),
         cpu_threads=1,
-        kv_cache_memory_bytes=40 * 3 * 2 * 2 * 32 * 8 * 4,  # 40 blocks
+        # 40 blocks: keys and values of 3 layers with 2 heads of 8
+        kv_cache_memory_bytes=40 * 32 * (3 * 2 * 2 * 8) * 4,
     )
     runner = Runner(config, lambda stage, fraction: heard.append((stage, fraction)))
     facts = runner.facts

@@ -78,14 +78,14 @@ def masked(row: Row) -> np.ndarray:
         x[list(params.stop_token_ids)] = -np.inf
     for token, bias in params.logit_bias.items():
         x[token] += bias
+    if (x == -np.inf).all():
+        x[fallback] = 0
     for token in set(row.prompt + row.output):
         x[token] = (
             x[token] / params.repetition_penalty if x[token] > 0 else x[token] * params.repetition_penalty
         )
     for token in set(row.output):
         x[token] -= params.frequency_penalty * row.output.count(token) + params.presence_penalty
-    if (x == -np.inf).all():
-        x[fallback] = 0
     return x
 
 

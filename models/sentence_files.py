@@ -1,0 +1,305 @@
+"""The files that sentence-transformers puts beside a checkpoint, read as that library reads them.
+
+modules.json lists what the hidden states pass through: pooling, projections, norms. A module that is not
+known here is an error, for a vector that lacks a step looks as good as a right one. No torch: weights are not
+read.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, TypeVar, cast
+
+import msgspec
+
+from models.config import ConfigError
+
+Mode = Literal["CLS", "LAST", "MEAN", "MAX", "MEAN_SQRT_LEN", "WEIGHTED_MEAN"]
+
+_MODES: dict[str, Mode] = {
+    "cls": "CLS",
+    "max": "MAX",
+    "mean": "MEAN",
+    "mean_sqrt_len_tokens": "MEAN_SQRT_LEN",
+    "weightedmean": "WEIGHTED_MEAN",
+    "lasttoken": "LAST",
+}
+# As files of before version 5.4 say it, in the order in which several modes are concatenated.
+_FLAGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+_KINDS = ("Transformer", "Pooling", "Dense", "LayerNorm", "Normalize", "Dropout", "LogitScore")
+_LIBRARIES = ("sentence_transformers.", "pylate.")
+_TRANSFORMER_FILES = tuple(
+    f"sentence_{family}_config.json"
+    for family in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+_TOKENS, _SENTENCE = "token_embeddings", "sentence_embedding"
+
+
+class Dense(msgspec.Struct, frozen=True, tag=True):
+    folder: str
+    """Where its weights lie, within the checkpoint."""
+    inputs: int
+    outputs: int
+    bias: bool = True
+    activation: str = "torch.nn.modules.activation.Tanh"
+    residual: bool = False
+    """Add the input, projected if it must change its width."""
+
+
+class LayerNorm(msgspec.Struct, frozen=True, tag=True):
+    folder: str
+    size: int
+
+
+class Normalize(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+Step = Dense | LayerNorm | Normalize
+
+
+class Modules(msgspec.Struct, frozen=True, kw_only=True):
+    """What modules.json says happens to hidden states."""
+
+    modes: tuple[Mode, ...] = ()
+    """What pooling lays side by side; empty if there is no Pooling: such models answer with every token."""
+    include_prompt: bool = True
+    token_steps: tuple[Step, ...] = ()
+    """For each token, before pooling."""
+    steps: tuple[Step, ...] = ()
+    """For what pooling gave."""
+    normalize: bool = False
+    """Vectors have the length 1 at the end."""
+    score_tokens: tuple[int, ...] = ()
+    """A causal model scores by its logits: (false, true), or (true,) alone."""
+
+
+class TextFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """How texts become tokens, and what vectors are for. The server's business."""
+
+    max_len: int | None = None
+    lower_case: bool = False
+    as_message: bool = False
+    """A text is what a user says: the chat template makes tokens of it."""
+    prompts: dict[str, str] = {}
+    default_prompt_name: str | None = None
+    similarity: str | None = None
+    truncate_dim: int | None = None
+    activation: str | None = None
+    """Of a cross-encoder's scores: a class of torch.nn."""
+
+
+class _Module(msgspec.Struct):
+    type: str
+    path: str = ""
+    idx: int = 0
+
+    @property
+    def kind(self) -> str:
+        """The class, if it is one of a library we know, else the whole name."""
+        return self.type.rpartition(".")[2] if self.type.startswith(_LIBRARIES) else self.type
+
+
+class _DenseFile(msgspec.Struct):
+    in_features: int
+    out_features: int
+    bias: bool = True
+    activation_function: str = "torch.nn.modules.activation.Tanh"
+    module_input_name: str | None = None
+    module_output_name: str | None = None
+    use_residual: bool = False
+
+
+class _LayerNormFile(msgspec.Struct):
+    dimension: int
+
+
+class _NormalizeFile(msgspec.Struct):
+    module_input_name: str = _SENTENCE
+    module_output_name: str | None = None
+
+
+class _ScoreFile(msgspec.Struct):
+    true_token_id: int
+    false_token_id: int | None = None
+
+
+class _TransformerFile(msgspec.Struct):
+    max_seq_length: int | None = None
+    do_lower_case: bool = False
+    modality_config: dict[str, object] = {}
+
+
+class _SettingsFile(msgspec.Struct):
+    prompts: dict[str, str | None] = {}
+    default_prompt_name: str | None = None
+    similarity_fn_name: str | None = None
+    truncate_dim: int | None = None
+    activation_fn: str | None = None
+
+
+def makes_vectors(folder: Path) -> bool:
+    """Whether the checkpoint was made for that, whatever its architecture is called."""
+    return any(module.kind == "Pooling" for module in _modules(folder))
+
+
+def makes_scores(folder: Path) -> bool:
+    """Whether a generating model is used for the logits of one or two tokens."""
+    return any(module.kind == "LogitScore" for module in _modules(folder))
+
+
+def read_modules(folder: Path) -> Modules | None:
+    """None if the folder has no modules.json."""
+    modules = _modules(folder)
+    if not modules:
+        return None
+    chain = _Chain(folder)
+    for module in modules:
+        chain.add(module)
+    return chain.result()
+
+
+def read_texts(folder: Path) -> TextFacts:
+    settings_path = folder / "config_sentence_transformers.json"
+    settings = _read(settings_path, _SettingsFile) if settings_path.is_file() else _SettingsFile()
+    places = [folder / module.path for module in _modules(folder) if module.kind == "Transformer"] or [folder]
+    paths = (place / name for place in places for name in _TRANSFORMER_FILES)
+    transformer_path = next((path for path in paths if path.is_file()), None)
+    transformer = _read(transformer_path, _TransformerFile) if transformer_path else _TransformerFile()
+    prompts = {name: prompt or "" for name, prompt in settings.prompts.items()}
+    if settings.default_prompt_name is not None and settings.default_prompt_name not in prompts:
+        raise ConfigError(
+            f"{settings_path}: 'default_prompt_name' is {settings.default_prompt_name!r}, "
+            f"but there are {', '.join(prompts) or 'no prompts'}"
+        )
+    return TextFacts(
+        max_len=transformer.max_seq_length,
+        lower_case=transformer.do_lower_case,
+        as_message="message" in transformer.modality_config,
+        prompts=prompts,
+        default_prompt_name=settings.default_prompt_name,
+        similarity=settings.similarity_fn_name,
+        truncate_dim=settings.truncate_dim,
+        activation=settings.activation_fn,
+    )
+
+
+class _Chain:
+    """Collects the modules in their order, and refuses an order or a module that we would not follow."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.modes: tuple[Mode, ...] = ()
+        self.include_prompt = True
+        self.token_steps: list[Step] = []
+        self.steps: list[Step] = []
+        self.score_tokens: tuple[int, ...] = ()
+
+    def add(self, module: _Module) -> None:
+        path = self.folder / module.path / "config.json"
+        match module.kind:
+            case "Transformer" | "Dropout":
+                pass
+            case "Pooling":
+                self._add_pooling(path)
+            case "Dense":
+                self._add_dense(module, path)
+            case "LayerNorm":
+                size = _read(path, _LayerNormFile).dimension
+                self._add_step(module, LayerNorm(module.path, size), _SENTENCE, None)
+            case "Normalize":
+                file = _read(path, _NormalizeFile) if path.is_file() else _NormalizeFile()
+                self._add_step(module, Normalize(), file.module_input_name, file.module_output_name)
+            case "LogitScore":
+                file = _read(path, _ScoreFile)
+                both = (file.false_token_id, file.true_token_id)
+                self.score_tokens = tuple(token for token in both if token is not None)
+            case _:
+                raise ConfigError(
+                    f"{self.folder / 'modules.json'} has the module {module.type}, which is not supported: "
+                    f"without it the vectors would be wrong. Supported are {', '.join(_KINDS)}."
+                )
+
+    def result(self) -> Modules:
+        last = self.steps if self.modes else self.token_steps
+        normalize = bool(last) and isinstance(last[-1], Normalize)
+        if normalize:
+            last.pop()
+        return Modules(
+            modes=self.modes,
+            include_prompt=self.include_prompt,
+            token_steps=tuple(self.token_steps),
+            steps=tuple(self.steps),
+            normalize=normalize,
+            score_tokens=self.score_tokens,
+        )
+
+    def _add_pooling(self, path: Path) -> None:
+        if self.modes:
+            raise ConfigError(f"{self.folder / 'modules.json'} has more than one Pooling")
+        fields = _read(path, dict[str, object])
+        self.modes = _pooling_modes(path, fields)
+        self.include_prompt = fields.get("include_prompt", True) is not False
+
+    def _add_dense(self, module: _Module, path: Path) -> None:
+        file = _read(path, _DenseFile)
+        step = Dense(
+            folder=module.path,
+            inputs=file.in_features,
+            outputs=file.out_features,
+            bias=file.bias,
+            activation=file.activation_function,
+            residual=file.use_residual,
+        )
+        default = _TOKENS if module.type.startswith("pylate.") else _SENTENCE
+        self._add_step(module, step, file.module_input_name or default, file.module_output_name)
+
+    def _add_step(self, module: _Module, step: Step, reads: str, writes: str | None) -> None:
+        expected = _SENTENCE if self.modes else _TOKENS
+        if reads != expected or (writes or reads) != expected:
+            raise ConfigError(
+                f"{self.folder / module.path}: a {module.kind} that turns {reads} into {writes or reads} "
+                f"{'after' if self.modes else 'before'} pooling is not supported; "
+                f"here it must turn {expected} into {expected}"
+            )
+        (self.steps if self.modes else self.token_steps).append(step)
+
+
+def _pooling_modes(path: Path, fields: dict[str, object]) -> tuple[Mode, ...]:
+    named = fields.get("pooling_mode")
+    if named is None:
+        flags = [name for name in fields if name.startswith("pooling_mode_") and fields[name] is True]
+        if unknown := [name for name in flags if name not in _FLAGS]:
+            raise ConfigError(f"{path}: {unknown[0]} is not supported; there are {', '.join(_FLAGS)}")
+        names: list[object] = [_FLAGS[flag] for flag in _FLAGS if flag in flags] or ["mean"]
+    else:
+        names = cast("list[object]", named) if isinstance(named, list) else [named]
+    if unknown := [name for name in names if name not in _MODES]:
+        raise ConfigError(f"{path}: the pooling mode {unknown[0]!r} is none of {', '.join(_MODES)}")
+    return tuple(_MODES[str(name)] for name in names)
+
+
+def _modules(folder: Path) -> list[_Module]:
+    path = folder / "modules.json"
+    if not path.is_file():
+        return []
+    return sorted(_read(path, list[_Module]), key=lambda module: module.idx)
+
+
+_File = TypeVar("_File")
+
+
+def _read(path: Path, kind: type[_File]) -> _File:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror}), but modules.json needs it") from None
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{path}: {error}") from None

@@ -1,0 +1,117 @@
+"""The body of POST /v2/embed, in Cohere's words, and what answers it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from pydantic import Field, model_validator
+
+from server.api.common import Int64, check_cache_salt
+from server.api.fields import MEANINGLESS, Body, Text
+from server.api.messages import Content
+from server.errors import BadRequest, invalid
+from server.facts import Facts
+from server.pooling import Terms, Truncation
+
+EmbeddingType = Literal["float", "binary", "ubinary", "base64"]
+
+
+class CohereInput(Body):
+    """A text in parts."""
+
+    content: Content
+
+    def text(self) -> str:
+        parts = self.content if isinstance(self.content, list) else []
+        return "\n".join(part["text"] for part in parts) if parts else str(self.content or "")
+
+
+class CohereRequest(Body):
+    unsupported = {"images": ([],)}
+    meaningless = MEANINGLESS
+
+    model: Text | None = Field(default=None, description="null is the served model.")
+    texts: list[Text] | None = None
+    inputs: list[CohereInput] | None = Field(default=None, description="Texts in parts; or use texts.")
+    input_type: Text | None = Field(
+        default=None, description="What the texts are, such as search_query: finds the model's prompt for it."
+    )
+    embedding_types: Annotated[list[EmbeddingType], Field(min_length=1)] | None = Field(
+        default=None, description="null is float."
+    )
+    output_dimension: int | None = None
+    truncate: Literal["NONE", "START", "END"] = Field(
+        default="END", description="Which end of too long a text is cut; NONE refuses it."
+    )
+    max_tokens: Annotated[int, Field(ge=1)] | None = Field(default=None, description="Longest text.")
+    priority: Int64 = 0
+    request_id: str | None = None
+    cache_salt: Text | None = None
+
+    @model_validator(mode="after")
+    def check_one_input(self) -> Self:
+        check_cache_salt(self.cache_salt)
+        if bool(self.texts) == bool(self.inputs):
+            raise BadRequest(
+                "Exactly one of texts, images, or inputs must be provided, and it must be non-empty", "texts"
+            )
+        return self
+
+    @property
+    def all_texts(self) -> list[str]:
+        return self.texts or [one.text() for one in self.inputs or []]
+
+    @property
+    def types(self) -> list[EmbeddingType]:
+        return self.embedding_types or ["float"]
+
+    def terms(self, facts: Facts) -> Terms:
+        return Terms(
+            self._truncation(facts), self.model, self.request_id, self.priority, self.cache_salt or ""
+        )
+
+    def _truncation(self, facts: Facts) -> Truncation:
+        most = self.max_tokens
+        if most is not None and most > facts.max_text_len:
+            raise invalid(
+                "max_tokens",
+                f"max_tokens={most} cannot be greater than the model's length of {facts.max_text_len}.",
+                most,
+            )
+        if self.truncate == "NONE" and most is not None:
+            raise BadRequest("`max_tokens` has texts cut, which truncate NONE forbids.", "max_tokens")
+        keep = None if self.truncate == "NONE" else most or facts.max_text_len
+        return Truncation(keep, left=self.truncate == "START")
+
+
+class ApiVersion(msgspec.Struct):
+    version: str = "2"
+
+
+class BilledUnits(msgspec.Struct):
+    input_tokens: int
+    image_tokens: int = 0
+
+
+class Meta(msgspec.Struct):
+    api_version: ApiVersion
+    billed_units: BilledUnits
+
+
+class CohereEmbeddings(msgspec.Struct):
+    """One list for each type that was asked for."""
+
+    float: list[Any] | UnsetType = UNSET
+    binary: list[Any] | UnsetType = UNSET
+    ubinary: list[Any] | UnsetType = UNSET
+    base64: list[Any] | UnsetType = UNSET
+
+
+class CohereEmbedded(msgspec.Struct):
+    id: str
+    embeddings: CohereEmbeddings
+    texts: list[str]
+    meta: Meta
+    response_type: str = "embeddings_by_type"

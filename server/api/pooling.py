@@ -1,0 +1,264 @@
+"""The bodies of the endpoints that pool texts, and what answers them.
+
+A text comes as a string, as token ids, or as a conversation; each of them alone or in a list. Which it is, is
+found out before the fields are read, so that one mistake is one error.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self, cast
+
+import msgspec
+from pydantic import Discriminator, Field, PlainValidator, Tag, model_validator
+from pydantic_core import PydanticCustomError
+
+from server.api.common import Int64, check_cache_salt
+from server.api.fields import MEANINGLESS, Body, Flag, Neutral, Text, check_text
+from server.api.messages import Message, Messages, TemplateOptions
+from server.api.usage import Usage
+from server.errors import BadRequest
+from server.facts import Facts
+from server.pooling import PoolingParams, Terms, Truncation
+from server.vectors import EmbedDtype, Endianness
+
+_SHAPES = (
+    "Input should be a string, a list of strings, a list of token ids, a list of lists of token ids, or chat "
+    "messages, and all of a list of the same kind"
+)
+_OLD_NAMES = ("normalize", "normalized", "activation", "softmax")
+
+UNSUPPORTED: dict[str, Neutral] = {
+    "padding": ("do_not_pad", False),
+    "mm_processor_kwargs": ({},),
+    "media_io_kwargs": ({},),
+    "lora": (),
+    "modality": ("text",),
+}
+
+
+class PoolingBody(Body):
+    """Fields of every endpoint that pools."""
+
+    unsupported = UNSUPPORTED
+    meaningless = MEANINGLESS
+
+    model: Text | None = Field(default=None, description="null is the served model.")
+    use_activation: Flag | None = Field(
+        default=None,
+        description="Normalise vectors, or turn logits into probabilities. null: as the model does; false: "
+        "raw. Older names are normalize, activation and softmax.",
+    )
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = Field(
+        default=None, description="Keep so many tokens of a text; -1 keeps what the model can read."
+    )
+    truncation_side: Literal["left", "right"] | None = Field(
+        default=None, description="Which end is cut; null is right, which keeps the beginning."
+    )
+    request_id: str | None = None
+    priority: Int64 = Field(default=0, description="Lower runs earlier, under --scheduling-policy priority.")
+    cache_salt: Text | None = Field(default=None, description="Share cached prefixes with equal salts only.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def read_old_names(cls, body: object) -> object:
+        if not isinstance(body, dict) or not any(name in body for name in _OLD_NAMES):
+            return body
+        given = {name: body[name] for name in ("use_activation", *_OLD_NAMES) if body.get(name) is not None}
+        if len(set(map(repr, given.values()))) > 1:
+            raise BadRequest(
+                f"{' and '.join(given)} mean the same, but differ; use `use_activation`.", "use_activation"
+            )
+        rest = {name: value for name, value in body.items() if name not in (*_OLD_NAMES, "use_activation")}
+        return {**rest, "use_activation": next(iter(given.values()), None)}
+
+    @model_validator(mode="after")
+    def check_salt(self) -> Self:
+        check_cache_salt(self.cache_salt)
+        return self
+
+    def terms(self, facts: Facts) -> Terms:
+        return Terms(
+            Truncation.asked(self.truncate_prompt_tokens, self.truncation_side, facts),
+            self.model,
+            self.request_id,
+            self.priority,
+            self.cache_salt or "",
+        )
+
+
+def _is_ids(value: object) -> bool:
+    return isinstance(value, list) and all(type(id) is int for id in value)
+
+
+def _inputs(value: object) -> list[str | list[int]] | None:
+    if value is None:
+        return None
+    texts = value if isinstance(value, list) and not (value and _is_ids(value)) else [value]
+    if not (all(isinstance(one, str) for one in texts) or all(_is_ids(one) for one in texts)):
+        raise PydanticCustomError("input_type", _SHAPES)
+    return [check_text(one) if isinstance(one, str) else cast("list[int]", one) for one in texts]
+
+
+Inputs = Annotated[
+    list[str | list[int]] | None,
+    PlainValidator(_inputs, json_schema_input_type=str | list[str] | list[int] | list[list[int]] | None),
+]
+
+
+def _count(value: object) -> str:
+    return "(many)" if isinstance(value, list) and value and isinstance(value[0], list) else "(one)"
+
+
+Conversations = Annotated[
+    Annotated[Messages, Tag("(one)")] | Annotated[list[Messages], Tag("(many)")], Discriminator(_count)
+]
+
+
+class TextBody(PoolingBody, TemplateOptions):
+    """Texts, or conversations that the chat template writes out."""
+
+    unsupported = UNSUPPORTED
+
+    input: Inputs = Field(default=None, description="Texts, as strings or token ids; or use messages.")
+    messages: Conversations | None = Field(default=None, description="A conversation, or a list of them.")
+    add_special_tokens: Flag | None = Field(
+        default=None, description="null: true for texts, false for conversations."
+    )
+    add_generation_prompt: Flag = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def find_messages(cls, body: object) -> object:
+        """`input` may be messages, or lists of them."""
+        given = body.get("input") if isinstance(body, dict) else None
+        first = given[0] if isinstance(given, list) and given else None
+        if isinstance(first, list) and first:
+            first = first[0]
+        if not isinstance(body, dict) or not isinstance(first, dict):
+            return body
+        if body.get("messages") is not None:
+            raise BadRequest("Exactly one of `input` and `messages` must be given.", "input")
+        return {**{name: value for name, value in body.items() if name != "input"}, "messages": given}
+
+    @model_validator(mode="after")
+    def check_one_input(self) -> Self:
+        if (self.input is None) == (self.messages is None):
+            raise BadRequest("Exactly one of `input` and `messages` must be given.", "input")
+        if self.input == [] or self.messages == []:
+            raise BadRequest("`input` must not be empty: give at least one text.", "input")
+        return self
+
+    def conversations(self) -> list[list[Message]]:
+        if self.messages and isinstance(self.messages[0], list):
+            return cast("list[list[Message]]", self.messages)
+        return [cast("list[Message]", self.messages)] if self.messages else []
+
+
+class PromptedBody(TextBody):
+    """Texts that may be read with an instruction of the model's own."""
+
+    prompt_name: Text | None = Field(
+        default=None,
+        description="Which of the model's prompts is written before each text. null: the default, if any.",
+    )
+    input_type: Text | None = Field(
+        default=None, description="What the texts are, such as query or document: finds the prompt for it."
+    )
+
+    @model_validator(mode="after")
+    def check_prompt(self) -> Self:
+        if self.prompt_name is not None and self.input_type is not None:
+            raise BadRequest("`prompt_name` and `input_type` both choose the prompt; give one.", "input_type")
+        asked = self.prompt_name or self.input_type
+        if asked is not None and (self.messages or not isinstance((self.input or [""])[0], str)):
+            raise BadRequest(
+                "Prompts are written before texts only, not before ids or messages.", "prompt_name"
+            )
+        return self
+
+
+class Encoding(Body):
+    """The form of the vectors in the answer."""
+
+    encoding_format: Literal["float", "base64", "bytes", "bytes_only"] = Field(
+        default="float",
+        description="bytes: the bare numbers, and a header `metadata` that tells which are whose; "
+        "bytes_only: without it.",
+    )
+    embed_dtype: EmbedDtype = Field(default="float32", description="Of base64 and bytes.")
+    endianness: Endianness = Field(default="native", description="Of base64 and bytes.")
+
+    @model_validator(mode="after")
+    def check_encoding(self) -> Self:
+        if self.encoding_format == "float" and self.embed_dtype != "float32":
+            raise BadRequest(
+                "`embed_dtype` is for the encoding formats base64, bytes and bytes_only.", "embed_dtype"
+            )
+        return self
+
+
+class EmbeddingRequest(PromptedBody, Encoding):
+    dimensions: int | None = Field(
+        default=None, description="Keep so many numbers of each vector, where the model was trained for it."
+    )
+
+    def params(self) -> PoolingParams:
+        return PoolingParams(task="embed", use_activation=self.use_activation, dimensions=self.dimensions)
+
+
+class PoolingRequest(PromptedBody, Encoding):
+    task: Text | None = Field(
+        default=None,
+        description="embed, token_embed, classify or token_classify; also encode, score and reward. null: "
+        "the first of them that the model does.",
+    )
+    dimensions: int | None = Field(default=None, description="As of /v1/embeddings, for vectors.")
+
+    def params(self) -> PoolingParams:
+        return PoolingParams(task=self.task, use_activation=self.use_activation, dimensions=self.dimensions)
+
+
+class ClassifyRequest(TextBody):
+    def params(self) -> PoolingParams:
+        return PoolingParams(task="classify", use_activation=self.use_activation)
+
+
+class PooledList(msgspec.Struct, kw_only=True):
+    """What answers them all. The entries of `data` are written one by one, for they may be very many."""
+
+    id: str
+    object: str = "list"
+    created: int
+    model: str
+    data: list[Any] = []
+    usage: Usage
+
+
+class Embedding(msgspec.Struct, kw_only=True):
+    index: int
+    object: str = "embedding"
+    embedding: msgspec.Raw
+
+
+class PoolingData(msgspec.Struct, kw_only=True):
+    index: int
+    object: str = "pooling"
+    data: msgspec.Raw
+
+
+class Classification(msgspec.Struct, kw_only=True):
+    index: int
+    label: str | None
+    probs: list[float]
+    num_classes: int
+
+
+class ByteRange(msgspec.Struct, kw_only=True):
+    """Where a vector lies in a body of bytes."""
+
+    index: int
+    embed_dtype: str
+    endianness: str
+    start: int
+    end: int
+    shape: tuple[int, ...]

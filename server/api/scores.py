@@ -1,0 +1,151 @@
+"""The bodies of the endpoints that compare texts, and what answers them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Self
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from pydantic import Field, PlainValidator, model_validator
+from pydantic_core import PydanticCustomError
+
+from server.api.fields import Flag, check_text
+from server.api.messages import TEXT_PARTS
+from server.api.pooling import UNSUPPORTED, PoolingBody
+from server.api.usage import Usage
+from server.errors import BadRequest
+from server.pooling import Terms
+from server.scoring import Pairs, ScoreOptions
+
+_SHAPES = "Input should be a text, an object with a text or with content parts, or a list of them"
+
+
+def _texts(value: object) -> list[str]:
+    return [_text(one) for one in (value if isinstance(value, list) else [value])]
+
+
+def _text(value: object) -> str:
+    """A string, or what other APIs wrap around it."""
+    if isinstance(value, dict):
+        value = value.get("text", value.get("content"))
+    if isinstance(value, list):
+        value = "\n".join(_part(part) for part in value)
+    if not isinstance(value, str):
+        raise PydanticCustomError("text_type", _SHAPES)
+    return check_text(value)
+
+
+def _part(part: object) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(part, dict) or kind not in TEXT_PARTS or not isinstance(part.get("text"), str):
+        raise PydanticCustomError(
+            "content_part", "Content parts should be objects of the type text; others are not supported yet"
+        )
+    return part["text"]
+
+
+Texts = Annotated[list[str], PlainValidator(_texts, json_schema_input_type=str | list[str])]
+OneText = Annotated[str, PlainValidator(_text, json_schema_input_type=str)]
+
+
+class ComparingBody(PoolingBody):
+    """Fields of every endpoint that compares texts."""
+
+    max_tokens_per_query: int = Field(default=0, description="Longer ones are cut; 0 is no limit.")
+    max_tokens_per_doc: int = Field(default=0, description="Longer ones are cut; 0 is no limit.")
+    instruction: str | None = Field(
+        default=None, description="What makes a document a good answer, for models that read one."
+    )
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        default=None, description="For models that read both texts through a template."
+    )
+
+    def options(self, terms: Terms, names: tuple[str, str]) -> ScoreOptions:
+        return ScoreOptions(
+            use_activation=self.use_activation,
+            truncation=terms.truncation,
+            max_tokens_per_query=self.max_tokens_per_query,
+            max_tokens_per_doc=self.max_tokens_per_doc,
+            instruction=self.instruction,
+            template_kwargs=self.chat_template_kwargs,
+            names=names,
+        )
+
+
+KEYS = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
+
+
+class ScoreRequest(ComparingBody):
+    """Two fields hold the texts, under any of the names that clients know."""
+
+    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = UNSUPPORTED
+
+    text_1: Texts | None = Field(default=None, description="One text for all of text_2, or as many.")
+    text_2: Texts | None = None
+    queries: Texts | None = Field(default=None, description="The same as text_1.")
+    documents: Texts | None = Field(default=None, description="The same as text_2.")
+    items: Texts | None = Field(default=None, description="The same as text_2.")
+    data_1: Texts | None = Field(default=None, description="The same as text_1.")
+    data_2: Texts | None = Field(default=None, description="The same as text_2.")
+
+    @model_validator(mode="after")
+    def check_one_pair(self) -> Self:
+        given = {key for keys in KEYS for key in keys if getattr(self, key) is not None}
+        if given not in map(set, KEYS):
+            ways = ", ".join(" and ".join(keys) for keys in KEYS)
+            raise BadRequest(f"Two fields hold the texts to compare: {ways}.", "text_1")
+        return self
+
+    @property
+    def names(self) -> tuple[str, str]:
+        return next(keys for keys in KEYS if all(getattr(self, key) is not None for key in keys))
+
+    def pairs(self) -> Pairs:
+        first, second = self.names
+        return Pairs(getattr(self, first), getattr(self, second))
+
+
+class RerankRequest(ComparingBody):
+    """Documents, to be put in the order in which they answer a query."""
+
+    unsupported = {**UNSUPPORTED, "rank_fields": (), "max_chunks_per_doc": ()}
+
+    query: OneText
+    documents: Texts
+    top_n: Annotated[int, Field(ge=0)] | None = Field(
+        default=None, description="Keep so many; 0 and null are all."
+    )
+    return_documents: Flag | None = Field(default=True, description="false: their places only.")
+
+    def pairs(self) -> Pairs:
+        return Pairs([self.query], self.documents)
+
+
+class Score(msgspec.Struct, kw_only=True):
+    index: int
+    object: str = "score"
+    score: float
+
+
+class RankedDocument(msgspec.Struct):
+    text: str
+    multi_modal: None = None
+
+
+class Ranked(msgspec.Struct):
+    index: int
+    relevance_score: float
+    document: RankedDocument | UnsetType = UNSET
+
+
+class Ranking(msgspec.Struct, kw_only=True):
+    id: str
+    model: str
+    usage: Usage
+    results: list[Ranked]
+
+
+def best_first(scores: list[float]) -> list[int]:
+    """The places of the scores. Those that are equal keep their order."""
+    return sorted(range(len(scores)), key=lambda index: -scores[index])

@@ -1,0 +1,115 @@
+"""The bodies of text-embeddings-inference's own endpoints, and what answers them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from pydantic import Field, PlainValidator
+from pydantic_core import PydanticCustomError
+
+from server.api.fields import Body, Flag, Text, check_text
+from server.api.pooling import Inputs
+from server.facts import Facts
+from server.pooling import PoolingParams, Terms, Truncation
+from server.scoring import Pairs, ScoreOptions
+
+
+class TeiBody(Body):
+    truncate: Flag | None = Field(default=False, description="Cut a text that is too long.")
+    truncation_direction: Literal["left", "right", "Left", "Right"] = Field(
+        default="Right", description="Which end is cut."
+    )
+
+    def terms(self, facts: Facts) -> Terms:
+        keep = facts.max_text_len if self.truncate else None
+        return Terms(Truncation(keep, left=self.truncation_direction.lower() == "left"))
+
+
+class PromptedTeiBody(TeiBody):
+    prompt_name: Text | None = Field(default=None, description="Which of the model's prompts to write first.")
+
+
+class EmbedRequest(PromptedTeiBody):
+    inputs: Inputs = Field(description="A text or several, as strings or token ids.")
+    normalize: Flag = True
+    dimensions: int | None = None
+
+    def params(self, task: str) -> PoolingParams:
+        return PoolingParams(task=task, use_activation=self.normalize, dimensions=self.dimensions)
+
+
+class EmbedAllRequest(PromptedTeiBody):
+    inputs: Inputs = Field(description="A text or several, as strings or token ids.")
+
+
+Pair = tuple[str, str]
+
+
+def _is_texts(value: object) -> bool:
+    return isinstance(value, list) and len(value) in (1, 2) and all(isinstance(one, str) for one in value)
+
+
+def _predicted(value: object) -> str | Pair | list[str | Pair]:
+    """A text, a pair, or a list of lists with one or two texts each."""
+    if isinstance(value, str) or _is_texts(value):
+        return _text_or_pair(value)
+    if isinstance(value, list) and value and all(_is_texts(one) for one in value):
+        return [_text_or_pair(one) for one in value]
+    raise PydanticCustomError(
+        "inputs_type", "Input should be a text, a list of two texts, or a list of lists with one or two texts"
+    )
+
+
+def _text_or_pair(value: Any) -> str | Pair:
+    texts = [check_text(text) for text in ([value] if isinstance(value, str) else value)]
+    return texts[0] if len(texts) == 1 else (texts[0], texts[1])
+
+
+class PredictRequest(TeiBody):
+    inputs: Annotated[
+        str | Pair | list[str | Pair],
+        PlainValidator(_predicted, json_schema_input_type=str | list[str] | list[list[str]]),
+    ]
+    raw_scores: Flag = False
+
+
+class TextsRequest(TeiBody):
+    """The body of /rerank that has `texts`."""
+
+    query: Text
+    texts: list[Text]
+    raw_scores: Flag = False
+    return_text: Flag = False
+
+    def pairs(self) -> Pairs:
+        return Pairs([self.query], self.texts)
+
+    def options(self, terms: Terms) -> ScoreOptions:
+        return ScoreOptions(
+            use_activation=False if self.raw_scores else None,
+            truncation=terms.truncation,
+            names=("query", "texts"),
+        )
+
+
+class Sentences(Body):
+    source_sentence: Text
+    sentences: Annotated[list[Text], Field(min_length=1)]
+
+
+class SimilarityRequest(Body):
+    inputs: Sentences
+    parameters: PromptedTeiBody = PromptedTeiBody()
+
+
+class RankedText(msgspec.Struct):
+    index: int
+    score: float
+    text: str | UnsetType = UNSET
+
+
+class Prediction(msgspec.Struct):
+    score: float
+    label: str

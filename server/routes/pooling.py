@@ -1,0 +1,61 @@
+"""POST /pooling: any task of the model, for each text; and POST /classify: its labels."""
+
+from __future__ import annotations
+
+import numpy as np
+from fastapi import APIRouter, Request, Response
+
+from server.api.pooling import Classification, ClassifyRequest, PoolingData, PoolingRequest
+from server.facts import Facts
+from server.routes.embeddings import bytes_response, check_encoding, prompt_of, written
+from server.routes.generation import frontend_of, respond
+from server.routes.pooled import CLASSIFIES, POOLS, Call
+from server.vectors import as_array
+from worker.protocol import Vectors
+
+router = APIRouter(tags=["pool"])
+
+
+@router.post("/pooling", dependencies=POOLS)
+async def pool(body: PoolingRequest, request: Request) -> Response:
+    """Vectors, or labels, for each text or for each of its tokens."""
+    call = Call(request, body.terms(frontend_of(request).facts), "pooling-")
+
+    async def work() -> Response:
+        task = body.params().resolve(call.facts).task
+        items = await call.read(body, body.params(), prompt_of(body, task, call))
+        check_encoding(body, len(items))
+        vectors = await call.run(items)
+        if body.encoding_format in ("bytes", "bytes_only"):
+            return bytes_response(call, body, vectors)
+        return call.answer(PoolingData(index=i, data=written(one, body)) for i, one in enumerate(vectors))
+
+    return await respond(request, work())
+
+
+@router.post("/classify", dependencies=CLASSIFIES)
+async def classify(body: ClassifyRequest, request: Request) -> Response:
+    """The probability of each label, and the likeliest of them."""
+    call = Call(request, body.terms(frontend_of(request).facts), "classify-")
+
+    async def work() -> Response:
+        vectors = await call.run(await call.read(body, body.params(), ""))
+        return call.answer(_classification(i, one, call.facts) for i, one in enumerate(vectors))
+
+    return await respond(request, work())
+
+
+def _classification(index: int, vectors: Vectors, facts: Facts) -> Classification:
+    probs = as_array(vectors)
+    return Classification(
+        index=index,
+        label=label_of(int(np.argmax(probs)), facts),
+        probs=probs.tolist(),
+        num_classes=len(probs),
+    )
+
+
+def label_of(index: int, facts: Facts) -> str | None:
+    """None if the model's files do not name its labels."""
+    labels = facts.pooling.labels
+    return labels[index] if labels else None

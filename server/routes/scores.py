@@ -1,0 +1,77 @@
+"""POST /score and /rerank, under all their names: how near texts are to each other."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Request, Response
+from pydantic import Discriminator, Tag
+
+from server.api.scores import (
+    Ranked,
+    RankedDocument,
+    Ranking,
+    RerankRequest,
+    Score,
+    ScoreRequest,
+    best_first,
+)
+from server.api.tei import RankedText, TextsRequest
+from server.routes.generation import frontend_of, respond
+from server.routes.pooled import SCORES, Call
+from server.sse import encode, json_response
+
+router = APIRouter(tags=["score"], dependencies=SCORES)
+
+
+@router.post("/score")
+@router.post("/v1/score")
+async def score(body: ScoreRequest, request: Request) -> Response:
+    """A score for each pair of texts; one text may be compared with many."""
+    terms = body.terms(frontend_of(request).facts)
+    call = Call(request, terms, "score-")
+
+    async def work() -> Response:
+        scores = await call.score(body.pairs(), body.options(terms, body.names))
+        return call.answer(Score(index=i, score=one) for i, one in enumerate(scores))
+
+    return await respond(request, work())
+
+
+def _whose(body: object) -> str:
+    return "(tei)" if isinstance(body, dict) and "texts" in body else "(usual)"
+
+
+EitherRerank = Annotated[
+    Annotated[RerankRequest, Tag("(usual)")] | Annotated[TextsRequest, Tag("(tei)")], Discriminator(_whose)
+]
+
+
+@router.post("/rerank")
+@router.post("/v1/rerank")
+@router.post("/v2/rerank")
+async def rerank(body: EitherRerank, request: Request) -> Response:
+    """The documents in the order in which they answer the query, the best first."""
+    work = _rank_texts(body, request) if isinstance(body, TextsRequest) else _rank(body, request)
+    return await respond(request, work)
+
+
+async def _rank(body: RerankRequest, request: Request) -> Response:
+    terms = body.terms(frontend_of(request).facts)
+    call = Call(request, terms, "score-")
+    scores = await call.score(body.pairs(), body.options(terms, ("query", "documents")))
+    results = [Ranked(index, scores[index]) for index in best_first(scores)[: body.top_n or None]]
+    if body.return_documents is not False:
+        for one in results:
+            one.document = RankedDocument(body.documents[one.index])
+    return json_response(Ranking(id=call.id, model=call.model, usage=call.usage(), results=results))
+
+
+async def _rank_texts(body: TextsRequest, request: Request) -> Response:
+    terms = body.terms(frontend_of(request).facts)
+    scores = await Call(request, terms).score(body.pairs(), body.options(terms))
+    results = [RankedText(index, scores[index]) for index in best_first(scores)]
+    if body.return_text:
+        for one in results:
+            one.text = body.texts[one.index]
+    return Response(encode(results), media_type="application/json")

@@ -1,0 +1,131 @@
+"""The endpoints of text-embeddings-inference: /embed, /embed_all, /predict, /similarity and /info."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+import msgspec
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.responses import JSONResponse
+
+from server.api.scores import best_first
+from server.api.tei import EmbedAllRequest, EmbedRequest, Prediction, PredictRequest, SimilarityRequest
+from server.facts import Facts
+from server.pooling import Item, PoolingParams, find_prompt
+from server.routes.generation import frontend_of, require_ready, respond
+from server.routes.pooled import CLASSIFIES, EMBEDS, POOLS, Call
+from server.routes.pooling import label_of
+from server.scoring import pair_items
+from server.sse import encode
+from server.tasks import require_task
+from server.vectors import as_array, as_json, cosine
+from worker.protocol import Vectors
+
+router = APIRouter(tags=["text-embeddings-inference"])
+
+
+@router.post("/embed", dependencies=EMBEDS)
+async def embed(body: EmbedRequest, request: Request) -> Response:
+    """A vector for each text: nothing but numbers."""
+    return await respond(request, _vectors(body, body.params("embed"), request))
+
+
+@router.post("/embed_all", dependencies=POOLS)
+async def embed_all(body: EmbedAllRequest, request: Request) -> Response:
+    """A vector for each token of each text."""
+    require_task("token_embed", frontend_of(request).facts.tasks)
+    params = PoolingParams(task="token_embed")
+    return await respond(request, _vectors(body, params, request))
+
+
+async def _vectors(body: EmbedRequest | EmbedAllRequest, params: PoolingParams, request: Request) -> Response:
+    facts = frontend_of(request).facts
+    call = Call(request, body.terms(facts))
+    prompt = find_prompt(body.prompt_name, facts)
+    vectors = await call.run(await call.items(body.inputs or [], params, prompt, name="inputs"))
+    return _json([msgspec.Raw(as_json(one)) for one in vectors])
+
+
+@router.post("/predict", dependencies=CLASSIFIES)
+async def predict(body: PredictRequest, request: Request) -> Response:
+    """The labels of each text or pair of texts, the likeliest first."""
+    facts = frontend_of(request).facts
+    terms = body.terms(facts)
+    call = Call(request, terms)
+    many = isinstance(body.inputs, list)
+    inputs = body.inputs if isinstance(body.inputs, list) else [body.inputs]
+    params = PoolingParams(task="classify", use_activation=False if body.raw_scores else None)
+
+    async def work() -> Response:
+        items: list[Item] = []
+        for one in inputs:
+            if isinstance(one, str):
+                items += await call.items([one], params, name="inputs")
+            else:
+                tokenizer = call.frontend.tokenizer
+                items += pair_items([one], terms.truncation, params.resolve(facts), facts, tokenizer)
+        predictions = [_predictions(vectors, facts) for vectors in await call.run(items)]
+        return _json(predictions if many else predictions[0])
+
+    return await respond(request, work())
+
+
+def _predictions(vectors: Vectors, facts: Facts) -> list[Prediction]:
+    scores: list[float] = as_array(vectors).tolist()
+    return [Prediction(scores[i], label_of(i, facts) or f"LABEL_{i}") for i in best_first(scores)]
+
+
+@router.post("/similarity", dependencies=EMBEDS)
+async def similarity(body: SimilarityRequest, request: Request) -> Response:
+    """How near each sentence is to the source sentence: the cosine of their vectors."""
+    facts = frontend_of(request).facts
+    call = Call(request, body.parameters.terms(facts))
+    prompt = find_prompt(body.parameters.prompt_name, facts)
+
+    async def work() -> Response:
+        texts = [body.inputs.source_sentence, *body.inputs.sentences]
+        source, *others = await call.run(
+            await call.items(texts, PoolingParams(task="embed"), prompt, name="sentences")
+        )
+        return _json([cosine(source, other) for other in others])
+
+    return await respond(request, work())
+
+
+@router.get("/info", dependencies=[Depends(require_ready)])
+async def info(request: Request) -> Response:
+    """What is served, in the words of text-embeddings-inference."""
+    facts = frontend_of(request).facts
+    return JSONResponse(
+        {
+            "model_id": facts.root,
+            "model_sha": None,
+            "model_dtype": facts.dtype,
+            "model_type": _model_type(facts),
+            "max_concurrent_requests": facts.max_num_seqs,
+            "max_input_length": facts.max_text_len,
+            "max_batch_tokens": facts.max_num_batched_tokens,
+            "max_batch_requests": facts.max_num_seqs,
+            "max_client_batch_size": facts.limits.inputs,
+            "auto_truncate": False,
+            "tokenization_workers": 1,
+            "version": version("facet-serve"),
+            "tasks": facts.tasks,
+        }
+    )
+
+
+def _model_type(facts: Facts) -> dict[str, object] | str:
+    if "classify" in facts.tasks:
+        labels = facts.pooling.labels or [f"LABEL_{i}" for i in range(facts.pooling.num_labels)]
+        names = {str(i): label for i, label in enumerate(labels)}
+        kind = "reranker" if facts.score_type == "cross-encoder" else "classifier"
+        return {kind: {"id2label": names, "label2id": {label: int(i) for i, label in names.items()}}}
+    if "embed" in facts.tasks:
+        modes = facts.pooling.modes
+        return {"embedding": {"pooling": "+".join(modes).lower() or "default"}}
+    return facts.tasks[0]
+
+
+def _json(content: object) -> Response:
+    return Response(encode(content), media_type="application/json")

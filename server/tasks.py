@@ -1,0 +1,87 @@
+"""What the served model can be asked for: its tasks, what others call them, and where each is done."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Literal, cast
+
+from models.pooling_config import PoolingConfig
+from server.errors import BadRequest
+from worker.protocol import Task
+
+GENERATE = "generate"
+
+ScoreType = Literal["cross-encoder", "bi-encoder", "late-interaction"]
+"""How two texts are compared: read together, by one vector each, or by a vector for each token."""
+
+_ENDPOINTS = {
+    GENERATE: "/v1/chat/completions",
+    "embed": "/v1/embeddings",
+    "token_embed": "/pooling",
+    "classify": "/classify",
+    "token_classify": "/pooling",
+}
+POOLING: tuple[Task, ...] = ("embed", "classify", "token_embed", "token_classify")
+"""In the order in which one is taken where a request names none."""
+
+_ALIASES: dict[str, tuple[Task, ...]] = {
+    "encode": ("token_embed", "token_classify"),
+    "score": ("classify",),
+    "reward": ("token_classify", "classify"),
+    "embedding": ("embed",),
+}
+"""As vLLM 0.11 and older called them: the first that the model does."""
+
+_SCORED_BY: dict[Task, ScoreType] = {
+    "classify": "cross-encoder",
+    "embed": "bi-encoder",
+    "token_embed": "late-interaction",
+}
+
+
+def find_task(name: str | None, tasks: Collection[str], preferred: Task | None = None) -> Task:
+    """The task that a request means by `name`; None is the preferred one, or the first that there is."""
+    if name is None:
+        offered = [task for task in (preferred, *POOLING) if task in tasks]
+        if not offered:
+            raise no_task("pooling", tasks)
+        return cast(Task, offered[0])
+    if name not in POOLING and name not in _ALIASES:
+        known = ", ".join((*POOLING, *_ALIASES))
+        raise BadRequest(f"Unsupported task: {name[:64]!r}. Tasks are {known}.", "task")
+    found = [task for task in _ALIASES.get(name, (name,)) if task in tasks]
+    if not found:
+        raise no_task(name, tasks)
+    return cast(Task, found[0])
+
+
+def require_task(task: str, tasks: Collection[str]) -> None:
+    if task not in tasks:
+        raise no_task(task, tasks)
+
+
+def no_task(wanted: str, tasks: Collection[str]) -> BadRequest:
+    """A request that belongs to another endpoint, or to a model of another kind."""
+    offered = ", ".join(f"{task} (POST {_ENDPOINTS[task]})" for task in tasks if task in _ENDPOINTS)
+    return BadRequest(f"This model does not do the task {wanted!r}. It does: {offered or 'nothing'}.")
+
+
+def score_type(tasks: Collection[str], pooling: PoolingConfig) -> ScoreType | None:
+    """None if the model cannot compare texts."""
+    if pooling.task in _SCORED_BY and pooling.task in tasks:
+        return _SCORED_BY[pooling.task]
+    if "classify" in tasks and pooling.num_labels == 1:
+        return "cross-encoder"
+    made_for_tokens = bool(pooling.token_steps) and not pooling.modes  # such as ColBERT
+    if "token_embed" in tasks and (made_for_tokens or "embed" not in tasks):
+        return "late-interaction"
+    return "bi-encoder" if "embed" in tasks else None
+
+
+def no_scores(tasks: Collection[str], num_labels: int) -> BadRequest:
+    if "classify" in tasks:
+        return BadRequest(
+            "Scores need a classifier with one label, or vectors to compare; this model is a classifier with "
+            f"{num_labels} labels. Use POST /classify."
+        )
+    return no_task("score", tasks)

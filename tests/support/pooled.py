@@ -1,0 +1,101 @@
+"""Models that pool: made from tiny checkpoints, and asked as a worker would."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import transformers
+from drive import Driver, ThreadGroup
+from tiny import tiny_checkpoint, write_tokenizer
+from torch import Tensor
+
+from models.config import read_config
+from models.conversion import resolve_conversion
+from models.loader import load_model
+from models.model import ServedModel
+from models.parallel import Parallel
+from models.pooler import PoolBatch
+from models.pooling_config import read_pooling
+
+
+@dataclass(frozen=True)
+class Params:
+    """What is asked for one sequence, with the defaults of worker.protocol.Pooling."""
+
+    task: str = "embed"
+    use_activation: bool | None = None
+    dimensions: int | None = None
+    skip: int = 0
+
+
+def sibling_checkpoint(architecture: str, source: str, folder: Path, **overrides: object) -> Path:
+    """A checkpoint of another class of the same family, such as LlamaModel from LlamaForCausalLM."""
+    generating = tiny_checkpoint(source, folder / "generating", **overrides)
+    model_class = getattr(transformers, architecture)
+    config = model_class.config_class.from_pretrained(generating, architectures=[architecture])
+    model, report = model_class.from_pretrained(generating, config=config, output_loading_info=True)
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for name in report["missing_keys"]:  # the head, which the generating checkpoint does not have
+            parameter = model.get_parameter(name)
+            parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+    model.save_pretrained(folder / architecture)
+    write_tokenizer(folder / architecture)
+    return folder / architecture
+
+
+def load_pooled(
+    folder: Path,
+    size: int = 1,
+    *,
+    runner: str = "auto",
+    convert: str = "auto",
+    overrides: Mapping[str, object] | None = None,
+    pooler_config: Mapping[str, object] | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> list[ServedModel]:
+    """The model as its ranks."""
+    config = read_config(folder, overrides)
+    group = ThreadGroup(size)
+    return [
+        load_model(
+            config,
+            folder,
+            device=torch.device("cpu"),
+            dtype=dtype,
+            parallel=Parallel(rank, size, group.at(rank)),
+            conversion=resolve_conversion(config, folder, runner=runner, convert=convert),
+            pooling=read_pooling(folder, config, pooler_config or {}),
+        )
+        for rank in range(size)
+    ]
+
+
+def pool(
+    ranks: Sequence[ServedModel],
+    sequences: Sequence[Sequence[int]],
+    params: Params | Sequence[Params] = Params(),
+    *,
+    chunk: int | None = None,
+) -> list[Tensor]:
+    """The answer to each sequence, of all of them in one batch; `chunk` tokens of each in a step."""
+    asked = [params] * len(sequences) if isinstance(params, Params) else list(params)
+    dtype = next(ranks[0].parameters()).dtype
+    driver = Driver(ranks, sequences=len(sequences), max_len=64, dtype=dtype)
+    chunk = chunk or max(len(tokens) for tokens in sequences)
+    parts: list[list[Tensor]] = [[] for _ in sequences]
+    for start in range(0, max(len(tokens) for tokens in sequences), chunk):
+        new = {row: tokens[start : start + chunk] for row, tokens in enumerate(sequences)}
+        for row, hidden in driver.hidden({row: tokens for row, tokens in new.items() if tokens}).items():
+            parts[row].append(hidden)
+    hidden = [torch.cat(rows) for rows in parts]
+    pooler = ranks[0].pooler
+    needed = [
+        rows if pooler.needs_all_rows(one) else rows[-1:] for rows, one in zip(hidden, asked, strict=True)
+    ]
+    ids = [torch.tensor(tokens)[-len(rows) :] for tokens, rows in zip(sequences, needed, strict=True)]
+    with torch.inference_mode():
+        return pooler(PoolBatch(torch.cat(needed), torch.cat(ids), [len(rows) for rows in needed], asked))

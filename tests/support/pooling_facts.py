@@ -1,0 +1,47 @@
+"""What a server knows of a small model that pools, and the tokenizer of a small encoder."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import tokenizers
+import zoo
+from tokenizers.processors import BertProcessing
+
+from server.facts import Facts
+from server.template import ChatTemplate
+from server.tokenizer import Tokenizer
+
+
+def facts(**fields: Any) -> Facts:
+    known: dict[str, Any] = {
+        "model_names": ("m",),
+        "root": "m",
+        "created": 0,
+        "max_model_len": 2000,
+        "max_text_len": 20,
+        "vocab_size": 500,
+        "eos_token_ids": (),
+        "tasks": ("embed", "token_embed"),
+        "widths": {"embed": 32, "token_embed": 32},
+    }
+    return Facts(**{**known, **fields})
+
+
+def raw_bert() -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer.from_str(_bert())
+
+
+@cache  # training it twice does not give the same tokens
+def _bert() -> str:
+    raw = zoo.wordpiece()
+    raw.add_special_tokens(["[CLS]", "[SEP]"])
+    raw.post_processor = BertProcessing(
+        ("[SEP]", raw.token_to_id("[SEP]")), ("[CLS]", raw.token_to_id("[CLS]"))
+    )
+    return raw.to_str()
+
+
+def bert() -> Tokenizer:
+    return Tokenizer(raw_bert(), ChatTemplate({}, {}))
