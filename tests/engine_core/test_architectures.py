@@ -1,0 +1,100 @@
+"""Every architecture through a whole engine: the tokens and logprobs of transformers, however steps fall."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import ARCHITECTURES, hf_greedy, hf_logits, tiny_checkpoint
+
+from engine_core.config import EngineConfig
+from engine_core.engine import Engine
+from engine_core.protocol import Add, Failed, Tokens
+from worker.protocol import Sampling, TokenLogprobs
+
+SERVED = [arch for arch in ARCHITECTURES if arch not in ("StableLmForCausalLM", "MixtralForCausalLM")]
+"""Those two, transformers' own code cannot run with our attention; the fallback refuses them by name."""
+OUTPUT = 12
+SHARED = [random.Random(0).randrange(5, 300) for _ in range(24)]
+
+
+def prompts() -> list[list[int]]:
+    """16 of 1 to 45 tokens; every other one begins with the same 24."""
+    rnd = random.Random(1)
+    own = [[rnd.randrange(5, 300) for _ in range(rnd.randint(1, 20))] for _ in range(16)]
+    return [SHARED + tokens if i % 2 else tokens for i, tokens in enumerate(own)]
+
+
+def generate(
+    folder: Path, asked: list[list[int]], **limits: object
+) -> tuple[list[list[int]], list[list[TokenLogprobs]], Engine]:
+    fields = {
+        "max_model_len": 64,
+        "block_size": 4,
+        "num_gpu_blocks_override": 512,
+        "cpu_threads": 1,
+        **limits,
+    }
+    config = EngineConfig(model=str(folder), tasks=["generate"], **fields)  # pyright: ignore[reportArgumentType]
+    engine = Engine.start(config, lambda _: None)
+    params = Sampling(max_tokens=OUTPUT, temperature=0, logprobs=0)
+    for i, tokens in enumerate(asked):
+        engine.add(0, Add(id=i, tokens=tokens, params=params))
+    texts: list[list[int]] = [[] for _ in asked]
+    logprobs: list[list[TokenLogprobs]] = [[] for _ in asked]
+    while engine.busy:
+        for answer in engine.step().get(0, []):
+            if isinstance(answer, Failed):
+                raise RuntimeError(answer.message)
+            if isinstance(answer, Tokens):
+                texts[answer.id] += answer.tokens
+                logprobs[answer.id] += answer.logprobs
+    engine.stop()
+    return texts, logprobs, engine
+
+
+@pytest.fixture(scope="module", params=SERVED)
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(request.param, tmp_path_factory.mktemp("checkpoint"))
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint: Path) -> list[list[int]]:
+    return hf_greedy(checkpoint, prompts(), OUTPUT)
+
+
+def test_64_at_once(checkpoint: Path, expected: list[list[int]]) -> None:
+    texts, logprobs, engine = generate(checkpoint, prompts() * 4, max_num_seqs=64)
+    assert texts == expected * 4
+    assert len({tuple(text) for text in expected}) > 8, "the model says the same to everyone"
+    assert engine.stats().prefix_hits == 0, "all came at once: nothing could have been cached"
+    for prompt, text, entries in list(zip(prompts(), texts, logprobs, strict=False))[:4]:
+        theirs = hf_logits(checkpoint, prompt + text).log_softmax(-1)
+        for i, entry in enumerate(entries):
+            wanted = theirs[len(prompt) - 1 + i, text[i]].item()
+            assert entry.values[0] == pytest.approx(wanted, abs=1e-4)
+            assert entry.rank == 1
+
+
+@pytest.mark.parametrize("budget", [1, 7])
+def test_chunks_and_prefix_hits(checkpoint: Path, expected: list[list[int]], budget: int) -> None:
+    texts, _, engine = generate(checkpoint, prompts(), max_num_batched_tokens=budget, max_num_seqs=budget)
+    assert texts == expected
+    assert engine.stats().prefix_hits > 0
+
+
+@pytest.mark.parametrize("steps_ahead", [0, 1, 2])
+def test_preemption(checkpoint: Path, expected: list[list[int]], steps_ahead: int) -> None:
+    tight = {"num_gpu_blocks_override": 30, "max_num_seqs": 16, "steps_ahead": steps_ahead}
+    texts, _, engine = generate(checkpoint, prompts(), enable_prefix_caching=False, **tight)
+    assert texts == expected
+    assert engine.stats().preemptions > 0
+
+
+def test_the_oracle_looks_at_every_token(checkpoint: Path) -> None:
+    """Guards the tests above: what a prompt begins with must show at its end."""
+    first = hf_logits(checkpoint, [7, *SHARED[:4]])[-1]
+    other = hf_logits(checkpoint, [8, *SHARED[:4]])[-1]
+    assert not torch.allclose(first, other, atol=1e-2)
