@@ -11,10 +11,11 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from engine_core.config import EngineConfig
+from engine_core.draft import Plan
 from engine_core.executor import Executor, ExecutorDead, InlineExecutor, Pending
 from engine_core.executor import Report as WorkerReport
 from engine_core.protocol import Add, Failed, Progress, Ready, Stats
-from engine_core.scheduler import Outputs, Plan, Scheduler
+from engine_core.scheduler import Outputs, Scheduler
 from engine_core.start import ready, worker_config
 from models.config import read_config
 from models.hub import resolve
@@ -104,7 +105,7 @@ class Engine:
         self._draining = True
 
     def reset_prefix_cache(self) -> None:
-        self._scheduler.pool.forget_all()
+        self._scheduler.room.pool.forget_all()
 
     def step(self) -> Outputs:
         """Keep the worker `steps_ahead` steps ahead of what has landed; return what there is to tell."""

@@ -17,28 +17,18 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from itertools import repeat
 
 from msgspec.structs import replace
 
-from engine_core.admission import blocks_needed, refusal, token_limit
-from engine_core.blocks import BlockPool
+from engine_core.admission import refusal, token_limit
 from engine_core.config import EngineConfig
+from engine_core.draft import Draft, Plan
 from engine_core.protocol import Add, Failed, Finish, Pooled, Stats, Tokens
+from engine_core.room import Room
 from engine_core.sequence import Key, Sequence
 from engine_core.stats import Counters
-from worker.protocol import (
-    QUERY_GONE,
-    NewSeq,
-    Pooling,
-    Sampling,
-    SeqStep,
-    StepInput,
-    StepOutput,
-    TokenLogprobs,
-    WorkerFacts,
-)
+from worker.protocol import QUERY_GONE, NewSeq, Sampling, SeqStep, StepOutput, TokenLogprobs, WorkerFacts
 
 Outputs = dict[int, list[Tokens | Pooled | Failed]]
 """What there is to tell, by server."""
@@ -46,44 +36,21 @@ Outputs = dict[int, list[Tokens | Pooled | Failed]]
 POLICIES = ("fcfs", "priority")
 
 
-@dataclass(slots=True)
-class Plan:
-    """A step, and the sequence of each of its rows."""
-
-    step: StepInput
-    seqs: list[Sequence]
-
-
-@dataclass(slots=True)
-class _Draft:
-    """A plan in the making."""
-
-    left: int  # tokens of the budget
-    reads: bool = False  # some row takes several tokens
-    pooled: int = 0  # hidden states, of this step and of earlier ones, that its pooled sequences need
-    new: list[NewSeq] = field(default_factory=list)
-    rows: list[SeqStep] = field(default_factory=list)
-    seqs: list[Sequence] = field(default_factory=list)
-
-
 class Scheduler:
     def __init__(self, config: EngineConfig, facts: WorkerFacts, vocab_size: int) -> None:
         _check(config, facts)
         self.counters = Counters()
-        self.pool = BlockPool(facts.num_blocks)
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         """Both in order of rank."""
         self.live: dict[Key, Sequence] = {}
         """All that wait or run."""
-        self.free_slots = list(reversed(range(facts.max_num_seqs)))
         self._config = config
         self._facts = facts
         self._vocab_size = vocab_size
         self._by_priority = config.scheduling_policy == "priority"
         self._caches = config.enable_prefix_caching and facts.causal
-        self._chunks = config.enable_chunked_prefill and facts.causal
-        self._max_pooled = max(facts.max_num_batched_tokens, facts.max_model_len)
+        self.room = Room(facts, caches=self._caches)
         self._arrivals = 0
 
     # Requests come and go.
@@ -94,7 +61,7 @@ class Scheduler:
             return Failed(id=request.id, code=400, message="a live request has the same id")
         if reason := refusal(request, self._facts, self._vocab_size):
             return Failed(id=request.id, code=400, message=reason)
-        queued = len(self.waiting) - len(self.free_slots)
+        queued = len(self.waiting) - len(self.room.free_slots)
         limit = self._config.max_num_queued_reqs
         if limit is not None and queued >= limit:
             return Failed(id=request.id, code=503, message=f"{queued} requests wait already: try again later")
@@ -118,7 +85,7 @@ class Scheduler:
 
     def schedule(self, now: float) -> Plan | None:
         """The next step, or None if nothing can be computed before one in flight has landed."""
-        draft = _Draft(left=self._facts.max_num_batched_tokens)
+        draft = Draft(self._config, self._facts)
         held_back = self._make_way()
         # Prompts come after single tokens: a long prompt delays nobody's next token by more than its chunk.
         decoding = [seq for seq in self.running if seq.want == 1]
@@ -128,11 +95,11 @@ class Scheduler:
                 self._continue(seq, draft)
         while self.waiting and draft.left and self._admit(self.waiting[0], draft, now):
             pass
-        if not draft.rows:
-            return None
-        self.counters.steps += 1
-        self.counters.step_tokens += self._facts.max_num_batched_tokens - draft.left
-        return Plan(StepInput(self.counters.steps, draft.new, draft.rows), draft.seqs)
+        plan = draft.plan(self.counters.steps + 1)
+        if plan is not None:
+            self.counters.steps += 1
+            self.counters.step_tokens += self._facts.max_num_batched_tokens - draft.left
+        return plan
 
     def _make_way(self) -> Sequence | None:
         """Under the priority policy, lower priorities that run give way to a higher one that waits.
@@ -143,7 +110,7 @@ class Scheduler:
         if not self._by_priority or not self.waiting:
             return None
         first = self.waiting[0]
-        while self.running and self._room(first) is None:
+        while self.running and self.room.look(first) is None:
             victim = self.running[-1]
             if victim.request.priority <= first.request.priority:
                 return None
@@ -152,33 +119,29 @@ class Scheduler:
             self._preempt(victim)
         return None
 
-    def _continue(self, seq: Sequence, draft: _Draft) -> None:
-        count = self._chunk(seq.want, draft.left, alone=len(self.running) == 1)
+    def _continue(self, seq: Sequence, draft: Draft) -> None:
+        count = draft.chunk(seq.want, alone=len(self.running) == 1)
         before = len(seq.blocks)
-        if self._can_pool(seq, count == seq.want, draft) and self._grow(seq, seq.computed + count):
-            self._plan(seq, count, seq.blocks[before:], draft)
+        if draft.can_pool(seq, ends=count == seq.want) and self._grow(seq, seq.computed + count):
+            draft.add(seq, count, seq.blocks[before:])
 
-    def _admit(self, seq: Sequence, draft: _Draft, now: float) -> bool:
+    def _admit(self, seq: Sequence, draft: Draft, now: float) -> bool:
         """Let the first of those who wait run, if there is room for it."""
-        shared = self._room(seq)
+        shared = self.room.look(seq)
         if shared is None:
             return False
         want = seq.want - len(shared) * self._facts.block_size
-        count = self._chunk(want, draft.left, alone=not self.running)
-        if count < want and not self._may_cut(seq, draft):
+        count = draft.chunk(want, alone=not self.running)
+        if count < want and not draft.may_cut(seq):
             return False
-        if not self._can_pool(seq, count == want, draft):
+        if not draft.can_pool(seq, ends=count == want):
             return False
         self.waiting.pop(0)
         insort(self.running, seq, key=_rank)
-        self.pool.share(shared)
-        seq.blocks = shared
-        seq.published = len(shared)
-        seq.computed = len(shared) * self._facts.block_size
-        seq.slot = self.free_slots.pop()
-        self._grow(seq, seq.computed + count)
-        draft.new.append(self._enter(seq, seq.slot, now))
-        self._plan(seq, count, list(seq.blocks), draft)
+        slot = self.room.enter(seq, shared)
+        self.room.grow(seq, seq.computed + count)
+        draft.bring(self._enter(seq, slot, now))
+        draft.add(seq, count, list(seq.blocks))
         return True
 
     def _enter(self, seq: Sequence, slot: int, now: float) -> NewSeq:
@@ -193,83 +156,13 @@ class Scheduler:
             params = replace(params, prompt_logprobs=None)  # told before it was preempted
         return NewSeq(slot, list(seq.tokens), seq.prompt_len, params)
 
-    def _plan(self, seq: Sequence, count: int, new_blocks: list[int], draft: _Draft) -> None:
-        if seq.slot is None:
-            raise RuntimeError(f"sequence {seq.key} was planned without a row")
-        known = len(seq.tokens) + seq.pending
-        start, ends = seq.computed, seq.computed + count == known
-        samples, pools = ends and not seq.pools, ends and seq.pools
-        draft.rows.append(SeqStep(seq.slot, start, count, new_blocks, samples, known - seq.prompt_len, pools))
-        draft.seqs.append(seq)
-        draft.left -= count
-        draft.reads |= count > 1
-        draft.pooled += self._pooled_rows(seq) if pools else 0
-        seq.computed += count
-        seq.pending += samples
-        seq.inflight += 1
-
-    def _chunk(self, want: int, left: int, *, alone: bool) -> int:
-        """How many of the tokens it wants a sequence gets in this step."""
-        longest = self._config.long_prefill_token_threshold
-        if longest and not alone and self._chunks:
-            want = min(want, longest)
-        return min(want, left)
-
-    def _may_cut(self, seq: Sequence, draft: _Draft) -> bool:
-        """A text to be pooled is not cut for others that are read: its last digits would depend on them.
-
-        Beside single tokens it may be, or it might wait for ever.
-        """
-        return self._chunks and not (seq.pools and draft.reads)
-
-    def _can_pool(self, seq: Sequence, ends: bool, draft: _Draft) -> bool:
-        """Cached beginnings cost no budget, but pooling many of them together would take much memory."""
-        if not (ends and seq.pools and draft.pooled):
-            return True
-        return draft.pooled + self._pooled_rows(seq) <= self._max_pooled
-
-    def _pooled_rows(self, seq: Sequence) -> int:
-        params = seq.request.params
-        return seq.prompt_len if isinstance(params, Pooling) and params.task in self._facts.whole_tasks else 1
-
-    # Blocks.
-
-    def _room(self, seq: Sequence) -> list[int] | None:
-        """The cached blocks with which a waiting sequence could start now, or None if it cannot.
-
-        There must be room for all it knows, not for its first chunk only: else it would be admitted into a
-        full cache again and again, only to be preempted.
-        """
-        if not self.free_slots:
-            return None
-        shared = self._cached(seq)
-        unused = sum(not self.pool.users(block) for block in shared)
-        new = blocks_needed(len(seq.tokens), self._facts) - len(shared)
-        return shared if new + unused <= self.pool.free else None
-
-    def _cached(self, seq: Sequence) -> list[int]:
-        """The blocks of its beginning that are in the cache. One token at least is left to compute."""
-        blocks: list[int] = []
-        if not self._caches or seq.tells_prompt:
-            return blocks
-        size = self._facts.block_size
-        for index in range((len(seq.tokens) - 1) // size):
-            block = self.pool.find(seq.block_hash(index, size))
-            if block is None:
-                break
-            blocks.append(block)
-        return blocks
-
     def _grow(self, seq: Sequence, positions: int) -> bool:
         """Give it blocks for so many positions, if need be those of sequences that rank behind it."""
-        need = blocks_needed(positions, self._facts) - len(seq.blocks)
-        while need > self.pool.free:
+        while not self.room.grow(seq, positions):
             victim = next((other for other in reversed(self.running) if not other.inflight), None)
             if victim is None or victim.rank <= seq.rank:
                 return False
             self._preempt(victim)
-        if need > 0:
-            seq.blocks += self.pool.take(need, after=seq.blocks[-1] if seq.blocks else None)
         return True
 
     def _preempt(self, seq: Sequence) -> None:
@@ -282,20 +175,9 @@ class Scheduler:
         insort(self.waiting, seq, key=_rank)
 
     def _leave(self, seq: Sequence) -> None:
-        """Give up row and blocks."""
-        if seq.slot is None:
-            return
+        """It runs no more: row and blocks are free at once."""
         _remove(self.running, seq)
-        self.free_slots.append(seq.slot)
-        self.pool.release(seq.blocks)
-        seq.slot, seq.blocks, seq.published = None, [], 0
-
-    def _publish(self, seq: Sequence, landed: int) -> None:
-        size = self._facts.block_size
-        while self._caches and seq.published < landed // size:
-            index = seq.published
-            self.pool.publish(seq.blocks[index], seq.block_hash(index, size))
-            seq.published += 1
+        self.room.leave(seq)
 
     # A step lands.
 
@@ -312,7 +194,7 @@ class Scheduler:
                 self._end(seq)
                 continue
             seq.prompt_logprobs += output.prompt_logprobs.get(row.slot, ())
-            self._publish(seq, row.start + row.count)
+            self.room.publish(seq, row.start + row.count)
             if row.samples:
                 _tell(outputs, seq, self._accept(seq, token, entry, now))
             if row.pools:
@@ -355,7 +237,8 @@ class Scheduler:
         del self.live[seq.key]
         if seq.slot is None:
             _remove(self.waiting, seq)
-        self._leave(seq)
+        else:
+            self._leave(seq)
 
     # What can be seen from outside.
 
@@ -364,7 +247,7 @@ class Scheduler:
         return Stats(
             running=len(self.running),
             waiting=len(self.waiting),
-            kv_usage=self.pool.usage,
+            kv_usage=self.room.pool.usage,
             prefix_queries=counters.prefix_queries,
             prefix_hits=counters.prefix_hits,
             preemptions=counters.preemptions,

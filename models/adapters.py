@@ -88,7 +88,7 @@ class _ForClassification(_WithTokenLogits):
     def __init__(self, setup: ModelSetup) -> None:
         tokens = setup.pooling.classifier_tokens
         super().__init__(replace(setup, head_tokens=tokens))
-        size, labels = setup.config.hidden_size, setup.pooling.num_labels
+        size, labels = setup.config.output_size, setup.pooling.num_labels
         self.score = None if tokens else Matrix(size, labels, bias=None)
         classifier = self.score or self.token_logits
         self.pooler = label_pooler(setup, classifier, self.default_mode, for_texts=self.for_texts)

@@ -41,6 +41,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     raw: dict[str, object]
     """config.json, after --hf-overrides; for composite checkpoints, its text part."""
 
+    @property
+    def output_size(self) -> int:
+        """Width of the hidden states that the trunk gives: OPT may narrow them to that of its embeddings."""
+        width = self.raw.get("word_embed_proj_dim")
+        return width if isinstance(width, int) else self.hidden_size
+
 
 def read_config(folder: Path, overrides: Mapping[str, object] | None = None) -> ModelConfig:
     """The config of the checkpoint in `folder`, with `overrides` (--hf-overrides) merged into it."""

@@ -25,6 +25,7 @@ def load_model(
     device: torch.device,
     dtype: torch.dtype,
     load_format: str = "auto",
+    seed: int = 0,
     model_impl: str = "auto",
     trust_remote_code: bool = False,
     parallel: Parallel = Parallel(),
@@ -35,7 +36,8 @@ def load_model(
 ) -> ServedModel:
     """`conversion`: what the model is to be, and `pooling` how; without, it is what config.json names.
 
-    `max_len`: the longest sequence to be served, if not the config's; `report` hears fractions up to 1.
+    `max_len`: the longest sequence to be served, if not the config's; `report` hears fractions up to 1;
+    `seed`: of dummy weights.
     """
     quantization = config.raw.get("quantization_config")
     if isinstance(quantization, dict) and load_format != "dummy":
@@ -63,7 +65,7 @@ def load_model(
             f"config.json of this {config.architecture} says that it attends in both directions, "
             f"and {model_class.__name__} cannot"
         )
-    weights = open_weights(folder, load_format, device=device, dtype=dtype, report=report)
+    weights = open_weights(folder, load_format, device=device, dtype=dtype, seed=seed, report=report)
     load(model, weights)
     weights.reading.finish()
     return model

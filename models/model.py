@@ -36,14 +36,14 @@ class CausalLM(Protocol):
     """A model's class is called with a ModelSetup, then filled by `models.weights.load`."""
 
     def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
-        """Tokens of the step [T], packed as the ForwardContext says, -> hidden states [T, hidden_size].
+        """Tokens of the step [T], packed as the ForwardContext says, -> hidden states [T, output_size].
 
         Must run under `use_context`, with the cache bound to every attention layer.
         """
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Hidden states of any R tokens [R, hidden_size] -> [R, vocab_size] float32."""
+        """Hidden states of any R tokens [R, output_size] -> [R, vocab_size] float32."""
         ...
 
     def attention_layers(self) -> list[Attention]:

@@ -55,7 +55,7 @@ class OPTForCausalLM(nn.Module):
         return self.decoder(ids, positions)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self.lm_head(self.decoder.project_out(hidden))
+        return self.lm_head(hidden)
 
     def attention_layers(self) -> list[Attention]:
         return [module for module in self.modules() if isinstance(module, Attention)]
@@ -77,7 +77,6 @@ class OPTDecoder(nn.Module):
         self.layers = nn.ModuleList(OPTLayer(setup, fields) for _ in range(config.num_layers))
         has_norm = fields.do_layer_norm_before and not fields.remove_final_layer_norm
         self.final_layer_norm = LayerNorm(size, _EPS) if has_norm else nn.Identity()
-        # Only what becomes logits passes here, on its way to the head.
         self.project_out = Linear(size, width) if width != size else nn.Identity()
 
     def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
@@ -85,7 +84,7 @@ class OPTDecoder(nn.Module):
         hidden = hidden + self.embed_positions(positions + _FIRST_POSITION)
         for layer in self.layers:
             hidden = layer(hidden)
-        return self.final_layer_norm(hidden)
+        return self.project_out(self.final_layer_norm(hidden))  # [T, the width of the embeddings]
 
 
 class OPTLayer(nn.Module):

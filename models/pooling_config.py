@@ -68,8 +68,6 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
     texts: TextFacts = TextFacts()
     use_sep_token: bool | None = None
     """How a pair becomes one text; None: as the tokenizer does it if it can."""
-    enable_chunked_processing: bool = False
-    max_embed_len: int | None = None
 
 
 class _Asked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -152,8 +150,6 @@ def read_pooling(folder: Path, config: ModelConfig, pooler_config: Mapping[str, 
         use_activation=asked.activates,
         texts=texts,
         use_sep_token=head.use_sep_token,
-        enable_chunked_processing=asked.enable_chunked_processing,
-        max_embed_len=asked.max_embed_len,
     )
 
 
@@ -171,6 +167,11 @@ def _read_asked(pooler_config: Mapping[str, object]) -> _Asked:
         raise ConfigError(f"--pooler-config: {error}; its fields are {fields}") from None
     if asked.logit_sigma == 0:
         raise ConfigError("--pooler-config: logit_sigma cannot be 0 (division by zero)")
+    if asked.enable_chunked_processing or asked.max_embed_len is not None:
+        raise ConfigError(
+            "--pooler-config: enable_chunked_processing and max_embed_len (long texts in pieces) are not "
+            "supported: leave them out; requests may say truncate_prompt_tokens"
+        )
     if asked.dimensions is not None and asked.dimensions < 1:
         raise ConfigError(f"--pooler-config: dimensions is {asked.dimensions}, but must be at least 1")
     return asked

@@ -29,7 +29,7 @@ def label_pooler(
 ) -> Pooler:
     """Labels or scores for texts (unless the head is for tokens only) and for tokens.
 
-    `classifier` turns rows [K, hidden_size] float32 into [K, labels], or into the logits of the tokens that
+    `classifier` turns rows [K, output_size] float32 into [K, labels], or into the logits of the tokens that
     stand for the labels. `activates`, `tag`: as the family does it if nobody says.
     """
     return Pooler(_label_routes(setup, classifier, default, for_texts, activates, tag))
@@ -46,7 +46,7 @@ def generating_pooler(setup: ModelSetup, classifier: Function | None, default: M
 def _embedding_routes(setup: ModelSetup, default: Mode) -> tuple[dict[str, Route], list[Projection]]:
     config = setup.pooling
     modes = config.modes or (default,)
-    before = Projection(config.token_steps, setup.config.hidden_size, setup.folder, setup.load_format)
+    before = Projection(config.token_steps, setup.config.output_size, setup.folder, setup.load_format)
     after = Projection(config.steps, before.width * len(modes), setup.folder, setup.load_format)
     activates = config.normalize if config.use_activation is None else config.use_activation
 

@@ -86,8 +86,6 @@ class TextFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     max_len: int | None = None
     lower_case: bool = False
-    as_message: bool = False
-    """A text is what a user says: the chat template makes tokens of it."""
     prompts: dict[str, str] = {}
     default_prompt_name: str | None = None
     similarity: str | None = None
@@ -173,6 +171,11 @@ def read_texts(folder: Path) -> TextFacts:
     paths = (place / name for place in places for name in _TRANSFORMER_FILES)
     transformer_path = next((path for path in paths if path.is_file()), None)
     transformer = _read(transformer_path, _TransformerFile) if transformer_path else _TransformerFile()
+    if "message" in transformer.modality_config:
+        raise ConfigError(
+            f"{transformer_path} writes every text as a chat message ('modality_config' has 'message'), which "
+            "is not supported: vectors would differ. If the model was not trained so, remove that entry."
+        )
     prompts = {name: prompt or "" for name, prompt in settings.prompts.items()}
     if settings.default_prompt_name is not None and settings.default_prompt_name not in prompts:
         raise ConfigError(
@@ -182,7 +185,6 @@ def read_texts(folder: Path) -> TextFacts:
     return TextFacts(
         max_len=transformer.max_seq_length,
         lower_case=transformer.do_lower_case,
-        as_message="message" in transformer.modality_config,
         prompts=prompts,
         default_prompt_name=settings.default_prompt_name,
         similarity=settings.similarity_fn_name,

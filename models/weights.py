@@ -176,7 +176,11 @@ def open_weights(
     *,
     device: torch.device,
     dtype: torch.dtype,
+    seed: int = 0,
     report: Callable[[float], None] = no_report,
 ) -> Weights:
-    """The whole checkpoint as one scope; call `reading.finish()` when the model is filled."""
-    return Weights(Reading(open_source(folder, load_format), device=device, dtype=dtype, report=report))
+    """The whole checkpoint as one scope; call `reading.finish()` when the model is filled.
+
+    `seed`: of dummy weights.
+    """
+    return Weights(Reading(open_source(folder, load_format, seed), device=device, dtype=dtype, report=report))

@@ -96,7 +96,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         return invalid(
             param,
             f"This model's maximum context length is {self.max_text_len} tokens. However, {text} contains "
-            f"{found}. Please reduce its length, or have it cut with truncate_prompt_tokens=-1.",
+            f"{found}. Please reduce its length, or have it cut: with truncate_prompt_tokens=-1, or with "
+            "`truncate` where the endpoint has that.",
             size,
         )
 

@@ -15,7 +15,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.errors import ApiError, TooLarge, Unauthorized
+from server.errors import ApiError, BadRequest, TooLarge, Unauthorized
 from server.metrics import Metrics
 
 MAX_BODY = 16 << 20
@@ -27,6 +27,7 @@ BODY_SECONDS = 30
 OPEN_PATHS = frozenset({"/live", "/health", "/ready", "/ping"})
 """All that answers without a key: whether the server lives, and nothing else."""
 
+HOST = re.compile(rb"[^\s/\\?#@]+")
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -149,6 +150,9 @@ def _header_error(scope: Scope) -> ApiError | None:
         return HeadersTooLarge(
             f"The request may have at most {MAX_HEADERS} headers of {MAX_HEADER_BYTES} bytes together."
         )
+    hosts = [value for name, value in raw if name == b"host"]
+    if scope["http_version"] == "1.1" and (len(hosts) != 1 or not HOST.fullmatch(hosts[0])):
+        return BadRequest("The request needs one header Host, with a host and perhaps a port.")
     headers = Headers(scope=scope)
     length = headers.get("content-length", "0")
     if length.isascii() and length.isdigit() and int(length) > MAX_BODY:

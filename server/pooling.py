@@ -19,7 +19,7 @@ from worker.protocol import Pooling, Task
 Source = str | list[int]
 """A text, or the token ids of one."""
 
-_MARGIN = 64
+CUT_MARGIN = 64
 """Tokens more than asked for in a text that is cut before it is encoded: those at the cut may differ."""
 
 _VECTORS: tuple[Task, ...] = ("embed", "token_embed")
@@ -125,7 +125,7 @@ class TextReader:
         if self.truncation.keep is None:
             check_characters(len(written), f"{self.name} {index}", self.facts, self.tokenizer)
         else:  # no more than this can be kept, so no more is worth encoding
-            most = (self.truncation.keep + _MARGIN) * self.tokenizer.longest_token
+            most = (self.truncation.keep + CUT_MARGIN) * self.tokenizer.longest_token
             written = written[-most:] if self.truncation.left else written[:most]
         return written.lower() if self.facts.pooling.texts.lower_case else written
 

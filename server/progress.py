@@ -28,7 +28,8 @@ class ProgressDisplay:
         if title is None:
             return
         if self._bar:
-            self._out.write("\r\x1b[K" + self._line(title, fraction))
+            # A stage that is over leaves no bar behind: other lines are written here too.
+            self._out.write("\r\x1b[K" + (self._line(title, fraction) if fraction < 1 else ""))
         elif stage != self._stage:
             self._out.write(f"{title} ({time.monotonic() - self._started:.1f} s)\n")
         self._stage = stage

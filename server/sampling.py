@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 GREEDY_BELOW = 1e-5
 COLDEST = 0.01
 """Temperatures between GREEDY_BELOW and this are raised to it: dividing by less loses all precision."""
+MAX_REPETITION = 1e20
+"""Penalties beyond it, or below its inverse, would leave no finite logits."""
 
 INT64 = 1 << 63
 
@@ -124,6 +126,12 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True):
         if value <= 0:
             raise invalid(
                 "repetition_penalty", f"repetition_penalty must be greater than zero, got {value}.", value
+            )
+        if not 1 / MAX_REPETITION <= value <= MAX_REPETITION:
+            raise invalid(
+                "repetition_penalty",
+                f"repetition_penalty must be in [{1 / MAX_REPETITION:g}, {MAX_REPETITION:g}], got {value}.",
+                value,
             )
         return value
 

@@ -73,13 +73,14 @@ class Pairs:
     queries: list[str]
     documents: list[str]
 
-    def check(self) -> None:
+    def check(self, names: tuple[str, str]) -> None:
+        """`names` are of the request's fields, for errors."""
         if not self.queries:
-            raise BadRequest("At least one text element must be given")
+            raise BadRequest("At least one text element must be given", names[0])
         if not self.documents:
-            raise BadRequest("At least one text_pair element must be given")
+            raise BadRequest("At least one text_pair element must be given", names[1])
         if len(self.queries) not in (1, len(self.documents)):
-            raise BadRequest("Input lengths must be either 1:1, 1:N or N:N")
+            raise BadRequest("Input lengths must be either 1:1, 1:N or N:N", names[1])
 
     def query_of(self, document: int) -> int:
         return 0 if len(self.queries) == 1 else document
@@ -87,7 +88,7 @@ class Pairs:
 
 def score(pairs: Pairs, options: ScoreOptions, facts: Facts, tokenizer: Tokenizer) -> Scorer:
     """Checks the request here and at once; the texts are read with the first step of the generator."""
-    pairs.check()
+    pairs.check(options.names)
     if options.instruction is not None and facts.score_template is None:
         raise BadRequest("This model reads no `instruction` when it scores; leave it out.", "instruction")
     for name in ("max_tokens_per_query", "max_tokens_per_doc"):
@@ -130,17 +131,39 @@ def pair_items(
     params: Pooling,
     facts: Facts,
     tokenizer: Tokenizer,
+    first: int = 0,
 ) -> list[Item]:
-    """As the tokenizer was made to put two texts together, with separators and types of tokens."""
+    """As the tokenizer was made to put two texts together, with separators and types of tokens.
+
+    `first` is the place of these among the request's pairs.
+    """
     if facts.pooling.texts.lower_case:
         texts = [(query.lower(), document.lower()) for query, document in texts]
     if truncation.keep is None:
-        for index, (query, document) in enumerate(texts):
+        for index, (query, document) in enumerate(texts, first):
             check_characters(len(query) + len(document), f"pair {index}", facts, tokenizer)
     items: list[Item] = []
     for ids, second_at in tokenizer.encode_pairs(texts, truncation.keep, left=truncation.left):
-        facts.check_text(ids, "pair", len(items))
+        facts.check_text(ids, "pair", first + len(items))
         items.append(Item(ids, msgspec.structs.replace(params, second_at=second_at)))
+    return items
+
+
+def texts_and_pairs(
+    inputs: Sequence[str | tuple[str, str]],
+    truncation: Truncation,
+    params: Pooling,
+    facts: Facts,
+    tokenizer: Tokenizer,
+) -> list[Item]:
+    """One text or a pair of them makes one item; errors count both kinds together."""
+    reader = TextReader(facts, tokenizer, truncation, name="inputs")
+    items: list[Item] = []
+    for place, one in enumerate(inputs):
+        if isinstance(one, str):
+            items += reader.read([one], params, place)
+        else:
+            items += pair_items([one], truncation, params, facts, tokenizer, place)
     return items
 
 

@@ -36,5 +36,6 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_memory_bytes: int | None = None
     cpu_threads: int | None = None
     seed: int = 0
+    """Of dummy weights. What requests draw has seeds of its own (`Sampling.seed`)."""
     steps_ahead: int = 1
     """How many steps the engine may have planned beyond the one that runs; sizes the staging buffers."""

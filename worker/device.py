@@ -1,23 +1,27 @@
 """The device a worker runs on: memory, number types, transfers. The only module that asks "am I on CUDA?".
 
 `Cpu` and `Cuda` answer the same questions; everything above holds one of them and never looks which.
-`open_device` is also the place that binds fast kernels, by `models.ops.use(table)`, once a device has any:
-until then both devices compute with the plain torch reference of `models.ops`.
+`open_device` also binds its `kernels` (see `worker/kernels/`); what is not among them is computed by the
+plain torch reference of `models.ops`.
 """
 
 from __future__ import annotations
 
 import logging
 import mmap
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from models import ops
 from worker.config import WorkerConfig
 from worker.host import available_memory, usable_cores
+from worker.kernels import cpu
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +41,7 @@ class Defaults:
 class Cpu:
     target = torch.device("cpu")
     name = "cpu"
+    kernels = cpu.TABLE
     cache_flag = "--kv-cache-memory-bytes"
     """What an operator changes to get another `cache_budget`."""
     reads_at_once = True
@@ -79,6 +84,7 @@ class Cpu:
 
 
 class Cuda:
+    kernels: Mapping[str, Callable[..., Any]] = {}
     cache_flag = "--gpu-memory-utilization"
     reads_at_once = False
 
@@ -140,6 +146,12 @@ class Fetch:
 
 
 def open_device(config: WorkerConfig) -> Device:
+    device = _find_device(config)
+    ops.use(device.kernels)
+    return device
+
+
+def _find_device(config: WorkerConfig) -> Device:
     match config.device:
         case "cpu":
             return Cpu(config.cpu_threads)

@@ -77,19 +77,25 @@ def bind_cache(
         start = stop
 
 
-def step_bytes(model: ModelConfig, limits: Limits, dtype: torch.dtype, *, pools: bool) -> int:
+def step_bytes(
+    model: ModelConfig, limits: Limits, layers: Sequence[Attention], dtype: torch.dtype, *, pools: bool
+) -> int:
     """An upper bound of what a step takes beside weights and cache, from the shapes alone."""
     pooled = limits.max_pooled_tokens * model.hidden_size * (dtype.itemsize + 3 * 4) if pools else 0
     inner = model.raw.get("intermediate_size")
     inner = inner if isinstance(inner, int) else 4 * model.hidden_size
     heads, kv_heads = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    per_token = 4 * model.hidden_size + 3 * (heads + 2 * kv_heads) + 3 * inner
+    per_token = 4 * model.hidden_size + 3 * (heads + 2 * kv_heads) + 4 * inner
     # The plain attention gathers one sequence's keys and values, and writes its mask out.
     per_position = 4 * kv_heads * dtype.itemsize + limits.max_num_batched_tokens * (1 + dtype.itemsize)
+    # Where scores are capped, the plain attention writes those of one sequence out, in float32.
+    capped = max((layer.heads for layer in layers if layer.softcap is not None), default=0)
+    longest_chunk = min(limits.max_num_batched_tokens, limits.max_model_len)
     return (
         limits.max_num_batched_tokens * per_token * dtype.itemsize
         + limits.max_model_len * per_position
-        + 2 * 4 * limits.max_num_seqs * model.vocab_size  # logits, and a copy for logprobs
+        + 3 * 4 * limits.max_num_seqs * model.vocab_size  # logits; two copies, to cap, mask and rank them
+        + 3 * 4 * capped * longest_chunk * limits.max_model_len  # scores, and two copies to cap them
         + 6 * WORKSPACE
         + pooled  # as the model gave them, and float32 copies on their way to answers
         + (KEPT_BYTES if pools else 0)

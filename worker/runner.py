@@ -119,14 +119,14 @@ class Runner:
         if not self._model.causal:
             return CacheSize(0, 0, limits.max_model_len)
         device, dtype, layers = self._device, self._dtype, self._model.attention_layers()
-        width = config.model.hidden_size if keeps_hidden else 0
+        width = config.model.output_size if keeps_hidden else 0
         size = size_cache(
             config,
             limits,
             block_bytes(layers, limits.block_size, dtype)
             + HiddenStore.block_bytes(limits.block_size, width, dtype),
             device.cache_budget(
-                config.gpu_memory_utilization, step_bytes(config.model, limits, dtype, pools=pools)
+                config.gpu_memory_utilization, step_bytes(config.model, limits, layers, dtype, pools=pools)
             ),
             device.cache_flag,
         )
@@ -170,6 +170,7 @@ def _load(
         device=device.target,
         dtype=dtype,
         load_format=config.load_format,
+        seed=config.seed,
         model_impl=config.model_impl,
         trust_remote_code=config.trust_remote_code,
         max_len=limits.max_model_len,

@@ -99,7 +99,7 @@ class Ntk(Default, frozen=True, kw_only=True):
     """Long waves are slowed by `factor`, and shorter ones ever less: GTE's encoders."""
 
     factor: float
-    mixed_b: None = None
+    mixed_b: None = None  # what would mix them otherwise is refused
 
     def rope(self, dim: int, max_len: int) -> Rope:
         return _rope(_frequencies(self.rope_theta * self.factor, dim) / self.factor ** (2 / dim))

@@ -1,6 +1,7 @@
 """The operations a layer may call, under one name each: `ops.rms_norm(...)`.
 
-They are the plain torch ones of `reference.py` until a worker that has faster kernels binds them with `use`.
+They are the plain torch ones of `reference.py`, but for those that a worker has for its device and binds with
+`use`.
 Layers must call them as attributes of this module, so that a new binding is seen.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from models.ops import reference
 from models.ops.reference import (
     activation,
     add_rms_norm,
@@ -39,10 +41,17 @@ __all__ = [
 ]
 
 
+_REFERENCE: dict[str, Callable[..., Any]] = {
+    name: getattr(reference, name) for name in __all__ if name != "use"
+}
+
+
 def use(table: Mapping[str, Callable[..., Any]]) -> None:
-    """Rebind some of the operations, for the whole process. Must precede loading: `pack` runs there."""
-    known = [name for name in __all__ if name != "use"]
-    unknown = sorted(set(table) - set(known))
+    """Compute with these operations, and with the reference for all others, in the whole process.
+
+    Must precede loading: `pack` runs there.
+    """
+    unknown = sorted(table.keys() - _REFERENCE.keys())
     if unknown:
-        raise ValueError(f"no such operation: {', '.join(unknown)}; there are {', '.join(known)}")
-    globals().update(table)
+        raise ValueError(f"no such operation: {', '.join(unknown)}; there are {', '.join(_REFERENCE)}")
+    globals().update(_REFERENCE | dict(table))

@@ -22,27 +22,8 @@ def pack(weight: Tensor) -> Tensor:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """[T, in] -> [T, out]; `weight` as `pack` returned it.
-
-    On a CPU a row's result is the same bit for bit, whatever other rows are beside it.
-    """
-    if x.is_cpu and x.dtype == torch.float32 and torch.backends.mkldnn.is_available():
-        return _linear_row_by_row(x, weight, bias)
+    """[T, in] -> [T, out]; `weight` as `pack` returned it."""
     return F.linear(x, weight, bias)
-
-
-def _linear_row_by_row(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """By oneDNN, as torch itself does in half precision: it adds up each row in the same order.
-
-    In float32 torch calls MKL, which sums products of up to 11 rows in another order than larger ones: a
-    short text would have other digits alone than in a batch. oneDNN is the faster of the two from 8 rows on,
-    and twice as fast from 32 (AVX-512, AMD; a batch through MiniLM: 1.6 times). With fewer it may be behind:
-    a call costs 15 us instead of 3, and one row reads weights from the cache at half the speed. To pad MKL's
-    products to 16 rows instead would make a single row up to 8 times slower, and nothing faster.
-    """
-    if len(x) == 1:  # the one case with a kernel of its own
-        return _linear_row_by_row(x.expand(2, -1), weight, bias)[:1]
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
 # Norms and activations
@@ -66,43 +47,15 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Te
 def activation(x: Tensor, kind: str) -> Tensor:
     match kind:
         case "silu":
-            return _silu(x)
+            return F.silu(x)
         case "gelu":
-            return _gelu(x)
+            return F.gelu(x)
         case "gelu_tanh":
-            return _gelu_tanh(x)
+            return F.gelu(x, approximate="tanh")
         case "relu":
             return F.relu(x)
         case _:
             raise ValueError(f"no activation {kind!r}; there are silu, gelu, gelu_tanh and relu")
-
-
-# On CPUs the last digit that torch's own loops compute of these depends on where in memory a number stands:
-# the ends of each thread's share go another way. In float32 they are therefore made of functions that have no
-# such ends, so that a row stays the same beside any others. It costs 3 % of a gated layer. In half precision
-# the digit is rounded away.
-
-
-def _silu(x: Tensor) -> Tensor:
-    if not _has_ends(x):
-        return F.silu(x)
-    divisor = x.neg().exp_().add_(1)
-    return torch.div(x, divisor, out=divisor)
-
-
-def _gelu(x: Tensor) -> Tensor:
-    return F.gelu(x.contiguous() if _has_ends(x) else x)  # oneDNN's, which wants it in one piece
-
-
-def _gelu_tanh(x: Tensor) -> Tensor:
-    if not _has_ends(x):
-        return F.gelu(x, approximate="tanh")
-    inner = (x * x).mul_(0.044715).add_(1).mul_(x).mul_((2 / torch.pi) ** 0.5)
-    return inner.tanh_().add_(1).mul_(x).mul_(0.5)
-
-
-def _has_ends(x: Tensor) -> bool:
-    return x.is_cpu and x.dtype == torch.float32
 
 
 def gated(gate_up: Tensor, kind: str) -> Tensor:
@@ -203,7 +156,8 @@ def _attend(
     if softcap is not None:
         return _attend_capped(q, keys, values, _mask(new, total, window, q.device), scale, softcap)
     causal = new == total and (window is None or window >= total)  # spares the mask
-    mask = None if causal else _mask(new, total, window, q.device)
+    alone = new == 1  # it sees every key that was gathered
+    mask = None if causal or alone else _mask(new, total, window, q.device)
     return F.scaled_dot_product_attention(
         q[None], keys[None], values[None], attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=True
     )[0]

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
-from server.api.fields import Body, Flag
+from server.api.fields import Body, Flag, check_text
 from server.errors import BadRequest
 
 MAX_MESSAGES = 4096
@@ -23,8 +23,10 @@ Template = dict[str, Any]
 
 def _content(value: object) -> str | list[dict[str, str]] | None:
     """Resolved here and not as a union, so that one mistake is one error."""
-    if value is None or isinstance(value, str):
-        return value
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return check_text(value)
     if isinstance(value, list):
         return [_text_part(part) for part in value]
     raise PydanticCustomError("content_type", "Input should be a string or a list of content parts")
@@ -32,7 +34,7 @@ def _content(value: object) -> str | list[dict[str, str]] | None:
 
 def _text_part(part: object) -> dict[str, str]:
     if isinstance(part, str):
-        return {"type": "text", "text": part}
+        return {"type": "text", "text": check_text(part)}
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(part, dict) or not isinstance(kind, str):
         raise PydanticCustomError(
@@ -47,7 +49,7 @@ def _text_part(part: object) -> dict[str, str]:
     text = part.get("refusal" if kind == "refusal" else "text")
     if not isinstance(text, str):
         raise PydanticCustomError("content_part", "The text of a content part should be a string")
-    return {"type": "text", "text": text}
+    return {"type": "text", "text": check_text(text)}
 
 
 Content = Annotated[

@@ -13,14 +13,11 @@ from server.config import ServerConfig
 from server.errors import BadRequest, invalid
 from server.facts import Facts
 from server.frontend import Frontend
+from server.pooling import CUT_MARGIN
 from server.tokenizer import LONG_TEXT
 
 MANY_MESSAGES = 64
 """From so many on, or from LONG_TEXT characters, a conversation is written in a thread."""
-
-_MARGIN = 64
-"""Tokens more than asked for in a text that is cut before it is encoded: those at the cut may differ."""
-
 
 Sliceable = TypeVar("Sliceable", str, list[int])
 
@@ -47,7 +44,7 @@ async def prepare(
         text = source
         if keep is not None:
             # no more than this can be kept, so no more is worth encoding
-            text = _cut(text, (keep + _MARGIN) * frontend.tokenizer.longest_token, left=left)
+            text = _cut(text, (keep + CUT_MARGIN) * frontend.tokenizer.longest_token, left=left)
         ids = await encode(text, frontend, add_special_tokens=add_special_tokens, bounded=keep is None)
     else:
         text, ids = None, source

@@ -6,14 +6,24 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from pydantic import Field, PlainValidator
+from pydantic import AfterValidator, Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
 from server.api.fields import Body, Flag, Text, check_text
 from server.api.pooling import Inputs
+from server.errors import BadRequest
 from server.facts import Facts
-from server.pooling import PoolingParams, Terms, Truncation
+from server.pooling import PoolingParams, Source, Terms, Truncation
 from server.scoring import Pairs, ScoreOptions
+
+
+def _some(inputs: list[Source] | None) -> list[Source]:
+    if not inputs:
+        raise BadRequest("`inputs` must not be empty: give at least one text.", "inputs")
+    return inputs
+
+
+SomeInputs = Annotated[Inputs, AfterValidator(_some)]
 
 
 class TeiBody(Body):
@@ -32,7 +42,7 @@ class PromptedTeiBody(TeiBody):
 
 
 class EmbedRequest(PromptedTeiBody):
-    inputs: Inputs = Field(description="A text or several, as strings or token ids.")
+    inputs: SomeInputs = Field(description="A text or several, as strings or token ids.")
     normalize: Flag = True
     dimensions: int | None = None
 
@@ -41,7 +51,7 @@ class EmbedRequest(PromptedTeiBody):
 
 
 class EmbedAllRequest(PromptedTeiBody):
-    inputs: Inputs = Field(description="A text or several, as strings or token ids.")
+    inputs: SomeInputs = Field(description="A text or several, as strings or token ids.")
 
 
 Pair = tuple[str, str]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 import uuid
 from collections.abc import AsyncGenerator, Coroutine
@@ -20,14 +19,13 @@ from server.api.usage import Usage, count
 from server.config import ServerConfig
 from server.errors import BadRequest
 from server.frontend import Delta, Frontend
+from server.middleware import REQUEST_ID
 from server.sampling import SamplingParams
 from server.sse import ClientGone, json_response, while_connected
 from server.tasks import GENERATE, require_task
 
 WHOLE = 1 << 30
 """Tokens per delta for an answer that is not streamed: all of them."""
-
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 class NotJson(BadRequest):
@@ -149,7 +147,7 @@ def request_name(request: Request, asked: str | None) -> str:
         ("request_id", asked),
     ):
         if given is not None:
-            if not _REQUEST_ID.fullmatch(given):
+            if not REQUEST_ID.fullmatch(given):
                 raise BadRequest(f"{where} must be 1 to 128 characters of A-Z a-z 0-9 . _ : -", where)
             return given
     return uuid.uuid4().hex

@@ -77,7 +77,7 @@ class Call:
     async def read(self, body: TextBody, params: PoolingParams, prompt: str) -> list[Item]:
         """The items of a body's texts or conversations."""
         conversations = body.conversations()
-        self._check_count(len(body.input or conversations), "input")
+        self.check_count(len(body.input or conversations), "input")
         if not conversations:
             special = body.add_special_tokens is not False
             return await self.items(body.input or [], params, prompt, add_special_tokens=special)
@@ -94,7 +94,7 @@ class Call:
         add_special_tokens: bool = True,
         name: str = "input",
     ) -> list[Item]:
-        self._check_count(len(sources), name)
+        self.check_count(len(sources), name)
         asked = params.resolve(self.facts)
         reader = TextReader(
             self.facts, self.frontend.tokenizer, self._terms.truncation, prompt, add_special_tokens, name
@@ -116,11 +116,11 @@ class Call:
         return [answer.vectors for answer in answers]
 
     async def score(self, pairs: Pairs, options: ScoreOptions) -> list[float]:
-        self._check_count(len(pairs.documents), options.names[1])
+        self.check_count(len(pairs.documents), options.names[1])
         tokenizer = self.frontend.tokenizer
         scorer = score(pairs, options, self.facts, tokenizer)
         is_long = total_characters(pairs.documents) + total_characters(pairs.queries) >= LONG_TEXT
-        items = await _maybe_in_thread(scorer.__next__, is_long)
+        items = await maybe_in_thread(scorer.__next__, is_long)
         try:
             while True:
                 try:
@@ -144,13 +144,13 @@ class Call:
     async def _written(self, body: TextBody, messages: list[Message]) -> str:
         return await write_conversation(body, messages, self.frontend, config_of(self._request))
 
-    def _check_count(self, number: int, name: str) -> None:
+    def check_count(self, number: int, name: str) -> None:
         most = self.facts.limits.inputs
         if number > most:
             raise BadRequest(f"`{name}` may hold at most {most} texts, got {number}.", name)
 
 
-async def _maybe_in_thread(work: Callable[[], T], in_thread: bool) -> T:
+async def maybe_in_thread(work: Callable[[], T], in_thread: bool) -> T:
     return await asyncio.to_thread(work) if in_thread else work()
 
 

@@ -11,13 +11,14 @@ from fastapi.responses import JSONResponse
 from server.api.scores import best_first
 from server.api.tei import EmbedAllRequest, EmbedRequest, Prediction, PredictRequest, SimilarityRequest
 from server.facts import Facts
-from server.pooling import Item, PoolingParams, find_prompt
+from server.pooling import PoolingParams, find_prompt, total_characters
 from server.routes.generation import frontend_of, require_ready, respond
-from server.routes.pooled import CLASSIFIES, EMBEDS, POOLS, Call
+from server.routes.pooled import CLASSIFIES, EMBEDS, POOLS, TEXTS_AT_ONCE, Call, maybe_in_thread
 from server.routes.pooling import label_of
-from server.scoring import pair_items
+from server.scoring import texts_and_pairs
 from server.sse import encode
 from server.tasks import require_task
+from server.tokenizer import LONG_TEXT
 from server.vectors import as_array, as_json, cosine
 from worker.protocol import Vectors
 
@@ -57,13 +58,13 @@ async def predict(body: PredictRequest, request: Request) -> Response:
     params = PoolingParams(task="classify", use_activation=False if body.raw_scores else None)
 
     async def work() -> Response:
-        items: list[Item] = []
-        for one in inputs:
-            if isinstance(one, str):
-                items += await call.items([one], params, name="inputs")
-            else:
-                tokenizer = call.frontend.tokenizer
-                items += pair_items([one], terms.truncation, params.resolve(facts), facts, tokenizer)
+        call.check_count(len(inputs), "inputs")
+        asked, tokenizer = params.resolve(facts), call.frontend.tokenizer
+        texts = [text for one in inputs for text in ([one] if isinstance(one, str) else one)]
+        items = await maybe_in_thread(
+            lambda: texts_and_pairs(inputs, terms.truncation, asked, facts, tokenizer),
+            len(inputs) > TEXTS_AT_ONCE or total_characters(texts) >= LONG_TEXT,
+        )
         predictions = [_predictions(vectors, facts) for vectors in await call.run(items)]
         return _json(predictions if many else predictions[0])
 

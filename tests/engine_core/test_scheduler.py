@@ -11,8 +11,9 @@ from fake_worker import EOS, FakeWorker, Landed, facts, reference, vectors_of
 from msgspec.structs import replace
 
 from engine_core.config import EngineConfig
+from engine_core.draft import Plan
 from engine_core.protocol import Add, Failed, Pooled, Timing, Tokens
-from engine_core.scheduler import Outputs, Plan, Scheduler
+from engine_core.scheduler import Outputs, Scheduler
 from engine_core.sequence import Key
 from worker.protocol import QUERY_GONE, Pooling, Sampling, StepOutput, WorkerFacts
 
@@ -87,9 +88,9 @@ class Bench:
         """Nothing leaks, at any time: users of a block are the tables that hold it, rows are owned once."""
         scheduler = self.scheduler
         users = Counter(block for seq in scheduler.running for block in seq.blocks)
-        assert all(scheduler.pool.users(block) == users[block] for block in range(self.facts.num_blocks))
-        assert scheduler.pool.free == self.facts.num_blocks - len(users)
-        slots = [seq.slot for seq in scheduler.running] + scheduler.free_slots
+        assert all(scheduler.room.pool.users(block) == users[block] for block in range(self.facts.num_blocks))
+        assert scheduler.room.pool.free == self.facts.num_blocks - len(users)
+        slots = [seq.slot for seq in scheduler.running] + scheduler.room.free_slots
         assert Counter(slots) == Counter(range(self.facts.max_num_seqs))
         assert len(scheduler.live) == len(scheduler.running) + len(scheduler.waiting)
 
@@ -187,7 +188,7 @@ def test_random_traces_equal_the_reference(part: int) -> None:
                 aborted.add(key)
                 bench.abort(key)
             assert bench.step() or todo or not bench.scheduler.live, f"stuck with seed {seed}"
-        assert bench.scheduler.pool.free == bench.facts.num_blocks
+        assert bench.scheduler.room.pool.free == bench.facts.num_blocks
         for client, request in requests:
             params = request.params
             if isinstance(params, Pooling):
@@ -302,7 +303,7 @@ def test_forgetting_the_cache_does_not_touch_what_runs() -> None:
     bench = Bench(config(), facts(block_size=2))
     bench.add(add(1, [1, 2, 3, 4, 5], max_tokens=6))
     bench.step()
-    bench.scheduler.pool.forget_all()
+    bench.scheduler.room.pool.forget_all()
     bench.add(add(2, [1, 2, 3, 4, 5], max_tokens=6))
     bench.run()
     assert bench.text(1) == bench.text(2) == reference([1, 2, 3, 4, 5], 6)
@@ -470,6 +471,35 @@ def test_timing_is_of_the_clock_that_was_passed_in() -> None:
     first, last = told
     assert isinstance(first, Tokens) and first.timing is None
     assert isinstance(last, Tokens) and last.timing == Timing(queued=1, prefill=2, decode=5, preemptions=0)
+
+
+def test_a_large_prompt_is_not_passed_over_for_ever_by_a_stream_of_small_ones() -> None:
+    bench = Bench(config(), facts(block_size=4, num_blocks=16, max_num_seqs=4, max_model_len=64), depth=1)
+    for id in range(1, 4):
+        bench.add(add(id, [id] * 4, max_tokens=8))
+    bench.step()
+    bench.add(add(99, [9] * 60, max_tokens=2))  # needs the whole cache
+    for id in range(100, 140):  # one more small one for each step
+        bench.add(add(id, [id - 99] * 4, max_tokens=8))
+        bench.step()
+    assert bench.text(99) == reference([9] * 60, 2)
+    assert bench.preemptions(99) == 0
+
+
+def test_a_flood_of_texts_to_pool_delays_no_token_and_is_not_delayed_for_ever() -> None:
+    bench = Bench(config(), facts(max_num_seqs=4, max_num_batched_tokens=8, num_blocks=64), depth=0)
+    for id in (1, 2):
+        bench.add(add(id, [id], max_tokens=40))
+    bench.step()
+    for id in range(10, 50):
+        bench.add(pool(id, [3] * 20))
+    pooled_tokens = 0
+    for _ in range(39):
+        bench.step()
+        assert bench.rows[:2] == [1, 1]
+        pooled_tokens += sum(bench.rows[2:])
+    assert [len(bench.text(id)) for id in (1, 2)] == [40, 40]
+    assert pooled_tokens > 39 * 4, "most of what the single tokens leave goes to texts"
 
 
 # Sequences that are pooled.

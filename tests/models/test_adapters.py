@@ -143,6 +143,7 @@ TRUNKS = [
     ("Qwen3Model", "Qwen3ForCausalLM"),
     ("Gemma3TextModel", "Gemma3ForCausalLM"),
     ("GPT2Model", "GPT2LMHeadModel"),
+    ("OPTModel", "OPTForCausalLM"),  # gives states of another width than its layers have
     ("Starcoder2Model", "Starcoder2ForCausalLM"),  # on transformers' code
 ]
 
@@ -266,6 +267,7 @@ CLASSIFIERS = [
     ("Qwen3ForSequenceClassification", "Qwen3ForCausalLM"),
     ("Gemma2ForSequenceClassification", "Gemma2ForCausalLM"),
     ("GPT2ForSequenceClassification", "GPT2LMHeadModel"),
+    ("OPTForSequenceClassification", "OPTForCausalLM"),
     ("Starcoder2ForSequenceClassification", "Starcoder2ForCausalLM"),
 ]
 

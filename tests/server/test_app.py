@@ -184,6 +184,9 @@ async def test_headers_are_bounded(ready: GetReady) -> None:
         many = [(b"x", b"y")] * 101
         assert (await http.get("/live", headers=many)).status_code == 431
         assert (await http.get("/live", headers={"x": "y" * (65 << 10)})).status_code == 431
+        for host in ("", "a/b", "a@b", "a?b#c"):
+            response = await http.get("/live", headers={"host": host})
+            assert (response.status_code, response.headers["connection"]) == (400, "close"), host
 
 
 async def test_request_ids_come_back_only_if_well_formed_and_wanted(ready: GetReady) -> None:

@@ -133,5 +133,7 @@ def test_a_terminal_gets_a_bar_that_leaves_nothing_behind() -> None:
     display.show("download", 0.5)
     assert " 50%" in out.getvalue()
     assert "\n" not in out.getvalue()
+    display.show("download", 1.0)
+    assert out.getvalue().endswith("\r\x1b[K"), "a log line that comes now would stand behind the bar"
     display.done("Serving")
     assert out.getvalue().endswith("\r\x1b[KServing\n")

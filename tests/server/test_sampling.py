@@ -99,6 +99,8 @@ def test_bad_words_are_banned_at_the_start_and_after_a_space() -> None:
         ({"presence_penalty": 3.0}, "presence_penalty must be in [-2, 2], got 3.0."),
         ({"frequency_penalty": math.nan}, "frequency_penalty must be in [-2, 2], got nan."),
         ({"repetition_penalty": 0.0}, "repetition_penalty must be greater than zero, got 0.0."),
+        ({"repetition_penalty": 1e-40}, "repetition_penalty must be in [1e-20, 1e+20], got 1e-40."),
+        ({"repetition_penalty": 1e21}, "repetition_penalty must be in [1e-20, 1e+20], got 1e+21."),
         ({"repetition_penalty": math.inf}, "repetition_penalty must be a finite number, got inf."),
         ({"seed": 2**63}, "seed must fit in 64 bits"),
         ({"max_tokens": 0}, "max_tokens must be at least 1, got 0."),

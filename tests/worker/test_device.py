@@ -8,7 +8,10 @@ import pytest
 import torch
 from sizes import MODEL, worker_config
 
+from models import ops
+from models.ops import reference
 from worker.device import Cpu, choose_dtype, open_device
+from worker.kernels import cpu
 from worker.limits import Limits, resolve_limits
 
 
@@ -34,6 +37,13 @@ def test_auto_is_the_cpu_where_there_is_no_cuda() -> None:
 def test_unknown_device_names_the_known() -> None:
     with pytest.raises(ValueError, match="'tpu': choose auto, cpu or cuda"):
         open_device(worker_config(device="tpu"))
+
+
+def test_its_kernels_are_bound() -> None:
+    ops.use({})
+    open_device(worker_config(device="cpu"))
+    assert (ops.linear, ops.gated) == (cpu.linear, cpu.gated)
+    assert ops.rms_norm is reference.rms_norm
 
 
 def test_threads_are_as_asked() -> None:

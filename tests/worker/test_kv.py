@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
-from sizes import worker_config
+from sizes import MODEL, worker_config
 
 from models.layers.attention import Attention
 from worker.device import Cpu
-from worker.kv import bind_cache, block_bytes, size_cache
+from worker.kv import bind_cache, block_bytes, size_cache, step_bytes
 from worker.limits import Limits
 
 LIMITS = Limits(block_size=16, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=100)
 PER_SEQUENCE = 7  # blocks of 16 for 100 tokens
 
 
-def layer(kv_heads: int, head_dim: int) -> Attention:
-    return Attention(heads=kv_heads, kv_heads=kv_heads, head_dim=head_dim, scale=1.0)
+def layer(kv_heads: int, head_dim: int, softcap: float | None = None) -> Attention:
+    return Attention(heads=kv_heads, kv_heads=kv_heads, head_dim=head_dim, scale=1.0, softcap=softcap)
 
 
 def test_budget_decides_up_to_what_all_rows_can_fill() -> None:
@@ -80,3 +81,20 @@ def test_layers_of_different_shapes_share_one_arena() -> None:
         assert each.kv is not None
         each.kv.fill_(value)
     assert all((each.kv == value).all() for value, each in enumerate(layers))
+
+
+def test_a_step_has_room_for_scores_that_are_capped() -> None:
+    """Three float32 copies of [heads, new tokens, all tokens], as the plain attention writes them."""
+    plain, capped = (
+        step_bytes(MODEL, LIMITS, [layer(2, 8), layer(2, 8, cap)], torch.bfloat16, pools=False)
+        for cap in (None, 50.0)
+    )
+    assert capped - plain == 3 * 4 * 2 * 64 * 100
+
+
+def test_a_step_has_room_for_the_logits_of_all_rows_three_times() -> None:
+    few, many = (
+        step_bytes(MODEL, replace(LIMITS, max_num_seqs=count), [], torch.float32, pools=False)
+        for count in (4, 5)
+    )
+    assert many - few >= 3 * 4 * MODEL.vocab_size

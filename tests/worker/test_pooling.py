@@ -71,6 +71,12 @@ def test_hidden_states_take_memory_only_where_a_task_reads_them_all(llama: Path)
     assert last_only.kv_bytes == keys_and_values
 
 
+def test_hidden_states_may_be_narrower_than_the_layers(tmp_path: Path) -> None:
+    facts = facts_of(tiny_checkpoint("OPTForCausalLM", tmp_path), tasks=("token_embed",))
+    assert facts.widths == {"token_embed": 16}
+    assert facts.kv_bytes == 64 * 32 * (3 * 2 * 4 * 8 + 16) * 4
+
+
 def test_limits_of_what_pools() -> None:
     model = worker_config().model
     pooling = Conversion(runner="pooling", convert="embed", architecture=model.architecture)

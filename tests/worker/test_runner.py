@@ -334,3 +334,17 @@ def test_the_longest_sequence_fills_its_row(folder: Path) -> None:
     live = [Live(PROMPTS[0], greedy(max_tokens=6), 5)]
     Engine(runner, 64, 1).run(live)
     assert live[0].output == hf_greedy(folder, PROMPTS[:1], 6)[0]
+
+
+def test_the_seed_decides_dummy_weights(folder: Path) -> None:
+    params = Sampling(max_tokens=1, temperature=0, logprobs=3)
+    step = StepInput(
+        number=1,
+        new=[NewSeq(slot=0, tokens=PROMPTS[0], prompt_len=7, params=params)],
+        seqs=[SeqStep(slot=0, start=0, count=7, blocks=[0, 1], samples=True)],
+    )
+    first, again, other = (
+        open_runner(folder, load_format="dummy", seed=seed).launch(step).result().logprobs
+        for seed in (1, 1, 2)
+    )
+    assert first == again != other

@@ -397,3 +397,11 @@ async def test_how_cohere_cuts(client: httpx.AsyncClient, frontend: FakeFrontend
     frontend.answer_of = lambda item: vectors([1, 2, 3])
     error = await refusal(client, COHERE, texts=["a"], embedding_types=["binary"])
     assert "that eight divides, not 3" in error["message"]
+
+
+@pytest.mark.parametrize("content", ["\ud800", ["\ud800"], [{"type": "text", "text": "\ud800"}]])
+async def test_half_a_character_in_content_for_cohere(client: httpx.AsyncClient, content: object) -> None:
+    body = json.dumps({"inputs": [{"content": content}]})
+    response = await client.post(COHERE, content=body, headers={"Content-Type": "application/json"})
+    assert response.status_code == 400, response.text
+    assert "half of a surrogate pair" in response.json()["error"]["message"]

@@ -208,11 +208,30 @@ async def test_as_text_embeddings_inference_predicts(
     assert await post(client, "/predict", inputs=["a", "b"], raw_scores=True) == one
     assert [item.tokens for item in frontend.pooled[-1][0]] == [[97, 98]]
     assert await post(client, "/predict", inputs=[["a"], ["a", "b"]]) == [one, one]
+    error = await refusal(client, "/predict", inputs=[["a"], ["a", "b" * 1000]])
+    assert "pair 1 contains" in error["message"]
+    error = await refusal(client, "/predict", inputs=[["a", "b"], ["b" * 1000]])
+    assert "inputs 1 contains" in error["message"]
+    error = await refusal(client, "/predict", inputs=[["a"]] * (frontend.facts.limits.inputs + 1))
+    assert error["param"] == "inputs"
     for wrong in ([], ["a", "b", "c"], [["a", "b", "c"]], 5, [[]], ["a", ["b"]]):
         assert (
             "a list of lists with one or two texts"
             in (await refusal(client, "/predict", inputs=wrong))["message"]
         )
+
+
+@pytest.mark.parametrize("path", ["/embed", "/embed_all"])
+@pytest.mark.parametrize("inputs", [None, []])
+async def test_as_text_embeddings_inference_needs_a_text(
+    client: httpx.AsyncClient, frontend: FakeFrontend, path: str, inputs: object
+) -> None:
+    serve(frontend, None, "embed", "token_embed")
+    error = await refusal(client, path, inputs=inputs)
+    assert (error["message"], error["param"]) == (
+        "`inputs` must not be empty: give at least one text.",
+        "inputs",
+    )
 
 
 async def test_what_text_embeddings_inference_tells_of_itself(

@@ -1,0 +1,151 @@
+"""A step is launched without a look at its tensors: on a GPU each would wait for all that is under way.
+
+The device here is torch's "meta", whose tensors have shapes and no values: to read one is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from sizes import worker_config
+from tiny import tiny_checkpoint
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from models import ops
+from models.config import read_config
+from models.ops import reference
+from worker import runner as runner_module
+from worker.device import Cpu, Fetch
+from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, StepInput
+from worker.runner import Runner
+
+LENGTH = 7
+
+
+class Meta(Cpu):
+    """Stands for a GPU: tensors of the host and of the device may meet in the copies of a step only."""
+
+    target = torch.device("meta")
+    name = "meta"
+    reads_at_once = False
+
+    def arena(self, nbytes: int) -> Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8, device=self.target)
+
+    def mirrored(self, words: int) -> tuple[Tensor, Tensor]:
+        there = torch.empty(words, dtype=torch.int32, device=self.target)
+        return torch.empty(words, dtype=torch.int32), there
+
+    def fetch(self, values: Tensor) -> Fetch:
+        assert values.device == self.target
+        return Fetch(torch.ones(values.shape, dtype=values.dtype), None)
+
+
+class NoMixing(TorchDispatchMode):
+    """An index on the host, or a copy from it in the middle of a step, makes the host wait for the device."""
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        homes = {each.device.type for each in tensors} | {torch.device(kwargs.get("device") or "meta").type}
+        if func is not torch.ops.aten.copy_.default and homes - {"meta"} and any(t.is_meta for t in tensors):
+            raise AssertionError(f"{func} works on {homes}")
+        if func is torch.ops.aten._to_copy.default and len(homes) > 1:
+            raise AssertionError(f"{func} copies between {homes}")
+        return func(*args, **kwargs)
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
+    folder = tiny_checkpoint("LlamaForCausalLM", tmp_path_factory.mktemp("llama"))
+    config = worker_config(
+        folder=str(folder),
+        model=read_config(folder),
+        tasks=("generate", "embed", "token_embed"),
+        dtype="bfloat16",
+        max_num_seqs=20,
+        block_size=4,
+        max_model_len=64,
+        num_blocks=80,
+        cpu_threads=1,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner_module, "open_device", lambda _: Meta(1))
+        for name in ops.__all__:
+            if name != "use":  # a test before may have bound those of the CPU
+                patch.setattr(ops, name, getattr(reference, name))
+        patch.setattr(Runner, "_warm_up", lambda _: None)  # it reads results, and there are none
+        yield Runner(config, lambda stage, fraction: None)
+
+
+def launch(runner: Runner, *params: Sampling | Pooling) -> None:
+    """Read prompts in two chunks; then, where there is generation, a token more."""
+    new = [NewSeq(slot, [5] * LENGTH, LENGTH, each) for slot, each in enumerate(params)]
+    generates = [isinstance(each, Sampling) for each in params]
+    first = [SeqStep(slot, 0, 4, [2 * slot], False) for slot in range(len(params))]
+    second = [
+        SeqStep(slot, 4, LENGTH - 4, [2 * slot + 1], samples, 0, not samples)
+        for slot, samples in enumerate(generates)
+    ]
+    third = [SeqStep(slot, LENGTH, 1, [], True, 1) for slot, samples in enumerate(generates) if samples]
+    with NoMixing():
+        runner.launch(StepInput(1, new, first))
+        runner.launch(StepInput(2, [], second))
+        if third:
+            runner.launch(StepInput(3, [], third))
+
+
+SAMPLINGS = {
+    "greedy": Sampling(max_tokens=9, temperature=0),
+    "plain": Sampling(max_tokens=9),
+    "top_p": Sampling(max_tokens=9, top_p=0.5),
+    "top_k": Sampling(max_tokens=9, top_k=5, top_p=0.9),
+    "min_p": Sampling(max_tokens=9, min_p=0.1),
+    "logprobs": Sampling(max_tokens=9, logprobs=3),
+    "all logprobs": Sampling(max_tokens=9, logprobs=-1),
+    "prompt logprobs": Sampling(max_tokens=9, prompt_logprobs=2),
+    "penalties": Sampling(max_tokens=9, presence_penalty=0.5, frequency_penalty=0.3, repetition_penalty=1.2),
+    "bias": Sampling(max_tokens=9, logit_bias={3: 1.0}),
+    "bad words": Sampling(max_tokens=9, bad_words=((3,), (4, 5))),
+    "min_tokens": Sampling(max_tokens=9, min_tokens=3, stop_token_ids=(1,)),
+    "allowed": Sampling(max_tokens=9, allowed_token_ids=(3, 4, 5)),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_sampling_waits_for_nothing(runner: Runner, name: str) -> None:
+    launch(runner, SAMPLINGS[name])
+
+
+def test_all_kinds_of_rows_in_one_step_wait_for_nothing(runner: Runner) -> None:
+    launch(
+        runner,
+        *SAMPLINGS.values(),
+        Pooling(task="embed", dimensions=4),
+        Pooling(task="token_embed"),
+        Pooling(task="token_embed", late_query="q"),
+        Pooling(task="token_embed", late_document="q"),
+    )
+
+
+def test_these_tests_would_notice() -> None:
+    table = torch.zeros(4, 4, dtype=torch.int32, device=Meta.target)
+    for mistake in (
+        lambda: table[torch.tensor([0, 1])],
+        lambda: table[0].to("cpu"),
+        lambda: table[0, 0].item(),
+        lambda: table[0].nonzero(),
+    ):
+        with NoMixing(), pytest.raises((AssertionError, RuntimeError, NotImplementedError)):
+            mistake()
