@@ -173,8 +173,8 @@ def read_texts(folder: Path) -> TextFacts:
     transformer = _read(transformer_path, _TransformerFile) if transformer_path else _TransformerFile()
     if "message" in transformer.modality_config:
         raise ConfigError(
-            f"{transformer_path} writes every text as a chat message ('modality_config' has 'message'), which "
-            "is not supported: vectors would differ. If the model was not trained so, remove that entry."
+            f"{transformer_path} writes every text as a chat message ('modality_config' has 'message'), "
+            "which is not supported: vectors would differ. If it was not trained so, remove that entry."
         )
     prompts = {name: prompt or "" for name, prompt in settings.prompts.items()}
     if settings.default_prompt_name is not None and settings.default_prompt_name not in prompts:
