@@ -171,7 +171,8 @@ def read_texts(folder: Path) -> TextFacts:
     paths = (place / name for place in places for name in _TRANSFORMER_FILES)
     transformer_path = next((path for path in paths if path.is_file()), None)
     transformer = _read(transformer_path, _TransformerFile) if transformer_path else _TransformerFile()
-    if "message" in transformer.modality_config:
+    embeds = any(module.kind == "Pooling" for module in _modules(folder))
+    if embeds and "message" in transformer.modality_config:  # pairs are written by a template anyway
         raise ConfigError(
             f"{transformer_path} writes every text as a chat message ('modality_config' has 'message'), "
             "which is not supported: vectors would differ. If it was not trained so, remove that entry."

@@ -202,6 +202,7 @@ def test_how_texts_are_read(tmp_path: Path, family: str) -> None:
 
 def test_texts_that_are_messages(tmp_path: Path) -> None:
     """So sentence-transformers 6 saves a model whose tokenizer has a chat template."""
+    put_modules(tmp_path, ("Transformer", None), ("Pooling", {}))
     put(
         tmp_path,
         "sentence_bert_config.json",
