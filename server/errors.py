@@ -6,7 +6,6 @@
     ├── NotFound              404
     ├── TooLarge              413
     ├── Internal              500  ours
-    ├── NotImplementedByModel 501
     └── Unavailable           503  not now: loading, draining or dead
         └── Overloaded        503  not now: the queue is full
 
@@ -61,11 +60,6 @@ class TooLarge(ApiError):
 
 class Internal(ApiError):
     pass
-
-
-class NotImplementedByModel(ApiError):
-    status = 501
-    type = "NotImplementedError"
 
 
 class Unavailable(ApiError):

@@ -65,11 +65,7 @@ class LiveServer:
 
     def children(self) -> list[int]:
         """Process ids of all living descendants."""
-        out = subprocess.run(
-            ["ps", "-eo", "pid=,ppid=,stat="], capture_output=True, text=True, check=True
-        ).stdout
-        rows = [line.split() for line in out.splitlines()]
-        parent = {int(pid): int(ppid) for pid, ppid, stat in rows if not stat.startswith("Z")}
+        parent = {pid: _parent_of(pid) for pid in _process_ids()}
         found, frontier = [], [self.process.pid]
         while frontier:
             above = frontier.pop()
@@ -117,10 +113,20 @@ def wait_until(condition: Callable[[], bool], seconds: float, message: Callable[
 
 
 def alive(pid: int) -> bool:
+    return _parent_of(pid) is not None
+
+
+def _process_ids() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def _parent_of(pid: int) -> int | None:
+    """None if the process has ended."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+        state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if state == "Z" else int(parent)
 
 
 def events(response: httpx.Response) -> Iterator[str]:
