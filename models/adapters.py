@@ -128,8 +128,8 @@ _NO_CLASSIFIER = (
     "logits of tokens: --hf-overrides "
     """'{"classifier_from_token": ["no", "yes"], "method": "from_2_way_softmax"}' gives the probability """
     """of the second, and '{"classifier_from_token": ["a", "b"], "method": "no_post_processing"}' """
-    "one label for each. For vectors, use --convert embed. Rewards need a model that was trained to give them: "
-    "its own architecture (...ForRewardModel) is served without --convert."
+    "one label for each. For vectors, use --convert embed. Rewards need a model that was trained to give "
+    "them: its own architecture (...ForRewardModel) is served without --convert."
 )
 
 
