@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 MODEL ?=
 ARGS ?=
 
-.PHONY: serve test check format docs clean
+.PHONY: serve test check format docs compare clean
 
 serve: $(INSTALLED)
 	$(BIN)/serve $(MODEL) $(ARGS)
@@ -27,6 +27,9 @@ format: $(INSTALLED)
 
 docs: $(INSTALLED)
 	$(BIN)/python docs/generate.py
+
+compare: $(INSTALLED)
+	$(BIN)/python tests/bench/compare.py $(ARGS)
 
 $(INSTALLED): pyproject.toml
 	$(PYTHON) -m venv $(VENV)

@@ -1,4 +1,4 @@
-"""An API server's view of its engine: submit a request, read its stream, know whether the engine lives.
+"""An API server's view of its engines: submit a request, read its stream, know which of them live.
 
 Runs in one event loop and reads the sockets from that loop's own poll: no task, lock or queue per token.
 """
@@ -6,11 +6,12 @@ Runs in one event loop and reads the sockets from that loop's own poll: no task,
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from typing import Any, Generic, TypeVar, cast
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from engine_core.config import Address
+from engine_core.config import Address, Replicas
+from engine_core.order import Order
 from engine_core.protocol import (
     PROTOCOL,
     Abort,
@@ -21,6 +22,8 @@ from engine_core.protocol import (
     Drain,
     Failed,
     Hello,
+    Join,
+    Leaving,
     Outputs,
     Pooled,
     Progress,
@@ -29,7 +32,11 @@ from engine_core.protocol import (
     ResetPrefixCache,
     Stats,
     Tokens,
+    Welcome,
 )
+from engine_core.replica import Replica
+from engine_core.roster import Roster
+from engine_core.streams import Stream, is_terminal
 from engine_core.transport import RequestTooLarge, ServerEnd, Unreachable
 from worker.protocol import Pooling, Sampling
 
@@ -37,80 +44,49 @@ _TOKENS_IN_FRAME = 1 << 17
 """Of several requests together: the engine begins with the first of them while the others are written."""
 
 _ABORTED = "the request was ended before it was done"
+_HALF_DONE = "the replica that was generating this answer has ended: send the request again"
+_NO_REPLICA = "no engine can take requests now"
 
-Answers = TypeVar("Answers", Tokens, Pooled)
-
-
-class Stream(AsyncIterator[Answers | Failed], Generic[Answers]):
-    """The answers to one request, the last of which is terminal. For one reader."""
-
-    __slots__ = ("_loop", "_outputs", "_over", "_waiter", "id", "pools")
-
-    def __init__(self, id: int, loop: asyncio.AbstractEventLoop, *, pools: bool = False) -> None:
-        self.id = id
-        self.pools = pools
-        self._loop = loop
-        self._outputs: list[Answers | Failed] = []
-        self._waiter: asyncio.Future[None] | None = None
-        self._over = False
-
-    def put(self, output: Answers | Failed) -> None:
-        self._outputs.append(output)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    async def get(self) -> Answers | Failed:
-        """All that has come since the last call, as one; waits if nothing has."""
-        if not self._outputs:
-            self._waiter = self._loop.create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        outputs, self._outputs = self._outputs, []
-        if len(outputs) > 1 and isinstance(outputs[-1], Failed):
-            self._outputs = [outputs.pop()]  # what came before the failure is delivered first
-        if len(outputs) == 1:
-            return outputs[0]
-        merged = _merge([output for output in outputs if isinstance(output, Tokens)])
-        return cast("Answers", merged)  # nothing but tokens comes in several parts
-
-    async def __anext__(self) -> Answers | Failed:
-        if self._over:
-            raise StopAsyncIteration
-        output = await self.get()
-        self._over = is_terminal(output)
-        return output
+_log = logging.getLogger(__name__)
 
 
 class EngineClient:
     """Create it in the event loop that will use it.
 
-    `located` is set once `progress.folder` is known, `settled` once the engine is ready or dead, `died` once
-    it is dead. A dead engine sets all three.
+    `located` is set once `folder` is known, `settled` once an engine is ready or all are dead,
+    `died` once all are dead. That sets all three. An engine that dies while others live takes nothing with
+    it but what it had begun.
     """
 
     def __init__(
-        self, address: Address, engine: int = 0, on_progress: Callable[[Progress], None] | None = None
+        self,
+        address: Address,
+        replicas: Replicas = Replicas(),
+        *,
+        server: int = 0,
+        servers: int = 1,
+        on_progress: Callable[[Progress], None] | None = None,
     ) -> None:
-        self.progress = Progress(stage="start", fraction=0.0)
-        self.ready: Ready | None = None
+        """`replicas` are all engines, and this is one of so many `servers` that send them requests."""
         self.dead: str | None = None
-        """Why, if it is dead."""
-        self.stats: Stats | None = None
+        """Why, if no replica is left."""
+        self.folder = ""
+        """Of the checkpoint on this machine, once it is known."""
         self.located = asyncio.Event()
         self.settled = asyncio.Event()
         self.died = asyncio.Event()
-        self._engine = engine
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when `ready` has changed."""
+        self._servers = servers
         self._on_progress = on_progress
-        self._greeted = False
-        self._streams: dict[int, Stream[Any]] = {}
+        self._roster = Roster(replicas, servers)
+        self._orders: dict[int, Order] = {}
         # Not from 0: answers meant for a server that crashed must not fit requests of the one in its place.
         self._last_id = secrets.randbits(48)
         self._loop = asyncio.get_running_loop()
-        self._end = ServerEnd(address)
+        self._end = ServerEnd(address, replicas.door(server) if replicas.elsewhere else None)
         self._readers = {
-            self._end.hellos.sock.FD: self._read_hellos,
+            self._end.greetings.sock.FD: self._read_greetings,
             self._end.answers.sock.FD: self._read_answers,
             self._end.monitor.FD: self._read_monitor,
         }
@@ -118,52 +94,124 @@ class EngineClient:
             self._loop.add_reader(descriptor, read)
             read()  # a descriptor of ZMQ tells of what comes after the socket was found empty
 
+    @property
+    def ready(self) -> Ready | None:
+        """Of all replicas that work, as one."""
+        return self._roster.ready
+
+    @property
+    def progress(self) -> Progress:
+        return self._roster.progress
+
+    @property
+    def stats(self) -> Stats | None:
+        """Of all replicas together."""
+        return self._roster.stats
+
+    @property
+    def replicas(self) -> list[Replica]:
+        """Those that are known: the ones on this machine, and what has called from others."""
+        return list(self._roster.replicas.values())
+
+    @property
+    def open_streams(self) -> int:
+        return len(self._orders)
+
+    # Requests.
+
     def submit(
-        self, tokens: list[int], params: Sampling, *, priority: int = 0, salt: str = ""
+        self,
+        tokens: list[int],
+        params: Sampling,
+        *,
+        priority: int = 0,
+        salt: str = "",
+        replica: int | None = None,
     ) -> Stream[Tokens]:
-        """Send a request. Whatever happens, the stream ends with exactly one terminal answer."""
+        """Send a request, to one replica if it is named. The stream ends with exactly one terminal answer."""
         add = self._add(tokens, params, priority, salt)
         stream: Stream[Tokens] = Stream(add.id, self._loop)
-        self._open(add, [stream])
+        self._place([Order(add, stream, replica)])
         return stream
 
     def submit_many(
-        self, requests: Iterable[tuple[list[int], Pooling]], *, priority: int = 0, salt: str = ""
+        self,
+        requests: Iterable[tuple[list[int], Pooling]],
+        *,
+        priority: int = 0,
+        salt: str = "",
+        replica: int | None = None,
     ) -> list[Stream[Pooled]]:
         """Send many requests for vectors, in few frames. Each stream has one answer."""
         adds = [self._add(tokens, params, priority, salt) for tokens, params in requests]
         streams = [Stream[Pooled](add.id, self._loop, pools=True) for add in adds]
-        start = 0
-        for stop in _frames(adds):
-            self._open(AddMany(adds[start:stop]), streams[start:stop])
-            start = stop
+        self._place([Order(add, stream, replica) for add, stream in zip(adds, streams, strict=True)])
         return streams
 
     def abort(self, ids: Iterable[int]) -> None:
         """End these requests: with finish "abort", or Failed. Those that have ended are passed over."""
-        live = [id for id in ids if id in self._streams]
-        for id in live:
-            stream = self._streams.pop(id)
+        told: dict[int, list[int]] = {}
+        for id in ids:
+            order = self._orders.pop(id, None)
+            if order is None:
+                continue
             aborted = Tokens(id=id, tokens=[], finish="abort")
-            stream.put(Failed(id=id, code=503, message=_ABORTED) if stream.pools else aborted)
-        if live and self.dead is None:
-            self._tell(Abort(ids=live))
+            order.stream.put(Failed(id=id, code=503, message=_ABORTED) if order.stream.pools else aborted)
+            if order.replica is not None:
+                told.setdefault(order.replica.number, []).append(id)
+            order.leave()
+        for number, gone in told.items():
+            self._tell(number, Abort(ids=gone))
 
     def drain(self, seconds: float) -> None:
-        """Let the engine finish what it has, within that time, and end."""
-        self._tell(Drain(seconds=seconds))
+        """Let the engines finish what they have, within that time, and end."""
+        self._tell_all(Drain(seconds=seconds))
 
     def reset_prefix_cache(self) -> None:
-        self._tell(ResetPrefixCache())
+        self._roster.forget_prefixes()
+        self._tell_all(ResetPrefixCache())
+
+    # Ends.
+
+    def lose(self, number: int, reason: str) -> None:
+        """That engine is dead. The first reason counts, which may have come as its last words."""
+        if self.dead is None:
+            self._read_answers()
+            self._lose(number, reason)
+
+    def _lose(self, number: int, reason: str) -> None:
+        replica = self._roster.replicas.get(number)
+        if replica is None or replica.lost is not None or self.dead is not None:
+            return
+        self._roster.lose(replica, reason)
+        if self._roster.hopeless:
+            self.fail(reason)
+            return
+        _log.error("replica %d has ended: %s", number, reason)
+        self._update()
+        self._vacate(replica)
+
+    def _vacate(self, replica: Replica) -> None:
+        """What it had not begun goes to others; the rest has lost its state and fails."""
+        orphans = [order for order in self._orders.values() if order.replica is replica]
+        for order in orphans:
+            order.leave()
+        begun = [order for order in orphans if order.began]
+        for order in begun:
+            self._refuse(order, 503, _HALF_DONE)
+        if orphans:
+            moved = len(orphans) - len(begun)
+            _log.warning("of its requests, %d had begun and failed, %d go to others", len(begun), moved)
+        self._place([order for order in orphans if not order.began])
 
     def fail(self, reason: str) -> None:
-        """The engine is dead: every open stream ends. The first reason counts."""
+        """No engine is left: every open stream ends. The first reason counts."""
         if self.dead is not None:
             return
         self.dead = reason
-        streams, self._streams = self._streams, {}
-        for stream in streams.values():
-            stream.put(Failed(id=stream.id, code=503, message=reason))
+        orders, self._orders = self._orders, {}
+        for order in orders.values():
+            order.stream.put(Failed(id=order.id, code=503, message=reason))
         for event in (self.located, self.settled, self.died):
             event.set()
 
@@ -174,119 +222,175 @@ class EngineClient:
         self._readers.clear()
         self._end.close()
 
-    @property
-    def open_streams(self) -> int:
-        return len(self._streams)
+    # On the way to an engine.
 
     def _add(self, tokens: list[int], params: Sampling | Pooling, priority: int, salt: str) -> Add:
         self._last_id += 1
         return Add(id=self._last_id, tokens=tokens, params=params, priority=priority, salt=salt)
 
-    def _open(self, request: Add | AddMany, streams: Sequence[Stream[Any]]) -> None:
-        """Send what these streams are the answers to."""
-        code, message = 503, self.dead
-        if message is None:
-            try:
-                self._send(request)
-            except RequestTooLarge as error:
-                code, message = 400, str(error)
-            except Unreachable as error:
-                message = str(error)
-        for stream in streams:
-            if message is None:
-                self._streams[stream.id] = stream
+    def _place(self, orders: Sequence[Order], without: frozenset[int] = frozenset()) -> None:
+        """Send each to the replica that is best for it; `without` are those that could not be reached."""
+        batches: dict[int, list[Order]] = {}
+        for order in orders:
+            chosen = self._roster.choose(order, without) if self.dead is None else None
+            if chosen is None:
+                nobody = _NO_REPLICA if order.pin is None else f"replica {order.pin} takes no requests now"
+                self._refuse(order, 503, self.dead or nobody)
             else:
-                stream.put(Failed(id=stream.id, code=code, message=message))
+                self._orders[order.id] = order
+                order.place(*chosen)
+                batches.setdefault(chosen[0].number, []).append(order)
+        for number, batch in batches.items():
+            start = 0
+            for stop in _frames(batch):
+                self._send_orders(number, batch[start:stop], without)
+                start = stop
 
-    def _send(self, request: Request) -> None:
-        self._end.send(self._engine, request)
-        self._read_hellos()  # sending may swallow the socket's one notice that something can be read
+    def _send_orders(self, number: int, orders: list[Order], without: frozenset[int]) -> None:
+        adds = [order.add for order in orders]
+        try:
+            self._send(number, AddMany(adds) if orders[0].stream.pools or len(adds) > 1 else adds[0])
+        except RequestTooLarge as error:
+            for order in orders:
+                self._refuse(order, 400, str(error))
+        except Unreachable as error:
+            _log.warning("replica %d: %s", number, error)
+            for order in orders:
+                order.leave()
+            self._place(orders, without | {number})
 
-    def _tell(self, request: Request) -> None:
+    def _refuse(self, order: Order, code: int, message: str) -> None:
+        self._orders.pop(order.id, None)
+        order.leave()
+        order.stream.put(Failed(id=order.id, code=code, message=message))
+
+    def _send(self, number: int, request: Request) -> None:
+        self._end.send(number, request)
+        self._read_greetings()  # sending may swallow the socket's one notice that something can be read
+
+    def _tell(self, number: int, request: Request) -> None:
         """Send what needs no answer: an engine that cannot be reached has nothing to do either."""
         try:
-            self._send(request)
+            self._send(number, request)
         except Unreachable:
             return
 
-    def _read_hellos(self) -> None:
-        for hello in self._end.hellos.read():
-            if not isinstance(hello, Hello):
-                continue
-            if hello.protocol != PROTOCOL:
-                self.fail("the engine is of another version than this server: restart all of them")
-            self._greeted = True
-            self._settle()
+    def _tell_all(self, request: Request) -> None:
+        for replica in self.replicas:
+            self._tell(replica.number, request)
+
+    # On the way from an engine.
+
+    def _read_greetings(self) -> None:
+        for peer, greeting in self._end.read_greetings():
+            match greeting:
+                case Hello():
+                    self._greet(greeting)
+                case Join():
+                    self._end.welcome(peer, Welcome(PROTOCOL, self._servers, self._roster.layout.size))
 
     def _read_answers(self) -> None:
-        for answer in self._end.answers.read():
-            self._receive(answer)
+        for number, answer in self._end.read_answers():
+            if isinstance(answer, Hello):
+                self._begin(answer)
+            elif (replica := self._roster.replicas.get(number)) is not None:
+                self._receive(replica, answer)
 
     def _read_monitor(self) -> None:
-        if self._end.engine_left():
-            self._read_answers()  # its last words came before its end
-            self.fail("the engine process has ended")
+        self._read_answers()  # its last words came before its end
+        for number in self._end.left():
+            self._lose(number, "the engine process has ended")
 
-    def _receive(self, answer: Answer) -> None:
+    def _meet(self, hello: Hello) -> Replica | None:
+        """The replica of that name, if it may be one."""
+        replica = self._roster.meet(hello.engine)
+        if replica is not None and hello.protocol != PROTOCOL:
+            self._lose(hello.engine, "the engine is of another version than this server: restart all of them")
+            return None
+        return replica
+
+    def _greet(self, hello: Hello) -> None:
+        """The way to an engine is open."""
+        replica = self._meet(hello)
+        if replica is not None:
+            replica.reachable = True
+            self._update()
+
+    def _begin(self, hello: Hello) -> None:
+        """An engine has connected: the first of that number, or one in its place, or itself once more."""
+        replica = self._meet(hello)
+        if replica is None:
+            return
+        again = replica.heard
+        replica.begin()
+        replica.heard = True
+        if again:
+            self._update()
+            self._vacate(replica)  # when its line was cut it gave up all that came through it
+
+    def _receive(self, replica: Replica, answer: Answer) -> None:
         match answer:
             case Outputs(outputs, stats):
                 for output in outputs:
-                    self._deliver(output)
-                self.stats = stats or self.stats
+                    self._deliver(replica, output)
+                replica.stats = stats or replica.stats
             case Stats():
-                self.stats = answer
+                replica.stats = answer
             case Progress(folder=folder):
-                self.progress = answer
-                if folder:
+                replica.progress = answer
+                if folder and replica.number in self._roster.layout.local:
+                    self.folder = folder
                     self.located.set()
                 if self._on_progress is not None:
-                    self._on_progress(answer)
+                    self._on_progress(self.progress)
             case Ready():
-                self.ready = answer
-                self._settle()
+                self._enlist(replica, answer)
+            case Leaving():
+                replica.leaving = True
             case Dead(reason):
-                self.fail(reason)
+                self._lose(replica.number, reason)
             case Hello():
-                pass  # comes through the other socket
+                pass  # is told apart before
 
-    def _deliver(self, output: Tokens | Pooled | Failed) -> None:
-        stream = self._streams.get(output.id)
-        if stream is None:
-            return  # aborted here a moment ago
+    def _enlist(self, replica: Replica, ready: Ready) -> None:
+        if refusal := self._roster.enlist(replica, ready):
+            self._tell(replica.number, Drain(seconds=0))
+            self._lose(replica.number, refusal)
+            return
+        self._update()
+        if (size := self._roster.layout.size) > 1:
+            ready_ones = sum(one.ready is not None for one in self.replicas)
+            _log.info("replica %d is ready: %d of %d", replica.number, ready_ones, size)
+
+    def _deliver(self, replica: Replica, output: Tokens | Pooled | Failed) -> None:
+        order = self._orders.get(output.id)
+        if order is None or order.replica is not replica:
+            return  # aborted here a moment ago, or given to another replica
         if is_terminal(output):
-            del self._streams[output.id]
-        stream.put(output)
+            order.leave()
+            if replica.leaving and isinstance(output, Failed) and output.code == 503 and not order.began:
+                self._place([order])  # it came when that engine took no more
+                return
+            del self._orders[output.id]
+        elif not order.began:
+            order.begin()
+        order.stream.put(output)
 
-    def _settle(self) -> None:
-        """Ready means that the engine works and that the way to it is known: two messages, two sockets."""
-        if self._greeted and self.ready is not None:
+    def _update(self) -> None:
+        changed = self._roster.update()
+        if self.ready is not None:
             self.settled.set()
+        if changed:
+            self.on_change()
 
 
-def is_terminal(output: Tokens | Pooled | Failed) -> bool:
-    return not isinstance(output, Tokens) or output.finish is not None
-
-
-def _frames(adds: list[Add]) -> Iterator[int]:
+def _frames(orders: Sequence[Order]) -> Iterator[int]:
     """Where each frame ends. A single request may be larger than what several may be together."""
     tokens = 0
-    for index, add in enumerate(adds):
-        if tokens and tokens + len(add.tokens) > _TOKENS_IN_FRAME:
+    for index, order in enumerate(orders):
+        length = len(order.add.tokens)
+        if tokens and tokens + length > _TOKENS_IN_FRAME:
             yield index
             tokens = 0
-        tokens += len(add.tokens)
-    if adds:
-        yield len(adds)
-
-
-def _merge(parts: list[Tokens]) -> Tokens:
-    first, last = parts[0], parts[-1]
-    return Tokens(
-        id=first.id,
-        tokens=[token for part in parts for token in part.tokens],
-        logprobs=[entry for part in parts for entry in part.logprobs],
-        prompt_logprobs=first.prompt_logprobs,
-        cached=first.cached,
-        finish=last.finish,
-        timing=last.timing,
-    )
+        tokens += length
+    yield len(orders)

@@ -21,6 +21,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     load_format: str = "auto"
     model_impl: str = "auto"
     dtype: str = "auto"
+    quantization: str | None = None
     max_model_len: int | None = None
     seed: int = 0
 
@@ -32,6 +33,20 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int | None = None
     num_gpu_blocks_override: int | None = None
 
+    # its workers
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    distributed_executor_backend: str | None = None
+    """uni | mp | ray; None: uni for one worker, mp for more."""
+    nnodes: int = 1
+    """Machines over which the workers of one engine are spread, without Ray."""
+    node_rank: int = 0
+    master_addr: str = "127.0.0.1"
+    """Of the machine with node_rank 0, as the others reach it."""
+    master_port: int = 29501
+    cluster_key: str | None = None
+    """A secret that all machines know: whoever has it may join."""
+
     # the scheduler
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
@@ -42,12 +57,54 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     scheduling_policy: str = "fcfs"
     steps_ahead: int = 1
 
+    @property
+    def ranks(self) -> int:
+        """Workers that hold the model together."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
-class Address(msgspec.Struct, frozen=True):
-    """Where one API server listens for its engines: two ZMQ endpoints in the run's private folder."""
+    @property
+    def depth(self) -> int:
+        """Most steps in flight: as many stages of the model as there are can work at the same time."""
+        return max(self.steps_ahead + 1, self.pipeline_parallel_size)
+
+
+class Address(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where one API server listens for its engines: two ZMQ endpoints.
+
+    They lie in the run's private folder, or can be reached from other machines; those take a secret.
+    """
 
     requests: str
     answers: str
+    secret: str | None = None
+
+
+class Replicas(msgspec.Struct, frozen=True, kw_only=True):
+    """The engines that serve one model together: how many, which of them run here, where the others call."""
+
+    size: int = 1
+    first: int = 0
+    """Number of the first one on this machine."""
+    here: int = 1
+    address: str = "127.0.0.1"
+    """Of the machine with the API servers."""
+    port: int = 29550
+    secret: str | None = None
+
+    @property
+    def local(self) -> range:
+        return range(self.first, self.first + self.here)
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether any run on other machines."""
+        return self.here < self.size
+
+    def door(self, server: int) -> Address:
+        """Where an API server listens for engines of other machines."""
+        host = f"[{self.address}]" if ":" in self.address else self.address
+        port = self.port + 2 * server
+        return Address(f"tcp://{host}:{port}", f"tcp://{host}:{port + 1}", self.secret)
 
 
 class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +113,14 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     engine: EngineConfig
     servers: list[Address]
     index: int = 0
+    """Of this engine among all replicas."""
+    alone: bool = True
+    """Whether it is the only one."""
+    local_index: int = 0
+    local_engines: int = 1
+    """Its place among the replicas on this machine, which share its devices and cores."""
+    folder: str | None = None
+    """Private to this run, for what its workers share; its parent clears it away. None: they make their own."""
     drain_seconds: float = 0.0
     """How long SIGTERM lets requests run on."""
     log_level: str = "info"

@@ -33,6 +33,10 @@ class Draft:
         self._rows: list[SeqStep] = []
         self._seqs: list[Sequence] = []
 
+    @property
+    def rows(self) -> int:
+        return len(self._rows)
+
     def chunk(self, want: int, *, alone: bool) -> int:
         """How many of the tokens it wants a sequence gets in this step."""
         if self._longest and not alone and self._chunks:

@@ -8,18 +8,17 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
-from engine_core.config import EngineConfig
+from engine_core.config import EngineConfig, ProcessConfig
 from engine_core.draft import Plan
-from engine_core.executor import Executor, ExecutorDead, InlineExecutor, Pending
-from engine_core.executor import Report as WorkerReport
+from engine_core.executor import Executor, ExecutorDead, MakeExecutor, Pending
+from engine_core.placement import choose
 from engine_core.protocol import Add, Failed, Progress, Ready, Stats
 from engine_core.scheduler import Outputs, Scheduler
 from engine_core.start import ready, worker_config
 from models.config import read_config
 from models.hub import resolve
-from worker.config import WorkerConfig
 
 Report = Callable[[Progress], None]
 """Told how far the start-up has come, from any thread."""
@@ -32,13 +31,12 @@ _log = logging.getLogger(__name__)
 class Engine:
     """A request is added for a client, a number that comes back as the key of its outputs."""
 
-    def __init__(self, ready: Ready, scheduler: Scheduler, executor: Executor, steps_ahead: int) -> None:
-        if steps_ahead < 0:
-            raise ValueError(f"steps_ahead is {steps_ahead}; it must be 0 or more")
+    def __init__(self, ready: Ready, scheduler: Scheduler, executor: Executor, depth: int) -> None:
+        """`depth`: most steps in flight."""
         self.ready = ready
         self._scheduler = scheduler
         self._executor = executor
-        self._steps_ahead = steps_ahead
+        self._depth = depth
         self._in_flight: deque[tuple[Plan, Pending]] = deque()
         self._outputs: Outputs = {}
         self._draining = False
@@ -48,9 +46,13 @@ class Engine:
         cls,
         config: EngineConfig,
         report: Report,
-        executor: Callable[[WorkerConfig, WorkerReport], Executor] = InlineExecutor,
+        executor: MakeExecutor | None = None,
     ) -> Engine:
-        """Find the model, load it, make room for its cache. Returns when a request can run."""
+        """Find the model, load it, make room for its cache. Returns when a request can run.
+
+        `executor` runs its steps; by default the one that the configuration asks for.
+        """
+        make_executor = executor or choose(ProcessConfig(engine=config, servers=[], log_level="warning"))
         found = resolve(
             config.model,
             config.revision,
@@ -61,19 +63,30 @@ class Engine:
         model = read_config(found, config.hf_overrides)
         told = worker_config(config, model, found)
         report(Progress(stage="import", fraction=0.0, folder=told.folder))
-        worker = executor(
-            told, lambda stage, fraction: report(Progress(stage=stage, fraction=fraction, folder=told.folder))
-        )
+
+        def tell(stage: str, fraction: float, detail: str = "") -> None:
+            report(Progress(stage=stage, fraction=fraction, folder=told.folder, detail=detail))
+
+        worker = make_executor(told, tell)
         try:
             facts = worker.start()
             scheduler = Scheduler(config, facts, model.vocab_size)
-            return cls(ready(config, model, found, facts), scheduler, worker, config.steps_ahead)
+            return cls(ready(config, model, found, facts), scheduler, worker, config.depth)
         except Exception:
             worker.stop()
             raise
 
     def stop(self) -> None:
         self._executor.stop()
+
+    @property
+    def sentinels(self) -> Sequence[int]:
+        """Descriptors to watch while it is not busy: if one becomes readable, `check`."""
+        return self._executor.sentinels
+
+    def check(self) -> None:
+        """Raises ExecutorDead if no step can run any more."""
+        self._executor.check()
 
     @property
     def busy(self) -> bool:
@@ -108,12 +121,12 @@ class Engine:
         self._scheduler.room.pool.forget_all()
 
     def step(self) -> Outputs:
-        """Keep the worker `steps_ahead` steps ahead of what has landed; return what there is to tell."""
-        full = len(self._in_flight) > self._steps_ahead
+        """Keep as many steps in flight as there may be; return what there is to tell."""
+        full = len(self._in_flight) >= self._depth
         plan = None if full else self._scheduler.schedule(time.monotonic())
         if plan is not None:
             self._in_flight.append((plan, self._executor.submit(plan.step)))
-        if len(self._in_flight) > self._steps_ahead or (self._in_flight and plan is None):
+        if len(self._in_flight) >= self._depth or (self._in_flight and plan is None):
             self._tell(self._land(*self._in_flight.popleft()))
         outputs, self._outputs = self._outputs, {}
         return outputs

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Protocol
 
 from worker.config import WorkerConfig
-from worker.protocol import StepInput, StepOutput, WorkerFacts
+from worker.protocol import DEVICE_LOST, StepInput, StepOutput, WorkerFacts
 
 if TYPE_CHECKING:
     from worker.runner import Runner
 
-Report = Callable[[str, float], None]
-"""Told the stage of loading and its fraction, from any thread."""
 
-_DEVICE_LOST = "AcceleratorError"
-"""What torch raises when the device itself has failed: after that, every use of it in this process fails."""
+class Report(Protocol):
+    """Told the stage of loading, its fraction and, for people, what more there is to say; from any thread."""
+
+    def __call__(self, stage: str, fraction: float, detail: str = "") -> None: ...
 
 
-class ExecutorDead(Exception):
-    """No step can run any more."""
+class ExecutorDead(OSError):
+    """No step can run any more. Like any error of the system, it explains itself."""
 
 
 class Pending(Protocol):
@@ -40,12 +40,26 @@ class Executor(Protocol):
 
     def stop(self) -> None: ...
 
+    @property
+    def sentinels(self) -> Sequence[int]:
+        """Descriptors to watch while no step is awaited: if one becomes readable, `check`."""
+        ...
+
+    def check(self) -> None:
+        """Raises ExecutorDead if no step can run any more."""
+        ...
+
+
+MakeExecutor = Callable[[WorkerConfig, Report], Executor]
+
 
 class InlineExecutor:
     """The worker in a thread of the engine's process.
 
     Torch lets go of the interpreter while it computes, so the engine plans and tells meanwhile.
     """
+
+    sentinels: Sequence[int] = ()
 
     def __init__(self, config: WorkerConfig, report: Report) -> None:
         self._config = config
@@ -68,6 +82,9 @@ class InlineExecutor:
             self._thread.submit(self._runner.close)
         self._thread.shutdown()
 
+    def check(self) -> None:
+        """It lives as long as this process does."""
+
 
 class _InlineStep:
     def __init__(self, launched: Future[Pending]) -> None:
@@ -77,7 +94,7 @@ class _InlineStep:
         try:
             return self._launched.result().result()
         except Exception as error:
-            if type(error).__name__ == _DEVICE_LOST:
+            if type(error).__name__ == DEVICE_LOST:
                 raise ExecutorDead(f"the device failed: {error}") from error
             raise
 

@@ -15,14 +15,14 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
 
 import msgspec
 import zmq
 
 from engine_core.config import ProcessConfig
 from engine_core.engine import Engine
-from engine_core.executor import Executor, InlineExecutor, Report
+from engine_core.executor import ExecutorDead, MakeExecutor
+from engine_core.placement import choose
 from engine_core.protocol import (
     Abort,
     Add,
@@ -30,6 +30,7 @@ from engine_core.protocol import (
     Answer,
     Dead,
     Drain,
+    Leaving,
     Outputs,
     Progress,
     Request,
@@ -39,18 +40,19 @@ from engine_core.scheduler import Outputs as OutputsByServer
 from engine_core.stats import Reporter
 from engine_core.transport import EngineEnd
 from worker import child, logs
-from worker.config import WorkerConfig
 
 STOPPED, BROKE, CANNOT_START = 0, 1, 2
 
 _SMALLEST_PROGRESS = 0.01
+_BROKEN = "the engine failed and has to be restarted; its log says why"
 
 _log = logging.getLogger(__name__)
 
 
-def main(executor: Callable[[WorkerConfig, Report], Executor] = InlineExecutor) -> int:
+def main(executor: MakeExecutor | None = None) -> int:
+    """`executor` takes the place of the one that the configuration asks for."""
     config = msgspec.msgpack.decode(child.adopt(int(sys.argv[1])), type=ProcessConfig)
-    logs.setup("engine", config.log_level)
+    logs.setup("engine" if config.alone else f"engine {config.index}", config.log_level)
     context = zmq.Context()
     ends = [EngineEnd(context, address, config.index) for address in config.servers]
     try:
@@ -61,22 +63,20 @@ def main(executor: Callable[[WorkerConfig, Report], Executor] = InlineExecutor) 
         context.term()
 
 
-def _serve(
-    config: ProcessConfig, ends: list[EngineEnd], executor: Callable[[WorkerConfig, Report], Executor]
-) -> int:
+def _serve(config: ProcessConfig, ends: list[EngineEnd], executor: MakeExecutor | None) -> int:
     # Loading cannot be asked to stop half-way, and has nothing to lose.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(STOPPED))
     try:
-        engine = Engine.start(config.engine, _ProgressTeller(ends), executor)
+        engine = Engine.start(config.engine, _ProgressTeller(ends), executor or choose(config))
     except Exception as error:
         _log.debug("the engine cannot start", exc_info=True)
-        _give_up(ends, _one_line(error))
+        _give_up(ends, logs.one_line(error))
         return CANNOT_START
     try:
         EngineLoop(engine, ends, config.drain_seconds).run()
-    except Exception:
+    except Exception as error:
         _log.exception("the engine broke")
-        _give_up(ends, "the engine failed and has to be restarted; its log says why")
+        _give_up(ends, str(error) if isinstance(error, ExecutorDead) else _BROKEN)
         return BROKE
     finally:
         engine.stop()
@@ -92,6 +92,7 @@ class EngineLoop:
         self._ends = ends
         self._drain_seconds = drain_seconds
         self._drain_until: float | None = None
+        self._asked_to_end = False
         self._reporter = Reporter()
         self._signalled, self._wake = socket.socketpair()
         self._poller = zmq.Poller()
@@ -99,6 +100,8 @@ class EngineLoop:
         for end in ends:
             self._poller.register(end.requests.sock, zmq.POLLIN)
             self._poller.register(end.monitor, zmq.POLLIN)
+        for sentinel in engine.sentinels:
+            self._poller.register(sentinel, zmq.POLLIN)
 
     def run(self) -> None:
         self._catch_signals()
@@ -116,13 +119,15 @@ class EngineLoop:
         signal.set_wakeup_fd(self._wake.fileno())
 
         def stop(*_: object) -> None:
-            if self._drain_until is not None:
+            if self._asked_to_end:
                 os._exit(STOPPED)
-            self._drain(self._drain_seconds)
+            self._asked_to_end = True
 
         signal.signal(signal.SIGTERM, stop)
 
     def _drain(self, seconds: float) -> None:
+        """Servers hear of it before the first request is refused, and give that one to another engine."""
+        _tell_all(self._ends, Leaving())
         self._drain_until = time.monotonic() + seconds
         self._engine.drain()
 
@@ -132,8 +137,11 @@ class EngineLoop:
             self._poller.register(end.push, zmq.POLLOUT if end.backlog else 0)
         idle = not self._engine.busy and self._drain_until is None
         ready = {sock for sock, _ in self._poller.poll(None if idle else 0)}
+        if idle and not ready.isdisjoint(self._engine.sentinels):
+            self._engine.check()
         if self._signalled.fileno() in ready:
             self._signalled.recv(4096)
+            self._drain(self._drain_seconds)
         for client, end in enumerate(self._ends):
             if end.push in ready:
                 end.flush()
@@ -189,7 +197,8 @@ class _ProgressTeller:
     def __call__(self, progress: Progress) -> None:
         with self._lock:
             step = progress.fraction - self._last.fraction
-            if progress.stage == self._last.stage and step < _SMALLEST_PROGRESS:
+            same = (progress.stage, progress.detail) == (self._last.stage, self._last.detail)
+            if same and step < _SMALLEST_PROGRESS:
                 return
             self._last = progress
             _tell_all(self._ends, progress)
@@ -203,12 +212,6 @@ def _tell_all(ends: list[EngineEnd], answer: Answer) -> None:
 def _give_up(ends: list[EngineEnd], reason: str) -> None:
     _tell_all(ends, Dead(reason))
     print(f"error: {reason}", file=sys.stderr, flush=True)
-
-
-def _one_line(error: Exception) -> str:
-    """Errors that were foreseen explain themselves; others at least say what they are."""
-    text = " ".join(str(error).split())
-    return text if isinstance(error, (ValueError, OSError)) and text else f"{type(error).__name__}: {text}"
 
 
 if __name__ == "__main__":

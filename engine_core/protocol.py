@@ -16,10 +16,26 @@ Finish = Literal["stop", "length", "abort"]
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """First frame of an engine on a server's ROUTER: makes the route known and refuses mixed versions."""
+    """An engine's first frame on each line to a server: makes it known and refuses mixed versions."""
 
     engine: int
     protocol: str
+
+
+class Join(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """From a machine that will run engines for the servers of another: what has it to know?"""
+
+    protocol: str
+
+
+class Welcome(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """The answer to Join."""
+
+    protocol: str
+    servers: int
+    """API servers to which each engine has to connect."""
+    replicas: int
+    """Engines in all, on all machines."""
 
 
 class Add(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
@@ -54,6 +70,7 @@ class ResetPrefixCache(msgspec.Struct, frozen=True, tag=True, gc=False):
 
 
 Request = Add | AddMany | Abort | Drain | ResetPrefixCache
+Greeting = Hello | Join
 
 
 class Timing(msgspec.Struct, frozen=True, gc=False):
@@ -119,6 +136,8 @@ class Progress(msgspec.Struct, frozen=True, tag=True, gc=False):
     """Of this stage."""
     folder: str = ""
     """Where the checkpoint lies, once that is known: the server loads its tokenizer from there."""
+    detail: str = ""
+    """For people: of several workers, which one is the last."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, gc=False):
@@ -149,6 +168,10 @@ class Dead(msgspec.Struct, frozen=True, tag=True, gc=False):
     reason: str
 
 
+class Leaving(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """The engine finishes what it has and ends: new requests are for others, those it refuses too."""
+
+
 class Outputs(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
     """What one step gave the requests of one server: one frame a step."""
 
@@ -156,11 +179,12 @@ class Outputs(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=Fals
     stats: Stats | None = None
 
 
-Answer = Hello | Outputs | Stats | Progress | Ready | Dead
+Answer = Hello | Outputs | Stats | Progress | Ready | Leaving | Dead
 
 
 def _digest() -> str:
-    schema = msgspec.json.encode(msgspec.json.schema_components([Request, Answer])[1], order="sorted")
+    said = [Request, Answer, Greeting, Welcome]
+    schema = msgspec.json.encode(msgspec.json.schema_components(said)[1], order="sorted")
     return hashlib.sha256(schema).hexdigest()[:16]
 
 

@@ -11,6 +11,10 @@ ended gives up its row and its blocks at once, even if a step that still writes 
 those writes come before any of the next owner's. And nothing in flight can spoil the prefix cache,
 because only blocks whose positions have all landed are ever published, and steps in flight write behind
 these.
+
+A model in several stages works on as many steps at a time. Its first stage cannot embed a token that the last
+one has yet to sample, so a sequence then waits for each of its tokens, and those that run are spread over the
+steps, each of which leaves some for the next.
 """
 
 from __future__ import annotations
@@ -50,6 +54,8 @@ class Scheduler:
         self._vocab_size = vocab_size
         self._by_priority = config.scheduling_policy == "priority"
         self._caches = config.enable_prefix_caching and facts.causal
+        self._turns = config.depth if config.pipeline_parallel_size > 1 else 1
+        """Steps that run at the same time, over which sequences are spread."""
         self.room = Room(facts, caches=self._caches)
         self._arrivals = 0
 
@@ -87,19 +93,29 @@ class Scheduler:
         """The next step, or None if nothing can be computed before one in flight has landed."""
         draft = Draft(self._config, self._facts)
         held_back = self._make_way()
+        most = self._share(len(self.live))
         # Prompts come after single tokens: a long prompt delays nobody's next token by more than its chunk.
-        decoding = [seq for seq in self.running if seq.want == 1]
-        reading = [seq for seq in self.running if seq.want > 1]
-        for seq in decoding + reading:
+        ready = self._ready()
+        decoding = [seq for seq in ready if seq.want == 1]
+        reading = [seq for seq in ready if seq.want > 1]
+        for seq in (decoding + reading)[: self._share(len(self.running))]:
             if draft.left and seq is not held_back and seq.slot is not None:
                 self._continue(seq, draft)
-        while self.waiting and draft.left and self._admit(self.waiting[0], draft, now):
+        while self.waiting and draft.left and draft.rows < most and self._admit(self.waiting[0], draft, now):
             pass
         plan = draft.plan(self.counters.steps + 1)
         if plan is not None:
             self.counters.steps += 1
             self.counters.step_tokens += self._facts.max_num_batched_tokens - draft.left
         return plan
+
+    def _ready(self) -> list[Sequence]:
+        """Those that run and can take part in another step."""
+        return self.running if self._turns == 1 else [seq for seq in self.running if not seq.pending]
+
+    def _share(self, sequences: int) -> int:
+        """How many of so many one step takes."""
+        return -(-sequences // self._turns)
 
     def _make_way(self) -> Sequence | None:
         """Under the priority policy, lower priorities that run give way to a higher one that waits.
@@ -257,6 +273,8 @@ class Scheduler:
 
 
 def _check(config: EngineConfig, facts: WorkerFacts) -> None:
+    if config.steps_ahead < 0:
+        raise ValueError(f"steps_ahead is {config.steps_ahead}; it must be 0 or more")
     if config.scheduling_policy not in POLICIES:
         raise ValueError(
             f"scheduling_policy is '{config.scheduling_policy}'; it can be {' or '.join(POLICIES)}"

@@ -39,8 +39,9 @@ def worker_config(config: EngineConfig, model: ModelConfig, folder: Path) -> Wor
         gpu_memory_utilization=config.gpu_memory_utilization,
         kv_cache_memory_bytes=config.kv_cache_memory_bytes,
         cpu_threads=config.cpu_threads,
+        quantization=config.quantization,
         seed=config.seed,
-        steps_ahead=config.steps_ahead,
+        steps_ahead=config.depth - 1,
     )
 
 

@@ -3,7 +3,8 @@ sequence.
 
 Each API server binds a ROUTER, through which requests go out to an engine by its name, and a PULL, into
 which answers come; each engine connects a DEALER and a PUSH to every server. All of it lies in a folder
-that only this user may enter. A frame that cannot be read is counted, logged and dropped: it never ends a
+that only this user may enter; for engines on other machines the same two sockets listen on TCP as well, to
+those who hold the cluster's keys. A frame that cannot be read is counted, logged and dropped: it never ends a
 loop.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Generic, Literal, TypeVar
 
@@ -19,18 +20,23 @@ import msgspec
 import zmq
 
 from engine_core.config import Address
-from engine_core.protocol import PROTOCOL, Answer, Hello, Request
+from engine_core.keys import ClusterKeys
+from engine_core.protocol import PROTOCOL, Answer, Greeting, Hello, Request, Welcome
 
 MAX_REQUEST_BYTES = 64 << 20
 """A longer frame makes the receiver drop the connection, so the sender refuses it first."""
 
 _FRAMES = 10_000  # on the way in one direction, before a sender hears "full"
 _RECONNECT_MS = 20
+_RECONNECT_MAX_MS = 1_000  # over a network
 _LINGER_MS = 300
+_HEARTBEAT_MS, _SILENCE_MS = 2_000, 8_000
+"""Over a network: a machine that vanishes closes nothing, it only falls silent."""
 
 _encoder = msgspec.msgpack.Encoder()
 _requests = msgspec.msgpack.Decoder(Request)
 _answers = msgspec.msgpack.Decoder(Answer)
+_greetings = msgspec.msgpack.Decoder(Greeting)
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -53,22 +59,28 @@ class Inbox(Generic[T]):
         self._decoder = decoder
 
     def read(self) -> Iterator[T]:
+        for _, message in self.read_with_frames():
+            yield message
+
+    def read_with_frames(self) -> Iterator[tuple[zmq.Frame, T]]:
+        """Each message with the first frame of it, which knows where it comes from."""
         while True:
             try:
-                frame = self.sock.recv_multipart(zmq.NOBLOCK)[-1]
+                frames = self.sock.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
+            frame = frames[-1].buffer
             try:
                 message = self._decoder.decode(frame)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 self.bad += 1
                 _log.warning("dropped unreadable frame %d, of %d bytes: %s", self.bad, len(frame), error)
             else:
-                yield message
+                yield frames[0], message
 
 
 class EngineEnd:
-    """An engine's line to one API server."""
+    """An engine's lines to one API server."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: Address, engine: int) -> None:
         self._engine = engine
@@ -77,15 +89,20 @@ class EngineEnd:
         dealer.setsockopt(zmq.MAXMSGSIZE, MAX_REQUEST_BYTES)
         self.requests = Inbox(dealer, _requests)
         self.push = _socket(context, zmq.PUSH)
+        for sock in (dealer, self.push):
+            present_keys(sock, address)
         self.monitor = self.push.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
         self.backlog: deque[bytes] = deque()
         self.lost = False
+        self._met = False
         dealer.connect(address.requests)
         self.push.connect(address.answers)
         self.greet()
 
     def greet(self) -> None:
-        self.requests.sock.send(_encoder.encode(Hello(engine=self._engine, protocol=PROTOCOL)), zmq.NOBLOCK)
+        hello = _encoder.encode(Hello(engine=self._engine, protocol=PROTOCOL))
+        for sock in (self.requests.sock, self.push):
+            sock.send(hello, zmq.NOBLOCK)
 
     def send(self, answer: Answer) -> bool:
         """False if the line is full: the server has not read for thousands of steps.
@@ -108,14 +125,15 @@ class EngineEnd:
 
     def changes(self) -> Iterator[Literal["lost", "back"]]:
         """The server's process ended, or another one took its place."""
-        for event in _events(self.monitor):
-            if event == zmq.EVENT_DISCONNECTED:
-                self.lost = True
+        for event, _ in _events(self.monitor):
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                back, self.lost, self._met = self.lost, False, True
+                if back:
+                    yield "back"
+            elif self._met:  # before that nothing was said: the first words still lie ready
+                self.lost, self._met = True, False
                 self.backlog.clear()
                 yield "lost"
-            elif self.lost:
-                self.lost = False
-                yield "back"
 
     def close(self) -> None:
         _stop_monitor(self.push, self.monitor)
@@ -126,17 +144,34 @@ class EngineEnd:
 class ServerEnd:
     """An API server's end of the lines to its engines."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, door: Address | None = None) -> None:
+        """`door` is for engines of other machines, if there are any."""
         self._context = zmq.Context()
         router = _socket(self._context, zmq.ROUTER)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         router.setsockopt(zmq.ROUTER_HANDOVER, 1)
         pull = _socket(self._context, zmq.PULL)
-        self.hellos = Inbox(router, _answers)
+        self.greetings = Inbox(router, _greetings)
         self.answers = Inbox(pull, _answers)
         self.monitor = pull.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        router.bind(address.requests)
-        pull.bind(address.answers)
+        self._engines: dict[int, deque[int]] = {}
+        """Connection -> the engine at its other end, and one that came after it and was given its number."""
+        self._connections: Counter[int] = Counter()
+        try:
+            self._bind(address)
+            if door is not None:
+                self._bind(door)
+        except OSError:
+            self.close()
+            raise
+
+    def _bind(self, address: Address) -> None:
+        for inbox, endpoint in ((self.greetings, address.requests), (self.answers, address.answers)):
+            _guard(inbox.sock, address)  # counts for endpoints that are bound from here on
+            try:
+                inbox.sock.bind(endpoint)
+            except zmq.ZMQError as error:
+                raise OSError(error.errno, f"cannot listen on {endpoint}: {error.strerror}") from error
 
     def send(self, engine: int, request: Request) -> None:
         frame = _encoder.encode(request)
@@ -144,18 +179,49 @@ class ServerEnd:
             raise RequestTooLarge(
                 f"the request takes {len(frame)} bytes; at most {MAX_REQUEST_BYTES} are allowed"
             )
+        self._send(_engine_name(engine), frame)
+
+    def welcome(self, peer: bytes, welcome: Welcome) -> None:
+        self._send(peer, _encoder.encode(welcome))
+
+    def _send(self, peer: bytes, frame: bytes) -> None:
         try:
-            self.hellos.sock.send_multipart([_engine_name(engine), frame], zmq.NOBLOCK)
+            self.greetings.sock.send_multipart([peer, frame], zmq.NOBLOCK)
         except zmq.ZMQError as error:
             raise Unreachable(f"the engine cannot be reached: {error.strerror}") from error
 
-    def engine_left(self) -> bool:
-        """Whether a connected engine's process has ended since the last call."""
-        return zmq.EVENT_DISCONNECTED in list(_events(self.monitor))
+    def read_greetings(self) -> Iterator[tuple[bytes, Greeting]]:
+        """Each with the name of the peer, for an answer."""
+        for frame, greeting in self.greetings.read_with_frames():
+            yield frame.bytes, greeting
+
+    def read_answers(self) -> Iterator[tuple[int, Answer]]:
+        """Each with the engine that gives it: the one whose Hello opened this connection."""
+        for frame, answer in self.answers.read_with_frames():
+            connection = int(frame.get(zmq.SRCFD))
+            if isinstance(answer, Hello):
+                self._engines.setdefault(connection, deque()).append(answer.engine)
+                self._connections[answer.engine] += 1
+            if self._engines.get(connection):
+                yield self._engines[connection][-1], answer
+
+    def left(self) -> list[int]:
+        """Connected engines whose processes have ended, or cannot be heard, since the last call.
+
+        What they had said must have been read before. An engine that is back already is not told of.
+        """
+        gone: list[int] = []
+        for _, connection in _events(self.monitor):
+            if self._engines.get(connection):  # or it was a stranger, who was not let in
+                engine = self._engines[connection].popleft()
+                self._connections[engine] -= 1
+                if not self._connections[engine]:
+                    gone.append(engine)
+        return gone
 
     def close(self) -> None:
         _stop_monitor(self.answers.sock, self.monitor)
-        for inbox in (self.hellos, self.answers):
+        for inbox in (self.greetings, self.answers):
             inbox.sock.close(linger=0)
         self._context.term()
 
@@ -173,13 +239,34 @@ def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[by
     return sock
 
 
-def _events(monitor: zmq.Socket[bytes]) -> Iterator[int]:
+def _guard(sock: zmq.Socket[bytes], address: Address) -> None:
+    if address.secret is not None:
+        ClusterKeys.derive(address.secret).guard(sock)
+        _listen_for_silence(sock, address)
+
+
+def present_keys(sock: zmq.Socket[bytes], address: Address) -> None:
+    """Before connecting to an address that other machines can reach."""
+    if address.secret is not None:
+        ClusterKeys.derive(address.secret).present(sock)
+        _listen_for_silence(sock, address)
+
+
+def _listen_for_silence(sock: zmq.Socket[bytes], address: Address) -> None:
+    sock.setsockopt(zmq.IPV6, int("[" in address.requests))
+    sock.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
+    sock.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
+    sock.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENCE_MS)
+
+
+def _events(monitor: zmq.Socket[bytes]) -> Iterator[tuple[int, int]]:
+    """Each event with the number of its connection."""
     while True:
         try:
             head, _endpoint = monitor.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
             return
-        yield struct.unpack_from("=H", head)[0]
+        yield struct.unpack_from("=HI", head)
 
 
 def _stop_monitor(sock: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:

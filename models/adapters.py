@@ -19,11 +19,15 @@ from models.pooler import Pooler
 from models.projection import Matrix
 from models.routes import embedding_pooler, generating_pooler, label_pooler
 from models.sentence_files import Mode
+from models.stages import held
 from models.weights import Weights, WeightsError, load
 
 
 class Pooling(nn.Module):
-    """A model that pools: the one it is made of, and the pooler that its hidden states go to."""
+    """A model that pools: the one it is made of, and the pooler that its hidden states go to.
+
+    Every stage has the pooler, to know what is offered; its tensors are in the last one.
+    """
 
     is_pooling_model: ClassVar[bool] = True
     base_class: ClassVar[type]
@@ -32,15 +36,18 @@ class Pooling(nn.Module):
     def __init__(self, setup: ModelSetup) -> None:
         super().__init__()
         self.base: Any = self.base_class(setup)
+        self.last = setup.parallel.last
         self.causal: bool = getattr(self.base, "causal", True)
         self.default_mode: Mode = getattr(self.base, "default_pooling", "LAST")
 
     def pull(self, weights: Weights) -> None:
         load(self.base, weights)
-        load(self.pooler, weights)
+        if self.last:
+            load(self.pooler, weights)
 
-    def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
-        return self.base(ids, positions)
+    def forward(self, ids: Tensor, positions: Tensor, stream: Tensor | None = None) -> Tensor:
+        # Classes of other distributions need not know of stages.
+        return self.base(ids, positions) if stream is None else self.base(ids, positions, stream)
 
     def attention_layers(self) -> list[Attention]:
         return self.base.attention_layers()
@@ -89,7 +96,7 @@ class _ForClassification(_WithTokenLogits):
         tokens = setup.pooling.classifier_tokens
         super().__init__(replace(setup, head_tokens=tokens))
         size, labels = setup.config.output_size, setup.pooling.num_labels
-        self.score = None if tokens else Matrix(size, labels, bias=None)
+        self.score = None if tokens else held(self.last, Matrix(size, labels, bias=None))
         classifier = self.score or self.token_logits
         self.pooler = label_pooler(setup, classifier, self.default_mode, for_texts=self.for_texts)
 

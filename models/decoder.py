@@ -25,6 +25,7 @@ from models.layers.norm import RMSNorm, SpreadRMSNorm
 from models.layers.rotary import Rope, Rotary
 from models.model import ModelSetup
 from models.parallel import Parallel
+from models.stages import Layers, held
 from models.weights import Weights, load
 
 
@@ -185,24 +186,28 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """The trunk: token ids -> hidden states."""
+    """The trunk: token ids -> hidden states, or a stage's part of that way."""
 
     def __init__(self, config: ModelConfig, spec: DecoderSpec, parallel: Parallel) -> None:
         super().__init__()
         self.embed_tokens = Embedding(
             config.vocab_size, config.hidden_size, parallel, scale=spec.embedding_scale
         )
-        self.layers = nn.ModuleList(DecoderLayer(config, spec, layer, parallel) for layer in spec.layers)
-        self.norm = RMSNorm(config.hidden_size, spec.eps, offset=spec.norm_offset)
+        self.layers = Layers(
+            len(spec.layers),
+            parallel,
+            lambda number: DecoderLayer(config, spec, spec.layers[number], parallel),
+        )
+        self.norm = held(parallel.last, RMSNorm(config.hidden_size, spec.eps, offset=spec.norm_offset))
         ropes = dict.fromkeys(layer.rope for layer in spec.layers if layer.rope)
         self.rotaries = nn.ModuleList(Rotary(rope) for rope in ropes)
 
-    def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
+    def forward(self, ids: Tensor, positions: Tensor, stream: Tensor | None = None) -> Tensor:
         rotations = {rotary.rope: rotary(positions) for rotary in self.rotaries}
-        stream, delta = self.embed_tokens(ids), None
+        rows, delta = self.embed_tokens(ids) if stream is None else stream, None
         for layer in self.layers:
-            delta, stream = layer(delta, stream, rotations)
-        hidden, _ = _enter(self.norm, delta, stream)
+            delta, rows = layer(delta, rows, rotations)
+        hidden, _ = _enter(self.norm, delta, rows)
         return hidden
 
 
@@ -229,8 +234,8 @@ class DecoderForCausalLM(nn.Module):
         load(self.model, weights.first("model", ""))
         load(self.lm_head, weights / "lm_head")
 
-    def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
-        return self.model(ids, positions)
+    def forward(self, ids: Tensor, positions: Tensor, stream: Tensor | None = None) -> Tensor:
+        return self.model(ids, positions, stream)
 
     def logits(self, hidden: Tensor) -> Tensor:
         logits = self.lm_head(hidden)  # [R, vocab_size] float32
@@ -252,9 +257,9 @@ def _look_around(config: ModelConfig, spec: DecoderSpec, layer: LayerSpec) -> En
     return EncoderAttention(head_dim=config.head_dim, scale=spec.attention_scale, window=window)
 
 
-def _enter(norm: RMSNorm | None, delta: Tensor | None, stream: Tensor) -> tuple[Tensor, Tensor]:
+def _enter(norm: nn.Module | None, delta: Tensor | None, stream: Tensor) -> tuple[Tensor, Tensor]:
     """Complete the stream; -> (what the next sublayer reads, the stream). The first has no delta."""
-    if norm is None:
+    if not isinstance(norm, RMSNorm):  # there is none, or another stage has it
         stream = stream if delta is None else stream + delta
         return stream, stream
     return (norm(stream), stream) if delta is None else norm.add(delta, stream)

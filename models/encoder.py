@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models import ops
 from models.context import context
 from models.layers.embedding import Embedding
 from models.layers.encoder_attention import EncoderAttention
@@ -21,6 +20,7 @@ from models.layers.mlp import activation_kind
 from models.layers.norm import LayerNorm
 from models.model import ModelSetup
 from models.parallel import Parallel
+from models.stages import held
 from models.weights import Weights, load
 
 
@@ -55,8 +55,9 @@ class Embeddings(nn.Module):
             )
         self.first_position = first_position
         self.word_embeddings = Embedding(setup.config.vocab_size, width, setup.parallel)
-        self.position_embeddings = Embedding(positions, width, Parallel()) if positions else None
-        self.token_type_embeddings = Embedding(types, width, Parallel()) if types else None
+        undivided = setup.parallel.undivided
+        self.position_embeddings = Embedding(positions, width, undivided) if positions else None
+        self.token_type_embeddings = Embedding(types, width, undivided) if types else None
 
     def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
         hidden = self.word_embeddings(ids)  # [T, width]
@@ -87,9 +88,8 @@ class MLP(nn.Module):
     ) -> None:
         super().__init__()
         share = parallel.share(inner, "features of the MLP")
-        self.kind = activation_kind(activation)
         self.names = names
-        self.inner = Linear(size, share, bias=bias)
+        self.inner = Linear(size, share, bias=bias, activation=activation_kind(activation))
         self.outer = RowLinear(share, size, parallel, bias=bias)
 
     def pull(self, weights: Weights) -> None:
@@ -98,7 +98,7 @@ class MLP(nn.Module):
         load(self.outer, weights / outer)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.outer(ops.activation(self.inner(hidden), self.kind))
+        return self.outer(self.inner(hidden))
 
 
 class EncoderLayer(nn.Module):
@@ -135,12 +135,12 @@ class EncoderLayer(nn.Module):
     def forward(self, hidden: Tensor, cos_sin: Tensor | None, bias: Tensor | None) -> Tensor:
         q, k, v = self.qkv(hidden).split(self.qkv.widths, dim=-1)  # [T, heads * D] each
         heads = self.attention(q, k, v, cos_sin=cos_sin, bias=bias)
-        hidden = self.attention_norm(hidden + self.out(heads))  # [T, H], here and below
-        return self.mlp_norm(hidden + self.mlp(hidden))
+        hidden, _ = self.attention_norm.add(self.out(heads), hidden)  # [T, H], here and below
+        return self.mlp_norm.add(self.mlp(hidden), hidden)[0]
 
 
 class Encoder(nn.Module):
-    """The trunk: token ids -> hidden states."""
+    """The trunk: token ids -> hidden states, or a stage's part of that way."""
 
     def __init__(
         self,
@@ -164,15 +164,19 @@ class Encoder(nn.Module):
         """
         super().__init__()
         size = setup.config.hidden_size
-        self.embeddings = embeddings
-        self.norm = LayerNorm(width or size, eps)
-        self.project = Linear(width or size, size, bias=True) if project else None
-        self.layers = nn.ModuleList(layers.values())
+        first = setup.parallel.first
+        self.embeddings = held(first, embeddings)
+        self.norm = held(first, LayerNorm(width or size, eps))
+        self.project = held(first, Linear(width or size, size, bias=True)) if project else None
         self.rotary = rotary
         self.bias = bias
         self.names = {"norm": norm, "project": project}
+        order = order or range(len(layers))
+        self.order = [order[step] for step in setup.parallel.share_layers(len(order))]
+        self.layers = nn.ModuleList(
+            held(index in self.order, layer) for index, layer in enumerate(layers.values())
+        )
         self.layer_names = list(layers)
-        self.order = order or range(len(layers))
 
     def pull(self, weights: Weights) -> None:
         load(self.embeddings, weights / "embeddings")
@@ -185,12 +189,14 @@ class Encoder(nn.Module):
             if beside is not None:
                 load(beside, weights)
 
-    def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
-        hidden = self.norm(self.embeddings(ids, positions))  # [T, width]
-        if self.project is not None:
-            hidden = self.project(hidden)
+    def forward(self, ids: Tensor, positions: Tensor, stream: Tensor | None = None) -> Tensor:
+        hidden = self._embed(ids, positions) if stream is None else stream  # [T, H]
         cos_sin = None if self.rotary is None else self.rotary(positions)
         bias = None if self.bias is None else self.bias()
         for index in self.order:
             hidden = self.layers[index](hidden, cos_sin, bias)  # [T, H]
         return hidden
+
+    def _embed(self, ids: Tensor, positions: Tensor) -> Tensor:
+        hidden = self.norm(self.embeddings(ids, positions))  # [T, width]
+        return hidden if self.project is None else self.project(hidden)

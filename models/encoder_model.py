@@ -43,8 +43,8 @@ class EncoderModel(nn.Module):
         if self.head is not None:
             load(self.head, weights)
 
-    def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
-        return self.trunk(ids, positions)
+    def forward(self, ids: Tensor, positions: Tensor, stream: Tensor | None = None) -> Tensor:
+        return self.trunk(ids, positions, stream)
 
     def attention_layers(self) -> list[Attention]:
         """None of them reads the cache."""
@@ -71,8 +71,11 @@ class Head(nn.Module):
         self.activation = activation
         self.out = Matrix(size, setup.pooling.num_labels, bias=True)
         self.dense_names, self.out_name = dense, out
+        self.held = setup.parallel.last
 
     def pull(self, weights: Weights) -> None:
+        if not self.held:  # the model ignores what its heads are called
+            return
         if self.dense is not None:
             load(self.dense, weights.first(*self.dense_names))
         load(self.out, weights / self.out_name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 from torch import Tensor, nn
 
-from models import ops
 from models.config import family_fields
 from models.layers.attention import Attention
 from models.layers.embedding import Embedding, LMHead
@@ -14,6 +13,7 @@ from models.layers.mlp import activation_kind
 from models.layers.norm import LayerNorm
 from models.model import ModelSetup
 from models.parallel import Parallel
+from models.stages import Layers, held
 from models.weights import Weights, load
 
 
@@ -46,8 +46,8 @@ class GPT2LMHeadModel(nn.Module):
         load(self.transformer, weights.first("transformer", ""))
         load(self.lm_head, weights / "lm_head")
 
-    def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
-        return self.transformer(ids, positions)
+    def forward(self, ids: Tensor, positions: Tensor, stream: Tensor | None = None) -> Tensor:
+        return self.transformer(ids, positions, stream)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.lm_head(hidden)
@@ -67,12 +67,12 @@ class GPT2Model(nn.Module):
             )
         fields = family_fields(config, GPT2Fields)
         self.wte = Embedding(config.vocab_size, config.hidden_size, setup.parallel)
-        self.wpe = Embedding(config.max_len, config.hidden_size, Parallel())
-        self.h = nn.ModuleList(GPT2Block(setup, fields, layer) for layer in range(config.num_layers))
-        self.ln_f = LayerNorm(config.hidden_size, fields.layer_norm_epsilon)
+        self.wpe = Embedding(config.max_len, config.hidden_size, setup.parallel.undivided)
+        self.h = Layers(config.num_layers, setup.parallel, lambda number: GPT2Block(setup, fields, number))
+        self.ln_f = held(setup.parallel.last, LayerNorm(config.hidden_size, fields.layer_norm_epsilon))
 
-    def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
-        hidden = self.wte(ids) + self.wpe(positions)  # [T, H]
+    def forward(self, ids: Tensor, positions: Tensor, stream: Tensor | None = None) -> Tensor:
+        hidden = self.wte(ids) + self.wpe(positions) if stream is None else stream  # [T, H]
         for block in self.h:
             hidden = block(hidden)
         return self.ln_f(hidden)
@@ -118,9 +118,9 @@ class GPT2MLP(nn.Module):
     def __init__(self, size: int, fields: GPT2Fields, parallel: Parallel) -> None:
         super().__init__()
         share = parallel.share(fields.n_inner or 4 * size, "features of the MLP")
-        self.kind = activation_kind(fields.activation_function)
-        self.c_fc = Linear(size, share, bias=True, transposed=True)
+        kind = activation_kind(fields.activation_function)
+        self.c_fc = Linear(size, share, bias=True, transposed=True, activation=kind)
         self.c_proj = RowLinear(share, size, parallel, bias=True, transposed=True)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.c_proj(ops.activation(self.c_fc(hidden), self.kind))
+        return self.c_proj(self.c_fc(hidden))

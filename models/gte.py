@@ -8,11 +8,10 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from models import ops
 from models.config import ConfigError, ModelConfig, family_fields
 from models.encoder import Embeddings, Encoder, EncoderLayer, LayerNames
 from models.encoder_model import EncoderModel, Head
-from models.layers.linear import Linear, RowLinear
+from models.layers.linear import GatedLinear, RowLinear
 from models.layers.mlp import activation_kind
 from models.layers.rotary import Rotary, read_rope
 from models.model import ModelSetup
@@ -83,16 +82,15 @@ class GteMLP(nn.Module):
     def __init__(self, size: int, fields: GteFields, parallel: Parallel) -> None:
         super().__init__()
         share = parallel.share(fields.intermediate_size, "features of the MLP")
-        self.kind = activation_kind(fields.hidden_act)
-        self.up_gate_proj = UpGate(size, [share, share])
+        self.up_gate_proj = UpGate(size, share, activation=activation_kind(fields.hidden_act))
         self.down_proj = RowLinear(share, size, parallel, bias=True)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.down_proj(ops.gated(self.up_gate_proj(hidden), self.kind))
+        return self.down_proj(self.up_gate_proj(hidden))
 
 
-class UpGate(Linear):
-    """Stored the other way round than `ops.gated` reads it."""
+class UpGate(GatedLinear):
+    """Stored the other way round than `ops.gated_linear` reads it."""
 
     def _gather(self, weights: Weights, name: str) -> Tensor:
         up, gate = super()._gather(weights, name).chunk(2)

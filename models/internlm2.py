@@ -61,14 +61,11 @@ class _Renamed(Weights):
         super().__init__(reading, path)
         self._config = config
 
-    def __truediv__(self, name: str) -> Weights:
-        return _Renamed(self.reading, self._join(name), self._config) if name else self
+    def at(self, path: str) -> Weights:
+        return _Renamed(self.reading, path, self._config)
 
     def __contains__(self, name: str) -> bool:
         return _stored_name(self._join(name)) in self.reading.names
-
-    def sibling(self, name: str) -> Weights:
-        return _Renamed(self.reading, self.path.rpartition(".")[0], self._config) / name
 
     def take(
         self, name: str, shape: Sequence[int], cut: Cut | None = None, dtype: torch.dtype | None = None
@@ -77,22 +74,29 @@ class _Renamed(Weights):
         dtype = dtype or self.dtype
         if part not in ("q_proj", "k_proj", "v_proj"):
             return self.reading.take(_stored_name(self._join(name)), tuple(shape), cut, dtype)
-        piece = self._take_interleaved(f"{_stored_name(scope)}.wqkv.{name}", part, shape, dtype)
-        return piece if cut is None else cut.of(piece)
+        return self._take_interleaved(f"{_stored_name(scope)}.wqkv.{name}", part, shape, cut, dtype)
 
     def ignore(self, *names: str) -> None:
         for name in names:
             self.reading.ignore(_stored_name(self._join(name)))
 
-    def _take_interleaved(self, name: str, part: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    def _take_interleaved(
+        self, name: str, part: str, shape: Sequence[int], cut: Cut | None, dtype: torch.dtype
+    ) -> Tensor:
         """A key head is stored after the query heads that share it, and before its value head."""
         config = self._config
         shared = config.num_heads // config.num_kv_heads
-        size = config.num_kv_heads * (shared + 2) * config.head_dim
-        whole = self.reading.take(name, (size, *shape[1:]), None, dtype)
-        groups = whole.view(config.num_kv_heads, shared + 2, config.head_dim, *shape[1:])
-        start, stop = {"q_proj": (0, shared), "k_proj": (-2, -1), "v_proj": (-1, None)}[part]
-        return groups[:, start:stop].reshape(*shape)
+        group = (shared + 2) * config.head_dim  # rows, as all that follows
+        mine = (shared if part == "q_proj" else 1) * config.head_dim
+        before = {"q_proj": 0, "k_proj": shared, "v_proj": shared + 1}[part] * config.head_dim
+        size = (config.num_kv_heads * group, *shape[1:])
+        start, stop = (cut.start, cut.stop) if cut else (0, shape[0])
+        pieces: list[Tensor] = []
+        for index in range(start // mine, -(-stop // mine)):
+            first, last = max(start, index * mine), min(stop, (index + 1) * mine)
+            stored = index * (group - mine) + before  # what lies ahead of these rows, beside others of theirs
+            pieces.append(self.reading.take(name, size, Cut(0, stored + first, stored + last), dtype))
+        return torch.cat(pieces)
 
 
 def _stored_name(path: str) -> str:

@@ -35,10 +35,11 @@ class ModelSetup:
 class CausalLM(Protocol):
     """A model's class is called with a ModelSetup, then filled by `models.weights.load`."""
 
-    def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
+    def forward(self, ids: Tensor, positions: Tensor, stream: Tensor | None = None) -> Tensor:
         """Tokens of the step [T], packed as the ForwardContext says, -> hidden states [T, output_size].
 
-        Must run under `use_context`, with the cache bound to every attention layer.
+        Must run under `use_context`, with the cache bound to every attention layer. Where the layers are cut
+        into stages, each gives the residual stream [T, hidden_size] that the next one takes in place of ids.
         """
         ...
 
@@ -47,7 +48,7 @@ class CausalLM(Protocol):
         ...
 
     def attention_layers(self) -> list[Attention]:
-        """In the order of the layers. The worker sizes the cache by them and binds their `kv`."""
+        """Those of this stage, in order. The worker sizes the cache by them and binds their `kv`."""
         ...
 
     def parameters(self) -> Iterator[Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -13,12 +14,13 @@ from models.config import ConfigError, ModelConfig, family_fields
 from models.encoder_model import EncoderModel
 from models.layers.embedding import Embedding
 from models.layers.encoder_attention import EncoderAttention
-from models.layers.linear import Linear, RowLinear
+from models.layers.linear import GatedLinear, Linear, RowLinear
 from models.layers.mlp import activation_kind
 from models.layers.norm import LayerNorm
 from models.layers.rotary import Rope, Rotary, read_rope
 from models.model import ModelSetup
 from models.projection import Matrix
+from models.stages import Layers, held
 from models.weights import Weights, load
 
 _NEAR, _FAR = "sliding_attention", "full_attention"
@@ -47,25 +49,25 @@ class ModernBertFields(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModernBert(nn.Module):
-    """The trunk: token ids -> hidden states."""
+    """The trunk: token ids -> hidden states, or a stage's part of that way."""
 
     def __init__(self, setup: ModelSetup) -> None:
         super().__init__()
         config, fields = setup.config, family_fields(setup.config, ModernBertFields)
-        self.kinds = _kinds(config, fields)
-        ropes = {kind: _rope(setup, fields, kind) for kind in dict.fromkeys(self.kinds)}
-        self.embeddings = ModernBertEmbeddings(setup, fields)
-        self.layers = nn.ModuleList(
-            ModernBertLayer(setup, fields, index, kind) for index, kind in enumerate(self.kinds)
+        parallel, kinds = setup.parallel, _kinds(config, fields)
+        ropes = {kind: _rope(setup, fields, kind) for kind in dict.fromkeys(kinds)}
+        self.embeddings = held(parallel.first, ModernBertEmbeddings(setup, fields))
+        self.layers = Layers(
+            len(kinds), parallel, lambda number: ModernBertLayer(setup, fields, number, kinds[number])
         )
-        self.final_norm = _norm(config, fields)
+        self.final_norm = held(parallel.last, _norm(config, fields))
         self.rotaries = nn.ModuleDict({kind: Rotary(rope) for kind, rope in ropes.items()})
 
-    def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
+    def forward(self, ids: Tensor, positions: Tensor, stream: Tensor | None = None) -> Tensor:
         rotations = {kind: rotary(positions) for kind, rotary in self.rotaries.items()}
-        hidden = self.embeddings(ids)  # [T, H]
-        for kind, layer in zip(self.kinds, self.layers, strict=True):
-            hidden = layer(hidden, rotations[kind])
+        hidden = self.embeddings(ids) if stream is None else stream  # [T, H]
+        for layer in self.layers:
+            hidden = layer(hidden, rotations)
         return self.final_norm(hidden)
 
 
@@ -83,14 +85,15 @@ class ModernBertEmbeddings(nn.Module):
 class ModernBertLayer(nn.Module):
     def __init__(self, setup: ModelSetup, fields: ModernBertFields, index: int, kind: str) -> None:
         super().__init__()
+        self.kind = kind
         # What the first layer reads comes out of a norm already.
         self.attn_norm = _norm(setup.config, fields) if index else nn.Identity()
         self.attn = ModernBertAttention(setup, fields, kind)
         self.mlp_norm = _norm(setup.config, fields)
         self.mlp = ModernBertMLP(setup, fields)
 
-    def forward(self, hidden: Tensor, cos_sin: Tensor) -> Tensor:
-        hidden = hidden + self.attn(self.attn_norm(hidden), cos_sin)
+    def forward(self, hidden: Tensor, rotations: Mapping[str, Tensor]) -> Tensor:
+        hidden = hidden + self.attn(self.attn_norm(hidden), rotations[self.kind])
         return hidden + self.mlp(self.mlp_norm(hidden))
 
 
@@ -116,12 +119,12 @@ class ModernBertMLP(nn.Module):
         super().__init__()
         size, parallel = setup.config.hidden_size, setup.parallel
         share = parallel.share(fields.intermediate_size, "features of the MLP")
-        self.kind = activation_kind(fields.hidden_activation)
-        self.Wi = Linear(size, [share, share], bias=fields.mlp_bias)
+        kind = activation_kind(fields.hidden_activation)
+        self.Wi = GatedLinear(size, share, activation=kind, bias=fields.mlp_bias)
         self.Wo = RowLinear(share, size, parallel, bias=fields.mlp_bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.Wo(ops.gated(self.Wi(hidden), self.kind))
+        return self.Wo(self.Wi(hidden))
 
 
 class ModernBertHead(nn.Module):
@@ -134,8 +137,11 @@ class ModernBertHead(nn.Module):
         self.dense = Matrix(size, size, bias=fields.classifier_bias)
         self.norm = LayerNorm(size, fields.norm_eps, bias=fields.norm_bias, dtype=torch.float32)
         self.classifier = Matrix(size, setup.pooling.num_labels, bias=True)
+        self.held = setup.parallel.last
 
     def pull(self, weights: Weights) -> None:
+        if not self.held:  # the model ignores what its heads are called
+            return
         load(self.dense, weights / "head.dense")
         load(self.norm, weights / "head.norm")
         load(self.classifier, weights / "classifier")

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from models import ops
+from models.checkpoint import Cut
 from models.config import ConfigError, family_fields
 from models.context import context
 from models.encoder import MLP, Embeddings, Encoder, EncoderLayer, LayerNames
 from models.encoder_model import EncoderModel, Head
-from models.layers.linear import Linear, RowLinear, frozen
+from models.layers.linear import GatedLinear, Linear, RowLinear, frozen
 from models.layers.mlp import activation_kind
 from models.layers.rotary import Rope, Rotary, cos_sin, plain_rope, read_rope
 from models.model import ModelSetup
@@ -117,12 +118,14 @@ class NomicGatedMLP(nn.Module):
     def __init__(self, size: int, inner: int, fields: NomicFields, parallel: Parallel) -> None:
         super().__init__()
         share = parallel.share(inner, "features of the MLP")
-        self.kind = activation_kind(_GATED.get(fields.activation_function or "", fields.hidden_act))
-        self.fc1 = Linear(size, [share, share], bias=fields.mlp_fc1_bias, sources=("fc12", "fc11"))
+        kind = activation_kind(_GATED.get(fields.activation_function or "", fields.hidden_act))
+        self.fc1 = GatedLinear(
+            size, share, activation=kind, bias=fields.mlp_fc1_bias, sources=("fc12", "fc11")
+        )
         self.fc2 = RowLinear(share, size, parallel, bias=fields.mlp_fc2_bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.fc2(ops.gated(self.fc1(hidden), self.kind))
+        return self.fc2(self.fc1(hidden))
 
 
 class NomicExperts(nn.Module):
@@ -151,8 +154,12 @@ class NomicExperts(nn.Module):
 
     def _matrices(self, weights: Weights, name: str) -> Tensor:
         """[experts, features of this rank, size], which the checkpoint has in one piece."""
-        stacked = weights.take(name, [self.count * self.share.size, self.size])
-        return stacked.unflatten(0, (self.count, -1))[:, self.share.start : self.share.stop]
+        shape, share = [self.count * self.share.size, self.size], self.share
+        if share.is_whole:
+            return weights.take(name, shape).unflatten(0, (self.count, -1))
+        starts = range(0, shape[0], share.size)
+        cuts = [Cut(0, start + share.start, start + share.stop) for start in starts]
+        return torch.stack([weights.take(name, shape, cut) for cut in cuts])
 
     def forward(self, hidden: Tensor) -> Tensor:
         odds = self.router(hidden).float().softmax(-1)  # [T, experts]

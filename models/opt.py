@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 from torch import Tensor, nn
 
-from models import ops
 from models.config import family_fields
 from models.layers.attention import Attention
 from models.layers.embedding import Embedding, LMHead
@@ -13,7 +12,7 @@ from models.layers.linear import Linear, RowLinear
 from models.layers.mlp import activation_kind
 from models.layers.norm import LayerNorm
 from models.model import ModelSetup
-from models.parallel import Parallel
+from models.stages import Layers, held
 from models.weights import Weights, load
 
 _FIRST_POSITION = 2  # rows 0 and 1 of the position table were meant for padding
@@ -51,8 +50,8 @@ class OPTForCausalLM(nn.Module):
         load(self.decoder, weights.first("model", "") / "decoder")
         load(self.lm_head, weights / "lm_head")
 
-    def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
-        return self.decoder(ids, positions)
+    def forward(self, ids: Tensor, positions: Tensor, stream: Tensor | None = None) -> Tensor:
+        return self.decoder(ids, positions, stream)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.lm_head(hidden)
@@ -71,20 +70,26 @@ class OPTDecoder(nn.Module):
                 f"OPT has learned {config.max_len} positions, and cannot serve {setup.max_len}: "
                 f"lower --max-model-len to {config.max_len}"
             )
-        self.embed_tokens = Embedding(config.vocab_size, width, setup.parallel)
-        self.embed_positions = Embedding(config.max_len + _FIRST_POSITION, size, Parallel())
-        self.project_in = Linear(width, size) if width != size else nn.Identity()
-        self.layers = nn.ModuleList(OPTLayer(setup, fields) for _ in range(config.num_layers))
+        parallel = setup.parallel
+        project_in = Linear(width, size) if width != size else nn.Identity()
+        project_out = Linear(size, width) if width != size else nn.Identity()
         has_norm = fields.do_layer_norm_before and not fields.remove_final_layer_norm
-        self.final_layer_norm = LayerNorm(size, _EPS) if has_norm else nn.Identity()
-        self.project_out = Linear(size, width) if width != size else nn.Identity()
+        norm = LayerNorm(size, _EPS) if has_norm else nn.Identity()
+        self.embed_tokens = Embedding(config.vocab_size, width, parallel)
+        self.embed_positions = Embedding(config.max_len + _FIRST_POSITION, size, parallel.undivided)
+        self.project_in = held(parallel.first, project_in)
+        self.layers = Layers(config.num_layers, parallel, lambda _: OPTLayer(setup, fields))
+        self.final_layer_norm = held(parallel.last, norm)
+        self.project_out = held(parallel.last, project_out)
 
-    def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
-        hidden = self.project_in(self.embed_tokens(ids))  # [T, H]
-        hidden = hidden + self.embed_positions(positions + _FIRST_POSITION)
+    def forward(self, ids: Tensor, positions: Tensor, stream: Tensor | None = None) -> Tensor:
+        hidden = self._embed(ids, positions) if stream is None else stream  # [T, H]
         for layer in self.layers:
             hidden = layer(hidden)
-        return self.project_out(self.final_layer_norm(hidden))  # [T, the width of the embeddings]
+        return self.project_out(self.final_layer_norm(hidden))  # at the end [T, the width of the embeddings]
+
+    def _embed(self, ids: Tensor, positions: Tensor) -> Tensor:
+        return self.project_in(self.embed_tokens(ids)) + self.embed_positions(positions + _FIRST_POSITION)
 
 
 class OPTLayer(nn.Module):
@@ -92,11 +97,10 @@ class OPTLayer(nn.Module):
         super().__init__()
         size, bias = setup.config.hidden_size, fields.enable_bias
         share = setup.parallel.share(fields.ffn_dim, "features of the MLP")
-        self.kind = activation_kind(fields.activation_function)
         self.norm_first = fields.do_layer_norm_before
         self.self_attn = OPTAttention(setup, bias=bias)
         self.self_attn_layer_norm = LayerNorm(size, _EPS)
-        self.fc1 = Linear(size, share, bias=bias)
+        self.fc1 = Linear(size, share, bias=bias, activation=activation_kind(fields.activation_function))
         self.fc2 = RowLinear(share, size, setup.parallel, bias=bias)
         self.final_layer_norm = LayerNorm(size, _EPS)
 
@@ -108,7 +112,7 @@ class OPTLayer(nn.Module):
         return self.final_layer_norm(hidden + self._mlp(hidden))
 
     def _mlp(self, hidden: Tensor) -> Tensor:
-        return self.fc2(ops.activation(self.fc1(hidden), self.kind))
+        return self.fc2(self.fc1(hidden))
 
 
 class OPTAttention(nn.Module):

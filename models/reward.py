@@ -17,6 +17,7 @@ from models.model import ModelSetup
 from models.projection import Matrix
 from models.qwen2 import Qwen2ForCausalLM
 from models.routes import label_pooler
+from models.stages import held
 from models.weights import Weights, load
 
 _STEP_END = 151651  # <extra_0> in the vocabulary of Qwen2
@@ -28,7 +29,7 @@ class InternLM2ForRewardModel(Pooling):
     def __init__(self, setup: ModelSetup) -> None:
         setup = _with_labels(setup, 1)
         super().__init__(setup)
-        self.v_head = Matrix(setup.config.hidden_size, 1, bias=False)
+        self.v_head = held(self.last, Matrix(setup.config.hidden_size, 1, bias=False))
         self.pooler = label_pooler(setup, self.v_head, "LAST", for_texts=False, activates=False)
 
     def pull(self, weights: Weights) -> None:
@@ -42,7 +43,7 @@ class _Qwen2Reward(Pooling):
     def __init__(self, setup: ModelSetup, *, labels: int, activates: bool, tag: int | None) -> None:
         setup = _with_labels(setup, labels)
         super().__init__(setup)
-        self.score = _RewardHead(setup.config.hidden_size, labels)
+        self.score = held(self.last, _RewardHead(setup.config.hidden_size, labels))
         self.pooler = label_pooler(setup, self.score, "LAST", for_texts=False, activates=activates, tag=tag)
 
     def pull(self, weights: Weights) -> None:

@@ -47,9 +47,10 @@ class TransformersForCausalLM(nn.Module):
     def __init__(self, setup: ModelSetup) -> None:
         super().__init__()
         config = setup.config
-        if setup.parallel.size > 1:
+        if setup.parallel.size > 1 or setup.parallel.stages > 1:
             raise UnsupportedModel(
-                f"{config.architecture} runs on transformers' code, which cannot be cut over ranks"
+                f"{config.architecture} runs on transformers' code, which cannot be cut over ranks: leave "
+                "--tensor-parallel-size and --pipeline-parallel-size at 1; --data-parallel-size may be more"
             )
         model_class = _model_class(setup)
         self.hf_config = _hf_config(model_class, setup)

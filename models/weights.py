@@ -66,7 +66,11 @@ class Reading:
         return tensor.to(device=self.device, dtype=dtype)
 
     def ignore(self, name: str) -> None:
+        if name in self._ignored:
+            return
         self._ignored.add(name)
+        tensors = self._source.tensors.items()
+        self._total -= sum(stored.elements for known, stored in tensors if _is_within(known, name))
 
     def finish(self) -> None:
         """Raise if the checkpoint and the model did not fit, with everything that did not."""
@@ -90,7 +94,11 @@ class Reading:
         return torch.zeros((), device=self.device, dtype=self.dtype).expand(size)
 
     def _is_ignored(self, name: str) -> bool:
-        return any(name == ignored or name.startswith(f"{ignored}.") for ignored in self._ignored)
+        return any(_is_within(name, ignored) for ignored in self._ignored)
+
+
+def _is_within(name: str, scope: str) -> bool:
+    return name == scope or name.startswith(f"{scope}.")
 
 
 class Weights:
@@ -108,8 +116,12 @@ class Weights:
     def dtype(self) -> torch.dtype:
         return self.reading.dtype
 
+    def at(self, path: str) -> Weights:
+        """Any scope of the same checkpoint, by its whole name."""
+        return Weights(self.reading, path)
+
     def __truediv__(self, name: str) -> Weights:
-        return Weights(self.reading, self._join(name)) if name else self
+        return self.at(self._join(name)) if name else self
 
     def __contains__(self, name: str) -> bool:
         """Whether the checkpoint has the tensor `name` in this scope."""
@@ -117,7 +129,7 @@ class Weights:
 
     def sibling(self, name: str) -> Weights:
         """For layers whose tensors lie beside their own name: q_proj for qkv_proj."""
-        return Weights(self.reading, self.path.rpartition(".")[0]) / name
+        return self.at(self.path.rpartition(".")[0]) / name
 
     def first(self, *names: str) -> Weights:
         """The first of these scopes that the checkpoint has; "" is this one, and the last is the default.
@@ -141,12 +153,12 @@ class Weights:
         return self.reading.take(self._join(name), tuple(shape), cut, dtype or self.dtype)
 
     def ignore(self, *names: str) -> None:
-        """Tensors, or whole scopes, that checkpoints may carry and that the model does not need."""
+        """Tensors, or whole scopes, that checkpoints may carry and that are not needed here; "" is all."""
         for name in names:
             self.reading.ignore(self._join(name))
 
     def _join(self, name: str) -> str:
-        return f"{self.path}.{name}" if self.path else name
+        return ".".join(part for part in (self.path, name) if part)
 
 
 @runtime_checkable

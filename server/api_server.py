@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -49,6 +50,7 @@ class ApiServer:
         address: Address,
         *,
         started: float,
+        index: int = 0,
         display: ProgressDisplay | None = None,
         shared_metrics: Path | None = None,
     ) -> None:
@@ -57,7 +59,13 @@ class ApiServer:
         self._listener = listener
         self._started = started
         self._display = display
-        self.client = EngineClient(address, on_progress=self._show)
+        self.client = EngineClient(
+            address,
+            config.replicas,
+            server=index,
+            servers=config.api_server_count,
+            on_progress=self._show,
+        )
         self._frontend = Frontend(config, self.client, Metrics(config.model_names[0], shared_metrics))
         self._http = _HttpServer(_uvicorn_config(config, self._frontend))
         self._stop = asyncio.Event()
@@ -107,9 +115,17 @@ class ApiServer:
                 self._say(f"error: {' '.join(str(error).split())}")
                 self.client.fail(str(error))
             return CANNOT_START
+        _calm_collector()
         seconds = time.monotonic() - self._started
-        self._say(f"Serving {self._config.model_names[0]} at {self._where()} after {seconds:.1f} s")
+        name = self._config.model_names[0]
+        self._say(f"Serving {name} at {self._where()} after {seconds:.1f} s{self._part()}")
         return STOPPED
+
+    def _part(self) -> str:
+        """Of several replicas those that work already: the others join when they are ready."""
+        size = self._config.data_parallel_size
+        working = sum(one.works for one in self.client.replicas)
+        return f", with {working} of {size} replicas" if working < size else ""
 
     async def _drain(self) -> None:
         """Lets what runs finish in its time. A second signal, and the end of that time, cut it short."""
@@ -141,7 +157,7 @@ class ApiServer:
 
     def _show(self, progress: Progress) -> None:
         if self._display is not None:
-            self._display.show(progress.stage, progress.fraction)
+            self._display.show(progress.stage, progress.fraction, progress.detail)
 
     def _say(self, line: str) -> None:
         if self._display is not None:
@@ -174,6 +190,12 @@ class ApiServer:
                     100 * stats.kv_usage,
                 )
             before = now
+
+
+def _calm_collector() -> None:
+    """What loading has left behind is here to stay, and requests leave few cycles: look for them seldom."""
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
 
 
 async def _first(*things: Awaitable[object], seconds: float) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
 from importlib.metadata import version
-from typing import Any, cast
+from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
@@ -17,7 +17,12 @@ from server.errors import ApiError, BadRequest, Internal
 from server.frontend import Frontend
 from server.middleware import Bounds, HttpNumbers, KeyGuard, RequestIds, error_response
 from server.routes import admin, chat, completions, embeddings, models, pooling, scores, tei, tokenize
+from server.shortcut import Shortcut, find_endpoints
 from server.status import Draining
+
+ROUTERS = [
+    routes.router for routes in (admin, models, completions, chat, embeddings, pooling, scores, tei, tokenize)
+]
 
 MAX_REPORTED = 5
 """Validation errors told in one answer."""
@@ -38,8 +43,15 @@ def create_app(frontend: Frontend) -> FastAPI:
     app = _routed(docs=not config.disable_fastapi_docs)
     app.state.frontend = frontend
     app.state.config = config
-    _handle_errors(app, frontend)
+    explain = _explainer(frontend)
+
+    async def handler(request: Request, error: Exception) -> Response:
+        return explain(request, error)
+
+    for kind in (ApiError, HTTPException, RequestValidationError, Exception):
+        app.add_exception_handler(kind, handler)
     # The last added is the first passed.
+    app.add_middleware(Shortcut, endpoints=find_endpoints(ROUTERS), explain=explain)
     app.add_middleware(Bounds)
     if config.api_key:
         app.add_middleware(KeyGuard, keys=config.api_key)
@@ -65,32 +77,28 @@ def _routed(*, docs: bool) -> FastAPI:
         redoc_url="/redoc" if docs else None,
         openapi_url="/openapi.json" if docs else None,
     )
-    for routes in (admin, models, completions, chat, embeddings, pooling, scores, tei, tokenize):
-        app.include_router(routes.router)
+    for router in ROUTERS:
+        app.include_router(router)
     return app
 
 
-def _handle_errors(app: FastAPI, frontend: Frontend) -> None:
-    def respond(error: ApiError) -> JSONResponse:
+def _explainer(frontend: Frontend) -> Callable[[Request, Exception], JSONResponse]:
+    """An error of any kind, as an answer."""
+
+    def explain(request: Request, error: Exception) -> JSONResponse:
+        match error:
+            case ApiError():
+                told = error
+            case HTTPException():
+                told = _from_http(request, error)
+            case RequestValidationError():
+                told = invalid_body(error.errors())
+            case _:
+                told = Internal("Internal server error")
         # A client that keeps its connection to a server that is leaving would only meet it again.
-        return error_response(error, close=isinstance(frontend.status, Draining) and error.status == 503)
+        return error_response(told, close=isinstance(frontend.status, Draining) and told.status == 503)
 
-    async def on_api_error(_: Request, error: Exception) -> JSONResponse:
-        return respond(cast(ApiError, error))
-
-    async def on_http_error(request: Request, error: Exception) -> JSONResponse:
-        return respond(_from_http(request, cast(HTTPException, error)))
-
-    async def on_invalid_body(_: Request, error: Exception) -> JSONResponse:
-        return respond(invalid_body(cast(RequestValidationError, error).errors()))
-
-    async def on_bug(_: Request, __: Exception) -> JSONResponse:
-        return respond(Internal("Internal server error"))
-
-    app.add_exception_handler(ApiError, on_api_error)
-    app.add_exception_handler(HTTPException, on_http_error)
-    app.add_exception_handler(RequestValidationError, on_invalid_body)
-    app.add_exception_handler(Exception, on_bug)
+    return explain
 
 
 class _HttpError(ApiError):

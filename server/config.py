@@ -14,7 +14,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from engine_core.config import EngineConfig
+from engine_core.config import EngineConfig, Replicas
+from engine_core.secret import check_length, needed
 from server.options import (
     Doc,
     Option,
@@ -31,6 +32,7 @@ from server.peer_flags import FOREIGN
 PREFIX = "FACET_"
 
 _MODEL, _MEMORY, _SCHEDULER = "Model", "Device and memory", "Scheduler"
+_WORKERS = "Workers and replicas"
 _TEXT, _ANSWERS, _HTTP, _LOGS = "Tokenizer and chat template", "Answers", "HTTP", "Process and logs"
 
 
@@ -81,6 +83,13 @@ ENGINE_DOCS = {
         _MODEL, "Our own model code, or that of transformers.", ("auto", "facet", "vllm", "transformers")
     ),
     "dtype": Doc(_MODEL, "Number format; auto is the checkpoint's. Also: half, float.", _DTYPES, read=_dtype),
+    "quantization": Doc(
+        _MODEL,
+        "What the weights of linear layers become when they are loaded, on the CPU: int8 or int4 weights, or "
+        "int8 weights and inputs (int8-dynamic).",
+        ("int8", "int8-dynamic", "int4"),
+        short="-q",
+    ),
     "max_model_len": Doc(
         _MODEL,
         "Longest prompt plus output, in tokens; 32k and 1M work. Not given, -1 or auto: what the model and "
@@ -90,7 +99,12 @@ ENGINE_DOCS = {
     ),
     "seed": Doc(_MODEL, "Seed of everything random at start, such as dummy weights."),
     "device": Doc(_MEMORY, "Where to run; auto takes CUDA if it is there.", ("auto", "cpu", "cuda")),
-    "cpu_threads": Doc(_MEMORY, "Threads of a forward pass on the CPU; default: all cores allowed.", least=1),
+    "cpu_threads": Doc(
+        _MEMORY,
+        "Threads of a forward pass on the CPU, in each worker; default: all cores allowed, shared among the "
+        "machine's workers.",
+        least=1,
+    ),
     "gpu_memory_utilization": Doc(_MEMORY, "Share of the device's memory to use.", least=0.01, most=1),
     "kv_cache_memory_bytes": Doc(
         _MEMORY, "Size of the KV cache, in place of a share; 4G and 800m work.", least=1, read=size
@@ -99,6 +113,32 @@ ENGINE_DOCS = {
         _MEMORY, "Tokens in a block of the KV cache; default: 64 on CUDA, 32 on the CPU.", least=1
     ),
     "num_gpu_blocks_override": Doc(_MEMORY, "Blocks of the KV cache, in place of what fits.", least=1),
+    "tensor_parallel_size": Doc(
+        _WORKERS, "Workers that share every layer of the model.", least=1, short="-tp"
+    ),
+    "pipeline_parallel_size": Doc(
+        _WORKERS,
+        "Runs of layers into which the model is cut, each with workers of its own.",
+        least=1,
+        short="-pp",
+    ),
+    "distributed_executor_backend": Doc(
+        _WORKERS,
+        "How workers run: in the engine's process (uni), in processes of their own (mp), or placed over the "
+        "machines of a Ray cluster (ray). Default: uni for one worker, mp for more.",
+        ("uni", "mp", "ray"),
+    ),
+    "nnodes": Doc(_WORKERS, "Machines over which one model is spread, without Ray.", least=1),
+    "node_rank": Doc(_WORKERS, "Which of those this one is; all but 0 are started with --headless.", least=0),
+    "master_addr": Doc(_WORKERS, "Address of the machine with --node-rank 0, as the others reach it."),
+    "master_port": Doc(
+        _WORKERS, "Port there, for the workers to join; the next one is theirs too.", least=1, most=65534
+    ),
+    "cluster_key": Doc(
+        _WORKERS,
+        "A secret, the same on all machines, without which none may join: best set as a variable, which no "
+        "list of processes shows. Any long random text.",
+    ),
     "max_num_seqs": Doc(_SCHEDULER, "Most sequences in a step; default: from the device.", least=1),
     "max_num_batched_tokens": Doc(_SCHEDULER, "Most tokens in a step; default: from the device.", least=1),
     "max_num_queued_reqs": Doc(
@@ -188,6 +228,33 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_request_id_headers: Annotated[bool, Doc(_HTTP, "Answer with an X-Request-Id header.")] = False
     disable_fastapi_docs: Annotated[bool, Doc(_HTTP, "No /docs, /redoc and /openapi.json.")] = False
 
+    data_parallel_size: Annotated[
+        int, Doc(_WORKERS, "Replicas of the model, among which requests are spread.", least=1, short="-dp")
+    ] = 1
+    data_parallel_size_local: Annotated[
+        int | None,
+        Doc(
+            _WORKERS,
+            "How many of the replicas run on this machine; default: all that no other does.",
+            least=0,
+        ),
+    ] = None
+    data_parallel_start_rank: Annotated[
+        int, Doc(_WORKERS, "With --headless: the number of this machine's first replica.", least=0)
+    ] = 0
+    data_parallel_address: Annotated[
+        str, Doc(_WORKERS, "Address of the machine with the API, as replicas on others reach it.")
+    ] = "127.0.0.1"
+    data_parallel_rpc_port: Annotated[
+        int,
+        Doc(
+            _WORKERS, "Port there, for those replicas; each API process takes two more.", least=1, most=65000
+        ),
+    ] = 29550
+    headless: Annotated[
+        bool, Doc(_WORKERS, "No API here: only workers (--nnodes) or replicas for another machine's API.")
+    ] = False
+
     api_server_count: Annotated[
         int, Doc(_LOGS, "API processes that share the port, for very many small requests.", least=1, most=64)
     ] = 1
@@ -207,6 +274,19 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Doc(_LOGS, "What to log.", ("critical", "error", "warning", "info", "debug")),
     ] = "info"
+
+    @property
+    def replicas(self) -> Replicas:
+        first = self.data_parallel_start_rank
+        here = self.data_parallel_size_local
+        return Replicas(
+            size=self.data_parallel_size,
+            first=first,
+            here=self.data_parallel_size - first if here is None else here,
+            address=self.data_parallel_address,
+            port=self.data_parallel_rpc_port,
+            secret=self.engine.cluster_key,
+        )
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -247,7 +327,7 @@ def option_groups() -> list[tuple[str, list[OptionRow]]]:
     """The table by its groups, in order."""
     groups: dict[str, list[OptionRow]] = {}
     for option in OPTIONS:
-        flags = f"{option.flag}, --no-{option.flag[2:]}" if option.is_switch else option.flag
+        flags = ", ".join([*option.flags, *([f"--no-{option.flag[2:]}"] if option.is_switch else [])])
         row = OptionRow(flags, option.written_default, option.doc.text)
         groups.setdefault(option.doc.group, []).append(row)
     return list(groups.items())
@@ -313,7 +393,56 @@ def _build(values: dict[str, object]) -> ServerConfig:
         raise OptionError("--ssl-keyfile and --ssl-certfile go together; give both or none")
     if "" in config.api_key:
         raise OptionError("--api-key: an empty key protects nothing; leave it out or give one")
+    _check_nodes(config)
+    _check_replicas(config)
     return config
+
+
+def _check_nodes(config: ServerConfig) -> None:
+    """One model over several machines."""
+    nodes, rank = config.engine.nnodes, config.engine.node_rank
+    if rank >= nodes:
+        raise OptionError(f"--node-rank {rank}: of --nnodes {nodes} the last is {nodes - 1}")
+    if rank and not config.headless:
+        raise OptionError(f"--node-rank {rank} goes with --headless: the API is on the machine of rank 0")
+    if nodes == 1:
+        return
+    if config.headless and not rank:
+        raise OptionError("--headless with --nnodes is for --node-rank 1 and up: rank 0 has the API")
+    if config.data_parallel_size > 1:
+        raise OptionError(
+            "--nnodes spreads one replica over machines, and --data-parallel-size adds replicas: use one of "
+            "them; several spread replicas are several servers behind a load balancer"
+        )
+    _check_key(config, f"--nnodes {nodes}")
+
+
+def _check_replicas(config: ServerConfig) -> None:
+    size, replicas = config.data_parallel_size, config.replicas
+    if replicas.first and not config.headless:
+        raise OptionError("--data-parallel-start-rank goes with --headless: the API's machine has the first")
+    if replicas.here < 0 or replicas.first + replicas.here > size:
+        raise OptionError(
+            f"--data-parallel-size {size} has the replicas 0 to {size - 1}: there are none for "
+            f"--data-parallel-start-rank {replicas.first} and --data-parallel-size-local {replicas.here}"
+        )
+    if config.headless and config.engine.nnodes == 1:
+        if not replicas.here:
+            raise OptionError(
+                "--headless with --data-parallel-size-local 0 has nothing to run; give 1 or more"
+            )
+        _check_key(config, "--headless, which runs replicas for another machine's API,")
+    elif replicas.elsewhere:
+        _check_key(config, f"--data-parallel-size-local {replicas.here}, which lets other machines join,")
+
+
+def _check_key(config: ServerConfig, what: str) -> None:
+    if config.engine.cluster_key is None:
+        raise OptionError(str(needed(what)))
+    try:
+        check_length(config.engine.cluster_key)
+    except ValueError as error:
+        raise OptionError(f"--cluster-key: {error}") from error
 
 
 def share_metrics(folder: Path) -> None:

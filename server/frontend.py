@@ -14,14 +14,15 @@ from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
-from engine_core.client import EngineClient, Stream, is_terminal
+from engine_core.client import EngineClient
 from engine_core.protocol import Failed, Pooled, Tokens
+from engine_core.streams import Stream, is_terminal
 from server.config import ServerConfig
 from server.errors import NotFound, Overloaded, Unavailable, from_engine
 from server.facts import Facts
-from server.loading import find_facts, open_tokenizer
+from server.loading import find_facts, find_folder, open_tokenizer
 from server.metrics import Metrics, RequestRecord
 from server.pooling import Item
 from server.sampling import SamplingParams
@@ -41,6 +42,14 @@ POOLING_WINDOW = 2
 them, and whoever comes after a request of ten thousand texts waits for few of them."""
 
 
+class Placement(TypedDict):
+    """When and where the engines run a request."""
+
+    priority: int
+    salt: str
+    replica: int | None
+
+
 class Frontend:
     def __init__(self, config: ServerConfig, client: EngineClient, metrics: Metrics) -> None:
         self.config = config
@@ -48,6 +57,7 @@ class Frontend:
         self.live = 0
         """Choices that are being generated, and texts that are being pooled."""
         self._client = client
+        self._folder = Path()
         self._facts: Facts | None = None
         self._tokenizer: Tokenizer | None = None
         self._draining = False
@@ -55,18 +65,26 @@ class Frontend:
         self._idle.set()
         self._requests: dict[str, set[int]] = {}
         self._pace = Pace()
-        metrics.watch(lambda: client.stats)
+        metrics.watch(lambda: client.replicas)
 
     async def start(self) -> None:
-        """Waits for the engine, and loads the tokenizer meanwhile. A dead engine raises Unavailable."""
-        await self._client.located.wait()
-        self._raise_if_dead()
-        folder = Path(self._client.progress.folder)
-        self._tokenizer = await asyncio.to_thread(open_tokenizer, self.config, folder)
+        """Waits for an engine, and loads the tokenizer meanwhile. Raises Unavailable if all are dead."""
+        if self.config.replicas.here:
+            await self._client.located.wait()
+            self._raise_if_dead()
+            self._folder = Path(self._client.folder)
+        else:
+            self._folder = await asyncio.to_thread(find_folder, self.config)
+        self._tokenizer = await asyncio.to_thread(open_tokenizer, self.config, self._folder)
         await self._client.settled.wait()
         self._raise_if_dead()
-        if self._client.ready is not None:
-            self._facts = find_facts(self.config, self._client.ready, self._tokenizer)
+        self._learn()
+        self._client.on_change = self._learn
+
+    def _learn(self) -> None:
+        """What can be asked for depends on which replicas work. While there is none, the last still holds."""
+        if self._client.ready is not None and self._tokenizer is not None:
+            self._facts = find_facts(self.config, self._client.ready, self._folder, self._tokenizer)
 
     @property
     def facts(self) -> Facts:
@@ -88,10 +106,8 @@ class Frontend:
             return Dead(self._client.dead)
         if self._draining:
             return Draining()
-        if self._facts is not None:
-            return Ready()
         if self._client.ready is not None:
-            return Starting("tokenizer", 0.0)
+            return Ready() if self._facts is not None else Starting("tokenizer", 0.0)
         return Starting(self._client.progress.stage, self._client.progress.fraction)
 
     def require_ready(self) -> None:
@@ -126,11 +142,13 @@ class Frontend:
         salt: str = "",
         interval: int = 1,
         request_id: str = "",
+        replica: int | None = None,
     ) -> AsyncGenerator[Delta, None]:
         """The deltas of all n choices as they come. Closing the generator ends the request in the engine.
 
         Checks at once and raises here what is wrong with the request; sends it with the first step of the
-        generator. Deltas hold at least `interval` tokens, but for the first and the last of a choice.
+        generator. Deltas hold at least `interval` tokens, but for the first and the last of a choice. No
+        replica but the one that is named runs it.
         """
         self.require_ready()
         params = sampling.resolve(self.facts, self.tokenizer, len(prompt))
@@ -139,10 +157,17 @@ class Frontend:
             _log.info(
                 "request %s: %d prompt tokens, %d x %s", request_id, len(prompt), len(params), params[0]
             )
-        return self._generate(prompt, sampling, params, priority, salt, interval, request_id)
+        placement: Placement = {"priority": priority, "salt": salt, "replica": replica}
+        return self._generate(prompt, sampling, params, placement, interval, request_id)
 
     async def pool(
-        self, items: Sequence[Item], *, priority: int = 0, salt: str = "", request_id: str = ""
+        self,
+        items: Sequence[Item],
+        *,
+        priority: int = 0,
+        salt: str = "",
+        request_id: str = "",
+        replica: int | None = None,
     ) -> list[Pooled]:
         """What became of each item, in order. All or nothing: the first failure ends the others."""
         self.require_ready()
@@ -157,7 +182,7 @@ class Frontend:
                 sent = len(answers) + len(waiting)
                 if len(waiting) <= window // 2 and sent < len(items):
                     batch = [(one.tokens, one.params) for one in items[sent : len(answers) + window]]
-                    streams = self._client.submit_many(batch, priority=priority, salt=salt)
+                    streams = self._client.submit_many(batch, priority=priority, salt=salt, replica=replica)
                     waiting.extend((stream, time.monotonic()) for stream in streams)
                     self._enter(request_id, streams)
                 stream, since = waiting[0]
@@ -197,12 +222,11 @@ class Frontend:
         prompt: list[int],
         sampling: SamplingParams,
         params: list[Sampling],
-        priority: int,
-        salt: str,
+        placement: Placement,
         interval: int,
         request_id: str,
     ) -> AsyncGenerator[Delta, None]:
-        streams = [self._client.submit(prompt, one, priority=priority, salt=salt) for one in params]
+        streams = [self._client.submit(prompt, one, **placement) for one in params]
         choices = [
             Choice(
                 TextOutput(i, prompt, sampling, self.tokenizer, self.facts.eos_token_ids, interval),

@@ -78,13 +78,20 @@ class LLM:
     """
 
     def __init__(self, model: str = "demo", **options: Any) -> None:
+        if options.pop("data_parallel_size", 1) != 1:
+            raise ValueError(
+                "data_parallel_size: an LLM is one replica; for several, `facet serve --data-parallel-size`"
+            )
         engine = {name: options.pop(name) for name in EngineConfig.__struct_fields__ if name in options}
         self._config = ServerConfig(engine=EngineConfig(model=model, **engine), **options)
         display = ProgressDisplay()
-        self._engine = Engine.start(self._config.engine, lambda now: display.show(now.stage, now.fraction))
+        self._engine = Engine.start(
+            self._config.engine, lambda now: display.show(now.stage, now.fraction, now.detail)
+        )
         display.done()
-        self.tokenizer = open_tokenizer(self._config, Path(self._engine.ready.folder))
-        self.facts = find_facts(self._config, self._engine.ready, self.tokenizer)
+        folder = Path(self._engine.ready.folder)
+        self.tokenizer = open_tokenizer(self._config, folder)
+        self.facts = find_facts(self._config, self._engine.ready, folder, self.tokenizer)
         self._next_id = 0
         self._pooling = OfflinePooling(self._engine, self.facts, self.tokenizer)
 

@@ -16,6 +16,12 @@ from server.tasks import GENERATE, score_type
 from server.tokenizer import Tokenizer, load_tokenizer
 
 
+def find_folder(config: ServerConfig) -> Path:
+    """Where the checkpoint's small files lie on a machine that runs no engine."""
+    engine = config.engine
+    return resolve(engine.model, engine.revision, engine.download_dir, lambda _: None, "dummy")
+
+
 def open_tokenizer(config: ServerConfig, folder: Path) -> Tokenizer:
     """The checkpoint's own, or the one of --tokenizer."""
     if config.tokenizer is not None:
@@ -29,8 +35,8 @@ def open_tokenizer(config: ServerConfig, folder: Path) -> Tokenizer:
     )
 
 
-def find_facts(config: ServerConfig, ready: Ready, tokenizer: Tokenizer) -> Facts:
-    folder = Path(ready.folder)
+def find_facts(config: ServerConfig, ready: Ready, folder: Path, tokenizer: Tokenizer) -> Facts:
+    """`folder` is the checkpoint's on this machine."""
     model = read_config(folder, config.engine.hf_overrides)
     ends = [id for id in (tokenizer.eos_id, *model.eos_token_ids) if id is not None]
     pools = set(ready.tasks) != {GENERATE}

@@ -1,4 +1,4 @@
-"""The commands `serve` and `facet`: read the options, take the port, start the engine, then everything slow.
+"""The commands: read the options, take the port, start the engine, then everything slow.
 
 The order is for the one who waits: the port is taken and the engine's process runs (it imports torch) before
 this process imports its own libraries.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import importlib.util
+import ipaddress
 import os
 import signal
 import socket
@@ -29,6 +30,7 @@ ENGINE_SECONDS = 3.0
 
 USAGE = """usage: facet serve [MODEL] [options]
        facet serve --help
+       facet bench serve|startup|offline [options]
        facet --version
 """
 
@@ -41,6 +43,8 @@ def main() -> NoReturn:
     match sys.argv[1:]:
         case ["serve", *arguments]:
             sys.exit(_serve(arguments, "facet serve"))
+        case ["bench", *arguments]:
+            sys.exit(_bench(arguments, "facet bench"))
         case ["--version" | "-V"]:
             _print_version()
             sys.exit(0)
@@ -50,6 +54,16 @@ def main() -> NoReturn:
         case _:
             print(USAGE, end="", file=sys.stderr)
             sys.exit(BAD_USAGE)
+
+
+def bench() -> NoReturn:
+    sys.exit(_bench(sys.argv[1:], "bench"))
+
+
+def _bench(arguments: Sequence[str], command: str) -> int:
+    from server.bench import command as benchmarks  # which a server has no use for
+
+    return benchmarks.run(arguments, command)
 
 
 def _print_version() -> None:
@@ -69,19 +83,37 @@ def _serve(arguments: Sequence[str], command: str) -> int:
         _check_files(config)
     except OptionError as error:
         return _fail(str(error), BAD_USAGE)
+    if config.headless:
+        return _run_headless(config)
     try:
         listener = bind(config)
     except OSError as error:
         return _explain_bind(config, error)
+    if config.replicas.elsewhere and (reason := _why_no_door(config)):
+        return _fail(reason, PORT_IN_USE)
     return _run(config, listener, started)
+
+
+def _run_headless(config: ServerConfig) -> int:
+    from server import headless  # and no HTTP
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    logs.setup("headless", config.uvicorn_log_level)
+    try:
+        return headless.run(config)
+    except KeyboardInterrupt:
+        return 0
+    except (ValueError, OSError) as error:
+        return _fail(str(error), BAD_USAGE)
 
 
 def _run(config: ServerConfig, listener: socket.socket, started: float) -> int:
     # Until the event loop takes over the signals: leaving is what was asked for, and children leave with us.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     logs.setup("server", config.uvicorn_log_level)
-    engine = launch(
+    engines = launch(
         config.engine,
+        config.replicas,
         api_servers=config.api_server_count,
         drain_seconds=config.shutdown_timeout,
         log_level=config.uvicorn_log_level,
@@ -89,11 +121,11 @@ def _run(config: ServerConfig, listener: socket.socket, started: float) -> int:
     try:
         from server import supervise  # fastapi and all it needs, while the engine's process imports torch
 
-        return supervise.run(config, listener, engine, started)
+        return supervise.run(config, listener, engines, started)
     except KeyboardInterrupt:
         return 0
     finally:
-        engine.stop(ENGINE_SECONDS)
+        engines.stop(ENGINE_SECONDS)
         if config.uds is not None:
             Path(config.uds).unlink(missing_ok=True)
 
@@ -159,6 +191,26 @@ def _explain_bind(config: ServerConfig, error: OSError) -> int:
             f"{where} is in use: stop what listens there, or choose another with {remedy}", PORT_IN_USE
         )
     return _fail(f"cannot listen on {where}: {error.strerror or error}", BAD_USAGE)
+
+
+def _why_no_door(config: ServerConfig) -> str | None:
+    """Replicas of other machines call here. What forbids that is better told before a model is loaded."""
+    address, first = config.data_parallel_address, config.data_parallel_rpc_port
+    try:
+        family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
+    except ValueError:
+        return f"--data-parallel-address {address}: on the machine with the API, give it in numbers"
+    for port in range(first, first + 2 * config.api_server_count):
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((address, port))
+            except OSError as error:
+                return (
+                    f"cannot listen on port {port} of {address} for replicas on other machines: "
+                    f"{error.strerror or error}; see --data-parallel-address and --data-parallel-rpc-port"
+                )
+    return None
 
 
 def _fail(reason: str, code: int) -> int:

@@ -7,7 +7,7 @@ run's private folder and any of them answers for all; that mode is prometheus_cl
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
@@ -16,7 +16,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
-from engine_core.protocol import Stats, Timing
+from engine_core.protocol import Timing
+from engine_core.replica import Replica
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -141,9 +142,9 @@ class Metrics:
         self._http_requests.labels(handler, method, f"{status // 100}xx").inc()
         self._http_seconds.labels(handler, method).observe(seconds)
 
-    def watch(self, stats: Callable[[], Stats | None]) -> None:
-        """Show the engine's own numbers too; they are asked for when the page is."""
-        self._shown.register(_EngineNumbers(self._model, stats))
+    def watch(self, replicas: Callable[[], Sequence[Replica]]) -> None:
+        """Show the engines' own numbers too; they are asked for when the page is."""
+        self._shown.register(_EngineNumbers(self._model, replicas))
 
     def page(self) -> bytes:
         return generate_latest(self._shown)
@@ -198,29 +199,33 @@ class RequestRecord:
 
 
 class _EngineNumbers(Collector):
-    def __init__(self, model_name: str, stats: Callable[[], Stats | None]) -> None:
-        self._labels = [model_name, "0"]
-        self._stats = stats
+    """A line for each engine that lives, under its number."""
+
+    def __init__(self, model_name: str, replicas: Callable[[], Sequence[Replica]]) -> None:
+        self._model = model_name
+        self._replicas = replicas
 
     def collect(self) -> Iterator[Metric]:
-        stats = self._stats()
-        if stats is None:
+        replicas = self._replicas()
+        alive = GaugeMetricFamily("facet:replicas_alive", "Engines that can work.", labels=["model_name"])
+        alive.add_metric([self._model], sum(one.works for one in replicas))
+        yield alive
+        told = {str(one.number): one.stats for one in replicas if one.stats is not None}
+        if not told:
             return
-        yield self._gauge("num_requests_running", "Requests in the running batch.", stats.running)
-        yield self._gauge("num_requests_waiting", "Requests that wait for a place.", stats.waiting)
-        yield self._gauge("kv_cache_usage_perc", "Share of the KV cache in use, 1 is all.", stats.kv_usage)
-        yield self._total(
-            "prefix_cache_queries", "Prompt tokens looked up in the cache.", stats.prefix_queries
-        )
-        yield self._total("prefix_cache_hits", "Prompt tokens found in the cache.", stats.prefix_hits)
-        yield self._total("num_preemptions", "Requests put back for want of memory.", stats.preemptions)
+        for kind, name, field, text in _ENGINE_NUMBERS:
+            family = kind(f"vllm:{name}", text, labels=_LABELS)
+            for number, stats in told.items():
+                family.add_metric([self._model, number], getattr(stats, field))
+            yield family
 
-    def _gauge(self, name: str, text: str, value: float) -> Metric:
-        family = GaugeMetricFamily(f"vllm:{name}", text, labels=_LABELS)
-        family.add_metric(self._labels, value)
-        return family
 
-    def _total(self, name: str, text: str, value: float) -> Metric:
-        family = CounterMetricFamily(f"vllm:{name}", text, labels=_LABELS)
-        family.add_metric(self._labels, value)
-        return family
+_ENGINE_NUMBERS = (
+    (GaugeMetricFamily, "num_requests_running", "running", "Requests in the running batch."),
+    (GaugeMetricFamily, "num_requests_waiting", "waiting", "Requests that wait for a place."),
+    (GaugeMetricFamily, "kv_cache_usage_perc", "kv_usage", "Share of the KV cache in use, 1 is all."),
+    (CounterMetricFamily, "prefix_cache_queries", "prefix_queries", "Prompt tokens looked up in the cache."),
+    (CounterMetricFamily, "prefix_cache_hits", "prefix_hits", "Prompt tokens found in the cache."),
+    (CounterMetricFamily, "num_preemptions", "preemptions", "Requests put back for want of memory."),
+)
+"""Kind, name, field of Stats, text."""

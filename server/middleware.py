@@ -24,6 +24,9 @@ MAX_HEADER_BYTES = 64 << 10
 BODY_SECONDS = 30
 """How long a body may stand still before it is complete."""
 
+CLIENT_GONE = 499
+"""The status of an answer that nobody reads."""
+
 OPEN_PATHS = frozenset({"/live", "/health", "/ready", "/ping"})
 """All that answers without a key: whether the server lives, and nothing else."""
 
@@ -104,7 +107,7 @@ class KeyGuard:
         self._digests = [_digest(key.encode()) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or _path(scope) in OPEN_PATHS or self._has_key(scope):
+        if scope["type"] == "lifespan" or path_of(scope) in OPEN_PATHS or self._has_key(scope):
             return await self._app(scope, receive, send)
         if scope["type"] == "websocket":
             return await send({"type": "websocket.close", "code": 1008})
@@ -123,7 +126,7 @@ def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
 
-def _path(scope: Scope) -> str:
+def path_of(scope: Scope) -> str:
     """The path as the routes see it, without what a proxy has put before it."""
     return scope["path"].removeprefix(scope.get("root_path", ""))
 

@@ -33,6 +33,8 @@ class Doc:
     most: float | None = None
     read: Callable[[str], object] | None = None
     """Reads the written form, where it is not simply the type's."""
+    short: str = ""
+    """Another flag for it, with one dash."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,10 @@ class Option:
         return "--" + self.field.replace("_", "-")
 
     @property
+    def flags(self) -> list[str]:
+        return [self.flag, *([self.doc.short] if self.doc.short else [])]
+
+    @property
     def is_switch(self) -> bool:
         return self.type is bool
 
@@ -59,6 +65,8 @@ class Option:
         """Empty if there is nothing to write."""
         if self.is_switch:
             return "on" if self.default else ""
+        if isinstance(self.default, tuple):
+            return ",".join(f"{one:g}" for one in self.default)
         return "" if self.default in (None, "", msgspec.NODEFAULT, [], {}) else str(self.default)
 
     def value(self, given: object, origin: str) -> object:
@@ -197,7 +205,7 @@ def build_parser(
         if option.doc.group not in groups:
             groups[option.doc.group] = parser.add_argument_group(option.doc.group)
         group = groups[option.doc.group]
-        group.add_argument(option.flag, dest=option.field, help=_help(option), **_argparse_form(option))
+        group.add_argument(*option.flags, dest=option.field, help=_help(option), **_argparse_form(option))
     for other in foreign:
         flags = [other.flag, *([other.short] if other.short else [])]
         form: dict[str, Any] = {"action": argparse.BooleanOptionalAction} if other.is_switch else {}

@@ -10,7 +10,7 @@ from server.options import Foreign
 
 _SWITCHES = """
     skip-tokenizer-init enable-prompt-embeds enable-sleep-mode enable-expert-parallel enable-eplb enable-dbo
-    headless numa-bind enable-fault-tolerance enable-ssl-refresh enable-auto-tool-choice
+    numa-bind enable-fault-tolerance enable-ssl-refresh enable-auto-tool-choice
     exclude-tools-when-tool-choice-none enable-lora fully-sharded-loras enable-per-request-metrics
     enable-log-outputs log-error-stack grpc enable-offline-docs language-model-only kv-cache-metrics
     enable-mfu-metrics enable-tokenizer-info-endpoint enable-scale-out disable-sliding-window
@@ -46,16 +46,8 @@ _VALUES: dict[str, tuple[str, ...]] = {
     "decode-context-parallel-size": ("1",),
     "prefill-context-parallel-size": ("1",),
     "data-parallel-rank": ("0",),
-    "data-parallel-size-local": ("1",),
-    "data-parallel-address": (),
-    "data-parallel-rpc-port": (),
     "data-parallel-backend": ("mp",),
-    "distributed-executor-backend": ("uni", "mp"),
     "all2all-backend": (),
-    "nnodes": ("1",),
-    "node-rank": ("0",),
-    "master-addr": (),
-    "master-port": (),
     "device-ids": (),
     "worker-cls": ("auto",),
     "worker-extension-cls": ("",),
@@ -99,10 +91,6 @@ _VALUES: dict[str, tuple[str, ...]] = {
 }
 
 FOREIGN = [
-    Foreign("--tensor-parallel-size", ("1",), short="-tp"),
-    Foreign("--pipeline-parallel-size", ("1",), short="-pp"),
-    Foreign("--data-parallel-size", ("1",), short="-dp"),
-    Foreign("--quantization", ("none", "None"), short="-q"),
     Foreign("--compilation-config", ("0",), short="-cc"),
     *(Foreign(f"--{name}", neutral) for name, neutral in _VALUES.items()),
     *(Foreign(f"--{name}", is_switch=True) for name in _SWITCHES.split()),

@@ -44,6 +44,7 @@ async def _serve(process: ApiProcess) -> int:
         process.config,
         socket.socket(fileno=process.listener),
         process.address,
+        index=process.index,
         started=process.started,
         display=ProgressDisplay() if process.index == 0 else None,
         shared_metrics=Path(process.shared_metrics),

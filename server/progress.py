@@ -23,13 +23,14 @@ class ProgressDisplay:
         self._stage = ""
         self._started = time.monotonic()
 
-    def show(self, stage: str, fraction: float) -> None:
+    def show(self, stage: str, fraction: float, detail: str = "") -> None:
+        """`detail` is for a terminal: of several engines and workers, how far each is."""
         title = STAGES.get(stage)
         if title is None:
             return
         if self._bar:
             # A stage that is over leaves no bar behind: other lines are written here too.
-            self._out.write("\r\x1b[K" + (self._line(title, fraction) if fraction < 1 else ""))
+            self._out.write("\r\x1b[K" + (self._line(title, fraction, detail) if fraction < 1 else ""))
         elif stage != self._stage:
             self._out.write(f"{title} ({time.monotonic() - self._started:.1f} s)\n")
         self._stage = stage
@@ -43,7 +44,9 @@ class ProgressDisplay:
         self._stage = ""
         self._out.flush()
 
-    def _line(self, title: str, fraction: float) -> str:
-        width = max(10, min(40, shutil.get_terminal_size().columns - len(title) - 20))
+    def _line(self, title: str, fraction: float, detail: str) -> str:
+        columns = shutil.get_terminal_size().columns
+        width = max(10, min(40, columns - len(title) - len(detail) - 20))
         full = int(width * min(1.0, max(0.0, fraction)))
-        return f"{title}  {'█' * full}{'░' * (width - full)} {fraction:4.0%}"
+        line = f"{title}  {'█' * full}{'░' * (width - full)} {fraction:4.0%}"
+        return f"{line}  {detail}"[: columns - 1] if detail else line

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 from starlette.responses import Response
@@ -24,6 +24,10 @@ T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
+
+QUICK = 0.02
+"""Seconds within which most errors and many short answers are complete: until then nobody watches whether the
+client is still there."""
 
 PATIENCE = 1.0
 """Seconds for which an answer that has not begun may still become an error with a status of its own.
@@ -48,18 +52,43 @@ class ClientGone(Exception):
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`, which is cancelled when the client goes away: its generators then abort."""
-    task = asyncio.create_task(work)
-    gone = asyncio.create_task(_disconnected(receive))
-    try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientGone
-        return task.result()
-    finally:
+    task = cast("asyncio.Task[Any]", asyncio.current_task())
+    gone = False
+
+    async def watch() -> None:
+        nonlocal gone
+        await _disconnected(receive)
+        gone = True
         task.cancel()
-        gone.cancel()
-        # the generators under `work` end here, not when they happen to be collected
-        await asyncio.gather(task, gone, return_exceptions=True)
+
+    watching = _Later(QUICK, watch)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if gone and not task.uncancel():
+            raise ClientGone from None
+        raise
+    finally:
+        await watching.stop()
+
+
+class _Later:
+    """A task that begins after a while, if it is wanted that long."""
+
+    __slots__ = ("_task", "_timer")
+
+    def __init__(self, seconds: float, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._task: asyncio.Task[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._begin, work)
+
+    def _begin(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._task = asyncio.create_task(work())
+
+    async def stop(self) -> None:
+        self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
 
 
 async def _disconnected(receive: Receive) -> None:
@@ -88,12 +117,11 @@ class EventStream(Response):
             log.debug("a client left its stream")
 
     async def _run(self, wire: _Wire) -> None:
-        beat = asyncio.create_task(self._beat(wire))
+        beat = _Later(PATIENCE, lambda: self._beat(wire))
         try:
             await self._send_events(wire)
         finally:
-            beat.cancel()
-            await asyncio.gather(beat, return_exceptions=True)
+            await beat.stop()
         await wire.end()
 
     async def _send_events(self, wire: _Wire) -> None:
@@ -115,7 +143,6 @@ class EventStream(Response):
 
     async def _beat(self, wire: _Wire) -> None:
         """Opens the stream when the first event is late, then fills its silences."""
-        await asyncio.sleep(PATIENCE)
         await wire.start()
         loop = asyncio.get_running_loop()
         while self._keep_alive > 0:

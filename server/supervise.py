@@ -1,6 +1,7 @@
-"""Holds the parts together: one engine, one API server here or several in processes of their own.
+"""Holds the parts together: engines, and one API server here or several in processes of their own.
 
-Whatever ends first, the rest ends in order: the API servers, then the engine.
+One engine of several may end, and is started again. Whatever else ends first, the rest ends in order: the API
+servers, then the engines.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import socket
 import msgspec
 import uvloop
 
-from engine_core.launch import EngineHandle
+from engine_core.launch import Fleet, ended
 from server.api_server import BROKE, CANNOT_START, LAST_WORDS_SECONDS, STOPPED, ApiServer
 from server.config import ServerConfig
 from server.process import ApiProcess
@@ -26,58 +27,48 @@ PATIENCE = 10.0
 _log = logging.getLogger(__name__)
 
 
-def run(config: ServerConfig, listener: socket.socket, engine: EngineHandle, started: float) -> int:
+def run(config: ServerConfig, listener: socket.socket, engines: Fleet, started: float) -> int:
     """Serves until the end; returns the exit code, 0 only if the end was asked for."""
     serving = _serve_here if config.api_server_count == 1 else _serve_in_processes
-    return uvloop.run(serving(config, listener, engine, started))
+    return uvloop.run(serving(config, listener, engines, started))
 
 
-async def _serve_here(
-    config: ServerConfig, listener: socket.socket, engine: EngineHandle, started: float
-) -> int:
-    server = ApiServer(config, listener, engine.addresses[0], started=started, display=ProgressDisplay())
-    watch = asyncio.create_task(_watch(engine, server))
+async def _serve_here(config: ServerConfig, listener: socket.socket, engines: Fleet, started: float) -> int:
+    server = ApiServer(config, listener, engines.addresses[0], started=started, display=ProgressDisplay())
+    # The line to an engine tells of its end too, but not before it is up.
+    watch = asyncio.create_task(engines.keep(server.client.lose))
     code = await server.run()
     watch.cancel()
-    return await _engine_code(engine, code)
-
-
-async def _watch(engine: EngineHandle, server: ApiServer) -> None:
-    """The line to the engine tells of its end too, but not before it is up."""
-    code = await engine.exited()
-    server.client.fail(f"the engine process has ended (exit code {code})")
-
-
-async def _engine_code(engine: EngineHandle, code: int) -> int:
-    """An engine that could not start has said so with a code of its own."""
     if code == STOPPED:
         return STOPPED
-    ended = await asyncio.to_thread(engine.stop, LAST_WORDS_SECONDS)
-    return CANNOT_START if CANNOT_START in (code, ended) else BROKE
+    # An engine that could not start has said so with a code of its own.
+    codes = await asyncio.to_thread(engines.stop, LAST_WORDS_SECONDS)
+    return CANNOT_START if CANNOT_START in (code, *codes) else BROKE
 
 
 async def _serve_in_processes(
-    config: ServerConfig, listener: socket.socket, engine: EngineHandle, started: float
+    config: ServerConfig, listener: socket.socket, engines: Fleet, started: float
 ) -> int:
-    shared = engine.run_folder / "metrics"
+    shared = engines.run_folder / "metrics"
     shared.mkdir(mode=0o700)
     servers = [
         _start(ApiProcess(config, address, i, listener.fileno(), str(shared), started))
-        for i, address in enumerate(engine.addresses)
+        for i, address in enumerate(engines.addresses)
     ]
     listener.close()
     stop = asyncio.Event()
     _forward_signals(servers, stop)
-    ends = [asyncio.create_task(_ended(server)) for server in servers]
-    watched = [*ends, asyncio.create_task(engine.exited()), asyncio.create_task(stop.wait())]
+    ends = [asyncio.create_task(ended(server)) for server in servers]
+    engines_end = asyncio.create_task(_engines_end(config, engines))
+    watched = [*ends, engines_end, asyncio.create_task(stop.wait())]
     await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
     code = STOPPED if stop.is_set() else BROKE
-    if engine.exit_code == CANNOT_START:
+    if code == BROKE and CANNOT_START in [engine.exit_code for engine in engines.engines]:
         code = CANNOT_START
     elif code == BROKE:
         _log.error("a process has ended unasked: stopping the others")
     for server in servers:
-        if not stop.is_set() and server.exit_code is None and engine.exit_code is None:
+        if not stop.is_set() and server.exit_code is None and not engines_end.done():
             server.terminate()
     await asyncio.wait(ends, timeout=config.shutdown_timeout + PATIENCE)
     for server in servers:
@@ -85,6 +76,13 @@ async def _serve_in_processes(
     for task in watched:
         task.cancel()
     return code
+
+
+async def _engines_end(config: ServerConfig, engines: Fleet) -> None:
+    """When none is left, here or elsewhere. What each end means to requests, the API servers see."""
+    await engines.keep()
+    if config.replicas.elsewhere:
+        await asyncio.Event().wait()  # only they know how many there are
 
 
 def _start(process: ApiProcess) -> child.Child:
@@ -103,13 +101,3 @@ def _forward_signals(servers: list[child.Child], stop: asyncio.Event) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, forward)
-
-
-async def _ended(process: child.Child) -> None:
-    loop = asyncio.get_running_loop()
-    gone = asyncio.Event()
-    loop.add_reader(process.sentinel, gone.set)
-    try:
-        await gone.wait()
-    finally:
-        loop.remove_reader(process.sentinel)

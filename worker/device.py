@@ -8,9 +8,7 @@ plain torch reference of `models.ops`.
 from __future__ import annotations
 
 import logging
-import mmap
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +18,18 @@ from torch import Tensor
 
 from models import ops
 from worker.config import WorkerConfig
+from worker.groups import DeviceGroup, Group, HostGroup, Membership
 from worker.host import available_memory, usable_cores
 from worker.kernels import cpu
+from worker.kernels.linear import Packed
+from worker.kernels.memory import huge_pages
+from worker.kernels.quantized import describe_savings
+from worker.kernels.replay import Forward, Replayed
 
 logger = logging.getLogger(__name__)
+
+_TORCH_THREADS = torch.get_num_threads()
+"""torch has read OMP_NUM_THREADS: who sets it means us too."""
 
 GIB = 1 << 30
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -41,7 +47,6 @@ class Defaults:
 class Cpu:
     target = torch.device("cpu")
     name = "cpu"
-    kernels = cpu.TABLE
     cache_flag = "--kv-cache-memory-bytes"
     """What an operator changes to get another `cache_budget`."""
     reads_at_once = True
@@ -49,27 +54,38 @@ class Cpu:
     defaults = Defaults(block_size=32, max_num_seqs=128, max_num_batched_tokens=2048)
     pooling_defaults = Defaults(block_size=32, max_num_seqs=256, max_num_batched_tokens=4096)
 
-    def __init__(self, threads: int | None) -> None:
-        # torch has read OMP_NUM_THREADS: who sets it means us too.
-        self.threads = threads or min(usable_cores(), torch.get_num_threads())
-        torch.set_num_threads(self.threads)
+    def __init__(self, threads: int | None, ranks: int = 1, quantization: str | None = None) -> None:
+        """`ranks`: how many workers share this machine."""
+        self._ranks = ranks
+        self._quantization = quantization
+        self.threads = threads or min(max(1, usable_cores() // ranks), _TORCH_THREADS)
+        self.kernels = cpu.open_kernels(self.threads, quantization)
 
     def check_dtype(self, dtype: torch.dtype) -> None:
         """Every type is allowed: float16 is complete in torch, merely slow where the processor lacks it."""
         if dtype == torch.float16:
             logger.warning("float16 is slow on most processors: bfloat16 or float32 (--dtype) may be faster")
 
+    def settle(self, weights: Iterable[Tensor]) -> None:
+        """After loading. If none could be packed (float16, transformers' own layers), torch does the work."""
+        held = list(weights)
+        if not any(isinstance(weight, Packed) for weight in held):
+            torch.set_num_threads(self.threads)
+        if self._quantization is not None:
+            logger.info("%s", describe_savings(self._quantization, held))
+
+    def quickened(self, forward: Forward, blocks: int) -> Forward:
+        """`forward`, with less of Python in small steps. `blocks`: of the cache that a sequence may have."""
+        library, _ = cpu.choose()
+        return forward if library is None else Replayed(forward, library, blocks)
+
     def cache_budget(self, utilization: float, reserve: int) -> int:
         """Memory for the KV cache by default. Pages are committed when first used, so this is a ceiling."""
-        return min(4 * GIB, available_memory() * 2 // 5)
+        return min(4 * GIB, available_memory() * 2 // 5) // self._ranks
 
     def arena(self, nbytes: int) -> Tensor:
         """Untouched memory in huge pages where the system has them: the cache is read all over, each step."""
-        pages = mmap.mmap(-1, nbytes)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            with suppress(OSError):  # a kernel built without huge pages
-                pages.madvise(mmap.MADV_HUGEPAGE)
-        return torch.frombuffer(pages, dtype=torch.uint8)
+        return huge_pages(nbytes)
 
     def mirrored(self, words: int) -> tuple[Tensor, Tensor]:
         """An int32 buffer the host writes and the same one on the device: here they are one."""
@@ -78,6 +94,9 @@ class Cpu:
 
     def fetch(self, values: Tensor) -> Fetch:
         return Fetch(values, None)
+
+    def open_group(self, member: Membership) -> Group:
+        return HostGroup(member)
 
     def close(self) -> None:
         """The allocator of the host returns memory by itself."""
@@ -88,8 +107,15 @@ class Cuda:
     cache_flag = "--gpu-memory-utilization"
     reads_at_once = False
 
-    def __init__(self) -> None:
-        self.target = torch.device("cuda", torch.cuda.current_device())
+    def __init__(self, index: int = 0) -> None:
+        there = torch.cuda.device_count()
+        if index >= there:
+            raise ValueError(
+                f"worker {index + 1} on this machine needs a CUDA device of its own, and there are {there}: "
+                "lower --tensor-parallel-size, --pipeline-parallel-size or --data-parallel-size-local"
+            )
+        self.target = torch.device("cuda", index)
+        torch.cuda.set_device(self.target)
         self.name = f"cuda ({torch.cuda.get_device_name(self.target)})"
         _, total = torch.cuda.mem_get_info(self.target)
         large = total >= 70 * GIB
@@ -103,6 +129,13 @@ class Cuda:
                 f"{self.name} has compute capability {major}.{minor} and bfloat16 needs 8.0: "
                 "pass --dtype float16 or --dtype float32"
             )
+
+    def settle(self, weights: Iterable[Tensor]) -> None:
+        """Nothing here depends on them."""
+
+    def quickened(self, forward: Forward, blocks: int) -> Forward:
+        """Nothing is done about it here."""
+        return forward
 
     def cache_budget(self, utilization: float, reserve: int) -> int:
         """What the wanted share of all memory leaves, beside what is in use and what a step needs."""
@@ -124,6 +157,9 @@ class Cuda:
         done = torch.cuda.Event(blocking=True)  # the waiting thread sleeps, it does not spin
         done.record()
         return Fetch(host, done)
+
+    def open_group(self, member: Membership) -> Group:
+        return DeviceGroup(member)
 
     def close(self) -> None:
         torch.cuda.empty_cache()
@@ -152,13 +188,17 @@ def open_device(config: WorkerConfig) -> Device:
 
 
 def _find_device(config: WorkerConfig) -> Device:
+    place = config.place
     match config.device:
-        case "cpu":
-            return Cpu(config.cpu_threads)
-        case "auto":
-            return Cuda() if torch.cuda.is_available() else Cpu(config.cpu_threads)
-        case "cuda" if torch.cuda.is_available():
-            return Cuda()
+        case "auto" | "cuda" if torch.cuda.is_available():
+            if config.quantization is not None:
+                raise ValueError(
+                    f"--quantization {config.quantization} is for the CPU: pass --device cpu, or leave it out to "
+                    "serve the weights as they are on CUDA"
+                )
+            return Cuda(place.local_rank)
+        case "auto" | "cpu":
+            return Cpu(config.cpu_threads, place.local_ranks, config.quantization)
         case "cuda":
             raise ValueError(
                 "--device cuda was asked for, but torch finds no CUDA device: check the driver and that this "

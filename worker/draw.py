@@ -6,7 +6,8 @@ and the largest floor that leaves the mass top_p asks for. Tokens that tie with 
 as well, so what is kept does not depend on the order in which a device sorts.
 
 The draw walks the kept weights in the order of the vocabulary up to a point that is a fixed hash of (seed,
-output index), computed on the host: no device, batch or rank can change it.
+output index), computed on the host: no device, batch or rank can change it. The weights themselves, and what
+it costs to look at them, are `worker/weights.py`'s.
 """
 
 from __future__ import annotations
@@ -16,14 +17,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from worker.limits import slice_rows
 from worker.slots import SampleRows, Slots
 from worker.staging import Packet
+from worker.vocabulary import GROUP, Grouped
+from worker.weights import AllWeights, FewWeights, Weights
 
-GROUP = 64
-"""Weights are added in groups, and groups in float64: exact enough for the widest vocabulary."""
 SHORTLIST = 64
 """So many of the likeliest tokens nearly always hold the mass that top_p asks for."""
 WIDEN = 16
@@ -90,91 +90,80 @@ def _plan_slice(packet: Packet, slots: Slots, rows: SampleRows, chosen: np.ndarr
     )
 
 
-def draw(logits: Tensor, draws: Draws, *, reads_at_once: bool) -> Tensor:
-    """[N] int64. Reads the logits of its rows, in float32, and leaves them as they are."""
-    scaled = logits[draws.rows]  # [N, V]
-    scaled = scaled.sub_(scaled.amax(-1, keepdim=True)).div_(draws.temperature)
-    weights = functional.pad(scaled.exp_(), (0, -scaled.shape[1] % GROUP))  # [N, V + rest]
-    if draws.cuts_low or draws.cuts_mass:
-        weights = _cut(weights, draws, reads_at_once)
-    return _pick(weights, draws.points).clamp_(max=logits.shape[1] - 1)
+def draw(logits: Grouped, draws: Draws, *, reads_at_once: bool) -> Tensor:
+    """[N] int64. Leaves the logits as they are."""
+    kind = FewWeights if reads_at_once else AllWeights
+    weights = kind(logits, draws.rows, draws.temperature)
+    floor = _floor(weights, draws) if draws.cuts_low or draws.cuts_mass else None
+    return _pick(weights, floor, draws.points).clamp_(max=logits.vocab_size - 1)
 
 
-def _cut(weights: Tensor, draws: Draws, reads_at_once: bool) -> Tensor:
-    """Weights with everything the filters refuse at zero."""
-    by_mass = draws.cuts_mass and (draws.short or reads_at_once)
-    wanted = max(draws.largest_k, SHORTLIST if by_mass else 0)
-    top = weights.topk(min(wanted, weights.shape[1])).values  # [N, K], falling
-    if draws.cuts_low:
-        floor = draws.min_p
-        if draws.largest_k:
-            last = top.gather(1, (draws.top_k.long() - 1).clamp(0, top.shape[1] - 1))
-            floor = torch.maximum(floor, torch.where(draws.top_k > 0, last, 0.0))
-        weights, top = _above(weights, floor), _above(top, floor)
-    if draws.cuts_mass:
-        weights = _above(weights, _mass_floor(weights, top, draws, reads_at_once))
-    return weights
-
-
-def _mass_floor(weights: Tensor, top: Tensor, draws: Draws, reads_at_once: bool) -> Tensor:
-    """[N, 1] the largest floor that leaves a share of top_p; 0 where top_p is off."""
-    goal = torch.where(draws.top_p < 1, draws.top_p * _mass(weights), 0.0)
+def _floor(weights: Weights, draws: Draws) -> Tensor:
+    """[N, 1] under which the filters refuse; 0 refuses nothing."""
+    by_mass = draws.cuts_mass and (draws.short or isinstance(weights, FewWeights))
+    top = weights.largest(max(draws.largest_k, SHORTLIST if by_mass else 0))  # [N, K], falling
+    low = draws.min_p
+    if draws.largest_k:
+        last = top.gather(1, (draws.top_k.long() - 1).clamp(0, top.shape[1] - 1))
+        low = torch.maximum(low, torch.where(draws.top_k > 0, last, 0.0))
+    if not draws.cuts_mass:
+        return low
+    goal = torch.where(draws.top_p < 1, draws.top_p * _mass(weights, low if draws.cuts_low else None), 0.0)
     if draws.short:
-        floor, _ = _listed_floor(top, goal)
-    elif reads_at_once:
-        floor = _widening_floor(weights, top, goal)
+        high, _ = _listed_floor(_above(top, low), goal)
+    elif isinstance(weights, FewWeights):
+        high = _widening_floor(weights, top, low, goal)
     else:
-        floor = _search_floor(weights, goal)
-    return torch.where(draws.top_p < 1, floor, 0.0)
+        high = _search_floor(weights, low, goal)
+    return torch.maximum(low, torch.where(draws.top_p < 1, high, 0.0))
 
 
 def _listed_floor(top: Tensor, goal: Tensor) -> tuple[Tensor, Tensor]:
-    """The floor as the likeliest weights show it, and whether they hold the mass at all; [N, 1] each."""
+    """The largest floor that leaves the goal, and whether the weights hold that much; [N, 1] each."""
     needed = (top.cumsum(-1, dtype=torch.float64) < goal).sum(-1, keepdim=True)  # tokens before the last one
     return top.gather(1, needed.clamp(max=top.shape[1] - 1)), needed < top.shape[1]
 
 
-def _widening_floor(weights: Tensor, top: Tensor, goal: Tensor) -> Tensor:
+def _widening_floor(weights: FewWeights, top: Tensor, low: Tensor, goal: Tensor) -> Tensor:
     """Looks at more of the likeliest weights, or at all, for those rows only that need it."""
-    floor, found = _listed_floor(top, goal)
+    floor, found = _listed_floor(_above(top, low), goal)
     missed = (~found).squeeze(1).nonzero().squeeze(1)
     if len(missed):
-        rest, wider = weights[missed], WIDEN * top.shape[1]
-        if wider > min(LONGEST, rest.shape[1]):
-            floor[missed] = _search_floor(rest, goal[missed])
+        wider = WIDEN * top.shape[1]
+        if wider > LONGEST:
+            floor[missed] = _search_floor(weights.all_of(missed), low[missed], goal[missed])
         else:
-            floor[missed] = _widening_floor(rest, rest.topk(wider).values, goal[missed])
+            rest = weights.some(missed)
+            floor[missed] = _widening_floor(rest, rest.largest(wider), low[missed], goal[missed])
     return floor
 
 
-def _search_floor(weights: Tensor, goal: Tensor) -> Tensor:
+def _search_floor(weights: Weights, low: Tensor, goal: Tensor) -> Tensor:
     """The floor by bisection over all float32 from 0 to 1: exact, and much cheaper than a sort."""
-    bits = weights.view(torch.int32)  # positive floats are ordered as their bits are
-    low = torch.zeros(goal.shape, dtype=torch.int32, device=goal.device)
-    high = torch.full_like(low, ONE + 1)
+    least = torch.zeros(goal.shape, dtype=torch.int32, device=goal.device)  # positive floats are ordered
+    most = torch.full_like(least, ONE + 1)  # as their bits are
     for _ in range(ONE.bit_length()):
-        middle = (low + high) // 2
-        enough = _mass(torch.where(bits >= middle, weights, 0.0)) >= goal
-        low, high = torch.where(enough, middle, low), torch.where(enough, high, middle)
-    return low.view(torch.float32)
+        middle = (least + most) // 2
+        enough = _mass(weights, torch.maximum(low, middle.view(torch.float32))) >= goal
+        least, most = torch.where(enough, middle, least), torch.where(enough, most, middle)
+    return least.view(torch.float32)
 
 
-def _pick(weights: Tensor, points: Tensor) -> Tensor:
+def _pick(weights: Weights, floor: Tensor | None, points: Tensor) -> Tensor:
     """[N] where each row's running sum passes its point: first the group, then the weight in it."""
-    groups = weights.unflatten(1, (-1, GROUP))  # [N, G, 64]
-    sums = groups.sum(-1).cumsum(-1, dtype=torch.float64)  # [N, G]
+    sums = weights.sums(floor).cumsum(-1, dtype=torch.float64)  # [N, G]
     target = (points.double() + 0.5) * 2.0**-31 * sums[:, -1:]  # [N, 1]
     group = torch.searchsorted(sums, target, right=True).clamp_(max=sums.shape[1] - 1)
     before = torch.where(group > 0, sums.gather(1, (group - 1).clamp(min=0)), 0.0)
-    rows = torch.arange(len(weights), device=weights.device)
-    inner = groups[rows, group.squeeze(1)].cumsum(-1, dtype=torch.float64)  # [N, 64]
+    inside = weights.group(group)  # [N, 64]
+    inner = (inside if floor is None else _above(inside, floor)).cumsum(-1, dtype=torch.float64)
     # Rounding must not carry the rest past the group's end, where no weight would be left to pick.
     rest = torch.minimum(target - before, inner[:, -1:] * (1 - 2.0**-40))
     return group.squeeze(1) * GROUP + (inner <= rest).sum(-1)
 
 
-def _mass(weights: Tensor) -> Tensor:
-    return weights.unflatten(1, (-1, GROUP)).sum(-1).sum(-1, keepdim=True, dtype=torch.float64)  # [N, 1]
+def _mass(weights: Weights, floor: Tensor | None) -> Tensor:
+    return weights.sums(floor).sum(-1, keepdim=True, dtype=torch.float64)  # [N, 1]
 
 
 def _above(weights: Tensor, floor: Tensor) -> Tensor:

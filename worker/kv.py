@@ -8,7 +8,7 @@ written there is never read.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -39,8 +39,18 @@ def block_bytes(layers: Sequence[Attention], block_size: int, dtype: torch.dtype
     return sum(2 * layer.kv_heads * block_size * layer.head_dim * dtype.itemsize for layer in layers)
 
 
-def size_cache(config: WorkerConfig, limits: Limits, block_bytes: int, budget: int, flag: str) -> CacheSize:
-    """`budget` bytes by default, which `flag` changes; never more than all rows can fill."""
+def size_cache(
+    config: WorkerConfig,
+    limits: Limits,
+    block_bytes: int,
+    budget: int,
+    flag: str,
+    least: Callable[[int], int] = int,
+) -> CacheSize:
+    """`budget` bytes by default, which `flag` changes; never more than all rows can fill.
+
+    `least`: of a number that each rank has; all have room for the same sequences.
+    """
     per_sequence = -(-limits.max_model_len // limits.block_size)
     if config.num_blocks is not None:
         blocks, flag = config.num_blocks, "--num-gpu-blocks-override"
@@ -48,6 +58,7 @@ def size_cache(config: WorkerConfig, limits: Limits, block_bytes: int, budget: i
         if config.kv_cache_memory_bytes is not None:
             budget, flag = config.kv_cache_memory_bytes, "--kv-cache-memory-bytes"
         blocks = min(budget // block_bytes, limits.max_num_seqs * per_sequence)
+    blocks = least(blocks)
     if blocks >= per_sequence:
         return CacheSize(blocks, block_bytes, limits.max_model_len)
 
@@ -78,14 +89,25 @@ def bind_cache(
 
 
 def step_bytes(
-    model: ModelConfig, limits: Limits, layers: Sequence[Attention], dtype: torch.dtype, *, pools: bool
+    model: ModelConfig,
+    limits: Limits,
+    layers: Sequence[Attention],
+    dtype: torch.dtype,
+    *,
+    pools: bool,
+    ranks: int = 1,
 ) -> int:
-    """An upper bound of what a step takes beside weights and cache, from the shapes alone."""
+    """An upper bound of what a step takes beside weights and cache, from the shapes alone.
+
+    `ranks`: among which heads and features of the MLP are divided.
+    """
     pooled = limits.max_pooled_tokens * model.hidden_size * (dtype.itemsize + 3 * 4) if pools else 0
     inner = model.raw.get("intermediate_size")
     inner = inner if isinstance(inner, int) else 4 * model.hidden_size
-    heads, kv_heads = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    per_token = 4 * model.hidden_size + 3 * (heads + 2 * kv_heads) + 4 * inner
+    heads, kv_heads = (
+        -(-count // ranks) * model.head_dim for count in (model.num_heads, model.num_kv_heads)
+    )  # features
+    per_token = 4 * model.hidden_size + 3 * (heads + 2 * kv_heads) + 4 * -(-inner // ranks)
     # The plain attention gathers one sequence's keys and values, and writes its mask out.
     per_position = 4 * kv_heads * dtype.itemsize + limits.max_num_batched_tokens * (1 + dtype.itemsize)
     # Where scores are capped, the plain attention writes those of one sequence out, in float32.

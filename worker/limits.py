@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from worker.config import WorkerConfig
@@ -60,6 +61,15 @@ def _batch_sizes(config: WorkerConfig, defaults: Defaults) -> tuple[int, int]:
             "every sequence a token: raise the first or lower the second"
         )
     return seqs, tokens
+
+
+def agree(limits: Limits, least: Callable[[int], int]) -> Limits:
+    """What the smallest of all ranks' devices can hold."""
+    return replace(
+        limits,
+        max_num_seqs=least(limits.max_num_seqs),
+        max_num_batched_tokens=least(limits.max_num_batched_tokens),
+    )
 
 
 def hold_whole_sequences(limits: Limits, config: WorkerConfig) -> Limits:

@@ -23,3 +23,9 @@ def setup(process: str, level: str) -> None:
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     for floor in FLOORS:
         logging.getLogger(floor).setLevel(level.upper())
+
+
+def one_line(error: BaseException) -> str:
+    """Errors that were foreseen explain themselves; others at least say what they are."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, (ValueError, OSError)) and text else f"{type(error).__name__}: {text}"

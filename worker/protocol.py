@@ -19,6 +19,9 @@ Task = Literal["embed", "token_embed", "classify", "token_classify"]
 QUERY_GONE = "the vectors of this query are not kept any more: send the query again"
 """Why a document cannot be scored (`StepOutput.failed`): the one failure after which trying again helps."""
 
+DEVICE_LOST = "AcceleratorError"
+"""What torch raises when the device itself has failed: after that, every use of it in this process fails."""
+
 
 class Sampling(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
     """How the tokens of one sequence are chosen. All values are checked and resolved: none means "default".
@@ -125,7 +128,7 @@ class Vectors(msgspec.Struct, frozen=True, gc=False):
     """[D], or [tokens, D]."""
 
 
-class StepOutput(msgspec.Struct, frozen=True, gc=False):
+class StepOutput(msgspec.Struct, frozen=True, tag=True, gc=False):
     """Lists follow the order of StepInput.seqs."""
 
     number: int

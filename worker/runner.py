@@ -2,6 +2,9 @@
 
 `launch` never waits for the device and may be called again before the last step's result is read:
 everything a step needs of earlier ones is on the device already.
+
+A model may be spread over ranks. Each has a runner that takes the same steps; those of the last stage sample
+and pool, and one of them answers.
 """
 
 from __future__ import annotations
@@ -17,19 +20,23 @@ from torch import Tensor
 from models.context import use_context
 from models.loader import load_model
 from models.model import ServedModel
+from models.parallel import Parallel
 from worker.batch import Batch, build
 from worker.config import WorkerConfig
-from worker.device import Device, choose_dtype, dtype_name, open_device
+from worker.device import choose_dtype, dtype_name, open_device
+from worker.groups import meet
 from worker.hidden import HiddenStore
 from worker.kv import CacheSize, bind_cache, block_bytes, size_cache, step_bytes
 from worker.late import Queries
-from worker.limits import Limits, hold_whole_sequences, resolve_limits
+from worker.limits import Limits, agree, hold_whole_sequences, resolve_limits
 from worker.logprobs import rank_prompt
+from worker.mapped import let_go
 from worker.output import Handle, send_back
 from worker.pooling import Pooled, answer, gather, offered_tasks, whole_tasks, widths
 from worker.protocol import StepInput, WorkerFacts
 from worker.sampler import Choice, choose
 from worker.slots import Slots
+from worker.stage import Stage, Unheard
 from worker.staging import Staging
 from worker.warmup import warm_up_steps
 
@@ -38,11 +45,19 @@ logger = logging.getLogger(__name__)
 
 class Runner:
     def __init__(self, config: WorkerConfig, report: Callable[[str, float], None]) -> None:
+        place = config.place
+        self._answers = place.answers
         self._device = open_device(config)
         self._dtype = choose_dtype(config, self._device)
         limits = resolve_limits(config, self._device)
+        self._groups = meet(place, self._device.open_group, self._device.target)
+        limits = agree(limits, self._groups.least)
+        steps_behind = config.steps_ahead + place.stages - 1  # that may be under way when one starts
+        self._stage = self._open_stage(config, steps_behind)
         self._vocab_size = config.model.vocab_size
-        self._model = _load(config, limits, self._device, self._dtype, report)
+        self._model = self._load(config, limits, report)
+        self._device.settle(self._model.parameters())
+        let_go(Path(config.folder))
         tasks = offered_tasks(config, self._model.pooler)
         whole = whole_tasks(tasks, self._model.pooler)
 
@@ -59,9 +74,12 @@ class Runner:
             paged=self._model.causal,
         )
         self._staging = Staging(
-            self._device, config.steps_ahead, 4 * (limits.max_num_batched_tokens + 8 * limits.max_num_seqs)
+            self._device, steps_behind, 4 * (limits.max_num_batched_tokens + 8 * limits.max_num_seqs)
         )
         self._queries = Queries()
+        self._forward = self._model.forward
+        if place.size == 1 and self._model.causal:
+            self._forward = self._device.quickened(self._forward, self._slots.block_table.shape[1])
         report("cache", 1.0)
 
         self.facts = WorkerFacts(
@@ -85,7 +103,10 @@ class Runner:
         logger.info("ready: %s", self.facts)
 
     @torch.inference_mode()
-    def launch(self, step: StepInput) -> Handle:
+    def launch(self, step: StepInput) -> Handle | Unheard:
+        stage = self._stage
+        if stage:
+            stage.catch_up(step, self._slots.tokens)
         batch = build(
             step,
             self._slots,
@@ -94,8 +115,25 @@ class Runner:
             vocab_size=self._vocab_size,
             needs_all_rows=self._model.pooler.needs_all_rows,
         )
+        stream = stage.receive(len(batch.ids)) if stage else None
         with use_context(batch.context):
-            hidden = self._model.forward(batch.ids, batch.context.positions)
+            hidden = self._forward(batch.ids, batch.context.positions, stream)
+        if stage and not stage.last:
+            stage.pass_on(hidden, step, batch.sampled)
+            return Unheard(step.number)
+        handle = self._finish(step, batch, hidden)
+        return handle if self._answers else Unheard(step.number)
+
+    def close(self) -> None:
+        """Give the cache back. The runner is of no use afterwards."""
+        for layer in self._model.attention_layers():
+            layer.kv = None
+        self._hidden = None
+        self._groups.close()
+        self._device.close()
+
+    def _finish(self, step: StepInput, batch: Batch, hidden: Tensor) -> Handle:
+        """From the last hidden states of a step to what it answers."""
         if self._hidden is not None:
             self._hidden.write(hidden, batch.context)
         prompt_tables = [
@@ -105,12 +143,40 @@ class Runner:
         pooled = self._pool(batch, hidden)
         return send_back(self._device, step, batch, choice, prompt_tables, pooled)
 
-    def close(self) -> None:
-        """Give the cache back. The runner is of no use afterwards."""
-        for layer in self._model.attention_layers():
-            layer.kv = None
-        self._hidden = None
-        self._device.close()
+    def _open_stage(self, config: WorkerConfig, steps_behind: int) -> Stage | None:
+        links = self._groups.links
+        if links is None:
+            return None
+        return Stage(
+            config.place,
+            links,
+            width=config.model.hidden_size,
+            dtype=self._dtype,
+            target=self._device.target,
+            in_flight=steps_behind + 1,
+        )
+
+    def _load(
+        self, config: WorkerConfig, limits: Limits, report: Callable[[str, float], None]
+    ) -> ServedModel:
+        place = config.place
+        return load_model(
+            config.model,
+            Path(config.folder),
+            device=self._device.target,
+            dtype=self._dtype,
+            load_format=config.load_format,
+            seed=config.seed,
+            model_impl=config.model_impl,
+            trust_remote_code=config.trust_remote_code,
+            parallel=Parallel(
+                place.tensor_rank, place.tensor_size, self._groups.tensor, place.stage, place.stages
+            ),
+            max_len=limits.max_model_len,
+            conversion=config.conversion,
+            pooling=config.pooling,
+            report=lambda fraction: report("weights", fraction),
+        )
 
     def _make_cache(
         self, config: WorkerConfig, limits: Limits, *, keeps_hidden: bool, pools: bool
@@ -119,16 +185,17 @@ class Runner:
         if not self._model.causal:
             return CacheSize(0, 0, limits.max_model_len)
         device, dtype, layers = self._device, self._dtype, self._model.attention_layers()
+        keeps_hidden = keeps_hidden and config.place.stage == config.place.stages - 1
         width = config.model.output_size if keeps_hidden else 0
+        step = step_bytes(config.model, limits, layers, dtype, pools=pools, ranks=config.place.tensor_size)
         size = size_cache(
             config,
             limits,
             block_bytes(layers, limits.block_size, dtype)
             + HiddenStore.block_bytes(limits.block_size, width, dtype),
-            device.cache_budget(
-                config.gpu_memory_utilization, step_bytes(config.model, limits, layers, dtype, pools=pools)
-            ),
+            device.cache_budget(config.gpu_memory_utilization, step),
             device.cache_flag,
+            self._groups.least,
         )
         bind_cache(size, layers, limits.block_size, dtype, device)
         if keeps_hidden:
@@ -141,7 +208,10 @@ class Runner:
             return None
         logits = self._model.logits(hidden[sampled.at])
         choice = choose(logits, sampled.plan, self._slots.tokens, reads_at_once=self._device.reads_at_once)
-        self._slots.tokens[sampled.slots, sampled.positions] = choice.tokens.int()
+        tokens = choice.tokens.int()
+        self._slots.tokens[sampled.slots, sampled.positions] = tokens
+        if self._stage:
+            self._stage.tell(tokens)
         return choice
 
     def _pool(self, batch: Batch, hidden: Tensor) -> Pooled:
@@ -155,26 +225,3 @@ class Runner:
         for step in warm_up_steps(self.facts, row=self._slots.dummy):
             for reason in self.launch(step).result().failed.values():
                 logger.warning("at warm-up, %s: --dtype %s may be too narrow", reason, self.facts.dtype)
-
-
-def _load(
-    config: WorkerConfig,
-    limits: Limits,
-    device: Device,
-    dtype: torch.dtype,
-    report: Callable[[str, float], None],
-) -> ServedModel:
-    return load_model(
-        config.model,
-        Path(config.folder),
-        device=device.target,
-        dtype=dtype,
-        load_format=config.load_format,
-        seed=config.seed,
-        model_impl=config.model_impl,
-        trust_remote_code=config.trust_remote_code,
-        max_len=limits.max_model_len,
-        conversion=config.conversion,
-        pooling=config.pooling,
-        report=lambda fraction: report("weights", fraction),
-    )

@@ -17,6 +17,7 @@ from worker.masks import Masks, plan_masks
 from worker.penalties import Penalties, plan_penalties
 from worker.slots import SampleRows, Slots
 from worker.staging import Packet
+from worker.vocabulary import Grouped
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +68,13 @@ def choose(logits: Tensor, plan: Plan, tokens: Tensor, *, reads_at_once: bool) -
         plan.masks.apply(logits, tokens)
     for penalties in plan.penalties:
         penalties.apply(logits, tokens)
-    best = logits.max(-1)
-    chosen = best.indices  # [R]
+    grouped = Grouped(logits)
+    largest, chosen = grouped.best()  # [R] each
     for draws in plan.draws:
-        chosen[draws.rows] = draw(logits, draws, reads_at_once=reads_at_once)
+        chosen[draws.rows] = draw(grouped, draws, reads_at_once=reads_at_once)
     return Choice(
         tokens=chosen,
-        finite=best.values.isfinite(),  # NaN and infinity win a maximum, and nothing but -inf has none
+        finite=largest.isfinite(),  # NaN and infinity win a maximum, and nothing but -inf has none
         logprobs=[
             rank_chosen(each, chosen[wanted.rows], wanted.top)
             for each, wanted in zip(raw, plan.logprobs, strict=True)

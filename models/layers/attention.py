@@ -49,9 +49,9 @@ class Attention(nn.Module):
             raise RuntimeError("an attention layer ran before the worker bound its cache")
         step = context()
         q = ops.rotary_and_cache(
-            q.unflatten(-1, (self.heads, self.head_dim)),
-            k.unflatten(-1, (self.kv_heads, self.head_dim)),
-            v.unflatten(-1, (self.kv_heads, self.head_dim)),
+            q.view(-1, self.heads, self.head_dim),
+            k.view(-1, self.kv_heads, self.head_dim),
+            v.view(-1, self.kv_heads, self.head_dim),
             self.kv,
             step,
             cos_sin=cos_sin,

@@ -14,9 +14,14 @@ from models.weights import Weights
 
 
 class Embedding(nn.Module):
-    """Token ids [T] -> [T, size]. The vocabulary need not divide evenly: shares are filled with zeros."""
+    """Token ids [T] -> [T, size]. The vocabulary need not divide evenly: shares are filled with zeros.
+
+    Tokens are embedded by the first stage: the others hold nothing. `path` tells a head that is tied where in
+    the checkpoint its rows are.
+    """
 
     weight: nn.Parameter
+    path: str
 
     def __init__(self, vocab_size: int, size: int, parallel: Parallel, *, scale: float = 1.0) -> None:
         super().__init__()
@@ -24,16 +29,13 @@ class Embedding(nn.Module):
         self.size = size
         self.parallel = parallel
         self.scale = scale
-        self._lent_tokens: tuple[int, ...] = ()
-
-    def lend(self, tokens: tuple[int, ...]) -> None:
-        """Keep `lent`, the rows of these tokens, for a head that is tied and needs no others."""
-        self._lent_tokens = tokens
 
     def pull(self, weights: Weights) -> None:
+        self.path = weights.path
+        if not self.parallel.first:
+            weights.ignore("weight")
+            return
         self.weight = frozen(_take_share(weights, self.span, self.size, self.parallel))
-        if self._lent_tokens:
-            self.lent = _take_rows(weights, self._lent_tokens, self.span.size, self.size)
         # Rounded as the embeddings are: Gemma was trained with the root of its width in bfloat16.
         self.scale = torch.tensor(self.scale, dtype=self.weight.dtype).item()
 
@@ -55,7 +57,7 @@ class LMHead(nn.Module):
     `tied`: its matrix is that of `embedding`; None where nobody has said so, and then only if the checkpoint
     has none for the head.
     `tokens`: holds the rows of these alone, in float32 and on every rank, and gives their logits [R, tokens];
-    of none it holds nothing.
+    of none it holds nothing. Stages before the last hold nothing either.
     """
 
     weight: nn.Parameter
@@ -78,25 +80,26 @@ class LMHead(nn.Module):
         self.tokens = tokens
         # In a tuple, or the embedding would be registered as a part of the head too.
         self._embedding = (embedding,)
-        if tokens:
-            embedding.lend(tokens)
 
     def pull(self, weights: Weights) -> None:
         tied = self.tied or (self.tied is None and "weight" not in weights)
-        if tied or self.tokens is not None:
+        if tied or self.tokens is not None or not self.parallel.last:
             weights.ignore("weight")
+        if not self.parallel.last:
+            return
         (embedding,) = self._embedding
+        source = weights.at(embedding.path) if tied else weights
         if self.tokens is None:
-            share = embedding.weight if tied else _take_share(weights, self.span, self.size, self.parallel)
-            self.weight = frozen(ops.pack(share))
+            is_there = tied and self.parallel.first
+            share = embedding.weight if is_there else _take_share(source, self.span, self.size, self.parallel)
+            self.weight = frozen(ops.pack(share, wide=True))
         elif self.tokens:
-            rows = embedding.lent if tied else _take_rows(weights, self.tokens, self.span.size, self.size)
-            self.weight = frozen(rows)
+            self.weight = frozen(_take_rows(source, self.tokens, self.span.size, self.size))
 
     def forward(self, hidden: Tensor) -> Tensor:
         if self.tokens is not None:
             return F.linear(hidden.float(), self.weight)
-        mine = ops.linear(hidden, self.weight).float()  # [R, rows of the share]
+        mine = ops.linear(hidden, self.weight, wide=True)  # [R, rows of the share]
         return self.parallel.all_gather(mine)[:, : self.span.size]
 
 
@@ -110,5 +113,5 @@ def _take_share(weights: Weights, span: Span, size: int, parallel: Parallel) -> 
     """Rows of a [vocabulary, size] matrix: the same number for every rank."""
     cut = None if span.is_whole else Cut(0, span.start, span.stop)
     rows = weights.take("weight", [span.size, size], cut)
-    missing = -(-span.size // parallel.size) - span.length
+    missing = parallel.padded_length(span.size) - span.length
     return F.pad(rows, (0, 0, 0, missing)) if missing else rows

@@ -35,7 +35,7 @@ class EncoderAttention(nn.Module):
         cos_sin [T, R]: this step's rotation; q_norm, k_norm [head_dim]: weights of norms of each head;
         bias [heads, 2 * reach + 1]: for distances, as in the operation.
         """
-        q, k, v = (x.unflatten(-1, (-1, self.head_dim)) for x in (q, k, v))
+        q, k, v = (x.view(len(x), -1, self.head_dim) for x in (q, k, v))
         if q_norm is not None and k_norm is not None:
             q, k = ops.rms_norm(q, q_norm, eps), ops.rms_norm(k, k_norm, eps)
         if cos_sin is not None:

@@ -19,7 +19,8 @@ class Linear(nn.Module):
 
     The output may consist of several parts, laid side by side and cut one by one: q, k and v; gate and up.
     The checkpoint has them in one tensor of the layer's own name, or, if `sources` names one for each part,
-    in tensors beside it. `transposed` is for checkpoints that store [in, out].
+    in tensors beside it. `transposed` is for checkpoints that store [in, out]. `activation`: the kind of one
+    that follows.
     """
 
     weight: nn.Parameter
@@ -33,6 +34,7 @@ class Linear(nn.Module):
         bias: bool = False,
         sources: Sequence[str] = (),
         transposed: bool = False,
+        activation: str | None = None,
     ) -> None:
         super().__init__()
         self.inputs = _span(inputs)
@@ -42,6 +44,7 @@ class Linear(nn.Module):
         self.sources = tuple(sources)
         self.has_bias = bias
         self.transposed = transposed
+        self.activation = activation
 
     @property
     def widths(self) -> list[int]:
@@ -53,7 +56,7 @@ class Linear(nn.Module):
         self.bias = frozen(self._gather(weights, "bias")) if self.has_bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return ops.linear(x, self.weight, self.bias)
+        return ops.linear(x, self.weight, self.bias, kind=self.activation)
 
     def _gather(self, weights: Weights, name: str) -> Tensor:
         if self.sources:
@@ -83,6 +86,29 @@ class Linear(nn.Module):
             return weights.take(name, shape, cut)
         turned = Cut(1 - cut.dim, cut.start, cut.stop) if cut else None
         return weights.take(name, shape[::-1], turned).t()
+
+
+class GatedLinear(Linear):
+    """x [T, in] -> activation(gate) * up [T, out]: two parts, one of which gates the other."""
+
+    def __init__(
+        self,
+        inputs: Span | int,
+        outputs: Span,
+        *,
+        activation: str,
+        bias: bool = False,
+        sources: Sequence[str] = (),
+    ) -> None:
+        super().__init__(inputs, [outputs, outputs], bias=bias, sources=sources)
+        self.kind = activation
+
+    def pull(self, weights: Weights) -> None:
+        self.weight = frozen(ops.pack(self._gather(weights, "weight"), gated=True))
+        self.bias = frozen(self._gather(weights, "bias")) if self.has_bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.gated_linear(x, self.weight, self.bias, self.kind)
 
 
 class RowLinear(Linear):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from models import ops
-from models.layers.linear import Linear, RowLinear
+from models.layers.linear import GatedLinear, RowLinear
 from models.parallel import Parallel
 
 _KINDS = {
@@ -33,11 +32,12 @@ class GatedMLP(nn.Module):
         self, size: int, inner: int, parallel: Parallel, *, activation: str, bias: bool, fused: bool
     ) -> None:
         super().__init__()
-        self.kind = activation_kind(activation)
         share = parallel.share(inner, "features of the MLP")
         sources = () if fused else ("gate_proj", "up_proj")
-        self.gate_up_proj = Linear(size, [share, share], bias=bias, sources=sources)
+        self.gate_up_proj = GatedLinear(
+            size, share, activation=activation_kind(activation), bias=bias, sources=sources
+        )
         self.down_proj = RowLinear(share, size, parallel, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(ops.gated(self.gate_up_proj(x), self.kind))
+        return self.down_proj(self.gate_up_proj(x))

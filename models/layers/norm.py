@@ -88,3 +88,7 @@ class LayerNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.layer_norm(x, self.weight, self.bias, self.eps)
+
+    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """-> (norm of the sum, the sum)."""
+        return ops.add_layer_norm(x, residual, self.weight, self.bias, self.eps)

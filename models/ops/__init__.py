@@ -13,10 +13,12 @@ from typing import Any
 from models.ops import reference
 from models.ops.reference import (
     activation,
+    add_layer_norm,
     add_rms_norm,
     attention,
     encoder_attention,
     gated,
+    gated_linear,
     layer_norm,
     linear,
     pack,
@@ -27,10 +29,12 @@ from models.ops.reference import (
 
 __all__ = [
     "activation",
+    "add_layer_norm",
     "add_rms_norm",
     "attention",
     "encoder_attention",
     "gated",
+    "gated_linear",
     "layer_norm",
     "linear",
     "pack",

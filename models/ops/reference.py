@@ -16,14 +16,29 @@ from models.context import ForwardContext
 # Linear layers
 
 
-def pack(weight: Tensor) -> Tensor:
-    """Bring a matrix [out, in] into the layout that `linear` reads; called once for each, after loading."""
+def pack(weight: Tensor, *, gated: bool = False, wide: bool = False) -> Tensor:
+    """Bring a matrix [out, in] into the layout that `linear` reads; called once for each, after loading.
+
+    `gated`: it is read by `gated_linear` alone. `wide`: by `linear` with `wide` alone.
+    """
     return weight
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """[T, in] -> [T, out]; `weight` as `pack` returned it."""
-    return F.linear(x, weight, bias)
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, kind: str | None = None, wide: bool = False
+) -> Tensor:
+    """[T, in] -> [T, out]; `weight` as `pack` returned it.
+
+    `kind`: of an activation that follows. `wide`: the result is float32, whatever x is.
+    """
+    out = F.linear(x, weight, bias)
+    out = activation(out, kind) if kind else out
+    return out.float() if wide else out
+
+
+def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, kind: str) -> Tensor:
+    """[T, in] -> activation(gate) * up [T, F]; gate and up are the halves of the result [T, 2F]."""
+    return gated(F.linear(x, weight, bias), kind)
 
 
 # Norms and activations
@@ -42,6 +57,14 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     return F.layer_norm(x, weight.shape, weight, bias, eps)
+
+
+def add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """-> (norm of the sum, the sum)."""
+    total = residual + x
+    return layer_norm(total, weight, bias, eps), total
 
 
 def activation(x: Tensor, kind: str) -> Tensor:

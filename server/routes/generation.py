@@ -19,11 +19,13 @@ from server.api.usage import Usage, count
 from server.config import ServerConfig
 from server.errors import BadRequest
 from server.frontend import Delta, Frontend
-from server.middleware import REQUEST_ID
+from server.middleware import CLIENT_GONE, REQUEST_ID
 from server.sampling import SamplingParams
 from server.sse import ClientGone, json_response, while_connected
 from server.tasks import GENERATE, require_task
 
+REPLICA = "X-data-parallel-rank"
+"""Header that names the replica to use. Names and meaning are the peer's."""
 WHOLE = 1 << 30
 """Tokens per delta for an answer that is not streamed: all of them."""
 
@@ -38,6 +40,17 @@ def frontend_of(request: Request) -> Frontend:
 
 def config_of(request: Request) -> ServerConfig:
     return request.app.state.config
+
+
+def replica_of(request: Request) -> int | None:
+    """The replica that the client names, if it does."""
+    named = request.headers.get(REPLICA)
+    if named is None:
+        return None
+    size = config_of(request).data_parallel_size
+    if not named.isdecimal() or int(named) >= size:
+        raise BadRequest(f"{REPLICA}: {named[:20]!r} is no replica; they are numbered from 0 to {size - 1}")
+    return int(named)
 
 
 async def require_ready(request: Request) -> None:
@@ -97,6 +110,7 @@ class Job:
         self._interval = max(config.stream_interval, body.stream_interval or 1) if body.stream else WHOLE
         self._tells_cached = config.enable_prompt_tokens_details
         self._counts_output = counts_output
+        self._replica = replica_of(request)
         # checks the sampling, so that n can be trusted from here on
         self._streams = [self._generate(prompt) for prompt in prompts]
         self.choices = len(prompts) * sampling.n
@@ -125,6 +139,7 @@ class Job:
             salt=self.body.cache_salt or "",
             interval=self._interval,
             request_id=self.id,
+            replica=self._replica,
         )
 
     def usage(self) -> Usage:
@@ -162,7 +177,7 @@ async def respond(request: Request, work: Coroutine[Any, Any, Response]) -> Resp
     try:
         return await while_connected(request.receive, work)
     except ClientGone:
-        return Response(status_code=499)  # nobody reads it
+        return Response(status_code=CLIENT_GONE)
 
 
 async def _as_response(work: Coroutine[Any, Any, msgspec.Struct]) -> Response:

@@ -18,7 +18,7 @@ from server.api.prompts import write_conversation
 from server.api.usage import Usage, count
 from server.errors import ApiError, BadRequest
 from server.pooling import Item, PoolingParams, Source, Terms, TextReader, total_characters
-from server.routes.generation import ENTRY, config_of, frontend_of, request_name
+from server.routes.generation import ENTRY, config_of, frontend_of, replica_of, request_name
 from server.scoring import Pairs, ScoreOptions, score
 from server.sse import encode
 from server.tasks import POOLING, no_scores, no_task, require_task
@@ -72,6 +72,7 @@ class Call:
         self.tokens = 0
         self._request = request
         self._terms = terms
+        self._replica = replica_of(request)
         self._cached = 0
 
     async def read(self, body: TextBody, params: PoolingParams, prompt: str) -> list[Item]:
@@ -109,7 +110,11 @@ class Call:
 
     async def run(self, items: Sequence[Item]) -> list[Vectors]:
         answers = await self.frontend.pool(
-            items, priority=self._terms.priority, salt=self._terms.salt, request_id=self.id
+            items,
+            priority=self._terms.priority,
+            salt=self._terms.salt,
+            request_id=self.id,
+            replica=self._replica,
         )
         self.tokens += sum(len(item.tokens) for item in items)
         self._cached += sum(answer.cached for answer in answers)

@@ -15,14 +15,15 @@ import pytest
 import pytest_asyncio
 from fake_worker import BREAKS_ROW, BREAKS_STEP, KILLS_PROCESS, LOSES_DEVICE, reference, vectors_of
 
-from engine_core.client import EngineClient, Stream
-from engine_core.config import Address, EngineConfig
-from engine_core.launch import EngineHandle, launch
+from engine_core.client import EngineClient
+from engine_core.config import Address, EngineConfig, Replicas
+from engine_core.launch import EngineHandle, Fleet, launch
 from engine_core.protocol import Failed, Pooled, Progress, Tokens
+from engine_core.streams import Stream
 from engine_core.transport import ServerEnd
 from worker.protocol import Pooling, Sampling
 
-Start = Callable[..., Awaitable[tuple[EngineHandle, EngineClient]]]
+Start = Callable[..., Awaitable[tuple[Fleet, EngineClient]]]
 
 SUPPORT = Path(__file__).parent.parent / "support"
 
@@ -31,29 +32,32 @@ SUPPORT = Path(__file__).parent.parent / "support"
 async def start(model: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
     """Starts engines of the fake worker, with a client of the first server, and ends them."""
     monkeypatch.setenv("PYTHONPATH", str(SUPPORT))
-    started: list[tuple[EngineHandle, EngineClient]] = []
+    started: list[tuple[Fleet, EngineClient]] = []
 
     async def begin(
         *,
         ready: bool = True,
+        replicas: int = 1,
         api_servers: int = 1,
         drain_seconds: float = 0.0,
+        module: str = "fake_worker",
         on_progress: Callable[[Progress], None] | None = None,
         **changes: object,
-    ) -> tuple[EngineHandle, EngineClient]:
+    ) -> tuple[Fleet, EngineClient]:
         config = EngineConfig(model=str(model), **changes)  # pyright: ignore[reportArgumentType]
-        handle = launch(config, module="fake_worker", api_servers=api_servers, drain_seconds=drain_seconds)
-        client = EngineClient(handle.addresses[0], on_progress=on_progress)
-        started.append((handle, client))
+        layout = Replicas(size=replicas, here=replicas)
+        fleet = launch(config, layout, module=module, api_servers=api_servers, drain_seconds=drain_seconds)
+        client = EngineClient(fleet.addresses[0], layout, servers=api_servers, on_progress=on_progress)
+        started.append((fleet, client))
         if ready:
             await soon(client.settled.wait())
             assert client.dead is None
-        return handle, client
+        return fleet, client
 
     yield begin
-    for handle, client in started:
+    for fleet, client in started:
         client.close()
-        handle.stop(2)
+        fleet.stop(2)
 
 
 async def soon(awaitable: Awaitable[object], seconds: float = 10) -> None:
@@ -90,13 +94,13 @@ async def test_many_streams_at_once(start: Start) -> None:
 
 async def test_the_start_is_told_stage_by_stage(start: Start, model: Path) -> None:
     told: list[Progress] = []
-    handle, client = await start(ready=False, on_progress=told.append)
+    fleet, client = await start(ready=False, on_progress=told.append)
     await soon(client.located.wait())
-    assert client.progress.folder == str(model)
+    assert client.folder == str(model)
     await soon(client.settled.wait())
     assert client.ready is not None and client.ready.vocab_size == 50
     assert [progress.stage for progress in told] == ["import", "weights", "cache", "warmup"]
-    assert stat.S_IMODE(os.stat(handle.run_folder).st_mode) == 0o700
+    assert stat.S_IMODE(os.stat(fleet.run_folder).st_mode) == 0o700
 
 
 async def test_what_was_not_read_comes_at_once(start: Start) -> None:
@@ -128,8 +132,8 @@ async def test_stats_tell_the_end_of_work(start: Start) -> None:
 
 
 async def test_two_servers_share_an_engine_and_one_may_vanish(start: Start) -> None:
-    handle, client = await start(api_servers=2, max_num_seqs=1)
-    other = EngineClient(handle.addresses[1])
+    fleet, client = await start(api_servers=2, max_num_seqs=1)
+    other = EngineClient(fleet.addresses[1])
     await soon(other.settled.wait())
     running = other.submit([5], Sampling(max_tokens=100))
     await first(running)
@@ -137,18 +141,18 @@ async def test_two_servers_share_an_engine_and_one_may_vanish(start: Start) -> N
     other.close()
     assert text(await collect(waiting)) == reference([6], 3)
     # A server in its place is greeted and served.
-    another = EngineClient(handle.addresses[1])
+    another = EngineClient(fleet.addresses[1])
     await soon(another.settled.wait())
     assert text(await collect(another.submit([7], Sampling(max_tokens=3)))) == reference([7], 3)
     another.close()
 
 
 async def test_an_idle_engine_uses_no_time(start: Start) -> None:
-    handle, client = await start()
+    fleet, client = await start()
     await collect(client.submit([1], Sampling(max_tokens=2)))
-    before = cpu_seconds(handle.process.pid)
+    before = cpu_seconds(fleet.engines[0].process.pid)
     await asyncio.sleep(0.5)
-    assert cpu_seconds(handle.process.pid) - before <= 1 / os.sysconf("SC_CLK_TCK")
+    assert cpu_seconds(fleet.engines[0].process.pid) - before <= 1 / os.sysconf("SC_CLK_TCK")
 
 
 def cpu_seconds(pid: int) -> float:
@@ -165,7 +169,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def test_drain_finishes_what_runs_and_exits_with_0(start: Start) -> None:
-    handle, client = await start()
+    fleet, client = await start()
     stream = client.submit([1, 2], Sampling(max_tokens=60))
     await first(stream)
     client.drain(10)
@@ -175,35 +179,35 @@ async def test_drain_finishes_what_runs_and_exits_with_0(start: Start) -> None:
     (refused,) = await collect(late)
     assert isinstance(refused, Failed) and refused.code == 503
     await soon(client.died.wait())
-    assert await handle.exited() == 0
+    assert await fleet.engines[0].exited() == 0
 
 
 async def test_sigterm_gives_the_time_that_was_agreed_and_no_more(start: Start) -> None:
-    handle, client = await start(drain_seconds=0.1)
+    fleet, client = await start(drain_seconds=0.1)
     stream = client.submit([1, 2], Sampling(max_tokens=120))
     await first(stream)
-    handle.process.terminate()
+    fleet.engines[0].process.terminate()
     outputs = await collect(stream)
     assert isinstance(outputs[-1], Tokens) and outputs[-1].finish == "abort"
-    await soon(handle.exited(), 2)
-    assert handle.exit_code == 0
+    await soon(fleet.engines[0].exited(), 2)
+    assert fleet.engines[0].exit_code == 0
 
 
 async def test_a_second_sigterm_does_not_wait(start: Start) -> None:
-    handle, client = await start(drain_seconds=60)
+    fleet, client = await start(drain_seconds=60)
     stream = client.submit([1, 2], Sampling(max_tokens=120))
     await first(stream)
-    handle.process.terminate()
+    fleet.engines[0].process.terminate()
     await asyncio.sleep(0.05)
-    handle.process.terminate()
-    await soon(handle.exited(), 2)
+    fleet.engines[0].process.terminate()
+    await soon(fleet.engines[0].exited(), 2)
     assert isinstance((await collect(stream))[-1], Failed)
 
 
 async def test_stop_leaves_no_folder(start: Start) -> None:
-    handle, _ = await start()
-    folder = handle.run_folder
-    assert handle.stop(5) == 0
+    fleet, _ = await start()
+    folder = fleet.run_folder
+    assert fleet.stop(5) == [0]
     assert not folder.exists()
 
 
@@ -211,25 +215,25 @@ async def test_stop_leaves_no_folder(start: Start) -> None:
 
 
 async def test_a_killed_engine_ends_every_stream_once(start: Start) -> None:
-    handle, client = await start(max_num_seqs=2)
+    fleet, client = await start(max_num_seqs=2)
     streams = [client.submit([n], Sampling(max_tokens=100)) for n in range(6)]
     await first(streams[0])
-    handle.process.kill()
+    fleet.engines[0].process.kill()
     began = time.monotonic()
     for outputs in await asyncio.gather(*map(collect, streams)):
         assert [output.code for output in outputs if isinstance(output, Failed)] == [503]
         assert isinstance(outputs[-1], Failed)
     assert time.monotonic() - began < 1
-    assert await handle.exited() == -signal.SIGKILL
+    assert await fleet.engines[0].exited() == -signal.SIGKILL
     (refused,) = await collect(client.submit([1], Sampling(max_tokens=1)))
     assert isinstance(refused, Failed) and refused.code == 503
 
 
 async def test_an_engine_that_kills_itself_in_a_step(start: Start) -> None:
-    handle, client = await start()
+    fleet, client = await start()
     (failed,) = await collect(client.submit([KILLS_PROCESS], Sampling(max_tokens=3)))
     assert failed == Failed(id=failed.id, code=503, message="the engine process has ended")
-    assert await handle.exited() == -signal.SIGKILL
+    assert await fleet.engines[0].exited() == -signal.SIGKILL
 
 
 async def test_a_broken_step_ends_its_requests_and_not_the_engine(start: Start) -> None:
@@ -241,10 +245,10 @@ async def test_a_broken_step_ends_its_requests_and_not_the_engine(start: Start) 
 
 
 async def test_a_lost_device_ends_the_process_with_1(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
-    handle, client = await start()
+    fleet, client = await start()
     (failed,) = await collect(client.submit([LOSES_DEVICE], Sampling(max_tokens=3)))
     assert isinstance(failed, Failed) and failed.code == 503
-    assert await handle.exited() == 1
+    assert await fleet.engines[0].exited() == 1
     assert capfd.readouterr().err.splitlines()[-1] == f"error: {client.dead}"
 
 
@@ -252,38 +256,38 @@ async def test_a_start_that_fails_says_why_in_one_line_and_exits_with_2(
     start: Start, model: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (model / "no-weights").touch()
-    handle, client = await start(ready=False)
+    fleet, client = await start(ready=False)
     await soon(client.settled.wait())
     assert client.dead == "model.safetensors: tensor 'lm_head.weight' is missing"
-    assert await handle.exited() == 2
+    assert await fleet.engines[0].exited() == 2
     assert capfd.readouterr().err.splitlines()[-1] == f"error: {client.dead}"
 
 
 async def test_sigterm_while_loading_exits_at_once(start: Start) -> None:
-    handle, client = await start(ready=False, hf_overrides={"slow": True})
+    fleet, client = await start(ready=False, hf_overrides={"slow": True})
     await soon(until(lambda: client.progress.stage == "weights"))
-    handle.process.terminate()
-    await soon(handle.exited(), 2)
-    assert client.ready is None and handle.exit_code == 0
+    fleet.engines[0].process.terminate()
+    await soon(fleet.engines[0].exited(), 2)
+    assert client.ready is None and fleet.engines[0].exit_code == 0
 
 
 async def test_unreadable_frames_are_dropped(start: Start) -> None:
-    handle, client = await start(api_servers=2)
-    other = ServerEnd(handle.addresses[1])
-    await soon(until(lambda: bool(list(other.hellos.read()))))
+    fleet, client = await start(api_servers=2)
+    other = ServerEnd(fleet.addresses[1])
+    await soon(until(lambda: bool(list(other.read_greetings()))))
     for frame in (b"", b"\xc1", b"\x81\xa4type\xa3Add", os.urandom(1000), b"\x93" * 100_000):
-        other.hellos.sock.send_multipart([b"engine-0", frame])
+        other.greetings.sock.send_multipart([b"engine-0", frame])
     assert text(await collect(client.submit([2], Sampling(max_tokens=3)))) == reference([2], 3)
     other.close()
 
 
 async def test_a_frame_beyond_the_limit_is_refused(start: Start) -> None:
-    handle, client = await start(api_servers=2)
-    other = ServerEnd(handle.addresses[1])
-    await soon(until(lambda: bool(list(other.hellos.read()))))
-    other.hellos.sock.send_multipart([b"engine-0", bytes(65 << 20)])
+    fleet, client = await start(api_servers=2)
+    other = ServerEnd(fleet.addresses[1])
+    await soon(until(lambda: bool(list(other.read_greetings()))))
+    other.greetings.sock.send_multipart([b"engine-0", bytes(65 << 20)])
     assert text(await collect(client.submit([2], Sampling(max_tokens=3)))) == reference([2], 3)
-    assert resident_mb(handle.process.pid) < 150
+    assert resident_mb(fleet.engines[0].process.pid) < 150
     (refused,) = await collect(client.submit([2**62] * (8 << 20), Sampling(max_tokens=3)))
     assert isinstance(refused, Failed) and refused.code == 400
     other.close()
@@ -313,6 +317,46 @@ def test_a_folder_too_long_for_sockets_is_named(
         launch(EngineConfig(model=str(model)))
 
 
+async def test_ranks_in_processes_of_their_own_serve_and_end_with_their_engine(
+    start: Start, model: Path
+) -> None:
+    fleet, client = await start(module="fake_spread")
+    assert text(await collect(client.submit([2, 3], Sampling(max_tokens=6)))) == reference([2, 3], 6)
+    pids = [int((model / f"pid-{rank}").read_text()) for rank in (0, 1)]
+    fleet.engines[0].process.kill()
+    await soon(until(lambda: not any(is_alive(pid) for pid in pids)), 2)
+
+
+async def test_a_rank_that_ends_while_nothing_runs_ends_its_engine_by_name(
+    start: Start, model: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fleet, client = await start(module="fake_spread")
+    os.kill(int((model / "pid-1").read_text()), signal.SIGKILL)
+    assert await asyncio.wait_for(fleet.engines[0].exited(), 2) == 1
+    reason = "rank 1 (tensor 1 of 2, stage 0 of 1) ended while serving: it was ended by SIGKILL"
+    assert reason in (client.dead or "")
+    assert reason in capfd.readouterr().err.splitlines()[-1]
+    assert not is_alive(int((model / "pid-0").read_text()))
+
+
+async def test_a_rank_that_cannot_load_ends_the_start_by_name(start: Start, model: Path) -> None:
+    (model / "no-weights").touch()
+    fleet, client = await start(ready=False, module="fake_spread")
+    assert await asyncio.wait_for(fleet.engines[0].exited(), 10) == 2
+    await soon(client.settled.wait())
+    assert client.dead == (
+        "rank 1 (tensor 1 of 2, stage 0 of 1) ended while starting: model.safetensors: tensor "
+        "'lm_head.weight' is missing"
+    )
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 async def test_many_texts_are_pooled_beside_a_stream(start: Start) -> None:
     _, client = await start()
     assert client.ready is not None and client.ready.tasks == ("generate", "embed", "token_embed")
@@ -324,3 +368,63 @@ async def test_many_texts_are_pooled_beside_a_stream(start: Start) -> None:
         pooled = await asyncio.wait_for(answer.get(), 10)
         assert isinstance(pooled, Pooled) and pooled.vectors == vectors_of(prompt, params)
     assert text(await collect(stream)) == reference([3, 4], 30)
+
+
+# Several replicas.
+
+
+def working(client: EngineClient) -> list[int]:
+    return [one.number for one in client.replicas if one.works]
+
+
+async def test_a_killed_replica_takes_nothing_with_it_that_it_had_not_begun(start: Start) -> None:
+    fleet, client = await start(replicas=2, max_num_seqs=2)
+    await soon(until(lambda: working(client) == [0, 1]))
+    streams = [client.submit([n], Sampling(max_tokens=60)) for n in range(20)]
+    await first(streams[0])
+    fleet.engines[0].process.kill()
+    answers = await asyncio.gather(*map(collect, streams))
+    failed = [n for n, outputs in enumerate(answers) if isinstance(outputs[-1], Failed)]
+    assert 1 <= len(failed) <= 2, "those that ran, and no other"
+    for n in set(range(20)) - set(failed) - {0}:
+        assert text(answers[n]) == reference([n], 60)
+    assert client.dead is None and working(client) == [1]
+
+
+async def test_a_replica_that_breaks_is_started_again_and_one_that_is_asked_to_end_is_not(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine_core.launch.FIRST_PAUSE", 0.05)
+    fleet, client = await start(replicas=2)
+    await soon(until(lambda: working(client) == [0, 1]))
+    told: list[tuple[int, str]] = []
+
+    def lost(number: int, reason: str) -> None:
+        told.append((number, reason))
+        client.lose(number, reason)
+
+    keeping = asyncio.create_task(fleet.keep(lost))
+    fleet.engines[1].process.kill()
+    await soon(until(lambda: working(client) == [0]))
+    await soon(until(lambda: working(client) == [0, 1]))
+    assert told == [(1, "the engine process has ended (exit code -9)")]
+    assert text(await collect(client.submit([3], Sampling(max_tokens=3), replica=1))) == reference([3], 3)
+    for engine in fleet.engines:
+        engine.process.terminate()
+    await soon(keeping)
+    assert sorted(told[1:]) == [(n, "the engine process has ended (exit code 0)") for n in (0, 1)]
+    assert client.dead == "the engine has been stopped"
+
+
+async def test_a_replica_that_breaks_again_and_again_is_given_up(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine_core.launch.FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("engine_core.launch.RESTARTS", 2)
+    fleet, _ = await start(replicas=2)
+    monkeypatch.setattr(EngineHandle, "start", lambda self: None)  # each new life is over at once
+    for engine in fleet.engines:
+        engine.process.kill()
+    told: list[int] = []
+    await soon(fleet.keep(lambda number, _: told.append(number)))
+    assert sorted(told) == [0, 0, 0, 1, 1, 1]

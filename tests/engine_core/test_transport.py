@@ -13,6 +13,8 @@ from engine_core.config import Address
 from engine_core.protocol import PROTOCOL, Abort, Answer, Dead, Hello
 from engine_core.transport import MAX_REQUEST_BYTES, EngineEnd, RequestTooLarge, ServerEnd, Unreachable
 
+HELLO = Hello(engine=0, protocol=PROTOCOL)
+
 
 @pytest.fixture
 def address(tmp_path: Path) -> Address:
@@ -40,8 +42,11 @@ def wait(sock: zmq.Socket[bytes]) -> None:
 
 
 def greeted(server: ServerEnd) -> None:
-    wait(server.hellos.sock)
-    assert list(server.hellos.read()) == [Hello(engine=0, protocol=PROTOCOL)]
+    """Both lines are up."""
+    wait(server.greetings.sock)
+    assert list(server.read_greetings()) == [(b"engine-0", HELLO)]
+    wait(server.answers.sock)
+    assert list(server.read_answers()) == [(0, HELLO)]
 
 
 def changes(engine: EngineEnd, expected: str) -> None:
@@ -58,7 +63,7 @@ def test_requests_go_down_and_answers_come_up(server: ServerEnd, engine: EngineE
     assert list(engine.requests.read()) == [Abort(ids=[1])]
     assert engine.send(Dead("why"))
     wait(server.answers.sock)
-    assert list(server.answers.read()) == [Dead("why")]
+    assert list(server.read_answers()) == [(0, Dead("why"))]
 
 
 def test_an_engine_that_is_not_there_is_unreachable(server: ServerEnd) -> None:
@@ -74,7 +79,7 @@ def test_a_request_beyond_the_limit_is_refused_before_it_is_sent(server: ServerE
 def test_unreadable_frames_are_counted_and_what_follows_is_read(server: ServerEnd, engine: EngineEnd) -> None:
     greeted(server)
     for frame in (b"", b"\xc1", b"\x81\xa4type\xa3Add", b"\x81\xa4type\xa4\xff\xff\xff\xff"):
-        server.hellos.sock.send_multipart([b"engine-0", frame])
+        server.greetings.sock.send_multipart([b"engine-0", frame])
     server.send(0, Abort(ids=[1]))
     read: list[object] = []
     while not read:
@@ -94,12 +99,12 @@ def test_a_server_that_does_not_read_is_told_of_and_loses_nothing(
         assert sent < 100_000, "the line has no bound"
         keeps_up = engine.send(Dead(str(sent)))
         sent += 1
-    read: list[Answer] = []
+    read: list[tuple[int, Answer]] = []
     deadline = time.monotonic() + 10
     while len(read) < sent and time.monotonic() < deadline:
-        read += server.answers.read()
+        read += server.read_answers()
         engine.flush()
-    assert read == [Dead(str(number)) for number in range(sent)]
+    assert read == [(0, Dead(str(number))) for number in range(sent)]
 
 
 def test_a_server_that_ends_is_noticed_and_so_is_the_next(address: Address, engine: EngineEnd) -> None:
@@ -116,7 +121,7 @@ def test_a_server_that_ends_is_noticed_and_so_is_the_next(address: Address, engi
     greeted(second)
     engine.send(Dead("for the second"))
     wait(second.answers.sock)
-    assert list(second.answers.read()) == [Dead("for the second")]
+    assert list(second.read_answers()) == [(0, Dead("for the second"))]
     second.close()
 
 
@@ -124,9 +129,9 @@ def test_an_engine_that_ends_is_noticed(server: ServerEnd, address: Address) -> 
     context = zmq.Context()
     engine = EngineEnd(context, address, engine=0)
     greeted(server)
-    assert not server.engine_left()
+    assert server.left() == []
     engine.close()
     context.term()
     wait(server.monitor)
-    assert server.engine_left()
-    assert not server.engine_left()
+    assert server.left() == [0]
+    assert server.left() == []

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from models import ops
-from worker.kernels import cpu
+from worker.kernels import cpu, portable
 
 
 @pytest.fixture(autouse=True)
@@ -13,6 +13,12 @@ def reference() -> None:
 
 
 @pytest.fixture
-def cpu_kernels(reference: None) -> None:
-    """The operations that a worker binds on a CPU."""
-    ops.use(cpu.TABLE)
+def portable_kernels(reference: None) -> None:
+    """The operations that a worker binds on a CPU for which there are no C kernels."""
+    ops.use(portable.TABLE)
+
+
+@pytest.fixture(params=["C", "portable"])
+def cpu_kernels(reference: None, request: pytest.FixtureRequest) -> None:
+    """The operations that a worker may bind on a CPU."""
+    ops.use(portable.TABLE if request.param == "portable" else cpu.open_kernels(2))

@@ -102,7 +102,7 @@ def test_a_row_of_a_product_has_the_same_bits_in_any_company(inputs: int, output
     assert_rows_are_alone(lambda x: ops.linear(x, ops.pack(weight)), inputs)
     x = torch.randn(9, inputs)
     expected = x.double() @ weight.double().T + bias
-    torch.testing.assert_close(ops.linear(x, weight, bias), expected.float())
+    torch.testing.assert_close(ops.linear(x, ops.pack(weight), bias), expected.float())
 
 
 @pytest.mark.parametrize("width", [48, 50, 1536])
@@ -140,9 +140,9 @@ def assert_rows_are_alone(operation: Callable[[Tensor], Tensor], width: int) -> 
         assert torch.equal(operation(x[start:stop].clone()), together[start:stop])
 
 
-@pytest.mark.usefixtures("cpu_kernels")
+@pytest.mark.usefixtures("portable_kernels")
 @pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh", "relu"])
-def test_the_cpus_activations_are_the_reference(kind: str) -> None:
+def test_the_portable_activations_are_the_reference(kind: str) -> None:
     x = torch.cat([torch.randn(1000) * 4, torch.tensor([0.0, -200.0, 200.0, -88.0, -1e-8])])
     exact = reference.activation(x.double(), kind).float()
     torch.testing.assert_close(ops.activation(x, kind), exact, atol=1e-6, rtol=1e-6)
@@ -150,8 +150,8 @@ def test_the_cpus_activations_are_the_reference(kind: str) -> None:
     assert torch.equal(ops.activation(half, kind), reference.activation(half, kind))
 
 
-@pytest.mark.usefixtures("cpu_kernels")
-def test_the_cpus_products_are_the_reference() -> None:
+@pytest.mark.usefixtures("portable_kernels")
+def test_the_portable_products_are_the_reference() -> None:
     weight, bias = torch.randn(48, 32), torch.randn(48)
     for rows in (0, 1, 2, 50):
         x = torch.randn(rows, 32)
@@ -160,7 +160,7 @@ def test_the_cpus_products_are_the_reference() -> None:
         assert torch.equal(ops.linear(*half), reference.linear(*half))
 
 
-@pytest.mark.usefixtures("cpu_kernels")
-def test_the_cpu_refuses_activations_by_the_same_words() -> None:
+@pytest.mark.usefixtures("portable_kernels")
+def test_the_portable_ones_refuse_activations_by_the_same_words() -> None:
     with pytest.raises(ValueError, match="no activation 'swoosh'; there are silu"):
         ops.gated(torch.zeros(1, 2), "swoosh")

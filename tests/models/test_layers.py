@@ -49,16 +49,25 @@ class TestParallel:
     def test_shares(self) -> None:
         assert Parallel(1, 2).share(6, "things") == Span(6, 3, 6)
         assert [Parallel(rank, 4).share_kv_heads(2).start for rank in range(4)] == [0, 0, 1, 1]
-        assert [Parallel(rank, 4).share_padded(9).length for rank in range(4)] == [3, 3, 3, 0]
+        assert [Parallel(rank, 4).share_padded(300).length for rank in range(4)] == [128, 128, 44, 0]
+        assert Parallel(0, 4).padded_length(300) == 128
+        assert Parallel().padded_length(300) == 300
         assert Span(4, 1, 3).times(10) == Span(40, 10, 30)
 
     def test_uneven_shares_are_refused(self) -> None:
-        with pytest.raises(ValueError, match="5 things cannot be divided among 2 ranks evenly"):
+        with pytest.raises(ValueError, match="--tensor-parallel-size 2: 5 things cannot be divided evenly"):
             Parallel(0, 2).share(5, "things")
-        with pytest.raises(ValueError, match="2 attention heads cannot be divided among 4 ranks"):
+        with pytest.raises(ValueError, match="-size 4: 2 attention heads cannot be divided"):
             Parallel(0, 4).share_heads(2)
-        with pytest.raises(ValueError, match="2 key/value heads cannot be copied to 3 ranks evenly"):
+        with pytest.raises(ValueError, match="-size 3: 2 key/value heads cannot be copied evenly"):
             Parallel(0, 3).share_kv_heads(2)
+
+    def test_each_stage_has_a_run_of_the_layers(self) -> None:
+        runs = [Parallel(stage=stage, stages=3).share_layers(8) for stage in range(3)]
+        assert runs == [range(3), range(3, 6), range(6, 8)]
+        assert Parallel().share_layers(8) == range(8)
+        with pytest.raises(ValueError, match="--pipeline-parallel-size 3: there are 2 layers"):
+            Parallel(stages=3).share_layers(2)
 
     def test_alone_nothing_is_exchanged(self) -> None:
         x = torch.randn(2)
@@ -137,35 +146,35 @@ class Recorder:
 
 
 class TestVocabulary:
-    """Seven tokens for three ranks: the last holds one row, and two of padding."""
+    """For three ranks, each with room for a multiple of 64 tokens: the last holds two, and padding."""
 
-    TABLE = torch.randn(7, 4)
+    TABLE = torch.randn(130, 4)
 
     def test_embedding(self, tmp_path: Path) -> None:
         weights = checkpoint(tmp_path, weight=self.TABLE)
-        ids = torch.tensor([6, 0, 3, 2, 5])
-        parts = [filled(Embedding(7, 4, Parallel(rank, 3, Recorder())), weights)(ids) for rank in range(3)]
+        ids = torch.tensor([129, 0, 64, 63, 5])
+        parts = [filled(Embedding(130, 4, Parallel(rank, 3, Recorder())), weights)(ids) for rank in range(3)]
         assert torch.equal(torch.stack(parts).sum(0), self.TABLE[ids])
-        assert torch.equal(filled(Embedding(7, 4, Parallel()), weights)(ids), self.TABLE[ids])
+        assert torch.equal(filled(Embedding(130, 4, Parallel()), weights)(ids), self.TABLE[ids])
 
     def test_scale_is_rounded_as_the_embeddings_are(self, tmp_path: Path) -> None:
         weights = checkpoint(tmp_path, torch.bfloat16, weight=self.TABLE)
-        layer = filled(Embedding(7, 4, Parallel(), scale=3072**0.5), weights)
+        layer = filled(Embedding(130, 4, Parallel(), scale=3072**0.5), weights)
         assert torch.equal(layer(torch.tensor([1])), self.TABLE[[1]].bfloat16() * 55.5)
 
     def test_head_is_as_wide_as_the_vocabulary(self, tmp_path: Path) -> None:
         weights = checkpoint(tmp_path, torch.bfloat16, weight=self.TABLE)
         hidden = torch.randn(2, 4).bfloat16()
         parts = [filled(head(Parallel(rank, 3, Recorder())), weights)(hidden) for rank in range(3)]
-        assert [part.shape for part in parts] == [(2, 3)] * 3
+        assert [part.shape for part in parts] == [(2, 64)] * 3
         logits = filled(head(Parallel()), weights)(hidden)
         assert logits.dtype == torch.float32
-        assert torch.equal(torch.cat(parts, dim=-1)[:, :7], logits)
+        assert torch.equal(torch.cat(parts, dim=-1)[:, :130], logits)
 
     @pytest.mark.parametrize("tied", [True, None])
     def test_tied_head_reads_nothing(self, tmp_path: Path, tied: bool | None) -> None:
-        embedding = filled(Embedding(7, 4, Parallel()), checkpoint(tmp_path, weight=self.TABLE))
-        lent = filled(LMHead(7, 4, Parallel(), embedding=embedding, tied=tied), checkpoint(tmp_path))
+        embedding = filled(Embedding(130, 4, Parallel()), checkpoint(tmp_path, weight=self.TABLE))
+        lent = filled(LMHead(130, 4, Parallel(), embedding=embedding, tied=tied), checkpoint(tmp_path))
         assert lent.weight is embedding.weight
         assert list(lent.children()) == []
 
@@ -175,7 +184,7 @@ class TestVocabulary:
 
 
 def head(parallel: Parallel, tied: bool | None = False) -> LMHead:
-    return LMHead(7, 4, parallel, embedding=Embedding(7, 4, parallel), tied=tied)
+    return LMHead(130, 4, parallel, embedding=Embedding(130, 4, parallel), tied=tied)
 
 
 class TestNorms:

@@ -136,6 +136,12 @@ class TestNorms:
         assert torch.equal(total, residual + x)
         assert torch.equal(normed, ops.rms_norm(residual + x, weight, 1e-6))
 
+    def test_add_layer_norm(self) -> None:
+        x, residual, weight, bias = torch.randn(4, 3, DIM).unbind(0)
+        normed, total = ops.add_layer_norm(x, residual, weight[0], bias[0], 1e-5)
+        assert torch.equal(total, residual + x)
+        assert torch.equal(normed, ops.layer_norm(residual + x, weight[0], bias[0], 1e-5))
+
     def test_layer_norm(self) -> None:
         x, weight, bias = torch.randn(3, DIM), torch.randn(DIM), torch.randn(DIM)
         spread = (x.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
@@ -157,6 +163,17 @@ class TestActivations:
         expected = ops.activation(gate, "gelu_tanh") * up
         assert torch.equal(ops.gated(torch.cat([gate, up], dim=-1), "gelu_tanh"), expected)
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_they_may_be_part_of_a_product(self, dtype: torch.dtype) -> None:
+        x, weight, bias = (torch.randn(*shape).to(dtype) for shape in ((3, DIM), (2 * DIM, DIM), (2 * DIM,)))
+        product = ops.linear(x, ops.pack(weight), bias)
+        assert torch.equal(
+            ops.linear(x, ops.pack(weight), bias, kind="gelu"), ops.activation(product, "gelu")
+        )
+        assert torch.equal(ops.linear(x, ops.pack(weight), bias, wide=True), product.float())
+        gated = ops.gated_linear(x, ops.pack(weight, gated=True), bias, "silu")
+        assert torch.equal(gated, ops.gated(product, "silu"))
+
     def test_unknown_kind_is_named(self) -> None:
         with pytest.raises(ValueError, match="no activation 'swoosh'; there are silu"):
             ops.activation(torch.zeros(1), "swoosh")
@@ -167,7 +184,7 @@ class TestTable:
         layer = Linear(2, 2)
         layer.weight, layer.bias = torch.nn.Parameter(torch.eye(2)), None
         try:
-            ops.use({"linear": lambda x, weight, bias=None: x + 41})
+            ops.use({"linear": lambda x, weight, bias, *, kind: x + 41})
             assert layer(torch.ones(1, 2)).tolist() == [[42, 42]]
         finally:
             ops.use({})

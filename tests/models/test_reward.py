@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
 from drive import Driver, load_ranks
+from internlm2 import make_internlm2, rewrite
 from pooled import Params, load_pooled, pool
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tiny import hf_logits, tiny_checkpoint
 from torch import Tensor, nn
 
 PROMPTS = [[8, 44, 9, 10, 11, 44, 12, 44], [44], [5, 6, 7]]
 ALL = Params("token_classify")
-
-
-def rewrite(folder: Path, tensors: dict[str, Tensor], **fields: object) -> None:
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
 @torch.inference_mode()
@@ -68,40 +62,12 @@ def test_the_tag_of_qwen2_is_known(tmp_path: Path) -> None:
     assert [rows.shape for rows in pool(every, PROMPTS, ALL)] == [(8, 2), (1, 2), (3, 2)]
 
 
-def as_internlm2(tensors: dict[str, Tensor], kv_heads: int, head_dim: int) -> dict[str, Tensor]:
-    """Llama's tensors under InternLM2's names, with q, k and v interleaved."""
-    names = {
-        "model.embed_tokens.": "model.tok_embeddings.",
-        "self_attn.o_proj": "attention.wo",
-        "mlp.gate_proj": "feed_forward.w1",
-        "mlp.up_proj": "feed_forward.w3",
-        "mlp.down_proj": "feed_forward.w2",
-        "input_layernorm": "attention_norm",
-        "post_attention_layernorm": "ffn_norm",
-        "lm_head": "output",
-    }
-    renamed: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        for old, new in names.items():
-            name = name.replace(old, new)
-        if "_proj" not in name:
-            renamed[name] = tensor
-    for name in [name for name in tensors if name.endswith("q_proj.weight")]:
-        q, k, v = (tensors[name.replace("q_proj", f"{part}_proj")] for part in "qkv")
-        heads = [part.view(kv_heads, -1, head_dim, part.shape[-1]) for part in (q, k, v)]
-        whole = torch.cat(heads, dim=1).flatten(0, 2).contiguous()
-        renamed[name.replace("self_attn.q_proj", "attention.wqkv")] = whole
-    return renamed
-
-
 @pytest.fixture
 def internlm2(tmp_path: Path) -> tuple[Path, list[Tensor]]:
     """A checkpoint, and Llama's logits for the same."""
     folder = tiny_checkpoint("LlamaForCausalLM", tmp_path)
     expected = [hf_logits(folder, tokens) for tokens in PROMPTS]
-    tensors = as_internlm2(load_file(folder / "model.safetensors"), kv_heads=2, head_dim=8)
-    rewrite(folder, tensors, architectures=["InternLM2ForCausalLM"], model_type="internlm2", bias=False)
-    return folder, expected
+    return make_internlm2(folder), expected
 
 
 @pytest.mark.parametrize("size", [1, 2])

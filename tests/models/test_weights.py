@@ -196,7 +196,9 @@ class TestErrors:
 
 
 class TestReading:
-    def test_a_rank_reads_its_part_only(self, llama: Path) -> None:
+    def test_a_rank_reads_its_part_only(self, tmp_path: Path) -> None:
+        llama = tiny_checkpoint("LlamaForCausalLM", tmp_path, vocab_size=256)
+
         def bytes_read(rank: int, size: int) -> int:
             setup = ModelSetup(
                 config=read_config(llama, {}), folder=llama, max_len=64, parallel=Parallel(rank, size)

@@ -121,8 +121,8 @@ def test_variables_that_kubernetes_makes_are_not_options() -> None:
         (["--allowed-origins", "*", "--allow-credentials"], "every website"),
         (["--config", "/nowhere/file.yaml"], "cannot be read"),
         (["--enable-lora"], "--enable-lora is not supported yet"),
-        (["-tp", "2"], "--tensor-parallel-size is not supported yet; leave it out, or give 1"),
-        (["--quantization", "fp8"], "--quantization is not supported yet"),
+        (["-tp", "0"], "--tensor-parallel-size: must be at least 1"),
+        (["--quantization", "fp8"], "--quantization: 'fp8' is not one of int8"),
         (["--port"], "expected one argument"),
         (["--tasks", "embed,sing"], "--tasks: 'sing' is not one of generate, embed, token_embed, classify"),
         (["--runner", "walk"], "'walk' is not one of auto, generate, pooling, draft"),
@@ -130,6 +130,60 @@ def test_variables_that_kubernetes_makes_are_not_options() -> None:
 )
 def test_refusals_name_the_option(arguments: list[str], told: str) -> None:
     assert told in refusal(*arguments)
+
+
+KEY = ["--cluster-key", "a secret of sixteen characters or more"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--nnodes", "2"], "--nnodes 2 needs a secret that all machines share"),
+        (["--nnodes", "2"], "openssl rand -hex 32"),
+        (["--nnodes", "2", "--cluster-key", "short"], "--cluster-key: the cluster key has 5 characters"),
+        (["--nnodes", "2", "--node-rank", "2", *KEY], "--node-rank 2: of --nnodes 2 the last is 1"),
+        (["--nnodes", "2", "--node-rank", "1", *KEY], "--node-rank 1 goes with --headless"),
+        (["--nnodes", "2", "--headless", *KEY], "is for --node-rank 1 and up"),
+        (["--nnodes", "2", "-dp", "2", *KEY], "use one of them"),
+        (["-dp", "2", "--data-parallel-size-local", "1"], "FACET_CLUSTER_KEY"),
+        (["-dp", "2", "--data-parallel-size-local", "3"], "has the replicas 0 to 1"),
+        (["-dp", "2", "--data-parallel-start-rank", "1"], "goes with --headless"),
+        (["-dp", "2", "--data-parallel-start-rank", "2", "--data-parallel-size-local", "1"], "--headless"),
+        (
+            ["-dp", "2", "--headless", "--data-parallel-start-rank", "1", "--data-parallel-size-local", "2"],
+            "there are none for --data-parallel-start-rank 1 and --data-parallel-size-local 2",
+        ),
+        (["-dp", "2", "--headless", "--data-parallel-start-rank", "2", *KEY], "has nothing to run"),
+        (["--headless"], "which runs replicas for another machine's API"),
+    ],
+)
+def test_machines_and_replicas_must_make_sense_together(arguments: list[str], told: str) -> None:
+    assert told in refusal(*arguments)
+
+
+def test_which_replicas_run_here() -> None:
+    def replicas(*flags: str) -> tuple[range, bool]:
+        found = read(*flags, *KEY).replicas
+        return found.local, found.elsewhere
+
+    assert replicas() == (range(1), False)
+    assert replicas("-dp", "4") == (range(4), False)
+    assert replicas("-dp", "4", "--data-parallel-size-local", "2") == (range(2), True)
+    assert replicas("-dp", "4", "--data-parallel-size-local", "0") == (range(0), True)
+    away = ("-dp", "4", "--headless", "--data-parallel-start-rank", "2")
+    assert replicas(*away) == (range(2, 4), True)
+    assert replicas(*away, "--data-parallel-size-local", "1") == (range(2, 3), True)
+    assert read("--nnodes", "2", "--node-rank", "1", "--headless", *KEY).replicas.size == 1
+
+
+def test_where_replicas_of_other_machines_call() -> None:
+    layout = read(
+        "-dp", "2", "--data-parallel-address", "10.0.0.7", "--data-parallel-rpc-port", "400"
+    ).replicas
+    first, second = layout.door(0), layout.door(1)
+    assert (first.requests, first.answers) == ("tcp://10.0.0.7:400", "tcp://10.0.0.7:401")
+    assert (second.requests, second.answers) == ("tcp://10.0.0.7:402", "tcp://10.0.0.7:403")
+    assert read("--data-parallel-address", "fd00::7").replicas.door(0).requests == "tcp://[fd00::7]:29550"
 
 
 def test_neutral_values_of_the_peers_flags_are_accepted() -> None:
@@ -175,7 +229,7 @@ def test_help_needs_none_of_the_heavy_libraries() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    for group in ("Model:", "Device and memory:", "Scheduler:", "HTTP:"):
+    for group in ("Model:", "Device and memory:", "Workers and replicas:", "Scheduler:", "HTTP:"):
         assert group in done.stdout
     assert "--shutdown-timeout" in done.stdout
     assert "--enable-lora" not in done.stdout

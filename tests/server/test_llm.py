@@ -29,6 +29,11 @@ def test_one_answer_for_each_prompt_in_order(llm: LLM):
     assert [output.outputs[0].text for output in together] == alone
 
 
+def test_replicas_are_for_servers():
+    with pytest.raises(ValueError, match="data_parallel_size: an LLM is one replica"):
+        LLM("demo", data_parallel_size=2)
+
+
 def test_token_ids_are_prompts_too(llm: LLM):
     ids = llm.tokenizer.encode("The capital of France is")
     (from_ids,) = llm.generate(ids, GREEDY, use_tqdm=False)

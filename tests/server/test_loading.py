@@ -43,7 +43,7 @@ def find(folder: Path, *flags: str, tasks: tuple[str, ...] = ("embed", "token_em
         "widths": dict.fromkeys(tasks, 8),
     }
     options = parse([str(folder), *flags], {})
-    return find_facts(options, Ready(**{**known, **said}), open_tokenizer(options, folder))
+    return find_facts(options, Ready(**{**known, **said}), folder, open_tokenizer(options, folder))
 
 
 def test_a_sentence_encoder_may_read_less_than_its_window(folder: Path) -> None:

@@ -81,6 +81,20 @@ def test_a_port_in_use_has_an_exit_code_of_its_own() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        ("192.0.2.1", "cannot listen on port 29550 of 192.0.2.1 for replicas on other machines"),
+        ("node-1", "--data-parallel-address node-1: on the machine with the API, give it in numbers"),
+    ],
+)
+def test_a_door_that_cannot_be_opened_is_told_before_anything_is_loaded(address: str, told: str) -> None:
+    away = ["-dp", "2", "--data-parallel-size-local", "1", "--data-parallel-address", address]
+    done = command("serve", "--port", "0", *away, FACET_CLUSTER_KEY="a secret that is long enough")
+    assert done.returncode == PORT_IN_USE
+    assert done.stderr.startswith(f"error: {told}") and len(done.stderr.splitlines()) == 1
+
+
 def test_an_address_that_is_not_ours() -> None:
     done = command("serve", "--host", "192.0.2.1")
     assert done.returncode == BAD_USAGE
@@ -125,6 +139,19 @@ def test_a_log_file_gets_one_line_for_each_stage() -> None:
     display.done("Serving")
     lines = out.getvalue().splitlines()
     assert [line.partition(" (")[0] for line in lines] == ["Loading weights", "Warming up", "Serving"]
+
+
+def test_a_terminal_tells_how_far_each_replica_is_as_far_as_there_is_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    out = Terminal()
+    display = ProgressDisplay(out)
+    display.show("weights", 0.5, "replica 0: weights 50%, replica 1 starts")
+    assert out.getvalue().endswith("50%  replica 0: weights 50%, replica 1 starts")
+    display.show("weights", 0.5, ", ".join(f"replica {n} starts" for n in range(8)))
+    line = out.getvalue().rpartition("\x1b[K")[2]
+    assert len(line) == 79 and "replica 0 starts, replica 1 starts" in line
 
 
 def test_a_terminal_gets_a_bar_that_leaves_nothing_behind() -> None:

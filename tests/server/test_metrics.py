@@ -6,9 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from engine_core.protocol import Stats, Timing
+from engine_core.replica import Replica
 from server.metrics import Metrics
 
 LABELS = '{engine="0",model_name="m"}'
@@ -53,21 +55,19 @@ def test_a_request_is_timed_and_counted(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_engines_numbers_appear_when_it_has_told_them() -> None:
-    told: list[Stats] = []
+    first, second = replicas = [Replica(0), Replica(1)]
     metrics = Metrics("m")
-    metrics.watch(lambda: told[-1] if told else None)
+    metrics.watch(lambda: replicas)
     assert not any("num_requests_running" in name for name in values(metrics))
-    told.append(
-        Stats(
-            running=2,
-            waiting=3,
-            kv_usage=0.25,
-            prefix_queries=10,
-            prefix_hits=4,
-            preemptions=1,
-            steps=9,
-            step_tokens=99,
-        )
+    first.stats = Stats(
+        running=2,
+        waiting=3,
+        kv_usage=0.25,
+        prefix_queries=10,
+        prefix_hits=4,
+        preemptions=1,
+        steps=9,
+        step_tokens=99,
     )
     found = values(metrics)
     for name, value in {
@@ -79,6 +79,12 @@ def test_the_engines_numbers_appear_when_it_has_told_them() -> None:
         "num_preemptions_total": 1,
     }.items():
         assert found[f"vllm:{name}{LABELS}"] == value
+    assert 'vllm:num_requests_running{engine="1",model_name="m"}' not in found
+    second.stats = msgspec.structs.replace(first.stats, running=5)
+    assert values(metrics)['vllm:num_requests_running{engine="1",model_name="m"}'] == 5
+    first.lose("it broke")
+    assert f"vllm:num_requests_running{LABELS}" not in values(metrics)
+    assert values(metrics)['facet:replicas_alive{model_name="m"}'] == 0, "none is ready"
 
 
 def test_http_requests_are_counted_by_route_and_kind_of_status() -> None:

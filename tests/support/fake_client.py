@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from engine_core.client import Stream
 from engine_core.protocol import Failed, Pooled, Progress, Ready, Stats, Tokens
+from engine_core.replica import Replica
+from engine_core.streams import Stream
 from worker.protocol import Pooling, Sampling, Vectors
 
 
@@ -22,6 +23,7 @@ class Submitted:
     priority: int
     salt: str
     stream: Stream[Any]
+    replica: int | None = None
 
     def say(self, tokens: Iterable[int], **fields: object) -> None:
         self.stream.put(Tokens(id=self.stream.id, tokens=list(tokens), **fields))  # pyright: ignore
@@ -39,6 +41,9 @@ class Submitted:
 class FakeClient:
     def __init__(self) -> None:
         self.progress = Progress(stage="start", fraction=0.0)
+        self.folder = ""
+        self.replicas: list[Replica] = []
+        self.on_change: Callable[[], None] = lambda: None
         self.ready: Ready | None = None
         self.dead: str | None = None
         self.stats: Stats | None = None
@@ -48,12 +53,13 @@ class FakeClient:
 
     def locate(self, folder: Path) -> None:
         self.progress = Progress(stage="import", fraction=0.0, folder=str(folder))
+        self.folder = str(folder)
         self.located.set()
 
     def become_ready(self, **facts: object) -> None:
         known = {
             "model": "m",
-            "folder": self.progress.folder,
+            "folder": self.folder,
             "architecture": "LlamaForCausalLM",
             "vocab_size": 450,
             "max_model_len": 100,
@@ -77,19 +83,30 @@ class FakeClient:
             event.set()
 
     def submit(
-        self, tokens: list[int], params: Sampling, *, priority: int = 0, salt: str = ""
+        self,
+        tokens: list[int],
+        params: Sampling,
+        *,
+        priority: int = 0,
+        salt: str = "",
+        replica: int | None = None,
     ) -> Stream[Tokens]:
         stream = Stream[Tokens](len(self.submitted) + 1, asyncio.get_running_loop())
-        self.submitted.append(Submitted(tokens, params, priority, salt, stream))
+        self.submitted.append(Submitted(tokens, params, priority, salt, stream, replica))
         return stream
 
     def submit_many(
-        self, requests: Iterable[tuple[list[int], Pooling]], *, priority: int = 0, salt: str = ""
+        self,
+        requests: Iterable[tuple[list[int], Pooling]],
+        *,
+        priority: int = 0,
+        salt: str = "",
+        replica: int | None = None,
     ) -> list[Stream[Pooled]]:
         first = len(self.submitted)
         for tokens, params in requests:
             stream = Stream[Pooled](len(self.submitted) + 1, asyncio.get_running_loop(), pools=True)
-            self.submitted.append(Submitted(tokens, params, priority, salt, stream))
+            self.submitted.append(Submitted(tokens, params, priority, salt, stream, replica))
         return [one.stream for one in self.submitted[first:]]
 
     def abort(self, ids: Iterable[int]) -> None:

@@ -147,9 +147,16 @@ class FakeFrontend:
         salt: str = "",
         interval: int = 1,
         request_id: str = "",
+        replica: int | None = None,
     ) -> AsyncGenerator[Delta, None]:
         params = sampling.resolve(self.facts, self.tokenizer, len(prompt))
-        rest = {"priority": priority, "salt": salt, "interval": interval, "request_id": request_id}
+        rest = {
+            "priority": priority,
+            "salt": salt,
+            "interval": interval,
+            "request_id": request_id,
+            "replica": replica,
+        }
         self.asked.append((prompt, sampling, rest))
         return self._generate(prompt, sampling, params, interval)
 
@@ -182,10 +189,17 @@ class FakeFrontend:
             self.running -= 1
 
     async def pool(
-        self, items: Sequence[Item], *, priority: int = 0, salt: str = "", request_id: str = ""
+        self,
+        items: Sequence[Item],
+        *,
+        priority: int = 0,
+        salt: str = "",
+        request_id: str = "",
+        replica: int | None = None,
     ) -> list[Pooled]:
         """Answers with `answer_of` each item; waits at the gate, if there is one."""
-        self.pooled.append((list(items), {"priority": priority, "salt": salt, "request_id": request_id}))
+        rest = {"priority": priority, "salt": salt, "request_id": request_id, "replica": replica}
+        self.pooled.append((list(items), rest))
         self.running += 1
         try:
             if self.gate is not None:

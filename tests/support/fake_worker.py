@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -228,6 +228,8 @@ class FakeWorker:
 class FakeExecutor:
     """FakeWorker behind the executor's interface, with a few ways to misbehave."""
 
+    sentinels: Sequence[int] = ()
+
     def __init__(self, config: WorkerConfig, report: Callable[[str, float], None]) -> None:
         self._config = config
         self._report = report
@@ -263,6 +265,9 @@ class FakeExecutor:
         return landed
 
     def stop(self) -> None:
+        pass
+
+    def check(self) -> None:
         pass
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import signal
@@ -74,11 +75,39 @@ class LiveServer:
             frontier += below
         return found
 
+    def engine_pids(self) -> list[int]:
+        """In the order in which they were started."""
+        commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in sorted(self.children())}
+        return [pid for pid, command in commands.items() if b"engine_core.process" in command]
+
     def engine_pid(self) -> int:
-        for pid in self.children():
-            if b"engine_core.process" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                return pid
+        for pid in self.engine_pids():
+            return pid
         raise RuntimeError("no engine process found")
+
+    def numbers(self, name: str) -> dict[str, float]:
+        """Of each engine, or of "" if it is no engine's: the values of a metric."""
+        lines = [line for line in self.get("/metrics").text.splitlines() if line.startswith(name + "{")]
+        return {
+            line.partition('engine="')[2].partition('"')[0]: float(line.rpartition(" ")[2]) for line in lines
+        }
+
+    def listening(self) -> set[tuple[str, int]]:
+        """Addresses and ports of IPv4 and IPv6 on which any of its processes listens."""
+        pids = [self.process.pid, *self.children()]
+        inodes = {
+            os.readlink(file)
+            for pid in pids
+            for file in Path(f"/proc/{pid}/fd").iterdir()
+            if file.is_symlink()
+        }
+        rows = [
+            line.split()
+            for table in ("/proc/net/tcp", "/proc/net/tcp6")
+            for line in Path(table).read_text().splitlines()[1:]
+        ]
+        found = [row[1].split(":") for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in inodes]
+        return {(_address(address), int(port, 16)) for address, port in found}
 
     def terminate(self, seconds: float = 30) -> int:
         if self.process.poll() is None:
@@ -114,6 +143,12 @@ def wait_until(condition: Callable[[], bool], seconds: float, message: Callable[
 
 def alive(pid: int) -> bool:
     return _parent_of(pid) is not None
+
+
+def _address(shown: str) -> str:
+    """As the kernel's table shows it: words of four bytes, each in the machine's order."""
+    words = [bytes.fromhex(shown[start : start + 8])[::-1] for start in range(0, len(shown), 8)]
+    return str(ipaddress.ip_address(b"".join(words)))
 
 
 def _process_ids() -> list[int]:

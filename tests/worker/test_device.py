@@ -10,8 +10,10 @@ from sizes import MODEL, worker_config
 
 from models import ops
 from models.ops import reference
-from worker.device import Cpu, choose_dtype, open_device
-from worker.kernels import cpu
+from worker import device as device_module
+from worker.config import Place
+from worker.device import GIB, Cpu, choose_dtype, open_device
+from worker.kernels import cpu, portable
 from worker.limits import Limits, resolve_limits
 
 
@@ -42,13 +44,92 @@ def test_unknown_device_names_the_known() -> None:
 def test_its_kernels_are_bound() -> None:
     ops.use({})
     open_device(worker_config(device="cpu"))
-    assert (ops.linear, ops.gated) == (cpu.linear, cpu.gated)
-    assert ops.rms_norm is reference.rms_norm
+    table = cpu.open_kernels(1)
+    assert (ops.linear, ops.rms_norm) == (table["linear"], table["rms_norm"])
+    assert ops.linear is not reference.linear
 
 
-def test_threads_are_as_asked() -> None:
+def test_threads_are_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = open_device(worker_config(cpu_threads=2))
+    assert isinstance(device, Cpu)
+    assert (device.threads, torch.get_num_threads()) == (2, 1)  # those that compute are the kernels'
+    monkeypatch.setattr(cpu, "choose", lambda: (None, portable.TABLE))
     open_device(worker_config(cpu_threads=2))
     assert torch.get_num_threads() == 2
+
+
+def test_workers_on_one_machine_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_module, "usable_cores", lambda: 12)
+    monkeypatch.setattr(device_module, "available_memory", lambda: 5 * GIB)
+    monkeypatch.setattr(device_module, "_TORCH_THREADS", 12)
+    for ranks, threads in ((1, 12), (2, 6), (5, 2), (16, 1)):
+        device = open_device(worker_config(place=Place(local_ranks=ranks)))
+        assert isinstance(device, Cpu)
+        assert device.threads == threads
+        assert device.cache_budget(0.9, 0) == 2 * GIB // ranks
+
+
+def test_torch_has_all_threads_where_nothing_was_packed() -> None:
+    device = Cpu(2)
+    packed = device.kernels["pack"](torch.randn(4, 4))
+    half = device.kernels["pack"](torch.randn(4, 4).half())
+    device.settle([half, packed])
+    assert torch.get_num_threads() == 1
+    device.settle([half])
+    assert torch.get_num_threads() == 2
+
+
+def test_quantization_is_what_pack_does(caplog: pytest.LogCaptureFixture) -> None:
+    device = open_device(worker_config(quantization="int8"))
+    weight = torch.randn(64, 1024)
+    packed = ops.pack(weight)
+    assert packed.nbytes == weight.nbytes / 4 + 64 * 1024 / 128 * 2
+    with caplog.at_level(logging.INFO):
+        device.settle([packed, torch.empty(1 << 20)])
+    assert "quantization int8: 4 MiB of weights became 4 MiB" in caplog.text
+    with pytest.raises(ValueError, match="runs on that of transformers: leave the option out"):
+        device.settle([weight])
+    open_device(worker_config())
+    assert ops.pack(weight).nbytes == weight.nbytes
+
+
+def test_quantization_without_the_kernels(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cpu, "choose", lambda: (None, portable.TABLE))
+    open_device(worker_config(quantization="int4"))
+    weight, x = torch.randn(64, 128), torch.randn(3, 128)
+    packed = ops.pack(weight)
+    assert packed.nbytes == weight.nbytes / 8 + 64 * 4 * 2
+    off = ops.linear(x, packed) - reference.linear(x, weight)
+    assert off.norm() < 0.1 * reference.linear(x, weight).norm()
+    assert "save memory here, but cost time" in caplog.text
+
+
+def test_kernels_that_quantize_wrongly_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheme = quantized.SCHEMES["int8"]
+    monkeypatch.setattr(linear, "HEAD", quantized.SCHEMES["int4"])
+    assert "pack" in cpu.open_kernels(1, "int8")
+    broken = {
+        **linear.bind(cpu.choose()[0] or pytest.skip("no kernels"), scheme),
+        "linear": lambda *_, **__: 0,
+    }
+    monkeypatch.setattr(linear, "bind", lambda *_: broken)
+    assert cpu.open_kernels(1, "int8")["linear"] is quantized.linear
+
+
+def test_an_unknown_quantization_names_the_known() -> None:
+    with pytest.raises(ValueError, match="--quantization 'fp8': choose one of int8, int8-dynamic, int4"):
+        open_device(worker_config(quantization="fp8"))
+
+
+def test_quantization_is_for_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(
+        ValueError, match="--quantization int8 is for the CPU: pass --device cpu, or leave it"
+    ):
+        open_device(worker_config(quantization="int8", device="cuda"))
+    assert open_device(worker_config(quantization="int8", device="cpu")).name == "cpu"
 
 
 def test_dtype_is_the_checkpoints_unless_asked() -> None:

@@ -17,6 +17,8 @@ from worker.protocol import NewSeq, Sampling
 from worker.sampler import Choice, Plan, choose, plan_sampling
 from worker.slots import SampleRows, Slots
 from worker.staging import Staging
+from worker.vocabulary import Grouped
+from worker.weights import AllWeights, FewWeights
 
 MAX_LEN = 64
 
@@ -235,6 +237,37 @@ def test_tokens_that_tie_with_the_last_one_are_kept() -> None:
             for seed in range(100)
         ]
         assert set(sample(rows).tokens.tolist()) == {1, 2, 3}
+
+
+def test_ties_are_kept_wherever_they_stand() -> None:
+    """More of them than any shortlist has, in every part of the vocabulary."""
+    logits = np.zeros(20_000)
+    tied = np.arange(3, 20_000, 50)  # 400 tokens
+    logits[tied] = 9.0
+    for top_p, top_k in ((1.0, 1), (0.2, 5), (0.001, 0)):
+        rows = [
+            Row(Sampling(max_tokens=1, seed=seed, top_p=top_p, top_k=top_k), logits, [0], [])
+            for seed in range(2000)
+        ]
+        tokens = set(sample(rows).tokens.tolist())
+        assert tokens <= set(tied.tolist())
+        assert len(tokens) > 380
+
+
+@pytest.mark.parametrize("vocab", [1, 64, 1000, 4097])
+def test_weights_are_the_same_however_many_are_computed(vocab: int) -> None:
+    logits = Grouped(torch.randn(5, vocab, generator=torch.Generator().manual_seed(vocab)))
+    rows, temperature = torch.tensor([3, 0, 4]), torch.tensor([[0.7], [1.0], [1.9]])
+    few, all = FewWeights(logits, rows, temperature), AllWeights(logits, rows, temperature)
+    for count in (1, 64, 5000):
+        top = all.largest(count)
+        assert top.shape == (3, min(count, logits.logits.shape[1]))
+        assert torch.equal(few.largest(count), top)
+        floor = top[:, -1:]
+        torch.testing.assert_close(few.sums(floor), all.sums(floor))
+    torch.testing.assert_close(few.sums(None), all.sums(None))
+    last = torch.full((3, 1), logits.largest.shape[1] - 1)
+    assert torch.equal(few.group(last), all.group(last))
 
 
 def test_draw_depends_on_seed_and_index_only() -> None:

@@ -1,66 +1,69 @@
-"""Operations on a CPU, where in float32 a row has the same bits whatever other rows are beside it.
-
-So a text has the same vector alone and in any batch. In half precision torch's own operations do, and are
-used as they are.
-"""
+"""The operations of a CPU: the C kernels for its kind of processor, or torch's own where there are none."""
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
-from models.ops import reference
+from worker.kernels import attention, check, elementwise, linear, portable, quantized
+from worker.kernels.library import INT, BuildError, Library, levels_here, open_library
 
+logger = logging.getLogger(__name__)
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """By oneDNN, as torch itself does in half precision: it adds up each row in the same order.
-
-    In float32 torch calls MKL, which sums products of up to 11 rows in another order than larger ones: a
-    short text would have other digits alone than in a batch. oneDNN is the faster of the two from 8 rows on,
-    and twice as fast from 32 (AVX-512, AMD; a batch through MiniLM: 1.6 times). With fewer it may be behind:
-    a call costs 15 us instead of 3, and one row reads weights from the cache at half the speed. To pad MKL's
-    products to 16 rows instead would make a single row up to 8 times slower, and nothing faster.
-    """
-    if x.dtype != torch.float32 or not torch.backends.mkldnn.is_available():
-        return reference.linear(x, weight, bias)
-    if len(x) == 1:  # the one case with a kernel of its own
-        return linear(x.expand(2, -1), weight, bias)[:1]
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-
-
-def activation(x: Tensor, kind: str) -> Tensor:
-    """The last digit that torch's own loops compute depends on where in memory a number stands: the ends of
-    each thread's share go another way. In float32 these are therefore made of functions that have no such
-    ends. It costs 3 % of a gated layer. In half precision the digit is rounded away.
-    """
-    own = _FLOAT32.get(kind) if x.dtype == torch.float32 else None
-    return reference.activation(x, kind) if own is None else own(x)
-
-
-def gated(gate_up: Tensor, kind: str) -> Tensor:
-    gate, up = gate_up.chunk(2, dim=-1)
-    return activation(gate, kind) * up
-
-
-def _silu(x: Tensor) -> Tensor:
-    divisor = x.neg().exp_().add_(1)
-    return torch.div(x, divisor, out=divisor)
-
-
-def _gelu(x: Tensor) -> Tensor:
-    return F.gelu(x.contiguous())  # oneDNN's, which wants it in one piece
-
-
-def _gelu_tanh(x: Tensor) -> Tensor:
-    inner = (x * x).mul_(0.044715).add_(1).mul_(x).mul_((2 / torch.pi) ** 0.5)
-    return inner.tanh_().add_(1).mul_(x).mul_(0.5)
-
-
-_FLOAT32: dict[str, Callable[[Tensor], Tensor]] = {"silu": _silu, "gelu": _gelu, "gelu_tanh": _gelu_tanh}
-
-TABLE: Mapping[str, Callable[..., Any]] = {"linear": linear, "activation": activation, "gated": gated}
+Table = Mapping[str, Callable[..., Any]]
 """For `models.ops.use`."""
+
+
+def open_kernels(threads: int, quantization: str | None = None) -> Table:
+    """What is best on this machine. `threads`: how many compute, in all of this process.
+
+    Beside the kernels' own, torch has one thread for the little that is left to it: others would keep cores
+    busy for milliseconds after each of its operations, waiting for the next.
+    """
+    library, table = choose()
+    torch.set_num_threads(threads if library is None else 1)
+    if library is not None:
+        library.function("set_threads", INT)(threads)
+    return table if quantization is None else {**table, **_quantizing(library, quantization)}
+
+
+def bind(library: Library) -> Table:
+    return linear.bind(library) | elementwise.bind(library) | attention.bind(library)
+
+
+def _quantizing(library: Library | None, name: str) -> Table:
+    """Linear layers alone."""
+    scheme = quantized.find_scheme(name)
+    plain = quantized.table(scheme)
+    if library is None:
+        logger.warning("quantized weights save memory here, but cost time: they are widened in each step")
+        return plain
+    table = linear.bind(library, scheme)
+    if names := check.wrong(table, plain):
+        logger.error("%s: %s differ from what they should compute: torch does it", name, ", ".join(names))
+        return plain
+    return table
+
+
+@functools.cache
+def choose() -> tuple[Library | None, Table]:
+    """Once for the process: no library means that there is none for this machine."""
+    reason = "they need a processor with AVX2, and Linux"
+    for level in levels_here():
+        try:
+            library = open_library(level)
+        except BuildError as error:
+            reason = str(error)
+            continue
+        if level.name == "amx" and not library.function("allow_tiles", result=INT)():
+            continue  # the next level does without tiles
+        if not (names := check.wrong(table := bind(library))):
+            return library, table
+        reason = f"on this machine these compute something else than they should: {', '.join(names)}"
+        logger.error("the %s kernels are not used: %s", level.name, reason)
+    logger.warning("the C kernels are not used, so a step takes 2 to 3 times as long: %s", reason)
+    return None, portable.TABLE

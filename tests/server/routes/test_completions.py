@@ -264,7 +264,16 @@ async def test_the_engine_is_asked_as_the_request_says(
     answer = await complete(client, prompt="hi", priority=-3, cache_salt="mine", request_id="r-1")
     [(_, _, asked)] = frontend.asked
     assert answer["id"] == asked["request_id"] == "cmpl-r-1"
-    assert (asked["priority"], asked["salt"]) == (-3, "mine")
+    assert (asked["priority"], asked["salt"], asked["replica"]) == (-3, "mine", None)
+
+
+async def test_a_replica_can_be_named(frontend: FakeFrontend) -> None:
+    async with make_client(make_app(frontend, data_parallel_size=3)) as client:
+        for named, status in (("2", 200), ("3", 400), ("-1", 400), ("x", 400)):
+            headers = {"X-data-parallel-rank": named}
+            answer = await client.post("/v1/completions", json={"prompt": "hi"}, headers=headers)
+            assert answer.status_code == status
+    assert [asked["replica"] for _, _, asked in frontend.asked] == [2]
 
 
 @pytest.mark.parametrize(("asked", "server", "used"), [(None, 1, 1), (None, 4, 4), (6, 4, 6), (2, 4, 4)])

@@ -213,7 +213,15 @@ async def test_parameters_reach_the_engine(client: httpx.AsyncClient, frontend: 
     assert len(answer["data"][0]["embedding"]) == 4 and answer["id"] == "embd-r"
     [(items, rest)] = frontend.pooled
     assert (items[0].params.dimensions, items[0].params.use_activation) == (4, False)
-    assert rest == {"priority": 3, "salt": "s", "request_id": "embd-r"}
+    assert rest == {"priority": 3, "salt": "s", "request_id": "embd-r", "replica": None}
+
+
+async def test_a_replica_can_be_named(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:
+    serve(frontend, "embed")
+    await client.post(EMBED, json={"input": "a"}, headers={"X-data-parallel-rank": "0"})
+    assert frontend.pooled[-1][1]["replica"] == 0
+    refused = await client.post(EMBED, json={"input": "a"}, headers={"X-data-parallel-rank": "1"})
+    assert refused.status_code == 400 and "numbered from 0 to 0" in refused.json()["error"]["message"]
 
 
 async def test_long_texts_are_cut_and_stay_in_order(

@@ -1,0 +1,56 @@
+"""Before a machine starts engines for another's API servers: ask there what they have to know."""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+import zmq
+
+from engine_core.config import Address
+from engine_core.protocol import PROTOCOL, Join, Welcome
+from engine_core.transport import present_keys
+
+_REFUSED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+_PATIENCE_MS = 30_000
+"""Between lines in the log while nobody answers."""
+
+_log = logging.getLogger(__name__)
+
+
+class Refused(ValueError):
+    pass
+
+
+def join(door: Address) -> Welcome:
+    """Waits for an API server to be there, however long that takes. Raises Refused if it wants none of us."""
+    with zmq.Context() as context:
+        sock = context.socket(zmq.DEALER)
+        present_keys(sock, door)
+        monitor = sock.get_monitor_socket(_REFUSED)
+        try:
+            sock.connect(door.requests)
+            sock.send(msgspec.msgpack.encode(Join(PROTOCOL)))
+            return _answer(sock, monitor, door)
+        finally:
+            sock.disable_monitor()
+            monitor.close(linger=0)
+            sock.close(linger=0)
+
+
+def _answer(sock: zmq.Socket[bytes], monitor: zmq.Socket[bytes], door: Address) -> Welcome:
+    poller = zmq.Poller()
+    poller.register(sock, zmq.POLLIN)
+    poller.register(monitor, zmq.POLLIN)
+    while True:
+        ready = dict(poller.poll(_PATIENCE_MS))
+        if monitor in ready:
+            raise Refused(
+                f"{door.requests} does not know this key: set the same FACET_CLUSTER_KEY on all machines"
+            )
+        if sock in ready:
+            welcome = msgspec.msgpack.decode(sock.recv(), type=Welcome)
+            if welcome.protocol != PROTOCOL:
+                raise Refused("the API server is of another version: install the same one on all machines")
+            return welcome
+        _log.info("waiting for an API server at %s", door.requests)

@@ -1,0 +1,70 @@
+"""The answers to one request, as its reader gets them: in order, and as many at once as have come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Generic, TypeVar, cast
+
+from engine_core.protocol import Failed, Pooled, Tokens
+
+Answers = TypeVar("Answers", Tokens, Pooled)
+
+
+class Stream(AsyncIterator[Answers | Failed], Generic[Answers]):
+    """The answers to one request, the last of which is terminal. For one reader."""
+
+    __slots__ = ("_loop", "_outputs", "_over", "_waiter", "id", "pools")
+
+    def __init__(self, id: int, loop: asyncio.AbstractEventLoop, *, pools: bool = False) -> None:
+        self.id = id
+        self.pools = pools
+        self._loop = loop
+        self._outputs: list[Answers | Failed] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self._over = False
+
+    def put(self, output: Answers | Failed) -> None:
+        self._outputs.append(output)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def get(self) -> Answers | Failed:
+        """All that has come since the last call, as one; waits if nothing has."""
+        if not self._outputs:
+            self._waiter = self._loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        outputs, self._outputs = self._outputs, []
+        if len(outputs) > 1 and isinstance(outputs[-1], Failed):
+            self._outputs = [outputs.pop()]  # what came before the failure is delivered first
+        if len(outputs) == 1:
+            return outputs[0]
+        merged = _merge([output for output in outputs if isinstance(output, Tokens)])
+        return cast("Answers", merged)  # nothing but tokens comes in several parts
+
+    async def __anext__(self) -> Answers | Failed:
+        if self._over:
+            raise StopAsyncIteration
+        output = await self.get()
+        self._over = is_terminal(output)
+        return output
+
+
+def is_terminal(output: Tokens | Pooled | Failed) -> bool:
+    return not isinstance(output, Tokens) or output.finish is not None
+
+
+def _merge(parts: list[Tokens]) -> Tokens:
+    first, last = parts[0], parts[-1]
+    return Tokens(
+        id=first.id,
+        tokens=[token for part in parts for token in part.tokens],
+        logprobs=[entry for part in parts for entry in part.logprobs],
+        prompt_logprobs=first.prompt_logprobs,
+        cached=first.cached,
+        finish=last.finish,
+        timing=last.timing,
+    )

@@ -1,0 +1,196 @@
+"""The three endpoints: how a request is written for each, and how its answer is read while it arrives.
+
+Tokens are counted by the server's own `usage`, never by chunks: one may hold several tokens.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from server.bench.datasets import Text, Work
+from server.bench.http import Client, TransportError
+from server.bench.options import LoadOptions
+from server.bench.outcome import Outcome
+
+PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions", "embeddings": "/v1/embeddings"}
+
+_WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school")
+"""For chat, which takes no token ids: one token each in most vocabularies."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    delta: _Delta | None = None
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[msgspec.Raw] | None = None
+
+    @property
+    def says(self) -> bool:
+        """The first chunk of a chat names the role only: no token is needed for that."""
+        return bool(self.content or self.reasoning or self.reasoning_content or self.tool_calls)
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int | None = None
+
+
+class _Error(msgspec.Struct):
+    message: str = ""
+
+
+class _Message(msgspec.Struct):
+    """A chunk, or a whole answer."""
+
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: _Error | str | None = None
+
+
+_decode = msgspec.json.Decoder(_Message).decode
+
+
+def body(work: Work, model: str, options: LoadOptions) -> bytes:
+    fields: dict[str, object] = {"model": model}
+    if options.kind == "embeddings":
+        fields |= {"input": work.texts, "encoding_format": "base64"}
+        return _encode(fields | options.extra_body)
+    if options.kind == "chat":
+        content = _spelled(work.texts[0]) if work.texts else ""
+        fields["messages"] = work.messages or [{"role": "user", "content": content}]
+    else:
+        fields["prompt"] = work.texts[0]
+    fields |= {"max_tokens": work.max_tokens, "stream": True, "stream_options": {"include_usage": True}}
+    if options.ignore_eos:
+        fields["ignore_eos"] = True
+    if options.temperature is not None:
+        fields["temperature"] = options.temperature
+    return _encode(fields | options.extra_body)
+
+
+def _spelled(text: Text) -> str:
+    return text if isinstance(text, str) else " ".join(_WORDS[id % len(_WORDS)] for id in text)
+
+
+class Sender:
+    """Sends one request after the other to one endpoint."""
+
+    def __init__(self, client: Client, model: str, options: LoadOptions) -> None:
+        self._client = client
+        self._model = model
+        self._options = options
+        self._path = PATHS[options.kind]
+        self._streams = options.kind != "embeddings"
+
+    def write(self, work: Work) -> bytes:
+        return body(work, self._model, self._options)
+
+    async def send(self, message: bytes, inputs: int, due: float) -> Outcome:
+        """`due` is when it should have gone out: its time runs from there."""
+        answer = StreamedAnswer() if self._streams else WholeAnswer()
+        try:
+            status = await self._client.post(self._path, message, answer.receive)
+            error, detail = answer.finish(status)
+        except TransportError as failure:
+            error, detail = str(failure), ""
+        usage = answer.usage or _Usage(0)
+        return Outcome(
+            due=due,
+            ended=time.perf_counter(),
+            inputs=inputs,
+            input_tokens=usage.prompt_tokens,
+            output_tokens=usage.completion_tokens or 0,
+            times=answer.times,
+            error=error,
+            detail=detail,
+        )
+
+
+class WholeAnswer:
+    """One JSON body."""
+
+    def __init__(self) -> None:
+        self._body = bytearray()
+        self.times: list[float] = []
+        self.usage: _Usage | None = None
+
+    def receive(self, data: bytes) -> None:
+        self._body += data
+
+    def finish(self, status: int) -> tuple[str | None, str]:
+        """The kind of error, if it is one, and what the server said."""
+        return _read_whole(self, status, bytes(self._body))
+
+
+class StreamedAnswer:
+    """Server-sent events. The clock is read as soon as bytes are here, before anything is made of them."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._rest = b""
+        self._done = False
+        self._error = ""
+        self.times: list[float] = []
+        """When chunks with new tokens came."""
+        self.usage: _Usage | None = None
+
+    def receive(self, data: bytes) -> None:
+        now = self._clock()
+        # An event may lie over several packets, and a packet hold several events.
+        *events, self._rest = (self._rest + data).replace(b"\r\n", b"\n").split(b"\n\n")
+        for event in events:
+            for line in event.split(b"\n"):
+                if line.startswith(b"data:"):
+                    self._take(line[5:].strip(), now)
+
+    def finish(self, status: int) -> tuple[str | None, str]:
+        if status != 200:
+            return _read_whole(self, status, self._rest)
+        if self._error:
+            return "error in the stream", self._error
+        if not self._done:
+            return "the stream broke off", ""
+        return (None, "") if self.usage is not None else ("the stream told no usage", "")
+
+    def _take(self, data: bytes, now: float) -> None:
+        if data == b"[DONE]":
+            self._done = True
+            return
+        try:
+            message = _decode(data)
+        except msgspec.DecodeError as error:
+            self._error = f"not a chunk: {error}"
+            return
+        if message.error is not None:
+            self._error = _told(message.error)
+        if message.usage is not None:
+            self.usage = message.usage
+        if any(choice.delta is None or choice.delta.says for choice in message.choices):
+            self.times.append(now)
+
+
+def _read_whole(answer: WholeAnswer | StreamedAnswer, status: int, data: bytes) -> tuple[str | None, str]:
+    try:
+        message = _decode(data)
+    except msgspec.DecodeError:
+        message = _Message(error=data[:200].decode(errors="replace"))
+    if status != 200:
+        return f"HTTP {status}", _told(message.error)
+    if message.error is not None:
+        return "not an answer", _told(message.error)
+    answer.usage = message.usage
+    return (None, "") if message.usage is not None else ("the answer told no usage", "")
+
+
+def _told(error: _Error | str | None) -> str:
+    return error.message if isinstance(error, _Error) else error or ""

@@ -1,0 +1,162 @@
+"""HTTP/1.1 as a load generator needs it: connections that are kept, answers handed on as they arrive.
+
+So little, because what the generator costs is taken from the server when both share a machine: bytes go
+through httptools and to the receiver, and nothing else is done with them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+import httptools
+
+from server.bench.errors import BenchError
+
+Receive = Callable[[bytes], None]
+
+
+class TransportError(Exception):
+    """No answer, or only a part of one. The text is the kind of the error, the same for all of its kind."""
+
+
+class Client:
+    def __init__(self, url: str, api_key: str | None = None, timeout: float = 600.0) -> None:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise BenchError(
+                f"{url!r} is not the address of a server; write for example http://127.0.0.1:8000"
+            )
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._host, self._port = parts.hostname, parts.port or (443 if self._tls else 80)
+        self._root = parts.path.rstrip("/").removesuffix("/v1")
+        self._timeout = timeout
+        self._idle: list[_Connection] = []
+        self._headers = f"Host: {parts.netloc.rpartition('@')[2]}\r\nAccept: */*\r\n"
+        if api_key is not None:
+            self._headers += f"Authorization: Bearer {api_key}\r\n"
+
+    async def get(self, path: str) -> tuple[int, bytes]:
+        body = bytearray()
+        status = await self._send(self._head("GET", path, {}), body.extend)
+        return status, bytes(body)
+
+    async def post(self, path: str, body: bytes, receive: Receive) -> int:
+        """The status, when the last of the answer has been given to `receive`."""
+        headers = {"Content-Type": "application/json", "Content-Length": str(len(body))}
+        return await self._send(self._head("POST", path, headers) + body, receive)
+
+    def close(self) -> None:
+        for connection in self._idle:
+            connection.close()
+        self._idle.clear()
+
+    def _head(self, method: str, path: str, headers: Mapping[str, str]) -> bytes:
+        more = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        return f"{method} {self._root}{path} HTTP/1.1\r\n{self._headers}{more}\r\n".encode()
+
+    async def _send(self, message: bytes, receive: Receive) -> int:
+        try:
+            async with asyncio.timeout(self._timeout):
+                while self._idle:
+                    connection = self._idle.pop()
+                    try:
+                        return await self._exchange(connection, message, receive)
+                    except TransportError:
+                        if connection.answered:
+                            raise
+                        # the server had closed it while it lay idle
+                return await self._exchange(await self._connect(), message, receive)
+        except TimeoutError:
+            raise TransportError("timeout") from None
+
+    async def _connect(self) -> _Connection:
+        loop = asyncio.get_running_loop()
+        try:
+            _, connection = await loop.create_connection(_Connection, self._host, self._port, ssl=self._tls)
+        except OSError as error:
+            refused = isinstance(error, ConnectionRefusedError)
+            raise TransportError("connection refused" if refused else "cannot connect") from None
+        return connection
+
+    async def _exchange(self, connection: _Connection, message: bytes, receive: Receive) -> int:
+        try:
+            status = await connection.exchange(message, receive)
+        except BaseException:
+            connection.close()
+            raise
+        if connection.open:
+            self._idle.append(connection)
+        return status
+
+
+class _Connection(asyncio.Protocol):
+    """One request at a time."""
+
+    def __init__(self) -> None:
+        self.open = False
+        self.answered = False
+        """Whether anything has come back since the last request went out."""
+        self._transport: Any = None
+        self._parser: Any = None
+        self._receive: Receive = _ignore
+        self._status: asyncio.Future[int] | None = None
+
+    async def exchange(self, message: bytes, receive: Receive) -> int:
+        self.answered = False
+        if not self.open:
+            raise TransportError("connection closed")
+        self._receive = receive
+        self._parser = httptools.HttpResponseParser(self)
+        self._status = asyncio.get_running_loop().create_future()
+        self._transport.write(message)
+        try:
+            return await self._status
+        finally:
+            self._status, self._receive = None, _ignore
+
+    def close(self) -> None:
+        self.open = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    # Called by the event loop.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        self.open = True
+
+    def data_received(self, data: bytes) -> None:
+        self.answered = True
+        if self._status is None:
+            self.close()  # nothing was asked
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            self._fail("the answer is not HTTP")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.open = False
+        self._fail("connection closed")
+
+    # Called by the parser.
+
+    def on_body(self, body: bytes) -> None:
+        self._receive(body)
+
+    def on_message_complete(self) -> None:
+        self.open = self.open and self._parser.should_keep_alive()
+        if self._status is not None and not self._status.done():
+            self._status.set_result(self._parser.get_status_code())
+
+    def _fail(self, kind: str) -> None:
+        if self._status is not None and not self._status.done():
+            self._status.set_exception(TransportError(kind))
+
+
+def _ignore(body: bytes) -> None:
+    """For bytes that nobody waits for."""

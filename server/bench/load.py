@@ -1,0 +1,89 @@
+"""The two ways to load a server: so many requests at once (closed loop), or so many a second (open loop)."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import islice
+
+from server.bench.datasets import Work
+from server.bench.endpoints import Sender
+from server.bench.outcome import Outcome
+
+Prepared = tuple[bytes, int]
+"""A body, and the texts in it."""
+Done = Callable[[Outcome], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    concurrency: int | None = None
+    """At once; None is no bound."""
+    rate: float = math.inf
+    """A second; infinite is as many as may run at once."""
+    requests: int | None = None
+    seconds: float | None = None
+    """No more are sent after them."""
+    burstiness: float = 1.0
+    seed: int = 0
+
+
+async def apply(load: Load, sender: Sender, works: Iterator[Work], done: Done) -> float:
+    """Sends, and waits for all answers; returns the seconds that it took. `done` gets each outcome."""
+    prepared: Iterable[Prepared] = ((sender.write(w), len(w.texts)) for w in islice(works, load.requests))
+    if load.requests is not None:
+        prepared = list(prepared)  # written beforehand: that costs the server nothing
+    started = time.perf_counter()
+    end = math.inf if load.seconds is None else started + load.seconds
+    if load.rate == math.inf and load.concurrency is not None:
+        await _closed(load.concurrency, sender, iter(prepared), end, done)
+    else:
+        await _open(load, sender, prepared, started, end, done)
+    return time.perf_counter() - started
+
+
+async def _closed(count: int, sender: Sender, prepared: Iterator[Prepared], end: float, done: Done) -> None:
+    async def one_after_another() -> None:
+        for body, inputs in prepared:
+            now = time.perf_counter()
+            if now >= end:
+                return
+            done(await sender.send(body, inputs, now))
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(count):
+            group.create_task(one_after_another())
+
+
+async def _open(
+    load: Load, sender: Sender, prepared: Iterable[Prepared], started: float, end: float, done: Done
+) -> None:
+    places = nullcontext() if load.concurrency is None else asyncio.Semaphore(load.concurrency)
+
+    async def one(body: bytes, inputs: int, due: float) -> None:
+        async with places:
+            done(await sender.send(body, inputs, due))
+
+    async with asyncio.TaskGroup() as group:
+        for offset, (body, inputs) in zip(arrivals(load), prepared, strict=False):
+            due = started + offset
+            if due >= end:
+                return
+            # planned moments, not pauses: one that is late does not push those behind it
+            await asyncio.sleep(max(0.0, due - time.perf_counter()))
+            group.create_task(one(body, inputs, due))
+
+
+def arrivals(load: Load) -> Iterator[float]:
+    """Seconds from the start at which requests are due."""
+    dice = random.Random(load.seed)
+    at = 0.0
+    while True:
+        yield at
+        if load.rate != math.inf:
+            at += dice.gammavariate(load.burstiness, 1 / (load.rate * load.burstiness))

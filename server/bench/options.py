@@ -1,0 +1,230 @@
+"""What `facet bench serve` is asked for, in one table as the server's; names are those of the peer's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import chain
+from typing import Annotated, Any
+
+import msgspec
+
+from server.options import Doc, Foreign, Option, OptionError, build_parser, canonical, options_of
+
+_SERVER, _LOAD, _REQUESTS = "Server", "Load", "Requests"
+_RANDOM, _PREFIXES, _FILE, _RESULT = "Random texts", "Texts that begin alike", "Texts of a file", "Result"
+
+ENDPOINTS = ("completions", "chat", "embeddings")
+DATASETS = ("random", "prefix_repetition", "custom")
+METRICS = ("ttft", "tpot", "itl", "e2el")
+
+DEFAULT_PROMPTS = 100
+"""Where neither a number nor a duration is given."""
+
+_BACKENDS = {
+    "vllm": "completions",
+    "openai": "completions",
+    "openai-chat": "chat",
+    "openai-embeddings": "embeddings",
+}
+
+
+def _endpoint(text: str) -> str:
+    """A path is as good as its name."""
+    name = text.strip("/").removeprefix("v1/")
+    return {"chat/completions": "chat"}.get(name, name)
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+def _rates(text: str) -> tuple[float, ...]:
+    return tuple(float(part) for part in text.split(","))
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(","))
+
+
+class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
+    base_url: Annotated[str | None, Doc(_SERVER, "Address of the server, in place of host and port.")] = None
+    host: Annotated[str, Doc(_SERVER, "Host of the server.")] = "127.0.0.1"
+    port: Annotated[int, Doc(_SERVER, "Port of the server.", least=1, most=65535)] = 8000
+    model: Annotated[str | None, Doc(_SERVER, "Name of the model; default: the first that it lists.")] = None
+    api_key: Annotated[str | None, Doc(_SERVER, "Key to send with every request.")] = None
+    endpoint: Annotated[
+        str | None,
+        Doc(_SERVER, "What to call; default: completions.", ENDPOINTS, read=_endpoint),
+    ] = None
+    backend: Annotated[str | None, Doc(_SERVER, "The peer's word for the endpoint.", tuple(_BACKENDS))] = None
+
+    max_concurrency: Annotated[
+        tuple[int, ...] | None,
+        Doc(
+            _LOAD,
+            "Requests at once; each is followed by the next. Several, 1,8,32, are measured one after the "
+            "other. Default: no bound.",
+            read=_counts,
+            short="--concurrency",
+        ),
+    ] = None
+    request_rate: Annotated[
+        tuple[float, ...],
+        Doc(
+            _LOAD,
+            "Requests per second, whether or not earlier ones are done; inf is all at once. Several, 1,2,4, "
+            "are measured one after the other.",
+            read=_rates,
+        ),
+    ] = (math.inf,)
+    burstiness: Annotated[
+        float,
+        Doc(
+            _LOAD,
+            "How evenly they come: 1 is a Poisson process, less is burstier, more is evener.",
+            least=0.001,
+        ),
+    ] = 1.0
+    num_prompts: Annotated[
+        int | None,
+        Doc(
+            _LOAD, f"Requests at each load; default: {DEFAULT_PROMPTS}, or no bound with --duration.", least=1
+        ),
+    ] = None
+    duration: Annotated[
+        float | None, Doc(_LOAD, "Seconds after which no more requests are sent.", least=0.001)
+    ] = None
+    num_warmups: Annotated[int, Doc(_LOAD, "Requests that go before, and are not counted.", least=0)] = 1
+    request_timeout: Annotated[
+        float, Doc(_LOAD, "Seconds after which a request has failed.", least=0.001)
+    ] = 600.0
+
+    dataset_name: Annotated[str, Doc(_REQUESTS, "Where the texts come from.", DATASETS)] = "random"
+    ignore_eos: Annotated[bool, Doc(_REQUESTS, "Let answers run to their full length.")] = False
+    temperature: Annotated[
+        float | None, Doc(_REQUESTS, "Sampling temperature; default: the server's own.", least=0)
+    ] = None
+    extra_body: Annotated[dict[str, object], Doc(_REQUESTS, "More fields for every request.")] = {}
+    seed: Annotated[int, Doc(_REQUESTS, "Of random texts and arrivals: the same gives the same.")] = 0
+
+    random_input_len: Annotated[int, Doc(_RANDOM, "Tokens of a text.", least=1, short="--input-len")] = 1024
+    random_output_len: Annotated[int, Doc(_RANDOM, "Tokens of an answer.", least=1, short="--output-len")] = (
+        128
+    )
+    random_range_ratio: Annotated[
+        float, Doc(_RANDOM, "Lengths vary evenly by this share, up and down.", least=0, most=0.999)
+    ] = 0.0
+    random_prefix_len: Annotated[int, Doc(_RANDOM, "Tokens before them that all texts share.", least=0)] = 0
+    random_batch_size: Annotated[int, Doc(_RANDOM, "Texts in a request for embeddings.", least=1)] = 1
+    random_vocab_size: Annotated[
+        int,
+        Doc(
+            _RANDOM, "Texts are made of token ids from 100 up to this, which the model must have.", least=101
+        ),
+    ] = 1000
+
+    prefix_repetition_num_prefixes: Annotated[int, Doc(_PREFIXES, "Different beginnings.", least=1)] = 10
+    prefix_repetition_prefix_len: Annotated[int, Doc(_PREFIXES, "Tokens of a beginning.", least=1)] = 256
+    prefix_repetition_suffix_len: Annotated[int, Doc(_PREFIXES, "Tokens after it.", least=1)] = 256
+    prefix_repetition_output_len: Annotated[int, Doc(_PREFIXES, "Tokens of an answer.", least=1)] = 128
+
+    dataset_path: Annotated[
+        str | None,
+        Doc(_FILE, "JSON lines, each with prompt, messages or input, and max_tokens if it likes."),
+    ] = None
+    custom_output_len: Annotated[
+        int | None,
+        Doc(_FILE, "Tokens of an answer, whatever the file says; its own default is 128.", least=1),
+    ] = None
+
+    percentile_metrics: Annotated[
+        tuple[str, ...] | None,
+        Doc(_RESULT, f"What to show, of {','.join(METRICS)}; default: all there is.", read=_words),
+    ] = None
+    metric_percentiles: Annotated[tuple[float, ...], Doc(_RESULT, "Which percentiles.", read=_rates)] = (
+        50.0,
+        90.0,
+        99.0,
+    )
+    output: Annotated[str | None, Doc(_RESULT, "File for the result as JSON.", short="--result-filename")] = (
+        None
+    )
+    plot: Annotated[
+        str | None,
+        Doc(_RESULT, "File for a picture of latency against load: .html, or .png with matplotlib."),
+    ] = None
+
+    @property
+    def url(self) -> str:
+        return self.base_url or f"http://{self.host}:{self.port}"
+
+    @property
+    def kind(self) -> str:
+        return self.endpoint or _BACKENDS.get(self.backend or "openai", "completions")
+
+    @property
+    def prompts(self) -> int | None:
+        """None is no bound but the time."""
+        return DEFAULT_PROMPTS if self.num_prompts is None and self.duration is None else self.num_prompts
+
+
+OPTIONS = options_of(LoadOptions, {})
+
+FOREIGN = [
+    *(
+        Foreign(flag, is_switch=True, harmless=True)
+        for flag in ("--disable-tqdm", "--save-result", "--skip-tokenizer-init", "--trust-remote-code")
+    ),
+    *(Foreign(flag, harmless=True) for flag in ("--tokenizer", "--tokenizer-mode", "--label")),
+    *(
+        Foreign(flag)
+        for flag in (
+            "--goodput",
+            "--ramp-up-strategy",
+            "--ramp-up-start-rps",
+            "--ramp-up-end-rps",
+            "--header",
+        )
+    ),
+]
+"""Flags of the peer's: what needs no tokenizer here, and what is not there yet."""
+
+
+def parse(arguments: Sequence[str], command: str) -> LoadOptions:
+    """Raises OptionError, with one line for whoever typed it; --help prints and exits."""
+    parser = build_parser(command, OPTIONS, FOREIGN, "")
+    parser.usage = f"{command} [options]"
+    given = vars(parser.parse_args(canonical(arguments, parser)))
+    for other in FOREIGN:
+        if other.flag in given:
+            other.check(given.pop(other.flag))
+    values: dict[str, Any] = {o.field: o.value(given[o.field], o.flag) for o in OPTIONS if o.field in given}
+    options = LoadOptions(**values)
+    _check(options)
+    return options
+
+
+def dataset_options(options: LoadOptions) -> dict[str, object]:
+    """What the texts were, for the record."""
+    groups = {"random": _RANDOM, "prefix_repetition": _PREFIXES, "custom": _FILE}
+    chosen: list[Option] = [o for o in OPTIONS if o.doc.group == groups[options.dataset_name]]
+    shown = {o.field: getattr(options, o.field) for o in chosen if o.field != "dataset_path"}
+    return {"name": options.dataset_name, "seed": options.seed, **shown}
+
+
+def _check(options: LoadOptions) -> None:
+    if (options.dataset_name == "custom") != (options.dataset_path is not None):
+        raise OptionError("--dataset-name custom and --dataset-path FILE go together; give both or none")
+    if min(chain(options.max_concurrency or (1,), options.request_rate)) <= 0:
+        raise OptionError("--max-concurrency and --request-rate must be greater than 0")
+    if len(options.max_concurrency or ()) > 1 and len(options.request_rate) > 1:
+        raise OptionError("--max-concurrency or --request-rate may name several loads, but not both")
+    if options.prompts is None and options.max_concurrency is None and math.inf in options.request_rate:
+        raise OptionError("--duration also needs --max-concurrency, --request-rate or --num-prompts")
+    if unknown := set(options.percentile_metrics or ()) - set(METRICS):
+        raise OptionError(f"--percentile-metrics: {unknown.pop()!r} is not one of {', '.join(METRICS)}")
+    if not all(0 <= p <= 100 for p in options.metric_percentiles):
+        raise OptionError("--metric-percentiles must lie from 0 to 100")
+    if options.plot is not None and not options.plot.endswith((".html", ".png")):
+        raise OptionError(f"--plot {options.plot}: the name must end with .html or .png")

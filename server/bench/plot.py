@@ -1,0 +1,155 @@
+"""Pictures of latency against load: SVG in one HTML page that needs nothing else, or PNG by matplotlib."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from server.bench.errors import BenchError
+from server.bench.summary import Figures, Spread
+
+_WIDTH, _HEIGHT = 420, 280
+_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 30, 44
+_COLOURS = ("#2563eb", "#dc2626", "#059669", "#9333ea", "#d97706", "#475569")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    name: str
+    points: list[tuple[float, float]]
+    """By their place on the x axis."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    title: str
+    x: str
+    y: str
+    lines: list[Line]
+
+
+def charts(points: Sequence[Figures]) -> list[Chart]:
+    """What a benchmark shows: each latency, and the throughput, against the load."""
+    rated = any(point.request_rate is not None for point in points)
+    x = "requests per second" if rated else "requests at once"
+    made: list[Chart] = []
+    for metric, title in (("ttft", "First token"), ("tpot", "Per output token"), ("e2el", "Whole answer")):
+        spreads = [(_place(point), spread) for point in points if (spread := _spread(point, metric))]
+        if spreads:
+            lines = [Line("mean", [(at, spread.mean) for at, spread in spreads])]
+            for name in spreads[0][1].percentiles:
+                lines.append(Line(name, [(at, spread.percentiles[name]) for at, spread in spreads]))
+            made.append(Chart(title, x, "ms", lines))
+    if any(point.output_tokens for point in points):
+        rates = [(_place(p), p.output_tokens_per_second) for p in points]
+        made.append(Chart("Throughput", x, "output tokens/s", [Line("all requests", rates)]))
+    else:
+        rates = [(_place(p), p.inputs_per_second) for p in points]
+        made.append(Chart("Throughput", x, "inputs/s", [Line("all requests", rates)]))
+    return made
+
+
+def write(path: Path, title: str, pictures: Sequence[Chart]) -> None:
+    if path.suffix == ".png":
+        _write_png(path, title, pictures)
+    else:
+        path.write_text(page(title, pictures), "utf-8")
+
+
+def check(path: Path) -> None:
+    """Before the work is done, not after it."""
+    if path.suffix == ".png" and importlib.util.find_spec("matplotlib") is None:
+        raise BenchError(
+            f"{path}: a PNG needs matplotlib, which is not installed; name the file .html instead"
+        )
+
+
+def page(title: str, pictures: Sequence[Chart]) -> str:
+    shown = "\n".join(svg(picture) for picture in pictures)
+    return (
+        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{escape(title)}</title>\n'
+        "<style>body{font:14px system-ui,sans-serif;margin:24px}svg{margin:0 16px 16px 0}</style>\n</head>\n"
+        f"<body>\n<h1>{escape(title)}</h1>\n{shown}\n</body>\n</html>\n"
+    )
+
+
+def svg(chart: Chart) -> str:
+    """A picture of its own: it can stand in a page, or in a file."""
+    width, height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
+    xs = ticks(max((x for line in chart.lines for x, _ in line.points), default=1.0))
+    ys = ticks(max((y for line in chart.lines for _, y in line.points), default=1.0))
+
+    def at(x: float, y: float) -> tuple[str, str]:
+        return f"{_LEFT + width * x / xs[-1]:.1f}", f"{_TOP + height * (1 - y / ys[-1]):.1f}"
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}" role="img" '
+        f'viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="system-ui,sans-serif" font-size="11">',
+        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="#fff"/>',
+        f'<text x="{_WIDTH / 2:g}" y="18" text-anchor="middle" font-size="13">{escape(chart.title)}</text>',
+    ]
+    for y in ys:
+        left, level = at(0, y)
+        parts.append(f'<path d="M{left} {level}h{width}" stroke="#e2e8f0"/>')
+        parts.append(f'<text x="{_LEFT - 6}" y="{level}" dy="4" text-anchor="end">{y:g}</text>')
+    for x in xs:
+        place, bottom = at(x, 0)
+        parts.append(f'<text x="{place}" y="{bottom}" dy="14" text-anchor="middle">{x:g}</text>')
+    turned = f"translate(12 {_TOP + height / 2:g}) rotate(-90)"
+    parts += [
+        f'<text x="{_LEFT + width / 2:g}" y="{_HEIGHT - 8}" text-anchor="middle">{escape(chart.x)}</text>',
+        f'<text transform="{turned}" text-anchor="middle">{escape(chart.y)}</text>',
+    ]
+    for index, line in enumerate(chart.lines):
+        parts += _line(line, index, [at(x, y) for x, y in line.points])
+    return "\n".join([*parts, "</svg>"])
+
+
+def _line(line: Line, index: int, places: Sequence[tuple[str, str]]) -> list[str]:
+    colour = _COLOURS[index % len(_COLOURS)]
+    path = " ".join(f"{x},{y}" for x, y in places)
+    parts = [f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>']
+    for (x, y), (load, value) in zip(places, line.points, strict=True):
+        told = escape(f"{line.name}: {value:.1f} at {load:g}")
+        parts.append(f'<circle cx="{x}" cy="{y}" r="3" fill="{colour}"><title>{told}</title></circle>')
+    level = _TOP + 12 + 14 * index
+    parts.append(f'<path d="M{_LEFT + 8} {level - 4}h14" stroke="{colour}" stroke-width="2"/>')
+    parts.append(f'<text x="{_LEFT + 26}" y="{level}">{escape(line.name)}</text>')
+    return parts
+
+
+def ticks(most: float) -> list[float]:
+    """From 0 to at least `most`, in four to eight steps of 1, 2 or 5 times a power of ten."""
+    if most <= 0:
+        return [0.0, 1.0]
+    power = 10.0 ** math.floor(math.log10(most / 4))
+    step = next(power * factor for factor in (1, 2, 5, 10) if most / (power * factor) <= 8)
+    return [round(step * i, 10) for i in range(math.ceil(most / step - 1e-9) + 1)]
+
+
+def _place(point: Figures) -> float:
+    return point.request_rate or point.concurrency or point.completed
+
+
+def _spread(point: Figures, metric: str) -> Spread | None:
+    return getattr(point, metric)
+
+
+def _write_png(path: Path, title: str, pictures: Sequence[Chart]) -> None:
+    check(path)
+    figure_module: Any = importlib.import_module("matplotlib.figure")
+    figure = figure_module.Figure(figsize=(5 * len(pictures), 4), layout="constrained")
+    figure.suptitle(title)
+    for chart, axes in zip(pictures, figure.subplots(1, len(pictures), squeeze=False)[0], strict=True):
+        axes.set(title=chart.title, xlabel=chart.x, ylabel=chart.y)
+        for line in chart.lines:
+            axes.plot(*zip(*line.points, strict=True), marker="o", label=line.name)
+        axes.set_ylim(bottom=0)
+        axes.legend()
+    figure.savefig(path)

@@ -1,0 +1,115 @@
+"""`facet bench serve`: load on any server with an OpenAI-compatible API, and how well it bears it."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from itertools import count
+from pathlib import Path
+
+import msgspec
+import uvloop
+
+from server.bench import plot
+from server.bench.datasets import endless
+from server.bench.endpoints import Sender
+from server.bench.errors import BenchError
+from server.bench.http import Client, TransportError
+from server.bench.load import Load, apply
+from server.bench.options import METRICS, LoadOptions, dataset_options, parse
+from server.bench.outcome import Outcome
+from server.bench.summary import Figures, Result, summarize
+from server.bench.table import Bar, table
+
+FAILED = 1
+
+
+def run(arguments: Sequence[str], command: str) -> int:
+    options = parse(arguments, command)
+    if options.plot is not None:
+        plot.check(Path(options.plot))
+    result = uvloop.run(measure(options))
+    print(table(result.points, options.percentile_metrics or METRICS))
+    if options.output is not None:
+        Path(options.output).write_bytes(msgspec.json.format(msgspec.json.encode(result)) + b"\n")
+    if options.plot is not None:
+        title = f"{result.model}, {result.endpoint}"
+        plot.write(Path(options.plot), title, plot.charts(result.points))
+    return FAILED if any(point.failed for point in result.points) else 0
+
+
+async def measure(options: LoadOptions) -> Result:
+    """Every load that the options name, one after the other, against one server."""
+    client = Client(options.url, options.api_key, options.request_timeout)
+    try:
+        model = options.model or await first_model(client, options.url)
+        sender = Sender(client, model, options)
+        salts = count()
+        await _warm_up(options, sender, next(salts))
+        points = [await _measure_one(load, options, sender, next(salts)) for load in loads(options)]
+    finally:
+        client.close()
+    return Result(
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        endpoint=options.kind,
+        model=model,
+        dataset=dataset_options(options),
+        points=points,
+    )
+
+
+def loads(options: LoadOptions) -> list[Load]:
+    return [
+        Load(concurrency, rate, options.prompts, options.duration, options.burstiness, options.seed)
+        for concurrency in options.max_concurrency or (None,)
+        for rate in options.request_rate
+    ]
+
+
+async def first_model(client: Client, url: str) -> str:
+    try:
+        status, body = await client.get("/v1/models")
+    except TransportError as error:
+        raise BenchError(f"{url}: {error}; start the server, or name it with --base-url") from None
+    if status != 200:
+        raise BenchError(f"{url} answers {status} when asked for its models; wait, or name one with --model")
+    try:
+        return msgspec.json.decode(body, type=_Models).data[0].id
+    except (msgspec.DecodeError, IndexError):
+        raise BenchError(f"{url} does not list its models; name one with --model") from None
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+async def _warm_up(options: LoadOptions, sender: Sender, salt: int) -> None:
+    if options.num_warmups:
+        load = Load(concurrency=options.num_warmups, requests=options.num_warmups)
+        await apply(load, sender, endless(options, salt), lambda outcome: None)
+
+
+async def _measure_one(load: Load, options: LoadOptions, sender: Sender, salt: int) -> Figures:
+    """Other texts at each load: none is found in a cache because an earlier load has sent it."""
+    outcomes: list[Outcome] = []
+    title = f"{load.concurrency or 'all'} at once" if load.rate == math.inf else f"{load.rate:g}/s"
+    bar = Bar(title, load.requests, load.seconds)
+
+    def done(outcome: Outcome) -> None:
+        outcomes.append(outcome)
+        bar.add(outcome)
+
+    gc.collect()
+    gc.disable()  # a pause here would pass for one of the server
+    try:
+        seconds = await apply(load, sender, endless(options, salt), done)
+    finally:
+        gc.enable()
+        bar.close()
+    return summarize(load, outcomes, seconds, options.metric_percentiles)

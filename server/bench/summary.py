@@ -1,0 +1,133 @@
+"""From outcomes to figures: the form of the JSON result is the form of these structs."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from server.bench.load import Load
+from server.bench.outcome import Outcome
+
+FORMAT = 1
+"""Of the JSON result; changes when a field changes its meaning."""
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """Milliseconds."""
+
+    mean: float
+    median: float
+    least: float
+    most: float
+    percentiles: dict[str, float]
+    """p99 and so on, as asked."""
+
+
+class Failure(msgspec.Struct, frozen=True):
+    kind: str
+    count: int
+    example: str
+    """What the server said the first time."""
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """One load."""
+
+    concurrency: int | None
+    request_rate: float | None
+    """As asked, requests per second; None: as fast as they may."""
+    seconds: float
+    completed: int
+    failed: int
+    failures: list[Failure]
+    inputs: int
+    input_tokens: int
+    output_tokens: int
+    requests_per_second: float
+    inputs_per_second: float
+    output_tokens_per_second: float
+    total_tokens_per_second: float
+    ttft: Spread | None
+    """To the first token; None where there are no tokens to wait for."""
+    tpot: Spread | None
+    """Per output token after the first."""
+    itl: Spread | None
+    """Between chunks, which may hold several tokens."""
+    e2el: Spread | None
+    """To the end of the answer."""
+
+    @property
+    def name(self) -> str:
+        bound = "all" if self.concurrency is None else str(self.concurrency)
+        return f"{bound} at once" if self.request_rate is None else f"{self.request_rate:g}/s"
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole benchmark."""
+
+    format: int = FORMAT
+    date: str
+    endpoint: str
+    model: str
+    dataset: dict[str, object]
+    points: list[Figures]
+
+
+def summarize(
+    load: Load, outcomes: Iterable[Outcome], seconds: float, percentiles: Sequence[float]
+) -> Figures:
+    """Failed requests count as failed, and for nothing else."""
+    every = list(outcomes)
+    good = [one for one in every if one.error is None]
+    seconds = max(seconds, 1e-9)
+    inputs, read = sum(o.inputs for o in good), sum(o.input_tokens for o in good)
+    written = sum(o.output_tokens for o in good)
+    return Figures(
+        concurrency=load.concurrency,
+        request_rate=None if load.rate == math.inf else load.rate,
+        seconds=seconds,
+        completed=len(good),
+        failed=len(every) - len(good),
+        failures=_failures(every),
+        inputs=inputs,
+        input_tokens=read,
+        output_tokens=written,
+        requests_per_second=len(good) / seconds,
+        inputs_per_second=inputs / seconds,
+        output_tokens_per_second=written / seconds,
+        total_tokens_per_second=(read + written) / seconds,
+        ttft=spread([o.ttft for o in good if o.ttft is not None], percentiles),
+        tpot=spread([o.tpot for o in good if o.tpot is not None], percentiles),
+        itl=spread([gap for o in good for gap in o.gaps], percentiles),
+        e2el=spread([o.e2el for o in good], percentiles),
+    )
+
+
+def spread(seconds: Sequence[float], percentiles: Sequence[float]) -> Spread | None:
+    if not seconds:
+        return None
+    ordered = sorted(1000 * one for one in seconds)
+    return Spread(
+        mean=math.fsum(ordered) / len(ordered),
+        median=percentile(ordered, 50),
+        least=ordered[0],
+        most=ordered[-1],
+        percentiles={f"p{p:g}": percentile(ordered, p) for p in percentiles},
+    )
+
+
+def percentile(ordered: Sequence[float], percent: float) -> float:
+    """Between two values, in proportion."""
+    place = (len(ordered) - 1) * percent / 100
+    below = math.floor(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+
+def _failures(outcomes: Sequence[Outcome]) -> list[Failure]:
+    counts = Counter(one.error for one in outcomes if one.error is not None)
+    examples = {one.error: one.detail for one in reversed(outcomes)}
+    return [Failure(kind, count, examples[kind]) for kind, count in counts.most_common()]

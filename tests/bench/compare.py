@@ -1,0 +1,248 @@
+"""We and vLLM on the same work, side by side: `make compare` writes it into docs/performance.md.
+
+    python tests/bench/compare.py [--only PART ...] [--without SIDE ...] [--rounds N] [--quick]
+
+All servers of a model are up at the same time, and take turns within each round while the others are
+stopped, so that a slow minute of the machine is a slow minute for all; ratios are taken within a round. What
+one call has measured is kept beside the checkpoints, and the next adds to it: the parts may be measured one
+by one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import page
+import processes
+import uvloop
+import work
+from peers import PEER, DidNotStart, Server, Side, build_venv, eager, ours, theirs
+
+from server.bench.serve import measure
+from server.bench.summary import Figures
+
+HERE = Path(__file__).parent
+IDLE_SECONDS = 10.0
+
+Record = dict[str, Any]
+
+
+class Comparison:
+    def __init__(self, given: argparse.Namespace, sides: Sequence[Side]) -> None:
+        self._given = given
+        self._sides = sides
+        self._folder: Path = given.folder
+        self.records: list[Record] = []
+
+    def run(self, part: str) -> None:
+        if part == "startup":
+            for model in [*work.models("generation"), work.Model("minilm", "float32")]:
+                self._time_starts(model)
+        elif part == "memory":
+            for model in work.models(part):
+                self._weigh(model)
+        else:
+            for model in work.models(part):
+                self._load(part, model)
+
+    def _load(self, part: str, model: work.Model) -> None:
+        cases = work.CASES[part](self._given.quick)
+        with ExitStack() as stack:
+            servers = self._start_all(stack, part, model)
+            for server in servers:
+                server.pause()
+            for round in range(self._given.rounds):
+                for case in cases:
+                    for server in _rotated(servers, round):
+                        server.resume()
+                        self._measure(part, model, case, server, round)
+                        server.pause()
+        if part == "embeddings":
+            self._in_process(model, cases)
+
+    def _measure(self, part: str, model: work.Model, case: work.Case, server: Server, round: int) -> None:
+        before = processes.cpu_seconds(server.pid), processes.cpu_seconds(os.getpid())
+        options = case.options(server.url, round, quick=self._given.quick)
+        [figures] = uvloop.run(measure(options)).points
+        spent = processes.cpu_seconds(server.pid) - before[0]
+        loader = processes.cpu_seconds(os.getpid()) - before[1]
+        self._keep(part, model, case.title, server.side.name, round, _values(figures, spent, loader))
+
+    def _in_process(self, model: work.Model, cases: Sequence[work.Case]) -> None:
+        """The library that most people use, where there is no server between."""
+        for case in cases:
+            if case.fields["random_batch_size"] == 1:
+                continue
+            tokens = str(case.fields["random_input_len"])
+            script = [sys.executable, str(HERE / "sentences.py"), str(self._checkpoint(model.name))]
+            for round in range(self._given.rounds):
+                done = subprocess.run(
+                    [*script, model.dtype, tokens], capture_output=True, text=True, check=False
+                )
+                if done.returncode == 0:
+                    values = {"inputs_per_second": float(done.stdout.split()[-1])}
+                    self._keep("embeddings", model, case.title, "sentence-transformers", round, values)
+
+    def _time_starts(self, model: work.Model) -> None:
+        sides = [*self._sides, *(eager(side) for side in self._sides if side.name == "vLLM")]
+        for round in range(self._given.rounds):
+            for side in _rotated([s for s in sides if s.name != "vLLM tuned"], round):
+                with ExitStack() as stack:
+                    if server := self._start(stack, "startup", model, side):
+                        ready = server.wait_ready()
+                        values = {"ready_s": ready, "first_s": server.first_answer()}
+                        self._keep("startup", model, "start", side.name, round, values)
+
+    def _weigh(self, model: work.Model) -> None:
+        """Once each: memory does not depend on who else runs."""
+        for side in self._sides:
+            with ExitStack() as stack:
+                if server := self._start(stack, "memory", model, side):
+                    server.first_answer()
+                    time.sleep(2)  # what a start leaves to do is no idling
+                    pids = processes.tree(server.pid)
+                    before = processes.cpu_seconds(*pids)
+                    time.sleep(IDLE_SECONDS)
+                    share = (processes.cpu_seconds(*pids) - before) / IDLE_SECONDS
+                    values = {
+                        "api_mib": processes.resident_mib(server.pid),
+                        "all_mib": processes.resident_mib(*pids),
+                        "processes": len(pids),
+                        "idle_percent": 100 * share,
+                    }
+                    self._keep("memory", model, "idle", side.name, 0, values)
+
+    def _start_all(self, stack: ExitStack, part: str, model: work.Model) -> list[Server]:
+        started = (self._start(stack, part, model, side) for side in self._sides)
+        return [server for server in started if server is not None]
+
+    def _start(self, stack: ExitStack, part: str, model: work.Model, side: Side) -> Server | None:
+        """None if it does not start, which is a result too."""
+        server = Server(side, self._checkpoint(model.name), model.serve_options())
+        stack.callback(server.close)
+        try:
+            seconds = server.wait_ready()
+        except DidNotStart as failure:
+            self._keep(part, model, "start", side.name, 0, {"failure": str(failure)})
+            return None
+        print(f"{side.name} serves {model.title} after {seconds:.1f} s", flush=True)
+        return server
+
+    def _checkpoint(self, name: str) -> Path:
+        folder = self._folder / name
+        if not folder.exists():
+            print(f"making the checkpoint {name}", flush=True)
+            half = folder.with_suffix(".part")  # so that a folder of its name is a whole one
+            subprocess.run([sys.executable, str(HERE / "checkpoints.py"), name, str(half)], check=True)
+            half.rename(folder)
+        return folder
+
+    def _keep(
+        self, part: str, model: work.Model, case: str, side: str, round: int, values: Mapping[str, object]
+    ) -> None:
+        record = {"part": part, "model": model.title, "case": case, "side": side, "round": round, **values}
+        self.records.append(record)
+        shown = ", ".join(f"{k} {v:.4g}" for k, v in values.items() if isinstance(v, float))
+        print(f"{model.title}: {case}: {side}: {shown or values}", flush=True)
+
+
+def _values(figures: Figures, api_seconds: float, loader_seconds: float) -> dict[str, object]:
+    values: dict[str, object] = {
+        "concurrency": figures.concurrency,
+        "failed": figures.failed,
+        "requests_per_second": figures.requests_per_second,
+        "inputs_per_second": figures.inputs_per_second,
+        "output_tokens_per_second": figures.output_tokens_per_second,
+        "ttft_ms": figures.ttft and figures.ttft.median,
+        "tpot_ms": figures.tpot and figures.tpot.median,
+        "e2el_ms": figures.e2el and figures.e2el.median,
+    }
+    if tokens := figures.output_tokens:
+        values["api_us_per_token"] = 1e6 * api_seconds / tokens
+        values["loader_us_per_token"] = 1e6 * loader_seconds / tokens
+    return values
+
+
+def _rotated(items: Sequence[Any], by: int) -> list[Any]:
+    """Another one is first in each round."""
+    at = by % len(items) if items else 0
+    return [*items[at:], *items[:at]]
+
+
+def _machine() -> Record:
+    env = {**os.environ, "THP_MEM_ALLOC_ENABLE": "1"}  # torch then asks for huge pages, as we do
+    script = [sys.executable, str(HERE / "machine.py")]
+    return json.loads(subprocess.run(script, capture_output=True, text=True, check=True, env=env).stdout)
+
+
+def _best(now: Record, before: Record) -> Record:
+    """Others may have been at work while it was measured: its best is what counts."""
+    return {k: max(v, before.get(k, v)) if isinstance(v, float) else v for k, v in now.items()}
+
+
+def _peers(venv: Path) -> list[Side]:
+    try:
+        build_venv(venv)
+    except (subprocess.CalledProcessError, OSError) as error:
+        print(f"{PEER} cannot be installed here ({error}); we measure ourselves only", flush=True)
+        return []
+    return theirs(venv)
+
+
+def main() -> None:
+    given = _arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # through all that must be closed
+    given.folder.mkdir(parents=True, exist_ok=True)
+    sides = [ours(given.facet_options.split()), *([] if given.alone else _peers(given.peer_venv))]
+    sides = [side for side in sides if side.name not in given.without]
+    kept = given.folder / ("quick.json" if given.quick else "compare.json")
+    known: Record = json.loads(kept.read_text()) if kept.exists() else {"records": []}
+    comparison = Comparison(given, sides)
+    for part in given.only or work.PARTS:
+        comparison.run(part)
+        known["records"] = [r for r in known["records"] if r["part"] != part]
+        known["records"] += [r for r in comparison.records if r["part"] == part]
+        known["machine"] = _best(_machine(), known.get("machine", {}))
+        known["date"] = datetime.now(UTC).date().isoformat()
+        known["versions"] = {"facet": version("facet-serve"), "vllm": PEER.partition("==")[2]}
+        known["weights"] = {m: size for m in work.GENERATIVE if (size := _weight_bytes(given.folder / m))}
+        kept.write_text(json.dumps(known, indent=1))
+    target = given.folder / "quick.md" if given.quick else HERE.parents[1] / "docs" / "performance.md"
+    page.write(target, known)
+    print(f"wrote {target.name}")
+
+
+def _weight_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+
+
+def _arguments() -> argparse.Namespace:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "facet" / "compare"
+    parser = argparse.ArgumentParser(description="We and vLLM on the same work.")
+    parser.add_argument("--only", nargs="+", choices=work.PARTS, metavar="PART", help=", ".join(work.PARTS))
+    parser.add_argument("--rounds", type=int, default=3, help="how often each side is measured (default: 3)")
+    parser.add_argument("--quick", action="store_true", help="a trial of a few minutes, not for the docs")
+    parser.add_argument("--folder", type=Path, default=cache, help="for checkpoints and results")
+    parser.add_argument("--alone", action="store_true", help="measure ourselves only")
+    parser.add_argument("--without", nargs="+", default=[], metavar="SIDE", help="sides to leave out")
+    parser.add_argument("--peer-venv", type=Path, help="of vLLM; made if it is not there")
+    parser.add_argument("--facet-options", default="", help="more options of ours, as one word")
+    given = parser.parse_args()
+    given.peer_venv = given.peer_venv or given.folder / "venv"
+    return given
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""What this machine can do at best, through torch: reading memory, and multiplying matrices.
+
+python tests/bench/machine.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+_RUNS = 15
+_SETS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16")
+
+
+def best_seconds(work: Callable[[], object]) -> float:
+    """The shortest of many: a machine is never faster than it is."""
+    times: list[float] = []
+    for _ in range(_RUNS):
+        started = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - started)
+    return min(times)
+
+
+def read_rate() -> float:
+    """GB/s."""
+    data = torch.ones(1 << 27)  # 512 MiB, beyond any cache
+    return data.nbytes / best_seconds(data.sum) / 1e9
+
+
+def matrix_rate(dtype: torch.dtype) -> float:
+    """TFLOP/s, of the size that suits it best."""
+    rates: list[float] = []
+    for size in (1024, 2048):
+        a, b = torch.randn(2, size, size, dtype=torch.float32).to(dtype)
+        rates.append(2 * size**3 / best_seconds(lambda a=a, b=b: a @ b) / 1e12)
+    return max(rates)
+
+
+def processor() -> dict[str, object]:
+    lines = [line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines()]
+    about = {name.strip(): value.strip() for name, _, value in reversed(lines)}
+    known = about.get("flags", "").split()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "processor": about.get("model name", "unknown"),
+        "cores": os.cpu_count(),
+        "instructions": [name for name in _SETS if name in known],
+        "memory_gib": round(memory / (1 << 30)),
+    }
+
+
+if __name__ == "__main__":
+    torch.set_grad_enabled(False)
+    figures = {
+        **processor(),
+        "read_gb_s": read_rate(),
+        "bf16_tflop_s": matrix_rate(torch.bfloat16),
+        "fp32_tflop_s": matrix_rate(torch.float32),
+    }
+    print(json.dumps(figures))

@@ -1,0 +1,198 @@
+"""What was measured, as the part of docs/performance.md between two marks, and its pictures beside it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import work
+
+from server.bench.plot import Chart, Line, svg
+
+BEGIN, END = "<!-- compare: begin -->", "<!-- compare: end -->"
+OURS = "facet"
+_PICTURED = "256 in, 64 out"
+
+Record = dict[str, Any]
+
+_COLUMNS = {
+    "generation": (
+        ("output_tokens_per_second", "output tokens/s"),
+        ("ttft_ms", "TTFT ms"),
+        ("tpot_ms", "TPOT ms"),
+    ),
+    "embeddings": (("inputs_per_second", "inputs/s"), ("e2el_ms", "ms")),
+    "overhead": (
+        ("requests_per_second", "requests/s"),
+        ("output_tokens_per_second", "output tokens/s"),
+        ("ttft_ms", "TTFT ms"),
+        ("api_us_per_token", "API process, µs of CPU per token"),
+    ),
+    "startup": (("ready_s", "ready s"), ("first_s", "first token s")),
+    "memory": (
+        ("api_mib", "API process MiB"),
+        ("all_mib", "all processes MiB"),
+        ("processes", "processes"),
+        ("idle_percent", "idle, % of a core"),
+    ),
+}
+_TITLES = {
+    "generation": "Generation",
+    "embeddings": "Embeddings",
+    "overhead": "HTTP and IPC, with a model too small to matter",
+    "startup": "From start to the first token",
+    "memory": "At rest, with a model of 2 million parameters",
+}
+
+
+def write(path: Path, known: Record) -> None:
+    """Leaves what stands outside of the marks as it is."""
+    before, after = "", ""
+    if path.exists():
+        before, _, rest = path.read_text("utf-8").partition(BEGIN)
+        after = rest.partition(END)[2]
+    pictures = {name: svg(chart) for name, chart in _charts(known["records"])}
+    for name, picture in pictures.items():
+        (path.parent / name).write_text(picture + "\n", "utf-8")
+    text = "\n\n".join([BEGIN, *_sections(known, list(pictures)), END])
+    path.write_text(f"{before}{text}{after or chr(10)}", "utf-8")
+
+
+def _sections(known: Record, pictures: Sequence[str]) -> Iterator[str]:
+    yield _about(known)
+    yield _floor(known)
+    for part in work.PARTS:
+        records = [record for record in known["records"] if record["part"] == part]
+        if not records:
+            continue
+        yield f"### {_TITLES[part]}"
+        if part == "generation":
+            yield "\n".join(f"![{name.removesuffix('.svg')}]({name})" for name in pictures)
+        for model in _unique(record["model"] for record in records):
+            yield f"**{model}**"
+            mine = [record for record in records if record["model"] == model]
+            yield _table(mine, _COLUMNS[part])
+            yield from _failures(mine)
+
+
+def _about(known: Record) -> str:
+    machine, versions = known["machine"], known["versions"]
+    rounds = 1 + max((record["round"] for record in known["records"]), default=0)
+    about = f"{machine['cores']} cores ({machine['processor']}; {', '.join(machine['instructions'])}), "
+    about += (
+        f"{machine['memory_gib']} GiB, {known['date']}. Facet {versions['facet']}. vLLM {versions['vllm']} "
+    )
+    return about + (
+        "on the CPU, as installed, and tuned as its documentation advises: threads bound to all cores, "
+        f"allocators preloaded. Medians of {rounds} rounds. Below each figure of another server stands what "
+        "Facet has as a multiple of it: the median, the least and the most of the ratios within a round."
+    )
+
+
+def _floor(known: Record) -> str:
+    """How near a decode step and a prefill come to what the machine can do."""
+    machine = known["machine"]
+    about = (
+        f"Through torch this machine reads {machine['read_gb_s']:.1f} GB/s, and multiplies "
+        f"{machine['bf16_tflop_s']:.2f} TFLOP/s in bfloat16 and {machine['fp32_tflop_s']:.2f} in float32. A "
+        "step must read the weights once, and a prompt of 1,024 tokens takes two operations for each of them."
+    )
+    if not known["weights"]:
+        return about
+    lines = [
+        f"{about} How many times that it is:",
+        "",
+        "| model | weights read once, ms | TPOT, one at once | 1,024 tokens multiplied, ms | their TTFT |",
+        "|---|---:|---|---:|---|",
+    ]
+    for name, size in known["weights"].items():
+        read = 1e3 * size / (machine["read_gb_s"] * 1e9)
+        prefill = 1e3 * 1024 * size / (machine["bf16_tflop_s"] * 1e12)  # two bytes a weight, two operations
+        records = [r for r in known["records"] if r["part"] == "generation" and r["model"].startswith(name)]
+        steps = _multiples([r for r in records if r["case"] == f"{_PICTURED}, 1 at once"], "tpot_ms", read)
+        prompts = _multiples([r for r in records if r["case"].startswith("1024 in")], "ttft_ms", prefill)
+        lines.append(f"| {name} | {read:.1f} | {steps} | {prefill:.0f} | {prompts} |")
+    return "\n".join(lines)
+
+
+def _multiples(records: Sequence[Record], metric: str, floor: float) -> str:
+    sides = _unique(record["side"] for record in records)
+    found = ((side, _median(records, side, metric)) for side in sides)
+    return ", ".join(f"{side} {value / floor:.2f}" for side, value in found if value is not None)
+
+
+def _table(records: Sequence[Record], columns: Sequence[tuple[str, str]]) -> str:
+    lines = [
+        "| work | server | " + " | ".join(title for _, title in columns) + " |",
+        "|---|---|" + "---:|" * len(columns),
+    ]
+    good = [record for record in records if "failure" not in record]
+    for case in _unique(record["case"] for record in good):
+        mine = [record for record in good if record["case"] == case]
+        for side in _unique([OURS, *(record["side"] for record in mine)]):
+            cells = [_cell(mine, side, metric) for metric, _ in columns]
+            lines.append(f"| {case} | {side} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _cell(records: Sequence[Record], side: str, metric: str) -> str:
+    value = _median(records, side, metric)
+    if value is None:
+        return ""
+    shown = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    ratios = _ratios(records, side, metric)
+    if side == OURS or not ratios:
+        return shown
+    spread = f" ({min(ratios):.2f} to {max(ratios):.2f})" if len(ratios) > 1 else ""
+    return f"{shown}<br>**{statistics.median(ratios):.2f}**{spread}"
+
+
+def _ratios(records: Sequence[Record], side: str, metric: str) -> list[float]:
+    """Ours over theirs, round by round."""
+    ours, theirs = (
+        {r["round"]: r[metric] for r in records if r["side"] == name and r.get(metric) is not None}
+        for name in (OURS, side)
+    )
+    return [ours[round] / theirs[round] for round in ours if theirs.get(round)]
+
+
+def _median(records: Sequence[Record], side: str, metric: str) -> float | None:
+    values = [r[metric] for r in records if r["side"] == side and r.get(metric) is not None]
+    return statistics.median(values) if values else None
+
+
+def _failures(records: Sequence[Record]) -> Iterator[str]:
+    for record in records:
+        if record.get("failed"):
+            where = f"{record['side']}, {record['case']}, round {record['round'] + 1}"
+            yield f"{where}: {record['failed']} requests failed."
+        if "failure" in record:
+            yield f"{record['side']} did not start: {record['failure'].replace(chr(10), chr(10) + '    ')}"
+
+
+def _charts(records: Sequence[Record]) -> Iterator[tuple[str, Chart]]:
+    for name in work.GENERATIVE:
+        mine = [r for r in records if r["model"].startswith(name) and r["case"].startswith(_PICTURED)]
+        for metric, title, y in (
+            ("output_tokens_per_second", "throughput", "output tokens/s"),
+            ("ttft_ms", "time to first token", "ms"),
+        ):
+            lines = [Line(side, _places(mine, side, metric)) for side in _unique(r["side"] for r in mine)]
+            if lines:
+                kind = metric.partition("_")[0]
+                yield (
+                    f"performance-{name}-{kind}.svg",
+                    Chart(f"{name}: {title}", "requests at once", y, lines),
+                )
+
+
+def _places(records: Sequence[Record], side: str, metric: str) -> list[tuple[float, float]]:
+    loads = sorted({record["concurrency"] for record in records})
+    found = ((at, _median([r for r in records if r["concurrency"] == at], side, metric)) for at in loads)
+    return [(at, value) for at, value in found if value is not None]
+
+
+def _unique(values: Any) -> list[str]:
+    return list(dict.fromkeys(values))

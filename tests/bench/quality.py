@@ -1,0 +1,101 @@
+"""What quantization costs in quality: a model quantized and as it is, on the same texts, as a table in Markdown.
+
+    python tests/bench/quality.py FOLDER
+
+Everything is compared with the unquantized model in float32. Of a model that generates: the relative error of
+its logits and the largest, the divergence (KL) of the next token's distribution in nats, and how often the most
+probable token is the same, at every position of the texts. Of a model that embeds: one minus the cosine of the
+vectors, in the mean and at worst.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from facet import LLM
+from models import ops
+from models.hub import DEMO
+from worker.kernels.cpu import open_kernels
+from worker.kernels.quantized import SCHEMES
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+from drive import Driver, load_ranks  # noqa: E402
+
+_TEXTS = ("general.txt", "small_talk.txt")
+_LENGTH, _COUNT = 256, 16
+"""Of the pieces, in tokens, whose logits are compared."""
+_LINES = 64
+"""That are embedded."""
+
+MODES: tuple[tuple[torch.dtype, str | None], ...] = (
+    (torch.bfloat16, None),
+    *((dtype, name) for dtype in (torch.bfloat16, torch.float32) for name in SCHEMES),
+)
+
+
+def compare_logits(folder: Path, text: str, tokens: Tokenizer) -> list[str]:
+    ids = tokens.encode(text).ids
+    pieces = [ids[i * _LENGTH : (i + 1) * _LENGTH] for i in range(min(_COUNT, len(ids) // _LENGTH))]
+    exact = _logits(folder, torch.float32, None, pieces)
+    lines = ["| | logits, relative | largest | KL, nats | same token |", "|---|---:|---:|---:|---:|"]
+    for dtype, name in MODES:
+        found = _logits(folder, dtype, name, pieces)
+        off = found - exact
+        expected, log_probs = exact.log_softmax(-1), found.log_softmax(-1)
+        divergence = (expected.exp() * (expected - log_probs)).sum(-1).mean()
+        agreement = (found.argmax(-1) == exact.argmax(-1)).float().mean()
+        lines.append(
+            f"| {_title(dtype, name)} | {off.norm() / exact.norm():.1e} | {off.abs().max():.2f} "
+            f"| {divergence:.1e} | {agreement:.1%} |"
+        )
+    return lines
+
+
+def compare_vectors(folder: Path, texts: Sequence[str]) -> list[str]:
+    exact = _vectors(folder, torch.float32, None, texts)
+    lines = ["| | 1 - cosine, mean | at worst |", "|---|---:|---:|"]
+    for dtype, name in MODES:
+        apart = 1 - torch.cosine_similarity(_vectors(folder, dtype, name, texts), exact)
+        lines.append(f"| {_title(dtype, name)} | {apart.mean():.1e} | {apart.max():.1e} |")
+    return lines
+
+
+def _logits(folder: Path, dtype: torch.dtype, name: str | None, pieces: Sequence[Sequence[int]]) -> Tensor:
+    """[tokens, vocabulary]"""
+    ops.use(open_kernels(1, name))
+    driver = Driver(
+        load_ranks(folder, dtype=dtype), sequences=len(pieces), max_len=_LENGTH, block_size=32, dtype=dtype
+    )
+    return torch.cat([driver.step({i: piece})[i] for i, piece in enumerate(pieces)])
+
+
+def _vectors(folder: Path, dtype: torch.dtype, name: str | None, texts: Sequence[str]) -> Tensor:
+    """[texts, width] float64: in float32 the cosine of near vectors is not exact enough."""
+    llm = LLM(str(folder), dtype=str(dtype).removeprefix("torch."), quantization=name)
+    outputs = llm.embed(list(texts), use_tqdm=False)
+    return torch.tensor([output.outputs.embedding for output in outputs], dtype=torch.float64)
+
+
+def _title(dtype: torch.dtype, name: str | None) -> str:
+    return f"{str(dtype).removeprefix('torch.')}, {name or 'not quantized'}"
+
+
+def main(folder: Path) -> None:
+    texts = "".join((DEMO / "knowledge" / name).read_text() for name in _TEXTS)
+    facts = LLM(str(folder)).facts
+    if "generate" in facts.tasks:
+        print(*compare_logits(folder, texts, Tokenizer.from_file(str(folder / "tokenizer.json"))), sep="\n")
+        print()
+    if "embed" in facts.tasks:
+        lines = [line for line in texts.splitlines() if len(line) > 20]
+        print(*compare_vectors(folder, lines[:_LINES]), sep="\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,48 @@
+"""The counts behind docs/scaling.md, by hand, and against a real checkpoint."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+from tiny import tiny_checkpoint
+
+
+@pytest.fixture
+def link(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The script, as a module."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    return import_module("link")
+
+
+def test_bytes_of_a_token(link: Any) -> None:
+    """65 sums of 8 KiB; a ring of two sends each once, of four one and a half times. Then the logits."""
+
+    def sent(name: str, *, samples: bool = False, **ranks: int) -> float:
+        return link.sent_bytes(link.SHAPES["8b"], link.Way(**ranks), link.LINKS[name], samples=samples)
+
+    assert sent("nvlink", tensor=2) == 65 * 8192
+    assert sent("nvlink", tensor=4) == 65 * 8192 * 1.5
+    assert sent("loopback", tensor=4) == 65 * 8192 * 3
+    assert sent("nvlink", tensor=2, samples=True) == 65 * 8192 + 4 * 128256 / 2
+    assert sent("nvlink", stages=4, samples=True) == 8192
+
+
+@pytest.mark.parametrize("batch", [1, 32, 256])
+def test_over_a_link_that_costs_nothing_nothing_is_lost(link: Any, batch: int) -> None:
+    shape, device, free = link.SHAPES["8b"], link.DEVICES["h200"], link.Link(bandwidth=1e30, latency=0.0)
+    tensor, stages = link.Way(tensor=4), link.Way(stages=4)
+    assert link.decode_ratio(shape, device, free, tensor, batch) == pytest.approx(4)
+    assert link.prefill_ratio(shape, device, free, stages) == pytest.approx(4)
+    assert 0.99 < link.decode_ratio(shape, device, free, stages, batch) < 4
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_shape_of_a_checkpoint(link: Any, tied: bool, tmp_path: Path) -> None:
+    folder = tiny_checkpoint("LlamaForCausalLM", tmp_path, tie_word_embeddings=tied)
+    tensors = load_file(folder / "model.safetensors").values()
+    matrices = sum(tensor.numel() for tensor in tensors if tensor.dim() == 2)
+    assert link.read_shape(folder).parameters == matrices

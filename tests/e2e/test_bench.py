@@ -1,0 +1,57 @@
+"""The benchmarks against the real thing: the load generator and a server, and the two that need none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from live import LiveServer
+
+from server.bench import offline, serve, startup
+from server.bench.options import parse
+from server.bench.startup import Start
+
+
+@pytest.mark.parametrize("endpoint", ["completions", "chat"])
+async def test_a_generating_server_gives_all_that_was_asked_for(demo: LiveServer, endpoint: str) -> None:
+    flags = ["--base-url", demo.url, "--endpoint", endpoint, "--concurrency", "1,4", "--num-prompts", "6"]
+    lengths = ["--input-len", "20", "--output-len", "9", "--ignore-eos"]
+    result = await serve.measure(parse([*flags, *lengths], "bench serve"))
+    for point in result.points:
+        assert (point.completed, point.failed, point.output_tokens) == (6, 0, 54)
+        assert point.input_tokens >= 6 * 20
+        assert point.ttft is not None and point.tpot is not None and point.e2el is not None
+        assert 0 < point.ttft.median < point.e2el.median
+        assert 0 < point.tpot.median < point.e2el.median
+    if endpoint == "completions":
+        assert result.points[0].input_tokens == 6 * 20
+
+
+async def test_embeddings_are_counted_by_inputs(demo: LiveServer) -> None:
+    flags = ["--base-url", demo.url, "--endpoint", "embeddings", "--concurrency", "2", "--num-prompts", "4"]
+    lengths = ["--input-len", "12", "--random-batch-size", "3"]
+    [point] = (await serve.measure(parse([*flags, *lengths], "bench serve"))).points
+    assert (point.completed, point.inputs, point.input_tokens, point.output_tokens) == (4, 12, 144, 0)
+
+
+def test_a_start_is_timed_from_its_first_answer_to_its_first_token() -> None:
+    start = startup.measure("demo", ["--cpu-threads", "1"])
+    assert isinstance(start, Start)
+    assert start.floor is not None
+    assert 0 < start.live <= start.ready <= start.first
+
+
+def test_the_engine_is_measured_without_a_server(tmp_path: Path) -> None:
+    """In a process of its own: it changes which kernels are used in all of it."""
+    code = f"import sys; from {offline.__name__} import run; sys.exit(run(sys.argv[1:], 'bench offline'))"
+    sizes = ["--batch", "2", "--input-len", "8", "--output-len", "4", "--runs", "1", "--cpu-threads", "1"]
+    for more, field in (([], "output_tokens_per_second"), (["--embed"], "inputs_per_second")):
+        written = tmp_path / "result.json"
+        command = [sys.executable, "-c", code, "demo", *sizes, *more, "--output", str(written)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        [row] = msgspec.json.decode(written.read_bytes())["rows"]
+        assert row[field] > 0

@@ -1,0 +1,92 @@
+"""What a step costs the engine, by counts: a guard against growing slower without anybody noticing.
+
+Limits stand about a quarter above what was counted when they were written. Who passes one has either made
+something dearer by mistake, or has a reason, and then raises it. Who makes something cheaper lowers it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from counted import counted
+from fake_worker import FakeWorker, facts
+
+from engine_core.config import EngineConfig
+from engine_core.draft import Plan
+from engine_core.protocol import Add, Outputs
+from engine_core.scheduler import Scheduler
+from worker.protocol import Sampling, StepOutput
+
+ROWS = 64
+CALLS_TO_PLAN, CALLS_TO_LAND = 40, 21
+"""For each decoding row, of Python and of C functions together."""
+FIXED_CALLS = 60
+"""For a step, whatever its rows."""
+BYTES_TO_WORKER, BYTES_TO_SERVER = 75, 34
+"""For each decoding row."""
+
+
+class Decoding:
+    """So many sequences, each of which takes one token a step."""
+
+    def __init__(self, rows: int, servers: int = 1) -> None:
+        limits = {"max_num_seqs": 128, "max_num_batched_tokens": 8192, "max_model_len": 256}
+        found = facts(num_blocks=4000, block_size=16, **limits)
+        self.scheduler = Scheduler(EngineConfig(model="fake"), found, vocab_size=50)
+        self.worker = FakeWorker(found)
+        for id in range(rows):
+            prompt = [1 + (id + i) % 40 for i in range(20)]
+            self.scheduler.add(id % servers, Add(id=id, tokens=prompt, params=Sampling(max_tokens=99)), 1.0)
+        self.land(*self.launch())
+
+    def plan(self) -> Plan:
+        plan = self.scheduler.schedule(2.0)
+        assert plan is not None
+        return plan
+
+    def launch(self) -> tuple[Plan, StepOutput]:
+        plan = self.plan()
+        return plan, self.worker.launch(plan.step).result()
+
+    def land(self, plan: Plan, output: StepOutput) -> dict[int, Outputs]:
+        return {server: Outputs(list(o)) for server, o in self.scheduler.update(plan, output, 3.0).items()}
+
+
+def calls_of_a_step(rows: int) -> tuple[int, int]:
+    decoding = Decoding(rows)
+    with counted() as planning:
+        plan = decoding.plan()
+    output = decoding.worker.launch(plan.step).result()
+    with counted() as landing:
+        decoding.scheduler.update(plan, output, 3.0)
+    return planning.python + planning.c, landing.python + landing.c
+
+
+def test_a_row_costs_so_many_calls_and_no_more() -> None:
+    few, many = calls_of_a_step(8), calls_of_a_step(8 + ROWS)
+    planning, landing = ((after - before) / ROWS for before, after in zip(few, many, strict=True))
+    assert planning <= CALLS_TO_PLAN
+    assert landing <= CALLS_TO_LAND
+
+
+def test_a_step_itself_costs_little() -> None:
+    planning, landing = calls_of_a_step(1)
+    assert planning + landing <= CALLS_TO_PLAN + CALLS_TO_LAND + FIXED_CALLS
+
+
+def test_a_step_is_a_small_message() -> None:
+    """A row is named, and not described again."""
+    assert len(msgspec.msgpack.encode(Decoding(ROWS).plan().step)) <= BYTES_TO_WORKER * ROWS
+
+
+def test_what_a_step_gave_is_a_small_message() -> None:
+    decoding = Decoding(ROWS)
+    [outputs] = decoding.land(*decoding.launch()).values()
+    assert len(outputs.outputs) == ROWS
+    assert len(msgspec.msgpack.encode(outputs)) <= BYTES_TO_SERVER * ROWS
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_a_step_is_one_frame_for_each_server(servers: int) -> None:
+    decoding = Decoding(ROWS, servers)
+    assert sorted(decoding.land(*decoding.launch())) == list(range(servers))

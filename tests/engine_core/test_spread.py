@@ -1,0 +1,112 @@
+"""A real model spread over ranks: the same texts and vectors as from one worker, through a whole engine."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import msgspec
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from engine_core.config import EngineConfig
+from engine_core.engine import Engine
+from engine_core.protocol import Add, Pooled, Tokens
+from worker.protocol import Pooling, Sampling
+
+PROMPTS = [[5 + n, 17, 33, 8, 40 + 3 * n] * (3 + 5 * n) for n in range(3)]
+
+Answers = tuple[list[list[int]], list[np.ndarray]]
+"""Texts and vectors, of each prompt."""
+
+CONFIG = EngineConfig(
+    model="demo",
+    dtype="float32",
+    cpu_threads=1,
+    max_num_seqs=8,
+    max_num_batched_tokens=48,
+    num_gpu_blocks_override=8,
+    max_model_len=128,
+)
+"""Tight: prompts are cut, and not all that run can stay."""
+
+
+@pytest.fixture(scope="module")
+def alone() -> Answers:
+    return answers(CONFIG)
+
+
+def answers(config: EngineConfig) -> Answers:
+    engine = Engine.start(config, lambda _: None)
+    try:
+        texts, vectors = {}, {}
+        for id, prompt in enumerate(PROMPTS * 2):  # the second time, beginnings are cached
+            engine.add(0, Add(id=id, tokens=prompt, params=Sampling(max_tokens=12)))
+            engine.add(1, Add(id=id, tokens=prompt, params=Pooling(task="embed")))
+        while engine.busy:
+            for outputs in engine.step().values():
+                for output in outputs:
+                    if isinstance(output, Pooled):
+                        vectors[output.id] = np.frombuffer(output.vectors.data, np.float32)
+                    else:
+                        assert isinstance(output, Tokens)
+                        texts.setdefault(output.id, []).extend(output.tokens)
+        return [texts[id] for id in range(6)], [vectors[id] for id in range(6)]
+    finally:
+        engine.stop()
+
+
+def assert_equal(spread: Answers, alone: Answers) -> None:
+    assert spread[0] == alone[0]
+    for vector, expected in zip(spread[1], alone[1], strict=True):
+        np.testing.assert_allclose(vector, expected, atol=1e-5)
+
+
+def test_ranks_on_one_machine(alone: Answers) -> None:
+    assert_equal(answers(replace(CONFIG, tensor_parallel_size=2, pipeline_parallel_size=2)), alone)
+
+
+def test_ranks_on_two_machines(alone: Answers, node: Callable[[EngineConfig], None]) -> None:
+    config = replace(
+        CONFIG,
+        pipeline_parallel_size=2,
+        nnodes=2,
+        master_addr="127.0.0.2",
+        master_port=free_ports(),
+        cluster_key="k" * 32,
+    )
+    node(config)
+    assert_equal(answers(config), alone)
+
+
+def free_ports() -> int:
+    """The first of two."""
+    for port in range(29501, 65000, 2):
+        first, second = ("127.0.0.2", port), ("127.0.0.2", port + 1)
+        with suppress(OSError), socket.create_server(first), socket.create_server(second):
+            return port
+    raise RuntimeError("no two ports are free")
+
+
+@pytest.fixture
+def node() -> Iterator[Callable[[EngineConfig], None]]:
+    """Starts the second machine of two."""
+    code = (
+        "import sys, msgspec\n"
+        "from engine_core.config import EngineConfig\n"
+        "from engine_core.node import run_node\n"
+        "sys.exit(run_node(msgspec.json.decode(sys.argv[1], type=EngineConfig), 'warning'))"
+    )
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(config: EngineConfig) -> None:
+        options = msgspec.json.encode(replace(config, node_rank=1)).decode()
+        started.append(subprocess.Popen([sys.executable, "-P", "-c", code, options]))
+
+    yield start
+    for process in started:
+        assert process.wait(5) == 0, "it ends when its engine does"

@@ -1,0 +1,90 @@
+"""What a token costs the server, by counts: a guard against growing slower without anybody noticing.
+
+Limits stand about a quarter above what was counted when they were written, as in those of the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from counted import counted
+from fake_api import make_app
+from fake_frontend import FakeFrontend
+from fastapi import FastAPI
+
+TEXT = ("/v1/completions", {"prompt": "hi"})
+TALK = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]})
+ENDPOINTS = pytest.mark.parametrize(("path", "body"), [TEXT, TALK])
+
+CALLS_FOR_A_STREAMED_TOKEN, CALLS_FOR_A_TOKEN = 40, 18
+"""Of Python and of C functions together, from the engine's message to what is sent."""
+CALLS_FOR_A_REQUEST = 900
+
+
+async def cost(path: str, body: dict[str, Any], tokens: int, stream: bool) -> tuple[int, int]:
+    """Calls, and messages to the HTTP server, for one answer."""
+    app = make_app(FakeFrontend(reply="words " * 40, per_step=1))
+    data = json.dumps({**body, "max_tokens": tokens, "stream": stream}).encode()
+    await _answer(app, path, data)  # what is done for the first time
+    with counted() as calls:
+        messages = await _answer(app, path, data)
+    return calls.python + calls.c, messages
+
+
+async def _answer(app: FastAPI, path: str, data: bytes) -> int:
+    sent: list[Any] = []
+    pending = [{"type": "http.request", "body": data, "more_body": False}]
+
+    async def receive() -> Any:
+        if not pending:
+            await asyncio.Event().wait()  # the client stays
+        return pending.pop()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await app(_scope(path), receive, send)
+    return len(sent)
+
+
+def _scope(path: str) -> dict[str, Any]:
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "scheme": "http",
+        "server": ("api", 80),
+        "client": ("127.0.0.1", 1),
+        "headers": [(b"content-type", b"application/json"), (b"host", b"api")],
+    }
+
+
+@ENDPOINTS
+@pytest.mark.parametrize(
+    ("stream", "limit"), [(True, CALLS_FOR_A_STREAMED_TOKEN), (False, CALLS_FOR_A_TOKEN)]
+)
+async def test_a_token_costs_so_many_calls(path: str, body: dict[str, Any], stream: bool, limit: int) -> None:
+    few, _ = await cost(path, body, 40, stream)
+    many, _ = await cost(path, body, 100, stream)
+    assert (many - few) / 60 <= limit
+
+
+@ENDPOINTS
+async def test_a_request_costs_so_many_calls(path: str, body: dict[str, Any]) -> None:
+    calls, _ = await cost(path, body, 1, stream=True)
+    assert calls <= CALLS_FOR_A_REQUEST
+
+
+@ENDPOINTS
+async def test_a_streamed_token_is_one_write(path: str, body: dict[str, Any]) -> None:
+    _, few = await cost(path, body, 40, stream=True)
+    _, many = await cost(path, body, 100, stream=True)
+    assert many - few <= 60

@@ -1,0 +1,39 @@
+"""A machine without an API: what it joins, and when it does not. Whole lives are in tests/e2e."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine_core.config import Address, EngineConfig
+from engine_core.join import Refused
+from engine_core.protocol import PROTOCOL, Welcome
+from server import headless
+from server.config import parse
+
+KEY = ["--cluster-key", "a secret of sixteen characters or more", "--headless"]
+
+
+def test_machines_must_agree_on_the_number_of_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Address] = []
+
+    def join(door: Address) -> Welcome:
+        asked.append(door)
+        return Welcome(PROTOCOL, servers=1, replicas=4)
+
+    monkeypatch.setattr(headless, "join", join)
+    config = parse(["-dp", "2", "--data-parallel-start-rank", "1", *KEY], {})
+    with pytest.raises(Refused, match=r"expects --data-parallel-size 4, and here it is 2"):
+        headless.run(config)
+    assert [door.requests for door in asked] == ["tcp://127.0.0.1:29550"]
+
+
+def test_a_node_runs_ranks_and_no_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[int, str]] = []
+
+    def run_node(config: EngineConfig, log_level: str) -> int:
+        told.append((config.node_rank, log_level))
+        return 7
+
+    monkeypatch.setattr(headless, "run_node", run_node)
+    assert headless.run(parse(["--nnodes", "2", "--node-rank", "1", *KEY], {})) == 7
+    assert told == [(1, "info")]

@@ -1,0 +1,13 @@
+"""A machine with ranks that have no tensors: run as a module, with an EngineConfig in JSON as argument."""
+
+from __future__ import annotations
+
+import sys
+
+import msgspec
+
+from engine_core.config import EngineConfig
+from engine_core.node import run_node
+
+if __name__ == "__main__":
+    sys.exit(run_node(msgspec.json.decode(sys.argv[1], type=EngineConfig), "info", module="fake_rank"))

@@ -1,0 +1,23 @@
+"""Run as a module: an engine process whose worker is two ranks without tensors, each a process."""
+
+from __future__ import annotations
+
+import sys
+
+from engine_core import process
+from engine_core.config import EngineConfig
+from engine_core.crew import LocalCrew
+from engine_core.executor import Report
+from engine_core.layout import lay_out
+from engine_core.ranks import RanksExecutor
+from worker.config import WorkerConfig
+
+
+def executor(config: WorkerConfig, report: Report) -> RanksExecutor:
+    places = lay_out(EngineConfig(model="", tensor_parallel_size=2))
+    crews = [LocalCrew(places, "fake_rank")]
+    return RanksExecutor(config, report, places=places, crews=crews, log_level="critical")
+
+
+if __name__ == "__main__":
+    sys.exit(process.main(executor))

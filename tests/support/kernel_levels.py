@@ -1,0 +1,24 @@
+"""The C kernels for each kind of processor that this machine can stand in for."""
+
+from __future__ import annotations
+
+import functools
+
+from worker.kernels.cpu import Table, bind
+from worker.kernels.library import INT, LEVELS, Library, levels_here, open_library
+
+NAMES = [level.name for level in levels_here()]
+
+
+@functools.cache
+def library_of(name: str) -> Library:
+    return open_library(next(level for level in LEVELS if level.name == name))
+
+
+@functools.cache
+def table_of(name: str) -> Table:
+    return bind(library_of(name))
+
+
+def use_threads(name: str, count: int) -> None:
+    library_of(name).function("set_threads", INT)(count)

@@ -1,0 +1,55 @@
+"""Steps over a paged cache in which every key that no sequence owns is NaN."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from models.context import ForwardContext
+
+
+def make_step(new: list[int], total: list[int], block_size: int) -> ForwardContext:
+    """Row b computes the last `new[b]` of its `total[b]` tokens. Blocks lie in no order, none is shared."""
+    width = -(-max(total) // block_size)
+    blocks = torch.randperm(len(new) * width).view(len(new), width).int()
+    positions = [torch.arange(t - n, t) for n, t in zip(new, total, strict=True)]
+    slots = [
+        table[p // block_size].long() * block_size + p % block_size
+        for table, p in zip(blocks, positions, strict=True)
+    ]
+    return ForwardContext(
+        positions=torch.cat(positions),
+        query_starts=torch.tensor([0, *new]).cumsum(0, dtype=torch.int32),
+        kv_lens=torch.tensor(total, dtype=torch.int32),
+        block_table=blocks,
+        slot_mapping=torch.cat(slots),
+        block_size=block_size,
+        query_lens_host=new,
+        kv_lens_host=total,
+    )
+
+
+def make_cache(step: ForwardContext, kv_heads: int, dim: int, dtype: torch.dtype) -> Tensor:
+    """Filled up to the end of each sequence."""
+    blocks, size = step.block_table.numel(), step.block_size
+    kv = torch.full((2, blocks, kv_heads, size, dim), torch.nan, dtype=dtype)
+    for table, total in zip(step.block_table.long(), step.kv_lens_host, strict=True):
+        held = torch.arange(total)
+        kv[:, table[held // size], :, held % size] = torch.randn(total, 2, kv_heads, dim).to(dtype)
+    return kv
+
+
+def rows_of(step: ForwardContext, first: int, last: int) -> ForwardContext:
+    """Some rows of a step, as a step of their own."""
+    starts = step.query_starts[first : last + 1]
+    tokens = slice(int(starts[0]), int(starts[-1]))
+    return ForwardContext(
+        positions=step.positions[tokens],
+        query_starts=starts - starts[0],
+        kv_lens=step.kv_lens[first:last],
+        block_table=step.block_table[first:last],
+        slot_mapping=step.slot_mapping[tokens],
+        block_size=step.block_size,
+        query_lens_host=step.query_lens_host[first:last],
+        kv_lens_host=step.kv_lens_host[first:last],
+    )

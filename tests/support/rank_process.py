@@ -1,0 +1,71 @@
+"""A process that is one rank of a model, and when told to, of another one: torch is imported once for all.
+
+Frames on the pipe begin with a letter: `o` a WorkerConfig to open a runner with, `s` a step, `c` close. It
+answers `f` with facts, `a` with an output if it is the one that answers, `b` when bytes that were read are
+asked for, and `e` with an error.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from multiprocessing.connection import Connection
+
+import msgspec
+import torch
+
+from models.weights import Reading
+from worker.config import WorkerConfig
+from worker.protocol import StepInput
+from worker.runner import Runner
+
+_read: list[int] = []
+
+
+def main(pipe: Connection) -> None:
+    torch.set_num_threads(1)
+    logging.disable()
+    _count_bytes()
+    runner: Runner | None = None
+    answers = False
+    while True:
+        try:
+            frame = pipe.recv_bytes()
+        except (EOFError, ConnectionResetError):
+            return
+        kind, body = frame[:1], frame[1:]
+        try:
+            if kind == b"o":
+                _read.clear()
+                config = msgspec.msgpack.decode(body, type=WorkerConfig)
+                answers = config.place.answers
+                runner = Runner(config, lambda stage, fraction: None)
+                pipe.send_bytes(b"f" + msgspec.msgpack.encode((runner.facts, sum(_read))))
+            elif runner is None:
+                raise RuntimeError("no runner is open")
+            elif kind == b"s":
+                output = runner.launch(msgspec.msgpack.decode(body, type=StepInput)).result()
+                if answers:
+                    pipe.send_bytes(b"a" + msgspec.msgpack.encode(output))
+            else:
+                runner.close()
+                runner = None
+                pipe.send_bytes(b"c")
+        except Exception as error:
+            runner = None
+            pipe.send_bytes(b"e" + f"{type(error).__name__}: {error}".encode())
+
+
+def _count_bytes() -> None:
+    """What is read of checkpoints by all that is loaded here."""
+    finish = Reading.finish
+
+    def counted(self: Reading) -> None:
+        _read.append(self.bytes_read)
+        finish(self)
+
+    Reading.finish = counted
+
+
+if __name__ == "__main__":
+    main(Connection(int(sys.argv[1])))

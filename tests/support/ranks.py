@@ -1,0 +1,184 @@
+"""Real ranks in processes of their own, under a real engine: what runs steps in tests of layouts.
+
+The processes stay; each model that is opened meets in a new place.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from socket import socketpair
+
+import msgspec
+import rank_process
+
+from engine_core.executor import Report
+from worker.config import Place, WorkerConfig
+from worker.protocol import StepInput, StepOutput, WorkerFacts
+
+PATIENCE = 60
+"""Seconds."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    tensor: int = 1
+    stages: int = 1
+
+    def __str__(self) -> str:
+        return f"TP{self.tensor}xPP{self.stages}"
+
+    @property
+    def size(self) -> int:
+        return self.tensor * self.stages
+
+    def places(self, meeting: str) -> list[Place]:
+        return [
+            Place(
+                tensor_rank=rank % self.tensor,
+                tensor_size=self.tensor,
+                stage=rank // self.tensor,
+                stages=self.stages,
+                local_rank=rank,
+                local_ranks=self.size,
+                meeting=meeting,
+            )
+            for rank in range(self.size)
+        ]
+
+
+class RankError(Exception):
+    """What a rank said when it failed."""
+
+
+class Ranks:
+    def __init__(self, count: int, folder: Path) -> None:
+        """`folder`: where the ranks of each model meet."""
+        self._folder = folder
+        self._meetings = 0
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.pipes: list[Connection] = []
+        for _ in range(count):
+            ours, theirs = socketpair()
+            command = [sys.executable, rank_process.__file__, str(theirs.fileno())]
+            self._processes.append(subprocess.Popen(command, pass_fds=[theirs.fileno()]))
+            theirs.close()
+            self.pipes.append(Connection(ours.detach()))
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._processes]
+
+    def meeting(self) -> str:
+        self._meetings += 1
+        return f"file://{self._folder}/{self._meetings}"
+
+    def open(self, configs: Sequence[WorkerConfig]) -> list[tuple[WorkerFacts, int]]:
+        """One of them on each rank; -> facts, and bytes read."""
+        for pipe, config in zip(self.pipes, configs, strict=False):
+            pipe.send_bytes(b"o" + msgspec.msgpack.encode(config))
+        frames = [self._frame(pipe) for pipe in self.pipes[: len(configs)]]
+        for frame in frames:
+            self._check(frame)
+        return [msgspec.msgpack.decode(frame[1:], type=tuple[WorkerFacts, int]) for frame in frames]
+
+    def hear(self, pipe: Connection) -> bytes:
+        frame = self._frame(pipe)
+        self._check(frame)
+        return frame
+
+    @staticmethod
+    def _frame(pipe: Connection) -> bytes:
+        if not pipe.poll(PATIENCE):
+            raise RankError("a rank says nothing")
+        return pipe.recv_bytes()
+
+    @staticmethod
+    def _check(frame: bytes) -> None:
+        if frame[:1] == b"e":
+            raise RankError(frame[1:].decode())
+
+    def close_model(self, count: int) -> None:
+        for pipe in self.pipes[:count]:
+            pipe.send_bytes(b"c")
+        for pipe in self.pipes[:count]:
+            self.hear(pipe)
+
+    def stop(self) -> None:
+        for pipe in self.pipes:
+            pipe.close()
+        codes = [process.wait(timeout=PATIENCE) for process in self._processes]
+        if any(codes):
+            raise RankError(f"the ranks ended with {codes}")
+
+
+class RanksOfTests:
+    """The executor: each rank is told each step at once, and the one that answers is heard later."""
+
+    sentinels: Sequence[int] = ()
+
+    def __init__(self, ranks: Ranks, layout: Layout, config: WorkerConfig) -> None:
+        self._ranks = ranks
+        self._layout = layout
+        self._configs = [
+            msgspec.structs.replace(config, place=place) for place in layout.places(ranks.meeting())
+        ]
+        self._pipes = ranks.pipes[: layout.size]
+        self._asked = 0
+        self.most_in_flight = 0
+        self.facts: list[tuple[WorkerFacts, int]] = []
+
+    def start(self) -> WorkerFacts:
+        self.facts = self._ranks.open(self._configs)
+        return self.facts[self._answering][0]
+
+    def submit(self, step: StepInput) -> _Step:
+        frame = b"s" + msgspec.msgpack.encode(step)
+        for pipe in self._pipes:
+            pipe.send_bytes(frame)
+        self._asked += 1
+        self.most_in_flight = max(self.most_in_flight, self._asked)
+        return _Step(self)
+
+    def check(self) -> None:
+        """Whoever waits for a step hears what went wrong."""
+
+    def stop(self) -> None:
+        if self.facts:
+            self._ranks.close_model(self._layout.size)
+            self.facts = []
+
+    @property
+    def _answering(self) -> int:
+        return next(rank for rank, config in enumerate(self._configs) if config.place.answers)
+
+    def next_output(self) -> StepOutput:
+        """Of the oldest step. A rank that fails is heard too, or the others would be waited for in vain."""
+        ready = wait(self._pipes, timeout=PATIENCE)
+        if not ready:
+            raise RankError("no rank says anything")
+        frames = [self._ranks.hear(pipe) for pipe in self._pipes if pipe in ready]
+        self._asked -= 1
+        return msgspec.msgpack.decode(frames[0][1:], type=StepOutput)
+
+
+@dataclass(frozen=True)
+class _Step:
+    executor: RanksOfTests
+
+    def result(self) -> StepOutput:
+        return self.executor.next_output()
+
+
+def make(ranks: Ranks, layout: Layout, made: list[RanksOfTests]) -> object:
+    """What Engine.start takes; the executor is put into `made`."""
+
+    def executor(config: WorkerConfig, report: Report) -> RanksOfTests:
+        made.append(RanksOfTests(ranks, layout, config))
+        return made[-1]
+
+    return executor

@@ -1,0 +1,125 @@
+"""A scheduler, the worker without tensors, and the steps between them: an engine without errors and time."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+from fake_worker import FakeWorker, Landed
+
+from engine_core.config import EngineConfig
+from engine_core.draft import Plan
+from engine_core.protocol import Add, Failed, Pooled, Tokens
+from engine_core.scheduler import Outputs, Scheduler
+from engine_core.sequence import Key
+from worker.protocol import Pooling, Sampling, WorkerFacts
+
+
+def config(**changes: object) -> EngineConfig:
+    return EngineConfig(model="fake", **changes)  # pyright: ignore[reportArgumentType]
+
+
+def add(id: int, tokens: list[int], max_tokens: int = 4, **changes: object) -> Add:
+    named = {name: changes.pop(name) for name in ("priority", "salt") if name in changes}
+    return Add(id=id, tokens=tokens, params=Sampling(max_tokens=max_tokens, **changes), **named)  # pyright: ignore[reportArgumentType]
+
+
+def pool(id: int, tokens: list[int], task: str = "embed", **changes: object) -> Add:
+    named = {name: changes.pop(name) for name in ("priority", "salt") if name in changes}
+    return Add(id=id, tokens=tokens, params=Pooling(task=task, **changes), **named)  # pyright: ignore[reportArgumentType]
+
+
+@dataclass
+class Bench:
+    config: EngineConfig
+    facts: WorkerFacts
+    depth: int = 0
+    """Steps that are planned beyond the oldest that has not landed."""
+    outputs: dict[Key, list[Tokens | Pooled | Failed]] = field(default_factory=dict)
+    in_flight: deque[tuple[Plan, Landed]] = field(default_factory=deque)
+    now: float = 0.0
+    rows: list[int] = field(default_factory=list)
+    """Tokens of each row of the last plan."""
+
+    def __post_init__(self) -> None:
+        self.scheduler = Scheduler(self.config, self.facts, vocab_size=50)
+        self.worker = FakeWorker(self.facts)
+
+    def add(self, request: Add, client: int = 0) -> None:
+        self.now += 1
+        failed = self.scheduler.add(client, request, self.now)
+        self.collect({client: [failed]} if failed else {})
+
+    def abort(self, *keys: Key) -> None:
+        self.collect(self.scheduler.abort(keys, self.now))
+
+    def step(self) -> bool:
+        """False if there was nothing to do."""
+        self.now += 1
+        full = len(self.in_flight) > self.depth
+        plan = None if full else self.scheduler.schedule(self.now)
+        if plan is not None:
+            self.check_stages(plan)
+            self.rows = [row.count for row in plan.step.seqs]
+            self.in_flight.append((plan, self.worker.launch(plan.step)))
+        if len(self.in_flight) > self.depth or (plan is None and self.in_flight):
+            plan, landed = self.in_flight.popleft()
+            self.collect(self.scheduler.update(plan, landed.result(), self.now))
+        elif plan is None:
+            return False
+        self.check()
+        return True
+
+    def run(self) -> None:
+        while self.step():
+            pass
+        assert not self.scheduler.live, "stuck"
+        self.check()
+
+    def collect(self, outputs: Outputs) -> None:
+        for client, told in outputs.items():
+            for output in told:
+                self.outputs.setdefault((client, output.id), []).append(output)
+
+    def check(self) -> None:
+        """Nothing leaks, at any time: users of a block are the tables that hold it, rows are owned once."""
+        scheduler = self.scheduler
+        users = Counter(block for seq in scheduler.running for block in seq.blocks)
+        assert all(scheduler.room.pool.users(block) == users[block] for block in range(self.facts.num_blocks))
+        assert scheduler.room.pool.free == self.facts.num_blocks - len(users)
+        slots = [seq.slot for seq in scheduler.running] + scheduler.room.free_slots
+        assert Counter(slots) == Counter(range(self.facts.max_num_seqs))
+        assert len(scheduler.live) == len(scheduler.running) + len(scheduler.waiting)
+
+    def check_stages(self, plan: Plan) -> None:
+        """The first of several stages has no token that the last one has not told."""
+        if self.config.pipeline_parallel_size > 1:
+            for seq, row in zip(plan.seqs, plan.step.seqs, strict=True):
+                assert row.start + row.count <= len(seq.tokens)
+
+    def text(self, id: int, client: int = 0) -> list[int]:
+        """All tokens of a request, which has ended and has been told so once, at the end."""
+        *before, last = self.outputs[client, id]
+        assert isinstance(last, Tokens) and last.finish is not None
+        assert not any(isinstance(output, Failed) or output.finish for output in before)
+        return [token for output in [*before, last] for token in output.tokens]
+
+    def pooled(self, id: int, client: int = 0) -> Pooled:
+        (only,) = self.outputs[client, id]
+        assert isinstance(only, Pooled)
+        return only
+
+    def last(self, id: int, client: int = 0) -> Tokens:
+        last = self.outputs[client, id][-1]
+        assert isinstance(last, Tokens)
+        return last
+
+    def preemptions(self, id: int) -> int:
+        timing = self.last(id).timing
+        assert timing is not None
+        return timing.preemptions
+
+    def cached(self, id: int) -> int:
+        first = self.outputs[0, id][0]
+        assert isinstance(first, Tokens)
+        return first.cached

@@ -1,0 +1,95 @@
+"""What a decode step costs the worker beside the arithmetic, by counts, as in those of the engine.
+
+On a small model it is the number of calls that costs, and one that grows with layers or rows costs most.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from counted import Calls, counted
+from sizes import worker_config
+from tiny import tiny_checkpoint
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from models.config import read_config
+from worker.protocol import NewSeq, Sampling, SeqStep, StepInput
+from worker.runner import Runner
+
+BLOCK = 4
+PROMPT = [5, 6, 7, 8]
+ROWS = 8
+
+OPERATIONS_OF_A_STEP = 150
+"""Operations of torch outside of the layers: batch, embedding, head, greedy sampling."""
+OPERATIONS_OF_A_LAYER = 100
+"""Fewer where the C kernels are; where no compiler is, torch does their work."""
+CALLS_OF_A_STEP, CALLS_OF_A_LAYER = 1000, 270
+"""Of Python and of C functions together."""
+
+
+class Operations(TorchDispatchMode):
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+class Decoding:
+    """Rows that take one token a step, on a tiny Llama of so many layers."""
+
+    def __init__(self, folder: Path, layers: int, rows: int) -> None:
+        tiny_checkpoint("LlamaForCausalLM", folder, num_hidden_layers=layers)
+        sizes = {"max_num_seqs": 16, "block_size": BLOCK, "num_blocks": 64, "max_model_len": 64}
+        config = worker_config(folder=str(folder), model=read_config(folder), cpu_threads=1, **sizes)
+        self.runner = Runner(config, lambda stage, fraction: None)
+        self.rows = rows
+        self.steps = 0
+        params = Sampling(max_tokens=30, temperature=0)
+        new = [NewSeq(slot, PROMPT, len(PROMPT), params) for slot in range(rows)]
+        seqs = [SeqStep(row, 0, len(PROMPT), [4 * row + i for i in range(4)], True) for row in range(rows)]
+        self.runner.launch(StepInput(number=0, new=new, seqs=seqs)).result()
+        self.step()  # what is done for the first time
+
+    def step(self) -> None:
+        self.steps += 1
+        at = len(PROMPT) + self.steps - 1
+        seqs = [SeqStep(row, at, 1, [], True, self.steps) for row in range(self.rows)]
+        self.runner.launch(StepInput(number=self.steps, new=[], seqs=seqs)).result()
+
+    def cost(self) -> tuple[int, Calls]:
+        with Operations() as operations:
+            self.step()
+        with counted() as calls:
+            self.step()
+        return operations.count, calls
+
+
+@pytest.fixture(scope="module")
+def costs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], tuple[int, int]]:
+    """(layers, rows) -> operations and calls of a step."""
+    found = {}
+    for layers in (2, 3):
+        for rows in (1, ROWS):
+            operations, calls = Decoding(tmp_path_factory.mktemp("llama"), layers, rows).cost()
+            found[layers, rows] = operations, calls.python + calls.c
+    return found
+
+
+def test_a_layer_costs_so_much(costs: dict[tuple[int, int], tuple[int, int]]) -> None:
+    operations, calls = (more - less for more, less in zip(costs[3, 1], costs[2, 1], strict=True))
+    assert operations <= OPERATIONS_OF_A_LAYER
+    assert calls <= CALLS_OF_A_LAYER
+
+
+def test_the_rest_of_a_step_costs_so_much(costs: dict[tuple[int, int], tuple[int, int]]) -> None:
+    operations, calls = (3 * two - 2 * three for two, three in zip(costs[2, 1], costs[3, 1], strict=True))
+    assert operations <= OPERATIONS_OF_A_STEP
+    assert calls <= CALLS_OF_A_STEP
+
+
+def test_rows_cost_no_operations_outside_of_the_layers(costs: dict[tuple[int, int], tuple[int, int]]) -> None:
+    one, several = (3 * costs[2, rows][0] - 2 * costs[3, rows][0] for rows in (1, ROWS))
+    assert several - one <= ROWS / 2

@@ -1,0 +1,327 @@
+"""Models spread over real processes, under a real engine: what one worker answers, for every family."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from internlm2 import make_internlm2, rewrite
+from pooled import sibling_checkpoint
+from ranks import Layout, RankError, Ranks, RanksOfTests, make
+from safetensors.torch import load_file
+from sizes import worker_config
+from tiny import ARCHITECTURES, ENCODERS, tiny_checkpoint
+
+from engine_core.config import EngineConfig
+from engine_core.engine import Engine
+from engine_core.protocol import Add, Failed, Pooled, Tokens
+from models import registry
+from models.config import read_config
+from worker.config import WorkerConfig
+from worker.protocol import Pooling, Sampling
+
+BOTH = Layout(2, 2)
+LAYOUTS = [Layout(2), Layout(4), Layout(1, 2), BOTH]
+DECODERS = [name for name in ARCHITECTURES if name in registry.ARCHITECTURES]
+"""The others run on transformers' code, which cannot be cut."""
+OUTPUT = 6
+
+_random = random.Random(1)
+SHARED = _random.choices(range(5, 300), k=12)
+TEXTS = [_random.choices(range(5, 300), k=length) for length in (7, 1, 23, 3)]
+TEXTS += [SHARED + text for text in TEXTS[:3]]
+
+
+@dataclass
+class Answers:
+    """By the ids of requests."""
+
+    tokens: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
+    logprobs: dict[int, list[float]] = field(default_factory=dict[int, list[float]])
+    vectors: dict[int, np.ndarray] = field(default_factory=dict[int, np.ndarray])
+
+    def assert_like(self, other: Answers) -> None:
+        assert self.tokens == other.tokens
+        for id, values in other.logprobs.items():
+            assert self.logprobs[id] == pytest.approx(values, abs=1e-5)
+        assert self.vectors.keys() == other.vectors.keys()
+        for id, vector in other.vectors.items():
+            np.testing.assert_allclose(self.vectors[id], vector, atol=1e-5, rtol=0)
+
+
+def run(engine: Engine, adds: list[Add]) -> Answers:
+    for add in adds:
+        engine.add(0, add)
+    answers = Answers()
+    while engine.busy:
+        for told in engine.step().get(0, []):
+            match told:
+                case Failed():
+                    raise RuntimeError(told.message)
+                case Tokens():
+                    answers.tokens.setdefault(told.id, []).extend(told.tokens)
+                    values = [entry.values[0] for entry in told.logprobs]
+                    answers.logprobs.setdefault(told.id, []).extend(values)
+                case Pooled():
+                    vectors = told.vectors
+                    answers.vectors[told.id] = np.frombuffer(vectors.data, "<f4").reshape(vectors.shape)
+    return answers
+
+
+def write(id: int, tokens: list[int], **given: object) -> Add:
+    params = {"max_tokens": OUTPUT, "temperature": 0, "logprobs": 0, **given}
+    return Add(id=id, tokens=tokens, params=Sampling(**params))  # pyright: ignore[reportArgumentType]
+
+
+def pool(id: int, tokens: list[int], task: str) -> Add:
+    return Add(id=id, tokens=tokens, params=Pooling(task=task))  # pyright: ignore[reportArgumentType]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    ranks = Ranks(4, tmp_path_factory.mktemp("meetings"))
+    yield ranks
+    ranks.stop()
+
+
+Open = Callable[..., tuple[Engine, RanksOfTests | None]]
+
+
+@pytest.fixture
+def open_engine(ranks: Ranks) -> Iterator[Open]:
+    engine: Engine | None = None
+
+    def start(folder: Path, layout: Layout = Layout(), **given: object) -> tuple[Engine, RanksOfTests | None]:
+        sizes = {"block_size": 4, "num_gpu_blocks_override": 128, "max_model_len": 64, "cpu_threads": 1}
+        fields = {
+            "tensor_parallel_size": layout.tensor,
+            "pipeline_parallel_size": layout.stages,
+            **sizes,
+            **given,
+        }
+        config = EngineConfig(model=str(folder), **fields)  # pyright: ignore[reportArgumentType]
+        made: list[RanksOfTests] = []
+        executor = make(ranks, layout, made) if layout.size > 1 else None
+        nonlocal engine
+        if engine is not None:
+            engine.stop()
+        engine = Engine.start(config, lambda _: None, executor)
+        return engine, made[0] if made else None
+
+    yield start
+    if engine is not None:
+        engine.stop()
+
+
+def compare(
+    open_engine: Open, folder: Path, adds: list[Add], layouts: Sequence[Layout] = LAYOUTS, **given: object
+) -> None:
+    """Each layout against one worker."""
+    expected = run(open_engine(folder, **given)[0], adds)
+    for layout in layouts:
+        engine, _ = open_engine(folder, layout, **given)
+        run(engine, adds).assert_like(expected)
+
+
+@pytest.mark.parametrize("architecture", [*DECODERS, "InternLM2ForCausalLM"])
+def test_decoders_write(architecture: str, open_engine: Open, tmp_path: Path) -> None:
+    """In chunks, behind what is cached, in changing company."""
+    if architecture == "InternLM2ForCausalLM":
+        folder = make_internlm2(tiny_checkpoint("LlamaForCausalLM", tmp_path))
+    else:
+        folder = tiny_checkpoint(architecture, tmp_path)
+    adds = [write(id, text) for id, text in enumerate(TEXTS)]
+    compare(open_engine, folder, adds, tasks=["generate"], max_num_batched_tokens=9, max_num_seqs=4)
+
+
+def test_a_vocabulary_that_does_not_divide(open_engine: Open, tmp_path: Path) -> None:
+    """Four ranks hold 128, 128, 45 and no rows of it; the head is tied, and so in two stages."""
+    folder = tiny_checkpoint("LlamaForCausalLM", tmp_path, vocab_size=301, tie_word_embeddings=True)
+    adds = [write(id, text, temperature=1.0, seed=id) for id, text in enumerate(TEXTS)]
+    compare(open_engine, folder, adds, tasks=["generate"])
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint("LlamaForCausalLM", tmp_path_factory.mktemp("llama"))
+
+
+def test_preemption(llama: Path, open_engine: Open) -> None:
+    adds = [write(id, text, max_tokens=12) for id, text in enumerate(TEXTS)]
+    expected = run(open_engine(llama)[0], adds)
+    for layout in [*LAYOUTS, Layout(1, 3)]:
+        engine, _ = open_engine(
+            llama, layout, num_gpu_blocks_override=17, max_num_seqs=8, enable_prefix_caching=False
+        )
+        run(engine, adds).assert_like(expected)
+        assert engine.stats().preemptions > 0
+
+
+def test_cached_beginnings(llama: Path, open_engine: Open) -> None:
+    for layout in [Layout(), *LAYOUTS]:
+        engine, _ = open_engine(llama, layout)
+        first = run(engine, [write(id, text) for id, text in enumerate(TEXTS)])
+        again = run(engine, [write(id, text) for id, text in enumerate(TEXTS)])
+        again.assert_like(first)
+        assert engine.stats().prefix_hits > 0
+
+
+def test_options_of_sampling(llama: Path, open_engine: Open) -> None:
+    """Each rank draws for itself: all must draw the same."""
+    options: list[dict[str, object]] = [
+        {"temperature": 1.0, "seed": 1},
+        {"temperature": 0.8, "top_p": 0.7, "seed": 2},
+        {"temperature": 1.5, "top_k": 5, "min_p": 0.01, "seed": 3},
+        {"repetition_penalty": 1.5, "presence_penalty": 0.5, "logit_bias": {7: 4.0}},
+        {"prompt_logprobs": 2, "logprobs": 3, "min_tokens": 4},
+    ]
+    adds = [write(id, TEXTS[id], max_tokens=10, **given) for id, given in enumerate(options)]
+    compare(open_engine, llama, adds)
+
+
+def test_stages_work_at_the_same_time(llama: Path, open_engine: Open) -> None:
+    """The one in the middle, too, which neither embeds nor samples."""
+    adds = [write(id, text, temperature=1.0, seed=id) for id, text in enumerate(TEXTS)]
+    expected = run(open_engine(llama)[0], adds)
+    engine, executor = open_engine(llama, Layout(1, 3))
+    run(engine, adds).assert_like(expected)
+    assert executor is not None
+    assert executor.most_in_flight == 3
+
+
+ENCODER_HEADS = ("Model", "ForSequenceClassification", "ForTokenClassification")
+
+
+@pytest.mark.parametrize("family", ENCODERS)
+def test_encoders(family: str, open_engine: Open, tmp_path: Path) -> None:
+    tasks = ("embed", "classify", "token_classify")
+    for head, task in zip(ENCODER_HEADS, tasks, strict=True):
+        labels = {} if head == "Model" else {"num_labels": 3}
+        folder = tiny_checkpoint(f"{family}{head}", tmp_path / head, **labels)
+        adds = [pool(id, text, task) for id, text in enumerate(TEXTS)]
+        compare(open_engine, folder, adds, LAYOUTS if head == "Model" else [BOTH])
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "GPT2LMHeadModel", "OPTForCausalLM"])
+@pytest.mark.parametrize("mode", ["LAST", "MEAN"])
+def test_embedders_made_of_decoders(architecture: str, mode: str, open_engine: Open, tmp_path: Path) -> None:
+    """A mean needs the hidden states of chunks that came before, and of what is cached."""
+    folder = tiny_checkpoint(architecture, tmp_path)
+    adds = [pool(id, text, "embed") for id, text in enumerate(TEXTS)]
+    compare(
+        open_engine,
+        folder,
+        adds,
+        [BOTH],
+        convert="embed",
+        runner="pooling",
+        pooler_config={"pooling_type": mode},
+        max_num_batched_tokens=9,
+        max_num_seqs=4,
+    )
+
+
+def test_classifiers_made_of_decoders(open_engine: Open, tmp_path: Path) -> None:
+    folder = sibling_checkpoint("Qwen2ForSequenceClassification", "Qwen2ForCausalLM", tmp_path, num_labels=3)
+    adds = [pool(id, text, "classify") for id, text in enumerate(TEXTS)]
+    compare(open_engine, folder, adds)
+
+
+def test_labels_that_are_tokens(llama: Path, open_engine: Open) -> None:
+    """Every rank of the last stage has their rows of the head. One that generates asks its whole head."""
+    labels = {"classifier_from_token": ["a", "b"], "method": "no_post_processing"}
+    given = {"hf_overrides": labels, "max_num_batched_tokens": 9}
+    adds = [pool(id, text, "classify") for id, text in enumerate(TEXTS)]
+    compare(open_engine, llama, adds, convert="classify", runner="pooling", max_num_seqs=4, **given)
+    adds += [write(10 + id, text) for id, text in enumerate(TEXTS)]
+    compare(open_engine, llama, adds, tasks=["generate", "classify"], max_num_seqs=4, **given)
+
+
+def test_rewards(open_engine: Open, tmp_path: Path) -> None:
+    folder = tiny_checkpoint("Qwen2ForCausalLM", tmp_path, tie_word_embeddings=False)
+    torch.manual_seed(0)
+    head = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
+    tensors = load_file(folder / "model.safetensors")
+    tensors |= {f"score.{name}": tensor for name, tensor in head.state_dict().items()}
+    rewrite(folder, tensors, architectures=["Qwen2ForRewardModel"])
+    adds = [pool(id, text, "token_classify") for id, text in enumerate(TEXTS)]
+    compare(open_engine, folder, adds)
+
+
+def test_texts_and_vectors_from_one_copy(llama: Path, open_engine: Open) -> None:
+    adds = [write(id, text) for id, text in enumerate(TEXTS)]
+    adds += [pool(10 + id, text, "embed") for id, text in enumerate(TEXTS)]
+    adds += [pool(20 + id, text, "token_embed") for id, text in enumerate(TEXTS)]
+    compare(
+        open_engine,
+        llama,
+        adds,
+        runner="generate",
+        tasks=["generate", "embed", "token_embed"],
+        max_num_batched_tokens=9,
+        max_num_seqs=4,
+    )
+
+
+def configs(folder: Path, layout: Layout, ranks: Ranks, **given: object) -> list[WorkerConfig]:
+    sizes = {"block_size": 4, "max_model_len": 32, "max_num_seqs": 4, "cpu_threads": 1, **given}
+    whole = worker_config(folder=str(folder), model=read_config(folder), **sizes)
+    return [msgspec.structs.replace(whole, place=place) for place in layout.places(ranks.meeting())]
+
+
+def test_all_ranks_have_room_for_as_much_as_the_smallest(ranks: Ranks, llama: Path) -> None:
+    """Two layers here and one there: blocks are of another size, too."""
+    own = configs(llama, Layout(2, 2), ranks)
+    block = 2 * 4 * 8 * 4  # of one layer: keys and values of four positions of a head, on each tensor rank
+    room = [20 * 2 * block, 20 * 2 * block, 15 * block, 12 * block]
+    told = [
+        msgspec.structs.replace(config, kv_cache_memory_bytes=nbytes)
+        for config, nbytes in zip(own, room, strict=True)
+    ]
+    facts = [facts for facts, _ in ranks.open(told)]
+    ranks.close_model(4)
+    assert [each.num_blocks for each in facts] == [12] * 4
+    assert [each.kv_bytes for each in facts] == [12 * 2 * block] * 2 + [12 * block] * 2
+    assert len({each.max_model_len for each in facts}) == 1
+
+
+def test_one_rank_without_room_stops_all(ranks: Ranks, llama: Path) -> None:
+    own = configs(llama, Layout(2), ranks, kv_cache_memory_bytes=1 << 20)
+    own[1] = msgspec.structs.replace(own[1], kv_cache_memory_bytes=4000)
+    with pytest.raises(RankError, match="raise --kv-cache-memory-bytes"):
+        ranks.open(own)
+
+
+@pytest.mark.parametrize("layout", [Layout(2), Layout(1, 2)], ids=str)
+def test_each_rank_reads_its_part_only(layout: Layout, ranks: Ranks, tmp_path: Path) -> None:
+    folder = tiny_checkpoint("LlamaForCausalLM", tmp_path, vocab_size=256, num_hidden_layers=4)
+    whole = (folder / "model.safetensors").stat().st_size
+    model = msgspec.structs.replace(read_config(folder), vocab_size=256)
+    own = [msgspec.structs.replace(config, model=model) for config in configs(folder, layout, ranks)]
+    opened = ranks.open(own)
+    ranks.close_model(2)
+    for facts, read in opened:
+        assert 0.45 * whole < read < 0.52 * whole
+        assert facts.weight_bytes < 0.6 * whole  # matrices may be padded
+
+
+@pytest.mark.parametrize(
+    ("layout", "says"),
+    [
+        (Layout(3), "--tensor-parallel-size 3: 4 attention heads cannot be divided evenly; choose"),
+        (
+            Layout(1, 4),
+            "--pipeline-parallel-size 4: there are 3 layers, and each stage must have one; choose 3",
+        ),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_cut_is_refused(layout: Layout, says: str, ranks: Ranks, llama: Path) -> None:
+    with pytest.raises(RankError, match=says):
+        ranks.open(configs(llama, layout, ranks))

@@ -1,0 +1,100 @@
+"""A moment's look, when kernels are loaded, at whether this machine computes what they should.
+
+Compilers and virtual machines have been wrong before, and a slow answer is better than a false one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.context import ForwardContext
+from models.ops import reference
+
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
+
+
+def wrong(
+    table: Mapping[str, Callable[..., Any]], specified: Mapping[str, Callable[..., Any]] = vars(reference)
+) -> list[str]:
+    """The names of operations that differ from those in `specified`, of which there may be fewer."""
+    made = torch.Generator().manual_seed(0)
+    found = set[str]()
+    for dtype, tolerance in _TOLERANCE.items():
+        for case in _cases(made, dtype):
+            if case.name not in specified:
+                continue
+            if not _near(case.compute(table), case.compute(specified), tolerance):
+                found.add(case.name)
+    return sorted(found)
+
+
+@dataclass(frozen=True)
+class _Case:
+    name: str
+    arguments: tuple[Any, ...]
+    options: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def compute(self, table: Mapping[str, Callable[..., Any]]) -> Any:
+        arguments = [x.clone() if isinstance(x, Tensor) else x for x in self.arguments]
+        if "linear" in self.name:
+            arguments[1] = table["pack"](arguments[1], gated=self.name == "gated_linear")
+        result = table[self.name](*arguments, **self.options)
+        return (result, arguments[3]) if self.name == "rotary_and_cache" else result  # what it wrote, too
+
+
+def _cases(made: torch.Generator, dtype: torch.dtype) -> list[_Case]:
+    """Sizes that leave a rest everywhere."""
+
+    def values(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=made).to(dtype)
+
+    x, residual, weight, bias = values(5, 67), values(5, 67), values(67), values(67)
+    q, k, v, kv = values(10, 6, 40), values(10, 2, 40), values(10, 2, 40), values(2, 9, 2, 4, 40)
+    cos_sin, step = values(10, 40).float(), _step()
+    products = [
+        _Case(name, (values(rows, 67), values(102, 67), values(102), *kind))
+        for rows in (1, 4, 29)
+        for name, kind in (("linear", ()), ("gated_linear", ("silu",)), ("gated_linear", ("gelu",)))
+    ]
+    return [
+        *products,
+        _Case("rms_norm", (x, weight, 1e-5)),
+        _Case("add_rms_norm", (x, residual, weight, 1e-5)),
+        _Case("layer_norm", (x, weight, bias, 1e-5)),
+        _Case("add_layer_norm", (x, residual, weight, bias, 1e-5)),
+        _Case("activation", (x, "gelu_tanh")),
+        _Case("gated", (values(5, 70), "relu")),
+        _Case("rotary_and_cache", (q, k, v, kv, step), {"cos_sin": cos_sin}),
+        _Case("attention", (q, kv, step), {"scale": 0.2}),
+        _Case("attention", (q, kv, step), {"scale": 0.2, "window": 3}),
+        _Case("encoder_attention", (q, k, v, step), {"scale": 0.2}),
+    ]
+
+
+def _step() -> ForwardContext:
+    """One sequence whole, one continued, one that decodes."""
+    new, total = [5, 4, 1], [5, 13, 6]
+    blocks = torch.tensor([[8, 4, 0, 0], [3, 1, 7, 2], [6, 5, 0, 0]], dtype=torch.int32)
+    positions = [torch.arange(stop - count, stop) for count, stop in zip(new, total, strict=True)]
+    slots = [row[at // 4].long() * 4 + at % 4 for row, at in zip(blocks, positions, strict=True)]
+    return ForwardContext(
+        positions=torch.cat(positions),
+        query_starts=torch.tensor([0, 5, 9, 10], dtype=torch.int32),
+        kv_lens=torch.tensor(total, dtype=torch.int32),
+        block_table=blocks,
+        slot_mapping=torch.cat(slots),
+        block_size=4,
+        query_lens_host=new,
+        kv_lens_host=total,
+    )
+
+
+def _near(result: Any, expected: Any, tolerance: float) -> bool:
+    if isinstance(expected, tuple):
+        return all(_near(*pair, tolerance) for pair in zip(result, expected, strict=True))
+    return torch.allclose(result.float(), expected.float(), rtol=tolerance, atol=tolerance * 5)

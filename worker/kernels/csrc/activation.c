@@ -1,0 +1,63 @@
+// Activation functions where no linear layer comes before them, and gates.
+#include "functions.h"
+#include "threads.h"
+#include "words.h"
+
+typedef struct {
+    const void *x;
+    long x_stride;
+    void *out;
+    long width;  // of `out`
+    int gated;
+    function f;
+    kind k;
+} activation_task;
+
+INLINE void activate(const activation_task *t, long row, function f, kind k) {
+    const char *x = at(t->x, row * t->x_stride, k);
+    const char *values = at(x, t->width, k);
+    char *out = at_out(t->out, row * t->width, k);
+    for (long i = 0; i < t->width; i += LANES) {
+        long left = t->width - i;
+        vec y = vec_function(vec_load_upto(at(x, i, k), left, k), f);
+        if (t->gated) y = vec_mul(y, vec_load_upto(at(values, i, k), left, k));
+        vec_store_upto(at_out(out, i, k), y, left, k);
+    }
+}
+
+INLINE void activate_with(const activation_task *t, long row, function f) {
+    if (t->k == FLOAT32) activate(t, row, f, FLOAT32);
+    else activate(t, row, f, BFLOAT16);
+}
+
+static void activate_rows(const void *task, long first, long last) {
+    const activation_task *t = task;
+    for (long row = first; row < last; row++) {
+        switch (t->f) {
+            case SILU:
+                activate_with(t, row, SILU);
+                break;
+            case GELU:
+                activate_with(t, row, GELU);
+                break;
+            case GELU_TANH:
+                activate_with(t, row, GELU_TANH);
+                break;
+            default:
+                activate_with(t, row, RELU);
+        }
+    }
+}
+
+enum { GRAIN = 4096 };  // elements that are worth handing to another thread
+
+// gated: x has 2 * width columns, gates and then what they are multiplied with. out is contiguous.
+EXPORT void activation(const void *x, long x_stride, void *out, long rows, long width, int gated, int f, int k) {
+    activation_task t = {x, x_stride, out, width, gated, f, k};
+    spread(rows, 1 + GRAIN / width, activate_rows, &t);
+}
+
+EXPORT void activation_words(const word *a) {
+    activation(a[0].pointer, a[1].whole, a[2].pointer, a[3].whole, a[4].whole, (int)a[5].whole, (int)a[6].whole,
+               (int)a[7].whole);
+}

@@ -1,0 +1,228 @@
+// Causal attention over the paged cache, in place, for any mix of rows that compute one new token and rows that
+// compute many.
+//
+// A row with one new token, whose heads are whole vectors, goes by `attention_row.h`, any other by
+// `attention_tile.h`. So a token's bits depend on whether its row computes others beside it, and on nothing else: not
+// on other rows, on threads, nor on the chunks of 2 tokens and more in which a prompt is computed.
+#include <stdlib.h>
+
+#include "attention_row.h"
+#include "attention_tile.h"
+#include "threads.h"
+#include "units.h"
+#include "words.h"
+
+typedef struct {
+    const void *q;              // [tokens, heads, dim]
+    void *out;                  // as q
+    const void *keys, *values;  // [blocks, kv_heads, block_size, dim]
+    const int *query_starts;    // [rows + 1]
+    const int *kv_lens;         // [rows]
+    const int *block_table;     // [rows, table_width]
+    long table_width, rows, heads, kv_heads, block_size;
+    long window;  // 0: none
+    scoring scoring;
+    const unit *units;
+    // Of rows whose chunks are units of their own:
+    long chunks;   // at most, of one
+    float *parts;  // [split, kv_heads, chunks, group, part_size]
+    int *missing;  // [split, kv_heads] chunks
+} paged;
+
+INLINE long group_of(const paged *p) { return p->heads / p->kv_heads; }
+INLINE long new_tokens(const paged *p, long row) { return p->query_starts[row + 1] - p->query_starts[row]; }
+INLINE int is_single(const paged *p, long row) { return new_tokens(p, row) == 1 && p->scoring.dim % LANES == 0; }
+
+// The first position that a query sees.
+INLINE long first_seen(const paged *p, long position) {
+    return p->window && position >= p->window ? position - p->window + 1 : 0;
+}
+
+// Where the keys of a head lie from `position` on, up to the end of the cache block; so do its values.
+INLINE long place_of(const paged *p, long row, long head, long position) {
+    long block = p->block_table[row * p->table_width + position / p->block_size];
+    return ((block * p->kv_heads + head) * p->block_size + position % p->block_size) * p->scoring.dim;
+}
+
+INLINE long left_in_block(const paged *p, long position) { return p->block_size - position % p->block_size; }
+
+// The rows of positions [start, start + count).
+INLINE void find_rows(const paged *p, kind k, long row, long head, long start, long count, const void **keys,
+                      const void **values) {
+    for (long i = 0; i < count;) {
+        long place = place_of(p, row, head, start + i), stop = least(count, i + left_in_block(p, start + i));
+        for (; i < stop; i++, place += p->scoring.dim) {
+            keys[i] = at(p->keys, place, k);
+            values[i] = at(p->values, place, k);
+        }
+    }
+}
+
+// Into the second cache, while something else is computed.
+INLINE void fetch_rows(const paged *p, kind k, long row, long head, long start, long stop) {
+    for (long next; start < stop; start = next) {
+        next = least(stop, start + left_in_block(p, start));
+        long place = place_of(p, row, head, start), bytes = (next - start) * p->scoring.dim * width_of(k);
+        for (long i = 0; i < bytes; i += 64) {
+            _mm_prefetch((const char *)at(p->keys, place, k) + i, _MM_HINT_T1);
+            _mm_prefetch((const char *)at(p->values, place, k) + i, _MM_HINT_T1);
+        }
+    }
+}
+
+// Some of the new tokens of a row: a tile has every query head that shares the key head.
+INLINE void attend_tile(const paged *p, scoring s, const unit *u, long head) {
+    tile *t = scratch(sizeof(tile));
+    long group = group_of(p), rows = u->count * group, token = p->query_starts[u->row] + u->first;
+    long position = p->kv_lens[u->row] - new_tokens(p, u->row) + u->first;
+    for (long r = 0; r < TILE; r++) {
+        long i = least(r, rows - 1) / group, place = (token + i) * p->heads + head * group + least(r, rows - 1) % group;
+        t->query_rows[r] = at(p->q, place * s.dim, s.kind);
+        t->out_rows[r] = at_out(p->out, place * s.dim, s.kind);
+        t->first[r] = (float)first_seen(p, position + i);
+        t->last[r] = (float)(position + i);
+    }
+    long begin = first_seen(p, position) / KEYS * KEYS, end = position + u->count;
+    fetch_rows(p, s.kind, u->row, head, begin, least(begin + KEYS, end));
+    tile_begin(t, s);
+    for (long start = begin; start < end; start += KEYS) {
+        long keys = least(KEYS, end - start);
+        fetch_rows(p, s.kind, u->row, head, start + KEYS, least(start + 2 * KEYS, end));
+        find_rows(p, s.kind, u->row, head, start, keys, t->key_rows, t->value_rows);
+        tile_block(t, s, start, keys, rows, start == begin);
+    }
+    tile_end(t, s, rows);
+}
+
+INLINE void attend_chunk(const paged *p, scoring s, row_memory *m, const unit *u, long head, long start, long stop,
+                         float *parts) {
+    long keys = stop - start;
+    find_rows(p, s.kind, u->row, head, start, keys, m->rows, m->rows + keys);
+    for (long i = 0; i < PAST; i++) m->rows[2 * keys + i] = m->rows[2 * keys - 1];
+    row_chunk(m, s, group_of(p), keys, parts);
+}
+
+// One chunk of many; whoever computes the last one of them puts them all together.
+INLINE void attend_split(const paged *p, scoring s, row_memory *m, const unit *u, long head, void *out) {
+    long group = group_of(p), size = group * part_size(s), of = u->split * p->kv_heads + head;
+    long length = p->kv_lens[u->row], before = first_seen(p, length - 1) / CHUNK;
+    float *parts = p->parts + of * p->chunks * size;
+    attend_chunk(p, s, m, u, head, u->first, u->first + u->count, parts + (u->first / CHUNK - before) * size);
+    if (__atomic_sub_fetch(&p->missing[of], 1, __ATOMIC_ACQ_REL) > 0) return;
+    for (long c = 1; c < ceil_div(length, CHUNK) - before; c++) merge_parts(parts, parts + c * size, s, group);
+    finish_parts(out, parts, s, group);
+}
+
+// The new token of a row that has only one.
+INLINE void attend_row(const paged *p, scoring s, const unit *u, long head) {
+    long group = group_of(p), size = group * part_size(s);
+    long place = (p->query_starts[u->row] * p->heads + head * group) * s.dim;
+    row_memory *m = row_begin(s, group, at(p->q, place, s.kind));
+    void *out = at_out(p->out, place, s.kind);
+    if (u->split >= 0) {
+        attend_split(p, s, m, u, head, out);
+        return;
+    }
+    long end = u->first + u->count;
+    for (long start = u->first, stop; start < end; start = stop) {
+        stop = least(end, (start / CHUNK + 1) * CHUNK);
+        attend_chunk(p, s, m, u, head, start, stop, start == u->first ? m->parts : m->parts + size);
+        if (start != u->first) merge_parts(m->parts, m->parts + size, s, group);
+    }
+    finish_parts(out, m->parts, s, group);
+}
+
+INLINE void do_units(const paged *p, long first, long last, kind k) {
+    scoring s = p->scoring;
+    s.kind = k;
+    s.biased = 0;
+    for (long i = first; i < last; i++) {
+        const unit *u = p->units + i / p->kv_heads;
+        if (is_single(p, u->row)) attend_row(p, s, u, i % p->kv_heads);
+        else attend_tile(p, s, u, i % p->kv_heads);
+    }
+}
+
+static void do_float32(const void *task, long first, long last) { do_units(task, first, last, FLOAT32); }
+static void do_bfloat16(const void *task, long first, long last) { do_units(task, first, last, BFLOAT16); }
+
+static long tile_units(const paged *p, long row, unit *units) {
+    long tokens = new_tokens(p, row), step = TILE / group_of(p), before = p->kv_lens[row] - tokens, n = 0;
+    for (long first = 0; first < tokens; first += step) {
+        long count = least(step, tokens - first), stop = before + first + count;
+        long lanes = ceil_div(count * group_of(p), LANES), keys = stop - first_seen(p, before + first);
+        units[n++] = (unit){(int)row, (int)first, (int)count, -1, keys * (1 + lanes * LANES / 2)};
+    }
+    return n;
+}
+
+static long row_units(const paged *p, long row, unit *units, int split) {
+    long length = p->kv_lens[row], n = 0;
+    for (long first = first_seen(p, length - 1), stop; first < length; first = stop) {
+        stop = split ? least(length, (first / CHUNK + 1) * CHUNK) : length;
+        units[n++] = (unit){(int)row, (int)first, (int)(stop - first), split ? (int)row : -1, stop - first};
+    }
+    return n;
+}
+
+// Where there are few rows, all with one new token, the chunks of each are shared out.
+static int is_split(const paged *p) {
+    return p->query_starts[p->rows] == p->rows && p->rows * p->kv_heads < 4 * threads && p->chunks > 1 &&
+           is_single(p, 0);
+}
+
+enum { SMALL = 512 };  // keys of all heads that one thread is done with before another has come
+
+static void run(paged *p, int split, unit *units, unit *sorted) {
+    long n = 0, cost = 0;
+    for (long row = 0; row < p->rows; row++)
+        n += is_single(p, row) ? row_units(p, row, units + n, split) : tile_units(p, row, units + n);
+    for (long i = 0; i < n; i++) cost += units[i].cost;
+    longest_first(sorted, units, n);
+    p->units = sorted;
+    long all = n * p->kv_heads, grain = cost * p->kv_heads < SMALL ? all : 1;
+    spread(all, grain, p->scoring.kind == BFLOAT16 ? do_bfloat16 : do_float32, p);
+}
+
+static void run_split(paged *p, unit *units, unit *sorted) {
+    long parts = p->rows * p->kv_heads;
+    p->parts = malloc(parts * p->chunks * group_of(p) * part_size(p->scoring) * sizeof(float));
+    p->missing = malloc(parts * sizeof(int));
+    if (p->parts == NULL || p->missing == NULL) abort();
+    for (long i = 0; i < parts; i++) {
+        long length = p->kv_lens[i / p->kv_heads];
+        p->missing[i] = (int)(ceil_div(length, CHUNK) - first_seen(p, length - 1) / CHUNK);
+    }
+    run(p, 1, units, sorted);
+    free(p->parts);
+    free(p->missing);
+}
+
+// q and out [tokens, heads, dim], kv [2, blocks, kv_heads, block_size, dim], all contiguous. dim is a multiple of 8 up
+// to MAX_DIM, and up to TILE heads share a key head. softcap and window: 0 where there are none.
+EXPORT void attention(const void *q, void *out, const void *kv, long blocks, long kv_heads, long block_size, long dim,
+                      long heads, const int *query_starts, const int *kv_lens, const int *block_table,
+                      long table_width, long rows, float scale, float softcap, long window, int kind) {
+    paged p = {.q = q, .out = out, .keys = kv, .values = at(kv, blocks * kv_heads * block_size * dim, kind),
+               .query_starts = query_starts, .kv_lens = kv_lens, .block_table = block_table,
+               .table_width = table_width, .rows = rows, .heads = heads, .kv_heads = kv_heads,
+               .block_size = block_size, .window = window, .scoring = {kind, dim, scale * LOG2_E, softcap, 0}};
+    long most = rows + query_starts[rows] / (TILE / group_of(&p));  // units, if none is split
+    for (long row = 0; row < rows; row++) {
+        long chunks = ceil_div(kv_lens[row], CHUNK);
+        if (chunks > p.chunks) p.chunks = chunks;
+    }
+    int split = is_split(&p);
+    if (split) most = rows * p.chunks;
+    unit *units = malloc(2 * most * sizeof(unit));
+    if (units == NULL) abort();  // as torch would throw: there is no memory left
+    if (split) run_split(&p, units, units + most);
+    else run(&p, 0, units, units + most);
+    free(units);
+}
+
+EXPORT void attention_words(const word *a) {
+    attention(a[0].pointer, a[1].pointer, a[2].pointer, a[3].whole, a[4].whole, a[5].whole, a[6].whole, a[7].whole,
+              a[8].pointer, a[9].pointer, a[10].pointer, a[11].whole, a[12].whole, a[13].real, a[14].real,
+              a[15].whole, (int)a[16].whole);
+}

@@ -1,0 +1,266 @@
+// Attention of a tile of query rows over blocks of keys, with an online softmax.
+//
+// The lanes of every vector are query rows, so nothing is ever summed across lanes: a key is read where it lies, a
+// word at a time for all rows, and a row's arithmetic is the same whatever rows are beside it. Blocks begin at
+// multiples of KEYS in the sequence, and one that a row does not see leaves its bits as they are. So they do not
+// depend on where a prompt is cut into tiles or chunks either.
+//
+// Where the processor multiplies pairs of bfloat16, a word is such a pair: neighbours in a query and a key, or the
+// same dimension of two values. Else it is one float32, and bfloat16 keys and values are widened first.
+#pragma once
+
+#include "pairs.h"
+#include "threads.h"
+
+enum { TILE = 64, KEYS = 64, MAX_DIM = 256 };
+
+enum { TALL = 8 };  // rows of the sums that registers hold, if they are one vector wide
+#if defined(__AVX512F__)
+enum { ROWS = 4, VECS = 4 };  // and of those that registers are filled best with
+#else
+enum { ROWS = 4, VECS = 2 };
+#endif
+
+#define LOG2_E 1.44269504f
+#define LOWEST -1.0e30f  // the largest score of a row that has seen none,
+#define UNSEEN -3.0e38f  // and one whose weight is 0 even then
+
+typedef struct {
+    kind kind;
+    long dim;
+    float scale;    // to the base of 2, as all scores here
+    float softcap;  // 0: none
+    int biased;     // whether a tile's `bias` is added
+} scoring;
+
+// Memory of one thread. The caller fills in the rows.
+typedef struct {
+    float queries[MAX_DIM * TILE];  // [word][row]
+    float out[MAX_DIM * TILE];      // [dimension][row], yet to be divided by `total`
+    float scores[KEYS * TILE];      // [key][row]; then weights [word of keys][row]
+    float largest[TILE], total[TILE], decay[TILE];
+    float first[TILE], last[TILE];                         // positions that each row sees; both never fall
+    const void *query_rows[TILE];                          // those beyond the tile's end repeat another
+    void *out_rows[TILE];
+    const void *key_rows[KEYS + TALL], *value_rows[KEYS];  // of a block
+    float bias[TILE + KEYS];                               // of row r and key i: bias[KEYS + r - i]
+    float wide_keys[KEYS * MAX_DIM], wide_values[KEYS * MAX_DIM];
+} tile;
+
+INLINE long words_of(scoring s) { return in_pairs(s.kind) ? s.dim / 2 : s.dim; }
+
+// Where word i of a query or a key lies, and words [i, i + LANES), of which `left` are there.
+INLINE kind word_kind(scoring s) { return in_pairs(s.kind) ? FLOAT32 : s.kind; }
+INLINE const void *word_at(const void *row, long i, scoring s) { return at(row, i, word_kind(s)); }
+INLINE vec load_words(const void *row, long i, long left, scoring s) {
+    return vec_load_upto(word_at(row, i, s), left, word_kind(s));
+}
+
+INLINE vec words_fma(vec a, vec b, vec sum, scoring s) {
+    return in_pairs(s.kind) ? pairs_fma(a, b, sum) : vec_fma(a, b, sum);
+}
+
+// 2^x: exactly 1 at 0, and 0 from -150 down. Of bfloat16's 3 digits, 4 are right.
+INLINE vec vec_exp2(vec x, kind k) {
+    x = vec_max(vec_all(-152.0f), x);
+    vec n = vec_round(x), f = vec_sub(x, n), p;
+    if (k == BFLOAT16) {
+        p = vec_fma(vec_all(0.0550089292f), f, vec_all(0.242210954f));
+        p = vec_fma(p, f, vec_all(0.693282902f));
+    } else {
+        p = vec_fma(vec_all(0.00132647273f), f, vec_all(0.00967151299f));
+        p = vec_fma(p, f, vec_all(0.0555073358f));
+        p = vec_fma(p, f, vec_all(0.240222424f));
+        p = vec_fma(p, f, vec_all(0.693147004f));
+    }
+    return vec_scale2(vec_fma(p, f, vec_all(1.0f)), n);
+}
+
+// softcap * tanh(score / softcap)
+INLINE vec vec_cap(vec score, float softcap) {
+    vec grown = vec_exp(vec_mul(score, vec_all(2.0f / (softcap * LOG2_E))));
+    vec tanh = vec_sub(vec_all(1.0f), vec_div(vec_all(2.0f), vec_add(grown, vec_all(1.0f))));
+    return vec_mul(tanh, vec_all(softcap * LOG2_E));
+}
+
+INLINE void tile_begin(tile *t, scoring s) {
+    long words = words_of(s);
+    for (long row = 0; row < TILE; row += LANES)
+        for (long i = 0; i < words; i += LANES) {
+            vec square[LANES];
+            for (int r = 0; r < LANES; r++) square[r] = load_words(t->query_rows[row + r], i, words - i, s);
+            vec_transpose(square);
+            for (int r = 0; r < least(LANES, words - i); r++)
+                vec_store(t->queries + (i + r) * TILE + row, square[r], FLOAT32);
+        }
+    for (long row = 0; row < TILE; row++) t->largest[row] = LOWEST, t->total[row] = 0, t->decay[row] = 0;
+}
+
+// scores[key][lane] of rows x vecs of them.
+INLINE void score_block(tile *t, scoring s, long key, long lane, const int rows, const int vecs) {
+    vec sums[TALL][VECS];
+    const float *k[TALL], *q = t->queries + lane;
+    float *scores = t->scores + key * TILE + lane;
+    long words = words_of(s);
+    for (int r = 0; r < rows; r++) {
+        k[r] = t->key_rows[key + r];
+        for (int c = 0; c < vecs; c++) sums[r][c] = vec_zero();
+    }
+    for (long i = 0; i < words; i++, q += TILE)
+        for (int r = 0; r < rows; r++) {
+            vec same = vec_all(k[r][i]);
+            for (int c = 0; c < vecs; c++)
+                sums[r][c] = words_fma(vec_load(q + c * LANES, FLOAT32), same, sums[r][c], s);
+        }
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < vecs; c++)
+            vec_store(scores + r * TILE + c * LANES, vec_mul(sums[r][c], vec_all(s.scale)), FLOAT32);
+}
+
+// out[dimension][lane], by the weights of `words` of keys.
+INLINE void value_block(tile *t, scoring s, long words, int fresh, long dim, long lane, const int rows,
+                        const int vecs) {
+    vec sums[TALL][VECS];
+    const float *w = t->scores + lane;
+    float *out = t->out + dim * TILE + lane;
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < vecs; c++) {
+            vec decay = vec_load(t->decay + lane + c * LANES, FLOAT32);
+            sums[r][c] = fresh ? vec_zero() : vec_mul(vec_load(out + r * TILE + c * LANES, FLOAT32), decay);
+        }
+    for (long i = 0; i < words; i++, w += TILE) {
+        const float *v = (const float *)t->value_rows[i] + dim;
+        for (int r = 0; r < rows; r++) {
+            vec same = vec_all(v[r]);
+            for (int c = 0; c < vecs; c++)
+                sums[r][c] = words_fma(vec_load(w + c * LANES, FLOAT32), same, sums[r][c], s);
+        }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < vecs; c++) vec_store(out + r * TILE + c * LANES, sums[r][c], FLOAT32);
+}
+
+INLINE void score_all(tile *t, scoring s, long keys, long lanes) {
+    long lane = 0;
+    for (; lane + VECS * LANES <= lanes; lane += VECS * LANES)
+        for (long key = 0; key < keys; key += ROWS) score_block(t, s, key, lane, ROWS, VECS);
+    for (; lane < lanes; lane += LANES)
+        for (long key = 0; key < keys; key += TALL) score_block(t, s, key, lane, TALL, 1);
+}
+
+INLINE void value_all(tile *t, scoring s, long words, int fresh, long lanes) {
+    long lane = 0;
+    for (; lane + VECS * LANES <= lanes; lane += VECS * LANES)
+        for (long dim = 0; dim < s.dim; dim += ROWS) value_block(t, s, words, fresh, dim, lane, ROWS, VECS);
+    for (; lane < lanes; lane += LANES)
+        for (long dim = 0; dim < s.dim; dim += TALL) value_block(t, s, words, fresh, dim, lane, TALL, 1);
+}
+
+// Scores of a vector of rows become weights, in place; `keys` is even if words are pairs.
+INLINE void weigh(tile *t, scoring s, long keys, long lane) {
+    float *column = t->scores + lane;
+    vec before = vec_load(t->largest + lane, FLOAT32), largest = before;
+    for (long key = 0; key < keys; key++) largest = vec_max(vec_load(column + key * TILE, FLOAT32), largest);
+    vec decay = vec_exp2(vec_sub(before, largest), FLOAT32);
+    vec total = vec_mul(vec_load(t->total + lane, FLOAT32), decay);
+    for (long key = 0; key < keys; key++) {
+        float *score = column + key * TILE;
+        vec weight = vec_exp2(vec_sub(vec_load(score, FLOAT32), largest), s.kind);
+        total = vec_add(total, weight);
+        if (in_pairs(s.kind)) {
+            vec next = vec_exp2(vec_sub(vec_load(score + TILE, FLOAT32), largest), s.kind);
+            total = vec_add(total, next);
+            vec_store(column + key / 2 * TILE, pairs_narrow(weight, next), FLOAT32);
+            key++;
+        } else vec_store(score, weight, FLOAT32);
+    }
+    vec_store(t->largest + lane, largest, FLOAT32);
+    vec_store(t->total + lane, total, FLOAT32);
+    vec_store(t->decay + lane, decay, FLOAT32);
+}
+
+INLINE void cap_scores(tile *t, long keys, long lane, float softcap) {
+    for (long key = 0; key < keys; key++) {
+        float *score = t->scores + key * TILE + lane;
+        vec_store(score, vec_cap(vec_load(score, FLOAT32), softcap), FLOAT32);
+    }
+}
+
+INLINE void add_bias(tile *t, long keys, long lane) {
+    for (long key = 0; key < keys; key++) {
+        float *score = t->scores + key * TILE + lane;
+        vec_store(score, vec_add(vec_load(score, FLOAT32), vec_load(t->bias + KEYS + lane - key, FLOAT32)), FLOAT32);
+    }
+}
+
+INLINE void hide_scores(tile *t, long start, long keys, long lane) {
+    vec first = vec_load(t->first + lane, FLOAT32), last = vec_load(t->last + lane, FLOAT32), unseen = vec_all(UNSEEN);
+    for (long key = 0; key < keys; key++) {
+        float *score = t->scores + key * TILE + lane;
+        vec position = vec_all((float)(start + key));
+        vec seen = vec_where_greater(first, position, unseen, vec_load(score, FLOAT32));
+        vec_store(score, vec_where_greater(position, last, unseen, seen), FLOAT32);
+    }
+}
+
+// Keys and values as the products want them: rows of words.
+INLINE void widen_row(float *wide, const void *row, long dim) {
+    for (long d = 0; d < dim; d += LANES)
+        vec_store_upto(wide + d, vec_load_upto(at(row, d, BFLOAT16), dim - d, BFLOAT16), dim - d, FLOAT32);
+}
+
+INLINE void join_rows(float *words, const void *even, const void *odd, long dim) {
+    for (long d = 0; d < dim; d += LANES) {
+        vec a = vec_load_upto(at(even, d, BFLOAT16), dim - d, BFLOAT16);
+        vec b = odd ? vec_load_upto(at(odd, d, BFLOAT16), dim - d, BFLOAT16) : vec_zero();
+        vec_store_upto(words + d, pairs_join(a, b), dim - d, FLOAT32);
+    }
+}
+
+INLINE void prepare_rows(tile *t, scoring s, long keys) {
+    if (in_pairs(s.kind)) {
+        for (long key = 0; key < keys; key += 2) {
+            float *words = t->wide_values + key / 2 * s.dim;
+            join_rows(words, t->value_rows[key], key + 1 < keys ? t->value_rows[key + 1] : NULL, s.dim);
+            t->value_rows[key / 2] = words;
+        }
+    } else if (s.kind == BFLOAT16) {
+        for (long key = 0; key < keys; key++) {
+            widen_row(t->wide_keys + key * s.dim, t->key_rows[key], s.dim);
+            widen_row(t->wide_values + key * s.dim, t->value_rows[key], s.dim);
+            t->key_rows[key] = t->wide_keys + key * s.dim;
+            t->value_rows[key] = t->wide_values + key * s.dim;
+        }
+    }
+    for (long key = keys; key % TALL; key++) t->key_rows[key] = t->key_rows[keys - 1];
+}
+
+// The block of keys at positions [start, start + keys), whose rows the caller has filled in, for `rows` queries.
+INLINE void tile_block(tile *t, scoring s, long start, long keys, long rows, int fresh) {
+    long lanes = ceil_div(rows, LANES) * LANES, even = keys + (in_pairs(s.kind) & keys);
+    prepare_rows(t, s, keys);
+    score_all(t, s, keys, lanes);
+    int partly = (float)start < t->first[rows - 1] || (float)(start + even - 1) > t->last[0];
+    for (long lane = 0; lane < lanes; lane += LANES) {
+        if (s.softcap != 0) cap_scores(t, keys, lane, s.softcap);
+        if (s.biased) add_bias(t, keys, lane);
+        if (partly) hide_scores(t, start, even, lane);
+        weigh(t, s, even, lane);
+    }
+    value_all(t, s, in_pairs(s.kind) ? even / 2 : keys, fresh, lanes);
+}
+
+INLINE void tile_end(tile *t, scoring s, long rows) {
+    for (long row = 0; row < rows; row += LANES) {
+        vec share = vec_div(vec_all(1.0f), vec_load(t->total + row, FLOAT32));
+        for (long dim = 0; dim < s.dim; dim += LANES) {
+            vec square[LANES];
+            for (int d = 0; d < LANES; d++) {  // past the last dimension lies anything, which is not stored
+                square[d] = vec_mul(vec_load(t->out + (dim + d) * TILE + row, FLOAT32), share);
+            }
+            vec_transpose(square);
+            for (int r = 0; r < least(LANES, rows - row); r++)
+                vec_store_upto(at_out(t->out_rows[row + r], dim, s.kind), square[r], s.dim - dim, s.kind);
+        }
+    }
+}

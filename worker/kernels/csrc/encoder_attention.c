@@ -1,0 +1,89 @@
+// Attention of encoders: a query sees the keys of its own text, all of them or those near it.
+//
+// A text is computed in tiles that begin at multiples of its own tokens, so its bits are the same in any batch.
+#include <stdlib.h>
+
+#include "attention_tile.h"
+#include "threads.h"
+#include "units.h"
+
+typedef struct {
+    const void *q, *k, *v;  // [tokens, heads, dim]; heads are contiguous, tokens these strides apart:
+    long q_stride, k_stride, v_stride;
+    void *out;                // [tokens, heads, dim]
+    const int *query_starts;  // [rows + 1]
+    long rows, heads, kv_heads;
+    long window;        // positions that are seen on each side; -1: all
+    const float *bias;  // [heads, 2 * reach + 1], by how far a key stands after its query; NULL: there is none
+    long reach;
+    scoring scoring;
+    const unit *units;
+} packed;
+
+// The biases of a tile whose first row stands at `position`, for the keys from `start` on.
+INLINE void lay_bias(const packed *p, tile *t, long head, long position, long start) {
+    const float *bias = p->bias + head * (2 * p->reach + 1) + p->reach;
+    for (long i = 1; i < KEYS + TILE; i++) {
+        long distance = start + KEYS - i - position;
+        distance = distance > p->reach ? p->reach : distance < -p->reach ? -p->reach : distance;
+        t->bias[i] = bias[distance] * LOG2_E;
+    }
+}
+
+INLINE void attend_tile(const packed *p, scoring s, const unit *u, long head) {
+    tile *t = scratch(sizeof(tile));
+    long group = p->heads / p->kv_heads, rows = u->count * group, text = p->query_starts[u->row];
+    long length = p->query_starts[u->row + 1] - text, window = p->window < 0 ? length : p->window;
+    for (long r = 0; r < TILE; r++) {
+        long position = u->first + least(r, rows - 1) / group, token = text + position;
+        long query = head * group + least(r, rows - 1) % group;
+        t->query_rows[r] = at(p->q, token * p->q_stride + query * s.dim, s.kind);
+        t->out_rows[r] = at_out(p->out, (token * p->heads + query) * s.dim, s.kind);
+        t->first[r] = position > window ? (float)(position - window) : 0;
+        t->last[r] = (float)least(position + window, length - 1);
+    }
+    tile_begin(t, s);
+    long begin = (long)t->first[0] / KEYS * KEYS, end = (long)t->last[rows - 1] + 1;
+    for (long start = begin; start < end; start += KEYS) {
+        long keys = least(KEYS, end - start);
+        for (long i = 0; i < keys; i++) {
+            t->key_rows[i] = at(p->k, (text + start + i) * p->k_stride + head * s.dim, s.kind);
+            t->value_rows[i] = at(p->v, (text + start + i) * p->v_stride + head * s.dim, s.kind);
+        }
+        if (s.biased) lay_bias(p, t, head, u->first, start);
+        tile_block(t, s, start, keys, rows, start == begin);
+    }
+    tile_end(t, s, rows);
+}
+
+INLINE void do_units(const packed *p, long first, long last, kind k) {
+    scoring s = p->scoring;
+    s.kind = k;
+    s.softcap = 0;
+    for (long i = first; i < last; i++) attend_tile(p, s, p->units + i / p->kv_heads, i % p->kv_heads);
+}
+
+static void do_float32(const void *task, long first, long last) { do_units(task, first, last, FLOAT32); }
+static void do_bfloat16(const void *task, long first, long last) { do_units(task, first, last, BFLOAT16); }
+
+// dim is a multiple of 8 up to MAX_DIM, and up to TILE heads share a key head; with a bias, each has its own.
+EXPORT void encoder_attention(const void *q, long q_stride, const void *k, long k_stride, const void *v, long v_stride,
+                              void *out, const int *query_starts, long rows, long heads, long kv_heads, long dim,
+                              float scale, long window, const float *bias, long reach, int kind) {
+    packed p = {q, k, v, q_stride, k_stride, v_stride, out, query_starts, rows, heads, kv_heads, window, bias, reach,
+                {kind, dim, scale * LOG2_E, 0, bias != NULL}, NULL};
+    long step = TILE / (heads / kv_heads), most = rows + query_starts[rows] / step, n = 0;
+    unit *units = malloc(2 * most * sizeof(unit));
+    if (units == NULL) abort();  // as torch would throw: there is no memory left
+    for (long row = 0; row < rows; row++) {
+        long length = query_starts[row + 1] - query_starts[row], seen = window < 0 ? length : least(length, 2 * window);
+        for (long first = 0; first < length; first += step) {
+            long count = least(step, length - first);
+            units[n++] = (unit){(int)row, (int)first, (int)count, -1, seen * count};
+        }
+    }
+    longest_first(units + most, units, n);
+    p.units = units + most;
+    spread(n * kv_heads, 1, kind == BFLOAT16 ? do_bfloat16 : do_float32, &p);
+    free(units);
+}

@@ -1,0 +1,152 @@
+// x [rows, inputs] times a packed matrix, with what follows it: a bias, an activation, a gate.
+//
+// An output is summed up over the inputs in their order, in float32, in one accumulator, however many rows there
+// are: so it has the same bits alone and in any batch. Rows are computed in tiles, whose sums fill the registers
+// with the 32 columns of a panel. One tile reads the panel from memory, the others from the cache.
+#include "functions.h"
+#include "quantized.h"
+#include "threads.h"
+#if defined(__AMX_BF16__)
+#include "tile_amx.h"
+#else
+#include "tile.h"
+#endif
+#include "weights.h"
+#include "words.h"
+
+// How a tile is computed: by vectors, by AMX, or from a quantized matrix.
+typedef struct {
+    long rows;    // in a tile at most
+    long dwords;  // of a row that is laid
+    void (*lay)(uint32_t *to, const char *x, long stride, long rows, const weights *w);
+    void (*multiply)(const uint32_t *x, long rows, const weights *w, long panel, fetch ahead, float *sums);
+} way;
+
+static way way_for(const weights *w) {
+    if (w->bits) return (way){quantized_rows(w), quantized_dwords(w), lay_quantized, multiply_quantized};
+#if defined(__AMX_BF16__)
+    if (w->kind == BFLOAT16) return (way){AMX_ROWS, laid_dwords(w), lay_blocks, multiply_amx};
+#endif
+    return (way){TILE_ROWS, laid_dwords(w), lay_dwords, multiply_vec};
+}
+
+#if defined(__AMX_BF16__)
+enum { MOST_ROWS = AMX_ROWS };
+#else
+enum { MOST_ROWS = TILE_ROWS };
+#endif
+
+typedef struct {
+    const weights *w;
+    way way;
+    const char *x;
+    long x_stride;  // in bytes
+    const void *bias;
+    char *out;
+    long out_stride;  // in bytes
+    kind out_kind;
+    function function;
+    long rows;
+    long tiles;
+    long groups;  // of tiles: a panel's tiles are shared out among threads where there are few panels
+    uint32_t *laid;
+} product;
+
+// Tiles are as equal as can be, for a low one does not fill the registers.
+INLINE long tile_start(const product *p, long tile) { return p->rows * tile / p->tiles; }
+
+static void lay_tiles(const void *task, long first, long last) {
+    const product *p = task;
+    for (long tile = first; tile < last; tile++) {
+        long start = tile_start(p, tile), rows = tile_start(p, tile + 1) - start;
+        p->way.lay(p->laid + start * p->way.dwords, p->x + start * p->x_stride, p->x_stride, rows, p->w);
+    }
+}
+
+INLINE void finish_vec(const product *p, vec sum, char *row, long column, long left, const void *bias) {
+    if (bias != NULL) sum = vec_add(sum, vec_load_upto(at(bias, column, p->w->kind), left, p->w->kind));
+    vec_store_upto(at_out(row, column, p->out_kind), vec_function(sum, p->function), left, p->out_kind);
+}
+
+static void finish_tile(const product *p, const float *sums, long start, long rows, long panel) {
+    long columns = columns_of(p->w), column = panel * PANEL;
+    for (long r = 0; r < rows; r++, sums += PANEL) {
+        char *row = p->out + (start + r) * p->out_stride;
+        for (long i = 0; i < PANEL && column + i < columns; i += LANES)
+            finish_vec(p, vec_load(sums + i, FLOAT32), row, column + i, columns - column - i, p->bias);
+    }
+}
+
+static void finish_gated_tile(const product *p, const float *sums, long start, long rows, long panel) {
+    kind k = p->w->kind;
+    long columns = columns_of(p->w), half = PANEL / 2;
+    for (long r = 0; r < rows; r++, sums += PANEL) {
+        char *row = p->out + (start + r) * p->out_stride;
+        for (long i = 0, column = panel * half; i < half && column < columns; i += LANES, column += LANES) {
+            vec gate = vec_load(sums + i, FLOAT32), value = vec_load(sums + half + i, FLOAT32);
+            if (p->bias != NULL) {
+                gate = vec_add(gate, vec_load_upto(at(p->bias, column, k), columns - column, k));
+                value = vec_add(value, vec_load_upto(at(p->bias, columns + column, k), columns - column, k));
+            }
+            vec result = vec_mul(vec_function(gate, p->function), value);
+            vec_store_upto(at_out(row, column, p->out_kind), result, columns - column, p->out_kind);
+        }
+    }
+}
+
+enum { AHEAD_BYTES = 4096 };
+
+// What a tile brings from memory: its panel, a little ahead; or of the next panel the share that falls to one of
+// `tiles`, since this panel has come already.
+INLINE fetch fetch_for(const product *p, long panel, long tile, long tiles) {
+    long lines = panel_bytes(p->w) / (PANEL * 4), step = PANEL * 4 / tiles;
+    if (tiles == 1) return (fetch){(const char *)panel_of(p->w, panel) + AHEAD_BYTES, step};
+    return (fetch){(const char *)panel_of(p->w, panel + 1) + tile * step * lines, step};
+}
+
+static void multiply(const void *task, long first, long last) {
+    const product *p = task;
+    float sums[MOST_ROWS * PANEL] __attribute__((aligned(64)));
+    for (long unit = first; unit < last; unit++) {
+        long panel = unit / p->groups, group = unit % p->groups;
+        long begin = p->tiles * group / p->groups, end = p->tiles * (group + 1) / p->groups;
+        for (long tile = begin; tile < end; tile++) {
+            long start = tile_start(p, tile), rows = tile_start(p, tile + 1) - start;
+            fetch ahead = fetch_for(p, panel, tile - begin, end - begin);
+            p->way.multiply(p->laid + start * p->way.dwords, rows, p->w, panel, ahead, sums);
+            if (p->w->gated) finish_gated_tile(p, sums, start, rows, panel);
+            else finish_tile(p, sums, start, rows, panel);
+        }
+    }
+}
+
+// So many rows are laid out at once as stay in the second-level cache beside a panel.
+enum { LAID_BYTES = 512 << 10, GRAIN = 4 };
+
+EXPORT void linear(const weights *w, const void *x, long x_stride, const void *bias, void *out, long out_stride,
+                   long rows, int out_kind, int function) {
+    way way = way_for(w);
+    long panels = panels_of(w), most = LAID_BYTES / (way.dwords * 4) / way.rows * way.rows;
+    if (most < way.rows) most = way.rows;
+    long blocks = ceil_div(rows, most);
+    product p = {.w = w, .way = way, .bias = bias, .out_kind = out_kind, .function = function};
+    p.x_stride = x_stride * width_of(w->kind);
+    p.out_stride = out_stride * width_of(out_kind);
+    p.laid = scratch((rows < most ? rows : most) * way.dwords * 4 + 64);
+    for (long block = 0; block < blocks; block++) {
+        long start = rows * block / blocks;
+        p.rows = rows * (block + 1) / blocks - start;
+        p.x = (const char *)x + start * p.x_stride;
+        p.out = (char *)out + start * p.out_stride;
+        p.tiles = ceil_div(p.rows, way.rows);
+        p.groups = least(p.tiles, ceil_div(4 * threads, panels));
+        spread(p.tiles, 4, lay_tiles, &p);
+        long grain = panels * p.groups / (4 * threads);
+        spread(panels * p.groups, grain > 1 ? least(grain, GRAIN) : 1, multiply, &p);
+    }
+}
+
+EXPORT void linear_words(const word *a) {
+    linear(a[0].pointer, a[1].pointer, a[2].whole, a[3].pointer, a[4].pointer, a[5].whole, a[6].whole,
+           (int)a[7].whole, (int)a[8].whole);
+}

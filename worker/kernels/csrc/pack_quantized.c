@@ -1,0 +1,86 @@
+// Brings a matrix into panels of whole numbers; once for each, when it is loaded.
+#include "threads.h"
+#include "weights.h"
+
+typedef struct {
+    const weights *to;
+    const char *from;
+    const float *largest;
+    int count;
+} packing;
+
+typedef struct {
+    int16_t values[GROUP_MOST];
+    bf16 scale;
+    float error;  // squared
+} group;
+
+INLINE group round_group(const float *x, bf16 scale, const weights *w) {
+    group to = {.scale = scale};
+    float half = (float)(1 << (w->bits - 1));
+    vec step = vec_all(widen(scale)), divisor = (scale & 0x7fff) ? step : vec_all(1.0f), error = vec_zero();  // or it is 0
+    for (long i = 0; i < w->group; i += LANES) {
+        vec v = vec_load(x + i, FLOAT32), whole = vec_round(vec_div(v, divisor));
+        whole = vec_max(vec_all(-half), vec_min(vec_all(half - 1), whole));
+        vec_store_words(to.values + i, whole);
+        vec off = vec_fma_minus(whole, step, v);
+        error = vec_fma(off, off, error);
+    }
+    to.error = vec_sum(error);
+    return to;
+}
+
+// The best of several scales: the largest element becomes each of `largest`, with the other sign.
+INLINE group quantize(const packing *p, const char *from, long count) {
+    float x[GROUP_MOST] = {0};
+    vec high = vec_zero(), low = vec_zero();  // the rest of the last group is zeros anyway
+    for (long i = 0; i < count; i += LANES) {
+        vec v = vec_load_upto(at(from, i, p->to->kind), count - i, p->to->kind);
+        vec_store(x + i, v, FLOAT32);
+        high = vec_max(v, high);
+        low = vec_max(vec_sub(vec_zero(), v), low);
+    }
+    float most = vec_largest(high), least = -vec_largest(low), extreme = most > -least ? most : least;
+    group best = round_group(x, narrow(extreme / -p->largest[0]), p->to);
+    for (int i = 1; i < p->count; i++) {
+        group other = round_group(x, narrow(extreme / -p->largest[i]), p->to);
+        if (other.error < best.error) best = other;
+    }
+    return best;
+}
+
+static void pack_group(const packing *p, uint8_t *to, long panel, long number) {
+    const weights *w = p->to;
+    long start = number * w->group, quads = quads_in(w, number), step = 8 / w->bits;
+    int16_t excess = (int16_t)(1 << (w->bits - 1));
+    for (long column = 0; column < PANEL; column++) {
+        long row = row_at(w, panel, column);
+        group g = {.scale = 0};
+        if (row < w->outputs)
+            g = quantize(p, p->from + (row * w->inputs + start) * width_of(w->kind), least(w->group, w->inputs - start));
+        memcpy(to + column * 2, &g.scale, 2);
+        for (long i = 0; i < quads * 4; i++) {
+            long quad = i / 4;
+            uint8_t *byte = to + SCALE_BYTES + (quad / step * PANEL + column) * 4 + i % 4;
+            uint8_t bits = (uint8_t)(g.values[i] + excess);
+            *byte = quad % step ? (uint8_t)(*byte | bits << 4) : bits;
+        }
+    }
+}
+
+static void pack_panels(const void *task, long first, long last) {
+    const packing *p = task;
+    for (long panel = first; panel < last; panel++) {
+        uint8_t *to = (uint8_t *)panel_of(p->to, panel);
+        for (long number = 0; number < groups_of(p->to); number++) {
+            pack_group(p, to, panel, number);
+            to += SCALE_BYTES + quads_in(p->to, number) * PANEL * p->to->bits / 2;
+        }
+    }
+}
+
+// `matrix` is [outputs, inputs], contiguous; `largest` are so many as `count`.
+EXPORT void pack_quantized(const weights *to, const void *matrix, const float *largest, int count) {
+    packing task = {to, matrix, largest, count};
+    spread(panels_of(to), 1, pack_panels, &task);
+}

@@ -1,0 +1,111 @@
+// How the rows of a tile lie in memory to be multiplied with a quantized matrix: rounded to whole numbers, side by
+// side. First of each group of inputs the rows' scales and what their sums start with; then one part or two, which
+// have of each quad of inputs a dword of each row.
+#pragma once
+
+#include "rows.h"
+#include "weights.h"
+
+#if defined(__AVX512VNNI__)
+// Bytes. Inputs of 16 bits are two parts with sums of their own, 256 times the first and once the second.
+enum { BYTES = 1, QUANTIZED_ROWS = 12 };
+INLINE int parts_of(const weights *w) { return w->input_bits / 8; }
+INLINE int sums_of(const weights *w) { return parts_of(w); }
+#else
+// Words. The even inputs are one part and the odd ones the other, and all have one sum.
+enum { BYTES = 0, QUANTIZED_ROWS = LANES == 16 ? 6 : 2 };
+INLINE int parts_of(const weights *w) { return (void)w, 2; }
+INLINE int sums_of(const weights *w) { return (void)w, 1; }
+#endif
+
+INLINE long quantized_rows(const weights *w) { return QUANTIZED_ROWS / sums_of(w); }
+
+INLINE long head_dwords(const weights *w) { return groups_of(w) * (1 + sums_of(w)); }
+
+// Of one row as `lay_quantized` writes it.
+INLINE long quantized_dwords(const weights *w) { return head_dwords(w) + quads_of(w) * parts_of(w); }
+
+// Whole numbers up to `most` for `count` inputs, and zeros up to whole vectors; -> what a 1 stands for. What is not
+// finite makes `finite` NaN.
+INLINE float round_inputs(int16_t *to, const char *x, long count, kind k, float most, vec *finite) {
+    vec largest = vec_zero();
+    for (long i = 0; i < count; i += LANES) {
+        vec v = vec_load_upto(at(x, i, k), count - i, k);
+        largest = vec_max(vec_abs(v), largest);
+        *finite = vec_fma(v, vec_zero(), *finite);
+    }
+    float top = vec_largest(largest);
+    vec inverse = vec_all(top > 1e-30f ? most / top : 0.0f);
+    for (long i = 0; i < count; i += LANES)
+        vec_store_words(to + i, vec_mul(vec_load_upto(at(x, i, k), count - i, k), inverse));
+    return top * (1.0f / most);
+}
+
+enum { CHUNK = 256 };  // inputs that are rounded before they are laid; whole groups
+
+typedef struct {
+    uint32_t parts[2][16][CHUNK / 4];  // of up to 16 rows, as many as `turn` takes
+} rounded;
+
+// Of a group of one row: the parts, and of each sum what it would be with a matrix of ones.
+INLINE void split(rounded *to, long row, long quad, const int16_t *words, long quads, int32_t *sums, const weights *w) {
+    uint32_t *first = &to->parts[0][row][quad], *second = &to->parts[1][row][quad];
+    int8_t upper[GROUP_MOST], lower[GROUP_MOST];
+    int16_t even[GROUP_MOST / 2], odd[GROUP_MOST / 2];
+    sums[0] = sums[1] = 0;
+    if (BYTES && parts_of(w) == 2) {
+        for (long i = 0; i < quads * 4; i++) {
+            sums[0] += upper[i] = (int8_t)((words[i] + 128) >> 8);
+            sums[1] += lower[i] = (int8_t)words[i];
+        }
+        memcpy(first, upper, quads * 4);
+        memcpy(second, lower, quads * 4);
+    } else if (BYTES) {
+        for (long i = 0; i < quads * 4; i++) sums[0] += lower[i] = (int8_t)words[i];
+        memcpy(first, lower, quads * 4);
+    } else {
+        for (long i = 0; i < quads * 2; i++) {
+            sums[0] += even[i] = words[2 * i];
+            sums[0] += odd[i] = words[2 * i + 1];
+        }
+        memcpy(first, even, quads * 4);
+        memcpy(second, odd, quads * 4);
+    }
+}
+
+// Rounds up to CHUNK inputs of a row, from `group` on. Elements of the matrix are stored without a sign, so much too
+// high: for that sums start lower.
+INLINE void round_row(rounded *to, uint32_t *head, const char *x, long row, long rows, long group, const weights *w) {
+    int16_t words[GROUP_MOST + LANES];
+    float most = w->input_bits == 16 ? 32639.0f : 127.0f, scale = 0.0f;  // of 32639 the upper byte is 127
+    vec finite = vec_zero();
+    head += group * (1 + sums_of(w)) * rows + row;
+    for (long quad = 0; quad < CHUNK / 4 && group < groups_of(w); quad += w->group / 4, group++) {
+        long start = group * w->group, count = least(w->group, w->inputs - start);
+        int32_t sums[2];
+        scale = round_inputs(words, x + start * width_of(w->kind), count, w->kind, most, &finite);
+        split(to, row, quad, words, quads_in(w, group), sums, w);
+        memcpy(head, &scale, 4);
+        for (int s = 0; s < sums_of(w); s++) head[(1 + s) * rows] = (uint32_t)-(sums[s] << (w->bits - 1));
+        head += (1 + sums_of(w)) * rows;
+    }
+    scale += vec_sum(finite);  // one that is NaN is enough
+    memcpy(head - (1 + sums_of(w)) * rows, &scale, 4);
+}
+
+static void lay_quantized(uint32_t *to, const char *x, long stride, long rows, const weights *w) {
+    rounded chunk;
+    uint32_t *parts = to + head_dwords(w) * rows;
+    for (long start = 0; start < quads_of(w); start += CHUNK / 4) {
+        long quads = least(CHUNK / 4, quads_of(w) - start), done;
+        for (long r = 0; r < rows; r++) round_row(&chunk, to, x + r * stride, r, rows, start * 4 / w->group, w);
+        for (int p = 0; p < parts_of(w); p++) {
+            const uint32_t *from = chunk.parts[p][0];
+            uint32_t *part = parts + (p * quads_of(w) + start) * rows;
+            for (done = 0; done + 16 <= quads; done += 16)
+                turn(part + done * rows, (const char *)(from + done), CHUNK, rows);
+            for (long r = 0; r < rows; r++)
+                for (long i = done; i < quads; i++) part[i * rows + r] = from[r * CHUNK / 4 + i];
+        }
+    }
+}

@@ -1,0 +1,11 @@
+// Calls that were written down, made again: without Python between them.
+#include "vec.h"
+#include "words.h"
+
+// Each call is the kernel's entry, the number of its arguments, and these.
+EXPORT void replay(const word *calls, long count) {
+    for (; count > 0; count--) {
+        calls[0].entry(calls + 2);
+        calls += 2 + calls[1].whole;
+    }
+}

@@ -1,0 +1,82 @@
+// How the rows of a tile lie in memory for its innermost loop: side by side, input by input.
+#pragma once
+
+#include "weights.h"
+
+#if defined(__AVX512BF16__)
+#define DOTS 1  // products of pairs of bfloat16 in one instruction; else both are widened, the rows beforehand
+#else
+#define DOTS 0
+#endif
+
+INLINE int widened(const weights *w) { return w->kind == BFLOAT16 && !DOTS; }
+
+// Of one row as it is laid out.
+INLINE long laid_dwords(const weights *w) { return widened(w) ? 2 * dwords_of(w) : dwords_of(w); }
+
+INLINE uint32_t pair_at(const char *row, long i, long inputs) {
+    uint32_t pair = 0;
+    memcpy(&pair, row + i * 4, 2 * i + 1 < inputs ? 4 : 2);
+    return pair;
+}
+
+#if LANES == 16
+// Columns [0, 16) of up to 16 rows become 16 rows of `rows` columns, each directly after the one before.
+INLINE void turn(uint32_t *to, const char *x, long stride, long rows) {
+    __m512i in[16], half[16];
+    for (long r = 0; r < 16; r++) in[r] = r < rows ? _mm512_loadu_si512(x + r * stride) : _mm512_setzero_si512();
+    for (int r = 0; r < 16; r += 2) {
+        half[r] = _mm512_unpacklo_epi32(in[r], in[r + 1]);
+        half[r + 1] = _mm512_unpackhi_epi32(in[r], in[r + 1]);
+    }
+    for (int r = 0; r < 16; r += 4) {
+        in[r] = _mm512_unpacklo_epi64(half[r], half[r + 2]);
+        in[r + 1] = _mm512_unpackhi_epi64(half[r], half[r + 2]);
+        in[r + 2] = _mm512_unpacklo_epi64(half[r + 1], half[r + 3]);
+        in[r + 3] = _mm512_unpackhi_epi64(half[r + 1], half[r + 3]);
+    }
+    for (int r = 0; r < 16; r += 8) {
+        for (int i = r; i < r + 4; i++) {
+            half[i] = _mm512_shuffle_i32x4(in[i], in[i + 4], 0x88);
+            half[i + 4] = _mm512_shuffle_i32x4(in[i], in[i + 4], 0xdd);
+        }
+    }
+    for (int i = 0; i < 8; i++) {
+        in[i] = _mm512_shuffle_i32x4(half[i], half[i + 8], 0x88);
+        in[i + 8] = _mm512_shuffle_i32x4(half[i], half[i + 8], 0xdd);
+    }
+    __mmask16 kept = lanes_mask(rows);
+    for (long i = 0; i < 16; i++) _mm512_mask_storeu_epi32(to + i * rows, kept, in[i]);
+}
+#else
+INLINE void turn(uint32_t *to, const char *x, long stride, long rows) {
+    for (long r = 0; r < rows; r++)
+        for (long i = 0; i < 16; i++) memcpy(&to[i * rows + r], x + r * stride + i * 4, 4);
+}
+#endif
+
+static void lay_widened(uint32_t *to, const char *x, long stride, long rows, const weights *w) {
+    for (long r = 0; r < rows; r++) {
+        for (long i = 0; i < dwords_of(w); i++) {
+            uint32_t pair = pair_at(x + r * stride, i, w->inputs);
+            to[2 * i * rows + r] = pair << 16;
+            to[(2 * i + 1) * rows + r] = pair & 0xffff0000u;
+        }
+    }
+}
+
+// Rows side by side: dword after dword, that of each row.
+static void lay_dwords(uint32_t *to, const char *x, long stride, long rows, const weights *w) {
+    if (widened(w)) {
+        lay_widened(to, x, stride, rows, w);
+        return;
+    }
+    long whole = w->inputs * width_of(w->kind) / 4, done = 0;
+    if (rows == 1) memcpy(to, x, (done = whole) * 4);
+    for (; done + 16 <= whole; done += 16) turn(to + done * rows, x + done * 4, stride, rows);
+    for (long r = 0; r < rows; r++) {
+        const char *row = x + r * stride;
+        for (long i = done; i < whole; i++) memcpy(&to[i * rows + r], row + i * 4, 4);
+        if (whole < dwords_of(w)) to[whole * rows + r] = pair_at(row, whole, w->inputs);
+    }
+}

@@ -1,0 +1,105 @@
+// A tile: so many rows times one panel as the registers hold sums of. The innermost loop of all linear layers, for
+// each kind of number.
+#pragma once
+
+#include "rows.h"
+
+#if LANES == 16
+#define TILE_ROWS 12
+#else
+#define TILE_ROWS 3
+#endif
+
+// What comes from memory while a tile is computed: `step` bytes of it for each dword of the panel.
+typedef struct {
+    const char *from;
+    long step;
+} fetch;
+
+#define COLUMNS (PANEL / LANES)  // of vectors
+
+INLINE vec broadcast(const uint32_t *x) {
+    float value;
+    memcpy(&value, x, 4);
+    return vec_all(value);
+}
+
+INLINE void add_products(vec sums[][COLUMNS], const uint32_t *x, int rows, const vec *w) {
+    for (int r = 0; r < rows; r++) {
+        vec row = broadcast(x + r);
+        for (int c = 0; c < COLUMNS; c++) sums[r][c] = vec_fma(row, w[c], sums[r][c]);
+    }
+}
+
+INLINE void step_float32(vec sums[][COLUMNS], const uint32_t *x, int rows, const uint32_t *panel) {
+    vec w[COLUMNS];
+    for (int c = 0; c < COLUMNS; c++) w[c] = vec_load(panel + c * LANES, FLOAT32);
+    add_products(sums, x, rows, w);
+}
+
+#if DOTS
+INLINE void step_bfloat16(vec sums[][COLUMNS], const uint32_t *x, int rows, const uint32_t *panel) {
+    __m512bh w0 = (__m512bh)_mm512_loadu_si512(panel), w1 = (__m512bh)_mm512_loadu_si512(panel + LANES);
+    for (int r = 0; r < rows; r++) {
+        __m512bh row = (__m512bh)_mm512_set1_epi32((int)x[r]);
+        sums[r][0] = _mm512_dpbf16_ps(sums[r][0], row, w0);
+        sums[r][1] = _mm512_dpbf16_ps(sums[r][1], row, w1);
+    }
+}
+#else
+#if LANES == 16
+INLINE vec first_of_pairs(vec w) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(w), 16)); }
+INLINE vec second_of_pairs(vec w) {
+    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(w), _mm512_set1_epi32((int)0xffff0000u)));
+}
+#else
+INLINE vec first_of_pairs(vec w) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(w), 16)); }
+INLINE vec second_of_pairs(vec w) {
+    return _mm256_and_ps(w, _mm256_castsi256_ps(_mm256_set1_epi32((int)0xffff0000u)));
+}
+#endif
+
+INLINE void step_bfloat16(vec sums[][COLUMNS], const uint32_t *x, int rows, const uint32_t *panel) {
+    vec first[COLUMNS], second[COLUMNS];
+    for (int c = 0; c < COLUMNS; c++) {
+        vec pairs = vec_load(panel + c * LANES, FLOAT32);
+        first[c] = first_of_pairs(pairs);
+        second[c] = second_of_pairs(pairs);
+    }
+    add_products(sums, x, rows, first);
+    add_products(sums, x + rows, rows, second);
+}
+#endif
+
+INLINE void tile_of(int rows, kind k, const uint32_t *x, const uint32_t *panel, long dwords, fetch ahead, float *out) {
+    vec sums[TILE_ROWS][COLUMNS];
+    long stride = k == BFLOAT16 && !DOTS ? 2 * rows : rows;
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < COLUMNS; c++) sums[r][c] = vec_zero();
+    for (long i = 0; i < dwords; i++, panel += PANEL, x += stride) {
+        _mm_prefetch(ahead.from, _MM_HINT_T0);
+        _mm_prefetch(ahead.from + 64, _MM_HINT_T0);
+        ahead.from += ahead.step;
+        if (k == BFLOAT16) step_bfloat16(sums, x, rows, panel);
+        else step_float32(sums, x, rows, panel);
+    }
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < COLUMNS; c++) vec_store(out + r * PANEL + c * LANES, sums[r][c], FLOAT32);
+}
+
+#define TILE(n)                                                                             \
+    case n:                                                                                 \
+        if (w->kind == BFLOAT16) tile_of(n, BFLOAT16, x, panel, dwords_of(w), ahead, sums); \
+        else tile_of(n, FLOAT32, x, panel, dwords_of(w), ahead, sums);                      \
+        break;
+
+// sums [rows, 32]; x as `lay_dwords` wrote it.
+static void multiply_vec(const uint32_t *x, long rows, const weights *w, long number, fetch ahead, float *sums) {
+    const uint32_t *panel = panel_of(w, number);
+    switch (rows) {
+        TILE(1) TILE(2) TILE(3)
+#if TILE_ROWS > 3
+        TILE(4) TILE(5) TILE(6) TILE(7) TILE(8) TILE(9) TILE(10) TILE(11) TILE(12)
+#endif
+    }
+}
