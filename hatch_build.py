@@ -20,11 +20,12 @@ class KernelsHook(BuildHookInterface[Any]):
         from worker.kernels import library
 
         try:
-            library.build_all(library.BUILT)
+            built = library.build_all(library.BUILT)
         except (library.BuildError, OSError) as error:
             self.app.display_warning(f"the wheel has no compiled kernels: {error}")
             return
-        build_data["artifacts"].append("worker/kernels/built/*.so")
+        # By name: earlier ones, of other sources, may lie beside them.
+        build_data["artifacts"] += [f"worker/kernels/built/{path.name}" for path in built]
         # They depend on the system, but not on Python.
         platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         build_data |= {"pure_python": False, "tag": f"py3-none-{platform}"}

@@ -8,19 +8,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 from engine_core.config import Address, Replicas
+from engine_core.dispatch import Dispatch
 from engine_core.order import Order
 from engine_core.protocol import (
     PROTOCOL,
-    Abort,
     Add,
-    AddMany,
     Answer,
     Dead,
     Drain,
-    Failed,
     Hello,
     Join,
     Leaving,
@@ -36,16 +35,9 @@ from engine_core.protocol import (
 )
 from engine_core.replica import Replica
 from engine_core.roster import Roster
-from engine_core.streams import Stream, is_terminal
-from engine_core.transport import RequestTooLarge, ServerEnd, Unreachable
+from engine_core.streams import Stream
+from engine_core.transport import ServerEnd, Unreachable
 from worker.protocol import Pooling, Sampling
-
-_TOKENS_IN_FRAME = 1 << 17
-"""Of several requests together: the engine begins with the first of them while the others are written."""
-
-_ABORTED = "the request was ended before it was done"
-_HALF_DONE = "the replica that was generating this answer has ended: send the request again"
-_NO_REPLICA = "no engine can take requests now"
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +72,7 @@ class EngineClient:
         self._servers = servers
         self._on_progress = on_progress
         self._roster = Roster(replicas, servers)
-        self._orders: dict[int, Order] = {}
+        self._dispatch = Dispatch(self._roster, self._send)
         # Not from 0: answers meant for a server that crashed must not fit requests of the one in its place.
         self._last_id = secrets.randbits(48)
         self._loop = asyncio.get_running_loop()
@@ -115,7 +107,7 @@ class EngineClient:
 
     @property
     def open_streams(self) -> int:
-        return len(self._orders)
+        return len(self._dispatch)
 
     # Requests.
 
@@ -131,7 +123,7 @@ class EngineClient:
         """Send a request, to one replica if it is named. The stream ends with exactly one terminal answer."""
         add = self._add(tokens, params, priority, salt)
         stream: Stream[Tokens] = Stream(add.id, self._loop)
-        self._place([Order(add, stream, replica)])
+        self._dispatch.place([Order(add, stream, replica)])
         return stream
 
     def submit_many(
@@ -145,23 +137,12 @@ class EngineClient:
         """Send many requests for vectors, in few frames. Each stream has one answer."""
         adds = [self._add(tokens, params, priority, salt) for tokens, params in requests]
         streams = [Stream[Pooled](add.id, self._loop, pools=True) for add in adds]
-        self._place([Order(add, stream, replica) for add, stream in zip(adds, streams, strict=True)])
+        self._dispatch.place([Order(add, stream, replica) for add, stream in zip(adds, streams, strict=True)])
         return streams
 
     def abort(self, ids: Iterable[int]) -> None:
         """End these requests: with finish "abort", or Failed. Those that have ended are passed over."""
-        told: dict[int, list[int]] = {}
-        for id in ids:
-            order = self._orders.pop(id, None)
-            if order is None:
-                continue
-            aborted = Tokens(id=id, tokens=[], finish="abort")
-            order.stream.put(Failed(id=id, code=503, message=_ABORTED) if order.stream.pools else aborted)
-            if order.replica is not None:
-                told.setdefault(order.replica.number, []).append(id)
-            order.leave()
-        for number, gone in told.items():
-            self._tell(number, Abort(ids=gone))
+        self._dispatch.abort(ids)
 
     def drain(self, seconds: float) -> None:
         """Let the engines finish what they have, within that time, and end."""
@@ -189,29 +170,14 @@ class EngineClient:
             return
         _log.error("replica %d has ended: %s", number, reason)
         self._update()
-        self._vacate(replica)
-
-    def _vacate(self, replica: Replica) -> None:
-        """What it had not begun goes to others; the rest has lost its state and fails."""
-        orphans = [order for order in self._orders.values() if order.replica is replica]
-        for order in orphans:
-            order.leave()
-        begun = [order for order in orphans if order.began]
-        for order in begun:
-            self._refuse(order, 503, _HALF_DONE)
-        if orphans:
-            moved = len(orphans) - len(begun)
-            _log.warning("of its requests, %d had begun and failed, %d go to others", len(begun), moved)
-        self._place([order for order in orphans if not order.began])
+        self._dispatch.vacate(replica)
 
     def fail(self, reason: str) -> None:
         """No engine is left: every open stream ends. The first reason counts."""
         if self.dead is not None:
             return
         self.dead = reason
-        orders, self._orders = self._orders, {}
-        for order in orders.values():
-            order.stream.put(Failed(id=order.id, code=503, message=reason))
+        self._dispatch.close(reason)
         for event in (self.located, self.settled, self.died):
             event.set()
 
@@ -228,56 +194,13 @@ class EngineClient:
         self._last_id += 1
         return Add(id=self._last_id, tokens=tokens, params=params, priority=priority, salt=salt)
 
-    def _place(self, orders: Sequence[Order], without: frozenset[int] = frozenset()) -> None:
-        """Send each to the replica that is best for it; `without` are those that could not be reached."""
-        batches: dict[int, list[Order]] = {}
-        for order in orders:
-            chosen = self._roster.choose(order, without) if self.dead is None else None
-            if chosen is None:
-                nobody = _NO_REPLICA if order.pin is None else f"replica {order.pin} takes no requests now"
-                self._refuse(order, 503, self.dead or nobody)
-            else:
-                self._orders[order.id] = order
-                order.place(*chosen)
-                batches.setdefault(chosen[0].number, []).append(order)
-        for number, batch in batches.items():
-            start = 0
-            for stop in _frames(batch):
-                self._send_orders(number, batch[start:stop], without)
-                start = stop
-
-    def _send_orders(self, number: int, orders: list[Order], without: frozenset[int]) -> None:
-        adds = [order.add for order in orders]
-        try:
-            self._send(number, AddMany(adds) if orders[0].stream.pools or len(adds) > 1 else adds[0])
-        except RequestTooLarge as error:
-            for order in orders:
-                self._refuse(order, 400, str(error))
-        except Unreachable as error:
-            _log.warning("replica %d: %s", number, error)
-            for order in orders:
-                order.leave()
-            self._place(orders, without | {number})
-
-    def _refuse(self, order: Order, code: int, message: str) -> None:
-        self._orders.pop(order.id, None)
-        order.leave()
-        order.stream.put(Failed(id=order.id, code=code, message=message))
-
     def _send(self, number: int, request: Request) -> None:
         self._end.send(number, request)
         self._read_greetings()  # sending may swallow the socket's one notice that something can be read
 
-    def _tell(self, number: int, request: Request) -> None:
-        """Send what needs no answer: an engine that cannot be reached has nothing to do either."""
-        try:
-            self._send(number, request)
-        except Unreachable:
-            return
-
     def _tell_all(self, request: Request) -> None:
         for replica in self.replicas:
-            self._tell(replica.number, request)
+            self._dispatch.tell(replica.number, request)
 
     # On the way from an engine.
 
@@ -287,7 +210,12 @@ class EngineClient:
                 case Hello():
                     self._greet(greeting)
                 case Join():
-                    self._end.welcome(peer, Welcome(PROTOCOL, self._servers, self._roster.layout.size))
+                    self._welcome(peer)
+
+    def _welcome(self, peer: bytes) -> None:
+        layout = self._roster.layout
+        with suppress(Unreachable):  # it has left again
+            self._end.welcome(peer, Welcome(PROTOCOL, self._servers, layout.size, layout.here))
 
     def _read_answers(self) -> None:
         for number, answer in self._end.read_answers():
@@ -326,13 +254,13 @@ class EngineClient:
         replica.heard = True
         if again:
             self._update()
-            self._vacate(replica)  # when its line was cut it gave up all that came through it
+            self._dispatch.vacate(replica)  # when its line was cut it gave up all that came through it
 
     def _receive(self, replica: Replica, answer: Answer) -> None:
         match answer:
             case Outputs(outputs, stats):
                 for output in outputs:
-                    self._deliver(replica, output)
+                    self._dispatch.deliver(replica, output)
                 replica.stats = stats or replica.stats
             case Stats():
                 replica.stats = answer
@@ -354,7 +282,7 @@ class EngineClient:
 
     def _enlist(self, replica: Replica, ready: Ready) -> None:
         if refusal := self._roster.enlist(replica, ready):
-            self._tell(replica.number, Drain(seconds=0))
+            self._dispatch.tell(replica.number, Drain(seconds=0))
             self._lose(replica.number, refusal)
             return
         self._update()
@@ -362,35 +290,9 @@ class EngineClient:
             ready_ones = sum(one.ready is not None for one in self.replicas)
             _log.info("replica %d is ready: %d of %d", replica.number, ready_ones, size)
 
-    def _deliver(self, replica: Replica, output: Tokens | Pooled | Failed) -> None:
-        order = self._orders.get(output.id)
-        if order is None or order.replica is not replica:
-            return  # aborted here a moment ago, or given to another replica
-        if is_terminal(output):
-            order.leave()
-            if replica.leaving and isinstance(output, Failed) and output.code == 503 and not order.began:
-                self._place([order])  # it came when that engine took no more
-                return
-            del self._orders[output.id]
-        elif not order.began:
-            order.begin()
-        order.stream.put(output)
-
     def _update(self) -> None:
         changed = self._roster.update()
         if self.ready is not None:
             self.settled.set()
         if changed:
             self.on_change()
-
-
-def _frames(orders: Sequence[Order]) -> Iterator[int]:
-    """Where each frame ends. A single request may be larger than what several may be together."""
-    tokens = 0
-    for index, order in enumerate(orders):
-        length = len(order.add.tokens)
-        if tokens and tokens + length > _TOKENS_IN_FRAME:
-            yield index
-            tokens = 0
-        tokens += length
-    yield len(orders)

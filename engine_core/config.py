@@ -120,7 +120,7 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     local_engines: int = 1
     """Its place among the replicas on this machine, which share its devices and cores."""
     folder: str | None = None
-    """Private to this run, for what its workers share; its parent clears it away. None: they make their own."""
+    """Private to this run: what its workers share may lie there, and goes when the run ends."""
     drain_seconds: float = 0.0
     """How long SIGTERM lets requests run on."""
     log_level: str = "info"

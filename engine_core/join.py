@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 
 import msgspec
 import zmq
 
+from engine_core import monitor
 from engine_core.config import Address
 from engine_core.protocol import PROTOCOL, Join, Welcome
 from engine_core.transport import present_keys
 
-_REFUSED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 _PATIENCE_MS = 30_000
 """Between lines in the log while nobody answers."""
 
@@ -27,30 +28,34 @@ def join(door: Address) -> Welcome:
     with zmq.Context() as context:
         sock = context.socket(zmq.DEALER)
         present_keys(sock, door)
-        monitor = sock.get_monitor_socket(_REFUSED)
+        refusals = sock.get_monitor_socket(monitor.REFUSED)
         try:
             sock.connect(door.requests)
             sock.send(msgspec.msgpack.encode(Join(PROTOCOL)))
-            return _answer(sock, monitor, door)
+            return _answer(sock, refusals, door)
         finally:
-            sock.disable_monitor()
-            monitor.close(linger=0)
+            monitor.stop(sock, refusals)
             sock.close(linger=0)
 
 
-def _answer(sock: zmq.Socket[bytes], monitor: zmq.Socket[bytes], door: Address) -> Welcome:
+def _answer(sock: zmq.Socket[bytes], refusals: zmq.Socket[bytes], door: Address) -> Welcome:
     poller = zmq.Poller()
     poller.register(sock, zmq.POLLIN)
-    poller.register(monitor, zmq.POLLIN)
+    poller.register(refusals, zmq.POLLIN)
     while True:
         ready = dict(poller.poll(_PATIENCE_MS))
-        if monitor in ready:
+        if refusals in ready:
             raise Refused(
                 f"{door.requests} does not know this key: set the same FACET_CLUSTER_KEY on all machines"
             )
         if sock in ready:
-            welcome = msgspec.msgpack.decode(sock.recv(), type=Welcome)
-            if welcome.protocol != PROTOCOL:
-                raise Refused("the API server is of another version: install the same one on all machines")
-            return welcome
+            return _read(sock.recv())
         _log.info("waiting for an API server at %s", door.requests)
+
+
+def _read(frame: bytes) -> Welcome:
+    with suppress(msgspec.DecodeError):
+        welcome = msgspec.msgpack.decode(frame, type=Welcome)
+        if welcome.protocol == PROTOCOL:
+            return welcome
+    raise Refused("the API server is of another version: install the same one on all machines")

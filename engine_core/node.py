@@ -17,6 +17,7 @@ import msgspec
 import zmq
 from msgspec.structs import replace
 
+from engine_core import monitor
 from engine_core.config import EngineConfig
 from engine_core.crew import LocalCrew
 from engine_core.keys import ClusterKeys
@@ -29,7 +30,6 @@ from engine_core.remote import (
     NodeHello,
     NodeTask,
     guarded_socket,
-    monitor_events,
     node_name,
 )
 from models.config import read_config
@@ -39,9 +39,8 @@ from worker.channel import RankFailed, RankProgress, RankSays
 
 STOPPED, BROKE, CANNOT_START = 0, 1, 2
 
+_ENDS = {STOP: STOPPED, KILL: BROKE}
 _REDIAL_MS, _SLOWEST_REDIAL_MS = 100, 1000
-_IN, _LOST = zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_DISCONNECTED
-_REFUSED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 
 _log = logging.getLogger(__name__)
 
@@ -72,7 +71,7 @@ class Node:
         self._dealer.setsockopt(zmq.ROUTING_ID, node_name(config.node_rank))
         self._dealer.setsockopt(zmq.RECONNECT_IVL, _REDIAL_MS)
         self._dealer.setsockopt(zmq.RECONNECT_IVL_MAX, _SLOWEST_REDIAL_MS)
-        self._monitor = self._dealer.get_monitor_socket(_IN | _LOST | _REFUSED)
+        self._monitor = self._dealer.get_monitor_socket(monitor.INSIDE | monitor.LOST | monitor.REFUSED)
         self._inside = False
         self._warned = False
 
@@ -81,12 +80,11 @@ class Node:
         try:
             self._dial()
             task = self._wait_for_task()
-            code = STOPPED if task is None else self._work(task)
+            code = task if isinstance(task, int) else self._work(task)
             return code
         finally:
             self._crew.stop(at_once=code != STOPPED)  # ranks hang if others have ended
-            self._dealer.disable_monitor()
-            self._monitor.close(linger=0)
+            monitor.stop(self._dealer, self._monitor)
             self._dealer.close()
             self._context.term()
 
@@ -100,16 +98,16 @@ class Node:
         self._dealer.send(self._encoder.encode(hello))
         _log.info("waiting for the engine at %s:%d", host, port)
 
-    def _wait_for_task(self) -> NodeTask | None:
-        """None if the engine has ended before it said anything."""
+    def _wait_for_task(self) -> NodeTask | int:
+        """Or the exit code, if the engine ends before it has said anything."""
         while not self._engine_left():
             self._wait()
             for frame in self._frames():
-                if frame in (STOP, KILL):
-                    return None
+                if frame in _ENDS:
+                    return _ENDS[frame]
                 return msgspec.msgpack.decode(frame, type=NodeTask)
         _log.error("the engine has gone before it said what to do")
-        return None
+        return BROKE
 
     def _work(self, task: NodeTask) -> int:
         try:
@@ -140,10 +138,8 @@ class Node:
             for rank, said in self._crew.news():
                 self._dealer.send_multipart([b"%d" % rank, said])
             for frame in self._frames():
-                if frame == STOP:
-                    return STOPPED
-                if frame == KILL:
-                    return BROKE
+                if frame in _ENDS:
+                    return _ENDS[frame]
                 self._crew.send(frame)
         _log.error("the engine has gone: its ranks on this machine end")
         return BROKE
@@ -167,13 +163,13 @@ class Node:
 
     def _engine_left(self) -> bool:
         """It was there, and its connection has ended."""
-        for event in monitor_events(self._monitor):
-            if event == _IN:
+        for event, _ in monitor.events(self._monitor):
+            if event == monitor.INSIDE:
                 self._inside = True
                 _log.info("the engine has let this machine in")
-            elif event == _LOST and self._inside:
+            elif event == monitor.LOST and self._inside:
                 return True
-            elif event != _LOST and not self._warned:
+            elif event != monitor.LOST and not self._warned:
                 self._warned = True
                 _log.warning("the engine refuses this machine: is the cluster key the same there?")
         return False

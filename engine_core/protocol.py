@@ -36,6 +36,8 @@ class Welcome(msgspec.Struct, frozen=True, tag=True, gc=False):
     """API servers to which each engine has to connect."""
     replicas: int
     """Engines in all, on all machines."""
+    taken: int
+    """So many of them, the first ones, run beside the servers."""
 
 
 class Add(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):

@@ -47,8 +47,8 @@ class RayCrew(RemoteCrew):
         self._group: Any = None
         self._actors: list[Any] = []
         self._running: list[Any] = []
-        # Ray shows each actor its own device only, whose number there is 0.
-        nodes = {place.rank: [replace(place, local_rank=0)] for place in places}
+        # Ray shows each actor its own device alone, as number 0. Who shares a machine is not known yet.
+        nodes = {place.rank: [replace(place, local_rank=0, local_ranks=1)] for place in places}
         secret, host = secrets.token_hex(32), self._ray.util.get_node_ip_address()
         super().__init__(host, None, ClusterKeys.derive(secret), nodes, report)
         self._config = replace(config, master_addr=host, master_port=self.port, cluster_key=secret)

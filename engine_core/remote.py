@@ -11,7 +11,6 @@ import hashlib
 import logging
 import os
 import socket
-import struct
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -19,6 +18,7 @@ import msgspec
 import zmq
 from msgspec.structs import replace
 
+from engine_core import monitor
 from engine_core.executor import Report
 from engine_core.keys import ClusterKeys
 from worker.channel import RankFailed, RankSays
@@ -27,12 +27,6 @@ from worker.protocol import StepInput
 
 STOP, KILL, PING = b"stop", b"kill", b"ping"
 
-_LOST = zmq.EVENT_DISCONNECTED
-_REFUSED = (
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-)
 _HEARTBEAT_MS, _SILENCE_MS = 500, 3000
 _GATHER_MS = 500
 _LOOK_MS = 10
@@ -102,12 +96,15 @@ class RemoteCrew:
         self._report = report
         self._hellos: dict[int, NodeHello] = {}
         self._gone: set[int] = set()
+        self._refused = False
+        """Who leaves next was not let in."""
+        self._warned = False
         self._encoder = msgspec.msgpack.Encoder()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._router = guarded_socket(self._context, zmq.ROUTER)
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         keys.guard(self._router)
-        self._monitor = self._router.get_monitor_socket(_LOST | _REFUSED)
+        self._monitor = self._router.get_monitor_socket(monitor.LOST | monitor.REFUSED)
         try:
             self.port = _bind(self._router, host, port)
         except OSError:
@@ -174,8 +171,7 @@ class RemoteCrew:
         self._close()
 
     def _close(self) -> None:
-        self._router.disable_monitor()
-        self._monitor.close(linger=0)
+        monitor.stop(self._router, self._monitor)
         self._router.close()
         self._context.term()
 
@@ -225,12 +221,13 @@ class RemoteCrew:
         return []
 
     def _somebody_left(self) -> bool:
-        """Of those who were let in: who was refused is told of right before it leaves."""
-        left = refused = False
-        for event in monitor_events(self._monitor):
-            left |= event == _LOST and not refused
-            refused = event != _LOST
-            if refused:
+        """Of those who were let in."""
+        left = False
+        for event, _ in monitor.events(self._monitor):
+            left |= event == monitor.LOST and not self._refused
+            self._refused = event != monitor.LOST
+            if self._refused and not self._warned:
+                self._warned = True  # they try again many times
                 _log.warning("a connection was refused: is the cluster key the same on all machines?")
         return left
 
@@ -239,18 +236,14 @@ def node_name(node: int) -> bytes:
     return b"node-%d" % node
 
 
-def monitor_events(monitor: zmq.Socket[bytes]) -> Iterator[int]:
-    while monitor.poll(0):
-        head, _endpoint = monitor.recv_multipart()
-        yield struct.unpack_from("=H", head)[0]
-
-
 def _bind(sock: zmq.Socket[bytes], host: str, port: int | None) -> int:
     try:
         sock.bind(f"tcp://{socket.gethostbyname(host)}:{port or '*'}")
     except (OSError, zmq.ZMQError) as error:
+        unknown = isinstance(error, socket.gaierror)  # whose numbers are not those of other errors
+        reason = error.strerror if unknown else os.strerror(error.errno or 0)
         raise OSError(
-            f"cannot listen on {host}:{port or 'any port'} ({os.strerror(error.errno or 0)}): --master-addr "
+            f"cannot listen on {host}:{port or 'any port'} ({reason}): --master-addr "
             "has to be an address of this machine, and --master-port a free port"
         ) from error
     return int(sock.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])

@@ -11,14 +11,14 @@ loop.
 from __future__ import annotations
 
 import logging
-import struct
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator
 from typing import Generic, Literal, TypeVar
 
 import msgspec
 import zmq
 
+from engine_core import monitor
 from engine_core.config import Address
 from engine_core.keys import ClusterKeys
 from engine_core.protocol import PROTOCOL, Answer, Greeting, Hello, Request, Welcome
@@ -91,7 +91,7 @@ class EngineEnd:
         self.push = _socket(context, zmq.PUSH)
         for sock in (dealer, self.push):
             present_keys(sock, address)
-        self.monitor = self.push.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        self.monitor = self.push.get_monitor_socket(monitor.LOST | monitor.INSIDE)
         self.backlog: deque[bytes] = deque()
         self.lost = False
         self._met = False
@@ -125,8 +125,8 @@ class EngineEnd:
 
     def changes(self) -> Iterator[Literal["lost", "back"]]:
         """The server's process ended, or another one took its place."""
-        for event, _ in _events(self.monitor):
-            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+        for event, _ in monitor.events(self.monitor):
+            if event == monitor.INSIDE:
                 back, self.lost, self._met = self.lost, False, True
                 if back:
                     yield "back"
@@ -136,7 +136,7 @@ class EngineEnd:
                 yield "lost"
 
     def close(self) -> None:
-        _stop_monitor(self.push, self.monitor)
+        monitor.stop(self.push, self.monitor)
         self.push.close(linger=_LINGER_MS)
         self.requests.sock.close(linger=0)
 
@@ -153,10 +153,11 @@ class ServerEnd:
         pull = _socket(self._context, zmq.PULL)
         self.greetings = Inbox(router, _greetings)
         self.answers = Inbox(pull, _answers)
-        self.monitor = pull.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self.monitor = pull.get_monitor_socket(monitor.LOST)
         self._engines: dict[int, deque[int]] = {}
         """Connection -> the engine at its other end, and one that came after it and was given its number."""
-        self._connections: Counter[int] = Counter()
+        self._newest: dict[int, int] = {}
+        """Engine -> its connection. What still comes on an older one is void."""
         try:
             self._bind(address)
             if door is not None:
@@ -201,9 +202,10 @@ class ServerEnd:
             connection = int(frame.get(zmq.SRCFD))
             if isinstance(answer, Hello):
                 self._engines.setdefault(connection, deque()).append(answer.engine)
-                self._connections[answer.engine] += 1
-            if self._engines.get(connection):
-                yield self._engines[connection][-1], answer
+                self._newest[answer.engine] = connection
+            engines = self._engines.get(connection)
+            if engines and self._newest[engines[-1]] == connection:
+                yield engines[-1], answer
 
     def left(self) -> list[int]:
         """Connected engines whose processes have ended, or cannot be heard, since the last call.
@@ -211,16 +213,16 @@ class ServerEnd:
         What they had said must have been read before. An engine that is back already is not told of.
         """
         gone: list[int] = []
-        for _, connection in _events(self.monitor):
+        for _, connection in monitor.events(self.monitor):
             if self._engines.get(connection):  # or it was a stranger, who was not let in
                 engine = self._engines[connection].popleft()
-                self._connections[engine] -= 1
-                if not self._connections[engine]:
+                if self._newest.get(engine) == connection and engine not in self._engines[connection]:
+                    del self._newest[engine]
                     gone.append(engine)
         return gone
 
     def close(self) -> None:
-        _stop_monitor(self.answers.sock, self.monitor)
+        monitor.stop(self.answers.sock, self.monitor)
         for inbox in (self.greetings, self.answers):
             inbox.sock.close(linger=0)
         self._context.term()
@@ -257,18 +259,3 @@ def _listen_for_silence(sock: zmq.Socket[bytes], address: Address) -> None:
     sock.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
     sock.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
     sock.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENCE_MS)
-
-
-def _events(monitor: zmq.Socket[bytes]) -> Iterator[tuple[int, int]]:
-    """Each event with the number of its connection."""
-    while True:
-        try:
-            head, _endpoint = monitor.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:
-            return
-        yield struct.unpack_from("=HI", head)
-
-
-def _stop_monitor(sock: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
-    sock.disable_monitor()
-    monitor.close(linger=0)

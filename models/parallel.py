@@ -18,7 +18,7 @@ PADDING = 64
 
 class Collectives(Protocol):
     def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum over all ranks."""
+        """The sum over all ranks, which may be made in `x` itself."""
         ...
 
     def all_gather(self, x: Tensor) -> Tensor:

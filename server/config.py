@@ -16,6 +16,7 @@ import msgspec
 
 from engine_core.config import EngineConfig, Replicas
 from engine_core.secret import check_length, needed
+from server.engine_docs import ENGINE_DOCS, MODEL, SCHEDULER, WORKERS
 from server.options import (
     Doc,
     Option,
@@ -25,142 +26,21 @@ from server.options import (
     from_environment,
     from_file,
     options_of,
-    size,
 )
 from server.peer_flags import FOREIGN
 
 PREFIX = "FACET_"
 
-_MODEL, _MEMORY, _SCHEDULER = "Model", "Device and memory", "Scheduler"
-_WORKERS = "Workers and replicas"
 _TEXT, _ANSWERS, _HTTP, _LOGS = "Tokenizer and chat template", "Answers", "HTTP", "Process and logs"
 
-
-def _max_model_len(text: str) -> int | None:
-    return None if text in ("-1", "auto") else size(text)
-
-
-def _dtype(text: str) -> str:
-    return {"half": "float16", "float": "float32"}.get(text, text)
-
-
 _ANY: list[str] = msgspec.field(default_factory=lambda: ["*"])
-_TASKS = ("generate", "embed", "token_embed", "classify", "token_classify")
-_DTYPES = ("auto", "bfloat16", "float16", "float32")
-
-ENGINE_DOCS = {
-    "model": Doc(_MODEL, "Folder or hub id of the model, or demo for the built-in one. MODEL for short."),
-    "revision": Doc(_MODEL, "Branch, tag or commit of the model on the hub."),
-    "download_dir": Doc(_MODEL, "Where downloads are kept, in place of the hub's usual cache."),
-    "hf_overrides": Doc(_MODEL, "Values to put over those of the model's config.json."),
-    "runner": Doc(
-        _MODEL,
-        "What the model does: generate text, or pool texts to vectors, labels and scores. auto goes by the "
-        "checkpoint. A model that generates also pools, with the same weights.",
-        ("auto", "generate", "pooling", "draft"),
-    ),
-    "convert": Doc(
-        _MODEL,
-        "What to make of a model that was trained for something else; auto goes by the checkpoint.",
-        ("auto", "none", "embed", "classify", "reward"),
-    ),
-    "tasks": Doc(
-        _MODEL,
-        "What to offer, if not all that the model does: " + ", ".join(_TASKS) + ". Commas may divide them.",
-        _TASKS,
-    ),
-    "pooler_config": Doc(
-        _MODEL,
-        "How hidden states become vectors and labels, put over what the model's files say: task, "
-        "pooling_type, seq_pooling_type, tok_pooling_type, use_activation, dimensions, logit_mean, "
-        "logit_sigma, step_tag_id, returned_token_ids.",
-    ),
-    "trust_remote_code": Doc(_MODEL, "Run Python code that comes with the model."),
-    "load_format": Doc(
-        _MODEL, "Form of the weights; dummy makes random ones.", ("auto", "safetensors", "pt", "dummy")
-    ),
-    "model_impl": Doc(
-        _MODEL, "Our own model code, or that of transformers.", ("auto", "facet", "vllm", "transformers")
-    ),
-    "dtype": Doc(_MODEL, "Number format; auto is the checkpoint's. Also: half, float.", _DTYPES, read=_dtype),
-    "quantization": Doc(
-        _MODEL,
-        "What the weights of linear layers become when they are loaded, on the CPU: int8 or int4 weights, or "
-        "int8 weights and inputs (int8-dynamic).",
-        ("int8", "int8-dynamic", "int4"),
-        short="-q",
-    ),
-    "max_model_len": Doc(
-        _MODEL,
-        "Longest prompt plus output, in tokens; 32k and 1M work. Not given, -1 or auto: what the model and "
-        "the memory allow.",
-        least=1,
-        read=_max_model_len,
-    ),
-    "seed": Doc(_MODEL, "Seed of everything random at start, such as dummy weights."),
-    "device": Doc(_MEMORY, "Where to run; auto takes CUDA if it is there.", ("auto", "cpu", "cuda")),
-    "cpu_threads": Doc(
-        _MEMORY,
-        "Threads of a forward pass on the CPU, in each worker; default: all cores allowed, shared among the "
-        "machine's workers.",
-        least=1,
-    ),
-    "gpu_memory_utilization": Doc(_MEMORY, "Share of the device's memory to use.", least=0.01, most=1),
-    "kv_cache_memory_bytes": Doc(
-        _MEMORY, "Size of the KV cache, in place of a share; 4G and 800m work.", least=1, read=size
-    ),
-    "block_size": Doc(
-        _MEMORY, "Tokens in a block of the KV cache; default: 64 on CUDA, 32 on the CPU.", least=1
-    ),
-    "num_gpu_blocks_override": Doc(_MEMORY, "Blocks of the KV cache, in place of what fits.", least=1),
-    "tensor_parallel_size": Doc(
-        _WORKERS, "Workers that share every layer of the model.", least=1, short="-tp"
-    ),
-    "pipeline_parallel_size": Doc(
-        _WORKERS,
-        "Runs of layers into which the model is cut, each with workers of its own.",
-        least=1,
-        short="-pp",
-    ),
-    "distributed_executor_backend": Doc(
-        _WORKERS,
-        "How workers run: in the engine's process (uni), in processes of their own (mp), or placed over the "
-        "machines of a Ray cluster (ray). Default: uni for one worker, mp for more.",
-        ("uni", "mp", "ray"),
-    ),
-    "nnodes": Doc(_WORKERS, "Machines over which one model is spread, without Ray.", least=1),
-    "node_rank": Doc(_WORKERS, "Which of those this one is; all but 0 are started with --headless.", least=0),
-    "master_addr": Doc(_WORKERS, "Address of the machine with --node-rank 0, as the others reach it."),
-    "master_port": Doc(
-        _WORKERS, "Port there, for the workers to join; the next one is theirs too.", least=1, most=65534
-    ),
-    "cluster_key": Doc(
-        _WORKERS,
-        "A secret, the same on all machines, without which none may join: best set as a variable, which no "
-        "list of processes shows. Any long random text.",
-    ),
-    "max_num_seqs": Doc(_SCHEDULER, "Most sequences in a step; default: from the device.", least=1),
-    "max_num_batched_tokens": Doc(_SCHEDULER, "Most tokens in a step; default: from the device.", least=1),
-    "max_num_queued_reqs": Doc(
-        _SCHEDULER, "Waiting requests beyond which new ones get 503 and Retry-After (default: 8192).", least=0
-    ),
-    "enable_prefix_caching": Doc(_SCHEDULER, "Keep what was computed for prompts that begin alike."),
-    "enable_chunked_prefill": Doc(_SCHEDULER, "Read long prompts in pieces, between the steps of others."),
-    "long_prefill_token_threshold": Doc(
-        _SCHEDULER, "Most prompt tokens of one sequence in a step while others run; 0 is no bound.", least=0
-    ),
-    "scheduling_policy": Doc(_SCHEDULER, "Order of requests.", ("fcfs", "priority")),
-    "steps_ahead": Doc(
-        _SCHEDULER, "Steps planned while one runs; --no-async-scheduling is 0.", least=0, most=4
-    ),
-}
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     engine: EngineConfig
 
     served_model_name: Annotated[
-        list[str], Doc(_MODEL, "Names that clients may use for the model; answers carry the first.")
+        list[str], Doc(MODEL, "Names that clients may use for the model; answers carry the first.")
     ] = []
     tokenizer: Annotated[str | None, Doc(_TEXT, "Folder or hub id of the tokenizer, if not the model's.")] = (
         None
@@ -229,30 +109,28 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     disable_fastapi_docs: Annotated[bool, Doc(_HTTP, "No /docs, /redoc and /openapi.json.")] = False
 
     data_parallel_size: Annotated[
-        int, Doc(_WORKERS, "Replicas of the model, among which requests are spread.", least=1, short="-dp")
+        int, Doc(WORKERS, "Replicas of the model, among which requests are spread.", least=1, short="-dp")
     ] = 1
     data_parallel_size_local: Annotated[
         int | None,
         Doc(
-            _WORKERS,
+            WORKERS,
             "How many of the replicas run on this machine; default: all that no other does.",
             least=0,
         ),
     ] = None
     data_parallel_start_rank: Annotated[
-        int, Doc(_WORKERS, "With --headless: the number of this machine's first replica.", least=0)
+        int, Doc(WORKERS, "With --headless: the number of this machine's first replica.", least=0)
     ] = 0
     data_parallel_address: Annotated[
-        str, Doc(_WORKERS, "Address of the machine with the API, as replicas on others reach it.")
+        str, Doc(WORKERS, "Address of the machine with the API, as replicas on others reach it.")
     ] = "127.0.0.1"
     data_parallel_rpc_port: Annotated[
         int,
-        Doc(
-            _WORKERS, "Port there, for those replicas; each API process takes two more.", least=1, most=65000
-        ),
+        Doc(WORKERS, "Port there, for those replicas; each API process takes two more.", least=1, most=65000),
     ] = 29550
     headless: Annotated[
-        bool, Doc(_WORKERS, "No API here: only workers (--nnodes) or replicas for another machine's API.")
+        bool, Doc(WORKERS, "No API here: only workers (--nnodes) or replicas for another machine's API.")
     ] = False
 
     api_server_count: Annotated[
@@ -303,7 +181,7 @@ class _Shorthands(msgspec.Struct, frozen=True):
     """Options that stand for others."""
 
     async_scheduling: Annotated[
-        bool | None, Doc(_SCHEDULER, "Plan a step while another runs; the same as --steps-ahead 1, or 0.")
+        bool | None, Doc(SCHEDULER, "Plan a step while another runs; the same as --steps-ahead 1, or 0.")
     ] = None
 
 

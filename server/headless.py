@@ -39,6 +39,11 @@ def _launch(config: ServerConfig) -> Fleet:
             f"the API server at {replicas.address} expects --data-parallel-size {welcome.replicas}, and here "
             f"it is {replicas.size}: give the same on all machines"
         )
+    if replicas.first < welcome.taken:
+        raise Refused(
+            f"--data-parallel-start-rank {replicas.first}: the first {welcome.taken} replicas run beside the "
+            f"API server at {replicas.address}; give {welcome.taken} or more"
+        )
     numbers = ", ".join(map(str, replicas.local))
     _log.info("runs replica %s of %d, for the API at %s", numbers, replicas.size, replicas.address)
     return launch(

@@ -193,8 +193,8 @@ def _find_device(config: WorkerConfig) -> Device:
         case "auto" | "cuda" if torch.cuda.is_available():
             if config.quantization is not None:
                 raise ValueError(
-                    f"--quantization {config.quantization} is for the CPU: pass --device cpu, or leave it out to "
-                    "serve the weights as they are on CUDA"
+                    f"--quantization {config.quantization} is for the CPU: pass --device cpu, or leave it "
+                    "out to serve the weights as they are on CUDA"
                 )
             return Cuda(place.local_rank)
         case "auto" | "cpu":

@@ -63,7 +63,9 @@ def generation(llm: LLM, given: argparse.Namespace) -> Iterator[Generation]:
         _seconds(generate(texts, 2), 1)
         prefill = _seconds(generate(texts, 1), given.runs)
         steps = given.output_len - 1
-        decode = max(_seconds(generate(texts, given.output_len), given.runs) - prefill, 1e-9)
+        decode = _seconds(generate(texts, given.output_len), given.runs) - prefill
+        if decode <= 0:
+            raise BenchError("this machine is too busy to be measured: stop what else runs, or raise --runs")
         yield Generation(
             concurrency=count,
             input_len=given.input_len,

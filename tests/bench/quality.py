@@ -1,11 +1,11 @@
-"""What quantization costs in quality: a model quantized and as it is, on the same texts, as a table in Markdown.
+"""What quantization costs in quality: a model quantized and as it is, on the same texts; tables in Markdown.
 
     python tests/bench/quality.py FOLDER
 
 Everything is compared with the unquantized model in float32. Of a model that generates: the relative error of
-its logits and the largest, the divergence (KL) of the next token's distribution in nats, and how often the most
-probable token is the same, at every position of the texts. Of a model that embeds: one minus the cosine of the
-vectors, in the mean and at worst.
+its logits and the largest, the divergence (KL) of the next token's distribution in nats, and how often the
+most probable token is the same, at every position of the texts. Of a model that embeds: one minus the cosine
+of the vectors, in the mean and at worst.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from worker.kernels.cpu import open_kernels
 from worker.kernels.quantized import SCHEMES
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-from drive import Driver, load_ranks  # noqa: E402
+from drive import Driver, load_ranks
 
 _TEXTS = ("general.txt", "small_talk.txt")
 _LENGTH, _COUNT = 256, 16

@@ -181,7 +181,7 @@ async def test_many_requests_travel_in_few_frames(
 ) -> None:
     client, script = pair
     await submit(client, script)  # the way to the engine is known
-    monkeypatch.setattr("engine_core.client._TOKENS_IN_FRAME", 10)
+    monkeypatch.setattr("engine_core.dispatch._TOKENS_IN_FRAME", 10)
     params = Pooling(task="embed")
     prompts = [[1] * 4, [2] * 6, [3] * 30, [4]]
     streams = client.submit_many([(prompt, params) for prompt in prompts], priority=2, salt="s")
@@ -213,7 +213,7 @@ async def test_a_frame_that_is_too_large_fails_its_own_requests(
     client, script = pair
     await submit(client, script)
     monkeypatch.setattr("engine_core.transport.MAX_REQUEST_BYTES", 1000)
-    monkeypatch.setattr("engine_core.client._TOKENS_IN_FRAME", 10)
+    monkeypatch.setattr("engine_core.dispatch._TOKENS_IN_FRAME", 10)
     params = Pooling(task="embed")
     large, small = client.submit_many([([1] * 2000, params), ([1], params)])
     async with asyncio.timeout(5):
@@ -412,6 +412,37 @@ async def test_a_replica_that_is_back_before_its_end_is_noticed_has_lost_its_req
     assert both.state(0) == "works"
 
 
+async def test_of_two_with_one_number_only_the_later_is_heard(two: Two) -> None:
+    client, first, _, both = two
+    later = await both.start(0, max_num_seqs=3)
+    await both.until(lambda: client.ready is not None and client.ready.max_num_seqs == 7)
+    stream = client.submit([1], PARAMS, replica=0)
+    first.answer(stream, 6, finish="stop")
+    first.say(Dead("by mistake"))
+    await asyncio.sleep(0.05)  # in which it would be heard
+    later.answer(stream, 5, finish="length")
+    async with asyncio.timeout(5):
+        assert [output async for output in stream] == [Tokens(id=stream.id, tokens=[5], finish="length")]
+    both.end(later)
+    await both.until(lambda: both.state(0) == "the engine process has ended")
+
+
+async def test_what_a_replica_could_not_begin_in_its_last_seconds_goes_on(two: Two) -> None:
+    client, first, second, _ = two
+    client.submit([2] * 200, PARAMS, replica=1)
+    waiting, begun = client.submit([1], PARAMS), client.submit([1], PARAMS)
+    (vector,) = client.submit_many([([4], Pooling(task="embed"))])
+    await first.heard(3)
+    first.answer(begun, 3)
+    ended = [Tokens(id=stream.id, tokens=[], finish="abort") for stream in (waiting, begun)]
+    first.say(Leaving(), Outputs([*ended, Failed(vector.id, 503, "the request was ended")]))
+    moved = await second.heard(3)
+    assert moved[1:] == [Add(waiting.id, [1], PARAMS), AddMany([Add(vector.id, [4], Pooling(task="embed"))])]
+    async with asyncio.timeout(5):
+        last = [output async for output in begun][-1]
+    assert isinstance(last, Tokens) and last.finish == "abort"
+
+
 async def test_a_replica_that_leaves_gets_nothing_new_and_what_it_refuses_goes_on(two: Two) -> None:
     client, first, second, both = two
     client.submit([2] * 200, PARAMS, replica=1)
@@ -549,7 +580,7 @@ async def test_a_machine_is_told_what_it_has_to_know(address: Address) -> None:
     layout = over_network(free_ports(4))
     both = Replicated(address, layout, servers=2)
     welcome = await asyncio.to_thread(join, layout.door(0))
-    assert (welcome.servers, welcome.replicas) == (2, 2)
+    assert (welcome.servers, welcome.replicas, welcome.taken) == (2, 2, 1)
     with pytest.raises(Refused, match="FACET_CLUSTER_KEY"):
         await asyncio.to_thread(join, msgspec.structs.replace(layout.door(0), secret="not the same one"))
     both.close()

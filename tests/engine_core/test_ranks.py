@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from fake_rank import FELT
 from fake_worker import BREAKS_STEP, KILLS_PROCESS, LOSES_DEVICE, facts, reference
+from msgspec.structs import replace
 from sizes import worker_config
 
 from engine_core.config import EngineConfig
@@ -96,6 +97,14 @@ def test_each_rank_is_told_its_place(make: Callable[..., RanksExecutor], tmp_pat
     ]
 
 
+def test_what_ranks_hold_is_told_as_one_sum(make: Callable[..., RanksExecutor]) -> None:
+    executor = make(tensor=2, pipeline=2)
+    for number, rank in enumerate(executor._ranks.values()):  # pyright: ignore[reportPrivateUsage]
+        rank.facts = replace(facts(num_blocks=number), weight_bytes=10**number, kv_bytes=2 * 10**number)
+    told = executor._facts()  # pyright: ignore[reportPrivateUsage]
+    assert (told.num_blocks, told.weight_bytes, told.kv_bytes) == (2, 1111, 2222)
+
+
 def test_progress_is_that_of_the_last_rank(make: Callable[..., RanksExecutor]) -> None:
     told: Told = []
     make(told, tensor=3).start()
@@ -105,6 +114,16 @@ def test_progress_is_that_of_the_last_rank(make: Callable[..., RanksExecutor]) -
     advance = [(order.index(stage), fraction) for stage, fraction, _ in told]
     assert advance == sorted(advance)
     assert any("is behind" in detail for _, _, detail in told)
+
+
+def test_their_meeting_place_goes_with_the_run_whatever_becomes_of_the_engine(tmp_path: Path) -> None:
+    """It lies in the run's folder, which the engine's parent clears away."""
+    crew = LocalCrew(lay_out(EngineConfig(model="", tensor_parallel_size=2)), "fake_rank", str(tmp_path))
+    crew.start(worker_config(folder=str(tmp_path)), "critical")
+    (meeting,) = tmp_path.glob("facet-*")
+    assert stat.S_IMODE(meeting.stat().st_mode) == 0o700
+    crew.stop(at_once=True)
+    assert not meeting.exists()
 
 
 def test_a_step_larger_than_the_pipe_does_not_block_whoever_submits_it(

@@ -169,6 +169,16 @@ def test_a_machine_that_is_lost_in_a_step_is_named(cluster: Cluster) -> None:
     assert_gone(rank)
 
 
+def test_an_engine_that_is_lost_before_it_begins_is_told(cluster: Cluster) -> None:
+    node = cluster.join()
+    assert node.stderr is not None
+    while "has let this machine in" not in (line := node.stderr.readline()):
+        assert line, "the node has ended"
+    cluster.vanish()
+    assert node.wait(5) == 1
+    assert "the engine has gone before it said what to do" in node.stderr.read()
+
+
 def test_an_engine_that_is_lost_ends_its_ranks_elsewhere(cluster: Cluster) -> None:
     node = cluster.start()
     rank = int((cluster.there / "pid-1").read_text())
@@ -213,6 +223,12 @@ def test_a_node_that_leaves_before_it_is_needed_can_come_again(cluster: Cluster)
 
 def test_a_port_that_is_taken_is_named(cluster: Cluster) -> None:
     with pytest.raises(OSError, match=r"cannot listen on 127\.0\.0\.2:\d+ \(Address already in use\)"):
+        cluster._executor()  # pyright: ignore[reportPrivateUsage]
+
+
+def test_an_address_that_nobody_has_is_named(cluster: Cluster) -> None:
+    cluster.config = replace(cluster.config, master_addr="no.such.host.invalid")
+    with pytest.raises(OSError, match=r"cannot listen on no\.such\.host\.invalid:\d+ \(\D+\): --master-addr"):
         cluster._executor()  # pyright: ignore[reportPrivateUsage]
 
 

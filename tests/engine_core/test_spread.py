@@ -1,43 +1,49 @@
-"""A real model spread over ranks: the same texts and vectors as from one worker, through a whole engine."""
+"""A real model spread over ranks: the same texts and vectors as from one worker, through a whole engine.
+
+Every family and layout is compared in tests/worker/test_ranks.py; here it is the processes that count.
+"""
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 
 import msgspec
 import numpy as np
 import pytest
 from msgspec.structs import replace
+from ports import free_ports
+from tiny import tiny_checkpoint
 
 from engine_core.config import EngineConfig
 from engine_core.engine import Engine
 from engine_core.protocol import Add, Pooled, Tokens
 from worker.protocol import Pooling, Sampling
 
-PROMPTS = [[5 + n, 17, 33, 8, 40 + 3 * n] * (3 + 5 * n) for n in range(3)]
+PROMPTS = [[5 + n, 17, 33, 8, 40 + 3 * n] * (2 + 3 * n) for n in range(3)]
 
 Answers = tuple[list[list[int]], list[np.ndarray]]
 """Texts and vectors, of each prompt."""
 
-CONFIG = EngineConfig(
-    model="demo",
-    dtype="float32",
-    cpu_threads=1,
-    max_num_seqs=8,
-    max_num_batched_tokens=48,
-    num_gpu_blocks_override=8,
-    max_model_len=128,
-)
-"""Tight: prompts are cut, and not all that run can stay."""
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
+    """Tight: prompts are cut, and not all that run can stay."""
+    return EngineConfig(
+        model=str(tiny_checkpoint("LlamaForCausalLM", tmp_path_factory.mktemp("llama"))),
+        cpu_threads=1,
+        block_size=8,
+        max_num_seqs=8,
+        max_num_batched_tokens=32,
+        num_gpu_blocks_override=9,
+        max_model_len=64,
+    )
 
 
 @pytest.fixture(scope="module")
-def alone() -> Answers:
-    return answers(CONFIG)
+def alone(config: EngineConfig) -> Answers:
+    return answers(config)
 
 
 def answers(config: EngineConfig) -> Answers:
@@ -45,7 +51,7 @@ def answers(config: EngineConfig) -> Answers:
     try:
         texts, vectors = {}, {}
         for id, prompt in enumerate(PROMPTS * 2):  # the second time, beginnings are cached
-            engine.add(0, Add(id=id, tokens=prompt, params=Sampling(max_tokens=12)))
+            engine.add(0, Add(id=id, tokens=prompt, params=Sampling(max_tokens=16)))
             engine.add(1, Add(id=id, tokens=prompt, params=Pooling(task="embed")))
         while engine.busy:
             for outputs in engine.step().values():
@@ -55,6 +61,7 @@ def answers(config: EngineConfig) -> Answers:
                     else:
                         assert isinstance(output, Tokens)
                         texts.setdefault(output.id, []).extend(output.tokens)
+        assert engine.stats().preemptions and engine.stats().prefix_hits
         return [texts[id] for id in range(6)], [vectors[id] for id in range(6)]
     finally:
         engine.stop()
@@ -66,30 +73,23 @@ def assert_equal(spread: Answers, alone: Answers) -> None:
         np.testing.assert_allclose(vector, expected, atol=1e-5)
 
 
-def test_ranks_on_one_machine(alone: Answers) -> None:
-    assert_equal(answers(replace(CONFIG, tensor_parallel_size=2, pipeline_parallel_size=2)), alone)
+def test_ranks_on_one_machine(config: EngineConfig, alone: Answers) -> None:
+    assert_equal(answers(replace(config, tensor_parallel_size=2)), alone)
 
 
-def test_ranks_on_two_machines(alone: Answers, node: Callable[[EngineConfig], None]) -> None:
-    config = replace(
-        CONFIG,
+def test_ranks_on_two_machines(
+    config: EngineConfig, alone: Answers, node: Callable[[EngineConfig], None]
+) -> None:
+    spread = replace(
+        config,
         pipeline_parallel_size=2,
         nnodes=2,
         master_addr="127.0.0.2",
-        master_port=free_ports(),
+        master_port=free_ports(2, "127.0.0.2"),
         cluster_key="k" * 32,
     )
-    node(config)
-    assert_equal(answers(config), alone)
-
-
-def free_ports() -> int:
-    """The first of two."""
-    for port in range(29501, 65000, 2):
-        first, second = ("127.0.0.2", port), ("127.0.0.2", port + 1)
-        with suppress(OSError), socket.create_server(first), socket.create_server(second):
-            return port
-    raise RuntimeError("no two ports are free")
+    node(spread)
+    assert_equal(answers(spread), alone)
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from engine_core.config import EngineConfig
-from server.config import ENGINE_DOCS, OPTIONS, ServerConfig, parse
+from server.config import OPTIONS, ServerConfig, parse
+from server.engine_docs import ENGINE_DOCS
 from server.options import OptionError, size
 from server.peer_flags import FOREIGN
 

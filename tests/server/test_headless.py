@@ -13,16 +13,25 @@ from server.config import parse
 KEY = ["--cluster-key", "a secret of sixteen characters or more", "--headless"]
 
 
-def test_machines_must_agree_on_the_number_of_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("size", "first", "reason"),
+    [
+        (2, 1, r"expects --data-parallel-size 4, and here it is 2"),
+        (4, 1, r"--data-parallel-start-rank 1: the first 2 replicas run beside .*; give 2 or more"),
+    ],
+)
+def test_machines_must_agree_on_the_numbers_of_replicas(
+    size: int, first: int, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[Address] = []
 
     def join(door: Address) -> Welcome:
         asked.append(door)
-        return Welcome(PROTOCOL, servers=1, replicas=4)
+        return Welcome(PROTOCOL, servers=1, replicas=4, taken=2)
 
     monkeypatch.setattr(headless, "join", join)
-    config = parse(["-dp", "2", "--data-parallel-start-rank", "1", *KEY], {})
-    with pytest.raises(Refused, match=r"expects --data-parallel-size 4, and here it is 2"):
+    config = parse(["-dp", str(size), "--data-parallel-start-rank", str(first), *KEY], {})
+    with pytest.raises(Refused, match=reason):
         headless.run(config)
     assert [door.requests for door in asked] == ["tcp://127.0.0.1:29550"]
 

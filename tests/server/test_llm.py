@@ -102,3 +102,21 @@ def test_texts_that_cannot_be_pooled(llm: LLM):
 def test_options_are_checked():
     with pytest.raises(TypeError, match="max_model_length"):
         LLM("demo", max_model_length=10)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int8-dynamic", "int4"])
+def test_quantized_models_generate_and_embed(llm: LLM, quantization: str):
+    prompt = "The capital of France is"
+    (expected,) = llm.embed(prompt, use_tqdm=False)
+    options = {"dtype": "float32", "kv_cache_memory_bytes": 64 << 20, "cpu_threads": 1}
+    with LLM("demo", quantization=quantization, **options) as small:
+        (answer,) = small.generate(prompt, GREEDY, use_tqdm=False)
+        assert "Paris" in answer.outputs[0].text
+        (found,) = small.embed(prompt, use_tqdm=False)
+    near = np.dot(found.outputs.embedding, expected.outputs.embedding)
+    assert (0.97 if quantization == "int4" else 0.999) < near < 1 - 1e-7
+
+
+def test_quantization_must_be_known():
+    with pytest.raises(ValueError, match="--quantization 'fp8': choose one of int8, int8-dynamic, int4"):
+        LLM("demo", quantization="fp8")

@@ -21,6 +21,7 @@ from models.config import read_config
 from models.ops import reference
 from worker import runner as runner_module
 from worker.device import Cpu, Fetch
+from worker.kernels.replay import Forward
 from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, StepInput
 from worker.runner import Runner
 
@@ -40,6 +41,9 @@ class Meta(Cpu):
     def mirrored(self, words: int) -> tuple[Tensor, Tensor]:
         there = torch.empty(words, dtype=torch.int32, device=self.target)
         return torch.empty(words, dtype=torch.int32), there
+
+    def quickened(self, forward: Forward, blocks: int) -> Forward:
+        return forward
 
     def fetch(self, values: Tensor) -> Fetch:
         assert values.device == self.target

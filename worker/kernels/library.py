@@ -2,8 +2,8 @@
 
 The sources in `csrc/` are compiled for each `Level` of processor, with that level's instructions; a wheel may
 carry the results in `built/`. Where it does not, a C compiler makes the one that this machine needs at first
-use, in a second or two, and a cache folder keeps it. Its name holds a digest of sources and flags, so that a
-stale one is never found.
+use, in two or three seconds, and a cache folder keeps it. Its name holds a digest of sources and flags, so
+that a stale one is never found.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import platform
 import shutil
 import subprocess
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from worker.host import usable_cores
 
 SOURCES = Path(__file__).parent / "csrc"
 BUILT = Path(__file__).parent / "built"
@@ -55,8 +56,9 @@ LEVELS = (
 # infinite, and NaN must be seen. Without contraction a number is rounded where the source says so.
 _FLAGS = (
     *("-O3", "-std=gnu11", "-fno-math-errno", "-ffp-contract=off"),
-    *("-pthread", "-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-Bsymbolic"),
+    *("-pthread", "-fPIC", "-fvisibility=hidden"),
 )
+_LINK_FLAGS = ("-pthread", "-shared", "-Wl,-Bsymbolic")
 
 
 class BuildError(RuntimeError):
@@ -67,29 +69,13 @@ Listener = Callable[[str, int | None, Sequence[Any], Sequence[Any]], None]
 """Is told of a call: the kernel, the address of its entry for `replay`, types of arguments, arguments."""
 
 
-class _Here(threading.local):
-    listener: Listener | None = None
-
-
-_here = _Here()
-
-
-@contextmanager
-def told(listener: Listener) -> Iterator[None]:
-    """The listener is told of all calls that this thread makes."""
-    _here.listener = listener
-    try:
-        yield
-    finally:
-        _here.listener = None
-
-
 class Library:
     """A level's kernels, in this process."""
 
     def __init__(self, level: Level, path: Path) -> None:
         self.level = level
         self.path = path
+        self._listener: Listener | None = None
         self._long = ctypes.CDLL(str(path))
         self._quick = ctypes.PyDLL(str(path))
 
@@ -103,11 +89,20 @@ class Library:
         entry = self._entry(name)
 
         def call(*given: Any) -> Any:
-            if _here.listener is not None:
-                _here.listener(name, entry, arguments, given)
+            if self._listener is not None:
+                self._listener(name, entry, arguments, given)
             return function(*given)
 
         return call
+
+    @contextmanager
+    def told_to(self, listener: Listener) -> Iterator[None]:
+        """All calls that are made meanwhile."""
+        self._listener = listener
+        try:
+            yield
+        finally:
+            self._listener = None
 
     def _entry(self, name: str) -> int | None:
         """Of the kernel that takes its arguments as words, if there is one."""
@@ -153,14 +148,27 @@ def build(level: Level, folder: Path) -> Path:
         raise BuildError("there is no C compiler (cc)")
     folder.mkdir(parents=True, exist_ok=True)
     # In a folder of its own, and then moved: another process may be doing the same.
-    with tempfile.TemporaryDirectory(dir=folder, prefix="build-") as scratch:
+    with (
+        tempfile.TemporaryDirectory(dir=folder, prefix="build-") as scratch,
+        ThreadPoolExecutor(usable_cores()) as pool,
+    ):
+
+        def compiled(source: Path) -> str:
+            result = str(Path(scratch) / f"{source.stem}.o")
+            _run([compiler, *_FLAGS, *level.flags, "-c", str(source), "-o", result])
+            return result
+
+        objects = list(pool.map(compiled, _sources("*.c")))
         result = Path(scratch) / "library.so"
-        command = [compiler, *_FLAGS, *level.flags, *map(str, _sources("*.c")), "-o", str(result), "-lm"]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=scratch, check=False)
-        if done.returncode:
-            first = next(iter(done.stderr.splitlines()), f"exit code {done.returncode}")
-            raise BuildError(f"{compiler} could not compile the kernels: {first}")
+        _run([compiler, *_LINK_FLAGS, *objects, "-o", str(result), "-lm"])
         return result.replace(folder / _file_name(level))
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        first = next(iter(done.stderr.splitlines()), f"exit code {done.returncode}")
+        raise BuildError(f"{command[0]} could not compile the kernels: {first}")
 
 
 def build_all(folder: Path) -> list[Path]:
@@ -170,7 +178,7 @@ def build_all(folder: Path) -> list[Path]:
 
 
 def _file_name(level: Level) -> str:
-    digest = hashlib.sha256(" ".join((*_FLAGS, *level.flags)).encode())
+    digest = hashlib.sha256(" ".join((*_FLAGS, *_LINK_FLAGS, *level.flags)).encode())
     for source in _sources("*.[ch]"):
         digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
     return f"kernels-{level.name}-{digest.hexdigest()[:16]}.so"

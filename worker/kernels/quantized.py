@@ -22,7 +22,7 @@ class Scheme:
     bits: int
     """Of an element."""
     group: int
-    """So many inputs of a row have one scale: of the matrix, and of what it is multiplied with."""
+    """So many inputs of a row have one scale, in the matrix and in what it is multiplied with."""
     input_bits: int
     """16: nothing is lost that could be measured. 8: takes half the time in large batches."""
     largest: tuple[float, ...]
@@ -39,7 +39,7 @@ SCHEMES: Mapping[str, Scheme] = {
 }
 
 HEAD = SCHEMES["int8"]
-"""Of matrices whose results are wanted in float32, in every mode: an LM head decides between near neighbours."""
+"""Of matrices whose results are wanted in float32, in every mode: LM heads decide between near neighbours."""
 
 _ELEMENTS = 1 << 20
 """That are made of floats, or made into them, at a time: more would not stay in the caches."""
@@ -80,7 +80,7 @@ def round_inputs(x: Tensor, scheme: Scheme) -> Tensor:
 
 
 class Quantized(nn.Parameter):
-    """A matrix as these operations hold it: in each row its numbers, of 4 bits two in a byte, then its scales."""
+    """A matrix as these operations hold it: in each row its numbers, of 4 bits two in a byte, then scales."""
 
     scheme: Scheme
     inputs: int
@@ -142,8 +142,8 @@ def describe_savings(name: str, parameters: Iterable[Tensor]) -> str:
         after += parameter.nbytes
     if not found:
         raise ValueError(
-            f"--quantization {name} is for the linear layers of our own model code, and this model runs on that "
-            "of transformers: leave the option out"
+            f"--quantization {name} is for the linear layers of our own model code, and this model runs on "
+            "that of transformers: leave the option out"
         )
     return f"quantization {name}: {before / 2**20:.0f} MiB of weights became {after / 2**20:.0f} MiB"
 

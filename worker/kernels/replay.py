@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from models.context import ForwardContext, context, use_context
-from worker.kernels.library import FLOAT, LONG, POINTER, Library, told
+from worker.kernels.library import FLOAT, LONG, POINTER, Library
 from worker.kernels.memory import huge_pages
 
 logger = logging.getLogger(__name__)
@@ -58,6 +58,7 @@ class Replayed:
     def __init__(self, forward: Forward, library: Library, blocks: int) -> None:
         """`blocks`: of the cache that a sequence may have."""
         self._forward = forward
+        self._library = library
         self._replay = library.function("replay", POINTER, LONG)
         self._inputs = _Inputs(blocks)
         self._results = huge_pages(_RESULT_BYTES)  # all recordings share them: one runs at a time
@@ -76,7 +77,7 @@ class Replayed:
     def _record(self, step: ForwardContext) -> Tensor:
         ids, inputs = self._inputs.of(step)
         tape = _Tape(self._results)
-        with use_context(inputs), told(tape.call), tape:
+        with use_context(inputs), self._library.told_to(tape.call), tape:
             hidden = self._forward(ids, inputs.positions, None)
         if tape.spoilt:
             self._most_rows = len(ids) - 1
@@ -159,7 +160,7 @@ class _Operation:
 
 
 class _Tape(TorchDispatchMode):
-    """Writes down what this thread calls, of kernels and of torch."""
+    """Writes down the calls of a forward pass, of kernels and of torch."""
 
     def __init__(self, memory: Tensor) -> None:
         """`memory`: for what kernels write."""

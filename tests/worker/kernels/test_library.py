@@ -18,10 +18,13 @@ FAKE = Level("fake", (), ())
 
 @pytest.fixture
 def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A library of one function, and no folder of the wheel's."""
+    """A library of two files that offers one function, and no folder of the wheel's."""
     folder = tmp_path / "csrc"
     folder.mkdir()
-    (folder / "three.c").write_text('__attribute__((visibility("default"))) int three(void) { return 3; }')
+    (folder / "two.c").write_text("int two(void) { return 2; }")
+    (folder / "three.c").write_text(
+        'int two(void); __attribute__((visibility("default"))) int three(void) { return two() + 1; }'
+    )
     monkeypatch.setattr(library, "SOURCES", folder)
     monkeypatch.setattr(library, "BUILT", tmp_path / "built")
     return folder

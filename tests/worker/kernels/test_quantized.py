@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from models.layers.linear import frozen
 from models.ops import reference
-from worker.kernels import linear, quantized
+from worker.kernels import check, linear, quantized
 from worker.kernels.cpu import Table
 from worker.kernels.quantized import HEAD, SCHEMES, Quantized, describe_savings, find_scheme, quantize, widen
 
@@ -203,7 +203,7 @@ def test_memory_is_saved(table: Table, plain: Table, name: str) -> None:
 
 
 def test_a_model_without_our_layers_is_refused() -> None:
-    with pytest.raises(ValueError, match="--quantization int8 is for .* leave the option out"):
+    with pytest.raises(ValueError, match="leave the option out"):
         describe_savings("int8", [nn.Parameter(torch.empty(3))])
 
 
@@ -217,6 +217,13 @@ def test_float16_is_computed_by_torch(table: Table, name: str) -> None:
     gated = table["gated_linear"](x, table["pack"](weight, gated=True), bias, "silu")
     expected = reference.gated_linear(x.float(), weight.float(), bias.float(), "silu")
     assert relative_error(gated.float(), expected) < 2 * ERRORS[name]
+
+
+def test_the_check_at_start_tells_schemes_apart(table: Table, plain: Table, name: str) -> None:
+    assert check.wrong(table, plain) == []
+    for other in SCHEMES.keys() - {name}:
+        found = check.wrong(table, quantized.table(SCHEMES[other]))
+        assert found == ["gated_linear", "linear"] or {name, other} == {"int8", "int8-dynamic"}
 
 
 def test_an_unknown_scheme_names_the_known() -> None:

@@ -18,7 +18,8 @@ typedef struct {
 INLINE group round_group(const float *x, bf16 scale, const weights *w) {
     group to = {.scale = scale};
     float half = (float)(1 << (w->bits - 1));
-    vec step = vec_all(widen(scale)), divisor = (scale & 0x7fff) ? step : vec_all(1.0f), error = vec_zero();  // or it is 0
+    int all_zero = (scale & 0x7fff) == 0;
+    vec step = vec_all(widen(scale)), divisor = all_zero ? vec_all(1.0f) : step, error = vec_zero();
     for (long i = 0; i < w->group; i += LANES) {
         vec v = vec_load(x + i, FLOAT32), whole = vec_round(vec_div(v, divisor));
         whole = vec_max(vec_all(-half), vec_min(vec_all(half - 1), whole));
@@ -57,7 +58,7 @@ static void pack_group(const packing *p, uint8_t *to, long panel, long number) {
         long row = row_at(w, panel, column);
         group g = {.scale = 0};
         if (row < w->outputs)
-            g = quantize(p, p->from + (row * w->inputs + start) * width_of(w->kind), least(w->group, w->inputs - start));
+            g = quantize(p, at(p->from, row * w->inputs + start, w->kind), least(w->group, w->inputs - start));
         memcpy(to + column * 2, &g.scale, 2);
         for (long i = 0; i < quads * 4; i++) {
             long quad = i / 4;

@@ -1,9 +1,9 @@
 // A tile of rows times a panel of a quantized matrix: whole numbers multiplied and added up without rounding.
 //
-// The inputs are rounded to whole numbers too, each group of a row on a scale of its own: to 16 bits, of which the
-// products with 8 bits lose nothing that can be measured, or to 8, which takes half the time. A group's sum is
-// exact, so it is the same with any instructions; groups are added up in their order, in float32. So a row has the
-// same bits alone and in any batch.
+// The inputs are rounded to whole numbers too, each group of a row on a scale of its own: to 16 bits, which beside
+// elements of 8 bits loses nothing that could be measured, or to 8, which takes half the time. A group's sum is exact,
+// so it is the same with any instructions; groups are added up in their order, in float32. So a row has the same bits
+// alone, in any batch, and on every kind of processor.
 #pragma once
 
 #include "quantized_rows.h"
@@ -49,7 +49,8 @@ INLINE void step_quad(whole sums[][2][COLUMNS], const uint32_t *x, long apart, i
 }
 
 // As many quads as four bytes of each column hold.
-INLINE void step(whole sums[][2][COLUMNS], const uint32_t *x, long apart, int rows, int parts, int bits, const whole *w) {
+INLINE void step(whole sums[][2][COLUMNS], const uint32_t *x, long apart, int rows, int parts, int bits,
+                 const whole *w) {
     whole low[COLUMNS], high[COLUMNS];
     for (int c = 0; c < COLUMNS; c++) {
         low[c] = bits == 8 ? whole_load(w + c) : low_nibbles(whole_load(w + c));
@@ -67,7 +68,8 @@ INLINE void step_quad(whole sums[][2][COLUMNS], const uint32_t *x, long apart, i
     }
 }
 
-INLINE void step(whole sums[][2][COLUMNS], const uint32_t *x, long apart, int rows, int parts, int bits, const whole *w) {
+INLINE void step(whole sums[][2][COLUMNS], const uint32_t *x, long apart, int rows, int parts, int bits,
+                 const whole *w) {
     (void)parts;
     for (int c = 0; c < COLUMNS; c++) {
         whole bytes = whole_load(w + c);
