@@ -84,10 +84,13 @@ def _about(known: Record) -> str:
     about += (
         f"{machine['memory_gib']} GiB, {known['date']}. Facet {versions['facet']}. vLLM {versions['vllm']} "
     )
+    tuned = any(record["side"] == "vLLM tuned" for record in known["records"])
+    about += "on the CPU, as installed"
+    if tuned:
+        about += ", and tuned as its documentation advises: threads bound to all cores, libraries preloaded"
     return about + (
-        "on the CPU, as installed, and tuned as its documentation advises: threads bound to all cores, "
-        f"allocators preloaded. Medians of {rounds} rounds. Below each figure of another server stands what "
-        "Facet has as a multiple of it: the median, the least and the most of the ratios within a round."
+        f". Medians of up to {rounds} rounds. Below each figure of another server stands what Facet has as a "
+        "multiple of it: the median, the least and the most of the ratios within a round."
     )
 
 
