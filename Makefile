@@ -9,7 +9,7 @@ ARGS ?=
 .PHONY: serve test check format docs compare clean
 
 serve: $(INSTALLED)
-	$(BIN)/serve $(MODEL) $(ARGS)
+	$(BIN)/facet serve $(MODEL) $(ARGS)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest $(ARGS)

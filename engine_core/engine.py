@@ -19,6 +19,7 @@ from engine_core.scheduler import Outputs, Scheduler
 from engine_core.start import ready, worker_config
 from models.config import read_config
 from models.hub import resolve
+from models.shares import check_cut
 
 Report = Callable[[Progress], None]
 """Told how far the start-up has come, from any thread."""
@@ -61,6 +62,7 @@ class Engine:
             config.load_format,
         )
         model = read_config(found, config.hf_overrides)
+        check_cut(model, config.tensor_parallel_size, config.pipeline_parallel_size)
         told = worker_config(config, model, found)
         report(Progress(stage="import", fraction=0.0, folder=told.folder))
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from worker.config import WorkerConfig
 from worker.protocol import DEVICE_LOST, StepInput, StepOutput, WorkerFacts
+from worker.start import start
 
 if TYPE_CHECKING:
     from worker.runner import Runner
@@ -69,7 +70,7 @@ class InlineExecutor:
 
     def start(self) -> WorkerFacts:
         """Loads the model. Nothing before this imports torch."""
-        self._runner = self._thread.submit(_load, self._config, self._report).result()
+        self._runner = self._thread.submit(start, self._config, self._report).result()
         return self._runner.facts
 
     def submit(self, step: StepInput) -> Pending:
@@ -97,9 +98,3 @@ class _InlineStep:
             if type(error).__name__ == DEVICE_LOST:
                 raise ExecutorDead(f"the device failed: {error}") from error
             raise
-
-
-def _load(config: WorkerConfig, report: Report) -> Runner:
-    from worker.runner import Runner
-
-    return Runner(config, report)

@@ -14,7 +14,7 @@ from engine_core.protocol import PROTOCOL, Join, Welcome
 from engine_core.transport import present_keys
 
 _PATIENCE_MS = 30_000
-"""Between lines in the log while nobody answers."""
+"""Between lines in the log while nobody answers, the first of which comes at once."""
 
 _log = logging.getLogger(__name__)
 
@@ -43,6 +43,7 @@ def _answer(sock: zmq.Socket[bytes], refusals: zmq.Socket[bytes], door: Address)
     poller.register(sock, zmq.POLLIN)
     poller.register(refusals, zmq.POLLIN)
     while True:
+        _log.info("waiting for an API server at %s", door.requests)
         ready = dict(poller.poll(_PATIENCE_MS))
         if refusals in ready:
             raise Refused(
@@ -50,7 +51,6 @@ def _answer(sock: zmq.Socket[bytes], refusals: zmq.Socket[bytes], door: Address)
             )
         if sock in ready:
             return _read(sock.recv())
-        _log.info("waiting for an API server at %s", door.requests)
 
 
 def _read(frame: bytes) -> Welcome:

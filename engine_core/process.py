@@ -51,6 +51,7 @@ _log = logging.getLogger(__name__)
 
 def main(executor: MakeExecutor | None = None) -> int:
     """`executor` takes the place of the one that the configuration asks for."""
+    gc.disable()  # until all is loaded: of what is imported nothing is garbage, and looking takes a while
     config = msgspec.msgpack.decode(child.adopt(int(sys.argv[1])), type=ProcessConfig)
     logs.setup("engine" if config.alone else f"engine {config.index}", config.log_level)
     context = zmq.Context()
@@ -106,6 +107,7 @@ class EngineLoop:
     def run(self) -> None:
         self._catch_signals()
         gc.freeze()  # what loading has left behind is here to stay: never look through it again
+        gc.enable()
         _tell_all(self._ends, self._engine.ready)
         while self._engine.busy or self._drain_until is None:
             self._read()

@@ -123,7 +123,10 @@ def _connect() -> tuple[Any, bool]:
     try:
         ray = import_module("ray")
     except ModuleNotFoundError as error:
-        raise ValueError(f"{_FLAG} needs Ray, which is not installed: `pip install ray`") from error
+        raise ValueError(
+            f"{_FLAG} needs Ray, which is not installed: `pip install 'facet-serve[ray]'`, then start with "
+            "`facet serve`, because Ray has a `serve` of its own"
+        ) from error
     ours = not ray.is_initialized()
     if ours:
         try:

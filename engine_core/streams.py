@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Generic, TypeVar, cast
 
 from engine_core.protocol import Failed, Pooled, Tokens
@@ -29,8 +29,10 @@ class Stream(AsyncIterator[Answers | Failed], Generic[Answers]):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def get(self) -> Answers | Failed:
+    async def __anext__(self) -> Answers | Failed:
         """All that has come since the last call, as one; waits if nothing has."""
+        if self._over:
+            raise StopAsyncIteration
         if not self._outputs:
             self._waiter = self._loop.create_future()
             try:
@@ -40,15 +42,7 @@ class Stream(AsyncIterator[Answers | Failed], Generic[Answers]):
         outputs, self._outputs = self._outputs, []
         if len(outputs) > 1 and isinstance(outputs[-1], Failed):
             self._outputs = [outputs.pop()]  # what came before the failure is delivered first
-        if len(outputs) == 1:
-            return outputs[0]
-        merged = _merge([output for output in outputs if isinstance(output, Tokens)])
-        return cast("Answers", merged)  # nothing but tokens comes in several parts
-
-    async def __anext__(self) -> Answers | Failed:
-        if self._over:
-            raise StopAsyncIteration
-        output = await self.get()
+        output = outputs[0] if len(outputs) == 1 else cast("Answers", _merge(outputs))
         self._over = is_terminal(output)
         return output
 
@@ -57,7 +51,8 @@ def is_terminal(output: Tokens | Pooled | Failed) -> bool:
     return not isinstance(output, Tokens) or output.finish is not None
 
 
-def _merge(parts: list[Tokens]) -> Tokens:
+def _merge(outputs: Sequence[Tokens | Pooled | Failed]) -> Tokens:
+    parts = [output for output in outputs if isinstance(output, Tokens)]  # nothing else comes in several
     first, last = parts[0], parts[-1]
     return Tokens(
         id=first.id,

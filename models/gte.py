@@ -92,9 +92,9 @@ class GteMLP(nn.Module):
 class UpGate(GatedLinear):
     """Stored the other way round than `ops.gated_linear` reads it."""
 
-    def _gather(self, weights: Weights, name: str) -> Tensor:
-        up, gate = super()._gather(weights, name).chunk(2)
-        return torch.cat([gate, up])
+    def _gather(self, weights: Weights, name: str) -> list[Tensor]:
+        up, gate = torch.cat(super()._gather(weights, name)).chunk(2)
+        return [gate, up]
 
 
 class _Gte(EncoderModel):

@@ -14,7 +14,7 @@ from models.encoder import MLP, Embeddings, Encoder, EncoderLayer, LayerNames
 from models.encoder_model import EncoderModel, Head
 from models.layers.linear import GatedLinear, Linear, RowLinear, frozen
 from models.layers.mlp import activation_kind
-from models.layers.rotary import Rope, Rotary, cos_sin, plain_rope, read_rope
+from models.layers.rotary import Rope, Rotary, plain_rope, read_rope
 from models.model import ModelSetup
 from models.parallel import Parallel
 from models.weights import Weights
@@ -204,7 +204,7 @@ class StretchedRotary(nn.Module):
         dim = 2 * len(self.usual.rope.frequencies)
         stretch = self.factor * len(positions) / self.trained - (self.factor - 1)
         rope = plain_rope(self.theta * stretch ** (dim / (dim - 2)), dim)
-        return cos_sin(positions, torch.tensor(rope.frequencies, device=positions.device))
+        return ops.angles(positions, torch.tensor(rope.frequencies, device=positions.device), rope.scale)
 
 
 class _NomicBert(EncoderModel):

@@ -12,6 +12,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from models.shares import Span, heads_of, kv_heads_of, layers_of, share_of
+
 PADDING = 64
 """Rows of a vocabulary that are held together."""
 
@@ -24,31 +26,6 @@ class Collectives(Protocol):
     def all_gather(self, x: Tensor) -> Tensor:
         """The ranks' tensors side by side along the last dimension, in the order of the ranks."""
         ...
-
-
-@dataclass(frozen=True)
-class Span:
-    """The piece [start, stop) of a dimension of `size` that one rank holds."""
-
-    size: int
-    start: int
-    stop: int
-
-    @classmethod
-    def whole(cls, size: int) -> Span:
-        return cls(size, 0, size)
-
-    @property
-    def length(self) -> int:
-        return self.stop - self.start
-
-    @property
-    def is_whole(self) -> bool:
-        return self.length == self.size
-
-    def times(self, unit: int) -> Span:
-        """The same piece counted in smaller units: heads -> features."""
-        return Span(self.size * unit, self.start * unit, self.stop * unit)
 
 
 @dataclass(frozen=True)
@@ -76,40 +53,16 @@ class Parallel:
         return Parallel(stage=self.stage, stages=self.stages)
 
     def share_layers(self, count: int) -> range:
-        """This stage's run of the layers. What is over goes to the first ones: the last has the head."""
-        if count < self.stages:
-            raise ValueError(
-                f"--pipeline-parallel-size {self.stages}: there are {count} layers, and each stage must have "
-                f"one; choose {count} or less"
-            )
-        each, over = divmod(count, self.stages)
-        start = self.stage * each + min(self.stage, over)
-        return range(start, start + each + (self.stage < over))
+        return layers_of(self.stage, self.stages, count)
 
     def share(self, size: int, what: str) -> Span:
-        """An equal piece for each rank."""
-        if size % self.size:
-            raise ValueError(
-                f"--tensor-parallel-size {self.size}: {size} {what} cannot be divided evenly; "
-                f"choose a size that divides {size}"
-            )
-        piece = size // self.size
-        return Span(size, self.rank * piece, (self.rank + 1) * piece)
+        return share_of(self.rank, self.size, size, what)
 
     def share_heads(self, heads: int) -> Span:
-        return self.share(heads, "attention heads")
+        return heads_of(self.rank, self.size, heads)
 
     def share_kv_heads(self, heads: int) -> Span:
-        """Of fewer heads than ranks, each is held by several neighbours, whose queries all need it."""
-        if heads >= self.size:
-            return self.share(heads, "key/value heads")
-        if self.size % heads:
-            raise ValueError(
-                f"--tensor-parallel-size {self.size}: {heads} key/value heads cannot be copied evenly; "
-                f"choose a size that divides {heads}, or a multiple of it"
-            )
-        start = self.rank * heads // self.size
-        return Span(heads, start, start + 1)
+        return kv_heads_of(self.rank, self.size, heads)
 
     def share_padded(self, size: int) -> Span:
         """As `share`, rounded up: the last ranks may hold less than the others, or nothing."""

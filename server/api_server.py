@@ -22,6 +22,7 @@ from server.app import create_app
 from server.config import ServerConfig
 from server.errors import ApiError
 from server.frontend import Frontend
+from server.http_protocol import HttpProtocol
 from server.metrics import Metrics
 from server.progress import ProgressDisplay
 
@@ -214,7 +215,7 @@ def _uvicorn_config(config: ServerConfig, frontend: Frontend) -> uvicorn.Config:
     return uvicorn.Config(
         create_app(frontend),
         loop="none",  # it runs in ours
-        http="httptools",
+        http=HttpProtocol,
         ws="none",
         lifespan="off",
         log_config=None,

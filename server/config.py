@@ -1,4 +1,5 @@
-"""What the operator asked for: the one table of options, and the only reader of the environment.
+"""What the operator asked for: the one table of options, and the only reader of the environment but
+for where caches lie (`worker.host`).
 
 Each option is a field of a frozen struct, here or in `engine_core.config`; the command line (see `serve
 --help`), the variables FACET_<FLAG>, the YAML file of --config and the reference page all come from it. Names
@@ -169,12 +170,6 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def model_names(self) -> tuple[str, ...]:
         return tuple(self.served_model_name) or (self.engine.model,)
-
-    @property
-    def cache_folder(self) -> Path:
-        """For what we make once from a checkpoint."""
-        base = os.environ.get("XDG_CACHE_HOME")
-        return (Path(base) if base else Path.home() / ".cache") / "facet"
 
 
 class _Shorthands(msgspec.Struct, frozen=True):

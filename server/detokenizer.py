@@ -46,19 +46,21 @@ class TextState(Protocol):
 
 
 class ByteText:
-    """Text of tokens that are bytes: a table look-up and an incremental UTF-8 decoder."""
+    """Text of tokens that are bytes: a table look-up, and UTF-8 that may end inside a character."""
 
-    __slots__ = ("_decoder", "_lookup", "_strip")
+    __slots__ = ("_begun", "_errors", "_lookup", "_strip")
 
     def __init__(self, decoding: ByteDecoding, lookup: Callable[[int], bytes], *, at_start: bool) -> None:
         self._lookup = lookup
-        self._decoder = codecs.getincrementaldecoder("utf-8")(decoding.errors)
+        self._errors = decoding.errors
+        self._begun = b""
+        """Of a character that is incomplete."""
         self._strip = decoding.strip if at_start else 0
 
     def push(self, ids: Iterable[int]) -> str:
         if self._strip:
             return self._push_first(list(ids))
-        return self._decoder.decode(b"".join(map(self._lookup, ids)))
+        return self._decode(b"".join(map(self._lookup, ids)))
 
     def _push_first(self, ids: list[int]) -> str:
         """Drops the space that SentencePiece writes before the first word of a text."""
@@ -68,11 +70,17 @@ class ByteText:
                 spaces = len(data) - len(data.lstrip(b" "))
                 data = data[min(spaces, self._strip) if self._strip > 0 else spaces :]
                 self._strip = 0
-                return self._decoder.decode(data) + self.push(ids[i + 1 :])
+                return self._decode(data) + self.push(ids[i + 1 :])
         return ""
 
     def flush(self) -> str:
-        return self._decoder.decode(b"", final=True)
+        return self._decode(b"", final=True)
+
+    def _decode(self, data: bytes, *, final: bool = False) -> str:
+        data = self._begun + data
+        text, used = codecs.utf_8_decode(data, self._errors, final)
+        self._begun = data[used:]
+        return text
 
 
 class WindowText:

@@ -75,6 +75,7 @@ ENGINE_DOCS = {
         "Threads of a forward pass on the CPU, in each worker; default: all cores allowed, shared among the "
         "machine's workers.",
         least=1,
+        most=1024,
     ),
     "gpu_memory_utilization": Doc(MEMORY, "Share of the device's memory to use.", least=0.01, most=1),
     "kv_cache_memory_bytes": Doc(

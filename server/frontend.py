@@ -13,16 +13,18 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
 from engine_core.client import EngineClient
 from engine_core.protocol import Failed, Pooled, Tokens
-from engine_core.streams import Stream, is_terminal
+from engine_core.streams import Stream
 from server.config import ServerConfig
 from server.errors import NotFound, Overloaded, Unavailable, from_engine
 from server.facts import Facts
 from server.loading import find_facts, find_folder, open_tokenizer
+from server.merging import merged
 from server.metrics import Metrics, RequestRecord
 from server.pooling import Item
 from server.sampling import SamplingParams
@@ -48,6 +50,18 @@ class Placement(TypedDict):
     priority: int
     salt: str
     replica: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A request that was found right: one choice for each of `params`."""
+
+    prompt: list[int]
+    sampling: SamplingParams
+    params: list[Sampling]
+    placement: Placement
+    interval: int
+    request_id: str
 
 
 class Frontend:
@@ -158,7 +172,8 @@ class Frontend:
                 "request %s: %d prompt tokens, %d x %s", request_id, len(prompt), len(params), params[0]
             )
         placement: Placement = {"priority": priority, "salt": salt, "replica": replica}
-        return self._generate(prompt, sampling, params, placement, interval, request_id)
+        work = Work(prompt, sampling, params, placement, interval, request_id)
+        return self._generate(work, 0) if len(params) == 1 else self._generate_all(work)
 
     async def pool(
         self,
@@ -196,7 +211,7 @@ class Frontend:
         return answers
 
     async def _pooled(self, stream: Stream[Pooled], tokens: int, since: float) -> Pooled:
-        answer = await stream.get()
+        answer = await anext(stream)
         if isinstance(answer, Failed):
             self.metrics.finished("error")
             raise from_engine(answer.code, answer.message)
@@ -217,42 +232,33 @@ class Frontend:
         """Waits until no request runs."""
         await self._idle.wait()
 
-    async def _generate(
-        self,
-        prompt: list[int],
-        sampling: SamplingParams,
-        params: list[Sampling],
-        placement: Placement,
-        interval: int,
-        request_id: str,
-    ) -> AsyncGenerator[Delta, None]:
-        streams = [self._client.submit(prompt, one, **placement) for one in params]
-        choices = [
-            Choice(
-                TextOutput(i, prompt, sampling, self.tokenizer, self.facts.eos_token_ids, interval),
-                self.metrics.begin(len(prompt), len(params), one.max_tokens),
-            )
-            for i, one in enumerate(params)
-        ]
-        self._enter(request_id, streams)
+    async def _generate_all(self, work: Work) -> AsyncGenerator[Delta, None]:
+        choices = [self._generate(work, index) for index in range(len(work.params))]
+        async with aclosing(merged(choices)) as deltas:
+            async for _, delta in deltas:
+                yield delta
+
+    async def _generate(self, work: Work, index: int) -> AsyncGenerator[Delta, None]:
+        """One choice."""
+        prompt, params, eos = work.prompt, work.params[index], self.facts.eos_token_ids
+        stream = self._client.submit(prompt, params, **work.placement)
+        text = TextOutput(index, prompt, work.sampling, self.tokenizer, eos, work.interval)
+        choice = Choice(text, self.metrics.begin(len(prompt), len(work.params), params.max_tokens))
+        self._enter(work.request_id, [stream])
         try:
-            async with aclosing(_answers(streams)) as answers:
-                async for i, new in answers:
-                    if choices[i].finished:
-                        continue
-                    delta = choices[i].push(new)
-                    if choices[i].finished:
-                        self._pace.finished()
-                        self._client.abort([streams[i].id])  # of a stop string the engine does not know yet
-                    if delta is not None:
-                        yield delta
-                    if all(choice.finished for choice in choices):
-                        return
+            async for new in stream:
+                delta = choice.push(new)
+                if choice.finished:
+                    self._pace.finished()
+                    self._client.abort([stream.id])  # of a stop string the engine does not know yet
+                if delta is not None:
+                    yield delta
+                if choice.finished:
+                    return
         finally:
-            self._client.abort([stream.id for stream in streams])
-            self._leave(request_id, streams)
-            for choice in choices:
-                choice.close()
+            self._client.abort([stream.id])
+            self._leave(work.request_id, [stream])
+            choice.close()
 
     def _enter(self, request_id: str, streams: Sequence[Stream[Any]]) -> None:
         self.live += len(streams)
@@ -331,28 +337,3 @@ class Pace:
             return 5
         each = (time.monotonic() - self._times[0]) / len(self._times)
         return min(60, max(1, math.ceil(each * waiting)))
-
-
-async def _answers(streams: list[Stream[Tokens]]) -> AsyncGenerator[tuple[int, Tokens | Failed], None]:
-    """What the streams bring, in the order in which it comes."""
-    if len(streams) == 1:
-        async for output in streams[0]:
-            yield 0, output
-        return
-    # Short, so that what a slow reader leaves lies merged in the streams; those end at max_tokens.
-    queue: asyncio.Queue[tuple[int, Tokens | Failed]] = asyncio.Queue(maxsize=len(streams))
-
-    async def pump(i: int) -> None:
-        async for output in streams[i]:
-            await queue.put((i, output))
-
-    pumps = [asyncio.create_task(pump(i)) for i in range(len(streams))]
-    try:
-        running = len(streams)
-        while running:
-            i, output = await queue.get()
-            running -= is_terminal(output)
-            yield i, output
-    finally:
-        for task in pumps:
-            task.cancel()

@@ -14,6 +14,7 @@ from server.facts import Facts, read_defaults
 from server.scoring import QWEN3_RERANKER
 from server.tasks import GENERATE, score_type
 from server.tokenizer import Tokenizer, load_tokenizer
+from worker.host import cache_folder
 
 
 def find_folder(config: ServerConfig) -> Path:
@@ -31,7 +32,7 @@ def open_tokenizer(config: ServerConfig, folder: Path) -> Tokenizer:
         chat_template=config.chat_template,
         content_format=config.chat_template_content_format,
         trust_remote_code=config.engine.trust_remote_code,
-        cache=config.cache_folder,
+        cache=cache_folder(),
     )
 
 

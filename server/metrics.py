@@ -1,13 +1,14 @@
 """Prometheus metrics under the peer's names, so that dashboards made for it work here.
 
 Only what has a value of its own is reported. With several API servers each process writes its share into the
-run's private folder and any of them answers for all; that mode is prometheus_client's own.
+run's private folder and any of them answers for all; that mode is prometheus_client's own, and so are its
+counters. A process that is alone has plainer ones (`tallies.py`).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
@@ -18,6 +19,7 @@ from prometheus_client.registry import Collector
 
 from engine_core.protocol import Timing
 from engine_core.replica import Replica
+from server.tallies import Distribution, Distributions, Tallies, Tally
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -61,9 +63,11 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._shown = self._registry
         self._model = model_name
-        self.tokens_so_far = (0, 0)
-        """Prompt tokens and generated tokens of this process."""
+        self._read = self._written = 0
+        self._counters: type[Counter | Tallies] = Tallies
+        self._histograms: type[Histogram | Distributions] = Distributions
         if shared is not None:
+            self._counters, self._histograms = Counter, Histogram
             self._shown = CollectorRegistry()
             MultiProcessCollector(self._shown, path=str(shared))
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens read.")
@@ -72,7 +76,7 @@ class Metrics:
         self._rejections = self._counter(
             "admission_rejections", "Requests refused because the queue was full."
         )
-        self._finished = Counter(
+        self._finished = self._counters(
             "vllm:request_success",
             "Requests that ended, by reason.",
             [*_LABELS, "finished_reason"],
@@ -93,16 +97,21 @@ class Metrics:
         self.asked_n = self._histogram("request_params_n", "Parameter n.", (1, 2, 5, 10, 20, 50, 100))
         self.asked_tokens = self._histogram("request_params_max_tokens", "Parameter max_tokens.", _TOKENS)
         self.preemptions = self._histogram("request_num_preemptions", "Of a request.", (0, 1, 2, 5, 10))
-        self._http_requests = Counter(
+        self._http_requests = self._counters(
             "http_requests", "HTTP requests.", ["handler", "method", "status"], registry=self._registry
         )
-        self._http_seconds = Histogram(
+        self._http_seconds = self._histograms(
             "http_request_duration_seconds",
             "Duration of HTTP requests, streams to their end.",
             ["handler", "method"],
             buckets=_HTTP,
             registry=self._registry,
         )
+
+    @property
+    def tokens_so_far(self) -> tuple[int, int]:
+        """Prompt tokens and generated tokens of this process."""
+        return self._read, self._written
 
     def begin(self, prompt_tokens: int, n: int, max_tokens: int) -> RequestRecord:
         return RequestRecord(self, prompt_tokens, n, max_tokens)
@@ -126,10 +135,11 @@ class Metrics:
         self.preemptions.observe(timing.preemptions)
 
     def count_tokens(self, prompt: int, generated: int) -> None:
-        self.tokens_so_far = (self.tokens_so_far[0] + prompt, self.tokens_so_far[1] + generated)
         if prompt:
+            self._read += prompt
             self.prompt_tokens.inc(prompt)
         if generated:
+            self._written += generated
             self.generation_tokens.inc(generated)
 
     def rejected(self) -> None:
@@ -149,11 +159,12 @@ class Metrics:
     def page(self) -> bytes:
         return generate_latest(self._shown)
 
-    def _counter(self, name: str, text: str) -> Counter:
-        return Counter(f"vllm:{name}", text, _LABELS, registry=self._registry).labels(self._model, "0")
+    def _counter(self, name: str, text: str) -> Counter | Tally:
+        family = self._counters(f"vllm:{name}", text, _LABELS, registry=self._registry)
+        return family.labels(self._model, "0")
 
-    def _histogram(self, name: str, text: str, buckets: Iterable[float]) -> Histogram:
-        family = Histogram(f"vllm:{name}", text, _LABELS, buckets=tuple(buckets), registry=self._registry)
+    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram | Distribution:
+        family = self._histograms(f"vllm:{name}", text, _LABELS, buckets=buckets, registry=self._registry)
         return family.labels(self._model, "0")
 
 

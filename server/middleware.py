@@ -156,11 +156,11 @@ def _header_error(scope: Scope) -> ApiError | None:
     hosts = [value for name, value in raw if name == b"host"]
     if scope["http_version"] == "1.1" and (len(hosts) != 1 or not HOST.fullmatch(hosts[0])):
         return BadRequest("The request needs one header Host, with a host and perhaps a port.")
-    headers = Headers(scope=scope)
-    length = headers.get("content-length", "0")
-    if length.isascii() and length.isdigit() and int(length) > MAX_BODY:
+    headers = dict(reversed(raw))  # of several of one name the first counts, as everywhere
+    length = headers.get(b"content-length", b"0")
+    if length.isdigit() and int(length) > MAX_BODY:
         return _too_large()
-    if headers.get("content-encoding", "identity") != "identity":
+    if headers.get(b"content-encoding", b"identity") != b"identity":
         return UnsupportedMediaType("Compressed bodies are not accepted: send the body as it is.")
     return None
 

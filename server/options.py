@@ -74,6 +74,9 @@ class Option:
         try:
             value = self._converted(given)
             self._check(value)
+        except msgspec.ValidationError as error:
+            kind = _KINDS.get(_plain(self.type))
+            raise OptionError(f"{origin}: {f'{given!r} is not {kind}' if kind else error}") from error
         except ValueError as error:
             raise OptionError(f"{origin}: {error}") from error
         return value
@@ -165,7 +168,9 @@ def size(text: str) -> int:
     return int(exact)
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
+    """Tells what is wrong by an error, and leaves what is shown of it to others."""
+
     def error(self, message: str) -> NoReturn:
         raise OptionError(message)
 
@@ -192,7 +197,7 @@ class Foreign:
 def build_parser(
     command: str, options: Sequence[Option], foreign: Sequence[Foreign], epilog: str
 ) -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog=command,
         usage=f"{command} [MODEL] [options]",
         epilog=epilog,
@@ -224,10 +229,17 @@ def _argparse_form(option: Option) -> dict[str, Any]:
 
 
 def _metavar(annotation: Any) -> str:
+    return {int: "N", float: "X", dict: "JSON"}.get(_plain(annotation), "TEXT")
+
+
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false"}
+
+
+def _plain(annotation: Any) -> Any:
+    """int for int | None, list for list[str]."""
     if isinstance(annotation, types.UnionType):
         annotation = get_args(annotation)[0]
-    origin = get_origin(annotation) or annotation
-    return {int: "N", float: "X", dict: "JSON"}.get(origin, "TEXT")
+    return get_origin(annotation) or annotation
 
 
 def _help(option: Option) -> str:

@@ -13,6 +13,7 @@ from contextlib import aclosing
 from typing import Any, TypeVar, cast
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -42,6 +43,19 @@ def event(message: msgspec.Struct) -> bytes:
     return b"data: " + encode(message) + b"\n\n"
 
 
+class Chunks:
+    """The events of one stream. What each of them repeats is encoded once."""
+
+    def __init__(self, empty: msgspec.Struct) -> None:
+        """`empty` is a chunk that ends in the empty list of its choices."""
+        self._head = b"data: " + encode(empty).removesuffix(b"]}")
+
+    def event(self, choice: msgspec.Struct | None, usage: msgspec.Struct | UnsetType = UNSET) -> bytes:
+        told = b"" if choice is None else encode(choice)
+        tail = b"]}\n\n" if isinstance(usage, UnsetType) else b'],"usage":' + encode(usage) + b"}\n\n"
+        return self._head + told + tail
+
+
 def json_response(message: msgspec.Struct) -> Response:
     return Response(encode(message), media_type="application/json")
 
@@ -69,7 +83,7 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
             raise ClientGone from None
         raise
     finally:
-        await watching.stop()
+        watching.stop()
 
 
 class _Later:
@@ -84,11 +98,10 @@ class _Later:
     def _begin(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._task = asyncio.create_task(work())
 
-    async def stop(self) -> None:
+    def stop(self) -> None:
         self._timer.cancel()
         if self._task is not None:
             self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
 
 
 async def _disconnected(receive: Receive) -> None:
@@ -97,7 +110,10 @@ async def _disconnected(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Sends the events that a generator makes, and closes the generator whatever happens."""
+    """Sends the events that a generator makes, and closes the generator whatever happens.
+
+    What it makes last ends in `DONE`, and goes out as one with the end of the answer.
+    """
 
     media_type = "text/event-stream"
 
@@ -121,31 +137,30 @@ class EventStream(Response):
         try:
             await self._send_events(wire)
         finally:
-            await beat.stop()
-        await wire.end()
+            beat.stop()
 
     async def _send_events(self, wire: _Wire) -> None:
         try:
             async with aclosing(self._events) as events:
                 async for data in events:
-                    await wire.write(data)
+                    await wire.write(data, more=not data.endswith(DONE))
         except ApiError as error:
             if not wire.started:
                 raise  # in time for a status of its own
-            await wire.write(b"data: " + encode(error.body()) + b"\n\n")
+            await wire.write(b"data: " + encode(error.body()) + b"\n\n", more=False)
         except Exception:
             if not wire.started:
                 raise
             log.exception("a stream broke off")
-            await wire.write(b"data: " + encode(Internal("Internal server error").body()) + b"\n\n")
-        else:
-            await wire.write(DONE)
+            told = Internal("Internal server error").body()
+            await wire.write(b"data: " + encode(told) + b"\n\n", more=False)
 
     async def _beat(self, wire: _Wire) -> None:
         """Opens the stream when the first event is late, then fills its silences."""
-        await wire.start()
+        if not wire.started:
+            await wire.write(b"")
         loop = asyncio.get_running_loop()
-        while self._keep_alive > 0:
+        while self._keep_alive > 0 and not wire.ended:
             silence = loop.time() - wire.written
             if silence >= self._keep_alive:
                 await wire.write(KEEP_ALIVE)
@@ -160,20 +175,13 @@ class _Wire:
         self._send = send
         self._head = head
         self._clock = asyncio.get_running_loop().time
-        self.started = False
+        self.started = self.ended = False
         self.written = self._clock()
         """When the last bytes went out."""
 
-    async def start(self) -> None:
+    async def write(self, data: bytes, *, more: bool = True) -> None:
         if not self.started:
             self.started = True
             await self._send({"type": "http.response.start", **self._head})
-
-    async def write(self, data: bytes) -> None:
-        if not self.started:
-            await self.start()
-        self.written = self._clock()
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
-
-    async def end(self) -> None:
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        self.written, self.ended = self._clock(), not more
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})

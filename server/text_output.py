@@ -7,7 +7,8 @@ exist on this side only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from engine_core.protocol import Tokens
 from server.detokenizer import StopStrings
@@ -16,15 +17,14 @@ from server.tokenizer import Tokenizer
 from worker.protocol import TokenLogprobs
 
 
-@dataclass(slots=True)
-class Delta:
+class Delta(msgspec.Struct, gc=False):
     """What is new in one choice. The one with a finish reason is the choice's last."""
 
     index: int
     text: str = ""
     """Whole characters only; empty while a character, or what may become a stop string, is incomplete."""
-    token_ids: list[int] = field(default_factory=list[int])
-    logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprobs] = []
     """One for each of token_ids, if asked for."""
     finish_reason: str | None = None
     stop_reason: int | str | None = None
@@ -77,10 +77,9 @@ class TextOutput:
         return delta
 
     def _push_all(self, new: Tokens) -> None:
-        shown = self._shown(new)
-        self._take(new, len(new.tokens))
+        self._take(new.tokens, new.logprobs)
         if self._text is not None:
-            self._delta.text += self._text.push(shown)
+            self._delta.text += self._text.push(self._shown(new))
             if new.finish is not None:
                 self._delta.text += self._text.flush()
         if new.finish is not None:
@@ -94,10 +93,10 @@ class TextOutput:
             text, stop = stops.push(self._text.push((id,)), looking=self.count + i >= self._min_tokens)
             self._delta.text += text
             if stop is not None:
-                self._take(new, i + 1)
+                self._take(new.tokens[: i + 1], new.logprobs[: i + 1])
                 self._delta.finish_reason, self._delta.stop_reason = "stop", stop
                 return
-        self._take(new, len(new.tokens))
+        self._take(new.tokens, new.logprobs)
         if new.finish is not None:
             text, stop = stops.push(self._text.flush())
             self._delta.text += text if stop else text + stops.flush()
@@ -108,10 +107,10 @@ class TextOutput:
         ended_by_token = new.finish == "stop" and not self._include_stop
         return new.tokens[:-1] if ended_by_token else new.tokens
 
-    def _take(self, new: Tokens, count: int) -> None:
-        self._delta.token_ids += new.tokens[:count]
-        self._delta.logprobs += new.logprobs[:count]
-        self.count += count
+    def _take(self, tokens: list[int], logprobs: list[TokenLogprobs]) -> None:
+        self._delta.token_ids += tokens
+        self._delta.logprobs += logprobs
+        self.count += len(tokens)
 
     def _finish(self, new: Tokens) -> None:
         self._delta.finish_reason = new.finish

@@ -20,11 +20,15 @@ from models import ops
 from worker.config import WorkerConfig
 from worker.groups import DeviceGroup, Group, HostGroup, Membership
 from worker.host import available_memory, usable_cores
-from worker.kernels import cpu
+from worker.kernels import cpu, vocabulary
+from worker.kernels.layout import Layout
 from worker.kernels.linear import Packed
-from worker.kernels.memory import huge_pages
+from worker.kernels.memory import huge_pages, keep_freed
 from worker.kernels.quantized import describe_savings
 from worker.kernels.replay import Forward, Replayed
+from worker.layout import LayOut, lay_out
+from worker.slots import Slots
+from worker.vocabulary import BY_TORCH
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +64,8 @@ class Cpu:
         self._quantization = quantization
         self.threads = threads or min(max(1, usable_cores() // ranks), _TORCH_THREADS)
         self.kernels = cpu.open_kernels(self.threads, quantization)
+        library, _ = cpu.choose()
+        self.scan = BY_TORCH if library is None else vocabulary.bind(library)
 
     def check_dtype(self, dtype: torch.dtype) -> None:
         """Every type is allowed: float16 is complete in torch, merely slow where the processor lacks it."""
@@ -68,16 +74,23 @@ class Cpu:
 
     def settle(self, weights: Iterable[Tensor]) -> None:
         """After loading. If none could be packed (float16, transformers' own layers), torch does the work."""
+        keep_freed()
         held = list(weights)
         if not any(isinstance(weight, Packed) for weight in held):
             torch.set_num_threads(self.threads)
         if self._quantization is not None:
             logger.info("%s", describe_savings(self._quantization, held))
 
-    def quickened(self, forward: Forward, blocks: int) -> Forward:
-        """`forward`, with less of Python in small steps. `blocks`: of the cache that a sequence may have."""
+    def quickened(self, forward: Forward, slots: Slots, *, replays: bool) -> tuple[LayOut, Forward]:
+        """How steps are laid out, and `forward`, with less of Python in small steps.
+
+        `replays`: whether what is computed may be written down and made again.
+        """
         library, _ = cpu.choose()
-        return forward if library is None else Replayed(forward, library, blocks)
+        if library is None:
+            return lay_out, forward
+        layout = Layout(library, slots)
+        return layout, Replayed(forward, library, layout) if replays else forward
 
     def cache_budget(self, utilization: float, reserve: int) -> int:
         """Memory for the KV cache by default. Pages are committed when first used, so this is a ceiling."""
@@ -106,6 +119,7 @@ class Cuda:
     kernels: Mapping[str, Callable[..., Any]] = {}
     cache_flag = "--gpu-memory-utilization"
     reads_at_once = False
+    scan = BY_TORCH
 
     def __init__(self, index: int = 0) -> None:
         there = torch.cuda.device_count()
@@ -133,9 +147,9 @@ class Cuda:
     def settle(self, weights: Iterable[Tensor]) -> None:
         """Nothing here depends on them."""
 
-    def quickened(self, forward: Forward, blocks: int) -> Forward:
+    def quickened(self, forward: Forward, slots: Slots, *, replays: bool) -> tuple[LayOut, Forward]:
         """Nothing is done about it here."""
-        return forward
+        return lay_out, forward
 
     def cache_budget(self, utilization: float, reserve: int) -> int:
         """What the wanted share of all memory leaves, beside what is in use and what a step needs."""

@@ -1,4 +1,7 @@
-"""What this machine lets the process use: processor cores and memory, container limits included. No torch."""
+"""What this machine lets the process use: processor cores, memory, a folder for caches. No torch.
+
+The limits of containers are heeded.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,12 @@ def usable_cores(root: Path = Path("/")) -> int:
     allowed = _allowed_cpus()
     cores = {_siblings(root, cpu) for cpu in allowed}
     return max(1, min(len(cores), _quota(root)))
+
+
+def cache_folder() -> Path:
+    """For what is made once and used again: compiled kernels, tokenizers."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "facet"
 
 
 def available_memory(root: Path = Path("/")) -> int:

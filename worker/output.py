@@ -31,10 +31,12 @@ def send_back(
 ) -> Handle:
     """Start the one copy out. The handle keeps what it needs: rows may belong to others when it is read."""
     tables = [*(choice.logprobs if choice else []), *prompt_tables]
-    parts = [choice.tokens.int(), choice.finite.int()] if choice else []
+    parts = [choice.told.flatten()] if choice else []
     parts += [table.flatten() for table in tables]
     parts += [vectors.flatten().view(torch.int32) for vectors in pooled.vectors]
-    packed = torch.cat(parts) if parts else torch.empty(0, dtype=torch.int32, device=device.target)
+    if not parts:
+        parts = [torch.empty(0, dtype=torch.int32, device=device.target)]
+    packed = torch.cat(parts) if len(parts) > 1 else parts[0]
     shapes = [(table.shape[0], table.shape[1]) for table in tables]
     answers = [(row, tuple(vectors.shape)) for row, vectors in zip(pooled.rows, pooled.vectors, strict=True)]
     return Handle(step, batch, shapes, answers, pooled.failed, device.fetch(packed))

@@ -31,6 +31,7 @@ from worker.channel import (
 )
 from worker.config import Place, WorkerConfig
 from worker.protocol import DEVICE_LOST, StepInput, StepOutput, WorkerFacts
+from worker.start import start
 
 STOPPED, BROKE, CANNOT_START = 0, 1, 2
 
@@ -56,26 +57,22 @@ class Worker(Protocol):
 Load = Callable[[WorkerConfig, Callable[[str, float], None]], Worker]
 
 
-def _load(config: WorkerConfig, report: Callable[[str, float], None]) -> Worker:
-    from worker.runner import Runner
-
-    return Runner(config, report)
-
-
-def main(load: Load = _load) -> int:
-    start = msgspec.msgpack.decode(child.adopt(int(sys.argv[1])), type=RankStart)
-    place = start.config.place
-    logs.setup(place.name, start.log_level)
-    channel = Channel(start.channel)
+def main(load: Load = start) -> int:
+    gc.disable()  # until all is loaded: of what is imported nothing is garbage, and looking takes a while
+    told = msgspec.msgpack.decode(child.adopt(int(sys.argv[1])), type=RankStart)
+    place = told.config.place
+    logs.setup(place.name, told.log_level)
+    channel = Channel(told.channel)
     rank = Rank(channel, place)
     rank.say(RankProgress("import", 0.0))
     try:
-        worker = load(start.config, lambda stage, fraction: rank.say(RankProgress(stage, fraction)))
+        worker = load(told.config, lambda stage, fraction: rank.say(RankProgress(stage, fraction)))
     except Exception as error:
         _log.debug("the rank cannot start", exc_info=True)
         rank.say(RankFailed(logs.one_line(error), time.time()))
         return CANNOT_START
     gc.freeze()  # what loading has left behind is here to stay: never look through it again
+    gc.enable()
     rank.say(RankReady(worker.facts))
     rank.serve(worker)
     worker.close()

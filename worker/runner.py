@@ -77,9 +77,9 @@ class Runner:
             self._device, steps_behind, 4 * (limits.max_num_batched_tokens + 8 * limits.max_num_seqs)
         )
         self._queries = Queries()
-        self._forward = self._model.forward
-        if place.size == 1 and self._model.causal:
-            self._forward = self._device.quickened(self._forward, self._slots.block_table.shape[1])
+        self._lay_out, self._forward = self._device.quickened(
+            self._model.forward, self._slots, replays=place.size == 1 and self._model.causal
+        )
         report("cache", 1.0)
 
         self.facts = WorkerFacts(
@@ -114,6 +114,7 @@ class Runner:
             num_blocks=self.facts.num_blocks,
             vocab_size=self._vocab_size,
             needs_all_rows=self._model.pooler.needs_all_rows,
+            lay_out=self._lay_out,
         )
         stream = stage.receive(len(batch.ids)) if stage else None
         with use_context(batch.context):
@@ -206,10 +207,11 @@ class Runner:
         sampled = batch.sampled
         if sampled is None:
             return None
-        logits = self._model.logits(hidden[sampled.at])
-        choice = choose(logits, sampled.plan, self._slots.tokens, reads_at_once=self._device.reads_at_once)
-        tokens = choice.tokens.int()
-        self._slots.tokens[sampled.slots, sampled.positions] = tokens
+        logits = self._model.logits(hidden if sampled.at is None else hidden[sampled.at])
+        device, texts = self._device, self._slots.tokens
+        choice = choose(logits, sampled.plan, texts, device.scan, reads_at_once=device.reads_at_once)
+        tokens = choice.tokens
+        texts.view(-1)[sampled.places] = tokens
         if self._stage:
             self._stage.tell(tokens)
         return choice

@@ -17,7 +17,7 @@ from worker.masks import Masks, plan_masks
 from worker.penalties import Penalties, plan_penalties
 from worker.slots import SampleRows, Slots
 from worker.staging import Packet
-from worker.vocabulary import Grouped
+from worker.vocabulary import Grouped, Scan
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +30,23 @@ class Plan:
     logprobs: list[Wanted]
 
 
+GREEDY = Plan(masks=None, penalties=[], draws=[], logprobs=[])
+"""All rows take the likeliest token."""
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
-    tokens: Tensor  # [R] int64
-    finite: Tensor  # [R] bool: false where the logits give no answer; the token is then arbitrary
+    told: Tensor  # [2, R] int32: tokens, and whether they count
     logprobs: list[Tensor]  # one table for each of Plan.logprobs
+
+    @property
+    def tokens(self) -> Tensor:  # [R]
+        return self.told[0]
+
+    @property
+    def finite(self) -> Tensor:
+        """[R] 0 where the logits give no answer; the token is then arbitrary."""
+        return self.told[1]
 
 
 def plan_sampling(packet: Packet, slots: Slots, rows: SampleRows, vocab_size: int) -> Plan:
@@ -60,7 +72,7 @@ def _plan_logprobs(packet: Packet, slots: Slots, rows: SampleRows, vocab_size: i
     ]
 
 
-def choose(logits: Tensor, plan: Plan, tokens: Tensor, *, reads_at_once: bool) -> Choice:
+def choose(logits: Tensor, plan: Plan, tokens: Tensor, scan: Scan, *, reads_at_once: bool) -> Choice:
     """`logits` [R, V] float32 are used up; `tokens` is the device's table of all texts so far."""
     logits = logits.contiguous()
     raw = [logits[wanted.rows] for wanted in plan.logprobs]  # copies, before anything is masked
@@ -68,15 +80,14 @@ def choose(logits: Tensor, plan: Plan, tokens: Tensor, *, reads_at_once: bool) -
         plan.masks.apply(logits, tokens)
     for penalties in plan.penalties:
         penalties.apply(logits, tokens)
-    grouped = Grouped(logits)
-    largest, chosen = grouped.best()  # [R] each
+    grouped = Grouped(logits, scan)
+    chosen = grouped.told[0]  # [R]
     for draws in plan.draws:
-        chosen[draws.rows] = draw(grouped, draws, reads_at_once=reads_at_once)
+        chosen[draws.rows] = draw(grouped, draws, reads_at_once=reads_at_once).int()
     return Choice(
-        tokens=chosen,
-        finite=largest.isfinite(),  # NaN and infinity win a maximum, and nothing but -inf has none
+        told=grouped.told,
         logprobs=[
-            rank_chosen(each, chosen[wanted.rows], wanted.top)
+            rank_chosen(each, chosen[wanted.rows].long(), wanted.top)
             for each, wanted in zip(raw, plan.logprobs, strict=True)
         ],
     )

@@ -37,14 +37,16 @@ class Slots:
         self.block_size = block_size
         self.paged = paged
         rows, blocks = count + 1, -(-max_len // block_size) if paged else 0
+        self.most_blocks = blocks
         # One column more than positions: the token sampled after the last position has a place, too.
-        self.tokens = torch.zeros(rows, max_len + 1, dtype=torch.int32, device=target)  # [rows, max_len + 1]
+        self.width = max_len + 1
+        self.tokens = torch.zeros(rows, self.width, dtype=torch.int32, device=target)  # [rows, width]
         self.block_table = torch.zeros(rows, blocks, dtype=torch.int32, device=target)  # [rows, blocks]
 
         self.params: list[Sampling] = [_NO_SAMPLING] * rows
         self.pooling: list[Pooling | None] = [None] * rows
         self.prompt_len = np.zeros(rows, np.int64)
-        self.blocks = np.zeros(rows, np.int64)  # entries of the block table in use
+        self.blocks = [0] * rows  # entries of the block table in use
         self.temperature = np.zeros(rows, np.float32)  # 0 is greedy
         self.top_p = np.ones(rows, np.float32)
         self.top_k = np.zeros(rows, np.int64)
@@ -53,7 +55,10 @@ class Slots:
         self.masked = np.zeros(rows, bool)  # has logit_bias, bad_words, allowed_token_ids or min_tokens
         self.penalised = np.zeros(rows, bool)
         self.logprobs = np.zeros(rows, bool)
-        self.prompt_logprobs = np.zeros(rows, bool)
+        self.demanding: set[int] = set()
+        """Rows whose next token is not simply the likeliest, or is told with more than its number."""
+        self.tell_prompt: set[int] = set()
+        """Rows that ask for the logprobs of their prompt."""
 
     @staticmethod
     def nbytes(count: int, max_len: int, block_size: int) -> int:
@@ -71,9 +76,9 @@ class Slots:
             )
         self.prompt_len[slot] = new.prompt_len
         self.blocks[slot] = 0
+        self.tell_prompt.discard(slot)
         if isinstance(new.params, Pooling):
             self.pooling[slot] = new.params
-            self.prompt_logprobs[slot] = False
         else:
             self.pooling[slot] = None
             self._admit_sampling(slot, new.params)
@@ -92,4 +97,9 @@ class Slots:
             params.presence_penalty != 0 or params.frequency_penalty != 0 or params.repetition_penalty != 1
         )
         self.logprobs[slot] = params.logprobs is not None
-        self.prompt_logprobs[slot] = params.prompt_logprobs is not None
+        if any(each[slot] for each in (self.temperature, self.masked, self.penalised, self.logprobs)):
+            self.demanding.add(slot)
+        else:
+            self.demanding.discard(slot)
+        if params.prompt_logprobs is not None:
+            self.tell_prompt.add(slot)

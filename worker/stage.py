@@ -35,8 +35,7 @@ class _Awaited:
     """Tokens that the last stage has sampled, or will."""
 
     rows: set[int]
-    slots: Tensor  # [R]
-    positions: Tensor  # [R]
+    places: Tensor  # [R] in the table, flat
 
 
 class Stage:
@@ -72,9 +71,9 @@ class Stage:
             or any(not wanted.isdisjoint(each.rows) for each in self._awaited)
         ):
             arrived = self._awaited.popleft()
-            values = torch.empty(len(arrived.slots), dtype=tokens.dtype, device=self._target)
+            values = torch.empty(len(arrived.places), dtype=tokens.dtype, device=self._target)
             self._tokens.receive(values, self._place.stages - 1)
-            tokens[arrived.slots, arrived.positions] = values
+            tokens.view(-1)[arrived.places] = values
 
     def receive(self, count: int) -> Tensor | None:
         """The stream of `count` tokens [T, width] from the stage before; None if this is the first."""
@@ -89,8 +88,8 @@ class Stage:
         self._send(self._stream, stream.contiguous(), self._place.stage + 1)
         if self._first and sampled is not None:
             rows = {step.seqs[row].slot for row in sampled.rows}
-            # Copies: what was staged for a step does not last until the step is over.
-            self._awaited.append(_Awaited(rows, sampled.slots.clone(), sampled.positions.clone()))
+            # A copy: what was staged for a step does not last until the step is over.
+            self._awaited.append(_Awaited(rows, sampled.places.clone()))
 
     def tell(self, tokens: Tensor) -> None:
         """The last stage has sampled these."""

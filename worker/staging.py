@@ -17,8 +17,7 @@ from worker.device import Device
 class Packet:
     def __init__(self, device: Device, words: int) -> None:
         self._device = device
-        self._host, self._there = device.mirrored(words)
-        self._used = 0
+        self._take(*device.mirrored(words))
         self._full: list[tuple[Tensor, Tensor]] = []
 
     def reset(self) -> None:
@@ -38,17 +37,20 @@ class Packet:
             there.copy_(host, non_blocking=True)
 
     def _put(self, words: np.ndarray) -> Tensor:
-        if self._used + len(words) > len(self._host):
+        if self._used + len(words) > len(self._words):
             self._grow(len(words))
         place = slice(self._used, self._used + len(words))
-        self._host.numpy()[place] = words
+        self._words[place] = words
         self._used = place.stop
         return self._there[place]
 
     def _grow(self, words: int) -> None:
         """Long prompts outgrow the buffer: it is sent as it is, and a larger one takes its place for good."""
         self._full.append((self._host[: self._used], self._there[: self._used]))
-        self._host, self._there = self._device.mirrored(2 * max(words, len(self._host)))
+        self._take(*self._device.mirrored(2 * max(words, len(self._host))))
+
+    def _take(self, host: Tensor, there: Tensor) -> None:
+        self._host, self._words, self._there = host, host.numpy(), there
         self._used = 0
 
 

@@ -15,9 +15,6 @@ from torch import Tensor
 
 from worker.vocabulary import GROUP, Grouped
 
-CACHED = 1 << 20
-"""Bytes: rows are treated in slices of this size, which stay in the caches of most processors."""
-
 
 class Weights(Protocol):
     """N rows."""
@@ -72,7 +69,7 @@ class FewWeights:
 
     def sums(self, floor: Tensor | None) -> Tensor:
         if floor is None:
-            return self._sums_of_all()
+            return self._logits.sum_weights(self._rows, self._one, self._temperature)
         rows, groups = (self._bounds >= floor).nonzero(as_tuple=True)  # [M] each
         weights = self._look_into(rows, groups)  # [M, 64]
         sums = torch.where(weights >= floor[rows], weights, 0.0).sum(-1)  # [M]
@@ -87,11 +84,6 @@ class FewWeights:
 
     def all_of(self, chosen: Tensor) -> AllWeights:
         return AllWeights(self._logits, self._rows[chosen], self._temperature[chosen])
-
-    def _sums_of_all(self) -> Tensor:
-        rows = max(1, CACHED // (4 * self._logits.logits.shape[1]))
-        slices = torch.arange(len(self._rows)).split(rows)
-        return torch.cat([self.all_of(each).sums(None) for each in slices])
 
     def _look_into(self, rows: Tensor, groups: Tensor) -> Tensor:
         """[M] of our rows, and a group in each -> their weights [M, 64]."""

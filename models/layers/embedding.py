@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from models import ops
 from models.checkpoint import Cut
 from models.layers.linear import frozen
-from models.parallel import Parallel, Span
+from models.parallel import Parallel
+from models.shares import Span
 from models.weights import Weights
 
 
@@ -45,7 +46,7 @@ class Embedding(nn.Module):
 
     def _look_up(self, ids: Tensor) -> Tensor:
         if self.span.is_whole:
-            return F.embedding(ids, self.weight)
+            return ops.embed(ids, self.weight)
         elsewhere = (ids < self.span.start) | (ids >= self.span.stop)  # [T]
         rows = F.embedding((ids - self.span.start).masked_fill(elsewhere, 0), self.weight)
         return self.parallel.all_reduce(rows.masked_fill(elsewhere.unsqueeze(-1), 0))

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from models import ops
 from models.checkpoint import Cut
-from models.parallel import Parallel, Span
+from models.parallel import Parallel
+from models.shares import Span
 from models.weights import Weights
 
 
@@ -52,29 +53,27 @@ class Linear(nn.Module):
         return [part.length for part in self.outputs]
 
     def pull(self, weights: Weights) -> None:
-        self.weight = frozen(ops.pack(self._gather(weights, "weight")))
-        self.bias = frozen(self._gather(weights, "bias")) if self.has_bias else None
+        self.weight = frozen(ops.pack(*self._gather(weights, "weight")))
+        self.bias = frozen(torch.cat(self._gather(weights, "bias"))) if self.has_bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.linear(x, self.weight, self.bias, kind=self.activation)
 
-    def _gather(self, weights: Weights, name: str) -> Tensor:
+    def _gather(self, weights: Weights, name: str) -> list[Tensor]:
+        """The parts of the output, or all of it as one."""
         if self.sources:
-            pieces = [
+            return [
                 self._take(weights.sibling(source), name, part.size, part)
                 for source, part in zip(self.sources, self.outputs, strict=True)
             ]
-        elif all(part.is_whole for part in self.outputs):
-            size = sum(part.size for part in self.outputs)
-            pieces = [self._take(weights, name, size, Span.whole(size))]
-        else:
-            size = sum(part.size for part in self.outputs)
-            starts = accumulate((part.size for part in self.outputs), initial=0)
-            pieces = [
-                self._take(weights, name, size, Span(size, start + part.start, start + part.stop))
-                for start, part in zip(starts, self.outputs, strict=False)
-            ]
-        return (pieces[0] if len(pieces) == 1 else torch.cat(pieces)).contiguous()
+        size = sum(part.size for part in self.outputs)
+        if all(part.is_whole for part in self.outputs):
+            return [self._take(weights, name, size, Span.whole(size))]
+        starts = accumulate((part.size for part in self.outputs), initial=0)
+        return [
+            self._take(weights, name, size, Span(size, start + part.start, start + part.stop))
+            for start, part in zip(starts, self.outputs, strict=False)
+        ]
 
     def _take(self, weights: Weights, name: str, size: int, rows: Span) -> Tensor:
         """The piece `rows` of a tensor with `size` outputs; of a matrix, also the piece of the inputs."""
@@ -104,8 +103,8 @@ class GatedLinear(Linear):
         self.kind = activation
 
     def pull(self, weights: Weights) -> None:
-        self.weight = frozen(ops.pack(self._gather(weights, "weight"), gated=True))
-        self.bias = frozen(self._gather(weights, "bias")) if self.has_bias else None
+        self.weight = frozen(ops.pack(*self._gather(weights, "weight"), gated=True))
+        self.bias = frozen(torch.cat(self._gather(weights, "bias"))) if self.has_bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.gated_linear(x, self.weight, self.bias, self.kind)

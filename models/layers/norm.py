@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from models import ops
 from models.checkpoint import Cut
 from models.layers.linear import frozen
-from models.parallel import Parallel, Span
+from models.parallel import Parallel
+from models.shares import Span
 from models.weights import Weights
 
 

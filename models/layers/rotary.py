@@ -15,6 +15,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
+from models import ops
 from models.weights import Weights
 
 
@@ -39,13 +40,7 @@ class Rotary(nn.Module):
 
     def forward(self, positions: Tensor) -> Tensor:
         """[T] -> [T, 2 * pairs] float32: the cosines, then the sines."""
-        return cos_sin(positions, self.frequencies) * self.rope.scale
-
-
-def cos_sin(positions: Tensor, frequencies: Tensor) -> Tensor:
-    """[T], [pairs] -> [T, 2 * pairs] float32: the cosines, then the sines."""
-    angles = positions.float().unsqueeze(-1) * frequencies  # [T, pairs]
-    return torch.cat([angles.cos(), angles.sin()], dim=-1)
+        return ops.angles(positions, self.frequencies, self.rope.scale)
 
 
 def read_rope(

@@ -13,15 +13,30 @@ from torch import Tensor
 
 from models.context import ForwardContext
 
+# What a model begins with
+
+
+def embed(ids: Tensor, weight: Tensor) -> Tensor:
+    """ids [T] int64 -> their rows of [vocabulary, width]."""
+    return F.embedding(ids, weight)
+
+
+def angles(positions: Tensor, frequencies: Tensor, scale: float) -> Tensor:
+    """What `rotate` turns by: [T] int64, [pairs] -> [T, 2 * pairs] float32: the cosines, then the sines."""
+    turned = positions.float().unsqueeze(-1) * frequencies  # [T, pairs]
+    return torch.cat([turned.cos(), turned.sin()], dim=-1) * scale
+
+
 # Linear layers
 
 
-def pack(weight: Tensor, *, gated: bool = False, wide: bool = False) -> Tensor:
+def pack(*parts: Tensor, gated: bool = False, wide: bool = False) -> Tensor:
     """Bring a matrix [out, in] into the layout that `linear` reads; called once for each, after loading.
 
+    `parts`: its rows, one above the other. They are not joined before if a kernel takes them as they are.
     `gated`: it is read by `gated_linear` alone. `wide`: by `linear` with `wide` alone.
     """
-    return weight
+    return (parts[0] if len(parts) == 1 else torch.cat(parts)).contiguous()
 
 
 def linear(

@@ -22,14 +22,16 @@ _SHAPES = "Input should be a string, a list of strings, a list of token ids, or 
 
 
 def _is_ids(value: object) -> bool:
-    # type(...) and not isinstance: true is not a token
-    return isinstance(value, list) and all(type(id) is int for id in value)
+    # type and not isinstance: true is not a token
+    return isinstance(value, list) and set(map(type, value)) <= {int}
 
 
 def _prompts(value: object) -> list[Prompt]:
     if value is None or value == []:
         raise BadRequest("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
-    prompts = value if isinstance(value, list) and not _is_ids(value) else [value]
+    if isinstance(value, str) or _is_ids(value):
+        return [cast("Prompt", value)]
+    prompts = value if isinstance(value, list) else [value]
     if all(isinstance(one, str) for one in prompts) or all(_is_ids(one) for one in prompts):
         return cast("list[Prompt]", prompts)
     raise PydanticCustomError("prompt_type", _SHAPES)

@@ -114,10 +114,10 @@ class Body(BaseModel):
             unknown = [
                 name
                 for name, value in body.items()
-                if name not in cls.model_fields and not cls._may_pass(name, value)
+                if name not in cls.__pydantic_fields__ and not cls._may_pass(name, value)
             ]
             if unknown:
-                raise _unknown_fields(unknown, cls.model_fields)
+                raise _unknown_fields(unknown, cls.__pydantic_fields__)
         return body
 
     @classmethod

@@ -89,7 +89,7 @@ def _file(options: LoadOptions, path: Path) -> list[Work]:
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
-        raise BenchError(f"{path} cannot be read: {error.strerror}") from error
+        raise BenchError(f"--dataset-path {path} cannot be read: {error.strerror}") from error
     works = [_of_line(options, path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not works:
         raise BenchError(f"{path} holds no requests; each line must be a JSON object")

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import httptools
 
@@ -23,15 +24,19 @@ class TransportError(Exception):
     """No answer, or only a part of one. The text is the kind of the error, the same for all of its kind."""
 
 
+def _address(url: str) -> SplitResult:
+    with suppress(ValueError):  # of brackets without an end, or a port that is no number
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return parts
+    raise BenchError(f"{url!r} is not the address of a server; write for example http://127.0.0.1:8000")
+
+
 class Client:
     def __init__(self, url: str, api_key: str | None = None, timeout: float = 600.0) -> None:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise BenchError(
-                f"{url!r} is not the address of a server; write for example http://127.0.0.1:8000"
-            )
+        parts = _address(url)
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
-        self._host, self._port = parts.hostname, parts.port or (443 if self._tls else 80)
+        self._host, self._port = str(parts.hostname), parts.port or (443 if self._tls else 80)
         self._root = parts.path.rstrip("/").removesuffix("/v1")
         self._timeout = timeout
         self._idle: list[_Connection] = []

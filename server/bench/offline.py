@@ -12,10 +12,13 @@ import msgspec
 
 from engine_core.config import EngineConfig
 from server.bench.errors import BenchError
+from server.bench.options import check_folder
 from server.config import ServerConfig, parse
 from server.llm import LLM
+from server.options import Parser
 from server.sampling import SamplingParams
 from server.tasks import GENERATE
+from worker import logs
 
 
 class Generation(msgspec.Struct, frozen=True):
@@ -38,8 +41,9 @@ class Embeddings(msgspec.Struct, frozen=True):
 
 def run(arguments: Sequence[str], command: str) -> int:
     given, serve_options = _parser(command).parse_known_args(arguments)
-    with LLM(given.model, **_llm_options(serve_options, command)) as llm:
-        _check(llm, given)
+    _check(given)
+    with _open(given.model, _llm_options(serve_options, command)) as llm:
+        _check_model(llm, given)
         measure = embeddings(llm, given) if given.embed else generation(llm, given)
         rows: list[Generation | Embeddings] = []
         for row in measure:
@@ -103,9 +107,24 @@ def _ids(dice: random.Random, llm: LLM, count: int) -> list[int]:
     return [dice.randrange(llm.facts.vocab_size) for _ in range(count)]
 
 
-def _check(llm: LLM, given: argparse.Namespace) -> None:
+def _check(given: argparse.Namespace) -> None:
     if given.output_len < 2 or given.input_len < 1 or given.runs < 1 or min(given.batch) < 1:
         raise BenchError("--output-len must be at least 2, and --input-len, --runs and --batch at least 1")
+    check_folder("--output", given.output)
+
+
+def _open(model: str, options: dict[str, object]) -> LLM:
+    try:
+        return LLM(model, **options)
+    except (ValueError, OSError) as error:  # which are those that explain themselves
+        raise BenchError(logs.one_line(error)) from error
+
+
+def _check_model(llm: LLM, given: argparse.Namespace) -> None:
+    tokens, most = given.input_len + (0 if given.embed else given.output_len), llm.facts.max_model_len
+    if tokens > most:
+        lengths = "--input-len" if given.embed else "--input-len and --output-len together"
+        raise BenchError(f"{lengths} may be {most} tokens here, as --max-model-len, not {tokens}")
     if not given.embed and GENERATE not in llm.facts.tasks:
         raise BenchError(f"this model does not generate; it does {', '.join(llm.facts.tasks)}: try --embed")
 
@@ -137,7 +156,7 @@ def _line(row: Generation | Embeddings) -> str:
 
 
 def _parser(command: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=command,
         usage=f"{command} [MODEL] [--embed] [options] [serve options]",
         description="Measure the engine in this process.",

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import chain
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from server.options import Doc, Foreign, Option, OptionError, build_parser, canonical, options_of
+
+_Number = TypeVar("_Number", int, float)
 
 _SERVER, _LOAD, _REQUESTS = "Server", "Load", "Requests"
 _RANDOM, _PREFIXES, _FILE, _RESULT = "Random texts", "Texts that begin alike", "Texts of a file", "Result"
@@ -36,11 +39,21 @@ def _endpoint(text: str) -> str:
 
 
 def _counts(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
+    return _numbers(text, int, "whole numbers, such as 1,8,32")
 
 
 def _rates(text: str) -> tuple[float, ...]:
-    return tuple(float(part) for part in text.split(","))
+    return _numbers(text, float, "numbers, such as 0.5,2")
+
+
+def _numbers(text: str, number: type[_Number], form: str) -> tuple[_Number, ...]:
+    try:
+        found = tuple(number(part) for part in text.split(","))
+    except ValueError:
+        found = ()
+    if not found or any(math.isnan(one) for one in found):
+        raise ValueError(f"{text!r} is not made of {form}")
+    return found
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -205,6 +218,12 @@ def parse(arguments: Sequence[str], command: str) -> LoadOptions:
     return options
 
 
+def check_folder(flag: str, path: str | None) -> None:
+    """What is to be written when all is done: better told before it is begun."""
+    if path is not None and not Path(path).parent.is_dir():
+        raise OptionError(f"{flag} {path}: there is no folder {Path(path).parent}; make it first")
+
+
 def dataset_options(options: LoadOptions) -> dict[str, object]:
     """What the texts were, for the record."""
     groups = {"random": _RANDOM, "prefix_repetition": _PREFIXES, "custom": _FILE}
@@ -216,6 +235,8 @@ def dataset_options(options: LoadOptions) -> dict[str, object]:
 def _check(options: LoadOptions) -> None:
     if (options.dataset_name == "custom") != (options.dataset_path is not None):
         raise OptionError("--dataset-name custom and --dataset-path FILE go together; give both or none")
+    for flag, path in (("--output", options.output), ("--plot", options.plot)):
+        check_folder(flag, path)
     if min(chain(options.max_concurrency or (1,), options.request_rate)) <= 0:
         raise OptionError("--max-concurrency and --request-rate must be greater than 0")
     if len(options.max_concurrency or ()) > 1 and len(options.request_rate) > 1:

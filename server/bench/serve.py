@@ -25,6 +25,8 @@ from server.bench.table import Bar, table
 
 FAILED = 1
 
+_REMEDIES = {401: "give its key as --api-key", 404: "give the address of its API as --base-url, without /v1"}
+
 
 def run(arguments: Sequence[str], command: str) -> int:
     options = parse(arguments, command)
@@ -74,7 +76,8 @@ async def first_model(client: Client, url: str) -> str:
     except TransportError as error:
         raise BenchError(f"{url}: {error}; start the server, or name it with --base-url") from None
     if status != 200:
-        raise BenchError(f"{url} answers {status} when asked for its models; wait, or name one with --model")
+        remedy = _REMEDIES.get(status, "wait, or name one with --model")
+        raise BenchError(f"{url} answers {status} when asked for its models; {remedy}")
     try:
         return msgspec.json.decode(body, type=_Models).data[0].id
     except (msgspec.DecodeError, IndexError):

@@ -21,6 +21,8 @@ import msgspec
 from models.hub import DEMO
 from server.bench.door import free_port, opens
 from server.bench.errors import BenchError
+from server.bench.options import check_folder
+from server.options import Parser
 
 _FLOOR = (
     "import pathlib, sys, torch; [p.read_bytes() for p in pathlib.Path(sys.argv[1]).glob('*.safetensors')]"
@@ -47,6 +49,7 @@ def run(arguments: Sequence[str], command: str) -> int:
     given, serve_options = _parser(command).parse_known_args(arguments)
     if given.runs < 1:
         raise BenchError("--runs must be at least 1")
+    check_folder("--output", given.output)
     starts: list[Start] = []
     for _ in range(given.runs):
         starts.append(measure(given.model, serve_options))
@@ -114,8 +117,9 @@ class _Door:
     def opens(self, method: str, path: str, body: object = None) -> bool:
         if self._server.poll() is not None:
             self._log.seek(0)
-            lines = self._log.read().strip().splitlines()
-            raise BenchError(f"the server ended: {lines[-1] if lines else self._server.returncode}")
+            lines = self._log.read().strip().splitlines() or [f"exit code {self._server.returncode}"]
+            told = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+            raise BenchError(f"the server ended: {(told or lines)[-1]}")
         return opens(self._port, method, path, body)
 
 
@@ -127,7 +131,7 @@ def _line(start: Start) -> str:
 
 
 def _parser(command: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=command,
         usage=f"{command} [MODEL] [--runs N] [--output FILE] [serve options]",
         description="Start the server again and again, and measure how long it takes.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+import msgspec
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, UnsetType
 
@@ -19,10 +20,9 @@ from server.api.chat import (
 )
 from server.api.logprobs import ChatLogprobs, chat_logprobs, prompt_logprobs
 from server.api.prompts import prepare, write_conversation
-from server.api.usage import Usage
 from server.frontend import Delta
 from server.routes.generation import GENERATES, Job, answer, config_of, frontend_of
-from server.sse import EventStream, event
+from server.sse import Chunks, EventStream, event
 from worker.protocol import TokenLogprobs
 
 router = APIRouter(tags=["generate"])
@@ -85,45 +85,38 @@ async def _whole(chat: _Chat) -> ChatCompletion:
 async def _events(chat: _Chat) -> AsyncGenerator[bytes]:
     job = chat.job
     turns = [_Turn(chat, index) for index in range(job.choices)]
-    opening = _opening(chat)
+    empty = ChatChunk(id=job.id, created=job.created, model=job.model, choices=[])
+    chunks, opening, last = Chunks(empty), _opening(chat, empty), b""
     async with aclosing(job.deltas()) as deltas:
         async for index, delta in deltas:
             chunk = turns[index].chunk(delta)
-            if opening or chunk.delta.content or chunk.finish_reason or chunk.logprobs or chunk.token_ids:
-                yield opening + _event(job, [chunk], job.usage_of(index) if job.tells_usage_always else UNSET)
-                opening = b""
-    if job.tells_usage:
-        yield _event(job, [], job.usage())
+            if not (
+                opening or chunk.delta.content or chunk.finish_reason or chunk.logprobs or chunk.token_ids
+            ):
+                continue
+            told = chunks.event(chunk, job.usage_of(index) if job.tells_usage_always else UNSET)
+            if job.running:
+                yield opening + told
+            else:
+                last = opening + told
+            opening = b""
+    yield last + job.end(chunks)
 
 
-def _opening(chat: _Chat) -> bytes:
+def _opening(chat: _Chat, empty: ChatChunk) -> bytes:
     """Who speaks, for each choice, and what is echoed. Goes out with the first tokens, after any refusal."""
     job = chat.job
     events: list[bytes] = []
     for content in ("", chat.echo) if chat.echo else ("",):
         for index in range(job.choices):
             delta = ChatDelta(content=content) if content else ChatDelta(role=chat.role, content="")
-            choice = ChatChunkChoice(index=index, delta=delta)
-            usage = job.usage_of(index) if job.tells_usage_always else UNSET
-            events.append(
-                _event(job, [choice], usage, tells_prompt=not content and bool(chat.body.return_token_ids))
-            )
+            chunk = msgspec.structs.replace(empty, choices=[ChatChunkChoice(index=index, delta=delta)])
+            if job.tells_usage_always:
+                chunk.usage = job.usage_of(index)
+            if chat.body.return_token_ids and not content:
+                chunk.prompt_token_ids = job.prompts[0].ids
+            events.append(event(chunk))
     return b"".join(events)
-
-
-def _event(
-    job: Job, choices: list[ChatChunkChoice], usage: Usage | UnsetType, *, tells_prompt: bool = False
-) -> bytes:
-    return event(
-        ChatChunk(
-            id=job.id,
-            created=job.created,
-            model=job.model,
-            choices=choices,
-            usage=usage,
-            prompt_token_ids=job.prompts[0].ids if tells_prompt else UNSET,
-        )
-    )
 
 
 class _Turn:

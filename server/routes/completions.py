@@ -19,11 +19,10 @@ from server.api.completions import (
 )
 from server.api.logprobs import CompletionLogprobs, PromptLogprobs, completion_logprobs, prompt_logprobs
 from server.api.prompts import Prompt, prepare
-from server.api.usage import Usage
 from server.errors import BadRequest
 from server.frontend import Delta
 from server.routes.generation import GENERATES, Job, answer, config_of, frontend_of
-from server.sse import EventStream, event
+from server.sse import Chunks, EventStream
 from worker.protocol import TokenLogprobs
 
 router = APIRouter(tags=["generate"])
@@ -79,25 +78,25 @@ async def _whole(job: Job, body: CompletionRequest) -> Completion:
 
 async def _events(job: Job, body: CompletionRequest) -> AsyncGenerator[bytes]:
     texts = [_Text(job, body, index) for index in range(job.choices)]
+    chunks = Chunks(CompletionChunk(id=job.id, created=job.created, model=job.model, choices=[]))
+    last = b""
     async with aclosing(job.deltas()) as deltas:
         async for index, delta in deltas:
             chunk = texts[index].chunk(delta)
-            if (
+            if not (
                 chunk.text
                 or chunk.finish_reason
                 or chunk.logprobs
                 or chunk.token_ids
                 or chunk.prompt_token_ids
             ):
-                yield _event(job, [chunk], job.usage_of(index) if job.tells_usage_always else UNSET)
-    if job.tells_usage:
-        yield _event(job, [], job.usage())
-
-
-def _event(job: Job, choices: list[CompletionChunkChoice], usage: Usage | UnsetType) -> bytes:
-    return event(
-        CompletionChunk(id=job.id, created=job.created, model=job.model, choices=choices, usage=usage)
-    )
+                continue
+            event = chunks.event(chunk, job.usage_of(index) if job.tells_usage_always else UNSET)
+            if job.running:
+                yield event
+            else:
+                last = event
+    yield last + job.end(chunks)
 
 
 class _Text:
@@ -105,6 +104,7 @@ class _Text:
 
     def __init__(self, job: Job, body: CompletionRequest, index: int) -> None:
         self._body = body
+        self._scores_only = body.scores_only
         self._index = index
         self._prompt = job.prompt_of(index)
         self._names = job.names
@@ -117,10 +117,10 @@ class _Text:
         self._prompt_logprobs: list[TokenLogprobs] | None = None
 
     def chunk(self, delta: Delta) -> CompletionChunkChoice:
-        scores_only = self._body.scores_only
-        text = "" if scores_only else delta.text
-        ids = [] if scores_only else delta.token_ids
-        entries: list[TokenLogprobs | None] = [] if scores_only else [*delta.logprobs]
+        text, ids = delta.text, delta.token_ids
+        entries: list[TokenLogprobs | None] = [*delta.logprobs]
+        if self._scores_only:
+            text, ids, entries = "", [], []
         first, self._begun = not self._begun, True
         if first:
             self._prompt_logprobs = delta.prompt_logprobs
@@ -135,8 +135,8 @@ class _Text:
             chunk.token_ids = ids
             chunk.prompt_token_ids = self._prompt.ids if first else UNSET
         if delta.finish_reason is not None:
-            chunk.finish_reason = "length" if scores_only else delta.finish_reason
-            chunk.stop_reason = None if scores_only else delta.stop_reason
+            chunk.finish_reason = "length" if self._scores_only else delta.finish_reason
+            chunk.stop_reason = None if self._scores_only else delta.stop_reason
         return chunk
 
     def join(self, chunks: list[CompletionChunkChoice]) -> CompletionChoice:

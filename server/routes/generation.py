@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
+import secrets
 import time
-import uuid
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
 from typing import Any
@@ -19,9 +18,10 @@ from server.api.usage import Usage, count
 from server.config import ServerConfig
 from server.errors import BadRequest
 from server.frontend import Delta, Frontend
+from server.merging import merged
 from server.middleware import CLIENT_GONE, REQUEST_ID
 from server.sampling import SamplingParams
-from server.sse import ClientGone, json_response, while_connected
+from server.sse import DONE, Chunks, ClientGone, json_response, while_connected
 from server.tasks import GENERATE, require_task
 
 REPLICA = "X-data-parallel-rank"
@@ -114,6 +114,8 @@ class Job:
         # checks the sampling, so that n can be trusted from here on
         self._streams = [self._generate(prompt) for prompt in prompts]
         self.choices = len(prompts) * sampling.n
+        self.running = self.choices
+        """Choices whose last delta is still to come."""
         self._output = [0] * self.choices
         self._cached = [0] * len(prompts)
 
@@ -122,14 +124,25 @@ class Job:
 
     async def deltas(self) -> AsyncGenerator[tuple[int, Delta]]:
         """The deltas of all prompts as they come, each with the index of its choice. To be read once."""
-        async with aclosing(_merged(self._streams)) as merged:
-            async for prompt, delta in merged:
-                choice = prompt * self.sampling.n + delta.index
-                if self._counts_output:
-                    self._output[choice] += len(delta.token_ids)
-                if delta.index == 0:
-                    self._cached[prompt] += delta.cached_tokens
-                yield choice, delta
+        if len(self._streams) == 1:
+            async with aclosing(self._streams[0]) as stream:
+                async for delta in stream:
+                    yield self._count(0, delta), delta
+        else:
+            async with aclosing(merged(self._streams)) as streams:
+                async for prompt, delta in streams:
+                    yield self._count(prompt, delta), delta
+
+    def _count(self, prompt: int, delta: Delta) -> int:
+        """The index of the choice whose delta it is."""
+        choice = prompt * self.sampling.n + delta.index
+        if self._counts_output:
+            self._output[choice] += len(delta.token_ids)
+        if delta.index == 0:
+            self._cached[prompt] += delta.cached_tokens
+        if delta.finish_reason is not None:
+            self.running -= 1
+        return choice
 
     def _generate(self, prompt: Prompt) -> AsyncGenerator[Delta]:
         return self.frontend.generate(
@@ -146,6 +159,10 @@ class Job:
         return self._usage(
             sum(len(prompt.ids) for prompt in self.prompts), sum(self._output), sum(self._cached)
         )
+
+    def end(self, chunks: Chunks) -> bytes:
+        """With what a stream ends, after its last delta."""
+        return (chunks.event(None, self.usage()) if self.tells_usage else b"") + DONE
 
     def usage_of(self, choice: int) -> Usage:
         prompt = choice // self.sampling.n
@@ -165,7 +182,7 @@ def request_name(request: Request, asked: str | None) -> str:
             if not REQUEST_ID.fullmatch(given):
                 raise BadRequest(f"{where} must be 1 to 128 characters of A-Z a-z 0-9 . _ : -", where)
             return given
-    return uuid.uuid4().hex
+    return secrets.token_hex(16)
 
 
 async def answer(request: Request, work: Coroutine[Any, Any, msgspec.Struct]) -> Response:
@@ -182,41 +199,3 @@ async def respond(request: Request, work: Coroutine[Any, Any, Response]) -> Resp
 
 async def _as_response(work: Coroutine[Any, Any, msgspec.Struct]) -> Response:
     return json_response(await work)
-
-
-async def _merged(streams: list[AsyncGenerator[Delta]]) -> AsyncGenerator[tuple[int, Delta]]:
-    if len(streams) == 1:
-        async with aclosing(streams[0]) as stream:
-            async for delta in stream:
-                yield 0, delta
-        return
-    # bounded, so that a slow reader holds the streams back as it would a single one
-    queue: asyncio.Queue[tuple[int, Delta | BaseException | None]] = asyncio.Queue(maxsize=len(streams))
-    tasks = [asyncio.create_task(_pump(i, stream, queue)) for i, stream in enumerate(streams)]
-    try:
-        running = len(tasks)
-        while running:
-            index, item = await queue.get()
-            if item is None:
-                running -= 1
-            elif isinstance(item, BaseException):
-                raise item
-            else:
-                yield index, item
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _pump(
-    index: int, stream: AsyncGenerator[Delta], queue: asyncio.Queue[tuple[int, Delta | BaseException | None]]
-) -> None:
-    try:
-        async with aclosing(stream) as deltas:
-            async for delta in deltas:
-                await queue.put((index, delta))
-    except Exception as error:
-        await queue.put((index, error))
-    else:
-        await queue.put((index, None))

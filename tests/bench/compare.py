@@ -1,6 +1,6 @@
-"""We and vLLM on the same work, side by side: `make compare` writes it into docs/performance.md.
+"""We and others on the same work, side by side: `make compare` writes it into docs/performance.md.
 
-    python tests/bench/compare.py [--only PART ...] [--without SIDE ...] [--rounds N] [--quick]
+    python tests/bench/compare.py [--only PART ...] [--models MODEL ...] [--without SIDE ...] [--rounds N]
 
 All servers of a model are up at the same time, and take turns within each round while the others are
 stopped, so that a slow minute of the machine is a slow minute for all; ratios are taken within a round. What
@@ -19,22 +19,27 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import installs
 import page
+import peers
 import processes
+import texts
 import uvloop
 import work
-from peers import PEER, DidNotStart, Server, Side, build_venv, eager, ours, theirs
+from servers import DidNotStart, Server, Side
 
 from server.bench.serve import measure
 from server.bench.summary import Figures
 
 HERE = Path(__file__).parent
 IDLE_SECONDS = 10.0
+_IN_PROCESS = {"sentence-transformers": f"{version('sentence-transformers')}, in a process without a server"}
 
 Record = dict[str, Any]
 
@@ -47,15 +52,15 @@ class Comparison:
         self.records: list[Record] = []
 
     def run(self, part: str) -> None:
-        if part == "startup":
-            for model in [*work.models("generation"), work.Model("minilm", "float32")]:
-                self._time_starts(model)
-        elif part == "memory":
-            for model in work.models(part):
-                self._weigh(model)
-        else:
-            for model in work.models(part):
+        measure = {"startup": self._time_starts, "memory": self._weigh}.get(part)
+        for model in self.models(part):
+            if measure is None:
                 self._load(part, model)
+            else:
+                measure(model)
+
+    def models(self, part: str) -> list[work.Model]:
+        return [model for model in work.models(part) if model.name in (self._given.models or [model.name])]
 
     def _load(self, part: str, model: work.Model) -> None:
         cases = work.CASES[part](self._given.quick)
@@ -65,7 +70,8 @@ class Comparison:
                 server.pause()
             for round in range(self._given.rounds):
                 for case in cases:
-                    for server in _rotated(servers, round):
+                    able = [server for server in servers if server.side.room >= case.tokens]
+                    for server in _rotated(able, round):
                         server.resume()
                         self._measure(part, model, case, server, round)
                         server.pause()
@@ -73,8 +79,9 @@ class Comparison:
             self._in_process(model, cases)
 
     def _measure(self, part: str, model: work.Model, case: work.Case, server: Server, round: int) -> None:
+        file = self._texts(model, *case.texts) if case.texts else None
+        options = case.options(server.url, round, quick=self._given.quick, file=file)
         before = processes.cpu_seconds(server.pid), processes.cpu_seconds(os.getpid())
-        options = case.options(server.url, round, quick=self._given.quick)
         [figures] = uvloop.run(measure(options)).points
         spent = processes.cpu_seconds(server.pid) - before[0]
         loader = processes.cpu_seconds(os.getpid()) - before[1]
@@ -83,61 +90,72 @@ class Comparison:
     def _in_process(self, model: work.Model, cases: Sequence[work.Case]) -> None:
         """The library that most people use, where there is no server between."""
         for case in cases:
-            if case.fields["random_batch_size"] == 1:
+            if case.texts is None or case.texts[1] == 1:
                 continue
-            tokens = str(case.fields["random_input_len"])
             script = [sys.executable, str(HERE / "sentences.py"), str(self._checkpoint(model.name))]
+            given = [model.dtype, str(case.texts[0])]
             for round in range(self._given.rounds):
-                done = subprocess.run(
-                    [*script, model.dtype, tokens], capture_output=True, text=True, check=False
-                )
+                done = subprocess.run([*script, *given], capture_output=True, text=True, check=False)
                 if done.returncode == 0:
                     values = {"inputs_per_second": float(done.stdout.split()[-1])}
                     self._keep("embeddings", model, case.title, "sentence-transformers", round, values)
 
     def _time_starts(self, model: work.Model) -> None:
-        sides = [*self._sides, *(eager(side) for side in self._sides if side.name == "vLLM")]
         for round in range(self._given.rounds):
-            for side in _rotated([s for s in sides if s.name != "vLLM tuned"], round):
+            for side in _rotated(self._taking("startup"), round):
                 with ExitStack() as stack:
                     if server := self._start(stack, "startup", model, side):
-                        ready = server.wait_ready()
-                        values = {"ready_s": ready, "first_s": server.first_answer()}
+                        values = {"ready_s": server.ready_s, "first_s": server.first_answer()}
                         self._keep("startup", model, "start", side.name, round, values)
 
     def _weigh(self, model: work.Model) -> None:
-        """Once each: memory does not depend on who else runs."""
-        for side in self._sides:
-            with ExitStack() as stack:
-                if server := self._start(stack, "memory", model, side):
-                    server.first_answer()
-                    time.sleep(2)  # what a start leaves to do is no idling
-                    pids = processes.tree(server.pid)
-                    before = processes.cpu_seconds(*pids)
-                    time.sleep(IDLE_SECONDS)
-                    share = (processes.cpu_seconds(*pids) - before) / IDLE_SECONDS
-                    values = {
-                        "api_mib": processes.resident_mib(server.pid),
-                        "all_mib": processes.resident_mib(*pids),
-                        "processes": len(pids),
-                        "idle_percent": 100 * share,
-                    }
-                    self._keep("memory", model, "idle", side.name, 0, values)
+        """Once each: memory does not depend on who else runs.
+
+        Some fill their KV cache when they start and others as it is used, so what it takes of the memory is
+        learned from two sizes of it.
+        """
+        weights = weight_bytes(self._checkpoint(model.name)) / (1 << 20)
+        for side in self._taking("memory"):
+            half = self._at_rest(replace(model, cache_mib=model.cache_mib // 2), side)
+            if half and (values := self._at_rest(model, side)):
+                values["beyond_mib"] = 2 * half["all_mib"] - values["all_mib"] - weights
+                self._keep("memory", model, "idle", side.name, 0, values)
+
+    def _at_rest(self, model: work.Model, side: Side) -> dict[str, float] | None:
+        with ExitStack() as stack:
+            server = self._start(stack, "memory", model, side)
+            if server is None:
+                return None
+            server.first_answer()
+            time.sleep(2)  # what a start leaves to do is no idling
+            pids = processes.tree(server.pid)
+            before = processes.cpu_seconds(*pids)
+            time.sleep(IDLE_SECONDS)
+            share = (processes.cpu_seconds(*pids) - before) / IDLE_SECONDS
+            return {
+                "api_mib": processes.resident_mib(server.pid),
+                "all_mib": processes.resident_mib(*pids),
+                "processes": len(pids),
+                "idle_percent": 100 * share,
+            }
+
+    def _taking(self, part: str) -> list[Side]:
+        return [side for side in self._sides if part in side.parts]
 
     def _start_all(self, stack: ExitStack, part: str, model: work.Model) -> list[Server]:
-        started = (self._start(stack, part, model, side) for side in self._sides)
+        started = (self._start(stack, part, model, side) for side in self._taking(part))
         return [server for server in started if server is not None]
 
     def _start(self, stack: ExitStack, part: str, model: work.Model, side: Side) -> Server | None:
         """None if it does not start, which is a result too."""
-        server = Server(side, self._checkpoint(model.name), model.serve_options())
-        stack.callback(server.close)
         try:
-            seconds = server.wait_ready()
+            server = Server(side, self._checkpoint(model.name), model)
+            stack.callback(server.close)
+            server.wait_ready()
         except DidNotStart as failure:
             self._keep(part, model, "start", side.name, 0, {"failure": str(failure)})
             return None
-        print(f"{side.name} serves {model.title} after {seconds:.1f} s", flush=True)
+        print(f"{side.name} serves {model.title} after {server.ready_s:.1f} s", flush=True)
         return server
 
     def _checkpoint(self, name: str) -> Path:
@@ -148,6 +166,12 @@ class Comparison:
             subprocess.run([sys.executable, str(HERE / "checkpoints.py"), name, str(half)], check=True)
             half.rename(folder)
         return folder
+
+    def _texts(self, model: work.Model, tokens: int, batch: int) -> Path:
+        file = self._folder / f"{model.name}-{tokens}-{batch}.jsonl"
+        if not file.exists():
+            texts.write(file, self._checkpoint(model.name), tokens, batch)
+        return file
 
     def _keep(
         self, part: str, model: work.Model, case: str, side: str, round: int, values: Mapping[str, object]
@@ -192,52 +216,66 @@ def _best(now: Record, before: Record) -> Record:
     return {k: max(v, before.get(k, v)) if isinstance(v, float) else v for k, v in now.items()}
 
 
-def _peers(venv: Path) -> list[Side]:
-    try:
-        build_venv(venv)
-    except (subprocess.CalledProcessError, OSError) as error:
-        print(f"{PEER} cannot be installed here ({error}); we measure ourselves only", flush=True)
-        return []
-    return theirs(venv)
+def _sides(given: argparse.Namespace) -> list[Side]:
+    sides = peers.ours(given.facet_options.split())
+    for make, describe, folder in (
+        (installs.make_vllm, peers.vllm, given.peer_venv),
+        (installs.make_llama, peers.llama, given.peer_llama),
+        (installs.make_infinity, peers.infinity, given.peer_infinity),
+    ):
+        if folder is None or given.alone:
+            continue
+        try:
+            make(folder)
+        except (subprocess.CalledProcessError, OSError) as error:
+            print(f"{folder.name} cannot be made here, and is left out: {error}", flush=True)
+        else:
+            sides += describe(folder)
+    return [side for side in sides if side.name not in given.without]
 
 
 def main() -> None:
     given = _arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # through all that must be closed
     given.folder.mkdir(parents=True, exist_ok=True)
-    sides = [ours(given.facet_options.split()), *([] if given.alone else _peers(given.peer_venv))]
-    sides = [side for side in sides if side.name not in given.without]
+    sides = _sides(given)
     kept = given.folder / ("quick.json" if given.quick else "compare.json")
     known: Record = json.loads(kept.read_text()) if kept.exists() else {"records": []}
     comparison = Comparison(given, sides)
     for part in given.only or work.PARTS:
         comparison.run(part)
-        known["records"] = [r for r in known["records"] if r["part"] != part]
+        anew = {model.title for model in comparison.models(part)}
+        known["records"] = [r for r in known["records"] if r["part"] != part or r["model"] not in anew]
         known["records"] += [r for r in comparison.records if r["part"] == part]
         known["machine"] = _best(_machine(), known.get("machine", {}))
         known["date"] = datetime.now(UTC).date().isoformat()
-        known["versions"] = {"facet": version("facet-serve"), "vllm": PEER.partition("==")[2]}
-        known["weights"] = {m: size for m in work.GENERATIVE if (size := _weight_bytes(given.folder / m))}
+        known["sides"] = known.get("sides", {}) | {side.name: side.about for side in sides} | _IN_PROCESS
+        known["weights"] = {m: size for m in work.GENERATIVE if (size := weight_bytes(given.folder / m))}
         kept.write_text(json.dumps(known, indent=1))
     target = given.folder / "quick.md" if given.quick else HERE.parents[1] / "docs" / "performance.md"
     page.write(target, known)
     print(f"wrote {target.name}")
 
 
-def _weight_bytes(folder: Path) -> int:
+def weight_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
 
 
 def _arguments() -> argparse.Namespace:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "facet" / "compare"
-    parser = argparse.ArgumentParser(description="We and vLLM on the same work.")
+    parser = argparse.ArgumentParser(description="We and others on the same work.")
     parser.add_argument("--only", nargs="+", choices=work.PARTS, metavar="PART", help=", ".join(work.PARTS))
+    parser.add_argument(
+        "--models", nargs="+", choices=work.MODELS, metavar="MODEL", help=", ".join(work.MODELS)
+    )
     parser.add_argument("--rounds", type=int, default=3, help="how often each side is measured (default: 3)")
     parser.add_argument("--quick", action="store_true", help="a trial of a few minutes, not for the docs")
     parser.add_argument("--folder", type=Path, default=cache, help="for checkpoints and results")
     parser.add_argument("--alone", action="store_true", help="measure ourselves only")
     parser.add_argument("--without", nargs="+", default=[], metavar="SIDE", help="sides to leave out")
     parser.add_argument("--peer-venv", type=Path, help="of vLLM; made if it is not there")
+    parser.add_argument("--peer-llama", type=Path, help="llama.cpp's source; fetched and built if it is not")
+    parser.add_argument("--peer-infinity", type=Path, help="a venv of Infinity; made if it is not there")
     parser.add_argument("--facet-options", default="", help="more options of ours, as one word")
     given = parser.parse_args()
     given.peer_venv = given.peer_venv or given.folder / "venv"

@@ -13,6 +13,9 @@ from server.bench.plot import Chart, Line, svg
 
 BEGIN, END = "<!-- compare: begin -->", "<!-- compare: end -->"
 OURS = "facet"
+_EIGHT_BITS = ("facet int8", "llama.cpp Q8_0")
+"""They read half of the weights' bytes, and are compared with each other."""
+_CACHE = work.Model.cache_mib
 _PICTURED = "256 in, 64 out"
 
 Record = dict[str, Any]
@@ -34,6 +37,7 @@ _COLUMNS = {
     "memory": (
         ("api_mib", "API process MiB"),
         ("all_mib", "all processes MiB"),
+        ("beyond_mib", "beyond weights and KV, MiB"),
         ("processes", "processes"),
         ("idle_percent", "idle, % of a core"),
     ),
@@ -43,7 +47,14 @@ _TITLES = {
     "embeddings": "Embeddings",
     "overhead": "HTTP and IPC, with a model too small to matter",
     "startup": "From start to the first token",
-    "memory": "At rest, with a model of 2 million parameters",
+    "memory": "At rest",
+}
+_NOTES = {
+    "embeddings": "Texts, not token ids, are sent to all: Infinity takes no others.",
+    "startup": "Files are in the page cache. From its second start on vLLM finds what it has compiled.",
+    "memory": "PSS of all processes: pages that several share count once. Beyond weights and KV is what is "
+    f"left without the checkpoint's bytes, and without a cache: extrapolated from one of {_CACHE} MiB and "
+    "one of half of that, for some fill theirs at the start and others as it is used.",
 }
 
 
@@ -68,6 +79,8 @@ def _sections(known: Record, pictures: Sequence[str]) -> Iterator[str]:
         if not records:
             continue
         yield f"### {_TITLES[part]}"
+        if part in _NOTES:
+            yield _NOTES[part]
         if part == "generation":
             yield "\n".join(f"![{name.removesuffix('.svg')}]({name})" for name in pictures)
         for model in _unique(record["model"] for record in records):
@@ -78,20 +91,16 @@ def _sections(known: Record, pictures: Sequence[str]) -> Iterator[str]:
 
 
 def _about(known: Record) -> str:
-    machine, versions = known["machine"], known["versions"]
-    rounds = 1 + max((record["round"] for record in known["records"]), default=0)
-    about = f"{machine['cores']} cores ({machine['processor']}; {', '.join(machine['instructions'])}), "
-    about += (
-        f"{machine['memory_gib']} GiB, {known['date']}. Facet {versions['facet']}. vLLM {versions['vllm']} "
+    machine, records = known["machine"], known["records"]
+    rounds = 1 + max((record["round"] for record in records), default=0)
+    about = (
+        f"{machine['cores']} cores ({machine['processor']}; {', '.join(machine['instructions'])}), "
+        f"{machine['memory_gib']} GiB, {known['date']}. Medians of up to {rounds} rounds. Below each figure "
+        "of another server stands what Facet has as a multiple of it, and with int8 weights as one of Q8_0: "
+        "the median, the least and the most of the ratios within a round."
     )
-    tuned = any(record["side"] == "vLLM tuned" for record in known["records"])
-    about += "on the CPU, as installed"
-    if tuned:
-        about += ", and tuned as its documentation advises: threads bound to all cores, libraries preloaded"
-    return about + (
-        f". Medians of up to {rounds} rounds. Below each figure of another server stands what Facet has as a "
-        "multiple of it: the median, the least and the most of the ratios within a round."
-    )
+    present = _unique([OURS, *(record["side"] for record in records)])
+    return "\n".join([about, "", *(f"- {side}: {known['sides'].get(side, '')}" for side in present)])
 
 
 def _floor(known: Record) -> str:
@@ -121,7 +130,7 @@ def _floor(known: Record) -> str:
 
 
 def _multiples(records: Sequence[Record], metric: str, floor: float) -> str:
-    sides = _unique(record["side"] for record in records)
+    sides = _unique(record["side"] for record in records if record["side"] not in _EIGHT_BITS)
     found = ((side, _median(records, side, metric)) for side in sides)
     return ", ".join(f"{side} {value / floor:.2f}" for side, value in found if value is not None)
 
@@ -146,17 +155,20 @@ def _cell(records: Sequence[Record], side: str, metric: str) -> str:
         return ""
     shown = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
     ratios = _ratios(records, side, metric)
-    if side == OURS or not ratios:
+    if not ratios:
         return shown
     spread = f" ({min(ratios):.2f} to {max(ratios):.2f})" if len(ratios) > 1 else ""
     return f"{shown}<br>**{statistics.median(ratios):.2f}**{spread}"
 
 
 def _ratios(records: Sequence[Record], side: str, metric: str) -> list[float]:
-    """Ours over theirs, round by round."""
+    """Ours over theirs, round by round; none of one of ours."""
+    base = _EIGHT_BITS[0] if side in _EIGHT_BITS else OURS
+    if side == base:
+        return []
     ours, theirs = (
         {r["round"]: r[metric] for r in records if r["side"] == name and r.get(metric) is not None}
-        for name in (OURS, side)
+        for name in (base, side)
     )
     return [ours[round] / theirs[round] for round in ours if theirs.get(round)]
 

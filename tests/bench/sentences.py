@@ -5,10 +5,12 @@ python tests/bench/sentences.py FOLDER DTYPE TOKENS
 
 from __future__ import annotations
 
-import random
 import sys
 import time
+from itertools import islice
+from pathlib import Path
 
+import texts
 import torch
 from sentence_transformers import SentenceTransformer
 
@@ -17,13 +19,11 @@ _BATCH, _RUNS = 32, 5
 
 def main(folder: str, dtype: str, tokens: int) -> None:
     model = SentenceTransformer(folder, device="cpu", model_kwargs={"dtype": getattr(torch, dtype)})
-    words = [word for word in model.tokenizer.get_vocab() if word.isalpha() and len(word) > 3]
-    dice = random.Random(0)
-    texts = [" ".join(dice.choices(words, k=tokens - 2)) for _ in range(_BATCH)]  # and two marks at the ends
+    batch = list(islice(texts.texts(Path(folder), tokens), _BATCH))
     rates: list[float] = []
     for _ in range(_RUNS):
         started = time.perf_counter()
-        model.encode(texts, batch_size=_BATCH, show_progress_bar=False)
+        model.encode(batch, batch_size=_BATCH, show_progress_bar=False)
         rates.append(_BATCH / (time.perf_counter() - started))
     print(sorted(rates)[_RUNS // 2])
 

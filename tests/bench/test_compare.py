@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordPiece
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import BertProcessing
 
 MACHINE = {
     "processor": "A CPU",
@@ -53,13 +58,13 @@ def record(side: str, round: int, tokens: float, **more: object) -> dict[str, An
 
 
 def known(*records: dict[str, Any]) -> dict[str, Any]:
-    versions = {"facet": "1", "vllm": "2"}
+    sides = {"facet": "1", "vLLM": "2 as installed", "Infinity": "3"}
     weights = {"llama-135m": 400_000_000}
     return {
         "records": [*records],
         "machine": MACHINE,
         "date": "today",
-        "versions": versions,
+        "sides": sides,
         "weights": weights,
     }
 
@@ -87,6 +92,8 @@ def test_only_what_stands_between_the_marks_is_written_anew(load, tmp_path: Path
     assert (text.count(page.BEGIN), text.count(page.END), text.count("old")) == (1, 1, 0)
     assert "| 30<br>**3.00** (2.00 to 3.50) |" in text
     assert "| llama-135m | 10.0 | facet 2.00, vLLM 2.00 |" in text, "20 ms a token, 10 to read the weights"
+    assert "- facet: 1\n- vLLM: 2 as installed\n" in text
+    assert "Infinity" not in text, "it was not measured"
     assert "vLLM, 256 in, 64 out, 1 at once, round 3: 2 requests failed." in text
     pictures = sorted(path.name for path in tmp_path.glob("*.svg"))
     assert len(pictures) == 2
@@ -109,12 +116,78 @@ def test_a_side_that_did_not_start_is_told(load, tmp_path: Path) -> None:
     assert "| facet | 60 |" in text
 
 
+def test_eight_bits_stand_beside_eight_bits(load, tmp_path: Path) -> None:
+    page = load("page")
+    sides = {"facet": 60, "facet int8": 90, "llama.cpp": 30, "llama.cpp Q8_0": 45}
+    page.write(tmp_path / "p.md", known(*(record(side, 0, tokens) for side, tokens in sides.items())))
+    text = (tmp_path / "p.md").read_text()
+    assert "| facet int8 | 90 |" in text
+    assert "| llama.cpp | 30<br>**2.00** |" in text
+    assert "| llama.cpp Q8_0 | 45<br>**2.00** |" in text
+    assert "| facet 2.00, llama.cpp 2.00 |" in text, "the others read fewer bytes than this floor"
+
+
+def test_what_a_cache_takes_is_left_out(load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compare, work, servers = load("compare"), load("work"), load("servers")
+    (tmp_path / "tiny-2m").mkdir()
+    (tmp_path / "tiny-2m" / "model.safetensors").write_bytes(bytes(3 << 20))
+    sides = [servers.Side(name, "", lambda *_: []) for name in ("fills it", "takes what it needs")]
+    sides.append(servers.Side("elsewhere", "", lambda *_: [], ("generation",)))
+
+    def at_rest(self: object, model: Any, side: Any) -> dict[str, float]:
+        return {"all_mib": 500.0 + (model.cache_mib if side.name == "fills it" else 0)}
+
+    monkeypatch.setattr(compare.Comparison, "_at_rest", at_rest)
+    comparison = compare.Comparison(SimpleNamespace(folder=tmp_path), sides)
+    comparison._weigh(work.Model("tiny-2m"))
+    found = {record["side"]: (record["all_mib"], record["beyond_mib"]) for record in comparison.records}
+    assert found == {"fills it": (2036, 497), "takes what it needs": (500, 497)}
+
+
+def test_every_side_serves_the_folder_at_the_port_that_it_is_given(load, tmp_path: Path) -> None:
+    peers, work = load("peers"), load("work")
+    for kind in ("bf16", "q8_0", "f32"):
+        (tmp_path / f"m.{kind}.gguf").touch()
+    found = [
+        *peers.ours(["--more"]),
+        *peers.vllm(tmp_path),
+        *peers.llama(tmp_path),
+        *peers.infinity(tmp_path),
+    ]
+    commands = {side.name: side.command(tmp_path / "m", work.Model("any"), 4321) for side in found}
+    for name, command in commands.items():
+        assert any(str(word).startswith(str(tmp_path / "m")) for word in command), name
+        assert command[command.index("--port") + 1] == "4321"
+    assert commands["facet int8"] == [*commands["facet"], "--quantization", "int8"]
+    served = commands["vLLM eager"].index("serve") + 1
+    assert commands["vLLM eager"][served] == str(tmp_path / "m"), "it takes no option before the folder"
+    taking = {part: [side.name for side in found if part in side.parts] for part in work.PARTS}
+    assert taking["embeddings"] == ["facet", "vLLM", "vLLM tuned", "llama.cpp", "Infinity"]
+    assert taking["startup"] == ["facet", "vLLM", "vLLM eager"]
+
+
+def test_texts_have_as_many_tokens_as_is_said(load, tmp_path: Path) -> None:
+    texts = load("texts")
+    words = {"[CLS]": 0, "[SEP]": 1, "[UNK]": 2, "some": 3, "words": 4, "##ing": 5, "of": 6}
+    tokenizer = Tokenizer(WordPiece(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.post_processor = BertProcessing(("[SEP]", 1), ("[CLS]", 0))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    texts.write(tmp_path / "t.jsonl", tmp_path, 8, 32)
+    lines = [json.loads(line)["input"] for line in (tmp_path / "t.jsonl").read_text().splitlines()]
+    assert {len(line) for line in lines} == {32}
+    ids = [tokenizer.encode(text).ids for line in lines for text in line]
+    assert {len(each) for each in ids} == {8}
+    assert {id for each in ids for id in each} == {0, 1, 3, 4}
+
+
 def test_the_log_of_a_side_is_told_without_folders(load, tmp_path: Path) -> None:
-    peers = load("peers")
+    servers, work = load("servers"), load("work")
     code = "import sys; sys.exit('no room in /some/where/else for ' + sys.argv[1])"
     folder = tmp_path / "model"
-    server = peers.Server(peers.Side("broken", (sys.executable, "-c", code)), folder)
-    with pytest.raises(peers.DidNotStart) as told:
+    side = servers.Side("broken", "", lambda folder, *_: [sys.executable, "-c", code, str(folder)])
+    server = servers.Server(side, folder, work.Model("any"))
+    with pytest.raises(servers.DidNotStart) as told:
         server.wait_ready()
     server.close()
     assert str(told.value) == "it ended with 1:\nno room in …/else for …/model"
@@ -148,7 +221,9 @@ def test_every_case_is_a_load_that_can_be_asked_for(load, quick: bool) -> None:
     work = load("work")
     for part, cases in work.CASES.items():
         for case in cases(quick):
-            options = case.options("http://h", 1, quick=quick)
+            file = Path("texts.jsonl") if case.texts else None
+            options = case.options("http://h", 1, quick=quick, file=file)
+            assert (options.dataset_name == "custom") == (options.dataset_path is not None)
             assert options.max_concurrency == (case.concurrency,)
             assert options.num_prompts is not None or options.duration is not None
             assert (options.kind == "embeddings") == (part == "embeddings")

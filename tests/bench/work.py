@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from server.bench.options import LoadOptions
 
 GENERATIVE = ("llama-135m", "qwen3-0.6b")
+MODELS = (*GENERATIVE, "minilm", "tiny-2m")
 PARTS = ("generation", "embeddings", "overhead", "startup", "memory")
 
 
@@ -17,14 +19,16 @@ class Model:
 
     name: str
     dtype: str = "bfloat16"
+    cache_mib: int = 1536
+    """For 32 times 256 and 64 tokens of the larger one, in blocks of 128. All sides must fit at once."""
 
     @property
     def title(self) -> str:
         return f"{self.name}, {self.dtype}"
 
-    def serve_options(self) -> tuple[str, ...]:
-        limit = () if self.name == "minilm" else ("--max-model-len", "2048")
-        return ("--dtype", self.dtype, *limit)
+    @property
+    def embeds(self) -> bool:
+        return self.name == "minilm"
 
 
 @dataclass(frozen=True)
@@ -32,9 +36,19 @@ class Case:
     title: str
     concurrency: int
     fields: dict[str, Any]
+    texts: tuple[int, int] | None = None
+    """Tokens of each and how many a request has, where texts are sent and not token ids."""
 
-    def options(self, url: str, round: int, *, quick: bool) -> LoadOptions:
+    @property
+    def tokens(self) -> int:
+        """Of a sequence that is generated."""
+        return self.fields.get("random_input_len", 0) + self.fields.get("random_output_len", 0)
+
+    def options(self, url: str, round: int, *, quick: bool, file: Path | None = None) -> LoadOptions:
+        """`file` holds the texts."""
         fields = dict(self.fields)
+        if file is not None:
+            fields |= {"dataset_name": "custom", "dataset_path": str(file)}
         if quick and "num_prompts" in fields:
             fields["num_prompts"] = max(2, min(self.concurrency, fields["num_prompts"]))
         elif quick:
@@ -58,15 +72,14 @@ def generation(quick: bool) -> list[Case]:
 
     if quick:
         return [case(64, 16, 1, 2), case(64, 16, 8, 8)]
-    return [case(256, 64, 1, 6), case(256, 64, 8, 24), case(256, 64, 32, 64), case(1024, 8, 1, 8)]
+    return [case(256, 64, 1, 4), case(256, 64, 8, 16), case(256, 64, 32, 64), case(1024, 8, 1, 4)]
 
 
 def embeddings(quick: bool) -> list[Case]:
     def case(tokens: int, batch: int, concurrency: int) -> Case:
-        texts = {"random_input_len": tokens, "random_batch_size": batch, "random_vocab_size": 30000}
         each = f"{batch} texts" if batch > 1 else "one text"
         title = f"{tokens} tokens, {each} a request, {concurrency} at once"
-        return Case(title, concurrency, {"endpoint": "embeddings", "duration": 5.0, **texts})
+        return Case(title, concurrency, {"endpoint": "embeddings", "duration": 5.0}, (tokens, batch))
 
     sizes = (32,) if quick else (32, 128, 512)
     return [case(n, batch, at_once) for n in sizes for batch, at_once in ((1, 1), (1, 8), (1, 32), (32, 1))]
@@ -81,12 +94,16 @@ def overhead(quick: bool) -> list[Case]:
 
 
 def models(part: str) -> list[Model]:
-    """Which models a part loads requests on."""
+    """Which models a part is measured with."""
     match part:
         case "generation":
             return [Model(name) for name in GENERATIVE]
         case "embeddings":
             return [Model("minilm", "float32"), Model("minilm", "bfloat16")]
+        case "startup":
+            return [*models("generation"), Model("minilm", "float32")]
+        case "memory":
+            return [Model("tiny-2m"), Model("qwen3-0.6b")]
         case _:
             return [Model("tiny-2m")]
 

@@ -131,7 +131,7 @@ async def test_what_came_together_is_read_as_one(pair: tuple[EngineClient, Scrip
     async with asyncio.timeout(5):
         while client.open_streams:
             await asyncio.sleep(0.001)
-        assert await stream.get() == Tokens(
+        assert await anext(stream) == Tokens(
             id=stream.id,
             tokens=[1, 2, 3],
             logprobs=[entry] * 3,
@@ -197,13 +197,13 @@ async def test_many_requests_travel_in_few_frames(
     script.say(Outputs([Pooled(first.id, vectors, cached=1), Failed(second.id, 500, "broke")]))
     async with asyncio.timeout(5):
         assert [output async for output in first] == [Pooled(first.id, vectors, cached=1)]
-        assert await second.get() == Failed(second.id, 500, "broke")
+        assert await anext(second) == Failed(second.id, 500, "broke")
         client.abort([third.id])
-        assert (await third.get()).code == 503  # pyright: ignore[reportAttributeAccessIssue]
+        assert (await anext(third)).code == 503  # pyright: ignore[reportAttributeAccessIssue]
         client.fail("gone")
-        assert await fourth.get() == Failed(fourth.id, 503, "gone")
+        assert await anext(fourth) == Failed(fourth.id, 503, "gone")
     (late,) = client.submit_many([([1], params)])
-    assert await late.get() == Failed(late.id, 503, "gone")
+    assert await anext(late) == Failed(late.id, 503, "gone")
     assert client.submit_many([]) == []
 
 
@@ -217,7 +217,7 @@ async def test_a_frame_that_is_too_large_fails_its_own_requests(
     params = Pooling(task="embed")
     large, small = client.submit_many([([1] * 2000, params), ([1], params)])
     async with asyncio.timeout(5):
-        refused = await large.get()
+        refused = await anext(large)
         assert isinstance(refused, Failed) and refused.code == 400
         (frame,) = await script.heard(1)
         assert isinstance(frame, AddMany) and frame.adds[0].id == small.id
@@ -595,7 +595,7 @@ async def test_a_machine_that_runs_no_engine_waits_for_the_next_one(address: Add
     await both.until(lambda: both.client.ready is None)
     assert both.client.dead is None
     stream = both.client.submit([1], PARAMS)
-    assert await stream.get() == Failed(stream.id, 503, "no engine can take requests now")
+    assert await anext(stream) == Failed(stream.id, 503, "no engine can take requests now")
     await both.start(0, at=layout.door(0))
     assert both.client.ready is not None
     both.close()

@@ -7,11 +7,12 @@ from msgspec.structs import replace
 from sizes import worker_config
 
 from engine_core.config import EngineConfig, ProcessConfig
-from engine_core.executor import InlineExecutor
+from engine_core.engine import Engine
+from engine_core.executor import Executor, InlineExecutor, Report
 from engine_core.layout import backend_of, lay_out
 from engine_core.placement import choose
 from engine_core.ranks import RanksExecutor
-from worker.config import Place
+from worker.config import Place, WorkerConfig
 
 KEY = "0123456789abcdef"
 
@@ -56,6 +57,21 @@ def test_one_worker_is_inline_and_more_are_processes(config: EngineConfig, backe
 def test_what_cannot_be_is_refused_with_the_remedy(config: EngineConfig, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         choose(process(config))
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (asked(3), "--tensor-parallel-size 3: 8 attention heads cannot be .*; choose a size that divides 8"),
+        (asked(2, 50), "--pipeline-parallel-size 50: there are . layers, .*; choose . or less"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused_before_a_process_is_started(config: EngineConfig, reason: str) -> None:
+    def start(worker: WorkerConfig, report: Report) -> Executor:
+        raise NotImplementedError("is asked for ranks")
+
+    with pytest.raises(ValueError, match=reason):
+        Engine.start(replace(config, model="demo"), lambda _: None, start)
 
 
 def test_a_replica_over_machines_is_alone_on_each() -> None:

@@ -76,7 +76,7 @@ def text(outputs: list[Tokens | Failed]) -> list[int]:
 async def first(stream: Stream) -> None:
     """Wait until it runs."""
     async with asyncio.timeout(10):
-        assert isinstance(await stream.get(), Tokens)
+        assert isinstance(await anext(stream), Tokens)
 
 
 # A life without accidents.
@@ -365,7 +365,7 @@ async def test_many_texts_are_pooled_beside_a_stream(start: Start) -> None:
     prompts = [[n % 40, 7, n % 9] for n in range(300)]
     answers = client.submit_many([(prompt, params) for prompt in prompts])
     for prompt, answer in zip(prompts, answers, strict=True):
-        pooled = await asyncio.wait_for(answer.get(), 10)
+        pooled = await asyncio.wait_for(anext(answer), 10)
         assert isinstance(pooled, Pooled) and pooled.vectors == vectors_of(prompt, params)
     assert text(await collect(stream)) == reference([3, 4], 30)
 

@@ -126,7 +126,7 @@ def test_without_ray_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch, model: 
     monkeypatch.setitem(sys.modules, "ray", None)
     config = EngineConfig(model=str(model), distributed_executor_backend="ray", tensor_parallel_size=2)
     make = choose(ProcessConfig(engine=config, servers=[]))
-    with pytest.raises(ValueError, match=r"ray needs Ray, which is not installed: `pip install"):
+    with pytest.raises(ValueError, match=r"ray needs Ray, .*: `pip install .*`facet serve`"):
         make(worker_config(config, read_config(model, {}), model), quiet)
 
 

@@ -18,7 +18,8 @@ from models.layers.linear import Linear, RowLinear
 from models.layers.mlp import activation_kind
 from models.layers.norm import RMSNorm, SpreadRMSNorm
 from models.layers.rotary import Rotary, plain_rope, read_rope
-from models.parallel import Parallel, Span
+from models.parallel import Parallel
+from models.shares import Span
 from models.weights import Weights, load, open_weights
 
 CPU = torch.device("cpu")

@@ -80,6 +80,7 @@ async def test_long_work_ends_with_its_result_or_its_error() -> None:
     with pytest.raises(ValueError, match="no"):
         await while_connected(client.receive, fail())
     assert client.watched == 2
+    await asyncio.sleep(0)
     assert len(asyncio.all_tasks()) == 1
 
 
@@ -90,4 +91,5 @@ async def test_whoever_cancels_from_outside_is_obeyed() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+    await asyncio.sleep(0)
     assert len(asyncio.all_tasks()) == 1

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from counted import Calls, counted
+from kernel_levels import NAMES
 from sizes import worker_config
 from tiny import tiny_checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -27,6 +28,8 @@ OPERATIONS_OF_A_LAYER = 100
 """Fewer where the C kernels are; where no compiler is, torch does their work."""
 CALLS_OF_A_STEP, CALLS_OF_A_LAYER = 1000, 270
 """Of Python and of C functions together."""
+OPERATIONS_REPLAYED, CALLS_REPLAYED, CALLS_OF_A_ROW = 20, 210, 3
+"""The same of a whole step where the C kernels are, however many layers there are."""
 
 
 class Operations(TorchDispatchMode):
@@ -88,6 +91,17 @@ def test_the_rest_of_a_step_costs_so_much(costs: dict[tuple[int, int], tuple[int
     operations, calls = (3 * two - 2 * three for two, three in zip(costs[2, 1], costs[3, 1], strict=True))
     assert operations <= OPERATIONS_OF_A_STEP
     assert calls <= CALLS_OF_A_STEP
+
+
+@pytest.mark.skipif(not NAMES, reason="there are no C kernels for this processor")
+def test_with_kernels_a_step_costs_little_whatever_its_layers(
+    costs: dict[tuple[int, int], tuple[int, int]],
+) -> None:
+    assert costs[2, 1] == costs[3, 1]
+    operations, calls = costs[3, 1]
+    assert operations <= OPERATIONS_REPLAYED
+    assert calls <= CALLS_REPLAYED
+    assert costs[3, ROWS][1] - calls <= CALLS_OF_A_ROW * (ROWS - 1)
 
 
 def test_rows_cost_no_operations_outside_of_the_layers(costs: dict[tuple[int, int], tuple[int, int]]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.host import available_memory, usable_cores
+from worker.host import available_memory, cache_folder, usable_cores
 
 GIB = 1 << 30
 
@@ -67,3 +67,11 @@ def test_memory_is_what_machine_and_container_leave(tmp_path: Path) -> None:
 def test_this_machine_answers() -> None:
     assert usable_cores() >= 1
     assert available_memory() > 0
+
+
+def test_caches_lie_where_the_user_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert cache_folder() == Path("/home/somebody/.cache/facet")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/var/cache")
+    assert cache_folder() == Path("/var/cache/facet")

@@ -312,7 +312,7 @@ def test_warm_up_leaves_no_trace(folder: Path) -> None:
     slots, model = runner._slots, runner._model  # pyright: ignore[reportPrivateUsage]
     assert not slots.tokens[:-1].any()
     assert not slots.block_table[:-1].any()
-    assert not slots.blocks[:-1].any()
+    assert not any(slots.blocks[:-1])
     for layer in model.attention_layers():
         assert layer.kv is not None
         assert not layer.kv[:, : runner.facts.num_blocks].any()

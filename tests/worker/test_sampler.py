@@ -17,7 +17,7 @@ from worker.protocol import NewSeq, Sampling
 from worker.sampler import Choice, Plan, choose, plan_sampling
 from worker.slots import SampleRows, Slots
 from worker.staging import Staging
-from worker.vocabulary import Grouped
+from worker.vocabulary import BY_TORCH, Grouped
 from worker.weights import AllWeights, FewWeights
 
 MAX_LEN = 64
@@ -58,9 +58,11 @@ class Step:
 
 
 def sample(rows: list[Row], *, reads_at_once: bool = True, first_slot: int = 0) -> Choice:
+    """As the CPU does it, or in the way of a GPU."""
     step = Step.of(rows, first_slot)
+    scan = Cpu(1).scan if reads_at_once else BY_TORCH
     with torch.inference_mode():
-        return choose(step.logits, step.plan, step.slots.tokens, reads_at_once=reads_at_once)
+        return choose(step.logits, step.plan, step.slots.tokens, scan, reads_at_once=reads_at_once)
 
 
 def masked(row: Row) -> np.ndarray:
@@ -256,7 +258,7 @@ def test_ties_are_kept_wherever_they_stand() -> None:
 
 @pytest.mark.parametrize("vocab", [1, 64, 1000, 4097])
 def test_weights_are_the_same_however_many_are_computed(vocab: int) -> None:
-    logits = Grouped(torch.randn(5, vocab, generator=torch.Generator().manual_seed(vocab)))
+    logits = Grouped(torch.randn(5, vocab, generator=torch.Generator().manual_seed(vocab)), Cpu(1).scan)
     rows, temperature = torch.tensor([3, 0, 4]), torch.tensor([[0.7], [1.0], [1.9]])
     few, all = FewWeights(logits, rows, temperature), AllWeights(logits, rows, temperature)
     for count in (1, 64, 5000):

@@ -17,6 +17,7 @@ from worker.sampler import Plan
 from worker.stage import Stage
 
 IN_FLIGHT = 3
+WIDTH = 4
 
 
 class Arrived:
@@ -87,15 +88,14 @@ def step(*rows: int, new: tuple[int, ...] = ()) -> StepInput:
 def sampled(*rows: int, position: int = 1) -> Sampled:
     return Sampled(
         at=torch.arange(len(rows)),
-        slots=torch.tensor(rows),
-        positions=torch.tensor([position] * len(rows)),
+        places=torch.tensor([row * WIDTH + position for row in rows]),
         rows=list(range(len(rows))),
         plan=Plan(masks=None, penalties=[], draws=[], logprobs=[]),
     )
 
 
 def table() -> Tensor:
-    return torch.zeros(8, 4, dtype=torch.int32)
+    return torch.zeros(8, WIDTH, dtype=torch.int32)
 
 
 def tell(stage: Stage, *tokens: int) -> None:

@@ -22,8 +22,11 @@ from models.ops import reference
 from worker import runner as runner_module
 from worker.device import Cpu, Fetch
 from worker.kernels.replay import Forward
+from worker.layout import LayOut, lay_out
 from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, StepInput
 from worker.runner import Runner
+from worker.slots import Slots
+from worker.vocabulary import BY_TORCH
 
 LENGTH = 7
 
@@ -35,6 +38,10 @@ class Meta(Cpu):
     name = "meta"
     reads_at_once = False
 
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.scan = BY_TORCH
+
     def arena(self, nbytes: int) -> Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device=self.target)
 
@@ -42,8 +49,8 @@ class Meta(Cpu):
         there = torch.empty(words, dtype=torch.int32, device=self.target)
         return torch.empty(words, dtype=torch.int32), there
 
-    def quickened(self, forward: Forward, blocks: int) -> Forward:
-        return forward
+    def quickened(self, forward: Forward, slots: Slots, *, replays: bool) -> tuple[LayOut, Forward]:
+        return lay_out, forward
 
     def fetch(self, values: Tensor) -> Fetch:
         assert values.device == self.target
@@ -85,7 +92,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
         cpu_threads=1,
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner_module, "open_device", lambda _: Meta(1))
+        patch.setattr(runner_module, "open_device", lambda _: Meta())
         for name in ops.__all__:
             if name != "use":  # a test before may have bound those of the CPU
                 patch.setattr(ops, name, getattr(reference, name))
@@ -143,13 +150,20 @@ def test_all_kinds_of_rows_in_one_step_wait_for_nothing(runner: Runner) -> None:
     )
 
 
-def test_these_tests_would_notice() -> None:
+@pytest.mark.parametrize(
+    ("mistake", "error", "said"),
+    [
+        (lambda table: table[torch.tensor([0, 1])], AssertionError, r"index\.Tensor works on"),
+        (lambda table: table[0].to("cpu"), AssertionError, r"_to_copy\.default works on"),
+        (lambda table: torch.ones(4).to(table.device), AssertionError, r"_to_copy\.default copies between"),
+        (lambda table: table[0, 0].item(), RuntimeError, r"item\(\) cannot be called on meta"),
+        (lambda table: table[0].nonzero(), NotImplementedError, r"torch\.nonzero\(\) raises unimplemented"),
+    ],
+    ids=["index on the host", "to the host", "to the device", "one number", "size that values decide"],
+)
+def test_these_tests_would_notice(
+    mistake: Callable[[Tensor], object], error: type[Exception], said: str
+) -> None:
     table = torch.zeros(4, 4, dtype=torch.int32, device=Meta.target)
-    for mistake in (
-        lambda: table[torch.tensor([0, 1])],
-        lambda: table[0].to("cpu"),
-        lambda: table[0, 0].item(),
-        lambda: table[0].nonzero(),
-    ):
-        with NoMixing(), pytest.raises((AssertionError, RuntimeError, NotImplementedError)):
-            mistake()
+    with NoMixing(), pytest.raises(error, match=said):
+        mistake(table)

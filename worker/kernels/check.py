@@ -67,6 +67,8 @@ def _cases(made: torch.Generator, dtype: torch.dtype) -> list[_Case]:
         _Case("add_rms_norm", (x, residual, weight, 1e-5)),
         _Case("layer_norm", (x, weight, bias, 1e-5)),
         _Case("add_layer_norm", (x, residual, weight, bias, 1e-5)),
+        _Case("embed", (torch.tensor([4, 0, 3]), x)),
+        _Case("angles", (step.positions, values(33).float(), 0.5)),
         _Case("activation", (x, "gelu_tanh")),
         _Case("gated", (values(5, 70), "relu")),
         _Case("rotary_and_cache", (q, k, v, kv, step), {"cos_sin": cos_sin}),

@@ -2,18 +2,20 @@
 
 The sources in `csrc/` are compiled for each `Level` of processor, with that level's instructions; a wheel may
 carry the results in `built/`. Where it does not, a C compiler makes the one that this machine needs at first
-use, in two or three seconds, and a cache folder keeps it. Its name holds a digest of sources and flags, so
-that a stale one is never found.
+use, in two or three seconds, and a folder keeps it (`worker.host.cache_folder`). Its name holds a digest of
+sources and flags, so that a stale one is never found.
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
+import logging
 import platform
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -21,7 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from worker.host import usable_cores
+from worker.host import cache_folder, usable_cores
+
+logger = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent / "csrc"
 BUILT = Path(__file__).parent / "built"
@@ -127,10 +131,10 @@ def open_library(level: Level, cache: Path | None = None) -> Library:
 
     `cache`: the folder for what is compiled here, if not the user's.
     """
-    cache = cache or Path.home() / ".cache" / "facet"
-    for folder in (BUILT, cache):
+    cache = cache or cache_folder()
+    for path in _places(level, cache):
         with suppress(OSError):  # made for another system, or where nothing may be executed
-            if (path := folder / _file_name(level)).exists():
+            if path.exists():
                 return Library(level, path)
     with suppress(OSError):  # a home that cannot be written
         return Library(level, build(level, cache))
@@ -141,11 +145,23 @@ def open_library(level: Level, cache: Path | None = None) -> Library:
         raise BuildError(f"the compiled library cannot be used: {error}") from None
 
 
+def prepare(cache: Path | None = None) -> None:
+    """Compile what `open_library` would compile for the best level here, for one who has other things to do.
+
+    Raises what `build` does.
+    """
+    cache = cache or cache_folder()
+    for level in levels_here()[:1]:
+        if not any(path.exists() for path in _places(level, cache)):
+            build(level, cache)
+
+
 def build(level: Level, folder: Path) -> Path:
     """Compile a level's library into a folder. Raises BuildError, and OSError if the folder is of no use."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         raise BuildError("there is no C compiler (cc)")
+    started = time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
     # In a folder of its own, and then moved: another process may be doing the same.
     with (
@@ -161,7 +177,9 @@ def build(level: Level, folder: Path) -> Path:
         objects = list(pool.map(compiled, _sources("*.c")))
         result = Path(scratch) / "library.so"
         _run([compiler, *_LINK_FLAGS, *objects, "-o", str(result), "-lm"])
-        return result.replace(folder / _file_name(level))
+        path = result.replace(folder / _file_name(level))
+    logger.info("compiled the C kernels for this processor in %.1f s: %s", time.monotonic() - started, path)
+    return path
 
 
 def _run(command: list[str]) -> None:
@@ -175,6 +193,11 @@ def build_all(folder: Path) -> list[Path]:
     """Every level, for a wheel: each machine finds its own."""
     with ThreadPoolExecutor() as pool:
         return list(pool.map(lambda level: build(level, folder), LEVELS))
+
+
+def _places(level: Level, cache: Path) -> list[Path]:
+    """Where the library may be already."""
+    return [folder / _file_name(level) for folder in (BUILT, cache)]
 
 
 def _file_name(level: Level) -> str:

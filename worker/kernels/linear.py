@@ -39,6 +39,12 @@ class _Weights(ctypes.Structure):
     ]
 
 
+class _Part(ctypes.Structure):
+    """`part` in `csrc/weights.h`."""
+
+    _fields_ = [("first", ctypes.c_void_p), ("rows", ctypes.c_long)]
+
+
 class Packed(nn.Parameter):
     """A matrix [outputs, inputs] in panels: bytes that only the operations of this module can read."""
 
@@ -62,25 +68,27 @@ def bind(library: Library, scheme: Scheme | None = None) -> dict[str, Callable[.
     run = library.function("linear", POINTER, POINTER, LONG, POINTER, POINTER, LONG, LONG, INT, INT)
     arena = Arena()
 
-    def pack(weight: Tensor, *, gated: bool = False, wide: bool = False) -> Tensor:
-        if weight.dtype not in KINDS or weight.device.type != "cpu":
-            return other["pack"](weight, gated=gated, wide=wide)
-        outputs, inputs = weight.shape
+    def pack(*parts: Tensor, gated: bool = False, wide: bool = False) -> Tensor:
+        dtype, device = parts[0].dtype, parts[0].device
+        if dtype not in KINDS or device.type != "cpu":
+            return other["pack"](*parts, gated=gated, wide=wide)
+        outputs, inputs = sum(map(len, parts)), parts[0].shape[1]
         chosen = scheme if scheme is None or not wide else HEAD
         numbers = (0, 0, 0) if chosen is None else (chosen.bits, chosen.group, chosen.input_bits)
-        described = _Weights(None, outputs, inputs, KINDS[weight.dtype], gated, *numbers)
+        described = _Weights(None, outputs, inputs, KINDS[dtype], gated, *numbers)
         address = ctypes.addressof(described)
         packed = Packed(arena.take(size(address)), requires_grad=False)
         packed.described, packed.address = described, address
         packed.inputs, packed.columns = inputs, outputs // 2 if gated else outputs
-        packed.numbers, packed.bytes_before = weight.dtype, weight.nbytes
+        packed.numbers, packed.bytes_before = dtype, sum(part.nbytes for part in parts)
         described.panels = packed.data_ptr()
-        weight = weight.contiguous()  # by a name, or it would be gone before it is read
+        held = [part.contiguous() for part in parts]  # by a name, or they would be gone before they are read
+        matrix = (_Part * len(held))(*((part.data_ptr(), len(part)) for part in held))
         if chosen is None:
-            fill(address, weight.data_ptr())
+            fill(address, ctypes.addressof(matrix))
         else:
             largest = (ctypes.c_float * len(chosen.largest))(*chosen.largest)
-            quantize(address, weight.data_ptr(), ctypes.addressof(largest), len(largest))
+            quantize(address, ctypes.addressof(matrix), ctypes.addressof(largest), len(largest))
         return packed
 
     def linear(

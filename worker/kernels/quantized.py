@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.ops import reference
 from worker.kernels import portable
 
 
@@ -110,8 +111,8 @@ class Quantized(nn.Parameter):
 def table(scheme: Scheme) -> Mapping[str, Callable[..., Any]]:
     """For `models.ops.use`: linear layers whose matrices are quantized by `pack`."""
 
-    def pack(weight: Tensor, *, gated: bool = False, wide: bool = False) -> Tensor:
-        return Quantized.of(weight, HEAD if wide else scheme)
+    def pack(*parts: Tensor, gated: bool = False, wide: bool = False) -> Tensor:
+        return Quantized.of(reference.pack(*parts), HEAD if wide else scheme)
 
     return {"pack": pack, "linear": linear, "gated_linear": gated_linear}
 

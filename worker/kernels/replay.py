@@ -10,26 +10,28 @@ from __future__ import annotations
 
 import logging
 import struct
+import weakref
 from array import array
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from models.context import ForwardContext, context, use_context
+from worker.kernels.layout import Layout
 from worker.kernels.library import FLOAT, LONG, POINTER, Library
 from worker.kernels.memory import huge_pages
 
 logger = logging.getLogger(__name__)
 
-MOST_ROWS = 16
+MOST_ROWS = 64
 """Beyond, what Python costs is little beside the computing."""
 
 _RESULT_BYTES = 64 << 20
-"""For the results of a step. Committed as they are used: 16 rows of a model with 0.6B weights take 13 MB."""
+"""For the results of a step that are needed at the same time. Committed as they are used."""
 
 Forward = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """Of a model: ids, positions, the stream of an earlier stage -> hidden states."""
@@ -55,69 +57,34 @@ _CONSTANT = _aten.lift_fresh.default
 class Replayed:
     """A model's forward pass, with the same results; to be called under `use_context`, as the model's."""
 
-    def __init__(self, forward: Forward, library: Library, blocks: int) -> None:
-        """`blocks`: of the cache that a sequence may have."""
+    def __init__(self, forward: Forward, library: Library, layout: Layout) -> None:
+        """`layout`: says where the inputs of small steps are."""
         self._forward = forward
         self._library = library
         self._replay = library.function("replay", POINTER, LONG)
-        self._inputs = _Inputs(blocks)
+        self._layout = layout
         self._results = huge_pages(_RESULT_BYTES)  # all recordings share them: one runs at a time
         self._recordings: dict[int, _Recording] = {}  # by rows
         self._most_rows = MOST_ROWS
 
     def __call__(self, ids: Tensor, positions: Tensor, stream: Tensor | None = None) -> Tensor:
-        step, rows = context(), len(ids)
-        if stream is not None or rows > self._most_rows or rows > len(step.kv_lens):
+        rows = len(ids)
+        if stream is not None or rows > self._most_rows or ids is not self._layout.kept(rows).ids:
             return self._forward(ids, positions, stream)
-        self._inputs.bring(ids, step)
         recording = self._recordings.get(rows)
-        hidden = self._record(step) if recording is None else recording.run(self._replay)
+        hidden = self._record(ids, positions) if recording is None else recording.run(self._replay)
         return hidden.clone()  # where it lies, the next step writes
 
-    def _record(self, step: ForwardContext) -> Tensor:
-        ids, inputs = self._inputs.of(step)
+    def _record(self, ids: Tensor, positions: Tensor) -> Tensor:
         tape = _Tape(self._results)
-        with use_context(inputs), self._library.told_to(tape.call), tape:
-            hidden = self._forward(ids, inputs.positions, None)
+        with self._library.told_to(tape.call), tape:
+            hidden = self._forward(ids, positions, None)
         if tape.spoilt:
             self._most_rows = len(ids) - 1
             logger.debug("steps of %d rows and more are not replayed: %s", len(ids), tape.spoilt)
         else:
             self._recordings[len(ids)] = _Recording(tape.pieces, hidden)
         return hidden
-
-
-class _Inputs:
-    """Where all recordings look for them."""
-
-    def __init__(self, blocks: int) -> None:
-        self._ids = torch.zeros(MOST_ROWS, dtype=torch.int64)
-        self._positions = torch.zeros(MOST_ROWS, dtype=torch.int64)
-        self._slot_mapping = torch.zeros(MOST_ROWS, dtype=torch.int64)
-        self._query_starts = torch.arange(MOST_ROWS + 1, dtype=torch.int32)
-        self._kv_lens = torch.zeros(MOST_ROWS, dtype=torch.int32)
-        self._block_table = torch.zeros(MOST_ROWS, blocks, dtype=torch.int32)
-
-    def bring(self, ids: Tensor, step: ForwardContext) -> None:
-        rows, width = step.block_table.shape
-        self._ids[:rows] = ids
-        self._positions[:rows] = step.positions
-        self._slot_mapping[:rows] = step.slot_mapping
-        self._kv_lens[:rows] = step.kv_lens
-        self._block_table[:rows, :width] = step.block_table  # beyond the longest sequence nothing is read
-
-    def of(self, step: ForwardContext) -> tuple[Tensor, ForwardContext]:
-        """-> ids and context, as the model is to see them."""
-        rows = len(step.positions)
-        inputs = replace(
-            step,
-            positions=self._positions[:rows],
-            query_starts=self._query_starts[: rows + 1],
-            kv_lens=self._kv_lens[:rows],
-            block_table=self._block_table[:rows],
-            slot_mapping=self._slot_mapping[:rows],
-        )
-        return self._ids[:rows], inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +135,7 @@ class _Tape(TorchDispatchMode):
         self.pieces: list[_Calls | _Operation] = []
         self.spoilt = ""
         """Why what was written down is of no use."""
-        self._memory = memory
+        self._memory = _Memory(memory)
 
     def call(self, name: str, entry: int | None, types: Sequence[Any], arguments: Sequence[Any]) -> None:
         if entry is None:
@@ -179,6 +146,11 @@ class _Tape(TorchDispatchMode):
             calls = _Calls()
             self.pieces.append(calls)
         calls.add(entry, types, arguments)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """torch would keep its compiler away from here, and to that end import it, which takes a second."""
+        return False
 
     def __torch_dispatch__(
         self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -197,12 +169,36 @@ class _Tape(TorchDispatchMode):
 
     def _place(self, like: Tensor) -> Tensor:
         """In our memory, where it stays."""
-        taken = -(-like.nbytes // 64) * 64
-        if taken > len(self._memory) or not like.is_contiguous():
+        piece = self._memory.take(like.nbytes) if like.is_contiguous() and like.nbytes else None
+        if piece is None:
             self.spoilt = f"no room for a result {list(like.shape)}"
             return like
-        piece, self._memory = self._memory[: like.nbytes], self._memory[taken:]
         return piece.view(like.dtype).view(like.shape)
+
+
+class _Memory:
+    """Hands out pieces, and hands them out again when nothing is left of the tensors that were made of them.
+
+    What is made again uses the same memory in the same order. So all layers share what one needs: a few
+    megabytes, of which much stays in the cache.
+    """
+
+    def __init__(self, memory: Tensor) -> None:
+        self._bytes = memory.numpy()
+        self._used = 0
+        self._free: defaultdict[int, list[int]] = defaultdict(list)
+        """Where pieces begin that have been given back, by their size."""
+
+    def take(self, nbytes: int) -> Tensor | None:
+        size = -(-nbytes // 64) * 64
+        free = self._free[size]
+        if not free and self._used + size > len(self._bytes):
+            return None
+        start = free.pop() if free else self._used
+        self._used = max(self._used, start + size)
+        piece = self._bytes[start : start + nbytes]
+        weakref.finalize(piece, free.append, start)  # a tensor made of it holds it, as all views of it do
+        return torch.frombuffer(piece, dtype=torch.uint8)
 
 
 def _is_in_place(out: Tensor | Sequence[Tensor], arguments: Sequence[Tensor]) -> bool:

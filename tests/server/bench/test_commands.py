@@ -7,12 +7,14 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import msgspec
 import pytest
 from scripted_server import MODELS, Request, completes, says, scripted, whole
 
-from server.bench import command, serve, startup
+from server.bench import command, offline, serve, startup
 from server.bench.errors import BenchError
 from server.bench.load import Load
 from server.bench.options import LoadOptions, parse
@@ -65,7 +67,12 @@ def test_each_load_of_a_sweep_is_one() -> None:
         (["--concurency", "3"], "did you mean --concurrency"),
         (["--concurrency", "0"], "must be greater than 0"),
         (["--concurrency", "1,2", "--request-rate", "1,2"], "not both"),
-        (["--concurrency", "few"], "--max-concurrency: "),
+        (["--concurrency", "few"], "--max-concurrency: 'few' is not made of whole numbers, such as 1,8,32"),
+        (["--concurrency", "1,,2"], "'1,,2' is not made of whole numbers"),
+        (["--request-rate", "nan"], "--request-rate: 'nan' is not made of numbers, such as 0.5,2"),
+        (["--num-prompts", "many"], "--num-prompts: 'many' is not a whole number"),
+        (["--output", "/no such/r.json"], "--output /no such/r.json: there is no folder /no such; make it"),
+        (["--plot", "/no such/p.html"], "--plot /no such/p.html: there is no folder"),
         (["--dataset-name", "custom"], "go together"),
         (["--dataset-path", "x"], "go together"),
         (["--dataset-name", "sharegpt"], "is not one of random"),
@@ -115,7 +122,12 @@ async def test_failed_requests_are_told_and_leave_a_code(capsys: pytest.CaptureF
 
 @pytest.mark.parametrize(
     ("answer", "told"),
-    [(whole({}, 503), "answers 503"), (MODELS.replace(b"data", b"list"), "does not list its models")],
+    [
+        (whole({}, 503), "answers 503 .*; wait, or name one with --model"),
+        (whole({}, 401), "answers 401 .*; give its key as --api-key"),
+        (whole({}, 404), "answers 404 .*; give the address of its API as --base-url"),
+        (MODELS.replace(b"data", b"list"), "does not list its models; name one with --model"),
+    ],
 )
 async def test_a_server_that_names_no_model_is_not_guessed_at(answer: bytes, told: str) -> None:
     async with scripted(says(answer)) as server:
@@ -128,18 +140,35 @@ def test_errors_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
         (["serve", "--zz"], "there is no option --zz"),
         (["serve", "--port", "1", "--num-prompts", "1"], "connection refused; start the server"),
         (["serve", "--base-url", "ftp://h"], "'ftp://h' is not the address of a server"),
+        (["serve", "--base-url", "http://h:port"], "'http://h:port' is not the address of a server; write"),
+        (["offline", "/no such"], "'/no such' is not a folder here"),
+        (["offline", "--batch", "x"], "argument --batch: invalid int value: 'x'"),
+        (["offline", "--batch", "0"], "--batch at least 1"),
+        (["offline", "--output", "/no such/r.json"], "--output /no such/r.json: there is no folder"),
+        (["startup", "--output", "/no such/r.json"], "--output /no such/r.json: there is no folder"),
     ):
         assert command.run(arguments, "facet bench") == command.BAD_USAGE
-        assert capsys.readouterr().err.startswith("error: ")
-        assert command.run(arguments, "facet bench") == command.BAD_USAGE
-        assert told in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert said.startswith("error: ") and told in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("flags", [["--input-len", "90"], ["--input-len", "101", "--embed"]])
+def test_texts_that_the_model_cannot_take_are_not_tried(
+    flags: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = MagicMock()
+    model.__enter__.return_value.facts = SimpleNamespace(max_model_len=100, tasks=("generate", "embed"))
+    monkeypatch.setattr(offline, "LLM", lambda *_, **__: model)
+    with pytest.raises(BenchError, match=r"^--input-len .*may be 100 tokens here, .* not 101$"):
+        offline.run(["--output-len", "11", *flags], "bench offline")
 
 
 def test_usage_names_all_three(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.run(["--help"], "facet bench") == 0
-    assert all(f"facet bench {name}" in capsys.readouterr().out for name in ("serve",))
+    told = capsys.readouterr().out
+    assert all(f" facet bench {name} " in told for name in ("serve", "startup", "offline"))
     assert command.run([], "bench") == command.BAD_USAGE
-    assert "bench startup" in capsys.readouterr().err
+    assert capsys.readouterr().err == told.replace("facet bench", "bench")
 
 
 def test_the_generator_needs_neither_torch_nor_the_server() -> None:
@@ -149,8 +178,10 @@ def test_the_generator_needs_neither_torch_nor_the_server() -> None:
 
 
 def test_a_server_that_does_not_start_is_told_in_its_own_words(tmp_path: Path) -> None:
-    with pytest.raises(BenchError, match=r"the server ended: .*no option --zz"):
+    with pytest.raises(BenchError, match=r"^the server ended: there is no option --zz"):
         startup.measure(str(tmp_path / "none"), ["--zz"])
+    with pytest.raises(BenchError, match=r"^the server ended: '.*none' is not a folder here"):
+        startup.measure(str(tmp_path / "none"), [])
 
 
 def test_a_start_that_is_not_to_be_made_is_refused() -> None:

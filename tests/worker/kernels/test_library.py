@@ -44,6 +44,20 @@ def test_it_is_built_once_and_then_found(
     assert open_library(FAKE, tmp_path / "cache").path == first.path
 
 
+def test_what_was_prepared_is_found(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(library, "levels_here", lambda: [FAKE, Level("worse", (), ())])
+    with caplog.at_level(logging.INFO):
+        library.prepare(tmp_path / "cache")
+        library.prepare(tmp_path / "cache")
+    (prepared,) = (tmp_path / "cache").iterdir()
+    (line,) = caplog.messages
+    assert line.startswith("compiled the C kernels") and str(prepared) in line
+    monkeypatch.setattr(library.shutil, "which", lambda name: None)
+    assert open_library(FAKE, tmp_path / "cache").path == prepared
+
+
 def test_another_source_or_flag_makes_another_library(sources: Path, tmp_path: Path) -> None:
     paths = {open_library(FAKE, tmp_path).path, open_library(Level("fake", (), ("-DX",)), tmp_path).path}
     (sources / "three.h").write_text("// changed")

@@ -120,6 +120,14 @@ def test_rows_may_lie_apart(table: Table, dtype: torch.dtype) -> None:
     )
 
 
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_parts_are_packed_like_the_whole(table: Table, dtype: torch.dtype, gated: bool) -> None:
+    parts = [torch.randn(rows, 67).to(dtype) for rows in (37, 1, 40, 24)]
+    parts[2] = torch.randn(67, 40).to(dtype).t()
+    assert torch.equal(table["pack"](*parts, gated=gated), table["pack"](torch.cat(parts), gated=gated))
+
+
 def test_no_rows_give_none(table: Table) -> None:
     packed = table["pack"](torch.randn(40, 33))
     assert table["linear"](torch.empty(0, 33), packed).shape == (0, 40)

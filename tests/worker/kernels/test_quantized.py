@@ -119,6 +119,13 @@ def test_the_kernels_compute_what_is_specified(
                 torch.testing.assert_close(out, expected, rtol=2**-7, atol=1e-4 * expected.abs().max().item())
 
 
+def test_parts_are_packed_like_the_whole(table: Table, plain: Table) -> None:
+    parts = [torch.randn(rows, 67) for rows in (37, 1, 40, 24)]
+    for pack in (table["pack"], plain["pack"]):
+        for gated in (False, True):
+            assert torch.equal(pack(*parts, gated=gated), pack(torch.cat(parts), gated=gated))
+
+
 @pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh", "relu"])
 def test_activations_and_gates_follow(table: Table, plain: Table, kind: str) -> None:
     weight, bias, x = torch.randn(90, 65), torch.randn(90), torch.randn(14, 65)

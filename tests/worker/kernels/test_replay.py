@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -22,9 +22,17 @@ from models.context import ForwardContext, context, use_context
 from models.decoder import Decoder
 from models.model import CausalLM
 from worker.kernels import cpu, replay
-from worker.kernels.replay import MOST_ROWS, Replayed
+from worker.kernels.layout import Layout
+from worker.kernels.replay import Replayed
 from worker.protocol import NewSeq, Sampling, SeqStep, StepInput
 from worker.runner import Runner
+from worker.slots import Slots
+
+MOST_ROWS = 16
+"""Fewer than are replayed otherwise, so that all numbers of rows come up."""
+
+PLAIN = ("positions", "slot_mapping", "query_starts", "kv_lens")
+"""Of a step's tensors."""
 
 pytestmark = pytest.mark.skipif(not NAMES, reason="there are no C kernels for this processor")
 
@@ -32,7 +40,8 @@ BLOCK = 16
 
 
 @pytest.fixture(autouse=True)
-def kernels() -> Iterator[None]:
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(replay, "MOST_ROWS", MOST_ROWS)
     ops.use(cpu.open_kernels(2))
     yield
     cpu.open_kernels(1)
@@ -43,23 +52,24 @@ class Compared:
     """A model's forward pass, replayed; each is made by the model's own code as well, in a cache that
     the other has not seen."""
 
-    def __init__(self, model: CausalLM, blocks: int) -> None:
+    def __init__(self, model: CausalLM, layout: Layout | None = None) -> None:
         library, _ = cpu.choose()
         assert library is not None
+        self._layout = layout or Layout(library, Slots(torch.device("cpu"), MOST_ROWS + 1, 64, BLOCK))
         self.steps: Counter[int] = Counter()
         """By rows: of one new token each."""
         self.runs = 0
         """Of the model's code, for the replayed."""
         self._model = model
         self._plain = model.forward
-        self._replayed = Replayed(self._count, library, blocks)
+        self._replayed = Replayed(self._count, library, self._layout)
 
     def __call__(self, ids: Tensor, positions: Tensor, stream: Tensor | None = None) -> Tensor:
         step = context()
         if len(ids) == len(step.kv_lens):
             self.steps[len(ids)] += 1
         expected, written = self._run(self._plain, ids, step)
-        hidden, same = self._run(self._replayed, ids, step)
+        hidden, same = self._run(self._replayed, *self._brought(ids, step))
         assert torch.equal(hidden, expected)
         assert all(torch.equal(one, other) for one, other in zip(written, same, strict=True))
         return hidden
@@ -67,6 +77,19 @@ class Compared:
     @property
     def replays(self) -> int:
         return self.steps.total() - self.runs
+
+    def _brought(self, ids: Tensor, step: ForwardContext) -> tuple[Tensor, ForwardContext]:
+        """What stands where the layout has it, as a runner's steps do, if it is one token of each row."""
+        if len(ids) != len(step.kv_lens):
+            return ids, step
+        kept = self._layout.kept(len(ids))
+        kept.block_table[:, : step.block_table.shape[1]] = step.block_table
+        values = {name: getattr(step, name) for name in PLAIN}
+        for name, value in values.items():
+            getattr(kept, name).copy_(value)
+        kept.ids.copy_(ids)
+        tensors = {name: getattr(kept, name) for name in (*PLAIN, "block_table")}
+        return kept.ids, replace(step, **tensors)
 
     def _count(self, ids: Tensor, positions: Tensor, stream: None) -> Tensor:
         if len(ids) == len(context().kv_lens):
@@ -89,7 +112,7 @@ class Compared:
 def compared(folder: Path, dtype: torch.dtype = torch.float32) -> tuple[Driver, Compared]:
     (model,) = load_ranks(folder, dtype=dtype)
     driver = Driver([model], sequences=MOST_ROWS + 1, block_size=BLOCK, dtype=dtype)
-    forward = Compared(model, blocks=4)
+    forward = Compared(model)
     model.forward = forward
     return driver, forward
 
@@ -148,7 +171,7 @@ def test_without_room_for_its_results_a_step_runs_as_before(
     llama: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG", logger=replay.__name__)
-    monkeypatch.setattr(replay, "_RESULT_BYTES", 16_000)  # enough for two rows
+    monkeypatch.setattr(replay, "_RESULT_BYTES", 5_000)  # enough for two rows
     driver, forward = compared(llama)
     for rows in (4, 3, 2, 1) * 4:
         driver.hidden({row: [7] for row in range(rows)})
@@ -157,6 +180,20 @@ def test_without_room_for_its_results_a_step_runs_as_before(
         "steps of 4 rows and more are not replayed",
         "steps of 3 rows and more are not replayed",
     ]
+
+
+def test_memory_is_used_again_when_no_view_of_it_is_left() -> None:
+    memory = replay._Memory(torch.zeros(256, dtype=torch.uint8))  # pyright: ignore[reportPrivateUsage]
+    first, second = memory.take(100), memory.take(128)
+    assert first is not None and second is not None
+    assert memory.take(1) is None
+    place, view = first.data_ptr(), first.view(torch.float32)[:3]
+    del first
+    assert memory.take(100) is None
+    del view
+    again = memory.take(90)  # in pieces of 64 bytes as many
+    assert again is not None
+    assert again.data_ptr() == place
 
 
 class Counting(torch.nn.Module):
@@ -176,7 +213,7 @@ class Counting(torch.nn.Module):
 
 def test_what_comes_from_the_host_is_not_taken_for_a_constant() -> None:
     model = Counting()
-    forward = Compared(model, blocks=4)  # pyright: ignore[reportArgumentType]
+    forward = Compared(model)  # pyright: ignore[reportArgumentType]
     model.forward = forward
     driver = Driver([model], block_size=BLOCK)  # pyright: ignore[reportArgumentType]
     for _ in range(3):
@@ -289,7 +326,7 @@ def test_an_eventful_life(llama: Path, dtype: str, quantization: str | None, thr
         max_model_len=1024,
     )
     runner = Runner(config, lambda stage, fraction: None)
-    runner._forward = forward = Compared(runner._model, blocks=64)
+    runner._forward = forward = Compared(runner._model, runner._lay_out)
     engine = Engine(runner, seed=threads)
     for _ in range(250):
         engine.turn()

@@ -19,7 +19,7 @@ INLINE void activate(const activation_task *t, long row, function f, kind k) {
     char *out = at_out(t->out, row * t->width, k);
     for (long i = 0; i < t->width; i += LANES) {
         long left = t->width - i;
-        vec y = vec_function(vec_load_upto(at(x, i, k), left, k), f);
+        vec y = vec_function(vec_load_upto(at(x, i, k), left, k), f, k);
         if (t->gated) y = vec_mul(y, vec_load_upto(at(values, i, k), left, k));
         vec_store_upto(at_out(out, i, k), y, left, k);
     }

@@ -60,22 +60,6 @@ INLINE vec words_fma(vec a, vec b, vec sum, scoring s) {
     return in_pairs(s.kind) ? pairs_fma(a, b, sum) : vec_fma(a, b, sum);
 }
 
-// 2^x: exactly 1 at 0, and 0 from -150 down. Of bfloat16's 3 digits, 4 are right.
-INLINE vec vec_exp2(vec x, kind k) {
-    x = vec_max(vec_all(-152.0f), x);
-    vec n = vec_round(x), f = vec_sub(x, n), p;
-    if (k == BFLOAT16) {
-        p = vec_fma(vec_all(0.0550089292f), f, vec_all(0.242210954f));
-        p = vec_fma(p, f, vec_all(0.693282902f));
-    } else {
-        p = vec_fma(vec_all(0.00132647273f), f, vec_all(0.00967151299f));
-        p = vec_fma(p, f, vec_all(0.0555073358f));
-        p = vec_fma(p, f, vec_all(0.240222424f));
-        p = vec_fma(p, f, vec_all(0.693147004f));
-    }
-    return vec_scale2(vec_fma(p, f, vec_all(1.0f)), n);
-}
-
 // softcap * tanh(score / softcap)
 INLINE vec vec_cap(vec score, float softcap) {
     vec grown = vec_exp(vec_mul(score, vec_all(2.0f / (softcap * LOG2_E))));

@@ -63,35 +63,46 @@ static void lay_tiles(const void *task, long first, long last) {
     }
 }
 
-INLINE void finish_vec(const product *p, vec sum, char *row, long column, long left, const void *bias) {
-    if (bias != NULL) sum = vec_add(sum, vec_load_upto(at(bias, column, p->w->kind), left, p->w->kind));
-    vec_store_upto(at_out(row, column, p->out_kind), vec_function(sum, p->function), left, p->out_kind);
-}
-
-static void finish_tile(const product *p, const float *sums, long start, long rows, long panel) {
-    long columns = columns_of(p->w), column = panel * PANEL;
-    for (long r = 0; r < rows; r++, sums += PANEL) {
-        char *row = p->out + (start + r) * p->out_stride;
-        for (long i = 0; i < PANEL && column + i < columns; i += LANES)
-            finish_vec(p, vec_load(sums + i, FLOAT32), row, column + i, columns - column - i, p->bias);
-    }
-}
-
-static void finish_gated_tile(const product *p, const float *sums, long start, long rows, long panel) {
+INLINE vec add_bias(const product *p, vec sum, long column, long left) {
     kind k = p->w->kind;
-    long columns = columns_of(p->w), half = PANEL / 2;
+    return p->bias == NULL ? sum : vec_add(sum, vec_load_upto(at(p->bias, column, k), left, k));
+}
+
+INLINE void finish_rows(const product *p, const float *sums, long start, long rows, long panel, function f, kind k) {
+    long columns = columns_of(p->w), first = panel * PANEL, width = least(PANEL, columns - first);
     for (long r = 0; r < rows; r++, sums += PANEL) {
-        char *row = p->out + (start + r) * p->out_stride;
-        for (long i = 0, column = panel * half; i < half && column < columns; i += LANES, column += LANES) {
-            vec gate = vec_load(sums + i, FLOAT32), value = vec_load(sums + half + i, FLOAT32);
-            if (p->bias != NULL) {
-                gate = vec_add(gate, vec_load_upto(at(p->bias, column, k), columns - column, k));
-                value = vec_add(value, vec_load_upto(at(p->bias, columns + column, k), columns - column, k));
-            }
-            vec result = vec_mul(vec_function(gate, p->function), value);
-            vec_store_upto(at_out(row, column, p->out_kind), result, columns - column, p->out_kind);
+        char *row = at_out(p->out + (start + r) * p->out_stride, first, k);
+        for (long i = 0; i < width; i += LANES) {
+            vec sum = add_bias(p, vec_load(sums + i, FLOAT32), first + i, width - i);
+            vec_store_upto(at_out(row, i, k), vec_function(sum, f, k), width - i, k);
         }
     }
+}
+
+INLINE void finish_gated_rows(const product *p, const float *sums, long start, long rows, long panel, function f,
+                              kind k) {
+    long columns = columns_of(p->w), half = PANEL / 2, first = panel * half, width = least(half, columns - first);
+    for (long r = 0; r < rows; r++, sums += PANEL) {
+        char *row = at_out(p->out + (start + r) * p->out_stride, first, k);
+        for (long i = 0; i < width; i += LANES) {
+            vec gate = add_bias(p, vec_load(sums + i, FLOAT32), first + i, width - i);
+            vec value = add_bias(p, vec_load(sums + half + i, FLOAT32), columns + first + i, width - i);
+            vec_store_upto(at_out(row, i, k), vec_mul(vec_function(gate, f, k), value), width - i, k);
+        }
+    }
+}
+
+#define FINISH(f)                                                                                \
+    case f:                                                                                      \
+        if (p->w->gated && p->out_kind == BFLOAT16)                                              \
+            finish_gated_rows(p, sums, start, rows, panel, f, BFLOAT16);                         \
+        else if (p->w->gated) finish_gated_rows(p, sums, start, rows, panel, f, FLOAT32);        \
+        else if (p->out_kind == BFLOAT16) finish_rows(p, sums, start, rows, panel, f, BFLOAT16); \
+        else finish_rows(p, sums, start, rows, panel, f, FLOAT32);                               \
+        break;
+
+static void finish_tile(const product *p, const float *sums, long start, long rows, long panel) {
+    switch (p->function) { FINISH(NONE) FINISH(SILU) FINISH(GELU) FINISH(GELU_TANH) FINISH(RELU) }
 }
 
 enum { AHEAD_BYTES = 4096 };
@@ -114,14 +125,20 @@ static void multiply(const void *task, long first, long last) {
             long start = tile_start(p, tile), rows = tile_start(p, tile + 1) - start;
             fetch ahead = fetch_for(p, panel, tile - begin, end - begin);
             p->way.multiply(p->laid + start * p->way.dwords, rows, p->w, panel, ahead, sums);
-            if (p->w->gated) finish_gated_tile(p, sums, start, rows, panel);
-            else finish_tile(p, sums, start, rows, panel);
+            finish_tile(p, sums, start, rows, panel);
         }
     }
 }
 
 // So many rows are laid out at once as stay in the second-level cache beside a panel.
-enum { LAID_BYTES = 512 << 10, GRAIN = 4 };
+enum { LAID_BYTES = 512 << 10 };
+
+// Units with little to do are taken some at once. Those with several tiles are not: the last to end is waited for.
+INLINE long grain_for(const product *p, long units) {
+    enum { TILES = 4 };
+    long grain = least(units / (4 * threads), TILES * p->groups / p->tiles);
+    return grain > 1 ? grain : 1;
+}
 
 EXPORT void linear(const weights *w, const void *x, long x_stride, const void *bias, void *out, long out_stride,
                    long rows, int out_kind, int function) {
@@ -141,8 +158,8 @@ EXPORT void linear(const weights *w, const void *x, long x_stride, const void *b
         p.tiles = ceil_div(p.rows, way.rows);
         p.groups = least(p.tiles, ceil_div(4 * threads, panels));
         spread(p.tiles, 4, lay_tiles, &p);
-        long grain = panels * p.groups / (4 * threads);
-        spread(panels * p.groups, grain > 1 ? least(grain, GRAIN) : 1, multiply, &p);
+        long units = panels * p.groups;
+        spread(units, grain_for(&p, units), multiply, &p);
     }
 }
 

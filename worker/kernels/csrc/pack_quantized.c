@@ -4,7 +4,7 @@
 
 typedef struct {
     const weights *to;
-    const char *from;
+    const part *from;
     const float *largest;
     int count;
 } packing;
@@ -57,8 +57,10 @@ static void pack_group(const packing *p, uint8_t *to, long panel, long number) {
     for (long column = 0; column < PANEL; column++) {
         long row = row_at(w, panel, column);
         group g = {.scale = 0};
-        if (row < w->outputs)
-            g = quantize(p, at(p->from, row * w->inputs + start, w->kind), least(w->group, w->inputs - start));
+        if (row < w->outputs) {
+            const char *from = row_of(p->from, row, w->inputs * width_of(w->kind));
+            g = quantize(p, at(from, start, w->kind), least(w->group, w->inputs - start));
+        }
         memcpy(to + column * 2, &g.scale, 2);
         for (long i = 0; i < quads * 4; i++) {
             long quad = i / 4;
@@ -80,8 +82,8 @@ static void pack_panels(const void *task, long first, long last) {
     }
 }
 
-// `matrix` is [outputs, inputs], contiguous; `largest` are so many as `count`.
-EXPORT void pack_quantized(const weights *to, const void *matrix, const float *largest, int count) {
+// `largest` are so many as `count`.
+EXPORT void pack_quantized(const weights *to, const part *matrix, const float *largest, int count) {
     packing task = {to, matrix, largest, count};
     spread(panels_of(to), 1, pack_panels, &task);
 }

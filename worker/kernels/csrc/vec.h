@@ -52,10 +52,6 @@ INLINE vec vec_fma_minus(vec a, vec b, vec c) { return _mm512_fnmadd_ps(a, b, c)
 INLINE vec vec_max(vec a, vec b) { return _mm512_max_ps(a, b); }                     // b where either is NaN
 INLINE vec vec_min(vec a, vec b) { return _mm512_min_ps(a, b); }                     // b where either is NaN
 INLINE vec vec_abs(vec a) { return _mm512_abs_ps(a); }
-INLINE vec vec_sign_of(vec a, vec sign) {
-    __m512i bit = _mm512_set1_epi32((int)0x80000000u);
-    return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(bit, _mm512_castps_si512(sign), _mm512_castps_si512(a), 0xca));
-}
 INLINE vec vec_where_greater(vec a, vec b, vec then, vec other) {
     return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), other, then);
 }
@@ -121,10 +117,6 @@ INLINE vec vec_fma_minus(vec a, vec b, vec c) { return _mm256_fnmadd_ps(a, b, c)
 INLINE vec vec_max(vec a, vec b) { return _mm256_max_ps(a, b); }
 INLINE vec vec_min(vec a, vec b) { return _mm256_min_ps(a, b); }
 INLINE vec vec_abs(vec a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
-INLINE vec vec_sign_of(vec a, vec sign) {
-    vec bit = _mm256_set1_ps(-0.0f);
-    return _mm256_or_ps(_mm256_andnot_ps(bit, a), _mm256_and_ps(bit, sign));
-}
 INLINE vec vec_where_greater(vec a, vec b, vec then, vec other) {
     return _mm256_blendv_ps(other, then, _mm256_cmp_ps(a, b, _CMP_GT_OQ));
 }
@@ -222,4 +214,20 @@ INLINE vec vec_exp(vec x) {
     p = vec_fma(p, r, vec_all(5.0000001201e-1f));
     p = vec_fma(p, vec_mul(r, r), vec_add(r, vec_all(1.0f)));
     return vec_scale2(p, n);
+}
+
+// 2^x: exactly 1 at 0, and 0 from -150 down. Of bfloat16's 3 digits, 4 are right.
+INLINE vec vec_exp2(vec x, kind k) {
+    x = vec_max(vec_all(-152.0f), x);
+    vec n = vec_round(x), f = vec_sub(x, n), p;
+    if (k == BFLOAT16) {
+        p = vec_fma(vec_all(0.0550089292f), f, vec_all(0.242210954f));
+        p = vec_fma(p, f, vec_all(0.693282902f));
+    } else {
+        p = vec_fma(vec_all(0.00132647273f), f, vec_all(0.00967151299f));
+        p = vec_fma(p, f, vec_all(0.0555073358f));
+        p = vec_fma(p, f, vec_all(0.240222424f));
+        p = vec_fma(p, f, vec_all(0.693147004f));
+    }
+    return vec_scale2(vec_fma(p, f, vec_all(1.0f)), n);
 }

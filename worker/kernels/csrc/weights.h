@@ -25,6 +25,17 @@ typedef struct {
     int input_bits;  // to which inputs are rounded: 16 or 8
 } weights;
 
+// A matrix as it was loaded: its rows, one above the other, in parts that lie anywhere. Each is contiguous.
+typedef struct {
+    const char *first;
+    long rows;
+} part;
+
+INLINE const char *row_of(const part *parts, long row, long row_bytes) {
+    while (row >= parts->rows) row -= parts++->rows;
+    return parts->first + row * row_bytes;
+}
+
 #if defined(__AMX_BF16__)
 enum { PAIRS = 16 };  // in a tile
 #else

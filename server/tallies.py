@@ -1,0 +1,100 @@
+"""Counters and histograms of a process that is alone: plain numbers until somebody asks for the page.
+
+The same calls as `prometheus_client`'s own, which lock, look up and check each time: a request is counted in
+twenty places, and each of its tokens in two. Those are for several processes (`metrics.py`). All counting is
+done in the one event loop.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+
+class Tally:
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def inc(self, amount: float = 1) -> None:
+        self.value += amount
+
+
+class Tallies(Collector):
+    """A family of counters: one for each of its labels' values."""
+
+    def __init__(self, name: str, text: str, labelnames: Sequence[str], registry: CollectorRegistry) -> None:
+        self._about = name, text, labelnames
+        self._known: dict[tuple[str, ...], Tally] = {}
+        registry.register(self)
+
+    def labels(self, *values: str) -> Tally:
+        found = self._known.get(values)
+        if found is None:
+            found = self._known[values] = Tally()
+        return found
+
+    def collect(self) -> Iterator[Metric]:
+        name, text, labels = self._about
+        family = CounterMetricFamily(name, text, labels=labels)
+        for values, tally in self._known.items():
+            family.add_metric(values, tally.value)
+        yield family
+
+
+class Distribution:
+    """How many of the observed values lie in each bucket."""
+
+    __slots__ = ("_bounds", "_counts", "_sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        """The last for what lies above all bounds."""
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
+        names = [*map(floatToGoString, self._bounds), "+Inf"]
+        family.add_metric(labels, list(zip(names, accumulate(self._counts), strict=True)), self._sum)
+
+
+class Distributions(Collector):
+    """A family of histograms: one for each of its labels' values."""
+
+    def __init__(
+        self,
+        name: str,
+        text: str,
+        labelnames: Sequence[str],
+        *,
+        buckets: Sequence[float],
+        registry: CollectorRegistry,
+    ) -> None:
+        self._about = name, text, labelnames
+        self._buckets = buckets
+        self._known: dict[tuple[str, ...], Distribution] = {}
+        registry.register(self)
+
+    def labels(self, *values: str) -> Distribution:
+        found = self._known.get(values)
+        if found is None:
+            found = self._known[values] = Distribution(self._buckets)
+        return found
+
+    def collect(self) -> Iterator[Metric]:
+        name, text, labels = self._about
+        family = HistogramMetricFamily(name, text, labels=labels)
+        for values, distribution in self._known.items():
+            distribution.add_to(family, values)
+        yield family

@@ -1,0 +1,122 @@
+"""One that is compared: the command that serves a folder, and its server while it runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import processes
+import work
+
+from server.bench.door import free_port, opens
+
+NAME = "m"
+"""What every server calls its model."""
+
+_PATIENCE = 600.0
+_FOLDER = re.compile(r"(/[\w.@+-]+)+/")
+
+
+@dataclass(frozen=True)
+class Side:
+    name: str
+    about: str
+    """What it is, for whoever reads the figures."""
+    command: Callable[[Path, work.Model, int], Sequence[str]]
+    """That serves the model in a folder at a port."""
+    parts: tuple[str, ...] = work.PARTS
+    """That it takes part in."""
+    env: dict[str, str] = field(default_factory=dict)
+    room: int = 2048
+    """Tokens of the longest sequence that it takes."""
+
+
+class DidNotStart(Exception):
+    """With the last lines of its log, without the names of folders."""
+
+    def __init__(self, what: str, log: str) -> None:
+        lines = log.splitlines()[-12:]
+        told = (_FOLDER.sub("…/", line)[:200] for line in lines)
+        super().__init__("\n".join([f"{what}:", *told]))
+
+
+class Server:
+    """One side, serving one folder. To be closed."""
+
+    def __init__(self, side: Side, folder: Path, model: work.Model) -> None:
+        self.side = side
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._log = folder.parent / f"{side.name}.log".replace(" ", "-")
+        command = side.command(folder, model, self.port)
+        self.ready_s = 0.0
+        """From the start of the process until it was ready."""
+        self._started = time.monotonic()
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **side.env},
+                process_group=0,
+            )
+
+    @property
+    def pid(self) -> int:
+        """Of the process that speaks HTTP, on all sides."""
+        return self._process.pid
+
+    def wait_ready(self) -> None:
+        while not opens(self.port, "GET", "/health"):
+            self._check()
+            time.sleep(0.01)
+        self.ready_s = time.monotonic() - self._started
+
+    def first_answer(self) -> float:
+        """Seconds from the start of the process to a token, or to a vector."""
+        ask = {"model": NAME, "prompt": "Hello", "max_tokens": 1}
+        if not opens(self.port, "POST", "/v1/completions", ask):
+            ask = {"model": NAME, "input": "Hello"}
+            while not opens(self.port, "POST", "/v1/embeddings", ask):
+                self._check()
+                time.sleep(0.01)
+        return time.monotonic() - self._started
+
+    def pause(self) -> None:
+        """It takes no part of the cores while another is measured."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        for pid in processes.tree(self.pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def close(self) -> None:
+        self.resume()
+        below = processes.tree(self.pid)[1:]
+        self._process.terminate()
+        try:
+            self._process.wait(60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        for pid in below:  # that have outlived it
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _check(self) -> None:
+        code = self._process.poll()
+        if code is None and time.monotonic() - self._started < _PATIENCE:
+            return
+        what = f"it was not ready after {_PATIENCE:.0f} s" if code is None else f"it ended with {code}"
+        raise DidNotStart(what, self._log.read_text(errors="replace"))

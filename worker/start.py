@@ -1,0 +1,25 @@
+"""The start of a worker. Importing torch takes a second or more: what needs no torch is done meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from worker.config import WorkerConfig
+from worker.kernels.library import prepare
+
+if TYPE_CHECKING:
+    from worker.runner import Runner
+
+_NVIDIA = Path("/dev/nvidiactl")
+
+
+def start(config: WorkerConfig, report: Callable[[str, float], None]) -> Runner:
+    """Nothing before this imports torch."""
+    with ThreadPoolExecutor(1, thread_name_prefix="prepare") as meanwhile:
+        if config.device == "cpu" or (config.device == "auto" and not _NVIDIA.exists()):
+            meanwhile.submit(prepare)  # what goes wrong there is met again, and told, when kernels are opened
+        from worker.runner import Runner
+    return Runner(config, report)
