@@ -8,7 +8,7 @@ plain torch reference of `models.ops`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from models import ops
+from worker.ahead import Ahead
 from worker.config import WorkerConfig
 from worker.groups import DeviceGroup, Group, HostGroup, Membership
 from worker.host import available_memory, usable_cores
@@ -100,6 +101,10 @@ class Cpu:
         """Untouched memory in huge pages where the system has them: the cache is read all over, each step."""
         return huge_pages(nbytes)
 
+    def ahead(self, parts: Sequence[Tensor], blocks: int) -> Ahead | None:
+        """Of a cache whose blocks have their shares in these parts."""
+        return Ahead(parts, blocks)
+
     def mirrored(self, words: int) -> tuple[Tensor, Tensor]:
         """An int32 buffer the host writes and the same one on the device: here they are one."""
         buffer = torch.empty(words, dtype=torch.int32)
@@ -159,6 +164,10 @@ class Cuda:
 
     def arena(self, nbytes: int) -> Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device=self.target)
+
+    def ahead(self, parts: Sequence[Tensor], blocks: int) -> Ahead | None:
+        """Memory that was taken is there."""
+        return None
 
     def mirrored(self, words: int) -> tuple[Tensor, Tensor]:
         """Pinned on the host, or the copy to the device would wait for it."""

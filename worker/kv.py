@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from models.config import ModelConfig
 from models.layers.attention import Attention
@@ -76,16 +77,22 @@ def size_cache(
 
 def bind_cache(
     size: CacheSize, layers: Sequence[Attention], block_size: int, dtype: torch.dtype, device: Device
-) -> None:
-    """Take the memory, without touching it, and give each layer its part."""
+) -> list[Tensor]:
+    """Take the memory, without touching it, and give each layer its part.
+
+    Returns what lies together: of each layer the keys of all blocks, and the values.
+    """
     blocks = size.num_blocks + 1
     arena = device.arena(blocks * block_bytes(layers, block_size, dtype)).view(dtype)
+    parts: list[Tensor] = []
     start = 0
     for layer in layers:
         shape = (2, blocks, layer.kv_heads, block_size, layer.head_dim)
         stop = start + torch.Size(shape).numel()
         layer.kv = arena[start:stop].view(shape)
+        parts += layer.kv
         start = stop
+    return parts
 
 
 def step_bytes(

@@ -21,6 +21,7 @@ from models.context import use_context
 from models.loader import load_model
 from models.model import ServedModel
 from models.parallel import Parallel
+from worker.ahead import Ahead
 from worker.batch import Batch, build
 from worker.config import WorkerConfig
 from worker.device import choose_dtype, dtype_name, open_device
@@ -104,6 +105,8 @@ class Runner:
 
     @torch.inference_mode()
     def launch(self, step: StepInput) -> Handle | Unheard:
+        if self._ahead is not None:
+            self._ahead.follow(step)
         stage = self._stage
         if stage:
             stage.catch_up(step, self._slots.tokens)
@@ -127,6 +130,8 @@ class Runner:
 
     def close(self) -> None:
         """Give the cache back. The runner is of no use afterwards."""
+        if self._ahead is not None:
+            self._ahead.close()
         for layer in self._model.attention_layers():
             layer.kv = None
         self._hidden = None
@@ -183,6 +188,7 @@ class Runner:
         self, config: WorkerConfig, limits: Limits, *, keeps_hidden: bool, pools: bool
     ) -> CacheSize:
         self._hidden: HiddenStore | None = None
+        self._ahead: Ahead | None = None
         if not self._model.causal:
             return CacheSize(0, 0, limits.max_model_len)
         device, dtype, layers = self._device, self._dtype, self._model.attention_layers()
@@ -198,7 +204,8 @@ class Runner:
             device.cache_flag,
             self._groups.least,
         )
-        bind_cache(size, layers, limits.block_size, dtype, device)
+        parts = bind_cache(size, layers, limits.block_size, dtype, device)
+        self._ahead = device.ahead(parts, size.num_blocks)
         if keeps_hidden:
             self._hidden = HiddenStore(size.num_blocks, limits.block_size, width, dtype, device)
         return size
