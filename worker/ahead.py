@@ -35,17 +35,24 @@ class Ahead:
         self._system = ctypes.CDLL(None)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ahead")
 
+    def begin(self) -> None:
+        """Before there is a step to follow: most servers wait a while for their first request."""
+        self._want(self._lead)
+
     def follow(self, step: StepInput) -> None:
         """Blocks are given out in order, until all have been in use."""
         for seq in step.seqs:
             for block in seq.blocks:
                 if self._wanted <= min(block + self._lead, self._blocks - 1) and block < self._blocks:
-                    self._wanted = min(block + self._lead + self._at_once, self._blocks)
-                    self._thread.submit(self._make, self._wanted)
+                    self._want(block + self._lead + self._at_once)
 
     def close(self) -> None:
         self._closed = True
         self._thread.shutdown()
+
+    def _want(self, blocks: int) -> None:
+        self._wanted = min(blocks, self._blocks)
+        self._thread.submit(self._make, self._wanted)
 
     def _make(self, wanted: int) -> None:
         while self._made < wanted and not self._closed:

@@ -100,6 +100,8 @@ class Runner:
         )
         report("warmup", 0.0)
         self._warm_up()
+        if self._ahead is not None:
+            self._ahead.begin()
         report("warmup", 1.0)
         logger.info("ready: %s", self.facts)
 

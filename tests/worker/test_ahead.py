@@ -67,6 +67,15 @@ def test_an_eighth_of_the_cache_is_made_ahead_in_every_part() -> None:
     ahead.close()
 
 
+def test_as_much_is_made_before_the_first_step() -> None:
+    part = untouched()
+    ahead = Ahead([part], BLOCKS)
+    ahead.begin()
+    wait_for(part, range(BLOCKS // 8))
+    assert there(part) == list(range(BLOCKS // 8))
+    ahead.close()
+
+
 def test_the_spare_block_and_steps_without_new_ones_ask_for_nothing() -> None:
     part = untouched()
     ahead = Ahead([part], BLOCKS)
