@@ -15,7 +15,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 class HttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
-        self.cycle.transport = cast("asyncio.Transport", HeadHolder(self.transport))
+        if self.scope["method"] != "HEAD":  # whose answer has no body to wait for
+            self.cycle.transport = cast("asyncio.Transport", HeadHolder(self.transport))
 
 
 class HeadHolder:

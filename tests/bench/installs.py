@@ -44,7 +44,7 @@ def make_infinity(venv: Path) -> None:
         return
     pip = _make_venv(venv, INFINITY)
     with_server = INFINITY.replace("==", "[server,torch]==")
-    subprocess.run([*pip, "install", f"torch=={version('torch')}", with_server], check=True)
+    subprocess.run([*pip, "install", f"torch=={version('torch').partition('+')[0]}", with_server], check=True)
 
 
 def _make_venv(venv: Path, package: str) -> list[str]:

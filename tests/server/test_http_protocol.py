@@ -79,6 +79,14 @@ async def test_an_empty_message_sends_the_head() -> None:
     assert head.endswith(b"\r\n\r\n")
 
 
+@pytest.mark.parametrize(("method", "status"), [("HEAD", 200), ("GET", 204), ("GET", 304)])
+async def test_an_answer_without_a_body_is_sent(method: str, status: int) -> None:
+    answer = [{**HEAD, "status": status, "headers": [(b"content-length", b"0")]}, body(b"")]
+    connection = await answered(answer, GET.replace("GET", method), requests=2)
+    heads = b"".join(connection.writes).split(b"\r\n\r\n")
+    assert [one[:12] for one in heads] == [b"HTTP/1.1 %d" % status] * 2 + [b""]
+
+
 async def test_each_answer_of_a_connection_has_its_own_head() -> None:
     connection = await answered([HEAD, body(b"all")], GET, requests=3)
     assert [one[:15] for one in connection.writes] == [b"HTTP/1.1 200 OK"] * 3
