@@ -32,6 +32,7 @@ import processes
 import texts
 import uvloop
 import work
+from floor import ABOUT, NAME, Floor, Shape
 from servers import DidNotStart, Server, Side
 
 from server.bench.serve import measure
@@ -39,7 +40,11 @@ from server.bench.summary import Figures
 
 HERE = Path(__file__).parent
 IDLE_SECONDS = 10.0
-_IN_PROCESS = {"sentence-transformers": f"{version('sentence-transformers')}, in a process without a server"}
+FLOORED = ("generation", "embeddings")
+_NO_SERVERS = {
+    NAME: ABOUT,
+    "sentence-transformers": f"{version('sentence-transformers')}, in a process without a server",
+}
 
 Record = dict[str, Any]
 
@@ -50,6 +55,8 @@ class Comparison:
         self._sides = sides
         self._folder: Path = given.folder
         self.records: list[Record] = []
+        self.machine: Record = {}
+        """At its best."""
 
     def run(self, part: str) -> None:
         measure = {"startup": self._time_starts, "memory": self._weigh}.get(part)
@@ -69,6 +76,8 @@ class Comparison:
             for server in servers:
                 server.pause()
             for round in range(self._given.rounds):
+                if part in FLOORED:
+                    self._lay_floor(part, model, cases, round)
                 for case in cases:
                     able = [server for server in servers if server.side.room >= case.tokens]
                     for server in _rotated(able, round):
@@ -77,6 +86,14 @@ class Comparison:
                         server.pause()
         if part == "embeddings":
             self._in_process(model, cases)
+
+    def _lay_floor(self, part: str, model: work.Model, cases: Sequence[work.Case], round: int) -> None:
+        """What the machine can do just now."""
+        machine = _machine()
+        self.machine = _best(machine, self.machine)
+        floor = Floor(Shape.read(self._checkpoint(model.name)), model, machine)
+        for case in cases:
+            self._keep(part, model, case.title, NAME, round, floor.values(case))
 
     def _measure(self, part: str, model: work.Model, case: work.Case, server: Server, round: int) -> None:
         file = self._texts(model, *case.texts) if case.texts else None
@@ -247,10 +264,9 @@ def main() -> None:
         anew = {model.title for model in comparison.models(part)}
         known["records"] = [r for r in known["records"] if r["part"] != part or r["model"] not in anew]
         known["records"] += [r for r in comparison.records if r["part"] == part]
-        known["machine"] = _best(_machine(), known.get("machine", {}))
+        known["machine"] = _best(comparison.machine or _machine(), known.get("machine", {}))
         known["date"] = datetime.now(UTC).date().isoformat()
-        known["sides"] = known.get("sides", {}) | {side.name: side.about for side in sides} | _IN_PROCESS
-        known["weights"] = {m: size for m in work.GENERATIVE if (size := weight_bytes(given.folder / m))}
+        known["sides"] = known.get("sides", {}) | {side.name: side.about for side in sides} | _NO_SERVERS
         kept.write_text(json.dumps(known, indent=1))
     target = given.folder / "quick.md" if given.quick else HERE.parents[1] / "docs" / "performance.md"
     page.write(target, known)

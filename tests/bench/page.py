@@ -73,7 +73,6 @@ def write(path: Path, known: Record) -> None:
 
 def _sections(known: Record, pictures: Sequence[str]) -> Iterator[str]:
     yield _about(known)
-    yield _floor(known)
     for part in work.PARTS:
         records = [record for record in known["records"] if record["part"] == part]
         if not records:
@@ -97,42 +96,12 @@ def _about(known: Record) -> str:
         f"{machine['cores']} cores ({machine['processor']}; {', '.join(machine['instructions'])}), "
         f"{machine['memory_gib']} GiB, {known['date']}. Medians of up to {rounds} rounds. Below each figure "
         "of another server stands what Facet has as a multiple of it, and with int8 weights as one of Q8_0: "
-        "the median, the least and the most of the ratios within a round."
+        "the median, the least and the most of the ratios within a round. At its best this machine has read "
+        f"{machine['read_gb_s']:.1f} GB/s, and multiplied {machine['bf16_tflop_s']:.2f} TFLOP/s in bfloat16 "
+        f"and {machine['fp32_tflop_s']:.2f} in float32."
     )
     present = _unique([OURS, *(record["side"] for record in records)])
     return "\n".join([about, "", *(f"- {side}: {known['sides'].get(side, '')}" for side in present)])
-
-
-def _floor(known: Record) -> str:
-    """How near a decode step and a prefill come to what the machine can do."""
-    machine = known["machine"]
-    about = (
-        f"Through torch this machine reads {machine['read_gb_s']:.1f} GB/s, and multiplies "
-        f"{machine['bf16_tflop_s']:.2f} TFLOP/s in bfloat16 and {machine['fp32_tflop_s']:.2f} in float32. A "
-        "step must read the weights once, and a prompt of 1,024 tokens takes two operations for each of them."
-    )
-    if not known["weights"]:
-        return about
-    lines = [
-        f"{about} How many times that it is:",
-        "",
-        "| model | weights read once, ms | TPOT, one at once | 1,024 tokens multiplied, ms | their TTFT |",
-        "|---|---:|---|---:|---|",
-    ]
-    for name, size in known["weights"].items():
-        read = 1e3 * size / (machine["read_gb_s"] * 1e9)
-        prefill = 1e3 * 1024 * size / (machine["bf16_tflop_s"] * 1e12)  # two bytes a weight, two operations
-        records = [r for r in known["records"] if r["part"] == "generation" and r["model"].startswith(name)]
-        steps = _multiples([r for r in records if r["case"] == f"{_PICTURED}, 1 at once"], "tpot_ms", read)
-        prompts = _multiples([r for r in records if r["case"].startswith("1024 in")], "ttft_ms", prefill)
-        lines.append(f"| {name} | {read:.1f} | {steps} | {prefill:.0f} | {prompts} |")
-    return "\n".join(lines)
-
-
-def _multiples(records: Sequence[Record], metric: str, floor: float) -> str:
-    sides = _unique(record["side"] for record in records if record["side"] not in _EIGHT_BITS)
-    found = ((side, _median(records, side, metric)) for side in sides)
-    return ", ".join(f"{side} {value / floor:.2f}" for side, value in found if value is not None)
 
 
 def _table(records: Sequence[Record], columns: Sequence[tuple[str, str]]) -> str:

@@ -59,13 +59,11 @@ def record(side: str, round: int, tokens: float, **more: object) -> dict[str, An
 
 def known(*records: dict[str, Any]) -> dict[str, Any]:
     sides = {"facet": "1", "vLLM": "2 as installed", "Infinity": "3"}
-    weights = {"llama-135m": 400_000_000}
     return {
         "records": [*records],
         "machine": MACHINE,
         "date": "today",
         "sides": sides,
-        "weights": weights,
     }
 
 
@@ -91,7 +89,7 @@ def test_only_what_stands_between_the_marks_is_written_anew(load, tmp_path: Path
     assert text.endswith("\n\n## After\n")
     assert (text.count(page.BEGIN), text.count(page.END), text.count("old")) == (1, 1, 0)
     assert "| 30<br>**3.00** (2.00 to 3.50) |" in text
-    assert "| llama-135m | 10.0 | facet 2.00, vLLM 2.00 |" in text, "20 ms a token, 10 to read the weights"
+    assert "has read 40.0 GB/s, and multiplied 1.00 TFLOP/s in bfloat16 and 0.50 in float32" in text
     assert "- facet: 1\n- vLLM: 2 as installed\n" in text
     assert "Infinity" not in text, "it was not measured"
     assert "vLLM, 256 in, 64 out, 1 at once, round 3: 2 requests failed." in text
@@ -124,7 +122,54 @@ def test_eight_bits_stand_beside_eight_bits(load, tmp_path: Path) -> None:
     assert "| facet int8 | 90 |" in text
     assert "| llama.cpp | 30<br>**2.00** |" in text
     assert "| llama.cpp Q8_0 | 45<br>**2.00** |" in text
-    assert "| facet 2.00, llama.cpp 2.00 |" in text, "the others read fewer bytes than this floor"
+
+
+def checkpoint(folder: Path, **config: int) -> Path:
+    """One layer of 8 x 8 and 4 x 8, 10 tokens."""
+    layer = {"layer.0.out.weight": [8, 8], "layer.0.down.weight": [4, 8], "layer.0.norm.weight": [8]}
+    sizes = {"word_embeddings.weight": [10, 8], **layer}
+    head = json.dumps({"__metadata__": {}, **{name: {"shape": size} for name, size in sizes.items()}})
+    (folder / "model.safetensors").write_bytes(len(head).to_bytes(8, "little") + head.encode())
+    sized = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 8, "vocab_size": 10, **config}
+    (folder / "config.json").write_text(json.dumps(sized))
+    return folder
+
+
+def test_the_floor_of_a_generation_counts_products_and_bytes(load, tmp_path: Path) -> None:
+    floor, work = load("floor"), load("work")
+    shape = floor.Shape.read(checkpoint(tmp_path, num_key_value_heads=1))
+    assert (shape.width, shape.kv_width, shape.linear, shape.head) == (8, 4, 64 + 32, 80)
+    machine = {"bf16_tflop_s": 1e-9, "read_gb_s": 1e-6}  # 1,000 operations and 1,000 bytes a second
+
+    def values(at_once: int) -> dict[str, float]:
+        case = work.Case("", at_once, {"random_input_len": 20, "random_output_len": 4})
+        return floor.Floor(shape, work.Model("m"), machine).values(case)
+
+    prompt = 2 * (20 * 96 + 20 * 10 * 16 + 80) / 1000
+    read = 2 * (96 + 80 + 22 * 8) / 1000
+    multiplied = 2 * (96 + 80 + 22 * 16) / 1000
+    alone = values(1)
+    assert alone["ttft_ms"] == pytest.approx(1000 * prompt)
+    assert alone["tpot_ms"] == pytest.approx(1000 * max(read, multiplied))
+    assert alone["output_tokens_per_second"] == pytest.approx(4 / (prompt + 3 * multiplied))
+    four = values(4)
+    assert four["output_tokens_per_second"] == pytest.approx(16 / (4 * prompt + 3 * 4 * multiplied))
+    assert "ttft_ms" not in four
+    slow = floor.Floor(shape, work.Model("m"), {**machine, "read_gb_s": 1e-7})
+    assert slow.values(work.Case("", 1, {"random_input_len": 20, "random_output_len": 4}))["tpot_ms"] == (
+        pytest.approx(10_000 * read)
+    )
+
+
+def test_the_floor_of_an_embedding_counts_every_pair_of_tokens(load, tmp_path: Path) -> None:
+    floor, work = load("floor"), load("work")
+    shape = floor.Shape.read(checkpoint(tmp_path))
+    machine = {"fp32_tflop_s": 1e-9, "read_gb_s": 1.0}
+    case = work.Case("", 2, {}, texts=(6, 3))
+    values = floor.Floor(shape, work.Model("m", "float32"), machine).values(case)
+    text = 2 * 6 * (96 + 2 * 8 * 6) / 1000
+    assert values["inputs_per_second"] == pytest.approx(1 / text)
+    assert values["e2el_ms"] == pytest.approx(1000 * text * 3 * 2)
 
 
 def test_what_a_cache_takes_is_left_out(load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,103 @@
+"""The least that a work can take on a machine: its operations and its bytes, at the rates of `machine.py`.
+
+Counted are the products of matrices, those of attention among them, and of a decode step also the bytes of
+weights and cached keys and values. Everything else would have to cost nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from work import Case, Model
+
+NAME = "floor"
+ABOUT = (
+    "no server, but what products of matrices and the bytes of weights and cache take at least, at the rates "
+    "at which this machine multiplied in registers and read memory in the same round"
+)
+_BYTES = {"bfloat16": 2, "float32": 4}
+_RATES = {"bfloat16": "bf16_tflop_s", "float32": "fp32_tflop_s"}
+
+
+@dataclass(frozen=True)
+class Shape:
+    layers: int
+    width: int
+    """Of all heads together."""
+    kv_width: int
+    linear: int
+    """Elements of the matrices that every token is multiplied with."""
+    head: int
+    """Of the one that tokens are chosen by."""
+
+    @classmethod
+    def read(cls, folder: Path) -> Shape:
+        """Of a checkpoint in one file, whose embeddings choose the tokens too."""
+        config = json.loads((folder / "config.json").read_text())
+        with (folder / "model.safetensors").open("rb") as file:
+            tensors = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        sizes = {name: about["shape"] for name, about in tensors.items() if "shape" in about}
+        matrices = {name: prod(size) for name, size in sizes.items() if len(size) == 2}
+        heads = config["num_attention_heads"]
+        head = config.get("head_dim") or config["hidden_size"] // heads
+        return cls(
+            layers=config["num_hidden_layers"],
+            width=heads * head,
+            kv_width=config.get("num_key_value_heads", heads) * head,
+            linear=sum(size for name, size in matrices.items() if "layer" in name),
+            head=config["vocab_size"] * config["hidden_size"],
+        )
+
+
+class Floor:
+    def __init__(self, shape: Shape, model: Model, machine: Mapping[str, Any]) -> None:
+        self._shape = shape
+        self._width = _BYTES[model.dtype]
+        self._operations = 1e12 * machine[_RATES[model.dtype]]  # a second
+        self._bytes = 1e9 * machine["read_gb_s"]
+
+    def values(self, case: Case) -> dict[str, object]:
+        """What is compared of a work, as the load generator would find it."""
+        if case.texts is not None:
+            return self._embed(*case.texts, case.concurrency)
+        read, written = case.fields["random_input_len"], case.fields["random_output_len"]
+        return self._generate(read, written, case.concurrency)
+
+    def _generate(self, read: int, written: int, at_once: int) -> dict[str, object]:
+        shape = self._shape
+        # a token attends to half of the prompt, on average
+        prompt = self._multiply(read * (shape.linear + self._attention(read / 2)) + shape.head)
+        step = self._step(at_once, read + written / 2)
+        whole = at_once * prompt + (written - 1) * step
+        values: dict[str, object] = {"output_tokens_per_second": at_once * written / whole}
+        if at_once == 1:  # else they depend on which goes first
+            values |= {"ttft_ms": 1e3 * prompt, "tpot_ms": 1e3 * step}
+        return {"concurrency": at_once, **values}
+
+    def _embed(self, tokens: int, texts: int, at_once: int) -> dict[str, object]:
+        text = self._multiply(tokens * (self._shape.linear + self._attention(tokens)))
+        return {
+            "concurrency": at_once,
+            "inputs_per_second": 1 / text,
+            "e2el_ms": 1e3 * text * texts * at_once,
+        }
+
+    def _step(self, rows: int, context: float) -> float:
+        shape = self._shape
+        matrices = shape.linear + shape.head
+        elements = matrices + rows * context * shape.layers * 2 * shape.kv_width
+        multiplied = self._multiply(rows * (matrices + self._attention(context)))
+        return max(self._width * elements / self._bytes, multiplied)
+
+    def _attention(self, context: float) -> float:
+        """Products of a token with keys and with values, of all layers."""
+        return 2 * self._shape.layers * self._shape.width * context
+
+    def _multiply(self, products: float) -> float:
+        """Each is a multiplication and a sum."""
+        return 2 * products / self._operations
