@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Any, get_type_hints
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import HTTPException
 from fastapi.routing import APIRoute
 from pydantic import TypeAdapter, ValidationError
 from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from server.errors import ApiError
 from server.middleware import CLIENT_GONE, path_of
@@ -55,11 +55,11 @@ def _endpoint(route: object) -> Iterator[tuple[str, Endpoint]]:
 class Shortcut:
     def __init__(
         self,
-        app: ASGIApp,
+        app: FastAPI,
         endpoints: dict[str, Endpoint],
         explain: Callable[[Request, Exception], Response],
     ) -> None:
-        """`explain` makes an answer of an error that was foreseen."""
+        """`explain` makes an answer of an error."""
         self._app = app
         self._endpoints = endpoints
         self._explain = explain
@@ -70,19 +70,31 @@ class Shortcut:
             endpoint = self._endpoints.get(path_of(scope))
         if endpoint is None:
             return await self._app(scope, receive, send)
+        scope["app"] = self._app  # where endpoints find what they need
         scope["route"] = endpoint.route  # what the request is counted as
         request = Request(scope, receive, send)
+        started = False
+
+        async def watched(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
         try:
             raw = await request.body()
             body = await _read(raw, endpoint, request)
             if body is None:
-                return await self._app(scope, _again(raw, receive), send)
+                return await self._app(scope, _again(raw, receive), watched)
             response = await endpoint.route.endpoint(body=body, request=request)
-            await response(scope, receive, send)
+            await response(scope, receive, watched)
         except (ApiError, HTTPException) as error:
             await self._explain(request, error)(scope, receive, send)
         except ClientDisconnect:
             await Response(status_code=CLIENT_GONE)(scope, receive, send)
+        except Exception as error:  # a mistake of ours: told, and left to whoever logs it
+            if not started:
+                await self._explain(request, error)(scope, receive, send)
+            raise
 
 
 async def _read(raw: bytes, endpoint: Endpoint, request: Request) -> Any:

@@ -12,9 +12,10 @@ from fake_api import make_app, make_client
 from fake_frontend import FakeFrontend
 from fastapi import FastAPI
 
+from server import app
 from server.app import ROUTERS, openapi_schema
 from server.middleware import CLIENT_GONE
-from server.shortcut import Shortcut, find_endpoints
+from server.shortcut import find_endpoints
 from server.status import Starting
 
 COMPLETIONS, CHAT, TOKENIZE = "/v1/completions", "/v1/chat/completions", "/tokenize"
@@ -54,11 +55,14 @@ async def client(frontend: FakeFrontend) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.fixture
-async def long_way(frontend: FakeFrontend) -> AsyncIterator[httpx.AsyncClient]:
+async def long_way(
+    frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[httpx.AsyncClient]:
     """To the same endpoints, through the framework."""
-    app = make_app(frontend)
-    app.user_middleware = [one for one in app.user_middleware if one.cls is not Shortcut]
-    async with make_client(app) as client:
+    with monkeypatch.context() as patch:
+        patch.setattr(app, "find_endpoints", lambda routers: {})
+        long = make_app(frontend)
+    async with make_client(long) as client:
         yield client
 
 
@@ -102,18 +106,35 @@ def test_every_endpoint_that_takes_a_body_has_a_short_way() -> None:
     assert find_endpoints(ROUTERS).keys() == documented
 
 
-async def test_the_framework_is_not_bothered(frontend: FakeFrontend) -> None:
-    app = make_app(frontend)
-
+async def test_the_framework_is_not_bothered(frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(*_: object) -> None:
         raise RuntimeError("this request had no business here")
 
-    app.router.middleware_stack = broken
-    async with make_client(app) as client:
+    monkeypatch.setattr(FastAPI, "__call__", broken)
+    async with make_client(make_app(frontend)) as client:
         answer = await client.post(COMPLETIONS, json={"prompt": "hi"})
         assert answer.status_code == 200
         with pytest.raises(RuntimeError):
             await client.get("/live")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_bug_is_told_once_and_logged(
+    frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("/secret/path")
+
+    monkeypatch.setattr(frontend, "generate", broken)
+    body = {"prompt": "hi", "stream": stream}
+    transport = httpx.ASGITransport(make_app(frontend), raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://api") as client:
+        answer = await client.post(COMPLETIONS, json=body)
+    assert answer.status_code == 500
+    assert answer.json()["error"]["message"] == "Internal server error"
+    async with make_client(make_app(frontend)) as client:
+        with pytest.raises(RuntimeError, match="secret"):  # which the HTTP server writes into its log
+            await client.post(COMPLETIONS, json=body)
 
 
 async def test_a_client_that_leaves_while_it_speaks(frontend: FakeFrontend) -> None:
@@ -148,7 +169,6 @@ def _scope(path: str) -> dict[str, Any]:
 
 
 async def test_under_a_path_that_a_proxy_has_put_before(frontend: FakeFrontend) -> None:
-    app: FastAPI = make_app(frontend)
-    transport = httpx.ASGITransport(app, root_path="/under")
+    transport = httpx.ASGITransport(make_app(frontend), root_path="/under")
     async with httpx.AsyncClient(transport=transport, base_url="http://api") as client:
         assert (await client.post("/under" + COMPLETIONS, json={"prompt": "hi"})).status_code == 200

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import httpx
 from fake_frontend import FakeFrontend
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from engine_core.config import EngineConfig
 from server.app import create_app
@@ -16,13 +16,13 @@ from server.config import ServerConfig
 from server.frontend import Frontend
 
 
-def make_app(frontend: FakeFrontend, **options: Any) -> FastAPI:
+def make_app(frontend: FakeFrontend, **options: Any) -> ASGIApp:
     """The app itself. `options` are fields of ServerConfig."""
     frontend.config = ServerConfig(engine=EngineConfig(model="org/tiny"), **options)
     return create_app(cast(Frontend, frontend))
 
 
-def make_client(app: FastAPI) -> httpx.AsyncClient:
+def make_client(app: ASGIApp) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://api")
 
 
@@ -40,7 +40,7 @@ def events(text: str) -> list[Any]:
     return found
 
 
-async def leave(app: FastAPI, path: str, body: dict[str, Any], *, after: int) -> list[bytes]:
+async def leave(app: ASGIApp, path: str, body: dict[str, Any], *, after: int) -> list[bytes]:
     """Sends a request, goes away when `after` pieces of the answer have come, and returns those pieces."""
     raw = json.dumps(body).encode()
     pieces: list[bytes] = []

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from fake_api import make_app, make_client
 from fake_frontend import FakeFrontend
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 
 @pytest.fixture
@@ -17,11 +17,11 @@ def frontend() -> FakeFrontend:
 
 
 @pytest.fixture
-def app(frontend: FakeFrontend) -> FastAPI:
+def app(frontend: FakeFrontend) -> ASGIApp:
     return make_app(frontend)
 
 
 @pytest.fixture
-async def client(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+async def client(app: ASGIApp) -> AsyncIterator[httpx.AsyncClient]:
     async with make_client(app) as client:
         yield client

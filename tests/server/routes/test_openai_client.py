@@ -8,14 +8,14 @@ import httpx2
 import openai
 import pytest
 from fake_frontend import FakeFrontend
-from fastapi import FastAPI
 from openai import AsyncOpenAI
+from starlette.types import ASGIApp
 
 from server.errors import Unavailable
 
 
 @pytest.fixture
-async def openai_client(app: FastAPI) -> AsyncIterator[AsyncOpenAI]:
+async def openai_client(app: ASGIApp) -> AsyncIterator[AsyncOpenAI]:
     http = httpx2.AsyncClient(transport=httpx2.ASGITransport(app))
     async with AsyncOpenAI(api_key="-", base_url="http://api/v1", http_client=http, max_retries=0) as client:
         yield client

@@ -11,9 +11,9 @@ import httpx
 import msgspec
 import numpy as np
 import pytest
-from fake_api import leave
+from fake_api import leave, make_app, make_client
 from fake_frontend import BOS, FakeFrontend, vectors
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from models.pooling_config import PoolingConfig
 from models.sentence_files import TextFacts
@@ -260,15 +260,14 @@ async def test_very_many_texts_are_answered_in_pieces(
     assert "content-length" in short.headers
 
 
-async def test_cached_tokens_are_told_if_asked_for(app: FastAPI, frontend: FakeFrontend) -> None:
+async def test_cached_tokens_are_told_if_asked_for(frontend: FakeFrontend) -> None:
     frontend.cached = 2
-    app.state.config = msgspec.structs.replace(frontend.config, enable_prompt_tokens_details=True)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://api") as client:
+    async with make_client(make_app(frontend, enable_prompt_tokens_details=True)) as client:
         answer = await post(client, EMBED, input=["abc", "def"])
     assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 4}
 
 
-async def test_nobody_waits_any_more(app: FastAPI, frontend: FakeFrontend) -> None:
+async def test_nobody_waits_any_more(app: ASGIApp, frontend: FakeFrontend) -> None:
     frontend.gate = asyncio.Event()
     assert await leave(app, EMBED, {"input": "a"}, after=0) == []
     assert frontend.pooled and frontend.running == 0

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from fake_api import events, leave, make_app, make_client
 from fake_frontend import FakeFrontend
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from server import sse
 from server.errors import BadRequest, Internal, Overloaded, Unavailable
@@ -26,7 +26,7 @@ ENDPOINTS = pytest.mark.parametrize(("path", "body"), [TEXT, TEXTS, TALK])
 @ENDPOINTS
 @pytest.mark.parametrize("after", [0, 1])
 async def test_a_client_that_leaves_its_stream_ends_it_in_the_engine(
-    frontend: FakeFrontend, app: FastAPI, path: str, body: dict[str, Any], after: int
+    frontend: FakeFrontend, app: ASGIApp, path: str, body: dict[str, Any], after: int
 ) -> None:
     frontend.gate = asyncio.Event()
     frontend.delay = 0.0 if after else 60.0
@@ -39,7 +39,7 @@ async def test_a_client_that_leaves_its_stream_ends_it_in_the_engine(
 
 @ENDPOINTS
 async def test_a_client_that_leaves_before_its_answer_ends_it_in_the_engine(
-    frontend: FakeFrontend, app: FastAPI, path: str, body: dict[str, Any]
+    frontend: FakeFrontend, app: ASGIApp, path: str, body: dict[str, Any]
 ) -> None:
     frontend.gate = asyncio.Event()
     pieces = await asyncio.wait_for(leave(app, path, body, after=0), 5)
