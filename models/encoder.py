@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models import ops
 from models.context import context
 from models.layers.embedding import Embedding
 from models.layers.encoder_attention import EncoderAttention
@@ -62,9 +63,10 @@ class Embeddings(nn.Module):
     def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
         hidden = self.word_embeddings(ids)  # [T, width]
         if self.token_type_embeddings is not None:
-            hidden = hidden + self._types(self.token_type_embeddings.weight)
+            hidden = ops.add(hidden, self._types(self.token_type_embeddings.weight))
         if self.position_embeddings is not None:
-            hidden = hidden + self.position_embeddings(positions + self.first_position)
+            rows = self.position_embeddings.weight[self.first_position :]
+            hidden = ops.add(hidden, ops.embed(positions, rows))
         return hidden
 
     def _types(self, rows: Tensor) -> Tensor:

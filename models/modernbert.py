@@ -93,8 +93,8 @@ class ModernBertLayer(nn.Module):
         self.mlp = ModernBertMLP(setup, fields)
 
     def forward(self, hidden: Tensor, rotations: Mapping[str, Tensor]) -> Tensor:
-        hidden = hidden + self.attn(self.attn_norm(hidden), rotations[self.kind])
-        return hidden + self.mlp(self.mlp_norm(hidden))
+        hidden = ops.add(hidden, self.attn(self.attn_norm(hidden), rotations[self.kind]))
+        return ops.add(hidden, self.mlp(self.mlp_norm(hidden)))
 
 
 class ModernBertAttention(nn.Module):

@@ -66,7 +66,7 @@ def _layer(setup: ModelSetup, fields: MPNetFields) -> EncoderLayer:
 class DistanceBias(nn.Module):
     """The checkpoint has a number for each bucket of distances and each head; here each distance has one."""
 
-    table: nn.Parameter  # [heads of this rank, 2 * _REACH + 1]
+    table: nn.Parameter  # [heads of this rank, 2 * _REACH + 1] float32, as kernels read it
 
     def __init__(self, config: ModelConfig, parallel: Parallel) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class DistanceBias(nn.Module):
         scope = weights / "encoder.relative_attention_bias"
         values = scope.take("weight", [_BUCKETS, heads.size], cut)  # [buckets, heads]
         buckets = _buckets(torch.arange(-_REACH, _REACH + 1))
-        self.table = frozen(values[buckets.to(values.device)].t().contiguous())
+        self.table = frozen(values[buckets.to(values.device)].t().float().contiguous())
 
     def forward(self) -> Tensor:
         return self.table

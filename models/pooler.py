@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models import ops
 from models.pooling_config import Activation
 from models.sentence_files import Mode
 from models.weights import Weights, load
@@ -58,7 +58,7 @@ class Rows(Protocol):
     """False: the last row of a sequence suffices."""
 
     def __call__(self, rows: Tensor, ids: Tensor, skip: int) -> Tensor:
-        """A sequence's rows [L, H] and tokens [L] -> [K, H']."""
+        """A sequence's rows [L, H] and tokens [L] -> [K, H'] float32."""
         ...
 
 
@@ -72,6 +72,8 @@ class Merged:
     def __call__(self, rows: Tensor, ids: Tensor, skip: int) -> Tensor:
         # A sequence that is nothing but its instruction is merged whole: there is no vector of no tokens.
         skip = skip if skip < len(rows) else 0
+        if skip:
+            rows = rows[skip:]
         merged = [_MERGE[mode](rows, skip) for mode in self.modes]
         return merged[0] if len(merged) == 1 else torch.cat(merged, dim=-1)
 
@@ -80,7 +82,7 @@ class Every:
     needs_all = True
 
     def __call__(self, rows: Tensor, ids: Tensor, skip: int) -> Tensor:
-        return rows
+        return rows.float()
 
 
 class Tagged:
@@ -92,31 +94,24 @@ class Tagged:
         self.tag = tag
 
     def __call__(self, rows: Tensor, ids: Tensor, skip: int) -> Tensor:
-        return rows[ids == self.tag]
-
-
-def _mean(rows: Tensor, skip: int) -> Tensor:
-    return rows[skip:].sum(0, keepdim=True) / (len(rows) - skip)
-
-
-def _mean_sqrt_len(rows: Tensor, skip: int) -> Tensor:
-    return rows[skip:].sum(0, keepdim=True) / (len(rows) - skip) ** 0.5
+        return rows[ids == self.tag].float()
 
 
 def _weighted_mean(rows: Tensor, skip: int) -> Tensor:
     """Later tokens weigh more: each as much as its place in the whole sequence, from 1."""
-    weights = torch.arange(skip + 1, len(rows) + 1, device=rows.device, dtype=rows.dtype)  # [L - skip]
-    return (rows[skip:] * weights.unsqueeze(-1)).sum(0, keepdim=True) / weights.sum()
+    weights = torch.arange(skip + 1, skip + len(rows) + 1, device=rows.device, dtype=torch.float32)  # [L]
+    return (rows.float() * weights.unsqueeze(-1)).sum(0, keepdim=True) / weights.sum()
 
 
 _MERGE: dict[Mode, Callable[[Tensor, int], Tensor]] = {
-    "CLS": lambda rows, skip: rows[skip : skip + 1],
-    "LAST": lambda rows, skip: rows[-1:],
-    "MEAN": _mean,
-    "MAX": lambda rows, skip: rows[skip:].amax(0, keepdim=True),
-    "MEAN_SQRT_LEN": _mean_sqrt_len,
+    "CLS": lambda rows, skip: rows[:1].float(),
+    "LAST": lambda rows, skip: rows[-1:].float(),
+    "MEAN": lambda rows, skip: ops.mean(rows),
+    "MAX": lambda rows, skip: rows.amax(0, keepdim=True).float(),
+    "MEAN_SQRT_LEN": lambda rows, skip: rows.float().sum(0, keepdim=True) / len(rows) ** 0.5,
     "WEIGHTED_MEAN": _weighted_mean,
 }
+"""Of the rows that `skip` others stand before, in any type -> float32."""
 
 
 def _sigmoid(rows: Tensor) -> Tensor:
@@ -132,7 +127,7 @@ ACTIVATIONS: dict[Activation, Function] = {
 
 
 def normalize(rows: Tensor) -> Tensor:
-    return F.normalize(rows, dim=-1)
+    return ops.normalize(rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,10 +154,9 @@ class Route:
         return min(dimensions or self.dimensions or self.width, self.width)
 
     def pool(self, rows: Tensor, ids: Tensor, skip: int) -> Tensor:
-        """A sequence's hidden states [L, H] -> [K, width]."""
-        rows = rows.float()
+        """A sequence's hidden states [L, H] -> [K, width] float32."""
         if self.before is not None:
-            rows = self.before(rows)
+            rows = self.before(rows.float())
         return self.head(self.rows(rows, ids, skip))
 
     def finish(self, rows: Tensor, use_activation: bool | None, dimensions: int | None) -> Tensor:
@@ -206,10 +200,8 @@ class Pooler(nn.Module):
             route = self._route(task)
             pooled = [route.pool(hidden[i], ids[i], batch.params[i].skip) for i in members]
             finished = route.finish(torch.cat(pooled), use_activation, dimensions)
-            pieces = finished.split([len(rows) for rows in pooled])
-            answers |= {
-                i: rows[0] if route.is_merged else rows for i, rows in zip(members, pieces, strict=True)
-            }
+            pieces = finished if route.is_merged else finished.split([len(rows) for rows in pooled])
+            answers |= zip(members, pieces, strict=True)
         return [answers[i] for i in range(len(batch.lengths))]
 
     def _route(self, task: str) -> Route:

@@ -58,20 +58,14 @@ def build(
     _check(step, slots, num_blocks)
     columns = Columns.of(step.seqs)
 
-    arrived = _stage(packet, *_arrivals(step.new, slots)) if step.new else None
-    gained = (
-        _stage(packet, *_enter_blocks(step.seqs, slots)) if any(seq.blocks for seq in step.seqs) else None
-    )
+    enter = _enter(step, slots, packet)
     layout = lay_out(columns, slots, packet)
     seconds = _second_texts(columns, slots, packet)
     sampled = _plan_samples(step.seqs, columns, slots, packet, vocab_size)
     pooled = _plan_pools(step.seqs, columns, slots, packet, needs_all_rows)
     packet.send()  # from here on, the tensors made above hold their values
 
-    if arrived is not None:
-        slots.tokens.view(-1)[arrived[0]] = arrived[1]
-    if gained is not None and slots.paged:
-        slots.block_table.view(-1)[gained[0]] = gained[1]
+    enter()
     ids, context = layout()
     if seconds is not None:
         context.token_types = seconds.long()
@@ -94,6 +88,31 @@ def _check(step: StepInput, slots: Slots, num_blocks: int) -> None:
             raise ValueError(f"step {step.number} names a cache block beyond the {num_blocks} there are")
 
 
+def _enter(step: StepInput, slots: Slots, packet: Packet) -> Callable[[], None]:
+    """Bring what is new into the tables: at once, or by what is given, once the packet is on a device."""
+    gains = [seq for seq in step.seqs if seq.blocks]
+    if slots.on_host is not None:
+        tokens, blocks = slots.on_host
+        for new in step.new:
+            tokens[new.slot, : len(new.tokens)] = new.tokens
+        for seq in gains:
+            first = slots.blocks[seq.slot]
+            blocks[seq.slot, first : first + len(seq.blocks)] = seq.blocks
+            slots.blocks[seq.slot] += len(seq.blocks)
+        return lambda: None
+    staged: list[tuple[Tensor, Tensor, Tensor]] = []
+    if step.new:
+        staged.append((slots.tokens, *_stage(packet, *_arrivals(step.new, slots))))
+    if gains:
+        staged.append((slots.block_table, *_stage(packet, *_enter_blocks(gains, slots))))
+
+    def write() -> None:
+        for table, places, values in staged:
+            table.view(-1)[places] = values
+
+    return write
+
+
 def _stage(packet: Packet, places: ArrayLike, values: ArrayLike) -> tuple[Tensor, Tensor]:
     return packet.ints(places), packet.ints(values)
 
@@ -107,16 +126,15 @@ def _arrivals(new: list[NewSeq], slots: Slots) -> tuple[np.ndarray, list[int]]:
     return places, [token for each in new for token in each.tokens]
 
 
-def _enter_blocks(seqs: list[SeqStep], slots: Slots) -> tuple[list[int], list[int]]:
+def _enter_blocks(gains: list[SeqStep], slots: Slots) -> tuple[list[int], list[int]]:
     """Flat places in the block table, and the blocks to write there."""
     places: list[int] = []
     blocks: list[int] = []
-    for seq in seqs:
-        if seq.blocks:
-            first = seq.slot * slots.most_blocks + slots.blocks[seq.slot]
-            places += range(first, first + len(seq.blocks))
-            blocks += seq.blocks
-            slots.blocks[seq.slot] += len(seq.blocks)
+    for seq in gains:
+        first = seq.slot * slots.most_blocks + slots.blocks[seq.slot]
+        places += range(first, first + len(seq.blocks))
+        blocks += seq.blocks
+        slots.blocks[seq.slot] += len(seq.blocks)
     return places, blocks
 
 
@@ -155,11 +173,14 @@ def _plan_pools(
     asked = [params for row in chosen if (params := slots.pooling[seqs[row].slot]) is not None]
     if len(asked) < len(chosen):
         raise ValueError("a step pools a sequence that was not admitted for it")
+    needs_all = [needs_all_rows(params) for params in asked]
+    if len(chosen) == len(seqs) and all(needs_all) and not any(columns.starts):  # as texts of an encoder
+        return PoolPlan(chosen, asked, columns.counts, None)
     return plan_pools(
         packet,
         rows=np.array(chosen),
         params=asked,
-        needs_all=np.array([needs_all_rows(params) for params in asked]),
+        needs_all=np.array(needs_all),
         slots=np.array(columns.slots)[chosen],
         starts=np.array(columns.starts)[chosen],
         ends=np.array(columns.ends)[chosen],

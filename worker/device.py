@@ -27,6 +27,7 @@ from worker.kernels.linear import Packed
 from worker.kernels.memory import huge_pages, keep_freed
 from worker.kernels.quantized import describe_savings
 from worker.kernels.replay import Forward, Replayed
+from worker.kernels.replay_texts import replay_texts
 from worker.layout import LayOut, lay_out
 from worker.slots import Slots
 from worker.vocabulary import BY_TORCH
@@ -91,7 +92,11 @@ class Cpu:
         if library is None:
             return lay_out, forward
         layout = Layout(library, slots)
-        return layout, Replayed(forward, library, layout) if replays else forward
+        if not replays:
+            return layout, forward
+        if slots.paged:
+            return layout, Replayed(forward, library, layout)
+        return layout, replay_texts(forward, library, layout, slots.max_len)
 
     def cache_budget(self, utilization: float, reserve: int) -> int:
         """Memory for the KV cache by default. Pages are committed when first used, so this is a ceiling."""

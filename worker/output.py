@@ -33,7 +33,8 @@ def send_back(
     tables = [*(choice.logprobs if choice else []), *prompt_tables]
     parts = [choice.told.flatten()] if choice else []
     parts += [table.flatten() for table in tables]
-    parts += [vectors.flatten().view(torch.int32) for vectors in pooled.vectors]
+    if pooled.vectors:
+        parts.append(torch.cat([vectors.flatten() for vectors in pooled.vectors]).view(torch.int32))
     if not parts:
         parts = [torch.empty(0, dtype=torch.int32, device=device.target)]
     packed = torch.cat(parts) if len(parts) > 1 else parts[0]
@@ -90,11 +91,12 @@ class Handle:
         """They are the last words. One that is not finite fails its own sequence."""
         pooled: dict[int, Vectors] = {}
         start = len(words) - sum(prod(shape) for _, shape in self._answers)
+        all_finite = np.isfinite(words[start:].view(np.float32)).all()
         for row, shape in self._answers:
             stop = start + prod(shape)
             numbers = words[start:stop].view(np.float32)
             slot = self._step.seqs[row].slot
-            if np.isfinite(numbers).all():
+            if all_finite or np.isfinite(numbers).all():
                 pooled[slot] = Vectors(data=numbers.tobytes(), shape=shape)
             else:
                 failed[slot] = NOT_FINITE_VALUES

@@ -61,15 +61,22 @@ def whole_tasks(tasks: tuple[str, ...], pooler: Pooler) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
+class Needed:
+    """Hidden states: of M tokens from the step, of the rest older."""
+
+    at: Tensor  # [M] places in the step
+    slots: Tensor  # [N]
+    positions: Tensor  # [N]
+
+
+@dataclass(frozen=True, slots=True)
 class PoolPlan:
-    """The hidden states that a step's pooled sequences need: of M tokens from the step, of the rest older."""
+    """What a step's pooled sequences are pooled from."""
 
     rows: list[int]  # place of each sequence in StepInput.seqs, in the order of the hidden states
     params: list[Pooling]
     lengths: list[int]  # hidden states of each sequence
-    at: Tensor  # [M] places in the step
-    slots: Tensor  # [N]
-    positions: Tensor  # [N]
+    needed: Needed | None  # None: all of the step, in its order
 
 
 def plan_pools(
@@ -95,9 +102,11 @@ def plan_pools(
         rows=rows[order].tolist(),
         params=[params[index] for index in order],
         lengths=lengths.tolist(),
-        at=packet.ints(at[:here]),
-        slots=packet.ints(np.repeat(slots[order], lengths)),
-        positions=packet.ints(positions),
+        needed=Needed(
+            at=packet.ints(at[:here]),
+            slots=packet.ints(np.repeat(slots[order], lengths)),
+            positions=packet.ints(positions),
+        ),
     )
 
 
@@ -110,16 +119,19 @@ class Pooled:
     failed: dict[int, str] = field(default_factory=dict[int, str])  # place -> why
 
 
-def gather(plan: PoolPlan, hidden: Tensor, store: HiddenStore | None, slots: Slots) -> PoolBatch:
-    """`hidden`: what the step gave [T, H]."""
-    rows = hidden[plan.at]  # [M, H]
+def gather(plan: PoolPlan, hidden: Tensor, ids: Tensor, store: HiddenStore | None, slots: Slots) -> PoolBatch:
+    """`hidden`: what the step gave [T, H] for its tokens `ids` [T]."""
+    needed = plan.needed
+    if needed is None:
+        return PoolBatch(hidden, ids, plan.lengths, plan.params)
+    rows = hidden[needed.at]  # [M, H]
     here = len(rows)
-    if here < len(plan.positions):
+    if here < len(needed.positions):
         if store is None:
             raise ValueError("a pooled sequence needs hidden states of earlier steps, which are not kept")
-        older = store.read(slots.block_table, plan.slots[here:], plan.positions[here:])
+        older = store.read(slots.block_table, needed.slots[here:], needed.positions[here:])
         rows = torch.cat([rows, older])  # [N, H]
-    return PoolBatch(rows, slots.tokens[plan.slots, plan.positions], plan.lengths, plan.params)
+    return PoolBatch(rows, slots.tokens[needed.slots, needed.positions], plan.lengths, plan.params)
 
 
 def answer(plan: PoolPlan, vectors: list[Tensor], queries: Queries) -> Pooled:

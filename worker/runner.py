@@ -79,7 +79,7 @@ class Runner:
         )
         self._queries = Queries()
         self._lay_out, self._forward = self._device.quickened(
-            self._model.forward, self._slots, replays=place.size == 1 and self._model.causal
+            self._model.forward, self._slots, replays=place.size == 1
         )
         report("cache", 1.0)
 
@@ -229,7 +229,7 @@ class Runner:
         plan = batch.pooled
         if plan is None:
             return Pooled()
-        vectors = self._model.pooler(gather(plan, hidden, self._hidden, self._slots))
+        vectors = self._model.pooler(gather(plan, hidden, batch.ids, self._hidden, self._slots))
         return answer(plan, vectors, self._queries)
 
     def _warm_up(self) -> None:

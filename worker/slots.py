@@ -42,6 +42,10 @@ class Slots:
         self.width = max_len + 1
         self.tokens = torch.zeros(rows, self.width, dtype=torch.int32, device=target)  # [rows, width]
         self.block_table = torch.zeros(rows, blocks, dtype=torch.int32, device=target)  # [rows, blocks]
+        self.on_host: tuple[np.ndarray, np.ndarray] | None = None
+        """Both tables, if the host can write to them without waiting."""
+        if target.type == "cpu":
+            self.on_host = self.tokens.numpy(), self.block_table.numpy()
 
         self.params: list[Sampling] = [_NO_SAMPLING] * rows
         self.pooling: list[Pooling | None] = [None] * rows

@@ -13,6 +13,7 @@ from typing import Any
 from models.ops import reference
 from models.ops.reference import (
     activation,
+    add,
     add_layer_norm,
     add_rms_norm,
     angles,
@@ -23,6 +24,8 @@ from models.ops.reference import (
     gated_linear,
     layer_norm,
     linear,
+    mean,
+    normalize,
     pack,
     rms_norm,
     rotary_and_cache,
@@ -31,6 +34,7 @@ from models.ops.reference import (
 
 __all__ = [
     "activation",
+    "add",
     "add_layer_norm",
     "add_rms_norm",
     "angles",
@@ -41,6 +45,8 @@ __all__ = [
     "gated_linear",
     "layer_norm",
     "linear",
+    "mean",
+    "normalize",
     "pack",
     "rms_norm",
     "rotary_and_cache",

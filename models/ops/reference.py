@@ -27,6 +27,11 @@ def angles(positions: Tensor, frequencies: Tensor, scale: float) -> Tensor:
     return torch.cat([turned.cos(), turned.sin()], dim=-1) * scale
 
 
+def add(x: Tensor, y: Tensor) -> Tensor:
+    """[T, F] each; or y [F], to every row."""
+    return x + y
+
+
 # Linear layers
 
 
@@ -286,3 +291,16 @@ def _attend_masked(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None,
     return F.scaled_dot_product_attention(
         q[None], keys[None], values[None], attn_mask=mask, scale=scale, enable_gqa=True
     )[0]
+
+
+# What becomes of the rows of a text
+
+
+def mean(rows: Tensor) -> Tensor:
+    """[L, W] -> [1, W] float32."""
+    return rows.float().sum(0, keepdim=True) / len(rows)
+
+
+def normalize(rows: Tensor) -> Tensor:
+    """[R, W] float32, each row to length 1. One of zeros stays as it is."""
+    return F.normalize(rows, dim=-1)

@@ -45,9 +45,12 @@ def test_a_start_is_timed_from_its_first_answer_to_its_first_token() -> None:
 
 
 def test_the_engine_is_measured_without_a_server(tmp_path: Path) -> None:
-    """In a process of its own: it changes which kernels are used in all of it."""
+    """In a process of its own: it changes which kernels are used in all of it.
+
+    Tokens enough that no pause of the machine outlasts their decoding.
+    """
     code = f"import sys; from {offline.__name__} import run; sys.exit(run(sys.argv[1:], 'bench offline'))"
-    sizes = ["--batch", "2", "--input-len", "8", "--output-len", "4", "--runs", "1", "--cpu-threads", "1"]
+    sizes = ["--batch", "2", "--input-len", "8", "--output-len", "64", "--runs", "2", "--cpu-threads", "1"]
     for more, field in (([], "output_tokens_per_second"), (["--embed"], "inputs_per_second")):
         written = tmp_path / "result.json"
         command = [sys.executable, "-c", code, "demo", *sizes, *more, "--output", str(written)]

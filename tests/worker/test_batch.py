@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -13,6 +15,19 @@ from worker.staging import Packet, Staging
 
 GREEDY = Sampling(max_tokens=9, temperature=0)
 BLOCKS = 10
+
+
+@pytest.fixture(params=["written by the host", "sent to a device"], autouse=True)
+def tables(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How what is new gets into the tables. The device is the host in both."""
+    if request.param == "sent to a device":
+        make = Slots.__init__
+
+        def made(self: Slots, *args: Any, **options: Any) -> None:
+            make(self, *args, **options)
+            self.on_host = None
+
+        monkeypatch.setattr(Slots, "__init__", made)
 
 
 class Table:

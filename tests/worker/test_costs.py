@@ -1,4 +1,4 @@
-"""What a decode step costs the worker beside the arithmetic, by counts, as in those of the engine.
+"""What a step costs the worker beside the arithmetic, by counts, as in those of the engine.
 
 On a small model it is the number of calls that costs, and one that grows with layers or rows costs most.
 """
@@ -15,7 +15,8 @@ from tiny import tiny_checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from models.config import read_config
-from worker.protocol import NewSeq, Sampling, SeqStep, StepInput
+from models.conversion import Conversion
+from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, StepInput
 from worker.runner import Runner
 
 BLOCK = 4
@@ -30,6 +31,8 @@ CALLS_OF_A_STEP, CALLS_OF_A_LAYER = 1000, 270
 """Of Python and of C functions together."""
 OPERATIONS_REPLAYED, CALLS_REPLAYED, CALLS_OF_A_ROW = 20, 210, 3
 """The same of a whole step where the C kernels are, however many layers there are."""
+CALLS_OF_TEXTS, CALLS_OF_A_TEXT = 270, 52
+"""The same of a step of texts."""
 
 
 class Operations(TorchDispatchMode):
@@ -102,6 +105,30 @@ def test_with_kernels_a_step_costs_little_whatever_its_layers(
     assert operations <= OPERATIONS_REPLAYED
     assert calls <= CALLS_REPLAYED
     assert costs[3, ROWS][1] - calls <= CALLS_OF_A_ROW * (ROWS - 1)
+
+
+def texts_cost(folder: Path, layers: int, texts: int) -> int:
+    """Calls of a step that embeds so many texts with a tiny BERT."""
+    tiny_checkpoint("BertModel", folder, num_hidden_layers=layers)
+    model = read_config(folder)
+    conversion = Conversion(runner="pooling", convert="embed", architecture=model.architecture)
+    config = worker_config(folder=str(folder), model=model, conversion=conversion, cpu_threads=1)
+    runner = Runner(config, lambda stage, fraction: None)
+    new = [NewSeq(slot, PROMPT, len(PROMPT), Pooling(task="embed")) for slot in range(texts)]
+    seqs = [SeqStep(slot, 0, len(PROMPT), [], False, pools=True) for slot in range(texts)]
+    step = StepInput(number=1, new=new, seqs=seqs)
+    runner.launch(step).result()
+    with counted() as calls:
+        runner.launch(step).result()
+    runner.close()
+    return calls.python + calls.c
+
+
+@pytest.mark.skipif(not NAMES, reason="there are no C kernels for this processor")
+def test_with_kernels_texts_cost_little_whatever_the_layers(tmp_path: Path) -> None:
+    one = texts_cost(tmp_path, 3, texts=1)
+    assert texts_cost(tmp_path, 2, texts=1) == one <= CALLS_OF_TEXTS
+    assert texts_cost(tmp_path, 3, texts=ROWS) - one <= CALLS_OF_A_TEXT * (ROWS - 1)
 
 
 def test_rows_cost_no_operations_outside_of_the_layers(costs: dict[tuple[int, int], tuple[int, int]]) -> None:

@@ -147,12 +147,36 @@ def test_rows_come_from_the_step_or_from_earlier_ones() -> None:
     plan = second.pooled
     assert plan is not None
     assert (plan.rows, plan.lengths, plan.params) == ([1, 2, 0], [1, 4, 6], [LAST, WHOLE, WHOLE])
-    pooled = gather(plan, states(second), store, table.slots)
+    pooled = gather(plan, states(second), second.ids, store, table.slots)
     expected = [22, 30, 31, 32, 33, 10, 11, 12, 13, 14, 15]
     assert pooled.ids.tolist() == expected
     assert pooled.hidden[:, 0].tolist() == expected
     with pytest.raises(ValueError, match="earlier steps, which are not kept"):
-        gather(plan, states(second), None, table.slots)
+        gather(plan, states(second), second.ids, None, table.slots)
+
+
+def test_a_step_of_whole_sequences_is_pooled_as_it_is() -> None:
+    table = Table(paged=False)
+    batch = table.step(seq(1, 0, 4), seq(3, 0, 2), new=[new(1, 4, WHOLE), new(3, 2, WHOLE)])
+    plan = batch.pooled
+    assert plan is not None
+    assert (plan.rows, plan.lengths, plan.params, plan.needed) == ([0, 1], [4, 2], [WHOLE, WHOLE], None)
+    hidden = states(batch)
+    pooled = gather(plan, hidden, batch.ids, None, table.slots)
+    assert pooled.hidden is hidden
+    assert pooled.ids.tolist() == [10, 11, 12, 13, 30, 31]
+
+
+@pytest.mark.parametrize("other", [LAST, None])
+def test_a_step_with_another_sequence_is_sorted_out(other: Pooling | None) -> None:
+    """One that needs its last row alone, or that is not pooled."""
+    table = Table(paged=False)
+    news = [new(1, 4, WHOLE), new(3, 2, other or WHOLE)]
+    batch = table.step(seq(1, 0, 4), seq(3, 0, 2, pools=other is not None), new=news)
+    assert batch.pooled is not None
+    pooled = gather(batch.pooled, states(batch), batch.ids, None, table.slots)
+    assert pooled.ids.tolist() == ([10, 11, 12, 13, 31] if other else [10, 11, 12, 13])
+    assert pooled.hidden[:, 0].tolist() == pooled.ids.tolist()
 
 
 def test_a_row_that_was_admitted_to_be_sampled_is_not_pooled() -> None:

@@ -67,6 +67,7 @@ def _cases(made: torch.Generator, dtype: torch.dtype) -> list[_Case]:
         _Case("add_rms_norm", (x, residual, weight, 1e-5)),
         _Case("layer_norm", (x, weight, bias, 1e-5)),
         _Case("add_layer_norm", (x, residual, weight, bias, 1e-5)),
+        _Case("add", (x, bias)),
         _Case("embed", (torch.tensor([4, 0, 3]), x)),
         _Case("angles", (step.positions, values(33).float(), 0.5)),
         _Case("activation", (x, "gelu_tanh")),
@@ -75,6 +76,8 @@ def _cases(made: torch.Generator, dtype: torch.dtype) -> list[_Case]:
         _Case("attention", (q, kv, step), {"scale": 0.2}),
         _Case("attention", (q, kv, step), {"scale": 0.2, "window": 3}),
         _Case("encoder_attention", (q, k, v, step), {"scale": 0.2}),
+        _Case("mean", (x,)),
+        _Case("normalize", (x.float(),)),
     ]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from worker.kernels import attention, check, elementwise, embedding, linear, portable, quantized
+from worker.kernels import attention, check, elementwise, embedding, linear, pooling, portable, quantized
 from worker.kernels.library import INT, BuildError, Library, levels_here, open_library
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ def open_kernels(threads: int, quantization: str | None = None) -> Table:
 
 
 def bind(library: Library) -> Table:
-    binds = embedding.bind, linear.bind, elementwise.bind, attention.bind
+    binds = embedding.bind, linear.bind, elementwise.bind, attention.bind, pooling.bind
     return {name: operation for bind in binds for name, operation in bind(library).items()}
 
 

@@ -1,4 +1,4 @@
-"""Norms and activations by the C kernels, `csrc/norm.c` and `csrc/activation.c`.
+"""Norms, sums and activations by the C kernels: `csrc/norm.c`, `csrc/sum.c` and `csrc/activation.c`.
 
 What they do not know (float16, weights in another type than they expect) is the reference's.
 """
@@ -19,7 +19,7 @@ from worker.kernels.linear import FUNCTIONS, KINDS
 
 def bind(library: Library) -> dict[str, Callable[..., Any]]:
     """For `models.ops.use`."""
-    return _rms_norms(library) | _layer_norms(library) | _activations(library)
+    return _rms_norms(library) | _layer_norms(library) | _sums(library) | _activations(library)
 
 
 def _rms_norms(library: Library) -> dict[str, Callable[..., Any]]:
@@ -95,6 +95,22 @@ def _layer_norms(library: Library) -> dict[str, Callable[..., Any]]:
         return out, total
 
     return {"layer_norm": layer_norm, "add_layer_norm": add_layer_norm}
+
+
+def _sums(library: Library) -> dict[str, Callable[..., Any]]:
+    run = library.function("add", POINTER, LONG, POINTER, LONG, POINTER, LONG, LONG, INT, quick=True)
+
+    def add(x: Tensor, y: Tensor) -> Tensor:
+        if x.dtype not in KINDS or x.dtype != y.dtype or y.shape not in (x.shape, x.shape[-1:]):
+            return reference.add(x, y)
+        x, stride, rows, width = _rows(x)
+        y, y_stride, _, _ = _rows(y)
+        out = torch.empty_like(x)
+        repeated = 0 if y.dim() == 1 else y_stride
+        run(x.data_ptr(), stride, y.data_ptr(), repeated, out.data_ptr(), rows, width, KINDS[x.dtype])
+        return out
+
+    return {"add": add}
 
 
 def _activations(library: Library) -> dict[str, Callable[..., Any]]:

@@ -69,8 +69,11 @@ class BuildError(RuntimeError):
     """The library is not to be had on this machine; the message says why."""
 
 
-Listener = Callable[[str, int | None, Sequence[Any], Sequence[Any]], None]
-"""Is told of a call: the kernel, the address of its entry for `replay`, types of arguments, arguments."""
+Listener = Callable[[str, int | None, Sequence[Any], Sequence[Any]], bool]
+"""Is told of a call: the kernel, the address of its entry for `replay`, types of arguments, arguments.
+
+-> Whether that was all: the kernel is not called.
+"""
 
 
 class Library:
@@ -93,8 +96,8 @@ class Library:
         entry = self._entry(name)
 
         def call(*given: Any) -> Any:
-            if self._listener is not None:
-                self._listener(name, entry, arguments, given)
+            if self._listener is not None and self._listener(name, entry, arguments, given):
+                return None
             return function(*given)
 
         return call

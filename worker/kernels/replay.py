@@ -9,10 +9,6 @@ are left to torch are made again one by one; a model that needs others runs as i
 from __future__ import annotations
 
 import logging
-import struct
-import weakref
-from array import array
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,22 +18,19 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from worker.kernels.layout import Layout
-from worker.kernels.library import FLOAT, LONG, POINTER, Library
+from worker.kernels.library import LONG, POINTER, Library
 from worker.kernels.memory import huge_pages
+from worker.kernels.tape import MAKES_MEMORY, RESULT_BYTES, Calls, Memory, makes_view
 
 logger = logging.getLogger(__name__)
 
 MOST_ROWS = 64
 """Beyond, what Python costs is little beside the computing."""
 
-_RESULT_BYTES = 64 << 20
-"""For the results of a step that are needed at the same time. Committed as they are used."""
-
 Forward = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """Of a model: ids, positions, the stream of an earlier stage -> hidden states."""
 
 _aten = torch.ops.aten
-_MAKES_MEMORY = {_aten.empty.memory_format, _aten.new_empty.default, _aten.empty_like.default}
 # Their results depend on nothing but what is in their tensors, in numbers and not in shape.
 _REPEATABLE = {
     _aten.embedding.default,
@@ -50,9 +43,6 @@ _REPEATABLE = {
     _aten.sin.default,
 }
 
-_CONSTANT = _aten.lift_fresh.default
-"""Of the host's making: another step may make another."""
-
 
 class Replayed:
     """A model's forward pass, with the same results; to be called under `use_context`, as the model's."""
@@ -63,7 +53,7 @@ class Replayed:
         self._library = library
         self._replay = library.function("replay", POINTER, LONG)
         self._layout = layout
-        self._results = huge_pages(_RESULT_BYTES)  # all recordings share them: one runs at a time
+        self._results = huge_pages(RESULT_BYTES)  # all recordings share them: one runs at a time
         self._recordings: dict[int, _Recording] = {}  # by rows
         self._most_rows = MOST_ROWS
 
@@ -91,29 +81,17 @@ class Replayed:
 class _Recording:
     """A forward pass for a certain number of rows."""
 
-    pieces: list[_Calls | _Operation]
+    pieces: list[Calls | _Operation]
     hidden: Tensor
     """Where the result will be."""
 
     def run(self, replay: Callable[[int, int], None]) -> Tensor:
         for piece in self.pieces:
-            if isinstance(piece, _Calls):
+            if isinstance(piece, Calls):
                 replay(piece.words.buffer_info()[0], piece.count)
             else:
                 piece.out.copy_(piece.function(*piece.arguments, **piece.options))
         return self.hidden
-
-
-class _Calls:
-    """Of kernels, one after the other, as `csrc/replay.c` reads them."""
-
-    def __init__(self) -> None:
-        self.words = array("q")
-        self.count = 0
-
-    def add(self, entry: int, types: Sequence[Any], arguments: Sequence[Any]) -> None:
-        self.words.extend((entry, len(arguments), *map(_word, types, arguments)))
-        self.count += 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,20 +110,21 @@ class _Tape(TorchDispatchMode):
     def __init__(self, memory: Tensor) -> None:
         """`memory`: for what kernels write."""
         super().__init__()
-        self.pieces: list[_Calls | _Operation] = []
+        self.pieces: list[Calls | _Operation] = []
         self.spoilt = ""
         """Why what was written down is of no use."""
-        self._memory = _Memory(memory)
+        self._memory = Memory(memory)
 
-    def call(self, name: str, entry: int | None, types: Sequence[Any], arguments: Sequence[Any]) -> None:
+    def call(self, name: str, entry: int | None, types: Sequence[Any], arguments: Sequence[Any]) -> bool:
         if entry is None:
             self.spoilt = f"C cannot repeat {name}"
-            return
+            return False
         calls = self.pieces[-1] if self.pieces else None
-        if not isinstance(calls, _Calls):
-            calls = _Calls()
+        if not isinstance(calls, Calls):
+            calls = Calls()
             self.pieces.append(calls)
         calls.add(entry, types, arguments)
+        return False
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -157,9 +136,9 @@ class _Tape(TorchDispatchMode):
     ) -> Any:
         options = kwargs or {}
         out = func(*args, **options)
-        if func in _MAKES_MEMORY:
+        if func in MAKES_MEMORY:
             return self._place(out)
-        if func.is_view and func is not _CONSTANT and _is_in_place(out, args):
+        if makes_view(func, args, out):
             return out
         if func in _REPEATABLE:
             self.pieces.append(_Operation(func, args, options, out))
@@ -174,42 +153,3 @@ class _Tape(TorchDispatchMode):
             self.spoilt = f"no room for a result {list(like.shape)}"
             return like
         return piece.view(like.dtype).view(like.shape)
-
-
-class _Memory:
-    """Hands out pieces, and hands them out again when nothing is left of the tensors that were made of them.
-
-    What is made again uses the same memory in the same order. So all layers share what one needs: a few
-    megabytes, of which much stays in the cache.
-    """
-
-    def __init__(self, memory: Tensor) -> None:
-        self._bytes = memory.numpy()
-        self._used = 0
-        self._free: defaultdict[int, list[int]] = defaultdict(list)
-        """Where pieces begin that have been given back, by their size."""
-
-    def take(self, nbytes: int) -> Tensor | None:
-        size = -(-nbytes // 64) * 64
-        free = self._free[size]
-        if not free and self._used + size > len(self._bytes):
-            return None
-        start = free.pop() if free else self._used
-        self._used = max(self._used, start + size)
-        piece = self._bytes[start : start + nbytes]
-        weakref.finalize(piece, free.append, start)  # a tensor made of it holds it, as all views of it do
-        return torch.frombuffer(piece, dtype=torch.uint8)
-
-
-def _is_in_place(out: Tensor | Sequence[Tensor], arguments: Sequence[Tensor]) -> bool:
-    """Whether what may be a view of the first argument is one, and not a copy."""
-    memory = arguments[0].untyped_storage().data_ptr()
-    views = [out] if isinstance(out, Tensor) else out
-    return all(view.untyped_storage().data_ptr() == memory for view in views)
-
-
-def _word(kind: Any, value: Any) -> int:
-    """`word` in `csrc/words.h`."""
-    if kind is FLOAT:
-        return int.from_bytes(struct.pack("<f", value), "little")
-    return 0 if value is None else int(value)

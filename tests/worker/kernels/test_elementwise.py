@@ -1,4 +1,4 @@
-"""Norms and activations of the C kernels against float64, for every kind of processor that can be tried."""
+"""Norms, sums and activations of the C kernels against float64, for every kind of processor there is."""
 
 from __future__ import annotations
 
@@ -60,6 +60,18 @@ def assert_near_layer_norm(out: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_sums_are_torchs(table: Table, dtype: torch.dtype, width: int) -> None:
+    wide, x = torch.randn(2, 300, 3 * width).to(dtype).unbind()
+    x = x[:, :width]
+    for y in (wide[:, width : 2 * width], wide[0, :width], wide[:, 0:1].expand(-1, width)):
+        total = table["add"](x, y)
+        assert torch.equal(total, x + y)
+        assert torch.equal(table["add"](x[7:8], y[7:8] if y.dim() == 2 else y), total[7:8])
+    assert torch.equal(table["add"](x, wide[:1, :1]), x + wide[:1, :1])
+
+
 def test_rows_may_lie_apart_and_have_any_shape(table: Table) -> None:
     weight = torch.randn(12)
     wide = torch.randn(9, 40)
@@ -98,6 +110,8 @@ def test_types_that_kernels_do_not_know_are_the_references(table: Table) -> None
     x, weight = torch.randn(5, 67).half(), torch.randn(67).half()
     assert torch.equal(table["rms_norm"](x, weight, EPS), reference.rms_norm(x, weight, EPS))
     assert torch.equal(table["activation"](x, "silu"), reference.activation(x, "silu"))
+    assert torch.equal(table["add"](x, weight), x + weight)
+    assert table["add"](x, weight.float()).dtype == torch.float32
     half = torch.randn(67).bfloat16()  # narrower than the rows
     out = table["rms_norm"](x.float(), half, EPS)
     assert torch.equal(out, reference.rms_norm(x.float(), half, EPS))

@@ -11,7 +11,7 @@ from kernel_levels import NAMES, library_of
 from torch import Tensor
 
 from worker.device import Cpu
-from worker.kernels.layout import Layout
+from worker.kernels.layout import MOST_TOKENS, Layout
 from worker.layout import Columns, Laid, lay_out
 from worker.protocol import SeqStep
 from worker.slots import Slots
@@ -77,6 +77,22 @@ def test_without_a_cache() -> None:
     layout = Layout(library_of(NAMES[0]), slots)
     columns = Columns.of([SeqStep(3, 0, 7, [], False), SeqStep(1, 0, LENGTH, [], False)])
     assert_same(in_c(layout, columns, slots), by_torch(columns, slots))
+
+
+def test_small_steps_of_texts_lie_where_they_lay_before() -> None:
+    slots = filled(paged=False)
+    layout = Layout(library_of(NAMES[0]), slots)
+    expected_ids, expected = layout.texts([LENGTH, 7])
+    columns = Columns.of([SeqStep(3, 0, LENGTH, [], False), SeqStep(1, 0, 7, [], False)])
+    ids, context = found = in_c(layout, columns, slots)
+    assert_same(found, by_torch(columns, slots))
+    assert_same((expected_ids, expected), found)
+    assert ids.data_ptr() == expected_ids.data_ptr() == layout.texts([1])[0].data_ptr()
+    assert context.query_starts.data_ptr() == expected.query_starts.data_ptr()
+    many = [SeqStep(row % ROWS, 0, LENGTH, [], False) for row in range(MOST_TOKENS // LENGTH + 1)]
+    larger, _ = in_c(layout, Columns.of(many), slots)
+    assert larger.data_ptr() != ids.data_ptr()
+    assert len(larger) > MOST_TOKENS
 
 
 def test_single_tokens_lie_where_they_lay_before() -> None:

@@ -171,7 +171,7 @@ def test_without_room_for_its_results_a_step_runs_as_before(
     llama: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG", logger=replay.__name__)
-    monkeypatch.setattr(replay, "_RESULT_BYTES", 5_000)  # enough for two rows
+    monkeypatch.setattr(replay, "RESULT_BYTES", 5_000)  # enough for two rows
     driver, forward = compared(llama)
     for rows in (4, 3, 2, 1) * 4:
         driver.hidden({row: [7] for row in range(rows)})
@@ -180,20 +180,6 @@ def test_without_room_for_its_results_a_step_runs_as_before(
         "steps of 4 rows and more are not replayed",
         "steps of 3 rows and more are not replayed",
     ]
-
-
-def test_memory_is_used_again_when_no_view_of_it_is_left() -> None:
-    memory = replay._Memory(torch.zeros(256, dtype=torch.uint8))  # pyright: ignore[reportPrivateUsage]
-    first, second = memory.take(100), memory.take(128)
-    assert first is not None and second is not None
-    assert memory.take(1) is None
-    place, view = first.data_ptr(), first.view(torch.float32)[:3]
-    del first
-    assert memory.take(100) is None
-    del view
-    again = memory.take(90)  # in pieces of 64 bytes as many
-    assert again is not None
-    assert again.data_ptr() == place
 
 
 class Counting(torch.nn.Module):

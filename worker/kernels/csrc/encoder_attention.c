@@ -6,6 +6,7 @@
 #include "attention_tile.h"
 #include "threads.h"
 #include "units.h"
+#include "words.h"
 
 typedef struct {
     const void *q, *k, *v;  // [tokens, heads, dim]; heads are contiguous, tokens these strides apart:
@@ -86,4 +87,10 @@ EXPORT void encoder_attention(const void *q, long q_stride, const void *k, long 
     p.units = units + most;
     spread(n * kv_heads, 1, kind == BFLOAT16 ? do_bfloat16 : do_float32, &p);
     free(units);
+}
+
+EXPORT void encoder_attention_words(const word *a) {
+    encoder_attention(a[0].pointer, a[1].whole, a[2].pointer, a[3].whole, a[4].pointer, a[5].whole, a[6].pointer,
+                      a[7].pointer, a[8].whole, a[9].whole, a[10].whole, a[11].whole, a[12].real, a[13].whole,
+                      a[14].pointer, a[15].whole, (int)a[16].whole);
 }

@@ -107,3 +107,8 @@ EXPORT void rotate(const void *x, long stride, void *out, const float *cos_sin, 
     rotary r = {.q = x, .q_stride = stride, .out = out, .heads = heads, .q_turn = turn, .kind = kind};
     spread(tokens, 1 + GRAIN / (heads * dim), turn_tokens, &r);
 }
+
+EXPORT void rotate_words(const word *a) {
+    rotate(a[0].pointer, a[1].whole, a[2].pointer, a[3].pointer, a[4].whole, a[5].whole, a[6].whole, a[7].whole,
+           (int)a[8].whole);
+}

@@ -1,0 +1,41 @@
+// Sums of rows where no norm follows.
+#include "threads.h"
+#include "words.h"
+
+typedef struct {
+    const void *x, *y;  // rows these strides apart: 0 is the same one for all
+    long x_stride, y_stride;
+    void *out;
+    long width;
+    kind k;
+} sum;
+
+INLINE void add_row(const sum *s, long row, kind k) {
+    const char *x = at(s->x, row * s->x_stride, k), *y = at(s->y, row * s->y_stride, k);
+    char *out = at_out(s->out, row * s->width, k);
+    for (long i = 0; i < s->width; i += LANES) {
+        long left = s->width - i;
+        vec total = vec_add(vec_load_upto(at(x, i, k), left, k), vec_load_upto(at(y, i, k), left, k));
+        vec_store_upto(at_out(out, i, k), total, left, k);
+    }
+}
+
+static void add_rows(const void *task, long first, long last) {
+    const sum *s = task;
+    for (long row = first; row < last; row++) {
+        if (s->k == FLOAT32) add_row(s, row, FLOAT32);
+        else add_row(s, row, BFLOAT16);
+    }
+}
+
+enum { GRAIN = 16384 };  // elements that are worth handing to another thread
+
+// out is contiguous.
+EXPORT void add(const void *x, long x_stride, const void *y, long y_stride, void *out, long rows, long width, int kind) {
+    sum s = {x, y, x_stride, y_stride, out, width, kind};
+    spread(rows, 1 + GRAIN / width, add_rows, &s);
+}
+
+EXPORT void add_words(const word *a) {
+    add(a[0].pointer, a[1].whole, a[2].pointer, a[3].whole, a[4].pointer, a[5].whole, a[6].whole, (int)a[7].whole);
+}
