@@ -15,12 +15,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from worker.kernels.layout import Layout
 from worker.kernels.library import LONG, POINTER, Library
 from worker.kernels.memory import huge_pages
-from worker.kernels.tape import MAKES_MEMORY, RESULT_BYTES, Calls, Memory, makes_view
+from worker.kernels.tape import MAKES_MEMORY, RESULT_BYTES, Calls, Memory, Watched, makes_view
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +103,7 @@ class _Operation:
     out: Tensor
 
 
-class _Tape(TorchDispatchMode):
+class _Tape(Watched):
     """Writes down the calls of a forward pass, of kernels and of torch."""
 
     def __init__(self, memory: Tensor) -> None:
@@ -124,11 +123,6 @@ class _Tape(TorchDispatchMode):
             calls = Calls()
             self.pieces.append(calls)
         calls.add(entry, types, arguments)
-        return False
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """torch would keep its compiler away from here, and to that end import it, which takes a second."""
         return False
 
     def __torch_dispatch__(

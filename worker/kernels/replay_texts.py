@@ -16,14 +16,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from models.context import context, use_context
 from worker.kernels.layout import MOST_TOKENS, Layout
 from worker.kernels.library import LONG, POINTER, Library
 from worker.kernels.memory import huge_pages
 from worker.kernels.replay import Forward
-from worker.kernels.tape import MAKES_MEMORY, RESULT_BYTES, Calls, Memory, makes_view
+from worker.kernels.tape import MAKES_MEMORY, RESULT_BYTES, Calls, Memory, Watched, makes_view
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +117,7 @@ def _put_together(few: _Step, most: _Step) -> _Recording:
     return _Recording(most.words, most.count, np.flatnonzero(tokens), np.flatnonzero(texts), most.hidden)
 
 
-class _Tape(TorchDispatchMode):
+class _Tape(Watched):
     """Writes down the calls of a forward pass, which are not made, and puts all results into our memory."""
 
     def __init__(self, memory: Tensor, tokens: int) -> None:
@@ -133,11 +132,6 @@ class _Tape(TorchDispatchMode):
             raise _Unrepeatable(f"C cannot repeat {name}")
         self.calls.add(entry, types, arguments)
         return True
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """torch would keep its compiler away from here, and to that end import it, which takes a second."""
-        return False
 
     def __torch_dispatch__(
         self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None

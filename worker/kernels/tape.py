@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from worker.kernels.library import FLOAT
 
@@ -59,6 +60,15 @@ class Memory:
         piece = self._bytes[start : start + nbytes]
         weakref.finalize(piece, free.append, start)  # a tensor made of it holds it, as all views of it do
         return torch.frombuffer(piece, dtype=torch.uint8)
+
+
+class Watched(TorchDispatchMode):
+    """All that torch is asked for meanwhile goes through `__torch_dispatch__`."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """torch would keep its compiler away from here, and to that end import it, which takes a second."""
+        return False
 
 
 def makes_view(function: Any, arguments: Sequence[Tensor], out: Tensor | Sequence[Tensor]) -> bool:
