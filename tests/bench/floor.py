@@ -57,9 +57,9 @@ class Shape:
 class Floor:
     def __init__(self, shape: Shape, model: Model, machine: Mapping[str, Any]) -> None:
         self._shape = shape
-        self._width = _BYTES[model.dtype]
-        self._operations = 1e12 * machine[_RATES[model.dtype]]  # a second
-        self._bytes = 1e9 * machine["read_gb_s"]
+        self._number_bytes = _BYTES[model.dtype]
+        self._operations_a_second = 1e12 * machine[_RATES[model.dtype]]
+        self._bytes_a_second = 1e9 * machine["read_gb_s"]
 
     def values(self, case: Case) -> dict[str, object]:
         """What is compared of a work, as the load generator would find it."""
@@ -92,7 +92,7 @@ class Floor:
         matrices = shape.linear + shape.head
         elements = matrices + rows * context * shape.layers * 2 * shape.kv_width
         multiplied = self._multiply(rows * (matrices + self._attention(context)))
-        return max(self._width * elements / self._bytes, multiplied)
+        return max(self._number_bytes * elements / self._bytes_a_second, multiplied)
 
     def _attention(self, context: float) -> float:
         """Products of a token with keys and with values, of all layers."""
@@ -100,4 +100,4 @@ class Floor:
 
     def _multiply(self, products: float) -> float:
         """Each is a multiplication and a sum."""
-        return 2 * products / self._operations
+        return 2 * products / self._operations_a_second

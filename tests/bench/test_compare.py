@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import platform
+import shutil
 import subprocess
 import sys
 from importlib import import_module
@@ -170,6 +172,17 @@ def test_the_floor_of_an_embedding_counts_every_pair_of_tokens(load, tmp_path: P
     text = 2 * 6 * (96 + 2 * 8 * 6) / 1000
     assert values["inputs_per_second"] == pytest.approx(1 / text)
     assert values["e2el_ms"] == pytest.approx(1000 * text * 3 * 2)
+
+
+def test_without_a_compiler_torch_alone_says_how_fast_the_machine_is(
+    load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = load("machine")
+    if platform.machine() == "x86_64" and shutil.which("cc"):
+        assert machine.register_rate("fp32") > 0
+        assert machine.register_rate("bf16") > 0
+    monkeypatch.setenv("PATH", "")
+    assert machine.register_rate("fp32") == 0
 
 
 def test_what_a_cache_takes_is_left_out(load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
