@@ -17,9 +17,9 @@ from engine_core.placement import choose
 from engine_core.protocol import Add, Failed, Progress, Ready, Stats
 from engine_core.scheduler import Outputs, Scheduler
 from engine_core.start import ready, worker_config
+from models.checkpoint.hub import resolve
 from models.config import read_config
-from models.hub import resolve
-from models.shares import check_cut
+from models.parallel.shares import check_cut
 
 Report = Callable[[Progress], None]
 """Told how far the start-up has come, from any thread."""

@@ -32,8 +32,8 @@ from engine_core.remote import (
     guarded_socket,
     node_name,
 )
+from models.checkpoint.hub import resolve
 from models.config import read_config
-from models.hub import resolve
 from worker import logs
 from worker.channel import RankFailed, RankProgress, RankSays
 

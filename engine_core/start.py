@@ -8,8 +8,8 @@ from typing import get_args
 from engine_core.config import EngineConfig
 from engine_core.protocol import Ready
 from models.config import ConfigError, ModelConfig
-from models.conversion import Conversion, resolve_conversion
-from models.pooling_config import read_pooling
+from models.conversion.served_as import Conversion, resolve_conversion
+from models.pooling.config import read_pooling
 from worker.config import WorkerConfig
 from worker.protocol import Task, WorkerFacts
 

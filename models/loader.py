@@ -8,14 +8,14 @@ from pathlib import Path
 import msgspec
 import torch
 
-from models.adapters import adapt
+from models.checkpoint.weights import WeightsError, load, no_report, open_weights
 from models.config import ConfigError, ModelConfig
-from models.conversion import Conversion, looks_ahead
+from models.conversion.class_adapters import adapt
+from models.conversion.served_as import Conversion, looks_ahead
 from models.model import ModelSetup, ServedModel
-from models.parallel import Parallel
-from models.pooling_config import PoolingConfig
+from models.parallel.parallel import Parallel
+from models.pooling.config import PoolingConfig
 from models.registry import resolve
-from models.weights import WeightsError, load, no_report, open_weights
 
 
 def load_model(

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from models.config import ModelConfig
 from models.layers.attention import Attention
-from models.parallel import Parallel
-from models.pooler import Pooler
-from models.pooling_config import PoolingConfig
+from models.parallel.parallel import Parallel
+from models.pooling.config import PoolingConfig
+from models.pooling.pooler import Pooler
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class ModelSetup:
 
 
 class CausalLM(Protocol):
-    """A model's class is called with a ModelSetup, then filled by `models.weights.load`."""
+    """A model's class is called with a ModelSetup, then filled by `models.checkpoint.weights.load`."""
 
     def forward(self, ids: Tensor, positions: Tensor, stream: Tensor | None = None) -> Tensor:
         """Tokens of the step [T], packed as the ForwardContext says, -> hidden states [T, output_size].

@@ -13,74 +13,75 @@ from importlib import import_module
 from importlib.metadata import entry_points
 
 ARCHITECTURES: dict[str, str] = {
-    "AlbertForMaskedLM": "models.albert:AlbertModel",
-    "AlbertForSequenceClassification": "models.albert:AlbertForSequenceClassification",
-    "AlbertForTokenClassification": "models.albert:AlbertForTokenClassification",
-    "AlbertModel": "models.albert:AlbertModel",
-    "BertForMaskedLM": "models.bert:BertModel",
-    "BertForSequenceClassification": "models.bert:BertForSequenceClassification",
-    "BertForTokenClassification": "models.bert:BertForTokenClassification",
-    "BertModel": "models.bert:BertModel",
-    "CamembertForMaskedLM": "models.bert:RobertaModel",
-    "CamembertForSequenceClassification": "models.bert:RobertaForSequenceClassification",
-    "CamembertForTokenClassification": "models.bert:RobertaForTokenClassification",
-    "CamembertModel": "models.bert:RobertaModel",
-    "DistilBertForMaskedLM": "models.distilbert:DistilBertModel",
-    "DistilBertForSequenceClassification": "models.distilbert:DistilBertForSequenceClassification",
-    "DistilBertForTokenClassification": "models.distilbert:DistilBertForTokenClassification",
-    "DistilBertModel": "models.distilbert:DistilBertModel",
-    "ElectraForMaskedLM": "models.bert:ElectraModel",
-    "ElectraForSequenceClassification": "models.bert:ElectraForSequenceClassification",
-    "ElectraForTokenClassification": "models.bert:ElectraForTokenClassification",
-    "ElectraModel": "models.bert:ElectraModel",
-    "Gemma2ForCausalLM": "models.gemma:Gemma2ForCausalLM",
-    "Gemma3ForCausalLM": "models.gemma:Gemma3ForCausalLM",
-    "GemmaForCausalLM": "models.gemma:GemmaForCausalLM",
-    "GPT2LMHeadModel": "models.gpt2:GPT2LMHeadModel",
-    "GraniteForCausalLM": "models.granite:GraniteForCausalLM",
-    "GteForMaskedLM": "models.gte:GteModel",
-    "GteForSequenceClassification": "models.gte:GteForSequenceClassification",
-    "GteForTokenClassification": "models.gte:GteForTokenClassification",
-    "GteModel": "models.gte:GteModel",
-    "InternLM2ForCausalLM": "models.internlm2:InternLM2ForCausalLM",
-    "InternLM2ForRewardModel": "models.reward:InternLM2ForRewardModel",
-    "LlamaForCausalLM": "models.llama:LlamaForCausalLM",
-    "MistralForCausalLM": "models.llama:MistralForCausalLM",
-    "ModernBertForMaskedLM": "models.modernbert:ModernBertModel",
-    "ModernBertForSequenceClassification": "models.modernbert:ModernBertForSequenceClassification",
-    "ModernBertForTokenClassification": "models.modernbert:ModernBertForTokenClassification",
-    "ModernBertModel": "models.modernbert:ModernBertModel",
-    "MPNetForMaskedLM": "models.mpnet:MPNetModel",
-    "MPNetForSequenceClassification": "models.mpnet:MPNetForSequenceClassification",
-    "MPNetForTokenClassification": "models.mpnet:MPNetForTokenClassification",
-    "MPNetModel": "models.mpnet:MPNetModel",
-    "NewForMaskedLM": "models.gte:GteModel",
-    "NewForSequenceClassification": "models.gte:GteForSequenceClassification",
-    "NewForTokenClassification": "models.gte:GteForTokenClassification",
-    "NewModel": "models.gte:GteModel",
-    "NomicBertForMaskedLM": "models.nomic_bert:NomicBertModel",
-    "NomicBertForSequenceClassification": "models.nomic_bert:NomicBertForSequenceClassification",
-    "NomicBertForTokenClassification": "models.nomic_bert:NomicBertForTokenClassification",
-    "NomicBertModel": "models.nomic_bert:NomicBertModel",
-    "Olmo2ForCausalLM": "models.olmo2:Olmo2ForCausalLM",
-    "OPTForCausalLM": "models.opt:OPTForCausalLM",
-    "Phi3ForCausalLM": "models.phi3:Phi3ForCausalLM",
-    "Qwen2ForCausalLM": "models.qwen2:Qwen2ForCausalLM",
-    "Qwen2ForProcessRewardModel": "models.reward:Qwen2ForProcessRewardModel",
-    "Qwen2ForRewardModel": "models.reward:Qwen2ForRewardModel",
-    "Qwen3ForCausalLM": "models.qwen3:Qwen3ForCausalLM",
-    "RobertaForMaskedLM": "models.bert:RobertaModel",
-    "RobertaForSequenceClassification": "models.bert:RobertaForSequenceClassification",
-    "RobertaForTokenClassification": "models.bert:RobertaForTokenClassification",
-    "RobertaModel": "models.bert:RobertaModel",
-    "SmolLM3ForCausalLM": "models.smollm3:SmolLM3ForCausalLM",
-    "XLMRobertaForMaskedLM": "models.bert:RobertaModel",
-    "XLMRobertaForSequenceClassification": "models.bert:RobertaForSequenceClassification",
-    "XLMRobertaForTokenClassification": "models.bert:RobertaForTokenClassification",
-    "XLMRobertaModel": "models.bert:RobertaModel",
+    "AlbertForMaskedLM": "encoders.albert:AlbertModel",
+    "AlbertForSequenceClassification": "encoders.albert:AlbertForSequenceClassification",
+    "AlbertForTokenClassification": "encoders.albert:AlbertForTokenClassification",
+    "AlbertModel": "encoders.albert:AlbertModel",
+    "BertForMaskedLM": "encoders.bert:BertModel",
+    "BertForSequenceClassification": "encoders.bert:BertForSequenceClassification",
+    "BertForTokenClassification": "encoders.bert:BertForTokenClassification",
+    "BertModel": "encoders.bert:BertModel",
+    "CamembertForMaskedLM": "encoders.bert:RobertaModel",
+    "CamembertForSequenceClassification": "encoders.bert:RobertaForSequenceClassification",
+    "CamembertForTokenClassification": "encoders.bert:RobertaForTokenClassification",
+    "CamembertModel": "encoders.bert:RobertaModel",
+    "DistilBertForMaskedLM": "encoders.distilbert:DistilBertModel",
+    "DistilBertForSequenceClassification": "encoders.distilbert:DistilBertForSequenceClassification",
+    "DistilBertForTokenClassification": "encoders.distilbert:DistilBertForTokenClassification",
+    "DistilBertModel": "encoders.distilbert:DistilBertModel",
+    "ElectraForMaskedLM": "encoders.bert:ElectraModel",
+    "ElectraForSequenceClassification": "encoders.bert:ElectraForSequenceClassification",
+    "ElectraForTokenClassification": "encoders.bert:ElectraForTokenClassification",
+    "ElectraModel": "encoders.bert:ElectraModel",
+    "Gemma2ForCausalLM": "decoders.gemma:Gemma2ForCausalLM",
+    "Gemma3ForCausalLM": "decoders.gemma:Gemma3ForCausalLM",
+    "GemmaForCausalLM": "decoders.gemma:GemmaForCausalLM",
+    "GPT2LMHeadModel": "decoders.gpt2:GPT2LMHeadModel",
+    "GraniteForCausalLM": "decoders.granite:GraniteForCausalLM",
+    "GteForMaskedLM": "encoders.gte:GteModel",
+    "GteForSequenceClassification": "encoders.gte:GteForSequenceClassification",
+    "GteForTokenClassification": "encoders.gte:GteForTokenClassification",
+    "GteModel": "encoders.gte:GteModel",
+    "InternLM2ForCausalLM": "decoders.internlm2:InternLM2ForCausalLM",
+    "InternLM2ForRewardModel": "reward:InternLM2ForRewardModel",
+    "LlamaForCausalLM": "decoders.llama:LlamaForCausalLM",
+    "MistralForCausalLM": "decoders.llama:MistralForCausalLM",
+    "ModernBertForMaskedLM": "encoders.modernbert:ModernBertModel",
+    "ModernBertForSequenceClassification": "encoders.modernbert:ModernBertForSequenceClassification",
+    "ModernBertForTokenClassification": "encoders.modernbert:ModernBertForTokenClassification",
+    "ModernBertModel": "encoders.modernbert:ModernBertModel",
+    "MPNetForMaskedLM": "encoders.mpnet:MPNetModel",
+    "MPNetForSequenceClassification": "encoders.mpnet:MPNetForSequenceClassification",
+    "MPNetForTokenClassification": "encoders.mpnet:MPNetForTokenClassification",
+    "MPNetModel": "encoders.mpnet:MPNetModel",
+    "NewForMaskedLM": "encoders.gte:GteModel",
+    "NewForSequenceClassification": "encoders.gte:GteForSequenceClassification",
+    "NewForTokenClassification": "encoders.gte:GteForTokenClassification",
+    "NewModel": "encoders.gte:GteModel",
+    "NomicBertForMaskedLM": "encoders.nomic_bert:NomicBertModel",
+    "NomicBertForSequenceClassification": "encoders.nomic_bert:NomicBertForSequenceClassification",
+    "NomicBertForTokenClassification": "encoders.nomic_bert:NomicBertForTokenClassification",
+    "NomicBertModel": "encoders.nomic_bert:NomicBertModel",
+    "Olmo2ForCausalLM": "decoders.olmo2:Olmo2ForCausalLM",
+    "OPTForCausalLM": "decoders.opt:OPTForCausalLM",
+    "Phi3ForCausalLM": "decoders.phi3:Phi3ForCausalLM",
+    "Qwen2ForCausalLM": "decoders.qwen2:Qwen2ForCausalLM",
+    "Qwen2ForProcessRewardModel": "reward:Qwen2ForProcessRewardModel",
+    "Qwen2ForRewardModel": "reward:Qwen2ForRewardModel",
+    "Qwen3ForCausalLM": "decoders.qwen3:Qwen3ForCausalLM",
+    "RobertaForMaskedLM": "encoders.bert:RobertaModel",
+    "RobertaForSequenceClassification": "encoders.bert:RobertaForSequenceClassification",
+    "RobertaForTokenClassification": "encoders.bert:RobertaForTokenClassification",
+    "RobertaModel": "encoders.bert:RobertaModel",
+    "SmolLM3ForCausalLM": "decoders.smollm3:SmolLM3ForCausalLM",
+    "XLMRobertaForMaskedLM": "encoders.bert:RobertaModel",
+    "XLMRobertaForSequenceClassification": "encoders.bert:RobertaForSequenceClassification",
+    "XLMRobertaForTokenClassification": "encoders.bert:RobertaForTokenClassification",
+    "XLMRobertaModel": "encoders.bert:RobertaModel",
 }
 
-_FALLBACK = "models.transformers_fallback"
+_FAMILIES = "models.families."
+_FALLBACK = "models.families.transformers_fallback"
 _registered: dict[str, str] = {}
 
 
@@ -109,7 +110,7 @@ def resolve(architecture: str, model_impl: str = "auto", trust_remote_code: bool
     """
     if model_impl not in ("auto", "facet", "transformers"):
         raise ValueError(f"model_impl is {model_impl!r}, but must be one of auto, facet, transformers")
-    path = _registered.get(architecture) or _plugins().get(architecture) or ARCHITECTURES.get(architecture)
+    path = _registered.get(architecture) or _plugins().get(architecture) or _built_in(architecture)
     if path is not None and model_impl != "transformers":
         return _load(path)
     if model_impl == "facet":
@@ -121,6 +122,11 @@ def resolve(architecture: str, model_impl: str = "auto", trust_remote_code: bool
             "checkpoint brings its own code, and you trust it, add --trust-remote-code."
         )
     return fallback.TransformersForCausalLM
+
+
+def _built_in(architecture: str) -> str | None:
+    path = ARCHITECTURES.get(architecture)
+    return path and _FAMILIES + path
 
 
 def _unknown(architecture: str) -> str:

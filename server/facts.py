@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from models.pooling_config import PoolingConfig
+from models.pooling.config import PoolingConfig
 from server.errors import BadRequest, invalid
 from server.tasks import GENERATE, ScoreType
 

@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 
 from engine_core.protocol import Ready
+from models.checkpoint.hub import resolve
 from models.config import ConfigError, ModelConfig, read_config
-from models.hub import resolve
-from models.pooling_config import PoolingConfig, read_pooling
+from models.pooling.config import PoolingConfig, read_pooling
 from server.config import ServerConfig
 from server.facts import Facts, read_defaults
 from server.scoring import QWEN3_RERANKER

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Literal, cast
 
-from models.pooling_config import PoolingConfig
+from models.pooling.config import PoolingConfig
 from server.errors import BadRequest
 from worker.protocol import Task
 

@@ -306,7 +306,7 @@ def _converted(folder: Path, cache: Path, *, trust_remote_code: bool) -> Path:
 
 
 def _run_conversion(folder: Path, target: Path, *, trust_remote_code: bool) -> None:
-    command = [sys.executable, "-P", "-m", "models.tokenizer_export", str(folder), str(target)]
+    command = [sys.executable, "-P", "-m", "models.checkpoint.tokenizer_export", str(folder), str(target)]
     if trust_remote_code:
         command.append("--trust-remote-code")
     try:

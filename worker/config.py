@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from models.config import ModelConfig
-from models.conversion import Conversion
-from models.pooling_config import PoolingConfig
+from models.conversion.served_as import Conversion
+from models.pooling.config import PoolingConfig
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):

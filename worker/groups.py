@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
-from models.parallel import Collectives
+from models.parallel.parallel import Collectives
 from worker.config import Place
 
 TIMEOUT = timedelta(minutes=10)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.pooler import PoolBatch, Pooler
+from models.pooling.pooler import PoolBatch, Pooler
 from worker.config import WorkerConfig
 from worker.hidden import HiddenStore
 from worker.late import Queries, max_sim

@@ -20,7 +20,7 @@ from torch import Tensor
 from models.context import use_context
 from models.loader import load_model
 from models.model import ServedModel
-from models.parallel import Parallel
+from models.parallel.parallel import Parallel
 from worker.ahead import Ahead
 from worker.batch import Batch, build
 from worker.config import WorkerConfig

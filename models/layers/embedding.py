@@ -7,11 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models import ops
-from models.checkpoint import Cut
+from models.checkpoint.files import Cut
+from models.checkpoint.weights import Weights
 from models.layers.linear import frozen
-from models.parallel import Parallel
-from models.shares import Span
-from models.weights import Weights
+from models.parallel.parallel import Parallel
+from models.parallel.shares import Span
 
 
 class Embedding(nn.Module):

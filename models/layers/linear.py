@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from models import ops
-from models.checkpoint import Cut
-from models.parallel import Parallel
-from models.shares import Span
-from models.weights import Weights
+from models.checkpoint.files import Cut
+from models.checkpoint.weights import Weights
+from models.parallel.parallel import Parallel
+from models.parallel.shares import Span
 
 
 class Linear(nn.Module):

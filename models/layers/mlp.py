@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from models.layers.linear import GatedLinear, RowLinear
-from models.parallel import Parallel
+from models.parallel.parallel import Parallel
 
 _KINDS = {
     "silu": "silu",

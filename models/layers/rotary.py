@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from models import ops
-from models.weights import Weights
+from models.checkpoint.weights import Weights
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import TextIO
 
 import msgspec
 
-from models.hub import DEMO
+from models.checkpoint.hub import DEMO
 from server.bench.door import free_port, opens
 from server.bench.errors import BenchError
 from server.bench.options import check_folder

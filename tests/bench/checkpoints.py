@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from models.hub import DEMO
+from models.checkpoint.hub import DEMO
 
 _ENDS = {"bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": True}
 _LLAMA = {"max_position_embeddings": 8192, **_ENDS}

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from facet import LLM
 from models import ops
-from models.hub import DEMO
+from models.checkpoint.hub import DEMO
 from worker.kernels.cpu import open_kernels
 from worker.kernels.quantized import SCHEMES
 

@@ -25,7 +25,7 @@ from worker.protocol import Pooling, Sampling
 
 Start = Callable[..., Awaitable[tuple[Fleet, EngineClient]]]
 
-SUPPORT = Path(__file__).parent.parent / "support"
+SUPPORT = Path(__file__).parents[1] / "support"
 
 
 @pytest_asyncio.fixture

@@ -24,7 +24,7 @@ from engine_core.ranks import RanksExecutor
 from worker.config import WorkerConfig
 from worker.protocol import NewSeq, Sampling, SeqStep, StepInput
 
-SUPPORT = Path(__file__).parent.parent / "support"
+SUPPORT = Path(__file__).parents[1] / "support"
 
 Told = list[tuple[str, float, str]]
 

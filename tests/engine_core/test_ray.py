@@ -24,7 +24,7 @@ from engine_core.start import worker_config
 from models.config import read_config
 from worker.protocol import NewSeq, Sampling, SeqStep, StepInput
 
-SUPPORT = Path(__file__).parent.parent / "support"
+SUPPORT = Path(__file__).parents[1] / "support"
 MEMORY = 80 << 20  # the least that Ray takes for its own store
 
 with_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")

@@ -29,7 +29,7 @@ from engine_core.start import worker_config
 from models.config import read_config
 from worker.protocol import NewSeq, Sampling, SeqStep, StepInput
 
-SUPPORT = Path(__file__).parent.parent / "support"
+SUPPORT = Path(__file__).parents[1] / "support"
 HOST = socket.gethostname()
 ENGINE, NODE = "127.0.0.2", "127.0.0.1"
 

@@ -215,7 +215,7 @@ def test_a_broken_safetensors_header(tmp_path: Path) -> None:
 
 def test_reading_needs_neither_torch_nor_transformers() -> None:
     code = (
-        "import sys, models.config, models.hub, models.registry;"
+        "import sys, models.config, models.checkpoint.hub, models.registry;"
         "sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'huggingface_hub')))"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

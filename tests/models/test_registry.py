@@ -55,13 +55,13 @@ def test_a_path_that_names_no_class(path: str) -> None:
 
 
 def test_what_only_transformers_knows_runs_on_the_fallback() -> None:
-    fallback = import_module("models.transformers_fallback").TransformersForCausalLM
+    fallback = import_module("models.families.transformers_fallback").TransformersForCausalLM
     assert registry.resolve("StableLmForCausalLM") is fallback
     assert registry.resolve("LlamaForCausalLM", "transformers") is fallback
 
 
 def test_code_of_the_checkpoint_runs_on_the_fallback_if_trusted() -> None:
-    fallback = import_module("models.transformers_fallback").TransformersForCausalLM
+    fallback = import_module("models.families.transformers_fallback").TransformersForCausalLM
     assert registry.resolve("HomeMadeForCausalLM", trust_remote_code=True) is fallback
     with pytest.raises(registry.UnknownArchitecture, match="--trust-remote-code"):
         registry.resolve("HomeMadeForCausalLM")
@@ -96,7 +96,7 @@ def test_supported_is_in_alphabetical_order() -> None:
 
 
 def test_resolving_loads_no_other_family() -> None:
-    for module in ("models.opt", "models.gpt2"):
+    for module in ("models.families.decoders.opt", "models.families.decoders.gpt2"):
         sys.modules.pop(module, None)
     registry.resolve("GPT2LMHeadModel")
-    assert "models.opt" not in sys.modules
+    assert "models.families.decoders.opt" not in sys.modules

@@ -9,8 +9,8 @@ import zoo
 from pooling_facts import bert, facts, raw_bert
 from tokenizers.processors import TemplateProcessing
 
-from models.pooling_config import PoolingConfig
-from models.sentence_files import TextFacts
+from models.pooling.config import PoolingConfig
+from models.pooling.sentence_files import TextFacts
 from server.errors import BadRequest
 from server.pooling import PoolingParams, TextReader, Truncation, find_prompt, prompt_for
 from server.tasks import find_task, score_type

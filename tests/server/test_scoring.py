@@ -10,8 +10,8 @@ import zoo
 from fake_frontend import vectors
 from pooling_facts import bert, facts
 
-from models.pooling_config import PoolingConfig
-from models.sentence_files import TextFacts
+from models.pooling.config import PoolingConfig
+from models.pooling.sentence_files import TextFacts
 from server.errors import BadRequest, Internal, Unavailable
 from server.pooling import Item, Truncation
 from server.scoring import QUERIES_AT_ONCE, QWEN3_RERANKER, Pairs, ScoreOptions, Scorer, score

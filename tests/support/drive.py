@@ -20,7 +20,7 @@ from models.config import read_config
 from models.context import ForwardContext, use_context
 from models.loader import load_model
 from models.model import CausalLM
-from models.parallel import Parallel
+from models.parallel.parallel import Parallel
 
 Result = TypeVar("Result")
 

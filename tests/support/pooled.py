@@ -13,12 +13,12 @@ from tiny import tiny_checkpoint, write_tokenizer
 from torch import Tensor
 
 from models.config import read_config
-from models.conversion import resolve_conversion
+from models.conversion.served_as import resolve_conversion
 from models.loader import load_model
 from models.model import ServedModel
-from models.parallel import Parallel
-from models.pooler import PoolBatch
-from models.pooling_config import read_pooling
+from models.parallel.parallel import Parallel
+from models.pooling.config import read_pooling
+from models.pooling.pooler import PoolBatch
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 import msgspec
 import torch
 
-from models.weights import Reading
+from models.checkpoint.weights import Reading
 from worker.config import WorkerConfig
 from worker.protocol import StepInput
 from worker.runner import Runner

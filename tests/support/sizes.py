@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from models.config import ModelConfig
-from models.conversion import Conversion
+from models.conversion.served_as import Conversion
 from worker.config import WorkerConfig
 
 MODEL = ModelConfig(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from models.checkpoint import open_source
+from models.checkpoint.files import open_source
 from worker.mapped import let_go
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="this system has no /proc")

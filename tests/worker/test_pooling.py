@@ -12,9 +12,9 @@ from tiny import tiny_checkpoint
 
 from models.config import read_config
 from models.context import ForwardContext
-from models.conversion import Conversion, resolve_conversion
-from models.pooling_config import PoolingConfig, read_pooling
-from models.sentence_files import TextFacts
+from models.conversion.served_as import Conversion, resolve_conversion
+from models.pooling.config import PoolingConfig, read_pooling
+from models.pooling.sentence_files import TextFacts
 from worker.batch import Batch, build
 from worker.device import Cpu
 from worker.hidden import HiddenStore

@@ -21,7 +21,7 @@ from worker.channel import Channel, Line, RankFailed, RankProgress, RankReady, R
 from worker.config import Place
 from worker.protocol import NewSeq, Sampling, SeqStep, StepInput, StepOutput
 
-SUPPORT = Path(__file__).parent.parent / "support"
+SUPPORT = Path(__file__).parents[1] / "support"
 
 decoder = msgspec.msgpack.Decoder(RankSays)
 

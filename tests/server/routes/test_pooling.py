@@ -15,8 +15,8 @@ from fake_api import leave, make_app, make_client
 from fake_frontend import BOS, FakeFrontend, vectors
 from starlette.types import ASGIApp
 
-from models.pooling_config import PoolingConfig
-from models.sentence_files import TextFacts
+from models.pooling.config import PoolingConfig
+from models.pooling.sentence_files import TextFacts
 from server.errors import Internal
 
 EMBED, POOL, CLASSIFY, COHERE = "/v1/embeddings", "/pooling", "/classify", "/v2/embed"

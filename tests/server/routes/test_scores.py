@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from fake_frontend import BOS, FakeFrontend, vectors
 
-from models.pooling_config import PoolingConfig
+from models.pooling.config import PoolingConfig
 from server.errors import Unavailable
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from models import ops
 from models.config import read_config
 from models.context import ForwardContext, context, use_context
-from models.decoder import Decoder
+from models.families.decoders.decoder import Decoder
 from models.model import CausalLM
 from worker.kernels import cpu, replay
 from worker.kernels.layout import Layout

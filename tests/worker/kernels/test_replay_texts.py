@@ -18,8 +18,8 @@ from torch import Tensor
 from models import ops
 from models.config import read_config
 from models.context import context, use_context
-from models.conversion import Conversion
-from models.encoder import Encoder
+from models.conversion.served_as import Conversion
+from models.families.encoders.encoder import Encoder
 from worker.kernels import cpu, replay_texts
 from worker.kernels.layout import MOST_TOKENS, Layout
 from worker.layout import Columns, Laid

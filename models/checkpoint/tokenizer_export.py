@@ -1,0 +1,42 @@
+"""A command: writes tokenizer.json for a checkpoint that has only the files of older tokenizers.
+
+    python -P -m models.checkpoint.tokenizer_export FOLDER TARGET [--trust-remote-code]
+
+A process of its own, because only transformers can read all those files and the server never imports it.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+
+def export(folder: Path, target: Path, *, trust_remote_code: bool) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(
+        folder, trust_remote_code=trust_remote_code, local_files_only=True
+    )
+    if not tokenizer.is_fast:
+        raise ValueError(
+            f"{type(tokenizer).__name__} has no fast form, so it cannot be written as tokenizer.json"
+        )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # Written aside and moved, so that a second server never reads half of it.
+    with tempfile.TemporaryDirectory(dir=target.parent) as aside:
+        tokenizer.backend_tokenizer.save(str(Path(aside) / "tokenizer.json"))
+        target.mkdir(exist_ok=True)
+        (Path(aside) / "tokenizer.json").replace(target / "tokenizer.json")
+
+
+def main() -> None:
+    folder, target, *flags = sys.argv[1:]
+    try:
+        export(Path(folder), Path(target), trust_remote_code="--trust-remote-code" in flags)
+    except Exception as error:
+        sys.exit(f"{type(error).__name__}: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,198 @@
+"""How a model is filled: each layer pulls its own tensors, and of those only the piece that this rank holds.
+
+A `Weights` is a scope in a checkpoint ("model.layers.3.mlp"). `load` walks the modules of a model; a module
+that holds tensors has a `pull` method, knows what its tensors are called and how they are cut, and takes
+them. There is no table that maps names to names. What no module took, and what modules did not find, is
+reported at the end, all at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from models.checkpoint.files import Cut, Source, WeightsError, open_source
+
+
+def no_report(fraction: float) -> None:
+    """For callers who do not watch the loading."""
+
+
+class Reading:
+    """One pass over a checkpoint: where tensors go, what was taken, and what was wrong."""
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        report: Callable[[float], None] = no_report,
+    ) -> None:
+        self.device = device
+        self.dtype = dtype
+        self.bytes_read = 0
+        self._source = source
+        self._report = report
+        self._total = sum(stored.elements for stored in source.tensors.values())
+        self._passed = 0
+        self._taken: set[str] = set()
+        self._ignored: set[str] = set()
+        self._problems: list[str] = []
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._source.tensors.keys()
+
+    def take(self, name: str, shape: tuple[int, ...], cut: Cut | None, dtype: torch.dtype) -> Tensor:
+        stored = self._source.find(name, shape)
+        if stored is None:
+            return self._misfit(f"{name} is missing", shape, cut)
+        first = name not in self._taken
+        self._taken.add(name)
+        if stored.shape != shape:
+            return self._misfit(
+                f"{name} in {stored.file} has the shape {list(stored.shape)}, not {list(shape)}", shape, cut
+            )
+        tensor = stored.read(cut)
+        self.bytes_read += tensor.nbytes
+        if first:
+            self._passed += stored.elements
+            self._report(self._passed / max(self._total, self._passed, 1))
+        return tensor.to(device=self.device, dtype=dtype)
+
+    def ignore(self, name: str) -> None:
+        if name in self._ignored:
+            return
+        self._ignored.add(name)
+        tensors = self._source.tensors.items()
+        self._total -= sum(stored.elements for known, stored in tensors if _is_within(known, name))
+
+    def finish(self) -> None:
+        """Raise if the checkpoint and the model did not fit, with everything that did not."""
+        problems = self._problems + [
+            f"{name} in {stored.file} has no place in the model"
+            for name, stored in sorted(self._source.tensors.items())
+            if name not in self._taken and not self._is_ignored(name)
+        ]
+        if problems:
+            raise WeightsError(
+                f"the weights in {self._source.place} do not fit its config.json: {'; '.join(problems)}"
+            )
+        self._report(1.0)
+
+    def _misfit(self, problem: str, shape: tuple[int, ...], cut: Cut | None) -> Tensor:
+        """Note a problem and go on, to find the others too: the answer has the right shape and no memory."""
+        self._problems.append(problem)
+        size = list(shape)
+        if cut is not None:
+            size[cut.dim] = cut.stop - cut.start
+        return torch.zeros((), device=self.device, dtype=self.dtype).expand(size)
+
+    def _is_ignored(self, name: str) -> bool:
+        return any(_is_within(name, ignored) for ignored in self._ignored)
+
+
+def _is_within(name: str, scope: str) -> bool:
+    return name == scope or name.startswith(f"{scope}.")
+
+
+class Weights:
+    """A scope in a checkpoint: `weights / "mlp"` descends, `weights.take("weight", shape)` reads."""
+
+    def __init__(self, reading: Reading, path: str = "") -> None:
+        self.reading = reading
+        self.path = path
+
+    @property
+    def device(self) -> torch.device:
+        return self.reading.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.reading.dtype
+
+    def at(self, path: str) -> Weights:
+        """Any scope of the same checkpoint, by its whole name."""
+        return Weights(self.reading, path)
+
+    def __truediv__(self, name: str) -> Weights:
+        return self.at(self._join(name)) if name else self
+
+    def __contains__(self, name: str) -> bool:
+        """Whether the checkpoint has the tensor `name` in this scope."""
+        return self._join(name) in self.reading.names
+
+    def sibling(self, name: str) -> Weights:
+        """For layers whose tensors lie beside their own name: q_proj for qkv_proj."""
+        return self.at(self.path.rpartition(".")[0]) / name
+
+    def first(self, *names: str) -> Weights:
+        """The first of these scopes that the checkpoint has; "" is this one, and the last is the default.
+
+        A trunk may be saved with its head (model.layers...) or alone (layers...).
+        """
+        for name in names[:-1]:
+            scope = self / name
+            if any(known.startswith(f"{scope.path}.") for known in self.reading.names):
+                return scope
+        return self / names[-1]
+
+    def take(
+        self,
+        name: str,
+        shape: Sequence[int],
+        cut: Cut | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """The tensor `name`, which must have `shape`, or the piece `cut` of it, where and as it is wanted."""
+        return self.reading.take(self._join(name), tuple(shape), cut, dtype or self.dtype)
+
+    def ignore(self, *names: str) -> None:
+        """Tensors, or whole scopes, that checkpoints may carry and that are not needed here; "" is all."""
+        for name in names:
+            self.reading.ignore(self._join(name))
+
+    def _join(self, name: str) -> str:
+        return ".".join(part for part in (self.path, name) if part)
+
+
+@runtime_checkable
+class Pulls(Protocol):
+    def pull(self, weights: Weights) -> None:
+        """Take this module's tensors; `weights` is the scope of the module's own name."""
+        ...
+
+
+def load(module: nn.Module, weights: Weights) -> None:
+    """Fill a module and all it contains, in the order of construction.
+
+    A module without `pull` gives each of its children the scope of the child's name. A module may list in
+    `ignored` what old checkpoints carry in its scope.
+    """
+    weights.ignore(*getattr(module, "ignored", ()))
+    if isinstance(module, Pulls):
+        module.pull(weights)
+        return
+    for name, child in module.named_children():
+        load(child, weights / name)
+
+
+def open_weights(
+    folder: Path,
+    load_format: str = "auto",
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    seed: int = 0,
+    report: Callable[[float], None] = no_report,
+) -> Weights:
+    """The whole checkpoint as one scope; call `reading.finish()` when the model is filled.
+
+    `seed`: of dummy weights.
+    """
+    return Weights(Reading(open_source(folder, load_format, seed), device=device, dtype=dtype, report=report))

@@ -1,0 +1,219 @@
+"""What a checkpoint is served as: from --runner and --convert to the class that is built and what it becomes.
+
+Decided by names and files alone, before any model code is loaded: no torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, cast, get_args
+
+import msgspec
+
+from models.config import ConfigError, ModelConfig
+from models.pooling.config import scores_by_tokens
+from models.pooling.sentence_files import makes_scores, makes_vectors
+from models.registry import supported
+
+Runner = Literal["generate", "pooling", "draft"]
+Convert = Literal["none", "embed", "classify", "reward"]
+
+
+class Conversion(msgspec.Struct, frozen=True, kw_only=True):
+    runner: Runner
+    convert: Convert
+    architecture: str
+    """The class to build: the checkpoint's own, or the generating one that is converted."""
+    labels_tokens: bool = False
+    """A classifier's labels are for single tokens, never for a whole text."""
+
+
+# The first suffix that fits an architecture's name says what it was made for.
+_SUFFIXES: tuple[tuple[str, Runner, Convert], ...] = (
+    ("ForCausalLM", "generate", "none"),
+    ("ForConditionalGeneration", "generate", "none"),
+    ("ChatModel", "generate", "none"),
+    ("LMHeadModel", "generate", "none"),
+    ("ForTextEncoding", "pooling", "embed"),
+    ("EmbeddingModel", "pooling", "embed"),
+    ("ForMaskedLM", "pooling", "embed"),
+    ("ForSequenceClassification", "pooling", "classify"),
+    ("ForTokenClassification", "pooling", "classify"),
+    ("ForAudioClassification", "pooling", "classify"),
+    ("ForImageClassification", "pooling", "classify"),
+    ("ForVideoClassification", "pooling", "classify"),
+    ("ClassificationModel", "pooling", "classify"),
+    ("ForRewardModeling", "pooling", "reward"),
+    ("ForProcessRewardModel", "pooling", "reward"),
+    ("ForRewardModel", "pooling", "reward"),
+    ("RewardModel", "pooling", "reward"),
+    ("Model", "pooling", "embed"),
+)
+_GENERATING = {
+    "Gemma3TextModel": "Gemma3ForCausalLM",
+    "Gemma3TextForSequenceClassification": "Gemma3ForCausalLM",
+}
+"""Where the name of the generating class is not the same with another ending."""
+
+_TASKS: dict[str, tuple[str, str]] = {
+    "generate": ("generate", "auto"),
+    "embed": ("pooling", "embed"),
+    "embedding": ("pooling", "embed"),
+    "classify": ("pooling", "classify"),
+    "score": ("pooling", "auto"),
+    "reward": ("pooling", "reward"),
+    "draft": ("draft", "auto"),
+}
+
+
+def resolve_conversion(
+    config: ModelConfig, folder: Path, *, runner: str = "auto", convert: str = "auto", task: str | None = None
+) -> Conversion:
+    """`task` is the older way to say both. What cannot be is refused, with the nearest that can."""
+    if task is not None:
+        runner, convert = _of_task(task, runner, convert)
+    _check("runner", runner, get_args(Runner))
+    _check("convert", convert, get_args(Convert))
+    case = _Case(config, folder)
+    chosen = case.runner(convert) if runner == "auto" else cast("Runner", runner)
+    if chosen == "pooling":
+        return case.pooling(convert)
+    return case.generating(chosen, convert)
+
+
+class _Case:
+    """One architecture, and what it can be."""
+
+    def __init__(self, config: ModelConfig, folder: Path) -> None:
+        self.config = config
+        self.folder = folder
+        self.name = config.architecture
+        self.made_for: Runner
+        self.kind: Convert
+        self.stem, self.made_for, self.kind = _read_name(self.name)
+        self.own_class = self.name in supported()
+
+    @property
+    def generates(self) -> bool:
+        return self.made_for != "pooling"
+
+    @property
+    def is_native(self) -> bool:
+        """There is a class that pools by itself."""
+        return self.own_class and not self.generates
+
+    def runner(self, convert: str) -> Runner:
+        if convert not in ("auto", "none"):
+            return "pooling"
+        if convert == "none" and self.generates:
+            return "generate"
+        pools = makes_vectors(self.folder) or makes_scores(self.folder)
+        return "pooling" if pools else self.made_for
+
+    def pooling(self, convert: str) -> Conversion:
+        if self.is_native:
+            self._check_native(convert)
+            return self._as("pooling", "none", self.name)
+        if convert == "none":
+            raise ConfigError(
+                f"{self.name} generates, and does not pool by itself: "
+                "say --convert embed or --convert classify beside --runner pooling"
+            )
+        chosen = self._natural_convert() if convert == "auto" else cast("Convert", convert)
+        return self._as("pooling", chosen, self._generating_class())
+
+    def generating(self, runner: Runner, convert: str) -> Conversion:
+        """A generate model may pool as well: then `convert` says what it must be able to."""
+        if not self.generates:
+            raise ConfigError(self._cannot_generate())
+        if looks_ahead(self.config):
+            raise ConfigError(
+                f"this {self.name} attends in both directions, so it cannot generate; use --runner pooling"
+            )
+        if runner == "draft" and convert not in ("auto", "none"):
+            raise ConfigError(f"a draft model only drafts: --convert {convert} needs --runner pooling")
+        if convert == "reward" or (convert == "classify" and not self._scores_by_tokens()):
+            raise ConfigError(
+                f"--runner generate with --convert {convert}: a model that generates has no head but the "
+                "one for tokens. Use --runner pooling, or let tokens be the labels: --hf-overrides "
+                """'{"classifier_from_token": ["no", "yes"], "method": "from_2_way_softmax"}'"""
+            )
+        return self._as(runner, "none" if convert == "auto" else cast("Convert", convert), self.name)
+
+    def _natural_convert(self) -> Convert:
+        if self._scores_by_tokens():
+            return "classify"
+        return "embed" if self.generates else self.kind
+
+    def _scores_by_tokens(self) -> bool:
+        return scores_by_tokens(self.config) or makes_scores(self.folder)
+
+    def _generating_class(self) -> str:
+        """X for XModel or XForSequenceClassification, whether it is ours or transformers'."""
+        if self.generates:
+            return self.name
+        known = supported()
+        names = [_GENERATING.get(self.name, ""), f"{self.stem}ForCausalLM", f"{self.stem}LMHeadModel"]
+        return next((name for name in names if name in known), f"{self.stem}ForCausalLM")
+
+    def _cannot_generate(self) -> str:
+        message = f"{self.name} has no head that generates: serve it with --runner pooling"
+        sibling = self._generating_class()
+        if sibling not in supported():
+            return message
+        override = f"""--hf-overrides '{{"architectures": ["{sibling}"]}}'"""
+        return f"{message}; or, if the checkpoint has one, say {override}"
+
+    def _check_native(self, convert: str) -> None:
+        if convert in ("auto", "none", self.kind):
+            return
+        trunk = f"{self.stem}Model"
+        ways = [f"leave --convert out, and it will {_DOES[self.kind]}"]
+        if convert == "embed" and trunk in supported():
+            ways.append(f"""serve its trunk with --hf-overrides '{{"architectures": ["{trunk}"]}}'""")
+        raise ConfigError(
+            f"{self.name} cannot be converted with --convert {convert}, for it has no head but its own: "
+            + "; or ".join(ways)
+        )
+
+    def _as(self, runner: Runner, convert: Convert, architecture: str) -> Conversion:
+        return Conversion(
+            runner=runner,
+            convert=convert,
+            architecture=architecture,
+            labels_tokens=self.name.endswith("ForTokenClassification") or convert == "reward",
+        )
+
+
+_DOES = {"embed": "embed", "classify": "classify", "reward": "give rewards"}
+
+
+def looks_ahead(config: ModelConfig) -> bool:
+    """Whether a decoder was turned into an encoder: its tokens see the whole text."""
+    return config.raw.get("is_causal") is False or config.raw.get("use_bidirectional_attention") is True
+
+
+def stem(architecture: str) -> str:
+    """Qwen3 for Qwen3ForCausalLM."""
+    return _read_name(architecture)[0]
+
+
+def _read_name(name: str) -> tuple[str, Runner, Convert]:
+    """-> (the name without its ending, what models of this ending were made for, and which kind they are)."""
+    for suffix, runner, convert in _SUFFIXES:
+        if name.endswith(suffix):
+            return name.removesuffix(suffix), runner, convert
+    return name, "generate", "none"
+
+
+def _of_task(task: str, runner: str, convert: str) -> tuple[str, str]:
+    if task not in _TASKS:
+        raise ConfigError(f"--task {task}: must be one of {', '.join(_TASKS)}")
+    if (runner, convert) != ("auto", "auto"):
+        raise ConfigError("--task is the older way to say --runner and --convert: leave it out beside them")
+    return _TASKS[task]
+
+
+def _check(option: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value != "auto" and value not in allowed:
+        raise ConfigError(f"--{option} {value}: must be one of auto, {', '.join(allowed)}")

@@ -1,0 +1,111 @@
+"""The ways that one kind of model offers: which tasks, and what each is made of."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from models.config import ConfigError
+from models.model import ModelSetup
+from models.pooling.config import PoolingConfig
+from models.pooling.pooler import ACTIVATIONS, Every, Function, Merged, Pooler, Route, Rows, Tagged, normalize
+from models.pooling.projection import Projection
+from models.pooling.sentence_files import Mode
+
+
+def embedding_pooler(setup: ModelSetup, default: Mode) -> Pooler:
+    """Vectors for texts and for tokens. `default`: how the family merges tokens if nobody says."""
+    routes, projections = _embedding_routes(setup, default)
+    return Pooler(routes, projections)
+
+
+def label_pooler(
+    setup: ModelSetup,
+    classifier: Function,
+    default: Mode,
+    *,
+    for_texts: bool = True,
+    activates: bool = True,
+    tag: int | None = None,
+) -> Pooler:
+    """Labels or scores for texts (unless the head is for tokens only) and for tokens.
+
+    `classifier` turns rows [K, output_size] float32 into [K, labels], or into the logits of the tokens that
+    stand for the labels. `activates`, `tag`: as the family does it if nobody says.
+    """
+    return Pooler(_label_routes(setup, classifier, default, for_texts, activates, tag))
+
+
+def generating_pooler(setup: ModelSetup, classifier: Function | None, default: Mode) -> Pooler:
+    """What a model offers beside generating: vectors, and labels if there is a classifier."""
+    routes, projections = _embedding_routes(setup, default)
+    if classifier is not None:
+        routes |= _label_routes(setup, classifier, default, for_texts=True, activates=True, tag=None)
+    return Pooler(routes, projections)
+
+
+def _embedding_routes(setup: ModelSetup, default: Mode) -> tuple[dict[str, Route], list[Projection]]:
+    config = setup.pooling
+    modes = config.modes or (default,)
+    before = Projection(config.token_steps, setup.config.output_size, setup.folder, setup.load_format)
+    after = Projection(config.steps, before.width * len(modes), setup.folder, setup.load_format)
+    activates = config.normalize if config.use_activation is None else config.use_activation
+
+    def route(rows: Rows, head: Projection) -> Route:
+        return Route(
+            rows=rows,
+            head=head,
+            width=head.width,
+            activation=normalize,
+            activates=activates,
+            dimensions=config.dimensions,
+            before=before,
+        )
+
+    # A token is one row: what expects several side by side cannot follow.
+    none = Projection((), before.width, setup.folder, setup.load_format)
+    routes = {
+        "embed": route(Merged(modes), after),
+        "token_embed": route(_token_rows(config, tag=None), after if len(modes) == 1 else none),
+    }
+    return routes, [before, after]
+
+
+def _label_routes(
+    setup: ModelSetup, classifier: Function, default: Mode, for_texts: bool, activates: bool, tag: int | None
+) -> dict[str, Route]:
+    config = setup.pooling
+    modes = config.modes or (default,)
+    if len(modes) > 1:
+        raise ConfigError(f"a classifier reads one row for a text, not {' and '.join(modes)} side by side")
+
+    def label(rows: Tensor) -> Tensor:
+        logits = classifier(rows)  # [K, labels], or the logits of two tokens
+        if config.two_way:
+            logits = logits[:, 1:] - logits[:, :1]
+        return (logits - config.logit_mean) / config.logit_sigma
+
+    def route(rows: Rows) -> Route:
+        return Route(
+            rows=rows,
+            head=label,
+            width=config.num_labels,
+            activation=ACTIVATIONS[config.activation],
+            activates=activates if config.use_activation is None else config.use_activation,
+        )
+
+    routes = {"token_classify": route(_token_rows(config, tag))}
+    if for_texts:
+        routes["classify"] = route(Merged(modes))
+    return routes
+
+
+def _token_rows(config: PoolingConfig, tag: int | None) -> Rows:
+    if (config.tokens or ("STEP" if tag is not None else "ALL")) == "ALL":
+        return Every()
+    tag = config.step_tag_id if config.step_tag_id is not None else tag
+    if tag is None:
+        raise ConfigError(
+            "STEP pooling answers where one token stands: name it, "
+            """as in --pooler-config '{"pooling_type": "STEP", "step_tag_id": 12902}'"""
+        )
+    return Tagged(tag)

@@ -1,0 +1,104 @@
+"""The demo model's tokenizer and chat template: made, saved and used here, without transformers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+from jinja2 import Template
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import AddedToken, Regex, Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
+from tokenizers.trainers import BpeTrainer
+
+from models.demo.training.corpus import Document, Json, Message
+
+END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+# Known as single tokens, but part of the text: whoever parses tool calls must see them.
+TOOL_MARKS = ("<tool_call>", "</tool_call>")
+VOCAB_SIZE = 2048
+MAX_LEN = 2048
+
+_TEMPLATE = Path(__file__).parents[1] / "chat_template.jinja"
+
+
+def train(documents: Iterable[Document]) -> Tokenizer:
+    """Byte-level BPE, so that any text survives the round trip."""
+    tokenizer = Tokenizer(BPE())
+    # Digits stand alone: a sum is then a matter of columns, not of memorised numbers.
+    tokenizer.pre_tokenizer = Sequence([Split(Regex(r"\d"), "isolated"), ByteLevel(add_prefix_space=False)])
+    tokenizer.decoder = ByteLevelDecoder()
+    trainer = BpeTrainer(
+        vocab_size=VOCAB_SIZE - len(TOOL_MARKS),
+        special_tokens=[END_OF_TEXT, TURN_START, TURN_END],
+        initial_alphabet=ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(map(_words_of, documents), trainer)
+    tokenizer.add_tokens([AddedToken(mark, normalized=False) for mark in TOOL_MARKS])
+    return tokenizer
+
+
+def _words_of(document: Document) -> str:
+    """What remains for BPE to split: the marks are tokens already."""
+    text = (
+        render_chat(document.messages, document.tools, answer_next=False)
+        if document.messages
+        else document.text
+    )
+    for mark in (TURN_START, TURN_END, *TOOL_MARKS):
+        text = text.replace(mark, "\n")
+    return text
+
+
+def save(tokenizer: Tokenizer, folder: Path) -> None:
+    """Writes what a server needs to turn messages into ids: the tokenizer, its facts and the template."""
+    facts = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": None,
+        "eos_token": TURN_END,
+        "pad_token": END_OF_TEXT,
+        "model_max_length": MAX_LEN,
+        "clean_up_tokenization_spaces": False,
+    }
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(facts, indent=2) + "\n")
+    (folder / _TEMPLATE.name).write_text(_TEMPLATE.read_text())
+
+
+def render_chat(messages: list[Message], tools: list[Json], answer_next: bool) -> str:
+    return _template().render(messages=messages, tools=tools, add_generation_prompt=answer_next)
+
+
+@cache
+def _template() -> Template:
+    # As transformers sets it up: the same template must give the same text in every server.
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+    return environment.from_string(_TEMPLATE.read_text())
+
+
+class Codec:
+    """Text and conversations to ids, and ids to text."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text).ids
+
+    def decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+    def encode_chat(self, messages: list[Message], tools: list[Json], answer_next: bool) -> list[int]:
+        return self.encode(render_chat(messages, tools, answer_next))
+
+    def id_of(self, token: str) -> int:
+        number = self._tokenizer.token_to_id(token)
+        if number is None:
+            raise KeyError(f"{token!r} is no token of the demo model")
+        return number

@@ -1,0 +1,265 @@
+"""The decoder that Llama-like families share: attention and a gated MLP, each with its norms, on one stream.
+
+A family is a `DecoderSpec`, built in its own file from its own fields of config.json. What would need yet
+another switch here gets a file of its own instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from models.checkpoint.weights import Weights, load
+from models.config import ModelConfig
+from models.conversion.served_as import looks_ahead
+from models.layers.attention import Attention
+from models.layers.embedding import Embedding, LMHead
+from models.layers.encoder_attention import EncoderAttention
+from models.layers.linear import Linear, RowLinear
+from models.layers.mlp import GatedMLP
+from models.layers.norm import RMSNorm, SpreadRMSNorm
+from models.layers.rotary import Rope, Rotary
+from models.model import ModelSetup
+from models.parallel.parallel import Parallel
+from models.parallel.stages import Layers, held
+
+
+@dataclass(frozen=True)
+class Norms:
+    """Which norms a layer has, by their names in the checkpoint; "" is none."""
+
+    before_attention: str = ""
+    after_attention: str = ""
+    before_mlp: str = ""
+    after_mlp: str = ""
+
+
+PRE_NORMS = Norms(before_attention="input_layernorm", before_mlp="post_attention_layernorm")
+POST_NORMS = Norms(after_attention="post_attention_layernorm", after_mlp="post_feedforward_layernorm")
+SANDWICH_NORMS = Norms(
+    "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSpec:
+    """What may differ from layer to layer."""
+
+    rope: Rope | None
+    """None: this layer does not see positions."""
+    window: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderSpec:
+    layers: tuple[LayerSpec, ...]
+    intermediate_size: int
+    activation: str
+    eps: float
+    attention_scale: float
+    norms: Norms = PRE_NORMS
+    norm_offset: float = 0.0
+    """1 where the checkpoint stores norm weights w and means 1 + w."""
+    qk_norm: Literal["head", "projection"] | None = None
+    """Queries and keys are normalised head by head, or all heads at once."""
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    fused: bool = False
+    """The checkpoint holds q, k, v as one matrix, and gate and up as one."""
+    attention_softcap: float | None = None
+    logit_softcap: float | None = None
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    """Of what a sublayer adds to the stream."""
+    logit_scale: float = 1.0
+
+
+class DecoderFields(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of config.json that all families of this decoder have; each family adds its own."""
+
+    intermediate_size: int
+    rms_norm_eps: float = 1e-6
+    hidden_act: str = "silu"
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    sliding_window: int | None = None
+    layer_types: tuple[str, ...] | None = None
+
+
+class DecoderAttention(nn.Module):
+    ignored = ("rotary_emb.inv_freq",)  # checkpoints of 2023 carry the rope frequencies
+
+    def __init__(self, config: ModelConfig, spec: DecoderSpec, layer: LayerSpec, parallel: Parallel) -> None:
+        super().__init__()
+        heads = parallel.share_heads(config.num_heads)
+        kv_heads = parallel.share_kv_heads(config.num_kv_heads)
+        q, kv = heads.times(config.head_dim), kv_heads.times(config.head_dim)
+        sources = () if spec.fused else ("q_proj", "k_proj", "v_proj")
+        self.qkv_proj = Linear(config.hidden_size, [q, kv, kv], bias=spec.qkv_bias, sources=sources)
+        self.o_proj = RowLinear(q, config.hidden_size, parallel, bias=spec.o_bias)
+        if looks_ahead(config):
+            self.attention = _look_around(config, spec, layer)
+        else:
+            self.attention = Attention(
+                heads=heads.length,
+                kv_heads=kv_heads.length,
+                head_dim=config.head_dim,
+                scale=spec.attention_scale,
+                window=layer.window,
+                softcap=spec.attention_softcap,
+            )
+        self.qk_norm = spec.qk_norm
+        if spec.qk_norm == "head":
+            self.q_norm = RMSNorm(config.head_dim, spec.eps, offset=spec.norm_offset)
+            self.k_norm = RMSNorm(config.head_dim, spec.eps, offset=spec.norm_offset)
+        elif spec.qk_norm == "projection":
+            self.q_norm = SpreadRMSNorm(q, spec.eps, parallel)
+            self.k_norm = SpreadRMSNorm(kv, spec.eps, parallel)
+
+    def forward(self, x: Tensor, cos_sin: Tensor | None) -> Tensor:
+        q, k, v = self.qkv_proj(x).split(self.qkv_proj.widths, dim=-1)
+        if self.qk_norm == "head":
+            heads = self.attention(
+                q,
+                k,
+                v,
+                cos_sin=cos_sin,
+                q_norm=self.q_norm.weight,
+                k_norm=self.k_norm.weight,
+                eps=self.q_norm.eps,
+            )
+        elif self.qk_norm == "projection":
+            heads = self.attention(self.q_norm(q), self.k_norm(k), v, cos_sin=cos_sin)
+        else:
+            heads = self.attention(q, k, v, cos_sin=cos_sin)
+        return self.o_proj(heads)
+
+
+class DecoderLayer(nn.Module):
+    """The residual stream comes in two pieces: `stream`, and what the sublayer before added to it, `delta`.
+
+    So adding up and normalising the sum, which always follow each other, are one operation.
+    """
+
+    def __init__(self, config: ModelConfig, spec: DecoderSpec, layer: LayerSpec, parallel: Parallel) -> None:
+        super().__init__()
+        self.rope = layer.rope
+        self.residual_scale = spec.residual_scale
+        self.before_attention = self._norm(spec.norms.before_attention, config, spec)
+        self.self_attn = DecoderAttention(config, spec, layer, parallel)
+        self.after_attention = self._norm(spec.norms.after_attention, config, spec)
+        self.before_mlp = self._norm(spec.norms.before_mlp, config, spec)
+        self.mlp = GatedMLP(
+            config.hidden_size,
+            spec.intermediate_size,
+            parallel,
+            activation=spec.activation,
+            bias=spec.mlp_bias,
+            fused=spec.fused,
+        )
+        self.after_mlp = self._norm(spec.norms.after_mlp, config, spec)
+
+    def forward(
+        self, delta: Tensor | None, stream: Tensor, rotations: Mapping[Rope, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        cos_sin = rotations[self.rope] if self.rope else None
+        x, stream = _enter(self.before_attention, delta, stream)  # [T, hidden_size] each, here and below
+        delta = self._leave(self.after_attention, self.self_attn(x, cos_sin))
+        x, stream = _enter(self.before_mlp, delta, stream)
+        return self._leave(self.after_mlp, self.mlp(x)), stream
+
+    def _leave(self, norm: RMSNorm | None, x: Tensor) -> Tensor:
+        x = norm(x) if norm else x
+        return x if self.residual_scale == 1.0 else x * self.residual_scale
+
+    @staticmethod
+    def _norm(source: str, config: ModelConfig, spec: DecoderSpec) -> RMSNorm | None:
+        if not source:
+            return None
+        return RMSNorm(config.hidden_size, spec.eps, source=source, offset=spec.norm_offset)
+
+
+class Decoder(nn.Module):
+    """The trunk: token ids -> hidden states, or a stage's part of that way."""
+
+    def __init__(self, config: ModelConfig, spec: DecoderSpec, parallel: Parallel) -> None:
+        super().__init__()
+        self.embed_tokens = Embedding(
+            config.vocab_size, config.hidden_size, parallel, scale=spec.embedding_scale
+        )
+        self.layers = Layers(
+            len(spec.layers),
+            parallel,
+            lambda number: DecoderLayer(config, spec, spec.layers[number], parallel),
+        )
+        self.norm = held(parallel.last, RMSNorm(config.hidden_size, spec.eps, offset=spec.norm_offset))
+        ropes = dict.fromkeys(layer.rope for layer in spec.layers if layer.rope)
+        self.rotaries = nn.ModuleList(Rotary(rope) for rope in ropes)
+
+    def forward(self, ids: Tensor, positions: Tensor, stream: Tensor | None = None) -> Tensor:
+        rotations = {rotary.rope: rotary(positions) for rotary in self.rotaries}
+        rows, delta = self.embed_tokens(ids) if stream is None else stream, None
+        for layer in self.layers:
+            delta, rows = layer(delta, rows, rotations)
+        hidden, _ = _enter(self.norm, delta, rows)
+        return hidden
+
+
+class DecoderForCausalLM(nn.Module):
+    """The trunk and the LM head; a family's class hands in its spec."""
+
+    def __init__(self, setup: ModelSetup, spec: DecoderSpec) -> None:
+        super().__init__()
+        config, parallel = setup.config, setup.parallel
+        self.causal = not looks_ahead(config)
+        self.model = Decoder(config, spec, parallel)
+        self.lm_head = LMHead(
+            config.vocab_size,
+            config.hidden_size,
+            parallel,
+            embedding=self.model.embed_tokens,
+            tied=config.tie_word_embeddings,
+            tokens=setup.head_tokens,
+        )
+        self.logit_scale = spec.logit_scale
+        self.logit_softcap = spec.logit_softcap
+
+    def pull(self, weights: Weights) -> None:
+        load(self.model, weights.first("model", ""))
+        load(self.lm_head, weights / "lm_head")
+
+    def forward(self, ids: Tensor, positions: Tensor, stream: Tensor | None = None) -> Tensor:
+        return self.model(ids, positions, stream)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        logits = self.lm_head(hidden)  # [R, vocab_size] float32
+        if self.logit_scale != 1.0:
+            logits = logits * self.logit_scale
+        if self.logit_softcap is not None:
+            logits = self.logit_softcap * torch.tanh(logits / self.logit_softcap)
+        return logits
+
+    def attention_layers(self) -> list[Attention]:
+        return [module for module in self.modules() if isinstance(module, Attention)]
+
+
+def _look_around(config: ModelConfig, spec: DecoderSpec, layer: LayerSpec) -> EncoderAttention:
+    """Of a window, half lies on each side."""
+    if spec.attention_softcap is not None:
+        raise ValueError(f"{config.architecture} that attends in both directions cannot cap its attention")
+    window = None if layer.window is None else layer.window // 2
+    return EncoderAttention(head_dim=config.head_dim, scale=spec.attention_scale, window=window)
+
+
+def _enter(norm: nn.Module | None, delta: Tensor | None, stream: Tensor) -> tuple[Tensor, Tensor]:
+    """Complete the stream; -> (what the next sublayer reads, the stream). The first has no delta."""
+    if not isinstance(norm, RMSNorm):  # there is none, or another stage has it
+        stream = stream if delta is None else stream + delta
+        return stream, stream
+    return (norm(stream), stream) if delta is None else norm.add(delta, stream)

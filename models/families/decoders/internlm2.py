@@ -1,0 +1,103 @@
+"""InternLM2: Llama under other names, with queries, keys and values interleaved in one matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from models.checkpoint.files import Cut
+from models.checkpoint.weights import Reading, Weights
+from models.config import ModelConfig, family_fields
+from models.families.decoders.decoder import DecoderFields, DecoderForCausalLM, DecoderSpec, LayerSpec
+from models.layers.rotary import read_rope
+from models.model import ModelSetup
+
+_NAMES = {
+    "embed_tokens": "tok_embeddings",
+    "self_attn": "attention",
+    "o_proj": "wo",
+    "mlp": "feed_forward",
+    "gate_proj": "w1",
+    "up_proj": "w3",
+    "down_proj": "w2",
+    "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "lm_head": "output",
+}
+
+
+class InternLM2Fields(DecoderFields, frozen=True, kw_only=True):
+    bias: bool = False
+    """Of the four projections of attention."""
+
+
+class InternLM2ForCausalLM(DecoderForCausalLM):
+    def __init__(self, setup: ModelSetup) -> None:
+        config = setup.config
+        fields = family_fields(config, InternLM2Fields)
+        rope = read_rope(config.raw, config.head_dim, setup.max_len)
+        spec = DecoderSpec(
+            layers=(LayerSpec(rope=rope),) * config.num_layers,
+            intermediate_size=fields.intermediate_size,
+            activation=fields.hidden_act,
+            eps=fields.rms_norm_eps,
+            attention_scale=config.head_dim**-0.5,
+            qkv_bias=fields.bias,
+            o_bias=fields.bias,
+        )
+        super().__init__(setup, spec)
+        self.config = config
+
+    def pull(self, weights: Weights) -> None:
+        super().pull(_Renamed(weights.reading, weights.path, self.config))
+
+
+class _Renamed(Weights):
+    """A scope that is asked for the usual names, and reads InternLM2's."""
+
+    def __init__(self, reading: Reading, path: str, config: ModelConfig) -> None:
+        super().__init__(reading, path)
+        self._config = config
+
+    def at(self, path: str) -> Weights:
+        return _Renamed(self.reading, path, self._config)
+
+    def __contains__(self, name: str) -> bool:
+        return _stored_name(self._join(name)) in self.reading.names
+
+    def take(
+        self, name: str, shape: Sequence[int], cut: Cut | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        scope, _, part = self.path.rpartition(".")
+        dtype = dtype or self.dtype
+        if part not in ("q_proj", "k_proj", "v_proj"):
+            return self.reading.take(_stored_name(self._join(name)), tuple(shape), cut, dtype)
+        return self._take_interleaved(f"{_stored_name(scope)}.wqkv.{name}", part, shape, cut, dtype)
+
+    def ignore(self, *names: str) -> None:
+        for name in names:
+            self.reading.ignore(_stored_name(self._join(name)))
+
+    def _take_interleaved(
+        self, name: str, part: str, shape: Sequence[int], cut: Cut | None, dtype: torch.dtype
+    ) -> Tensor:
+        """A key head is stored after the query heads that share it, and before its value head."""
+        config = self._config
+        shared = config.num_heads // config.num_kv_heads
+        group = (shared + 2) * config.head_dim  # rows, as all that follows
+        mine = (shared if part == "q_proj" else 1) * config.head_dim
+        before = {"q_proj": 0, "k_proj": shared, "v_proj": shared + 1}[part] * config.head_dim
+        size = (config.num_kv_heads * group, *shape[1:])
+        start, stop = (cut.start, cut.stop) if cut else (0, shape[0])
+        pieces: list[Tensor] = []
+        for index in range(start // mine, -(-stop // mine)):
+            first, last = max(start, index * mine), min(stop, (index + 1) * mine)
+            stored = index * (group - mine) + before  # what lies ahead of these rows, beside others of theirs
+            pieces.append(self.reading.take(name, size, Cut(0, stored + first, stored + last), dtype))
+        return torch.cat(pieces)
+
+
+def _stored_name(path: str) -> str:
+    return ".".join(_NAMES.get(part, part) for part in path.split("."))

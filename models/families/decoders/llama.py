@@ -1,0 +1,39 @@
+"""Llama, Mistral, and the many models that were published under their names."""
+
+from __future__ import annotations
+
+from models.config import family_fields
+from models.families.decoders.decoder import DecoderFields, DecoderForCausalLM, DecoderSpec, LayerSpec
+from models.layers.rotary import read_rope
+from models.model import ModelSetup
+
+
+class LlamaForCausalLM(DecoderForCausalLM):
+    def __init__(self, setup: ModelSetup) -> None:
+        super().__init__(setup, _spec(setup, family_fields(setup.config, DecoderFields), window=None))
+
+
+class MistralFields(DecoderFields, frozen=True, kw_only=True):
+    sliding_window: int | None = 4096
+    """Of all layers; later checkpoints say null."""
+
+
+class MistralForCausalLM(DecoderForCausalLM):
+    def __init__(self, setup: ModelSetup) -> None:
+        fields = family_fields(setup.config, MistralFields)
+        super().__init__(setup, _spec(setup, fields, window=fields.sliding_window))
+
+
+def _spec(setup: ModelSetup, fields: DecoderFields, window: int | None) -> DecoderSpec:
+    config = setup.config
+    rope = read_rope(config.raw, config.head_dim, setup.max_len)
+    return DecoderSpec(
+        layers=(LayerSpec(rope=rope, window=window),) * config.num_layers,
+        intermediate_size=fields.intermediate_size,
+        activation=fields.hidden_act,
+        eps=fields.rms_norm_eps,
+        attention_scale=config.head_dim**-0.5,
+        qkv_bias=fields.attention_bias,
+        o_bias=fields.attention_bias,
+        mlp_bias=fields.mlp_bias,
+    )

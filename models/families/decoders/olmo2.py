@@ -1,0 +1,33 @@
+"""OLMo 2: norms behind attention and MLP instead of before them, and over all query and key heads at once."""
+
+from __future__ import annotations
+
+from models.config import family_fields
+from models.families.decoders.decoder import (
+    POST_NORMS,
+    DecoderFields,
+    DecoderForCausalLM,
+    DecoderSpec,
+    LayerSpec,
+)
+from models.layers.rotary import read_rope
+from models.model import ModelSetup
+
+
+class Olmo2ForCausalLM(DecoderForCausalLM):
+    def __init__(self, setup: ModelSetup) -> None:
+        config = setup.config
+        fields = family_fields(config, DecoderFields)
+        rope = read_rope(config.raw, config.head_dim, setup.max_len)
+        spec = DecoderSpec(
+            layers=(LayerSpec(rope=rope),) * config.num_layers,
+            intermediate_size=fields.intermediate_size,
+            activation=fields.hidden_act,
+            eps=fields.rms_norm_eps,
+            attention_scale=config.head_dim**-0.5,
+            norms=POST_NORMS,
+            qk_norm="projection",
+            qkv_bias=fields.attention_bias,
+            o_bias=fields.attention_bias,
+        )
+        super().__init__(setup, spec)

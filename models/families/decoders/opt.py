@@ -1,0 +1,137 @@
+"""OPT: learned positions that begin at 2, norms before or after, embeddings narrower than the layers."""
+
+from __future__ import annotations
+
+import msgspec
+from torch import Tensor, nn
+
+from models.checkpoint.weights import Weights, load
+from models.config import family_fields
+from models.layers.attention import Attention
+from models.layers.embedding import Embedding, LMHead
+from models.layers.linear import Linear, RowLinear
+from models.layers.mlp import activation_kind
+from models.layers.norm import LayerNorm
+from models.model import ModelSetup
+from models.parallel.stages import Layers, held
+
+_FIRST_POSITION = 2  # rows 0 and 1 of the position table were meant for padding
+_EPS = 1e-5
+
+
+class OPTFields(msgspec.Struct, frozen=True, kw_only=True):
+    """What config.json says beyond ModelConfig."""
+
+    ffn_dim: int
+    activation_function: str = "relu"
+    word_embed_proj_dim: int | None = None
+    do_layer_norm_before: bool = True
+    enable_bias: bool = True
+    remove_final_layer_norm: bool = msgspec.field(name="_remove_final_layer_norm", default=False)
+
+
+class OPTForCausalLM(nn.Module):
+    def __init__(self, setup: ModelSetup) -> None:
+        super().__init__()
+        config = setup.config
+        fields = family_fields(config, OPTFields)
+        width = fields.word_embed_proj_dim or config.hidden_size
+        self.decoder = OPTDecoder(setup, fields, width)
+        self.lm_head = LMHead(
+            config.vocab_size,
+            width,
+            setup.parallel,
+            embedding=self.decoder.embed_tokens,
+            tied=config.tie_word_embeddings,
+            tokens=setup.head_tokens,
+        )
+
+    def pull(self, weights: Weights) -> None:
+        load(self.decoder, weights.first("model", "") / "decoder")
+        load(self.lm_head, weights / "lm_head")
+
+    def forward(self, ids: Tensor, positions: Tensor, stream: Tensor | None = None) -> Tensor:
+        return self.decoder(ids, positions, stream)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.lm_head(hidden)
+
+    def attention_layers(self) -> list[Attention]:
+        return [module for module in self.modules() if isinstance(module, Attention)]
+
+
+class OPTDecoder(nn.Module):
+    def __init__(self, setup: ModelSetup, fields: OPTFields, width: int) -> None:
+        super().__init__()
+        config = setup.config
+        size = config.hidden_size
+        if setup.max_len > config.max_len:
+            raise ValueError(
+                f"OPT has learned {config.max_len} positions, and cannot serve {setup.max_len}: "
+                f"lower --max-model-len to {config.max_len}"
+            )
+        parallel = setup.parallel
+        project_in = Linear(width, size) if width != size else nn.Identity()
+        project_out = Linear(size, width) if width != size else nn.Identity()
+        has_norm = fields.do_layer_norm_before and not fields.remove_final_layer_norm
+        norm = LayerNorm(size, _EPS) if has_norm else nn.Identity()
+        self.embed_tokens = Embedding(config.vocab_size, width, parallel)
+        self.embed_positions = Embedding(config.max_len + _FIRST_POSITION, size, parallel.undivided)
+        self.project_in = held(parallel.first, project_in)
+        self.layers = Layers(config.num_layers, parallel, lambda _: OPTLayer(setup, fields))
+        self.final_layer_norm = held(parallel.last, norm)
+        self.project_out = held(parallel.last, project_out)
+
+    def forward(self, ids: Tensor, positions: Tensor, stream: Tensor | None = None) -> Tensor:
+        hidden = self._embed(ids, positions) if stream is None else stream  # [T, H]
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return self.project_out(self.final_layer_norm(hidden))  # at the end [T, the width of the embeddings]
+
+    def _embed(self, ids: Tensor, positions: Tensor) -> Tensor:
+        return self.project_in(self.embed_tokens(ids)) + self.embed_positions(positions + _FIRST_POSITION)
+
+
+class OPTLayer(nn.Module):
+    def __init__(self, setup: ModelSetup, fields: OPTFields) -> None:
+        super().__init__()
+        size, bias = setup.config.hidden_size, fields.enable_bias
+        share = setup.parallel.share(fields.ffn_dim, "features of the MLP")
+        self.norm_first = fields.do_layer_norm_before
+        self.self_attn = OPTAttention(setup, bias=bias)
+        self.self_attn_layer_norm = LayerNorm(size, _EPS)
+        self.fc1 = Linear(size, share, bias=bias, activation=activation_kind(fields.activation_function))
+        self.fc2 = RowLinear(share, size, setup.parallel, bias=bias)
+        self.final_layer_norm = LayerNorm(size, _EPS)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        if self.norm_first:
+            hidden = hidden + self.self_attn(self.self_attn_layer_norm(hidden))
+            return hidden + self._mlp(self.final_layer_norm(hidden))
+        hidden = self.self_attn_layer_norm(hidden + self.self_attn(hidden))
+        return self.final_layer_norm(hidden + self._mlp(hidden))
+
+    def _mlp(self, hidden: Tensor) -> Tensor:
+        return self.fc2(self.fc1(hidden))
+
+
+class OPTAttention(nn.Module):
+    def __init__(self, setup: ModelSetup, *, bias: bool) -> None:
+        super().__init__()
+        config = setup.config
+        heads = setup.parallel.share_heads(config.num_heads)
+        share = heads.times(config.head_dim)
+        self.qkv_proj = Linear(
+            config.hidden_size, [share, share, share], bias=bias, sources=("q_proj", "k_proj", "v_proj")
+        )
+        self.out_proj = RowLinear(share, config.hidden_size, setup.parallel, bias=bias)
+        self.attention = Attention(
+            heads=heads.length,
+            kv_heads=heads.length,
+            head_dim=config.head_dim,
+            scale=config.head_dim**-0.5,
+        )
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        q, k, v = self.qkv_proj(hidden).split(self.qkv_proj.widths, dim=-1)  # [T, heads * D] each
+        return self.out_proj(self.attention(q, k, v))

@@ -1,0 +1,40 @@
+"""Qwen2 and Qwen2.5: Llama with biased queries, keys and values, and windows in the upper layers."""
+
+from __future__ import annotations
+
+from models.config import ModelConfig, family_fields
+from models.families.decoders.decoder import DecoderFields, DecoderForCausalLM, DecoderSpec, LayerSpec
+from models.layers.rotary import read_rope
+from models.model import ModelSetup
+
+
+class QwenFields(DecoderFields, frozen=True, kw_only=True):
+    use_sliding_window: bool = False
+    sliding_window: int | None = 4096
+    max_window_layers: int = 28
+    """Layers below this one see everything."""
+
+    def windows(self, config: ModelConfig) -> list[int | None]:
+        """Of each layer."""
+        if not self.use_sliding_window:
+            return [None] * config.num_layers
+        slides = [index >= self.max_window_layers for index in range(config.num_layers)]
+        if self.layer_types is not None:
+            slides = [kind == "sliding_attention" for kind in self.layer_types]
+        return [self.sliding_window if slide else None for slide in slides]
+
+
+class Qwen2ForCausalLM(DecoderForCausalLM):
+    def __init__(self, setup: ModelSetup) -> None:
+        config = setup.config
+        fields = family_fields(config, QwenFields)
+        rope = read_rope(config.raw, config.head_dim, setup.max_len)
+        spec = DecoderSpec(
+            layers=tuple(LayerSpec(rope=rope, window=window) for window in fields.windows(config)),
+            intermediate_size=fields.intermediate_size,
+            activation=fields.hidden_act,
+            eps=fields.rms_norm_eps,
+            attention_scale=config.head_dim**-0.5,
+            qkv_bias=True,
+        )
+        super().__init__(setup, spec)

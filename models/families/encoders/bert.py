@@ -1,0 +1,149 @@
+"""BERT, RoBERTa (with XLM-R and CamemBERT) and ELECTRA: one layer, with other positions, widths and heads."""
+
+from __future__ import annotations
+
+import msgspec
+import torch.nn.functional as F
+
+from models.config import ConfigError, ModelConfig, family_fields
+from models.families.encoders.encoder import MLP, Embeddings, Encoder, EncoderLayer, LayerNames
+from models.families.encoders.encoder_model import EncoderModel, Head
+from models.model import ModelSetup
+
+_NAMES = LayerNames(
+    qkv=("attention.self.query", "attention.self.key", "attention.self.value"),
+    out="attention.output.dense",
+    attention_norm="attention.output.LayerNorm",
+    mlp_norm="output.LayerNorm",
+)
+
+
+class BertFields(msgspec.Struct, frozen=True, kw_only=True):
+    """What config.json says beyond ModelConfig."""
+
+    intermediate_size: int
+    max_position_embeddings: int
+    type_vocab_size: int = 2
+    hidden_act: str = "gelu"
+    layer_norm_eps: float = 1e-12
+    pad_token_id: int = 0
+    embedding_size: int | None = None
+    """Of embeddings that are brought to the layers' width by a projection."""
+    position_embedding_type: str = "absolute"
+
+
+def bert_fields(config: ModelConfig) -> BertFields:
+    fields = family_fields(config, BertFields)
+    if fields.position_embedding_type != "absolute":
+        raise ConfigError(
+            f"config.json of this {config.architecture}: the field 'position_embedding_type' is "
+            f"{fields.position_embedding_type!r}, but only 'absolute' is served"
+        )
+    return fields
+
+
+def bert_trunk(setup: ModelSetup, *, first_position: int = 0) -> Encoder:
+    config, fields = setup.config, bert_fields(setup.config)
+    width = fields.embedding_size or config.hidden_size
+    embeddings = Embeddings(
+        setup,
+        width,
+        positions=fields.max_position_embeddings,
+        first_position=first_position,
+        types=fields.type_vocab_size,
+    )
+    layers = {f"encoder.layer.{index}": _layer(setup, fields) for index in range(config.num_layers)}
+    return Encoder(
+        setup,
+        embeddings,
+        layers,
+        eps=fields.layer_norm_eps,
+        width=width,
+        project="embeddings_project" if width != config.hidden_size else "",
+    )
+
+
+def _layer(setup: ModelSetup, fields: BertFields) -> EncoderLayer:
+    mlp = MLP(
+        setup.config.hidden_size,
+        fields.intermediate_size,
+        setup.parallel,
+        activation=fields.hidden_act,
+        names=("intermediate.dense", "output.dense"),
+        bias=True,
+    )
+    return EncoderLayer(setup, _NAMES, mlp, eps=fields.layer_norm_eps)
+
+
+def roberta_trunk(setup: ModelSetup) -> Encoder:
+    """Positions begin after the row that stands for padding."""
+    return bert_trunk(setup, first_position=bert_fields(setup.config).pad_token_id + 1)
+
+
+class _Bert(EncoderModel):
+    prefix = ("bert",)
+    heads = ("cls", "classifier")
+
+
+class BertModel(_Bert):
+    def __init__(self, setup: ModelSetup) -> None:
+        super().__init__(bert_trunk(setup))
+
+
+class BertForSequenceClassification(_Bert):
+    def __init__(self, setup: ModelSetup) -> None:
+        head = Head(setup, dense=("bert.pooler.dense", "pooler.dense"))
+        super().__init__(bert_trunk(setup), head)
+
+
+class BertForTokenClassification(_Bert):
+    token_head = True
+
+    def __init__(self, setup: ModelSetup) -> None:
+        super().__init__(bert_trunk(setup), Head(setup))
+
+
+class _Roberta(EncoderModel):
+    prefix = ("roberta",)
+    heads = ("lm_head", "classifier")
+
+
+class RobertaModel(_Roberta):
+    def __init__(self, setup: ModelSetup) -> None:
+        super().__init__(roberta_trunk(setup))
+
+
+class RobertaForSequenceClassification(_Roberta):
+    def __init__(self, setup: ModelSetup) -> None:
+        head = Head(setup, dense=("classifier.dense",), out="classifier.out_proj")
+        super().__init__(roberta_trunk(setup), head)
+
+
+class RobertaForTokenClassification(_Roberta):
+    token_head = True
+
+    def __init__(self, setup: ModelSetup) -> None:
+        super().__init__(roberta_trunk(setup), Head(setup))
+
+
+class _Electra(EncoderModel):
+    prefix = ("electra",)
+    heads = ("generator_predictions", "generator_lm_head", "discriminator_predictions", "classifier")
+
+
+class ElectraModel(_Electra):
+    def __init__(self, setup: ModelSetup) -> None:
+        super().__init__(bert_trunk(setup))
+
+
+class ElectraForSequenceClassification(_Electra):
+    def __init__(self, setup: ModelSetup) -> None:
+        head = Head(setup, dense=("classifier.dense",), activation=F.gelu, out="classifier.out_proj")
+        super().__init__(bert_trunk(setup), head)
+
+
+class ElectraForTokenClassification(_Electra):
+    token_head = True
+
+    def __init__(self, setup: ModelSetup) -> None:
+        super().__init__(bert_trunk(setup), Head(setup))

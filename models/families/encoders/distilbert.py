@@ -1,0 +1,70 @@
+"""DistilBERT: BERT with half the layers, and without types of texts."""
+
+from __future__ import annotations
+
+import msgspec
+import torch.nn.functional as F
+
+from models.config import family_fields
+from models.families.encoders.encoder import MLP, Embeddings, Encoder, EncoderLayer, LayerNames
+from models.families.encoders.encoder_model import EncoderModel, Head
+from models.model import ModelSetup
+
+_EPS = 1e-12
+_NAMES = LayerNames(
+    qkv=("attention.q_lin", "attention.k_lin", "attention.v_lin"),
+    out="attention.out_lin",
+    attention_norm="sa_layer_norm",
+    mlp="ffn",
+    mlp_norm="output_layer_norm",
+)
+
+
+class DistilBertFields(msgspec.Struct, frozen=True, kw_only=True):
+    """What config.json says beyond ModelConfig."""
+
+    hidden_dim: int
+    max_position_embeddings: int = 512
+    activation: str = "gelu"
+
+
+def distilbert_trunk(setup: ModelSetup) -> Encoder:
+    config, fields = setup.config, family_fields(setup.config, DistilBertFields)
+    embeddings = Embeddings(setup, config.hidden_size, positions=fields.max_position_embeddings)
+    layers = {f"transformer.layer.{index}": _layer(setup, fields) for index in range(config.num_layers)}
+    return Encoder(setup, embeddings, layers, eps=_EPS)
+
+
+def _layer(setup: ModelSetup, fields: DistilBertFields) -> EncoderLayer:
+    mlp = MLP(
+        setup.config.hidden_size,
+        fields.hidden_dim,
+        setup.parallel,
+        activation=fields.activation,
+        names=("lin1", "lin2"),
+        bias=True,
+    )
+    return EncoderLayer(setup, _NAMES, mlp, eps=_EPS)
+
+
+class _DistilBert(EncoderModel):
+    prefix = ("distilbert",)
+    heads = ("vocab_transform", "vocab_layer_norm", "vocab_projector", "pre_classifier", "classifier")
+
+
+class DistilBertModel(_DistilBert):
+    def __init__(self, setup: ModelSetup) -> None:
+        super().__init__(distilbert_trunk(setup))
+
+
+class DistilBertForSequenceClassification(_DistilBert):
+    def __init__(self, setup: ModelSetup) -> None:
+        head = Head(setup, dense=("pre_classifier",), activation=F.relu)
+        super().__init__(distilbert_trunk(setup), head)
+
+
+class DistilBertForTokenClassification(_DistilBert):
+    token_head = True
+
+    def __init__(self, setup: ModelSetup) -> None:
+        super().__init__(distilbert_trunk(setup), Head(setup))

@@ -1,0 +1,204 @@
+"""The encoder that BERT-like families share: layers of attention and an MLP, each followed by its norm.
+
+Every text is computed whole, in one step. A family builds its layers in its own file, and says there what
+their parts are called in its checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models import ops
+from models.checkpoint.weights import Weights, load
+from models.context import context
+from models.layers.embedding import Embedding
+from models.layers.encoder_attention import EncoderAttention
+from models.layers.linear import Linear, RowLinear
+from models.layers.mlp import activation_kind
+from models.layers.norm import LayerNorm
+from models.model import ModelSetup
+from models.parallel.parallel import Parallel
+from models.parallel.stages import held
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerNames:
+    """The parts of a layer, by their names in the checkpoint."""
+
+    qkv: tuple[str, ...]
+    """One for each, or one for all three."""
+    out: str
+    attention_norm: str
+    mlp: str = ""
+    """Empty: its parts lie beside those of attention."""
+    mlp_norm: str
+
+
+class Embeddings(nn.Module):
+    """What a token is, where it stands, and to which text of a pair it belongs, if a family adds these."""
+
+    ignored = ("position_ids", "token_type_ids")  # the numbers from 0 on, and zeros
+
+    def __init__(
+        self, setup: ModelSetup, width: int, *, positions: int = 0, first_position: int = 0, types: int = 0
+    ) -> None:
+        """`positions`: rows of the table of learned ones, and `first_position` where a text begins in it."""
+        super().__init__()
+        learned = positions - first_position
+        if positions and setup.max_len > learned:
+            raise ValueError(
+                f"{setup.config.architecture} has learned {learned} positions, and cannot serve "
+                f"{setup.max_len}: lower --max-model-len to {learned}"
+            )
+        self.first_position = first_position
+        self.word_embeddings = Embedding(setup.config.vocab_size, width, setup.parallel)
+        undivided = setup.parallel.undivided
+        self.position_embeddings = Embedding(positions, width, undivided) if positions else None
+        self.token_type_embeddings = Embedding(types, width, undivided) if types else None
+
+    def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
+        hidden = self.word_embeddings(ids)  # [T, width]
+        if self.token_type_embeddings is not None:
+            hidden = ops.add(hidden, self._types(self.token_type_embeddings.weight))
+        if self.position_embeddings is not None:
+            rows = self.position_embeddings.weight[self.first_position :]
+            hidden = ops.add(hidden, ops.embed(positions, rows))
+        return hidden
+
+    def _types(self, rows: Tensor) -> Tensor:
+        """[T, width], or [width] if all are the same. RoBERTa has one type only, and tells no texts apart."""
+        types = context().token_types
+        return rows[0] if types is None or len(rows) == 1 else F.embedding(types, rows)
+
+
+class MLP(nn.Module):
+    """`names` are those of its two matrices."""
+
+    def __init__(
+        self,
+        size: int,
+        inner: int,
+        parallel: Parallel,
+        *,
+        activation: str,
+        names: tuple[str, str],
+        bias: bool,
+    ) -> None:
+        super().__init__()
+        share = parallel.share(inner, "features of the MLP")
+        self.names = names
+        self.inner = Linear(size, share, bias=bias, activation=activation_kind(activation))
+        self.outer = RowLinear(share, size, parallel, bias=bias)
+
+    def pull(self, weights: Weights) -> None:
+        inner, outer = self.names
+        load(self.inner, weights / inner)
+        load(self.outer, weights / outer)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.outer(self.inner(hidden))
+
+
+class EncoderLayer(nn.Module):
+    def __init__(
+        self,
+        setup: ModelSetup,
+        names: LayerNames,
+        mlp: nn.Module,
+        *,
+        eps: float,
+        qkv_bias: bool = True,
+        out_bias: bool = True,
+    ) -> None:
+        super().__init__()
+        config, parallel = setup.config, setup.parallel
+        share = parallel.share_heads(config.num_heads).times(config.head_dim)
+        self.names = names
+        sources = names.qkv if len(names.qkv) > 1 else ()
+        self.qkv = Linear(config.hidden_size, [share, share, share], bias=qkv_bias, sources=sources)
+        self.out = RowLinear(share, config.hidden_size, parallel, bias=out_bias)
+        self.attention = EncoderAttention(head_dim=config.head_dim, scale=config.head_dim**-0.5)
+        self.attention_norm = LayerNorm(config.hidden_size, eps)
+        self.mlp = mlp
+        self.mlp_norm = LayerNorm(config.hidden_size, eps)
+
+    def pull(self, weights: Weights) -> None:
+        names = self.names
+        load(self.qkv, weights / (names.qkv[0] if len(names.qkv) == 1 else "qkv"))
+        load(self.out, weights / names.out)
+        load(self.attention_norm, weights / names.attention_norm)
+        load(self.mlp, weights / names.mlp)
+        load(self.mlp_norm, weights / names.mlp_norm)
+
+    def forward(self, hidden: Tensor, cos_sin: Tensor | None, bias: Tensor | None) -> Tensor:
+        q, k, v = self.qkv(hidden).split(self.qkv.widths, dim=-1)  # [T, heads * D] each
+        heads = self.attention(q, k, v, cos_sin=cos_sin, bias=bias)
+        hidden, _ = self.attention_norm.add(self.out(heads), hidden)  # [T, H], here and below
+        return self.mlp_norm.add(self.mlp(hidden), hidden)[0]
+
+
+class Encoder(nn.Module):
+    """The trunk: token ids -> hidden states, or a stage's part of that way."""
+
+    def __init__(
+        self,
+        setup: ModelSetup,
+        embeddings: Embeddings,
+        layers: Mapping[str, EncoderLayer],
+        *,
+        eps: float,
+        width: int | None = None,
+        project: str = "",
+        norm: str = "embeddings.LayerNorm",
+        order: Sequence[int] = (),
+        rotary: nn.Module | None = None,
+        bias: nn.Module | None = None,
+    ) -> None:
+        """`layers`, `project`, `norm`: by, or as, their names in the checkpoint.
+
+        `width`: of the embeddings, if not the layers', to which then `project` brings them. `order`: of the
+        layers, if some run again. `rotary` turns positions into cosines and sines, and `bias` gives what is
+        added to scores for each distance.
+        """
+        super().__init__()
+        size = setup.config.hidden_size
+        first = setup.parallel.first
+        self.embeddings = held(first, embeddings)
+        self.norm = held(first, LayerNorm(width or size, eps))
+        self.project = held(first, Linear(width or size, size, bias=True)) if project else None
+        self.rotary = rotary
+        self.bias = bias
+        self.names = {"norm": norm, "project": project}
+        order = order or range(len(layers))
+        self.order = [order[step] for step in setup.parallel.share_layers(len(order))]
+        self.layers = nn.ModuleList(
+            held(index in self.order, layer) for index, layer in enumerate(layers.values())
+        )
+        self.layer_names = list(layers)
+
+    def pull(self, weights: Weights) -> None:
+        load(self.embeddings, weights / "embeddings")
+        load(self.norm, weights / self.names["norm"])
+        if self.project is not None:
+            load(self.project, weights / self.names["project"])
+        for name, layer in zip(self.layer_names, self.layers, strict=True):
+            load(layer, weights / name)
+        for beside in (self.rotary, self.bias):
+            if beside is not None:
+                load(beside, weights)
+
+    def forward(self, ids: Tensor, positions: Tensor, stream: Tensor | None = None) -> Tensor:
+        hidden = self._embed(ids, positions) if stream is None else stream  # [T, H]
+        cos_sin = None if self.rotary is None else self.rotary(positions)
+        bias = None if self.bias is None else self.bias()
+        for index in self.order:
+            hidden = self.layers[index](hidden, cos_sin, bias)  # [T, H]
+        return hidden
+
+    def _embed(self, ids: Tensor, positions: Tensor) -> Tensor:
+        hidden = self.norm(self.embeddings(ids, positions))  # [T, width]
+        return hidden if self.project is None else self.project(hidden)

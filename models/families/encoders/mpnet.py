@@ -1,0 +1,120 @@
+"""MPNet: RoBERTa's layer and positions, and besides a learned bias of attention for each distance."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from models.checkpoint.files import Cut
+from models.checkpoint.weights import Weights
+from models.config import ModelConfig, family_fields
+from models.families.encoders.encoder import MLP, Embeddings, Encoder, EncoderLayer, LayerNames
+from models.families.encoders.encoder_model import EncoderModel, Head
+from models.layers.linear import frozen
+from models.model import ModelSetup
+from models.parallel.parallel import Parallel
+
+_FIRST_POSITION = 2  # rows 0 and 1 of the position table were meant for padding
+_BUCKETS = 32
+_REACH = 128
+"""All that is farther away is in the last bucket of its side."""
+_NAMES = LayerNames(
+    qkv=("attention.attn.q", "attention.attn.k", "attention.attn.v"),
+    out="attention.attn.o",
+    attention_norm="attention.LayerNorm",
+    mlp_norm="output.LayerNorm",
+)
+
+
+class MPNetFields(msgspec.Struct, frozen=True, kw_only=True):
+    """What config.json says beyond ModelConfig."""
+
+    intermediate_size: int = 3072
+    max_position_embeddings: int = 512
+    hidden_act: str = "gelu"
+    layer_norm_eps: float = 1e-12
+
+
+def mpnet_trunk(setup: ModelSetup) -> Encoder:
+    config, fields = setup.config, family_fields(setup.config, MPNetFields)
+    embeddings = Embeddings(
+        setup,
+        config.hidden_size,
+        positions=fields.max_position_embeddings,
+        first_position=_FIRST_POSITION,
+    )
+    layers = {f"encoder.layer.{index}": _layer(setup, fields) for index in range(config.num_layers)}
+    bias = DistanceBias(config, setup.parallel)
+    return Encoder(setup, embeddings, layers, eps=fields.layer_norm_eps, bias=bias)
+
+
+def _layer(setup: ModelSetup, fields: MPNetFields) -> EncoderLayer:
+    mlp = MLP(
+        setup.config.hidden_size,
+        fields.intermediate_size,
+        setup.parallel,
+        activation=fields.hidden_act,
+        names=("intermediate.dense", "output.dense"),
+        bias=True,
+    )
+    return EncoderLayer(setup, _NAMES, mlp, eps=fields.layer_norm_eps)
+
+
+class DistanceBias(nn.Module):
+    """The checkpoint has a number for each bucket of distances and each head; here each distance has one."""
+
+    table: nn.Parameter  # [heads of this rank, 2 * _REACH + 1] float32, as kernels read it
+
+    def __init__(self, config: ModelConfig, parallel: Parallel) -> None:
+        super().__init__()
+        self.heads = parallel.share_heads(config.num_heads)
+
+    def pull(self, weights: Weights) -> None:
+        heads = self.heads
+        cut = None if heads.is_whole else Cut(1, heads.start, heads.stop)
+        scope = weights / "encoder.relative_attention_bias"
+        values = scope.take("weight", [_BUCKETS, heads.size], cut)  # [buckets, heads]
+        buckets = _buckets(torch.arange(-_REACH, _REACH + 1))
+        self.table = frozen(values[buckets.to(values.device)].t().float().contiguous())
+
+    def forward(self) -> Tensor:
+        return self.table
+
+
+def _buckets(distance: Tensor) -> Tensor:
+    """Half of the buckets for what stands after the query; of each half, half for single near distances.
+
+    The far ones grow like the logarithm of the distance.
+    """
+    half = _BUCKETS // 2
+    near = half // 2
+    away = distance.abs()
+    grown = torch.log(away.float() / near) / math.log(_REACH / near) * (half - near)
+    far = (near + grown.clamp(min=0).long()).clamp(max=half - 1)
+    return torch.where(distance > 0, half, 0) + torch.where(away < near, away, far)
+
+
+class _MPNet(EncoderModel):
+    prefix = ("mpnet",)
+    heads = ("lm_head", "classifier")
+
+
+class MPNetModel(_MPNet):
+    def __init__(self, setup: ModelSetup) -> None:
+        super().__init__(mpnet_trunk(setup))
+
+
+class MPNetForSequenceClassification(_MPNet):
+    def __init__(self, setup: ModelSetup) -> None:
+        head = Head(setup, dense=("classifier.dense",), out="classifier.out_proj")
+        super().__init__(mpnet_trunk(setup), head)
+
+
+class MPNetForTokenClassification(_MPNet):
+    token_head = True
+
+    def __init__(self, setup: ModelSetup) -> None:
+        super().__init__(mpnet_trunk(setup), Head(setup))

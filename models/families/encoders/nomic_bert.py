@@ -1,0 +1,230 @@
+"""Nomic's BERT: rotary positions, no biases, gated MLPs, and in version 2 experts in every other layer."""
+
+from __future__ import annotations
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from models import ops
+from models.checkpoint.files import Cut
+from models.checkpoint.weights import Weights
+from models.config import ConfigError, family_fields
+from models.context import context
+from models.families.encoders.encoder import MLP, Embeddings, Encoder, EncoderLayer, LayerNames
+from models.families.encoders.encoder_model import EncoderModel, Head
+from models.layers.linear import GatedLinear, Linear, RowLinear, frozen
+from models.layers.mlp import activation_kind
+from models.layers.rotary import Rope, Rotary, plain_rope, read_rope
+from models.model import ModelSetup
+from models.parallel.parallel import Parallel
+
+_NAMES = LayerNames(
+    qkv=("attn.Wqkv",), out="attn.out_proj", attention_norm="norm1", mlp="mlp", mlp_norm="norm2"
+)
+_GATED = {"swiglu": "silu", "geglu": "gelu"}
+"""The activations of the gates, by Nomic's names for the MLPs that have them."""
+
+
+class NomicFields(msgspec.Struct, frozen=True, kw_only=True):
+    """What config.json says beyond ModelConfig, in Nomic's words and in those of transformers."""
+
+    n_inner: int | None = None
+    intermediate_size: int | None = None
+    activation_function: str | None = None
+    hidden_act: str = "silu"
+    """Of gates; without an `activation_function` the MLP has them."""
+    layer_norm_epsilon: float | None = None
+    layer_norm_eps: float = 1e-12
+    type_vocab_size: int = 2
+    qkv_proj_bias: bool = False
+    mlp_fc1_bias: bool = False
+    mlp_fc2_bias: bool = False
+
+    rotary_emb_base: float = 1000.0
+    rotary_emb_fraction: float = 1.0
+    rotary_scaling_factor: float | None = None
+    max_trained_positions: int = 2048
+
+    num_experts: int = 8
+    moe_top_k: int = 1
+    moe_every_n_layers: int = 0
+
+    # What the code beside the checkpoints could do, and none of them does.
+    prenorm: bool = False
+    parallel_block: bool = False
+    use_rms_norm: bool | None = False
+    rotary_emb_interleaved: bool = False
+    rotary_emb_scale_base: float | None = None
+    moe_normalize_expert_weights: bool = False
+    expert_choice_router: bool = False
+    num_shared_experts: int = 0
+
+    @property
+    def eps(self) -> float:
+        return self.layer_norm_eps if self.layer_norm_epsilon is None else self.layer_norm_epsilon
+
+    def has_experts(self, index: int) -> bool:
+        return self.moe_every_n_layers > 0 and index % self.moe_every_n_layers == 1
+
+
+_UNSERVED = (
+    "prenorm",
+    "parallel_block",
+    "use_rms_norm",
+    "rotary_emb_interleaved",
+    "rotary_emb_scale_base",
+    "moe_normalize_expert_weights",
+    "expert_choice_router",
+    "num_shared_experts",
+)
+
+
+def nomic_trunk(setup: ModelSetup) -> Encoder:
+    config, fields = setup.config, family_fields(setup.config, NomicFields)
+    for name in _UNSERVED:
+        if getattr(fields, name):
+            raise ConfigError(
+                f"config.json of this {config.architecture}: {name!r} is set, which is not served"
+            )
+    embeddings = Embeddings(setup, config.hidden_size, types=fields.type_vocab_size)
+    layers = {
+        f"encoder.layers.{index}": EncoderLayer(
+            setup,
+            _NAMES,
+            _mlp(setup, fields, index),
+            eps=fields.eps,
+            qkv_bias=fields.qkv_proj_bias,
+            out_bias=fields.qkv_proj_bias,
+        )
+        for index in range(config.num_layers)
+    }
+    rotary = _rotary(setup, fields)
+    return Encoder(setup, embeddings, layers, eps=fields.eps, norm="emb_ln", rotary=rotary)
+
+
+def _mlp(setup: ModelSetup, fields: NomicFields, index: int) -> nn.Module:
+    size = setup.config.hidden_size
+    inner = fields.intermediate_size or fields.n_inner or 4 * size
+    named = fields.activation_function
+    if fields.has_experts(index):
+        return NomicExperts(size, inner, fields, setup.parallel)
+    if named is None or named in _GATED:
+        return NomicGatedMLP(size, inner, fields, setup.parallel)
+    return MLP(size, inner, setup.parallel, activation=named, names=("fc1", "fc2"), bias=fields.mlp_fc1_bias)
+
+
+class NomicGatedMLP(nn.Module):
+    def __init__(self, size: int, inner: int, fields: NomicFields, parallel: Parallel) -> None:
+        super().__init__()
+        share = parallel.share(inner, "features of the MLP")
+        kind = activation_kind(_GATED.get(fields.activation_function or "", fields.hidden_act))
+        self.fc1 = GatedLinear(
+            size, share, activation=kind, bias=fields.mlp_fc1_bias, sources=("fc12", "fc11")
+        )
+        self.fc2 = RowLinear(share, size, parallel, bias=fields.mlp_fc2_bias)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.fc2(self.fc1(hidden))
+
+
+class NomicExperts(nn.Module):
+    """A few of many MLPs for each token, weighted as a router says, and one bias for all."""
+
+    bias: nn.Parameter
+
+    def __init__(self, size: int, inner: int, fields: NomicFields, parallel: Parallel) -> None:
+        super().__init__()
+        self.size = size
+        self.count = fields.num_experts
+        self.used = fields.moe_top_k
+        self.kind = activation_kind(fields.activation_function or fields.hidden_act)
+        self.parallel = parallel
+        self.share = parallel.share(inner, "features of the MLP")
+        self.router = Linear(size, fields.num_experts)
+        self.inner, self.outer = nn.ParameterList(), nn.ParameterList()
+
+    def pull(self, weights: Weights) -> None:
+        self.router.pull(weights / "router.layer")
+        experts = weights / "experts"
+        self.inner.extend(frozen(ops.pack(matrix)) for matrix in self._matrices(experts / "mlp", "w1"))
+        outer = (matrix.t().contiguous() for matrix in self._matrices(experts / "mlp", "w2"))
+        self.outer.extend(frozen(ops.pack(matrix)) for matrix in outer)
+        self.bias = frozen(experts.take("bias", [self.size]))
+
+    def _matrices(self, weights: Weights, name: str) -> Tensor:
+        """[experts, features of this rank, size], which the checkpoint has in one piece."""
+        shape, share = [self.count * self.share.size, self.size], self.share
+        if share.is_whole:
+            return weights.take(name, shape).unflatten(0, (self.count, -1))
+        starts = range(0, shape[0], share.size)
+        cuts = [Cut(0, start + share.start, start + share.stop) for start in starts]
+        return torch.stack([weights.take(name, shape, cut) for cut in cuts])
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        odds = self.router(hidden).float().softmax(-1)  # [T, experts]
+        odds, chosen = odds.topk(self.used, dim=-1)  # [T, used] each
+        out = torch.zeros_like(hidden)
+        for expert, (inner, outer) in enumerate(zip(self.inner, self.outer, strict=True)):
+            rows, places = torch.where(chosen == expert)  # [R] each
+            grown = ops.activation(ops.linear(hidden[rows], inner), self.kind)  # [R, features]
+            weight = odds[rows, places].unsqueeze(-1).to(hidden.dtype)
+            out.index_add_(0, rows, ops.linear(grown, outer) * weight)
+        return self.parallel.all_reduce(out) + self.bias
+
+
+def _rotary(setup: ModelSetup, fields: NomicFields) -> nn.Module:
+    config = setup.config
+    dim = int(config.head_dim * fields.rotary_emb_fraction)
+    rope = read_rope(config.raw, dim, setup.max_len, default_theta=fields.rotary_emb_base)
+    if fields.rotary_scaling_factor:
+        return StretchedRotary(rope, fields)
+    return Rotary(rope)
+
+
+class StretchedRotary(nn.Module):
+    """Texts longer than those of the training are turned slower, each as its own length demands."""
+
+    def __init__(self, rope: Rope, fields: NomicFields) -> None:
+        super().__init__()
+        self.usual = Rotary(rope)
+        self.theta = fields.rotary_emb_base
+        self.factor = fields.rotary_scaling_factor or 1.0
+        self.trained = fields.max_trained_positions
+
+    def forward(self, positions: Tensor) -> Tensor:
+        lengths = context().query_lens_host
+        usual = self.usual(positions)  # [T, 2 * pairs]
+        if max(lengths) <= self.trained:
+            return usual
+        rows = zip(usual.split(lengths), positions.split(lengths), lengths, strict=True)
+        return torch.cat([self._stretched(places) if n > self.trained else row for row, places, n in rows])
+
+    def _stretched(self, positions: Tensor) -> Tensor:
+        dim = 2 * len(self.usual.rope.frequencies)
+        stretch = self.factor * len(positions) / self.trained - (self.factor - 1)
+        rope = plain_rope(self.theta * stretch ** (dim / (dim - 2)), dim)
+        return ops.angles(positions, torch.tensor(rope.frequencies, device=positions.device), rope.scale)
+
+
+class _NomicBert(EncoderModel):
+    prefix = ("nomic_bert", "bert")
+    heads = ("cls", "classifier")
+
+
+class NomicBertModel(_NomicBert):
+    def __init__(self, setup: ModelSetup) -> None:
+        super().__init__(nomic_trunk(setup))
+
+
+class NomicBertForSequenceClassification(_NomicBert):
+    def __init__(self, setup: ModelSetup) -> None:
+        head = Head(setup, dense=("nomic_bert.pooler.dense", "bert.pooler.dense"))
+        super().__init__(nomic_trunk(setup), head)
+
+
+class NomicBertForTokenClassification(_NomicBert):
+    token_head = True
+
+    def __init__(self, setup: ModelSetup) -> None:
+        super().__init__(nomic_trunk(setup), Head(setup))

@@ -1,0 +1,84 @@
+"""Reward models: a decoder's trunk with a small head of its own that judges every token.
+
+One value for each token, the last being that of the whole text, or, of a process reward model, two labels at
+each token that ends a step of reasoning.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+from torch import Tensor, nn
+
+from models.checkpoint.weights import Weights, load
+from models.conversion.class_adapters import Pooling
+from models.conversion.task_heads import label_pooler
+from models.families.decoders.internlm2 import InternLM2ForCausalLM
+from models.families.decoders.qwen2 import Qwen2ForCausalLM
+from models.model import ModelSetup
+from models.parallel.stages import held
+from models.pooling.projection import Matrix
+
+_STEP_END = 151651  # <extra_0> in the vocabulary of Qwen2
+
+
+class InternLM2ForRewardModel(Pooling):
+    base_class = InternLM2ForCausalLM
+
+    def __init__(self, setup: ModelSetup) -> None:
+        setup = _with_labels(setup, 1)
+        super().__init__(setup)
+        self.v_head = held(self.last, Matrix(setup.config.hidden_size, 1, bias=False))
+        self.pooler = label_pooler(setup, self.v_head, "LAST", for_texts=False, activates=False)
+
+    def pull(self, weights: Weights) -> None:
+        super().pull(weights)
+        load(self.v_head, weights / "v_head")
+
+
+class _Qwen2Reward(Pooling):
+    base_class = Qwen2ForCausalLM
+
+    def __init__(self, setup: ModelSetup, *, labels: int, activates: bool, tag: int | None) -> None:
+        setup = _with_labels(setup, labels)
+        super().__init__(setup)
+        self.score = held(self.last, _RewardHead(setup.config.hidden_size, labels))
+        self.pooler = label_pooler(setup, self.score, "LAST", for_texts=False, activates=activates, tag=tag)
+
+    def pull(self, weights: Weights) -> None:
+        super().pull(weights)
+        load(self.score, weights / "score")
+
+
+class Qwen2ForRewardModel(_Qwen2Reward):
+    def __init__(self, setup: ModelSetup) -> None:
+        super().__init__(setup, labels=1, activates=False, tag=None)
+
+
+class Qwen2ForProcessRewardModel(_Qwen2Reward):
+    def __init__(self, setup: ModelSetup) -> None:
+        super().__init__(setup, labels=2, activates=True, tag=_STEP_END)
+
+
+class _RewardHead(nn.Module):
+    """Rows [K, H] float32 -> [K, labels]."""
+
+    def __init__(self, size: int, labels: int) -> None:
+        super().__init__()
+        self.inner = Matrix(size, size, bias=True)
+        self.outer = Matrix(size, labels, bias=True)
+
+    def pull(self, weights: Weights) -> None:
+        load(self.inner, weights / "0")
+        load(self.outer, weights / "2")
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.outer(self.inner(rows).relu())
+
+
+def _with_labels(setup: ModelSetup, labels: int) -> ModelSetup:
+    """No LM head, and as many labels as the head has: config.json does not say how many."""
+    activation = "softmax" if labels > 1 else "sigmoid"
+    pooling = msgspec.structs.replace(setup.pooling, num_labels=labels, labels=(), activation=activation)
+    return replace(setup, head_tokens=(), pooling=pooling)

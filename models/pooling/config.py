@@ -1,0 +1,302 @@
+"""How hidden states become vectors and labels: what the checkpoint's files say, and --pooler-config over it.
+
+Precedence: --pooler-config, then the files of sentence-transformers, then the family's own habit, which only
+its class knows and which is therefore left open here. No torch: the server reads labels, prompts and limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, cast
+
+import msgspec
+from tokenizers import Tokenizer
+
+from models.config import ConfigError, ModelConfig
+from models.pooling.sentence_files import Mode, Modules, Step, TextFacts, read_modules, read_texts
+
+Activation = Literal["identity", "sigmoid", "softmax"]
+Task = Literal["embed", "token_embed", "classify", "token_classify"]
+
+_MODES: tuple[Mode, ...] = ("CLS", "LAST", "MEAN", "MAX", "MEAN_SQRT_LEN", "WEIGHTED_MEAN")
+_QWEN3_RERANKER_TOKENS = ["no", "yes"]
+TWO_WAY, PLAIN = "from_2_way_softmax", "no_post_processing"
+
+
+class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
+    # which tokens
+    modes: tuple[Mode, ...] = ()
+    """Laid side by side to one vector for a text; empty: the family's own."""
+    tokens: Literal["ALL", "STEP"] | None = None
+    """Which tokens answer for themselves; None: the family's own."""
+    include_prompt: bool = True
+    """False: the tokens of an instruction do not enter the vector."""
+    step_tag_id: int | None = None
+    """STEP answers where this token stands."""
+
+    # vectors
+    token_steps: tuple[Step, ...] = ()
+    steps: tuple[Step, ...] = ()
+    normalize: bool = True
+    dimensions: int | None = None
+    """Where vectors are cut if a request does not say."""
+    matryoshka: bool = False
+    """Whether requests may say."""
+    matryoshka_dimensions: tuple[int, ...] = ()
+    """The widths they may choose from; empty: any."""
+
+    # labels and scores
+    num_labels: int = 2
+    labels: tuple[str, ...] = ()
+    """Their names in order, where config.json has them."""
+    activation: Activation = "softmax"
+    classifier_tokens: tuple[int, ...] = ()
+    """Labels are the logits of these tokens of the vocabulary; empty: the checkpoint has a head for them."""
+    two_way: bool = False
+    """One label, from two tokens (false, true): how far the second is above the first."""
+    logit_mean: float = 0.0
+    logit_sigma: float = 1.0
+
+    # both
+    task: Task | None = None
+    """The one that the operator wants the server to offer."""
+    use_activation: bool | None = None
+    """None: as the checkpoint was made. Requests may say otherwise."""
+
+    # texts
+    texts: TextFacts = TextFacts()
+    use_sep_token: bool | None = None
+    """How a pair becomes one text; None: as the tokenizer does it if it can."""
+
+
+class _Asked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """--pooler-config, in the words of vLLM 0.32 and of 0.11."""
+
+    task: str | None = None
+    pooling_type: str | None = None
+    seq_pooling_type: str | None = None
+    tok_pooling_type: str | None = None
+    use_activation: bool | None = None
+    normalize: bool | None = None
+    softmax: bool | None = None
+    activation: bool | None = None
+    dimensions: int | None = None
+    logit_mean: float | None = None
+    logit_bias: float | None = None
+    logit_sigma: float | None = None
+    step_tag_id: int | None = None
+    returned_token_ids: tuple[int, ...] = ()
+    enable_chunked_processing: bool = False
+    max_embed_len: int | None = None
+    enable_flash_late_interaction: bool = True
+    """How MaxSim is computed there; its results do not depend on it."""
+
+    @property
+    def activates(self) -> bool | None:
+        named = (self.use_activation, self.normalize, self.softmax, self.activation)
+        return next((value for value in named if value is not None), None)
+
+
+class _Head(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of config.json that concern a classifier or the width of vectors."""
+
+    num_labels: int | None = None
+    id2label: dict[int, str] = {}
+    problem_type: str | None = None
+    sentence_transformers: dict[str, object] = {}
+    sbert_ce_default_activation_function: str | None = None
+    classifier_from_token: tuple[str | int, ...] | None = None
+    method: str | None = None
+    is_original_qwen3_reranker: bool = False
+    use_sep_token: bool | None = None
+    is_matryoshka: bool = False
+    matryoshka_dimensions: tuple[int, ...] | None = None
+    matryoshka_dims: tuple[int, ...] | None = None
+
+
+def read_pooling(folder: Path, config: ModelConfig, pooler_config: Mapping[str, object]) -> PoolingConfig:
+    asked = _read_asked(pooler_config)
+    head = _read_head(config)
+    modules = read_modules(folder)
+    texts = read_texts(folder)
+    modes, tokens = _asked_modes(asked)
+    if modules is None:
+        modules = Modules(normalize=True)
+    elif not modules.modes:
+        modules = msgspec.structs.replace(modules, normalize=True)  # vectors for tokens are compared by angle
+    classifier_tokens, two_way = _classifier_tokens(folder, head, modules, asked)
+    num_labels = _num_labels(head, classifier_tokens, two_way)
+    widths = head.matryoshka_dimensions or head.matryoshka_dims or ()
+    return PoolingConfig(
+        modes=modes or modules.modes,
+        tokens=tokens,
+        include_prompt=modules.include_prompt,
+        step_tag_id=asked.step_tag_id,
+        token_steps=modules.token_steps,
+        steps=modules.steps,
+        normalize=modules.normalize,
+        dimensions=asked.dimensions or texts.truncate_dim,
+        matryoshka=head.is_matryoshka or bool(widths),
+        matryoshka_dimensions=widths,
+        num_labels=num_labels,
+        labels=_labels(head, num_labels),
+        activation=_activation(head, texts, num_labels),
+        classifier_tokens=classifier_tokens,
+        two_way=two_way,
+        logit_mean=next((v for v in (asked.logit_mean, asked.logit_bias) if v is not None), 0.0),
+        logit_sigma=1.0 if asked.logit_sigma is None else asked.logit_sigma,
+        task=_task(asked.task),
+        use_activation=asked.activates,
+        texts=texts,
+        use_sep_token=head.use_sep_token,
+    )
+
+
+def scores_by_tokens(config: ModelConfig) -> bool:
+    """Whether config.json (or --hf-overrides) makes a classifier out of tokens of the vocabulary."""
+    head = _read_head(config)
+    return head.classifier_from_token is not None or head.is_original_qwen3_reranker
+
+
+def _read_asked(pooler_config: Mapping[str, object]) -> _Asked:
+    try:
+        asked = msgspec.convert(dict(pooler_config), _Asked)
+    except msgspec.ValidationError as error:
+        fields = ", ".join(_Asked.__struct_fields__)
+        raise ConfigError(f"--pooler-config: {error}; its fields are {fields}") from None
+    if asked.logit_sigma == 0:
+        raise ConfigError("--pooler-config: logit_sigma cannot be 0 (division by zero)")
+    if asked.enable_chunked_processing or asked.max_embed_len is not None:
+        raise ConfigError(
+            "--pooler-config: enable_chunked_processing and max_embed_len (long texts in pieces) are not "
+            "supported: leave them out; requests may say truncate_prompt_tokens"
+        )
+    if asked.dimensions is not None and asked.dimensions < 1:
+        raise ConfigError(f"--pooler-config: dimensions is {asked.dimensions}, but must be at least 1")
+    return asked
+
+
+def _read_head(config: ModelConfig) -> _Head:
+    try:
+        return msgspec.convert(config.raw, _Head, strict=False)  # labels are numbered by strings
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"config.json of this {config.architecture}: {error}") from None
+
+
+def _asked_modes(asked: _Asked) -> tuple[tuple[Mode, ...], Literal["ALL", "STEP"] | None]:
+    """`pooling_type` stands for whichever of the other two knows the word."""
+    general = _upper(asked.pooling_type)
+    of_text, of_tokens = _upper(asked.seq_pooling_type), _upper(asked.tok_pooling_type)
+    if general is not None and (of_text or of_tokens):
+        raise ConfigError("--pooler-config: set pooling_type, or seq_pooling_type and tok_pooling_type")
+    if general in ("ALL", "STEP"):
+        of_tokens = general
+    elif general is not None:
+        of_text = general
+    if of_text is not None and of_text not in _MODES:
+        raise ConfigError(f"--pooler-config: no pooling {of_text}; there are {', '.join(_MODES)}, ALL, STEP")
+    if of_tokens not in (None, "ALL", "STEP"):
+        raise ConfigError(f"--pooler-config: tok_pooling_type is {of_tokens!r}, but must be ALL or STEP")
+    return () if of_text is None else (of_text,), of_tokens
+
+
+def _upper(word: str | None) -> str | None:
+    return None if word is None else word.upper()
+
+
+_TASKS: dict[str, Task | None] = {
+    "embed": "embed",
+    "token_embed": "token_embed",
+    "classify": "classify",
+    "token_classify": "token_classify",
+    # As vLLM 0.11 called them; "encode" was whatever the model did.
+    "score": "classify",
+    "reward": "token_classify",
+    "encode": None,
+}
+
+
+def _task(name: str | None) -> Task | None:
+    if name is None:
+        return None
+    if name not in _TASKS:
+        raise ConfigError(f"--pooler-config: no task {name!r}; there are {', '.join(_TASKS)}")
+    return _TASKS[name]
+
+
+def _classifier_tokens(
+    folder: Path, head: _Head, modules: Modules, asked: _Asked
+) -> tuple[tuple[int, ...], bool]:
+    """-> (the tokens whose logits are the labels, whether two of them make one label)."""
+    if asked.returned_token_ids:
+        return asked.returned_token_ids, False
+    named, method = head.classifier_from_token, head.method
+    if head.is_original_qwen3_reranker:
+        named, method = named or tuple(_QWEN3_RERANKER_TOKENS), method or TWO_WAY
+    if named is None:
+        return modules.score_tokens, len(modules.score_tokens) == 2
+    if method not in (TWO_WAY, PLAIN):
+        raise ConfigError(
+            f"config.json: 'classifier_from_token' needs a 'method', not {method!r}. There are {TWO_WAY} "
+            f"(two tokens, the false one first, give one score) and {PLAIN} (each token is a label)."
+        )
+    if method == TWO_WAY and len(named) != 2:
+        raise ConfigError(
+            f"config.json: {TWO_WAY} needs two tokens in 'classifier_from_token', not {len(named)}"
+        )
+    return _token_ids(folder, named), method == TWO_WAY
+
+
+def _token_ids(folder: Path, names: tuple[str | int, ...]) -> tuple[int, ...]:
+    if all(isinstance(name, int) for name in names):
+        return cast("tuple[int, ...]", names)
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ConfigError(f"{path} is needed to look up 'classifier_from_token'; or give the tokens' ids")
+    tokenizer = Tokenizer.from_file(str(path))
+    ids = [name if isinstance(name, int) else tokenizer.token_to_id(name) for name in names]
+    if None in ids:
+        raise ConfigError(
+            f"'classifier_from_token' names {names[ids.index(None)]!r}, which is no token of {path}; "
+            "words that make several tokens cannot be used"
+        )
+    return tuple(cast("list[int]", ids))
+
+
+def _num_labels(head: _Head, tokens: tuple[int, ...], two_way: bool) -> int:
+    if tokens:
+        return 1 if two_way else len(tokens)
+    return head.num_labels or len(head.id2label) or 2
+
+
+def _labels(head: _Head, num_labels: int) -> tuple[str, ...]:
+    """Empty if they are for another number of labels: --hf-overrides may have changed it."""
+    if sorted(head.id2label) != list(range(num_labels)):
+        return ()
+    return tuple(head.id2label[index] for index in range(num_labels))
+
+
+def _activation(head: _Head, texts: TextFacts, num_labels: int) -> Activation:
+    usual: Activation = "softmax" if num_labels > 1 else "sigmoid"
+    match head.problem_type:
+        case "regression":
+            return "identity"
+        case "single_label_classification":
+            return usual
+        case "multi_label_classification":
+            return "sigmoid"
+        case _:
+            pass
+    of_config = head.sentence_transformers.get("activation_fn")
+    named = of_config or head.sbert_ce_default_activation_function or texts.activation
+    if named is None:
+        return usual
+    known: dict[str, Activation] = {"Identity": "identity", "Sigmoid": "sigmoid", "Softmax": usual}
+    library, _, name = str(named).rpartition(".")
+    if not library.startswith("torch.nn.modules") or name not in known:
+        raise ConfigError(
+            f"the checkpoint asks for the activation {named!r}; supported are Identity, Sigmoid and Softmax "
+            "of torch.nn.modules"
+        )
+    return known[name]

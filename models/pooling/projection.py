@@ -1,0 +1,140 @@
+"""What hidden states pass through after pooling: projections to vectors, and classifiers. All in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.checkpoint.weights import Weights, WeightsError, open_weights
+from models.layers.linear import frozen
+from models.pooling.sentence_files import Dense, LayerNorm, Normalize, Step
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "Identity": lambda x: x,
+    "Tanh": torch.tanh,
+    "Sigmoid": torch.sigmoid,
+    "ReLU": F.relu,
+    "GELU": F.gelu,
+    "SiLU": F.silu,
+}
+
+
+class Matrix(nn.Module):
+    """A linear layer whose weights are float32 whatever the model's are."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+    def __init__(self, inputs: int, outputs: int, *, bias: bool | None) -> None:
+        """`bias` None: if the checkpoint has one."""
+        super().__init__()
+        self.shape = [outputs, inputs]
+        self.has_bias = bias
+
+    def pull(self, weights: Weights) -> None:
+        self.weight = frozen(weights.take("weight", self.shape, dtype=torch.float32))
+        has_bias = "bias" in weights if self.has_bias is None else self.has_bias
+        self.bias = frozen(weights.take("bias", self.shape[:1], dtype=torch.float32)) if has_bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class Projection(nn.Module):
+    """The modules of a sentence-transformers model that follow pooling: rows [K, inputs] -> [K, width].
+
+    Each has its weights in a folder of its own beside the checkpoint.
+    """
+
+    def __init__(self, steps: Sequence[Step], inputs: int, folder: Path, load_format: str) -> None:
+        super().__init__()
+        self.width = inputs
+        modules: list[nn.Module] = []
+        for step in steps:
+            match step:
+                case Dense():
+                    self._check(step.folder, step.inputs)
+                    modules.append(_Dense(step, folder / step.folder, load_format))
+                    self.width = step.outputs
+                case LayerNorm():
+                    self._check(step.folder, step.size)
+                    modules.append(_LayerNorm(step.size, folder / step.folder, load_format))
+                case Normalize():
+                    modules.append(_Normalize())
+        self.steps = nn.ModuleList(modules)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        for step in self.steps:
+            rows = step(rows)
+        return rows
+
+    def _check(self, name: str, reads: int) -> None:
+        if reads != self.width:
+            raise WeightsError(f"{name} expects vectors of {reads} numbers, but is given {self.width}")
+
+
+class _Dense(nn.Module):
+    def __init__(self, step: Dense, folder: Path, load_format: str) -> None:
+        super().__init__()
+        self.folder = folder
+        self.load_format = load_format
+        self.linear = Matrix(step.inputs, step.outputs, bias=step.bias)
+        self.activation = _activation(step.activation, folder)
+        self.adds_input = step.residual
+        needs_matrix = step.residual and step.inputs != step.outputs
+        self.residual = Matrix(step.inputs, step.outputs, bias=False) if needs_matrix else nn.Identity()
+
+    def pull(self, weights: Weights) -> None:
+        own = _open(self.folder, self.load_format, weights)
+        self.linear.pull(own if "weight" in own else own.first("dense", "linear"))
+        if isinstance(self.residual, Matrix):
+            self.residual.pull(own / "residual")
+        own.reading.finish()
+
+    def forward(self, rows: Tensor) -> Tensor:
+        projected = self.activation(self.linear(rows))
+        return projected + self.residual(rows) if self.adds_input else projected
+
+
+class _LayerNorm(nn.Module):
+    weight: nn.Parameter
+    bias: nn.Parameter
+
+    def __init__(self, size: int, folder: Path, load_format: str) -> None:
+        super().__init__()
+        self.size = size
+        self.folder = folder
+        self.load_format = load_format
+
+    def pull(self, weights: Weights) -> None:
+        own = _open(self.folder, self.load_format, weights)
+        self.weight = frozen(own.take("norm.weight", [self.size]))
+        self.bias = frozen(own.take("norm.bias", [self.size]))
+        own.reading.finish()
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return F.layer_norm(rows, [self.size], self.weight, self.bias)
+
+
+class _Normalize(nn.Module):
+    def forward(self, rows: Tensor) -> Tensor:
+        return F.normalize(rows, dim=-1)
+
+
+def _open(folder: Path, load_format: str, weights: Weights) -> Weights:
+    return open_weights(folder, load_format, device=weights.device, dtype=torch.float32)
+
+
+def _activation(path: str, folder: Path) -> Callable[[Tensor], Tensor]:
+    """By the name of a class of torch.nn, such as torch.nn.modules.activation.Tanh."""
+    library, _, name = path.rpartition(".")
+    if not library.startswith("torch.nn") or name not in _ACTIVATIONS:
+        raise WeightsError(
+            f"{folder / 'config.json'}: the activation {path!r} is not supported; "
+            f"there are {', '.join(_ACTIVATIONS)} of torch.nn"
+        )
+    return _ACTIVATIONS[name]

@@ -1,0 +1,261 @@
+"""How checkpoints are read: formats, slices, and what is said when something does not fit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from drive import Driver, load_ranks
+from safetensors.torch import load_file, save_file
+from tiny import hf_logits, tiny_checkpoint
+from torch import Tensor, nn
+
+from models.checkpoint.files import Cut, WeightsError
+from models.checkpoint.weights import load, open_weights
+from models.config import read_config
+from models.families.decoders.llama import LlamaForCausalLM
+from models.loader import load_model
+from models.model import ModelSetup
+from models.parallel.parallel import Parallel
+
+CPU = torch.device("cpu")
+PROMPT = [7, 30, 299, 4, 18, 18, 120]
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint("LlamaForCausalLM", tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture
+def copy(llama: Path, tmp_path: Path) -> Path:
+    """The same checkpoint without its weights, to be given others."""
+    for name in ("config.json", "generation_config.json"):
+        (tmp_path / name).write_bytes((llama / name).read_bytes())
+    return tmp_path
+
+
+def tensors(folder: Path) -> dict[str, Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def read(folder: Path, load_format: str = "auto") -> None:
+    load_model(read_config(folder, {}), folder, device=CPU, dtype=torch.float32, load_format=load_format)
+
+
+def assert_runs_as(folder: Path, original: Path, load_format: str = "auto") -> None:
+    model = load_model(
+        read_config(folder, {}), folder, device=CPU, dtype=torch.float32, load_format=load_format
+    )
+    logits = Driver([model]).step({0: PROMPT})[0]
+    torch.testing.assert_close(logits, hf_logits(original, PROMPT), atol=1e-4, rtol=0)
+
+
+class TestFormats:
+    def test_sharded(self, llama: Path, copy: Path) -> None:
+        everything = tensors(llama)
+        files = {name: f"model-{index % 3}.safetensors" for index, name in enumerate(everything)}
+        for file in set(files.values()):
+            save_file({name: everything[name] for name in files if files[name] == file}, copy / file)
+        (copy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+        # Beside the index's files lie some that are not to be read.
+        save_file({"tok_embeddings.weight": torch.zeros(1)}, copy / "consolidated.safetensors")
+        assert_runs_as(copy, llama)
+
+    def test_torch_files_only_when_asked_for(self, llama: Path, copy: Path) -> None:
+        torch.save(tensors(llama), copy / "pytorch_model.bin")
+        with pytest.raises(WeightsError, match=r"pickles.*--load-format pt, or convert them to safetensors"):
+            read(copy)
+        assert_runs_as(copy, llama, load_format="pt")
+
+    def test_torch_files_of_old_and_in_shards(self, llama: Path, copy: Path) -> None:
+        everything = tensors(llama)
+        files = {name: f"pytorch_model-{index % 2}.bin" for index, name in enumerate(everything)}
+        for file in set(files.values()):
+            shard = {name: everything[name] for name in files if files[name] == file}
+            torch.save(shard, copy / file, _use_new_zipfile_serialization=False)
+        (copy / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": files}))
+        assert_runs_as(copy, llama, load_format="pt")
+
+    def test_torch_files_cannot_run_code(self, copy: Path) -> None:
+        torch.save({"model.norm.weight": Path("/")}, copy / "pytorch_model.bin")
+        with pytest.raises(WeightsError, match=r"pytorch_model.bin: not a file of tensors"):
+            read(copy, "pt")
+
+    def test_bare_trunk(self, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
+        """What LlamaModel.save_pretrained writes has no "model." before its names."""
+        llama = tiny_checkpoint("LlamaForCausalLM", tmp_path_factory.mktemp("tied"), tie_word_embeddings=True)
+        bare = {name.removeprefix("model."): tensor for name, tensor in tensors(llama).items()}
+        save_file(bare, tmp_path / "model.safetensors")
+        (tmp_path / "config.json").write_bytes((llama / "config.json").read_bytes())
+        assert_runs_as(tmp_path, llama)
+
+    def test_dummy_reads_no_weights_and_is_always_the_same(self, copy: Path) -> None:
+        first, second = (
+            load_model(read_config(copy, {}), copy, device=CPU, dtype=torch.bfloat16, load_format="dummy")
+            for _ in range(2)
+        )
+        pairs = list(zip(first.parameters(), second.parameters(), strict=True))
+        assert all(torch.equal(a, b) and a.dtype == torch.bfloat16 for a, b in pairs)
+        values = torch.cat([a.flatten() for a, _ in pairs]).float()
+        assert 0 < values.abs().max() < 0.1
+        assert len({a.flatten()[0].item() for a, _ in pairs}) > 10
+
+    def test_dummy_tensors_of_any_size(self, copy: Path) -> None:
+        weights = open_weights(copy, "dummy", device=CPU, dtype=torch.float32)
+        large = weights.take("large", [1000, 500])
+        assert large.shape == (1000, 500)
+        assert large.unique(dim=0).shape == large.shape  # no two rows are the same
+        assert weights.take("large", [1000, 500], Cut(0, 7, 7)).shape == (0, 500)
+
+    def test_unknown_format(self, copy: Path) -> None:
+        with pytest.raises(WeightsError, match="load_format is 'gguf', but must be one of auto"):
+            read(copy, "gguf")
+
+
+class TestLeftovers:
+    def test_frequencies_of_2023_and_tied_heads_are_passed_over(self, tmp_path: Path) -> None:
+        llama = tiny_checkpoint("LlamaForCausalLM", tmp_path, tie_word_embeddings=True)
+        extra = {
+            "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4),
+            "lm_head.weight": torch.zeros(320, 32),
+        }
+        save_file(tensors(llama) | extra, llama / "model.safetensors")
+        read(llama)
+
+    def test_all_else_that_is_left_is_an_error(self, llama: Path, copy: Path) -> None:
+        extra = {"model.layers.9.mlp.down_proj.weight": torch.zeros(1), "model.norm.bias": torch.zeros(1)}
+        save_file(tensors(llama) | extra, copy / "model.safetensors")
+        with pytest.raises(WeightsError) as caught:
+            read(copy)
+        for name in extra:
+            assert f"{name} in model.safetensors has no place in the model" in str(caught.value)
+
+
+class TestErrors:
+    def test_all_missing_tensors_are_named(self, llama: Path, copy: Path) -> None:
+        missing = ["model.layers.1.self_attn.k_proj.weight", "model.norm.weight", "lm_head.weight"]
+        save_file(
+            {name: tensor for name, tensor in tensors(llama).items() if name not in missing},
+            copy / "model.safetensors",
+        )
+        with pytest.raises(WeightsError) as caught:
+            read(copy)
+        assert str(caught.value) == (
+            f"the weights in {copy} do not fit its config.json: "
+            + "; ".join(f"{name} is missing" for name in missing)
+        )
+
+    def test_shapes_are_told(self, llama: Path, copy: Path) -> None:
+        config = json.loads((copy / "config.json").read_text()) | {"intermediate_size": 40}
+        (copy / "config.json").write_text(json.dumps(config))
+        save_file(tensors(llama), copy / "model.safetensors")
+        with pytest.raises(WeightsError) as caught:
+            read(copy)
+        message = str(caught.value)
+        assert (
+            "model.layers.0.mlp.up_proj.weight in model.safetensors has the shape [48, 32], not [40, 32]"
+            in message
+        )
+        assert message.count("has the shape") == 9
+
+    def test_truncated(self, llama: Path, copy: Path) -> None:
+        whole = (llama / "model.safetensors").read_bytes()
+        (copy / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+        with pytest.raises(WeightsError, match=r"model.safetensors: not a whole safetensors file: .*\w"):
+            read(copy)
+
+    def test_no_header(self, copy: Path) -> None:
+        (copy / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1")
+        with pytest.raises(WeightsError, match=r"model.safetensors: not a whole safetensors file"):
+            read(copy)
+
+    def test_no_weights(self, copy: Path) -> None:
+        with pytest.raises(WeightsError, match=f"{copy} holds no weights: no model.safetensors"):
+            read(copy)
+
+    def test_broken_index(self, copy: Path) -> None:
+        (copy / "model.safetensors.index.json").write_text("{}")
+        with pytest.raises(WeightsError, match=r"index.json: not an index of weight files"):
+            read(copy)
+
+    def test_index_names_a_file_that_is_not_there(self, copy: Path) -> None:
+        index = {"weight_map": {"lm_head.weight": "model-7.safetensors"}}
+        (copy / "model.safetensors.index.json").write_text(json.dumps(index))
+        with pytest.raises(WeightsError, match=r"model-7.safetensors: named in .*index.json, but"):
+            read(copy)
+
+    def test_quantized(self, llama: Path, copy: Path) -> None:
+        config = json.loads((copy / "config.json").read_text())
+        config["quantization_config"] = {"quant_method": "awq"}
+        (copy / "config.json").write_text(json.dumps(config))
+        with pytest.raises(WeightsError, match=r"quantized \(awq\), which is not supported"):
+            read(copy)
+
+
+class TestReading:
+    def test_a_rank_reads_its_part_only(self, tmp_path: Path) -> None:
+        llama = tiny_checkpoint("LlamaForCausalLM", tmp_path, vocab_size=256)
+
+        def bytes_read(rank: int, size: int) -> int:
+            setup = ModelSetup(
+                config=read_config(llama, {}), folder=llama, max_len=64, parallel=Parallel(rank, size)
+            )
+            weights = open_weights(llama, device=CPU, dtype=torch.float32)
+            load(LlamaForCausalLM(setup), weights)
+            weights.reading.finish()
+            return weights.reading.bytes_read
+
+        whole = bytes_read(0, 1)
+        assert whole == sum(tensor.nbytes for tensor in tensors(llama).values())
+        assert 0.50 < bytes_read(0, 2) / whole < 0.52
+        assert bytes_read(0, 2) == bytes_read(1, 2)
+
+    def test_whole_tensors_are_views_of_the_file(self, llama: Path) -> None:
+        weights = open_weights(llama, device=CPU, dtype=torch.float32) / "model" / "norm"
+        assert weights.take("weight", [32]).data_ptr() == weights.take("weight", [32]).data_ptr()
+
+    def test_dtype(self, llama: Path) -> None:
+        weights = open_weights(llama, device=CPU, dtype=torch.bfloat16) / "model" / "norm"
+        exact = tensors(llama)["model.norm.weight"]
+        assert torch.equal(weights.take("weight", [32]), exact.bfloat16())
+        assert torch.equal(weights.take("weight", [32], dtype=torch.float32), exact)
+
+    def test_cuts(self, llama: Path) -> None:
+        weights = open_weights(llama, device=CPU, dtype=torch.float32) / "lm_head"
+        exact = tensors(llama)["lm_head.weight"]
+        assert torch.equal(weights.take("weight", [320, 32], Cut(0, 7, 20)), exact[7:20])
+        assert torch.equal(weights.take("weight", [320, 32], Cut(1, 30, 32)), exact[:, 30:])
+
+    def test_progress_rises_to_one(self, llama: Path) -> None:
+        heard: list[float] = []
+        load_model(read_config(llama, {}), llama, device=CPU, dtype=torch.float32, report=heard.append)
+        assert heard == sorted(heard)
+        assert len(heard) > 20
+        assert 0 < heard[0] < 0.5
+        assert heard[-1] == 1.0
+
+    def test_tied_weights_are_one_parameter(self, tmp_path: Path) -> None:
+        folder = tiny_checkpoint("LlamaForCausalLM", tmp_path, tie_word_embeddings=True)
+        (model,) = load_ranks(folder)
+        assert sum(parameter.numel() for parameter in model.parameters()) == sum(
+            tensor.numel() for tensor in tensors(folder).values()
+        )
+
+    def test_modules_without_pull_pass_scopes_on(self, llama: Path) -> None:
+        """And one that pulls is not walked into."""
+        seen: list[str] = []
+
+        class Leaf(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.inner = nn.Identity()
+
+            def pull(self, weights: object) -> None:
+                seen.append(weights.path)  # pyright: ignore[reportAttributeAccessIssue]
+
+        tree = nn.ModuleDict({"a": nn.ModuleList([Leaf(), Leaf()]), "b": Leaf()})
+        load(tree, open_weights(llama, device=CPU, dtype=torch.float32) / "root")
+        assert seen == ["root.a.0", "root.a.1", "root.b"]

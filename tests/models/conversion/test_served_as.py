@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from models import registry
+from models.config import ConfigError, read_config
+from models.conversion.served_as import resolve_conversion, stem
+
+NATIVE = ["BertModel", "BertForMaskedLM", "BertForSequenceClassification", "BertForTokenClassification"]
+
+
+@pytest.fixture(autouse=True)
+def encoders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some architectures whose classes pool by themselves. None of them is loaded here."""
+    monkeypatch.setattr(registry, "_registered", dict.fromkeys(NATIVE, "somewhere:Class"))
+
+
+def resolve(
+    folder: Path,
+    architecture: str,
+    runner: str = "auto",
+    convert: str = "auto",
+    task: str | None = None,
+    modules: tuple[str, ...] = (),
+    **fields: object,
+) -> tuple[str, str, str]:
+    config: dict[str, object] = {
+        "architectures": [architecture],
+        "hidden_size": 32,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "vocab_size": 100,
+        "max_position_embeddings": 64,
+    }
+    (folder / "config.json").write_text(json.dumps(config | fields))
+    if modules:
+        listed = [{"idx": i, "path": str(i), "type": name} for i, name in enumerate(modules)]
+        (folder / "modules.json").write_text(json.dumps(listed))
+    result = resolve_conversion(read_config(folder), folder, runner=runner, convert=convert, task=task)
+    return result.runner, result.convert, result.architecture
+
+
+@pytest.mark.parametrize(
+    ("architecture", "expected"),
+    [
+        ("Qwen3ForCausalLM", ("generate", "none", "Qwen3ForCausalLM")),
+        ("GPT2LMHeadModel", ("generate", "none", "GPT2LMHeadModel")),
+        ("SomethingNew", ("generate", "none", "SomethingNew")),
+        ("Qwen3Model", ("pooling", "embed", "Qwen3ForCausalLM")),
+        ("GPT2Model", ("pooling", "embed", "GPT2LMHeadModel")),
+        ("Gemma3TextModel", ("pooling", "embed", "Gemma3ForCausalLM")),
+        ("CohereModel", ("pooling", "embed", "CohereForCausalLM")),
+        ("LlamaForSequenceClassification", ("pooling", "classify", "LlamaForCausalLM")),
+        ("GPT2ForSequenceClassification", ("pooling", "classify", "GPT2LMHeadModel")),
+        ("Qwen3ForTokenClassification", ("pooling", "classify", "Qwen3ForCausalLM")),
+        ("LlamaForRewardModel", ("pooling", "reward", "LlamaForCausalLM")),
+        ("Qwen2ForRewardModel", ("pooling", "none", "Qwen2ForRewardModel")),
+        ("Qwen2ForProcessRewardModel", ("pooling", "none", "Qwen2ForProcessRewardModel")),
+        ("BertModel", ("pooling", "none", "BertModel")),
+        ("BertForMaskedLM", ("pooling", "none", "BertForMaskedLM")),
+        ("BertForSequenceClassification", ("pooling", "none", "BertForSequenceClassification")),
+    ],
+)
+def test_by_name_alone(tmp_path: Path, architecture: str, expected: tuple[str, str, str]) -> None:
+    assert resolve(tmp_path, architecture) == expected
+
+
+@pytest.mark.parametrize(
+    ("architecture", "runner", "convert", "expected"),
+    [
+        ("Qwen3ForCausalLM", "pooling", "auto", ("pooling", "embed")),
+        ("Qwen3ForCausalLM", "auto", "embed", ("pooling", "embed")),
+        ("Qwen3ForCausalLM", "auto", "classify", ("pooling", "classify")),
+        ("Qwen3ForCausalLM", "auto", "reward", ("pooling", "reward")),
+        ("Qwen3ForCausalLM", "auto", "none", ("generate", "none")),
+        ("Qwen3ForCausalLM", "generate", "embed", ("generate", "embed")),
+        ("Qwen3ForCausalLM", "draft", "auto", ("draft", "none")),
+        ("LlamaForSequenceClassification", "pooling", "embed", ("pooling", "embed")),
+        ("LlamaForSequenceClassification", "auto", "embed", ("pooling", "embed")),
+        ("BertModel", "pooling", "embed", ("pooling", "none")),
+        ("BertForSequenceClassification", "auto", "classify", ("pooling", "none")),
+    ],
+)
+def test_as_asked(
+    tmp_path: Path, architecture: str, runner: str, convert: str, expected: tuple[str, str]
+) -> None:
+    assert resolve(tmp_path, architecture, runner, convert)[:2] == expected
+
+
+def test_what_was_resolved_resolves_to_itself(tmp_path: Path) -> None:
+    for architecture in ("Qwen3ForCausalLM", "LlamaForSequenceClassification", "BertModel"):
+        runner, convert, built = resolve(tmp_path, architecture)
+        assert resolve(tmp_path, architecture, runner, convert) == (runner, convert, built)
+
+
+POOLING = ("sentence_transformers.models.Transformer", "sentence_transformers.models.Pooling")
+
+
+def test_an_embedder_in_the_clothes_of_a_generator(tmp_path: Path) -> None:
+    """Qwen3-Embedding, for one."""
+    assert resolve(tmp_path, "Qwen3ForCausalLM", modules=POOLING)[:2] == ("pooling", "embed")
+    assert resolve(tmp_path, "Qwen3ForCausalLM", convert="none")[:2] == ("generate", "none")
+    assert resolve(tmp_path, "Qwen3ForCausalLM", runner="generate")[:2] == ("generate", "none")
+
+
+def test_a_reranker_in_the_clothes_of_a_generator(tmp_path: Path) -> None:
+    score = "sentence_transformers.cross_encoder.modules.logit_score.LogitScore"
+    modules = ("sentence_transformers.base.modules.transformer.Transformer", score)
+    assert resolve(tmp_path, "Qwen3ForCausalLM", modules=modules)[:2] == ("pooling", "classify")
+    assert resolve(tmp_path, "Qwen3ForCausalLM", "generate", "classify")[:2] == ("generate", "classify")
+
+
+def test_labels_that_are_tokens(tmp_path: Path) -> None:
+    fields: dict[str, Any] = {"classifier_from_token": ["no", "yes"], "method": "from_2_way_softmax"}
+    assert resolve(tmp_path, "Qwen3ForCausalLM", "pooling", **fields)[:2] == ("pooling", "classify")
+    assert resolve(tmp_path, "Qwen3ForCausalLM", "generate", "classify", **fields)[:2] == (
+        "generate",
+        "classify",
+    )
+    assert resolve(tmp_path, "Qwen3ForCausalLM", **fields)[:2] == ("generate", "none")
+    original: dict[str, Any] = {"is_original_qwen3_reranker": True}
+    assert resolve(tmp_path, "Qwen3ForSequenceClassification", **original) == (
+        "pooling",
+        "classify",
+        "Qwen3ForCausalLM",
+    )
+
+
+@pytest.mark.parametrize(
+    ("task", "expected"),
+    [
+        ("generate", ("generate", "none")),
+        ("embed", ("pooling", "embed")),
+        ("embedding", ("pooling", "embed")),
+        ("classify", ("pooling", "classify")),
+        ("score", ("pooling", "embed")),
+        ("reward", ("pooling", "reward")),
+        ("draft", ("draft", "none")),
+    ],
+)
+def test_the_older_option(tmp_path: Path, task: str, expected: tuple[str, str]) -> None:
+    assert resolve(tmp_path, "Qwen3ForCausalLM", task=task)[:2] == expected
+
+
+def test_labels_for_tokens(tmp_path: Path) -> None:
+    resolve(tmp_path, "Qwen3ForTokenClassification")
+    config = read_config(tmp_path)
+    assert resolve_conversion(config, tmp_path).labels_tokens
+    resolve(tmp_path, "Qwen3ForCausalLM")
+    config = read_config(tmp_path)
+    assert resolve_conversion(config, tmp_path, convert="reward").labels_tokens
+    assert not resolve_conversion(config, tmp_path, convert="classify").labels_tokens
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("BertModel", "generate"), "BertModel has no head that generates: serve it with --runner pooling$"),
+        (("Qwen3Model", "generate"), r"pooling; or, .*\"architectures\": \[\"Qwen3ForCausalLM\"\]"),
+        (("BertModel", "draft"), "has no head that generates"),
+        (("Qwen3ForCausalLM", "pooling", "none"), "say --convert embed or --convert classify"),
+        (("Qwen3ForCausalLM", "draft", "embed"), "a draft model only drafts"),
+        (("Qwen3ForCausalLM", "generate", "classify"), "let tokens be the labels: --hf-overrides"),
+        (("Qwen3ForCausalLM", "generate", "reward"), "Use --runner pooling"),
+        (("BertModel", "auto", "classify"), "leave --convert out, and it will embed$"),
+        (("BertForSequenceClassification", "auto", "embed"), r"leave .* or serve its trunk .*\"BertModel\""),
+        (("Qwen2ForRewardModel", "auto", "embed"), "will give rewards$"),
+        (("Qwen3ForCausalLM", "poling"), "--runner poling: must be one of auto, generate, pooling, draft"),
+        (("Qwen3ForCausalLM", "auto", "both"), "--convert both: must be one of auto, none, embed"),
+        (("Qwen3ForCausalLM", "auto", "auto", "sing"), "--task sing: must be one of generate, embed"),
+        (("Qwen3ForCausalLM", "pooling", "auto", "embed"), "older way to say --runner and --convert"),
+    ],
+)
+def test_what_cannot_be(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve(tmp_path, *arguments)
+
+
+@pytest.mark.parametrize("fields", [{"is_causal": False}, {"use_bidirectional_attention": True}])
+def test_a_decoder_that_looks_ahead_cannot_generate(tmp_path: Path, fields: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="both directions"):
+        resolve(tmp_path, "Gemma3ForCausalLM", **fields)
+    assert resolve(tmp_path, "Gemma3TextModel", **fields)[:2] == ("pooling", "embed")
+
+
+def test_stems() -> None:
+    assert stem("Qwen3ForCausalLM") == "Qwen3"
+    assert stem("GPT2LMHeadModel") == "GPT2"
+    assert stem("SomethingNew") == "SomethingNew"
+
+
+def test_no_torch() -> None:
+    code = (
+        "import sys, models.conversion.served_as;"
+        "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,0 +1,219 @@
+"""Architectures without a file of their own, on transformers' code with our attention."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from drive import Driver, load_ranks, run_in_chunks
+from tiny import hf_greedy, hf_logits, tiny_checkpoint
+from torch import Tensor
+from transformers import dynamic_module_utils
+
+from models.checkpoint.files import WeightsError
+from models.config import read_config
+from models.families.transformers_fallback import TransformersForCausalLM, UnsupportedModel, knows
+from models.loader import load_model
+from models.model import CausalLM
+
+ARCHITECTURES = ["GPTNeoXForCausalLM", "CohereForCausalLM", "Starcoder2ForCausalLM"]
+"""Untied and parallel sublayers; tied with scaled logits and norms of q and k; windows and biases."""
+
+PROMPT = random.Random(1).choices(range(5, 300), k=23)
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(request.param, tmp_path_factory.mktemp("checkpoint"))
+
+
+def load(folder: Path, **options: object) -> CausalLM:
+    config = read_config(folder)
+    return load_model(config, folder, device=torch.device("cpu"), dtype=torch.float32, **options)  # type: ignore[arg-type]
+
+
+def assert_equal(logits: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+
+
+def test_it_is_the_fallback(folder: Path) -> None:
+    assert isinstance(load(folder), TransformersForCausalLM)
+
+
+def test_whole_prompt(folder: Path) -> None:
+    assert_equal(Driver([load(folder)]).step({0: PROMPT})[0], hf_logits(folder, PROMPT))
+
+
+@pytest.mark.parametrize("size", [1, 7])
+def test_prompt_in_chunks(folder: Path, size: int) -> None:
+    assert_equal(run_in_chunks(Driver([load(folder)]), 2, PROMPT, size), hf_logits(folder, PROMPT))
+
+
+def test_sequences_packed_into_steps(folder: Path) -> None:
+    driver = Driver([load(folder)])
+    first = driver.step({3: PROMPT[:10], 1: PROMPT[:1], 0: PROMPT})
+    second = driver.step({1: PROMPT[1:], 3: PROMPT[10:11]})
+    third = driver.step({3: PROMPT[11:], 2: PROMPT[:5]})
+    expected = hf_logits(folder, PROMPT)
+    assert_equal(first[0], expected)
+    assert_equal(torch.cat([first[1], second[1]]), expected)
+    assert_equal(torch.cat([first[3], second[3], third[3]]), expected)
+    assert_equal(third[2], expected[:5])
+
+
+def test_greedy(folder: Path) -> None:
+    driver = Driver([load(folder)])
+    tokens, given = [], PROMPT
+    for _ in range(12):
+        given = [int(driver.step({1: given})[1][-1].argmax())]
+        tokens += given
+    assert tokens == hf_greedy(folder, [PROMPT], 12)[0]
+
+
+def test_bfloat16_is_near(folder: Path) -> None:
+    driver = Driver(load_ranks(folder, dtype=torch.bfloat16), dtype=torch.bfloat16)
+    logits = driver.step({0: PROMPT})[0]
+    assert logits.dtype == torch.float32
+    assert torch.cosine_similarity(logits, hf_logits(folder, PROMPT), dim=-1).min() > 0.99
+
+
+def test_a_family_of_ours_on_request(tmp_path: Path) -> None:
+    """Gemma 2: windows in every other layer, soft-caps in attention and in the head."""
+    folder = tiny_checkpoint("Gemma2ForCausalLM", tmp_path)
+    model = load(folder, model_impl="transformers")
+    assert isinstance(model, TransformersForCausalLM)
+    assert_equal(run_in_chunks(Driver([model]), 0, PROMPT, 9), hf_logits(folder, PROMPT))
+
+
+def test_dummy_weights_run(folder: Path) -> None:
+    logits = Driver([load(folder, load_format="dummy")]).step({0: PROMPT})[0]
+    assert logits.shape == (len(PROMPT), 320)
+    assert logits.isfinite().all()
+
+
+def test_overrides_of_the_config_reach_transformers(tmp_path: Path) -> None:
+    folder = tiny_checkpoint("CohereForCausalLM", tmp_path)
+    config = read_config(folder, {"logit_scale": 0.5})
+    model = load_model(config, folder, device=torch.device("cpu"), dtype=torch.float32)
+    assert_equal(Driver([model]).step({0: PROMPT})[0], hf_logits(folder, PROMPT) * 0.5)
+
+
+def test_progress_and_the_size_of_the_weights(folder: Path) -> None:
+    reported: list[float] = []
+    model = load(folder, report=reported.append)
+    assert reported == sorted(reported)
+    assert reported[-1] == 1.0
+    loaded = sum(parameter.nbytes for parameter in model.parameters())
+    assert loaded == pytest.approx((folder / "model.safetensors").stat().st_size, rel=0.05)
+
+
+def test_weights_that_do_not_fit_are_named(folder: Path) -> None:
+    config = read_config(folder, {"num_hidden_layers": 4})
+    with pytest.raises(WeightsError, match=r"layers\.3\.\S+ is missing"):
+        load_model(config, folder, device=torch.device("cpu"), dtype=torch.float32)
+
+
+def test_what_transformers_knows() -> None:
+    assert knows("GPTNeoXForCausalLM")
+    assert not knows("GPTNeoXForSequenceClassification")
+    assert not knows("NoSuchForCausalLM")
+
+
+CONFIG = {
+    "vocab_size": 320,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config", "message"),
+    [
+        ("BertLMHeadModel", {"model_type": "bert"}, "is not a decoder: its attention looks ahead"),
+        (
+            "Gemma3ForConditionalGeneration",
+            {"model_type": "gemma3"},
+            r"made of several models \(\S.*vision_config.*\)",
+        ),
+        ("StableLmForCausalLM", {"model_type": "stablelm"}, "does not call attention through"),
+        (
+            "Qwen3ForCausalLM",
+            {"model_type": "qwen3", "layer_types": ["full_attention", "chunked_attention"]},
+            "layers of the kind chunked_attention",
+        ),
+        (
+            "LlamaForCausalLM",
+            {"model_type": "llama", "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+            r"rotary embedding \(dynamic\) would depend on the longest text",
+        ),
+        ("DeepseekV3ForCausalLM", {"model_type": "deepseek_v3", "head_dim": 8}, "latent vectors"),
+        ("NoSuchForCausalLM", {"model_type": "llama"}, "no causal language model named NoSuchForCausalLM"),
+    ],
+)
+def test_refusals_give_the_reason(
+    tmp_path: Path, architecture: str, config: dict[str, object], message: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **config, "architectures": [architecture]}))
+    with pytest.raises(UnsupportedModel, match=message):
+        load(tmp_path, model_impl="transformers", trust_remote_code=True, load_format="dummy")
+
+
+def test_experts_are_refused(tmp_path: Path) -> None:
+    folder = tiny_checkpoint("MixtralForCausalLM", tmp_path)
+    with pytest.raises(UnsupportedModel, match=r"experts\.0\.w1\.weight and others would have to be merged"):
+        load(folder)
+
+
+def test_more_than_one_rank_is_refused(folder: Path) -> None:
+    with pytest.raises(UnsupportedModel, match="cannot be cut over ranks"):
+        load_ranks(folder, 2)
+
+
+CODE = """\
+from transformers import Starcoder2Config, Starcoder2ForCausalLM
+
+class HomeConfig(Starcoder2Config):
+    model_type = "home"
+
+class HomeForCausalLM(Starcoder2ForCausalLM):
+    config_class = HomeConfig
+
+    def forward(self, **kwargs):
+        output = super().forward(**kwargs)
+        output.logits = output.logits / 2
+        return output
+"""
+
+
+@pytest.fixture
+def home_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkpoint that brings its own code: StarCoder 2, but for halved logits."""
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    folder = tiny_checkpoint("Starcoder2ForCausalLM", tmp_path / "home_made")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {
+        "model_type": "home",
+        "architectures": ["HomeForCausalLM"],
+        "auto_map": {"AutoModelForCausalLM": "modeling_home.HomeForCausalLM"},
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "modeling_home.py").write_text(CODE)
+    return folder
+
+
+def test_code_of_the_checkpoint_is_run_if_trusted(home_made: Path, tmp_path: Path) -> None:
+    original = tiny_checkpoint("Starcoder2ForCausalLM", tmp_path / "original")
+    logits = Driver([load(home_made, trust_remote_code=True)]).step({0: PROMPT})[0]
+    assert_equal(logits, hf_logits(original, PROMPT) / 2)
+
+
+@pytest.mark.parametrize("model_impl", ["auto", "transformers"])
+def test_code_of_the_checkpoint_is_refused_otherwise(home_made: Path, model_impl: str) -> None:
+    with pytest.raises(ValueError, match="--trust-remote-code"):
+        load(home_made, model_impl=model_impl)

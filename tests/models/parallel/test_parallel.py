@@ -1,0 +1,142 @@
+"""Models cut into stages: each holds, reads and reports its own tensors, and says what it cannot do."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from internlm2 import make_internlm2
+from safetensors.torch import load_file, save_file
+from tiny import ARCHITECTURES, ENCODERS, tiny_checkpoint
+
+from models.checkpoint.weights import Reading, WeightsError
+from models.config import read_config
+from models.conversion.served_as import resolve_conversion
+from models.families.transformers_fallback import UnsupportedModel
+from models.loader import load_model
+from models.model import ServedModel
+from models.parallel.parallel import Parallel
+from models.pooling.config import read_pooling
+from models.registry import ARCHITECTURES as OWN
+
+STAGES = 3
+
+
+def load_stage(
+    folder: Path, stage: int, *, stages: int = STAGES, heard: list[float] | None = None
+) -> ServedModel:
+    config = read_config(folder, {})
+    return load_model(
+        config,
+        folder,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        parallel=Parallel(stage=stage, stages=stages),
+        conversion=resolve_conversion(config, folder, runner="auto", convert="auto"),
+        pooling=read_pooling(folder, config, {}),
+        report=(heard if heard is not None else []).append,
+    )
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Bytes that each stage has read."""
+    seen: list[int] = []
+    finish = Reading.finish
+
+    def counted(self: Reading) -> None:
+        seen.append(self.bytes_read)
+        finish(self)
+
+    monkeypatch.setattr(Reading, "finish", counted)
+    return seen
+
+
+DECODERS = [name for name in ARCHITECTURES if name in OWN]
+EMBEDDINGS = ("embed_tokens.weight", "wte.weight")
+
+
+@pytest.mark.parametrize("architecture", [*DECODERS, "InternLM2ForCausalLM"])
+def test_stages_of_a_decoder_read_everything_once(architecture: str, read: list[int], tmp_path: Path) -> None:
+    """But for embeddings that are the last one's head as well."""
+    if architecture == "InternLM2ForCausalLM":
+        folder = make_internlm2(tiny_checkpoint("LlamaForCausalLM", tmp_path))
+    else:
+        folder = tiny_checkpoint(architecture, tmp_path)
+    models = [load_stage(folder, stage) for stage in range(STAGES)]
+    tensors = load_file(folder / "model.safetensors")
+    twice = [tensors[name] for name in tensors if name.endswith(EMBEDDINGS)]
+    twice = twice if "lm_head.weight" not in tensors and "output.weight" not in tensors else []
+    assert sum(read) == sum(tensor.nbytes for tensor in [*tensors.values(), *twice])
+    count = read_config(folder, {}).num_layers
+    assert [len(model.attention_layers()) for model in models] == [count - 2, 1, 1]
+
+
+@pytest.mark.parametrize("head", ["Model", "ForSequenceClassification"])
+@pytest.mark.parametrize("family", ENCODERS)
+def test_stages_of_an_encoder_read_what_one_alone_does(
+    family: str, head: str, read: list[int], tmp_path: Path
+) -> None:
+    folder = tiny_checkpoint(f"{family}{head}", tmp_path)
+    for stage in range(STAGES):
+        load_stage(folder, stage)
+    load_stage(folder, 0, stages=1)
+    *parts, whole = read
+    assert min(parts) > 0
+    if family == "Albert":  # whose layers run in several stages
+        assert max(parts) < whole < sum(parts)
+    else:
+        assert sum(parts) == whole + (2 * bias if (bias := shared_bytes(folder)) else 0)
+
+
+def shared_bytes(folder: Path) -> int:
+    """What every stage needs: MPNet's bias for distances."""
+    tensors = load_file(folder / "model.safetensors")
+    return sum(tensor.nbytes for name, tensor in tensors.items() if "relative_attention_bias" in name)
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    return tiny_checkpoint("LlamaForCausalLM", tmp_path)
+
+
+def test_a_stage_hears_that_its_own_tensors_are_missing(llama: Path) -> None:
+    tensors = load_file(llama / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, llama / "model.safetensors", {"format": "pt"})
+    load_stage(llama, 0)
+    load_stage(llama, 2)
+    with pytest.raises(WeightsError, match=r"model\.layers\.1\.mlp\.up_proj\.weight is missing"):
+        load_stage(llama, 1)
+
+
+def test_every_stage_hears_of_what_has_no_place(llama: Path) -> None:
+    tensors = load_file(llama / "model.safetensors")
+    save_file(tensors | {"model.extra": torch.zeros(1)}, llama / "model.safetensors", {"format": "pt"})
+    for stage in range(STAGES):
+        with pytest.raises(WeightsError, match=r"model\.extra in .* has no place in the model"):
+            load_stage(llama, stage)
+
+
+@pytest.mark.parametrize("stage", range(STAGES))
+def test_progress_is_of_what_a_stage_reads(llama: Path, stage: int) -> None:
+    heard: list[float] = []
+    load_stage(llama, stage, heard=heard)
+    assert heard == sorted(heard)
+    assert heard[-1] == 1.0
+    assert max(after - before for before, after in pairwise(heard)) < 0.7
+
+
+@pytest.mark.parametrize("parallel", [Parallel(0, 2), Parallel(stage=0, stages=2)], ids=["ranks", "stages"])
+def test_the_code_of_transformers_cannot_be_cut(parallel: Parallel, tmp_path: Path) -> None:
+    folder = tiny_checkpoint("GPTNeoXForCausalLM", tmp_path)
+    with pytest.raises(UnsupportedModel, match="leave --tensor-parallel-size and --pipeline-parallel-size"):
+        load_model(
+            read_config(folder, {}),
+            folder,
+            device=torch.device("cpu"),
+            dtype=torch.float32,
+            parallel=parallel,
+        )
