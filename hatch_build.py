@@ -17,7 +17,7 @@ class KernelsHook(BuildHookInterface[Any]):
         if version == "editable":
             return
         sys.path.insert(0, self.root)
-        from worker.kernels import library
+        from worker.kernels.cpu import library
 
         try:
             built = library.build_all(library.BUILT)

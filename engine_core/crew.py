@@ -17,8 +17,8 @@ import zmq
 from msgspec.structs import replace
 
 from worker import child
-from worker.channel import Line, RankFailed, RankStart
 from worker.config import Place, WorkerConfig
+from worker.ranks.channel import Line, RankFailed, RankStart
 
 _STOP_SECONDS = 2.0
 _EXIT_SECONDS = 1.0  # between the end of a channel and that of its process
@@ -61,7 +61,7 @@ class LocalCrew:
     """Ranks that have no meeting place yet are given one, in a folder of their own."""
 
     def __init__(
-        self, places: Sequence[Place], module: str = "worker.process", folder: str | None = None
+        self, places: Sequence[Place], module: str = "worker.ranks.process", folder: str | None = None
     ) -> None:
         """`module` is what `python -m` runs. `folder`: where theirs is made, if not among temporary files."""
         self._places = places

@@ -35,7 +35,7 @@ from engine_core.remote import (
 from models.checkpoint.hub import resolve
 from models.config import read_config
 from worker import logs
-from worker.channel import RankFailed, RankProgress, RankSays
+from worker.ranks.channel import RankFailed, RankProgress, RankSays
 
 STOPPED, BROKE, CANNOT_START = 0, 1, 2
 
@@ -45,7 +45,7 @@ _REDIAL_MS, _SLOWEST_REDIAL_MS = 100, 1000
 _log = logging.getLogger(__name__)
 
 
-def run_node(config: EngineConfig, log_level: str, module: str = "worker.process") -> int:
+def run_node(config: EngineConfig, log_level: str, module: str = "worker.ranks.process") -> int:
     """For a process of its own. Returns its exit code when the engine has ended, or gone.
 
     `module` is what ranks run, by `python -m`.

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from engine_core.crew import Crew
 from engine_core.executor import ExecutorDead, Report
-from worker.channel import RankFailed, RankProgress, RankReady, RankSays, StepFailed
 from worker.config import Place, WorkerConfig
 from worker.protocol import StepInput, StepOutput, WorkerFacts
+from worker.ranks.channel import RankFailed, RankProgress, RankReady, RankSays, StepFailed
 
 STAGES = {
     "download": "fetching the model",

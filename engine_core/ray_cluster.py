@@ -40,7 +40,11 @@ class RankActor:
 
 class RayCrew(RemoteCrew):
     def __init__(
-        self, config: EngineConfig, places: Sequence[Place], report: Report, module: str = "worker.process"
+        self,
+        config: EngineConfig,
+        places: Sequence[Place],
+        report: Report,
+        module: str = "worker.ranks.process",
     ) -> None:
         self._ray, self._ours = _connect()
         self._module = module

@@ -21,9 +21,9 @@ from msgspec.structs import replace
 from engine_core import monitor
 from engine_core.executor import Report
 from engine_core.keys import ClusterKeys
-from worker.channel import RankFailed, RankSays
 from worker.config import Place, WorkerConfig
 from worker.protocol import StepInput
+from worker.ranks.channel import RankFailed, RankSays
 
 STOP, KILL, PING = b"stop", b"kill", b"ping"
 

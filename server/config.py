@@ -1,5 +1,5 @@
 """What the operator asked for: the one table of options, and the only reader of the environment but
-for where caches lie (`worker.host`).
+for where caches lie (`worker.host.machine`).
 
 Each option is a field of a frozen struct, here or in `engine_core.config`; the command line (see `serve
 --help`), the variables FACET_<FLAG>, the YAML file of --config and the reference page all come from it. Names

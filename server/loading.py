@@ -14,7 +14,7 @@ from server.facts import Facts, read_defaults
 from server.scoring import QWEN3_RERANKER
 from server.tasks import GENERATE, score_type
 from server.tokenizer import Tokenizer, load_tokenizer
-from worker.host import cache_folder
+from worker.host.machine import cache_folder
 
 
 def find_folder(config: ServerConfig) -> Path:

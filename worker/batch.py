@@ -14,13 +14,13 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from models.context import ForwardContext
-from worker.layout import Columns, LayOut, lay_out
-from worker.logprobs import PromptWanted
-from worker.pooling import PoolPlan, plan_pools
+from worker.pooling.plan import PoolPlan, plan_pools
 from worker.protocol import NewSeq, Pooling, SeqStep, StepInput
-from worker.sampler import GREEDY, Plan, plan_sampling
-from worker.slots import SampleRows, Slots
-from worker.staging import Packet
+from worker.sampling.logprobs import PromptWanted
+from worker.sampling.sampler import GREEDY, Plan, plan_sampling
+from worker.tables.positions import Columns, LayOut, lay_out
+from worker.tables.slots import SampleRows, Slots
+from worker.tables.staging import Packet
 
 
 @dataclass(frozen=True, slots=True)

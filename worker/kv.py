@@ -17,10 +17,10 @@ from torch import Tensor
 from models.config import ModelConfig
 from models.layers.attention import Attention
 from worker.config import WorkerConfig
-from worker.device import GIB, Device
-from worker.late import KEPT_BYTES
+from worker.devices.device import GIB, Device
 from worker.limits import WORKSPACE, Limits
-from worker.slots import Slots
+from worker.pooling.late_interaction import KEPT_BYTES
+from worker.tables.slots import Slots
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from worker.config import WorkerConfig
-from worker.device import Defaults, Device
+from worker.devices.device import Defaults, Device
 
 WORKSPACE = 64 << 20
 """Bytes: work on [rows, vocabulary] tensors that can be cut into slices never makes larger ones."""

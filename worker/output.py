@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from worker.batch import Batch
-from worker.device import Device, Fetch
-from worker.logprobs import read
-from worker.pooling import Pooled
+from worker.devices.device import Device, Fetch
+from worker.pooling.plan import Pooled
 from worker.protocol import StepInput, StepOutput, TokenLogprobs, Vectors
-from worker.sampler import Choice
+from worker.sampling.logprobs import read
+from worker.sampling.sampler import Choice
 
 NOT_FINITE = "the model produced non-finite logits"
 NOT_FINITE_VALUES = "the model produced non-finite values"

@@ -21,24 +21,24 @@ from models.context import use_context
 from models.loader import load_model
 from models.model import ServedModel
 from models.parallel.parallel import Parallel
-from worker.ahead import Ahead
 from worker.batch import Batch, build
 from worker.config import WorkerConfig
-from worker.device import choose_dtype, dtype_name, open_device
-from worker.groups import meet
-from worker.hidden import HiddenStore
+from worker.devices.device import choose_dtype, dtype_name, open_device
+from worker.host.ahead import Ahead
+from worker.host.mapped import let_go
 from worker.kv import CacheSize, bind_cache, block_bytes, size_cache, step_bytes
-from worker.late import Queries
 from worker.limits import Limits, agree, hold_whole_sequences, resolve_limits
-from worker.logprobs import rank_prompt
-from worker.mapped import let_go
 from worker.output import Handle, send_back
-from worker.pooling import Pooled, answer, gather, offered_tasks, whole_tasks, widths
+from worker.pooling.hidden import HiddenStore
+from worker.pooling.late_interaction import Queries
+from worker.pooling.plan import Pooled, answer, gather, offered_tasks, whole_tasks, widths
 from worker.protocol import StepInput, WorkerFacts
-from worker.sampler import Choice, choose
-from worker.slots import Slots
-from worker.stage import Stage, Unheard
-from worker.staging import Staging
+from worker.ranks.groups import meet
+from worker.ranks.stage import Stage, Unheard
+from worker.sampling.logprobs import rank_prompt
+from worker.sampling.sampler import Choice, choose
+from worker.tables.slots import Slots
+from worker.tables.staging import Staging
 from worker.warmup import warm_up_steps
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from worker.config import WorkerConfig
-from worker.kernels.library import prepare
+from worker.kernels.cpu.library import prepare
 
 if TYPE_CHECKING:
     from worker.runner import Runner

@@ -21,8 +21,8 @@ from torch import Tensor
 from facet import LLM
 from models import ops
 from models.checkpoint.hub import DEMO
-from worker.kernels.cpu import open_kernels
-from worker.kernels.quantized import SCHEMES
+from worker.kernels.cpu.operations import open_kernels
+from worker.kernels.cpu.quantized import SCHEMES
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from drive import Driver, load_ranks

@@ -1,6 +1,6 @@
 """A real model spread over ranks: the same texts and vectors as from one worker, through a whole engine.
 
-Every family and layout is compared in tests/worker/test_ranks.py; here it is the processes that count.
+Every family and layout is compared in tests/worker/ranks/test_cut_models.py; here the processes count.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from models import ops
-from worker.kernels import cpu, portable
+from worker.kernels.cpu import operations, portable
 
 
 @pytest.fixture(autouse=True)
@@ -21,4 +21,4 @@ def portable_kernels(reference: None) -> None:
 @pytest.fixture(params=["C", "portable"])
 def cpu_kernels(reference: None, request: pytest.FixtureRequest) -> None:
     """The operations that a worker may bind on a CPU."""
-    ops.use(portable.TABLE if request.param == "portable" else cpu.open_kernels(2))
+    ops.use(portable.TABLE if request.param == "portable" else operations.open_kernels(2))

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from fake_worker import BREAKS_STEP, KILLS_PROCESS, LOSES_DEVICE, FakeWorker, Landed, facts
 
-from worker import process
 from worker.config import Place, WorkerConfig
 from worker.protocol import StepInput
+from worker.ranks import process
 
 FELT = "Connection closed by peer"
 """What a rank says that has lost another one."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 
-from worker.kernels.cpu import Table, bind
-from worker.kernels.library import INT, LEVELS, Library, levels_here, open_library
+from worker.kernels.cpu.library import INT, LEVELS, Library, levels_here, open_library
+from worker.kernels.cpu.operations import Table, bind
 
 NAMES = [level.name for level in levels_here()]
 

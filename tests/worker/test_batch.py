@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from worker.batch import Batch, build
-from worker.device import Cpu
+from worker.devices.device import Cpu
 from worker.protocol import NewSeq, Sampling, SeqStep, StepInput
-from worker.slots import Slots
-from worker.staging import Packet, Staging
+from worker.tables.slots import Slots
+from worker.tables.staging import Packet, Staging
 
 GREEDY = Sampling(max_tokens=9, temperature=0)
 BLOCKS = 10

@@ -10,7 +10,7 @@ import torch
 from sizes import MODEL, worker_config
 
 from models.layers.attention import Attention
-from worker.device import Cpu
+from worker.devices.device import Cpu
 from worker.kv import bind_cache, block_bytes, size_cache, step_bytes
 from worker.limits import Limits
 

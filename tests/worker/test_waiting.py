@@ -20,13 +20,13 @@ from models import ops
 from models.config import read_config
 from models.ops import reference
 from worker import runner as runner_module
-from worker.device import Cpu, Fetch
-from worker.kernels.replay import Forward
-from worker.layout import LayOut, lay_out
+from worker.devices.device import Cpu, Fetch
+from worker.kernels.cpu.replay import Forward
 from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, StepInput
 from worker.runner import Runner
-from worker.slots import Slots
-from worker.vocabulary import BY_TORCH
+from worker.sampling.groups import BY_TORCH
+from worker.tables.positions import LayOut, lay_out
+from worker.tables.slots import Slots
 
 LENGTH = 7
 

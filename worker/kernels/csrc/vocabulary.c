@@ -1,4 +1,4 @@
-// Looks through logits [rows, groups, GROUP], float32: what `worker/vocabulary.py` and `worker/weights.py` ask about.
+// Looks through logits [rows, groups, GROUP], float32: what `worker/sampling/groups.py` and `worker/sampling/mass.py` ask about.
 #include "threads.h"
 
 enum { GROUP = 64, GRAIN = 32 };  // GRAIN: groups that a thread takes at a time, of sums

@@ -1,0 +1,142 @@
+"""Attention over the paged cache by the C kernels, for every kind of processor that can be tried."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from kernel_levels import NAMES, table_of, use_threads
+from paged import make_cache, make_step, rows_of
+from torch import Tensor
+
+from models.context import ForwardContext
+from models.ops import reference
+from worker.kernels.cpu.operations import Table
+
+DTYPES = [torch.float32, torch.bfloat16]
+SHAPES = [(1, 1, 8), (2, 1, 16), (3, 3, 64), (2, 2, 128), (8, 1, 40), (4, 2, 80), (1, 2, 256), (5, 1, 96)]
+"""(query heads to each key head, key heads, dimensions)."""
+STEPS = [
+    ([1], [1]),
+    ([1], [700]),  # shared out in chunks
+    ([70], [70]),
+    ([130], [500]),
+    ([1, 2, 33, 64, 1], [20, 2, 90, 64, 300]),  # all kinds in one step
+]
+"""(new tokens, all tokens)."""
+
+
+@pytest.fixture(params=NAMES)
+def level(request: pytest.FixtureRequest) -> str:
+    torch.manual_seed(0)
+    return request.param
+
+
+@pytest.fixture
+def table(level: str) -> Table:
+    return table_of(level)
+
+
+@pytest.fixture(params=[1, 2], ids=["1-thread", "2-threads"], autouse=True)
+def threads(request: pytest.FixtureRequest, level: str) -> Iterator[None]:
+    use_threads(level, request.param)
+    yield
+    use_threads(level, 1)
+
+
+def queries(step: ForwardContext, heads: int, dim: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(len(step.positions), heads, dim).to(dtype)
+
+
+def assert_near(out: Tensor, expected: Tensor) -> None:
+    assert out.dtype in DTYPES
+    tolerance = 1e-5 if out.dtype == torch.float32 else 2**-6
+    torch.testing.assert_close(out.float(), expected.float(), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("new", "total"), STEPS)
+def test_equals_the_reference(table: Table, dtype: torch.dtype, new: list[int], total: list[int]) -> None:
+    """What the cache holds beyond a sequence's end is NaN: it must not be seen."""
+    for number, (group, kv_heads, dim) in enumerate(SHAPES):
+        step = make_step(new, total, block_size=(32, 16, 4)[number % 3])
+        kv = make_cache(step, kv_heads, dim, dtype)
+        q = queries(step, group * kv_heads, dim, dtype)
+        exact = reference.attention(q.double(), kv.double(), step, scale=dim**-0.5)
+        assert_near(table["attention"](q, kv, step, scale=dim**-0.5), exact)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("softcap", [None, 0.7, 50.0])
+@pytest.mark.parametrize("window", [None, 1, 63, 64, 200, 10_000])
+def test_windows_and_capped_scores(
+    table: Table, dtype: torch.dtype, window: int | None, softcap: float | None
+) -> None:
+    step = make_step([1, 150, 1, 3], [20, 290, 400, 130], block_size=16)
+    kv, q = make_cache(step, 2, 64, dtype), queries(step, 6, 64, dtype)
+    limits: dict[str, Any] = {"scale": 0.3, "window": window, "softcap": softcap}
+    exact = reference.attention(q.float(), kv.float(), step, **limits)
+    assert_near(table["attention"](q, kv, step, **limits), exact)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_sequence_has_the_same_bits_in_any_company(level: str, table: Table, dtype: torch.dtype) -> None:
+    step = make_step([1, 40, 1, 2, 129], [700, 40, 30, 300, 300], block_size=32)
+    kv, q = make_cache(step, 2, 64, dtype), queries(step, 6, 64, dtype)
+    for window in (None, 50):
+        together = table["attention"](q, kv, step, scale=0.1, window=window)
+        for row, (start, stop) in enumerate(pairwise(step.query_starts.tolist())):
+            for count in (1, 2):
+                use_threads(level, count)
+                alone = table["attention"](
+                    q[start:stop], kv, rows_of(step, row, row + 1), scale=0.1, window=window
+                )
+                assert torch.equal(alone, together[start:stop])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, 90])
+def test_a_prompt_has_the_same_bits_in_any_chunks(
+    table: Table, dtype: torch.dtype, window: int | None
+) -> None:
+    length = 333
+    whole = make_step([length], [length], block_size=32)
+    kv, q = make_cache(whole, 3, 64, dtype), queries(whole, 9, 64, dtype)
+    at_once = table["attention"](q, kv, whole, scale=0.1, window=window)
+    ends = [0, 2, 64, 100, 301, length]
+    for start, stop in pairwise(ends):
+        chunk = make_step([stop - start], [stop], block_size=32)
+        chunk.block_table = whole.block_table
+        piece = table["attention"](q[start:stop], kv, chunk, scale=0.1, window=window)
+        assert torch.equal(piece, at_once[start:stop])
+
+
+def test_a_nan_stays_in_its_sequence(table: Table) -> None:
+    step = make_step([1, 30, 5], [9, 30, 40], block_size=16)
+    kv, q = make_cache(step, 1, 32, torch.float32), queries(step, 2, 32, torch.float32)
+    kv[:, int(step.block_table[1, 0]), :, 3] = torch.nan
+    out = table["attention"](q, kv, step, scale=0.1)
+    assert out[4:31].isnan().all()
+    assert out[[0, *range(31, 36)]].isfinite().all()
+
+
+@pytest.mark.parametrize(("dtype", "dim"), [(torch.float16, 64), (torch.float32, 12)])
+def test_what_the_kernels_do_not_know_is_the_references(table: Table, dtype: torch.dtype, dim: int) -> None:
+    step = make_step([1, 30], [9, 30], block_size=16)
+    kv, q = make_cache(step, 1, dim, dtype), queries(step, 2, dim, dtype)
+    assert torch.equal(
+        table["attention"](q, kv, step, scale=0.1), reference.attention(q, kv, step, scale=0.1)
+    )
+
+
+def test_queries_and_cache_may_lie_apart(table: Table) -> None:
+    step = make_step([1, 30], [9, 30], block_size=16)
+    kv, q = make_cache(step, 1, 32, torch.float32), queries(step, 2, 32, torch.float32)
+    expected = table["attention"](q, kv, step, scale=0.1)
+    spread_q = q.repeat(1, 2, 1)[:, :2]
+    assert torch.equal(table["attention"](spread_q, kv, step, scale=0.1), expected)
+    spread_kv = kv.transpose(2, 3).contiguous().transpose(2, 3)
+    assert_near(table["attention"](q, spread_kv, step, scale=0.1), expected)

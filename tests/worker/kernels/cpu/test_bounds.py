@@ -1,0 +1,120 @@
+"""The C kernels touch nothing beside the tensors they are given: here each ends where memory does.
+
+One that reads or writes a byte too many does not fail its test, but ends the process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from kernel_levels import NAMES, library_of, table_of, use_threads
+from paged import make_cache, make_step
+from torch import Tensor
+
+from worker.kernels.cpu import linear
+from worker.kernels.cpu.operations import Table
+from worker.kernels.cpu.quantized import SCHEMES
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="memory is guarded as on Linux")
+
+DTYPES = [torch.float32, torch.bfloat16]
+_PAGE = mmap.PAGESIZE
+_PROT_NONE = 0
+
+
+def at_the_end(values: Tensor) -> Tensor:
+    """A copy whose last byte is the last one before a page that nobody may touch."""
+    pages = -(-values.nbytes // _PAGE)
+    memory = mmap.mmap(-1, (pages + 1) * _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    protect = ctypes.CDLL(None, use_errno=True).mprotect
+    protect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    if protect(whole.data_ptr() + pages * _PAGE, _PAGE, _PROT_NONE):
+        raise OSError(ctypes.get_errno(), "a page could not be guarded")
+    end = pages * _PAGE
+    return whole[end - values.nbytes : end].view(values.dtype).view(values.shape).copy_(values)
+
+
+@pytest.fixture(params=NAMES)
+def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Results lie at the end too."""
+    torch.manual_seed(0)
+    use_threads(request.param, 2)
+    zeros = torch.zeros
+
+    def empty(*size: Any, dtype: torch.dtype = torch.float32) -> Tensor:
+        return at_the_end(zeros(*size, dtype=dtype))
+
+    monkeypatch.setattr(torch, "empty", empty)
+    monkeypatch.setattr(torch, "empty_like", lambda x: empty(x.shape, dtype=x.dtype))
+    monkeypatch.setattr(Tensor, "new_empty", lambda x, *size: empty(*size, dtype=x.dtype))
+    yield request.param
+    use_threads(request.param, 1)
+
+
+@pytest.fixture
+def table(level: str) -> Table:
+    return table_of(level)
+
+
+def values(*size: int, dtype: torch.dtype) -> Tensor:
+    return at_the_end(torch.randn(size).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("scheme", [None, *SCHEMES])
+def test_linear_layers(level: str, dtype: torch.dtype, scheme: str | None) -> None:
+    table = linear.bind(library_of(level), None if scheme is None else SCHEMES[scheme])
+    for outputs, inputs in ((2, 1), (34, 5), (64, 33), (102, 67), (70, 128)):
+        weight, bias = values(outputs, inputs, dtype=dtype), values(outputs, dtype=dtype)
+        plain, gated = (table["pack"](weight, gated=gated) for gated in (False, True))
+        for packed in (plain, gated):
+            packed.data = at_the_end(packed.data)
+            packed.described.panels = packed.data_ptr()
+        for rows in (1, 3, 13, 33):
+            x = values(rows, inputs, dtype=dtype)
+            assert table["linear"](x, plain, bias).isfinite().all()
+            assert table["gated_linear"](x, gated, bias, "silu").isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norms_and_activations(table: Table, dtype: torch.dtype) -> None:
+    for width in (1, 7, 16, 31, 67):
+        x, residual = values(3, width, dtype=dtype), values(3, width, dtype=dtype)
+        weight, bias = values(width, dtype=dtype), values(width, dtype=dtype)
+        assert table["add_rms_norm"](x, residual, weight, 1e-5)[0].isfinite().all()
+        assert table["add_layer_norm"](x, residual, weight, bias, 1e-5)[0].isfinite().all()
+        assert table["activation"](x, "gelu").isfinite().all()
+        assert table["gated"](values(3, 2 * width, dtype=dtype), "silu").isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("group", "kv_heads", "dim"), [(2, 1, 8), (3, 3, 64), (8, 1, 40), (64, 1, 24), (2, 1, 248)]
+)
+@pytest.mark.parametrize(("new", "total"), [([1], [700]), ([1, 2, 33, 1], [20, 2, 90, 300])])
+def test_attention(
+    table: Table, dtype: torch.dtype, group: int, kv_heads: int, dim: int, new: list[int], total: list[int]
+) -> None:
+    step, tokens = make_step(new, total, block_size=7), sum(new)
+    for name in ("query_starts", "kv_lens", "block_table", "slot_mapping"):
+        setattr(step, name, at_the_end(getattr(step, name)))
+    q = values(tokens, group * kv_heads, dim, dtype=dtype)
+    k, v = (values(tokens, kv_heads, dim, dtype=dtype) for _ in range(2))
+    cache, turned = at_the_end(make_cache(step, kv_heads, dim, dtype)), values(tokens, 6, dtype=torch.float32)
+    norms = {name: values(dim, dtype=dtype) for name in ("q_norm", "k_norm")}
+    outs = [
+        table["rotary_and_cache"](q, k, v, cache, step, cos_sin=turned, **norms, eps=1e-5),
+        table["rotate"](q, turned),
+        table["attention"](q, cache, step, scale=0.1),
+        table["attention"](q, cache, step, scale=0.1, window=5, softcap=30.0),
+        table["encoder_attention"](q, k, v, step, scale=0.1),
+        table["encoder_attention"](k, k, v, step, scale=0.1, window=5),
+    ]
+    assert all(out.isfinite().all() for out in outs)

@@ -1,0 +1,199 @@
+"""How the C kernels are built, found and refused."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from kernel_levels import NAMES, table_of, use_threads
+
+from worker.kernels import check
+from worker.kernels.cpu import library, operations, portable
+from worker.kernels.cpu.library import INT, LEVELS, BuildError, Level, levels_here, open_library
+
+FAKE = Level("fake", (), ())
+
+
+@pytest.fixture
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A library of two files that offers one function, and no folder of the wheel's."""
+    folder = tmp_path / "csrc"
+    folder.mkdir()
+    (folder / "two.c").write_text("int two(void) { return 2; }")
+    (folder / "three.c").write_text(
+        'int two(void); __attribute__((visibility("default"))) int three(void) { return two() + 1; }'
+    )
+    monkeypatch.setattr(library, "SOURCES", folder)
+    monkeypatch.setattr(library, "BUILT", tmp_path / "built")
+    return folder
+
+
+def three(found: library.Library) -> int:
+    return found.function("three", result=INT)()
+
+
+def test_it_is_built_once_and_then_found(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = open_library(FAKE, tmp_path / "cache")
+    assert three(first) == 3
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [first.path.name]
+    monkeypatch.setattr(library.shutil, "which", lambda name: None)
+    assert open_library(FAKE, tmp_path / "cache").path == first.path
+
+
+def test_what_was_prepared_is_found(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(library, "levels_here", lambda: [FAKE, Level("worse", (), ())])
+    with caplog.at_level(logging.INFO):
+        library.prepare(tmp_path / "cache")
+        library.prepare(tmp_path / "cache")
+    (prepared,) = (tmp_path / "cache").iterdir()
+    (line,) = caplog.messages
+    assert line.startswith("compiled the C kernels") and str(prepared) in line
+    monkeypatch.setattr(library.shutil, "which", lambda name: None)
+    assert open_library(FAKE, tmp_path / "cache").path == prepared
+
+
+def test_another_source_or_flag_makes_another_library(sources: Path, tmp_path: Path) -> None:
+    paths = {open_library(FAKE, tmp_path).path, open_library(Level("fake", (), ("-DX",)), tmp_path).path}
+    (sources / "three.h").write_text("// changed")
+    paths.add(open_library(FAKE, tmp_path).path)
+    assert len(paths) == 3
+
+
+def test_what_the_wheel_brings_is_taken_as_it_is(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brought = library.build(FAKE, tmp_path / "built")
+    monkeypatch.setattr(library.shutil, "which", lambda name: None)
+    assert open_library(FAKE, tmp_path / "cache").path == brought
+
+
+def test_what_the_wheel_brings_for_another_system_is_passed_over(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = library.build(FAKE, tmp_path / "elsewhere").name
+    (tmp_path / "built").mkdir()
+    (tmp_path / "built" / name).write_bytes(b"not for this one")
+    assert three(open_library(FAKE, tmp_path / "cache")) == 3
+    monkeypatch.setattr(library.shutil, "which", lambda name: None)
+    (tmp_path / "cache" / name).unlink()
+    with pytest.raises(BuildError, match="no C compiler"):
+        open_library(FAKE, tmp_path / "cache")
+
+
+def test_a_folder_that_cannot_be_written_does_not_matter(sources: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    found = open_library(FAKE, tmp_path / "file")
+    assert three(found) == 3
+    assert not found.path.exists()
+
+
+def test_what_the_compiler_says_is_told(sources: Path, tmp_path: Path) -> None:
+    (sources / "wrong.c").write_text("#error this is wrong")
+    with pytest.raises(BuildError, match=r"could not compile the kernels: .*this is wrong"):
+        open_library(FAKE, tmp_path)
+    assert not list(tmp_path.glob("build-*"))
+
+
+@pytest.mark.parametrize("level", [level for level in LEVELS if level.name not in NAMES])
+def test_levels_that_cannot_be_tried_here_can_be_built(level: Level, tmp_path: Path) -> None:
+    assert library.build(level, tmp_path).stat().st_size > 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("fpu sse2", []),
+        ("avx2 fma f16c bmi2", ["avx2"]),
+        ("avx2 fma f16c bmi2 avx512f avx512bw avx512vl avx512dq", ["avx512", "avx2"]),
+        (
+            "avx2 fma f16c bmi2 avx512f avx512bw avx512vl avx512dq avx512_bf16 avx512_vnni amx_tile amx_bf16",
+            ["amx", "avx512bf16", "avx512", "avx2"],
+        ),
+    ],
+)
+def test_levels_are_what_the_processor_lists(tmp_path: Path, flags: str, expected: list[str]) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"processor\t: 0\nflags\t\t: {flags}\nbugs\t\t:\n")
+    assert [level.name for level in levels_here(cpuinfo)] == expected
+    assert levels_here(tmp_path / "absent") == []
+
+
+# The choice
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    """Kernels are chosen once for a process."""
+    operations.choose.cache_clear()
+    yield
+    operations.choose.cache_clear()
+
+
+@pytest.mark.usefixtures("fresh")
+def test_the_best_level_is_taken() -> None:
+    found, table = operations.choose()
+    assert found is not None
+    assert found.level.name == NAMES[0]
+    assert table.keys() > portable.TABLE.keys()
+
+
+@pytest.mark.usefixtures("fresh")
+def test_without_kernels_torch_computes_and_one_line_says_why(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(level: Level) -> library.Library:
+        raise BuildError("there is no C compiler (cc)")
+
+    monkeypatch.setattr(operations, "open_library", refuse)
+    with caplog.at_level(logging.WARNING):
+        assert operations.open_kernels(2) is portable.TABLE
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "takes 2 to 3 times as long: there is no C compiler" in caplog.text
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_level_that_computes_wrongly_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if len(NAMES) < 2:
+        pytest.skip("this processor knows one level only")
+    answers = iter([["linear"], []])
+    monkeypatch.setattr(check, "wrong", lambda table: next(answers))
+    found, _ = operations.choose()
+    assert found is not None
+    assert found.level.name == NAMES[1]
+    assert f"the {NAMES[0]} kernels are not used" in caplog.text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_check_finds_what_is_wrong(name: str) -> None:
+    table = table_of(name)
+    assert check.wrong(table) == []
+    for each in (
+        *("linear", "gated_linear", "rms_norm", "add_layer_norm", "activation"),
+        *("rotary_and_cache", "attention", "encoder_attention"),
+    ):
+
+        def off(*args: object, good: Callable[..., object] = table[each], **options: object) -> object:
+            out = good(*args, **options)
+            (out[0] if isinstance(out, tuple) else out)[-1].view(-1)[-1] += 1
+            return out
+
+        assert each in check.wrong({**table, each: off})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_threads_can_be_changed_at_any_time(name: str) -> None:
+    table, x = table_of(name), torch.randn(64, 300)
+    packed = table["pack"](torch.randn(200, 300))
+    expected = table["linear"](x, packed)
+    for count in (2, 5, 1, 3, 3, 1):
+        use_threads(name, count)
+        assert all(torch.equal(table["linear"](x, packed), expected) for _ in range(20))

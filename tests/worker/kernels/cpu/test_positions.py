@@ -1,0 +1,105 @@
+"""Steps laid out in C, against the same by torch."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import fields
+
+import pytest
+import torch
+from kernel_levels import NAMES, library_of
+from torch import Tensor
+
+from worker.devices.device import Cpu
+from worker.kernels.cpu.positions import MOST_TOKENS, Layout
+from worker.protocol import SeqStep
+from worker.tables.positions import Columns, Laid, lay_out
+from worker.tables.slots import Slots
+from worker.tables.staging import Packet
+
+pytestmark = pytest.mark.skipif(not NAMES, reason="there are no C kernels for this processor")
+
+ROWS, LENGTH, BLOCK = 6, 40, 8
+
+
+def filled(*, paged: bool = True) -> Slots:
+    slots = Slots(torch.device("cpu"), ROWS, LENGTH, BLOCK, paged=paged)
+    slots.tokens.random_(1000)
+    slots.block_table.random_(1000)
+    return slots
+
+
+def by_torch(columns: Columns, slots: Slots) -> Laid:
+    packet = Packet(Cpu(1), words=8)
+    finish = lay_out(columns, slots, packet)
+    packet.send()
+    return finish()
+
+
+def in_c(layout: Layout, columns: Columns, slots: Slots) -> Laid:
+    return layout(columns, slots, Packet(Cpu(1), words=0))()
+
+
+def assert_same(found: Laid, expected: Laid) -> None:
+    """But for the blocks beyond those of the longest sequence."""
+    (ids, context), (expected_ids, expected_context) = found, expected
+    assert torch.equal(ids, expected_ids)
+    width = expected_context.block_table.shape[1]
+    context.block_table = context.block_table[:, :width]
+    for field in fields(context):
+        one, other = getattr(context, field.name), getattr(expected_context, field.name)
+        if isinstance(other, Tensor):
+            assert one.dtype == other.dtype
+            assert torch.equal(one, other), field.name
+        else:
+            assert one == other
+
+
+def rows(chance: random.Random, *, most: int) -> Columns:
+    seqs = []
+    for slot in chance.sample(range(ROWS + 1), chance.randint(1, ROWS)):
+        count = chance.randint(1, most)
+        seqs.append(SeqStep(slot, chance.randint(0, LENGTH - count), count, [], True))
+    return Columns.of(seqs)
+
+
+@pytest.mark.parametrize("most", [1, 2, LENGTH])
+def test_any_steps(most: int) -> None:
+    chance, slots = random.Random(most), filled()
+    layout = Layout(library_of(NAMES[0]), slots)
+    for _ in range(50):
+        columns = rows(chance, most=most)
+        assert_same(in_c(layout, columns, slots), by_torch(columns, slots))
+
+
+def test_without_a_cache() -> None:
+    slots = filled(paged=False)
+    layout = Layout(library_of(NAMES[0]), slots)
+    columns = Columns.of([SeqStep(3, 0, 7, [], False), SeqStep(1, 0, LENGTH, [], False)])
+    assert_same(in_c(layout, columns, slots), by_torch(columns, slots))
+
+
+def test_small_steps_of_texts_lie_where_they_lay_before() -> None:
+    slots = filled(paged=False)
+    layout = Layout(library_of(NAMES[0]), slots)
+    expected_ids, expected = layout.texts([LENGTH, 7])
+    columns = Columns.of([SeqStep(3, 0, LENGTH, [], False), SeqStep(1, 0, 7, [], False)])
+    ids, context = found = in_c(layout, columns, slots)
+    assert_same(found, by_torch(columns, slots))
+    assert_same((expected_ids, expected), found)
+    assert ids.data_ptr() == expected_ids.data_ptr() == layout.texts([1])[0].data_ptr()
+    assert context.query_starts.data_ptr() == expected.query_starts.data_ptr()
+    many = [SeqStep(row % ROWS, 0, LENGTH, [], False) for row in range(MOST_TOKENS // LENGTH + 1)]
+    larger, _ = in_c(layout, Columns.of(many), slots)
+    assert larger.data_ptr() != ids.data_ptr()
+    assert len(larger) > MOST_TOKENS
+
+
+def test_single_tokens_lie_where_they_lay_before() -> None:
+    slots = filled()
+    layout = Layout(library_of(NAMES[0]), slots)
+    first, _ = in_c(layout, Columns.of([SeqStep(3, 9, 1, [], True), SeqStep(0, 2, 1, [], True)]), slots)
+    again, _ = in_c(layout, Columns.of([SeqStep(5, 1, 1, [], True), SeqStep(4, 30, 1, [], True)]), slots)
+    assert again is first is layout.kept(2).ids
+    longer, _ = in_c(layout, Columns.of([SeqStep(5, 1, 2, [], True)]), slots)
+    assert longer is not first

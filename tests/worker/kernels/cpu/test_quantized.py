@@ -1,0 +1,247 @@
+"""Quantized linear layers: how near they are to what was loaded, and the C kernels against plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from kernel_levels import NAMES, library_of, use_threads
+from torch import Tensor, nn
+
+from models.layers.linear import frozen
+from models.ops import reference
+from worker.kernels import check
+from worker.kernels.cpu import linear, quantized
+from worker.kernels.cpu.operations import Table
+from worker.kernels.cpu.quantized import (
+    HEAD,
+    SCHEMES,
+    Quantized,
+    describe_savings,
+    find_scheme,
+    quantize,
+    widen,
+)
+
+DTYPES = [torch.float32, torch.bfloat16]
+SHAPES = [(1, 1), (31, 5), (32, 32), (33, 65), (70, 127), (100, 600)]
+"""(outputs, inputs): less than a panel and a group, whole ones and a rest, odd and even inputs."""
+ROWS = [1, 2, 3, 5, 6, 7, 12, 13, 31]
+ERRORS = {"int8": 7e-3, "int8-dynamic": 1e-2, "int4": 9e-2}
+"""Of products of normal numbers, relative; half of it would be too strict."""
+
+
+@pytest.fixture(params=NAMES)
+def level(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(params=SCHEMES)
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def table(level: str, name: str) -> Table:
+    torch.manual_seed(0)
+    return linear.bind(library_of(level), SCHEMES[name])
+
+
+@pytest.fixture
+def plain(name: str) -> Table:
+    return quantized.table(SCHEMES[name])
+
+
+@pytest.fixture
+def threads(level: str) -> Iterator[None]:
+    use_threads(level, 2)
+    yield
+    use_threads(level, 1)
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    return ((found - expected).norm() / expected.norm()).item()
+
+
+def assert_same_sums(out: Tensor, expected: Tensor) -> None:
+    """But for the order in which float32 numbers were added up."""
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item())
+
+
+def test_an_element_is_off_by_half_a_step_at_most() -> None:
+    weight = torch.randn(50, 200) * torch.logspace(-3, 3, 50).unsqueeze(1)
+    values, scales = quantize(weight, SCHEMES["int8"])
+    assert (values.shape, scales.shape) == ((50, 200), (50, 2))
+    steps = scales.float().abs().repeat_interleave(128, dim=1)[:, :200]
+    assert ((widen(values, scales, SCHEMES["int8"]) - weight).abs() <= steps * 0.5001 + 1e-9).all()
+    largest = torch.nn.functional.pad(weight, (0, 56)).unflatten(1, (2, 128)).abs().amax(-1)
+    torch.testing.assert_close(scales.float().abs() * 127, largest, rtol=2**-8, atol=0)
+
+
+def test_four_bits_are_spent_well() -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(200, 256)
+    values, scales = quantize(weight, SCHEMES["int4"])
+    assert (values.min(), values.max()) == (-8, 7)
+    groups = weight.unflatten(1, (-1, 32))
+    step = groups.abs().amax(-1, keepdim=True) / 7  # the plain way
+    plainly = relative_error(((groups / step).round() * step).flatten(1), weight)
+    assert relative_error(widen(values, scales, SCHEMES["int4"]), weight) < 0.9 * plainly
+
+
+def test_zeros_stay_zeros() -> None:
+    for scheme in SCHEMES.values():
+        values, scales = quantize(torch.zeros(3, 70), scheme)
+        assert not values.any()
+        assert not widen(values, scales, scheme).any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_products_are_near_those_of_what_was_loaded(table: Table, name: str, dtype: torch.dtype) -> None:
+    weight, x = torch.randn(300, 600).to(dtype), torch.randn(9, 600).to(dtype)
+    expected = reference.linear(x.double(), weight.double())
+    error = relative_error(table["linear"](x, table["pack"](weight)).double(), expected)
+    assert ERRORS[name] / 2 < error < ERRORS[name]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
+@pytest.mark.usefixtures("threads")
+def test_the_kernels_compute_what_is_specified(
+    table: Table, plain: Table, dtype: torch.dtype, outputs: int, inputs: int
+) -> None:
+    weight, bias = torch.randn(outputs, inputs).to(dtype), torch.randn(outputs).to(dtype)
+    # On two scales, or one for all groups would do.
+    weight[:, inputs // 2 :] *= 40
+    packed, specified = table["pack"](weight), plain["pack"](weight)
+    for rows in ROWS:
+        x = torch.randn(rows, inputs).to(dtype)
+        x[:, inputs // 2 :] /= 7
+        for added in (None, bias):
+            expected = plain["linear"](x, specified, added)
+            out = table["linear"](x, packed, added)
+            assert out.dtype == dtype
+            if dtype == torch.float32:
+                assert_same_sums(out, expected)
+            else:
+                torch.testing.assert_close(out, expected, rtol=2**-7, atol=1e-4 * expected.abs().max().item())
+
+
+def test_parts_are_packed_like_the_whole(table: Table, plain: Table) -> None:
+    parts = [torch.randn(rows, 67) for rows in (37, 1, 40, 24)]
+    for pack in (table["pack"], plain["pack"]):
+        for gated in (False, True):
+            assert torch.equal(pack(*parts, gated=gated), pack(torch.cat(parts), gated=gated))
+
+
+@pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh", "relu"])
+def test_activations_and_gates_follow(table: Table, plain: Table, kind: str) -> None:
+    weight, bias, x = torch.randn(90, 65), torch.randn(90), torch.randn(14, 65)
+    specified = plain["pack"](weight)
+    assert_same_sums(
+        table["linear"](x, table["pack"](weight), bias, kind=kind),
+        plain["linear"](x, specified, bias, kind=kind),
+    )
+    gated = table["pack"](weight, gated=True)
+    for added in (None, bias):
+        assert_same_sums(
+            table["gated_linear"](x, gated, added, kind), plain["gated_linear"](x, specified, added, kind)
+        )
+
+
+def test_all_processors_compute_the_same_bits(name: str) -> None:
+    torch.manual_seed(0)
+    weight, x = torch.randn(70, 333), torch.randn(8, 333)
+    found: list[Tensor] = []
+    for level in NAMES:
+        table = linear.bind(library_of(level), SCHEMES[name])
+        found.append(table["linear"](x, table["pack"](weight)))
+    assert all(torch.equal(other, found[0]) for other in found[1:])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.usefixtures("threads")
+def test_a_row_has_the_same_bits_in_every_batch(table: Table, dtype: torch.dtype) -> None:
+    packed = table["pack"](torch.randn(100, 515).to(dtype))
+    x = torch.randn(1100, 515).to(dtype)  # more rows than are laid out at once
+    whole = table["linear"](x, packed)
+    for rows in (1, 2, 6, 7, 11, 12, 13, 25, 300):
+        assert torch.equal(table["linear"](x[-rows:], packed), whole[-rows:]), rows
+
+
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
+def test_what_is_not_finite_stays_in_its_row(table: Table, wrong: float) -> None:
+    packed = table["pack"](torch.randn(40, 133))
+    x = torch.randn(20, 133)
+    clean = table["linear"](x, packed)
+    x[7, 132] = wrong
+    out = table["linear"](x, packed)
+    assert out[7].isnan().all()
+    out[7] = clean[7]
+    assert torch.equal(out, clean)
+
+
+def test_rows_of_any_size_and_place(table: Table, plain: Table) -> None:
+    weight = torch.randn(40, 33)
+    packed = table["pack"](weight)
+    wide = torch.randn(20, 80)
+    for x in (wide[:, 9:42], wide[::2, 3:36], wide.t()[:33, :20].t(), wide[:1, :33].expand(5, -1)):
+        assert torch.equal(table["linear"](x, packed), table["linear"](x.clone(), packed))
+    assert not table["linear"](torch.zeros(2, 33), packed).any()
+    assert table["linear"](torch.empty(0, 33), packed).shape == (0, 40)
+    scales = torch.tensor([[1e-35], [1e-20], [1e20]])
+    x = wide[:3, :33] * scales
+    expected = plain["linear"](wide[:3, :33], plain["pack"](weight)) * scales
+    out = table["linear"](x, packed)
+    assert_same_sums(out[1:] / scales[1:], expected[1:] / scales[1:])
+    assert out[0].abs().max() < 1e-33
+
+
+def test_a_head_has_eight_bits_in_every_mode(table: Table, plain: Table) -> None:
+    weight, x = torch.randn(70, 65), torch.randn(3, 65)
+    head = table["linear"](x, table["pack"](weight, wide=True), wide=True)
+    assert head.dtype == torch.float32
+    assert relative_error(head, reference.linear(x, weight)) < ERRORS["int8"]
+    assert_same_sums(head, plain["linear"](x, plain["pack"](weight, wide=True), wide=True))
+    assert_same_sums(head, plain["linear"](x, Quantized.of(weight, HEAD), wide=True))
+
+
+def test_memory_is_saved(table: Table, plain: Table, name: str) -> None:
+    weight = torch.randn(96, 640).bfloat16()
+    share = {"int8": 1 / 2 + 1 / 128, "int8-dynamic": 1 / 2 + 1 / 128, "int4": 1 / 4 + 1 / 32}[name]
+    layer = nn.Module()
+    for packed in (table["pack"](weight), plain["pack"](weight)):
+        layer.weight = frozen(packed)
+        assert [parameter.nbytes for parameter in layer.parameters()] == [weight.nbytes * share]
+        kept = [nn.Parameter(torch.empty(2 << 20)), packed]
+        assert describe_savings(name, kept).startswith(f"quantization {name}: 8 MiB of weights became 8 MiB")
+
+
+def test_a_model_without_our_layers_is_refused() -> None:
+    with pytest.raises(ValueError, match="leave the option out"):
+        describe_savings("int8", [nn.Parameter(torch.empty(3))])
+
+
+def test_float16_is_computed_by_torch(table: Table, name: str) -> None:
+    weight, bias, x = torch.randn(40, 133).half(), torch.randn(40).half(), torch.randn(5, 133).half()
+    out = table["linear"](x, table["pack"](weight), bias)
+    assert out.dtype == torch.float16
+    assert (
+        relative_error(out.float(), reference.linear(x.float(), weight.float(), bias.float())) < ERRORS[name]
+    )
+    gated = table["gated_linear"](x, table["pack"](weight, gated=True), bias, "silu")
+    expected = reference.gated_linear(x.float(), weight.float(), bias.float(), "silu")
+    assert relative_error(gated.float(), expected) < 2 * ERRORS[name]
+
+
+def test_the_check_at_start_tells_schemes_apart(table: Table, plain: Table, name: str) -> None:
+    assert check.wrong(table, plain) == []
+    for other in SCHEMES.keys() - {name}:
+        found = check.wrong(table, quantized.table(SCHEMES[other]))
+        assert found == ["gated_linear", "linear"] or {name, other} == {"int8", "int8-dynamic"}
+
+
+def test_an_unknown_scheme_names_the_known() -> None:
+    with pytest.raises(ValueError, match="'fp8': choose one of int8, int8-dynamic, int4"):
+        find_scheme("fp8")

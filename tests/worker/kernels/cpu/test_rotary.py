@@ -1,0 +1,111 @@
+"""Norms, rotation and caching of heads by the C kernels, for every kind of processor that can be tried."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from kernel_levels import NAMES, table_of, use_threads
+from paged import make_step
+from torch import Tensor
+
+from models.context import ForwardContext
+from models.ops import reference
+from worker.kernels.cpu.operations import Table
+
+DTYPES = [torch.float32, torch.bfloat16]
+SHAPES = [(4, 2, 64, 64), (3, 1, 16, 6), (2, 2, 40, 40), (9, 3, 128, 32), (1, 1, 256, 256)]
+"""(heads, key heads, dimensions, turned ones)."""
+EPS = 1e-5
+
+
+@pytest.fixture(params=NAMES)
+def table(request: pytest.FixtureRequest) -> Table:
+    torch.manual_seed(0)
+    use_threads(request.param, 2)
+    return table_of(request.param)
+
+
+@pytest.fixture
+def step() -> ForwardContext:
+    return make_step([1, 150, 2], [9, 150, 80], block_size=16)
+
+
+def fused(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v as views of one projection."""
+    both = torch.randn(153, (heads + 2 * kv_heads) * dim).to(dtype)
+    q, k, v = both.split([heads * dim, kv_heads * dim, kv_heads * dim], dim=-1)
+    return q.view(-1, heads, dim), k.view(-1, kv_heads, dim), v.view(-1, kv_heads, dim)
+
+
+def angles(turned: int) -> Tensor:
+    phases = torch.randn(153, turned // 2)
+    return torch.cat([phases.cos(), phases.sin()], dim=-1)
+
+
+def empty_cache(step: ForwardContext, kv_heads: int, dim: int, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(2, step.block_table.numel(), kv_heads, step.block_size, dim, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rotation_has_the_bits_of_the_reference(
+    table: Table, step: ForwardContext, dtype: torch.dtype, shape: tuple[int, int, int, int]
+) -> None:
+    heads, kv_heads, dim, turned = shape
+    (q, k, v), cos_sin = fused(heads, kv_heads, dim, dtype), angles(turned)
+    kv, expected = empty_cache(step, kv_heads, dim, dtype), empty_cache(step, kv_heads, dim, dtype)
+    for given in (cos_sin, None):
+        out = table["rotary_and_cache"](q, k, v, kv, step, cos_sin=given)
+        assert torch.equal(out, reference.rotary_and_cache(q, k, v, expected, step, cos_sin=given))
+        assert torch.equal(kv, expected)
+    assert torch.equal(table["rotate"](k, cos_sin), reference.rotate(k, cos_sin))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "weights"), [(DTYPES[0], DTYPES[0]), (DTYPES[1], DTYPES[0]), (DTYPES[1],) * 2]
+)
+def test_norms_come_first(
+    table: Table, step: ForwardContext, dtype: torch.dtype, weights: torch.dtype
+) -> None:
+    (q, k, v), cos_sin = fused(4, 2, 72, dtype), angles(72)
+    norms: dict[str, Any] = {
+        "q_norm": torch.randn(72).to(weights),
+        "k_norm": torch.randn(72).to(weights),
+        "eps": EPS,
+    }
+    kv, expected = empty_cache(step, 2, 72, dtype), empty_cache(step, 2, 72, dtype)
+    out = table["rotary_and_cache"](q, k, v, kv, step, cos_sin=cos_sin, **norms)
+    turned = reference.rotary_and_cache(q, k, v, expected, step, cos_sin=cos_sin, **norms)
+    # A digit of the norm may be rounded the other way.
+    tolerance: dict[str, Any] = (
+        {"rtol": 2e-6, "atol": 2e-6} if dtype == torch.float32 else {"rtol": 2**-7, "atol": 2**-6}
+    )
+    torch.testing.assert_close(out, turned, **tolerance)
+    torch.testing.assert_close(kv, expected, **tolerance)
+    assert (out == turned).float().mean() > (0.4 if dtype == torch.float32 else 0.99)
+
+
+def test_a_token_has_the_same_bits_in_any_company(table: Table) -> None:
+    q, k, v = fused(4, 2, 64, torch.float32)
+    cos_sin, norm = angles(64), torch.randn(64)
+    norms: dict[str, Any] = {"q_norm": norm, "k_norm": norm, "eps": EPS}
+    whole = make_step([153], [153], block_size=16)
+    kv = empty_cache(whole, 2, 64, torch.float32)
+    together = table["rotary_and_cache"](q, k, v, kv, whole, cos_sin=cos_sin, **norms)
+    for token in (0, 77, 152):
+        one = slice(token, token + 1)
+        step = make_step([1], [1], block_size=16)
+        alone = table["rotary_and_cache"](q[one], k[one], v[one], kv, step, cos_sin=cos_sin[one], **norms)
+        assert torch.equal(alone, together[one])
+
+
+@pytest.mark.parametrize("dim", [12, 264])
+def test_what_the_kernels_do_not_know_is_the_references(table: Table, step: ForwardContext, dim: int) -> None:
+    (q, k, v), cos_sin = fused(2, 1, dim, torch.float32), angles(4)
+    kv, expected = (empty_cache(step, 1, dim, torch.float32) for _ in range(2))
+    out = table["rotary_and_cache"](q, k, v, kv, step, cos_sin=cos_sin)
+    assert torch.equal(out, reference.rotary_and_cache(q, k, v, expected, step, cos_sin=cos_sin))
+    assert torch.equal(kv, expected)
+    assert torch.equal(table["rotate"](q, cos_sin), reference.rotate(q, cos_sin))

@@ -1,0 +1,21 @@
+"""The memory of recordings."""
+
+from __future__ import annotations
+
+import torch
+
+from worker.kernels.cpu.tape import Memory
+
+
+def test_memory_is_used_again_when_no_view_of_it_is_left() -> None:
+    memory = Memory(torch.zeros(256, dtype=torch.uint8))
+    first, second = memory.take(100), memory.take(128)
+    assert first is not None and second is not None
+    assert memory.take(1) is None
+    place, view = first.data_ptr(), first.view(torch.float32)[:3]
+    del first
+    assert memory.take(100) is None
+    del view
+    again = memory.take(90)  # in pieces of 64 bytes as many
+    assert again is not None
+    assert again.data_ptr() == place

@@ -1,0 +1,75 @@
+"""What the C kernels find in whole vocabularies, against torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from kernel_levels import NAMES, library_of, use_threads
+
+from worker.kernels.cpu import vocabulary
+from worker.sampling.groups import BY_TORCH, GROUP, Scan
+
+INF, NAN = torch.inf, torch.nan
+
+
+@pytest.fixture(params=NAMES)
+def scan(request: pytest.FixtureRequest) -> Scan:
+    torch.manual_seed(0)
+    use_threads(request.param, 2)
+    return vocabulary.bind(library_of(request.param))
+
+
+@pytest.mark.parametrize("groups", [1, 3, 200])
+def test_a_survey_finds_the_largest(scan: Scan, groups: int) -> None:
+    logits = torch.randn(40, groups * GROUP)
+    told, largest = scan.survey(logits)
+    expected, groups_largest = BY_TORCH.survey(logits)
+    assert torch.equal(told, expected)
+    assert torch.equal(largest, groups_largest)
+    alone, _ = scan.survey(logits[7:8].clone())
+    assert torch.equal(alone[:, 0], told[:, 7])
+
+
+def test_of_equals_the_first_is_taken(scan: Scan) -> None:
+    logits = torch.zeros(3, 5 * GROUP)
+    logits[1, [70, 131, 200]] = 2.0
+    logits[2, [319, 255, 130]] = 2.0
+    assert scan.survey(logits)[0].tolist() == [[0, 70, 130], [1, 1, 1]]
+
+
+@pytest.mark.parametrize("place", [0, 63, 64, 150])
+def test_rows_without_an_answer_are_told_and_harm_no_other(scan: Scan, place: int) -> None:
+    logits = torch.full((6, 3 * GROUP), -1.0)
+    logits[:, 20] = 3.0
+    logits[0, place], logits[1, place], logits[2, place] = NAN, INF, -INF
+    logits[3] = -INF
+    logits[4] = NAN
+    (tokens, finite), _ = scan.survey(logits)
+    assert finite.tolist() == [0, 0, 1, 0, 0, 1]
+    assert tokens[[2, 5]].tolist() == [20, 20]
+    assert ((tokens >= 0) & (tokens < 3 * GROUP)).all()
+
+
+def test_a_row_of_one_token_that_is_left(scan: Scan) -> None:
+    logits = torch.full((1, 2 * GROUP), -INF)
+    logits[0, 127] = -1e30
+    assert scan.survey(logits)[0].tolist() == [[127], [1]]
+
+
+@pytest.mark.parametrize("groups", [1, 3, 200])
+def test_weights_are_added_up(scan: Scan, groups: int) -> None:
+    logits = 20 * torch.randn(9, groups * GROUP)
+    logits[5, ::2] = -INF
+    rows, temperature = (
+        torch.tensor([5, 0, 8, 5], dtype=torch.int32),
+        torch.tensor([[0.3], [1.0], [2.5], [1e-3]]),
+    )
+    one = logits[rows].amax(-1, keepdim=True)
+    sums = scan.sum_weights(logits, rows, one, temperature)
+    exact = ((logits[rows].double() - one) / temperature).exp().unflatten(1, (-1, GROUP)).sum(-1)
+    torch.testing.assert_close(sums.double(), exact, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(
+        sums, BY_TORCH.sum_weights(logits, rows, one, temperature), rtol=1e-5, atol=1e-7
+    )
+    alone = scan.sum_weights(logits, rows[2:3], one[2:3], temperature[2:3])
+    assert torch.equal(alone[0], sums[2])

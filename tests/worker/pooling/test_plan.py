@@ -1,0 +1,229 @@
+"""What pooling adds to a worker: its memory, its plan of rows, and the queries it keeps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from sizes import worker_config
+from tiny import tiny_checkpoint
+
+from models.config import read_config
+from models.context import ForwardContext
+from models.conversion.served_as import Conversion, resolve_conversion
+from models.pooling.config import PoolingConfig, read_pooling
+from models.pooling.sentence_files import TextFacts
+from worker.batch import Batch, build
+from worker.devices.device import Cpu
+from worker.limits import Limits, hold_whole_sequences, resolve_limits
+from worker.pooling.hidden import HiddenStore
+from worker.pooling.late_interaction import Queries, max_sim
+from worker.pooling.plan import gather
+from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, StepInput, WorkerFacts
+from worker.runner import Runner
+from worker.tables.slots import Slots
+from worker.tables.staging import Staging
+
+WHOLE, LAST = Pooling(task="token_embed"), Pooling(task="embed")
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint("LlamaForCausalLM", tmp_path_factory.mktemp("llama"))
+
+
+def facts_of(folder: Path, runner: str = "auto", tasks: tuple[str, ...] = (), **given: object) -> WorkerFacts:
+    model = read_config(folder)
+    config = worker_config(
+        folder=str(folder),
+        model=model,
+        conversion=resolve_conversion(model, folder, runner=runner),
+        pooling=read_pooling(folder, model, {}),
+        tasks=tasks,
+        num_blocks=64,
+        cpu_threads=1,
+        **given,
+    )
+    opened = Runner(config, lambda stage, fraction: None)
+    opened.close()
+    return opened.facts
+
+
+def test_one_copy_of_the_weights_does_it_all(llama: Path) -> None:
+    everything, text_only = facts_of(llama), facts_of(llama, tasks=("generate",))
+    vectors_only = facts_of(llama, runner="pooling")
+    lm_head = 320 * 32 * 4
+    assert everything.weight_bytes == text_only.weight_bytes
+    assert vectors_only.weight_bytes == everything.weight_bytes - lm_head
+    assert vectors_only.tasks == ("embed", "token_embed")
+
+
+def test_hidden_states_take_memory_only_where_a_task_reads_them_all(llama: Path) -> None:
+    keys_and_values = 64 * 32 * (3 * 2 * 2 * 8) * 4  # blocks, positions, layers and heads, float32
+    everything = facts_of(llama, tasks=("generate", "token_embed"))
+    assert everything.whole_tasks == ("token_embed",)
+    assert everything.kv_bytes == keys_and_values + 64 * 32 * 32 * 4
+    last_only = facts_of(llama)
+    assert last_only.tasks == ("generate", "embed")
+    assert last_only.whole_tasks == ()
+    assert last_only.kv_bytes == keys_and_values
+
+
+def test_hidden_states_may_be_narrower_than_the_layers(tmp_path: Path) -> None:
+    facts = facts_of(tiny_checkpoint("OPTForCausalLM", tmp_path), tasks=("token_embed",))
+    assert facts.widths == {"token_embed": 16}
+    assert facts.kv_bytes == 64 * 32 * (3 * 2 * 4 * 8 + 16) * 4
+
+
+def test_limits_of_what_pools() -> None:
+    model = worker_config().model
+    pooling = Conversion(runner="pooling", convert="embed", architecture=model.architecture)
+    trained = PoolingConfig(texts=TextFacts(max_len=100))
+    assert resolve_limits(worker_config(conversion=pooling), Cpu(1)) == Limits(32, 256, 4096, model.max_len)
+    assert resolve_limits(worker_config(conversion=pooling, pooling=trained), Cpu(1)).max_model_len == 100
+    asked = worker_config(conversion=pooling, pooling=trained, max_model_len=200)
+    assert resolve_limits(asked, Cpu(1)).max_model_len == 200
+    assert resolve_limits(worker_config(pooling=trained), Cpu(1)).max_model_len == model.max_len
+
+
+def test_a_step_makes_room_for_the_longest_text_unless_the_operator_forbids() -> None:
+    limits = Limits(block_size=32, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=500)
+    assert hold_whole_sequences(limits, worker_config()) == replace(limits, max_num_batched_tokens=500)
+    roomy = replace(limits, max_num_batched_tokens=600)
+    assert hold_whole_sequences(roomy, worker_config(max_num_batched_tokens=600)) == roomy
+    with pytest.raises(ValueError, match=r"64 is less than --max-model-len \(500\)"):
+        hold_whole_sequences(limits, worker_config(max_num_batched_tokens=64))
+
+
+class Table:
+    """Slots of four rows of up to 20 tokens, in blocks of 4 where there are any."""
+
+    def __init__(self, *, paged: bool = True) -> None:
+        self.device = Cpu(1)
+        self.slots = Slots(self.device.target, 4, 20, block_size=4, paged=paged)
+        self.staging = Staging(self.device, steps_ahead=1, words=8)
+
+    def step(self, *seqs: SeqStep, new: list[NewSeq] | None = None) -> Batch:
+        return build(
+            StepInput(number=1, new=new or [], seqs=list(seqs)),
+            self.slots,
+            self.staging.open(),
+            num_blocks=10,
+            vocab_size=100,
+            needs_all_rows=lambda params: params == WHOLE,
+        )
+
+
+def new(slot: int, count: int, params: Pooling | Sampling) -> NewSeq:
+    return NewSeq(slot=slot, tokens=[10 * slot + i for i in range(count)], prompt_len=count, params=params)
+
+
+def seq(slot: int, start: int, count: int, blocks: list[int] | None = None, *, pools: bool = True) -> SeqStep:
+    return SeqStep(slot=slot, start=start, count=count, blocks=blocks or [], samples=False, pools=pools)
+
+
+def states(batch: Batch) -> torch.Tensor:
+    """Hidden states that say which token they belong to."""
+    return batch.ids[:, None].float().expand(-1, 3)
+
+
+def test_rows_come_from_the_step_or_from_earlier_ones() -> None:
+    table = Table()
+    store = HiddenStore(10, 4, 3, torch.float32, table.device)
+    first = table.step(
+        seq(1, 0, 5, [7, 3], pools=False),
+        seq(2, 0, 2, [1], pools=False),
+        new=[new(1, 6, WHOLE), new(2, 3, LAST)],
+    )
+    assert first.pooled is None
+    store.write(states(first), first.context)
+    second = table.step(
+        seq(1, 5, 1), seq(2, 2, 1), seq(3, 0, 4, [9]), seq(0, 0, 2, [4], pools=False),
+        new=[new(3, 4, WHOLE), new(0, 9, Sampling(max_tokens=1))],
+    )  # fmt: skip
+    store.write(states(second), second.context)
+    plan = second.pooled
+    assert plan is not None
+    assert (plan.rows, plan.lengths, plan.params) == ([1, 2, 0], [1, 4, 6], [LAST, WHOLE, WHOLE])
+    pooled = gather(plan, states(second), second.ids, store, table.slots)
+    expected = [22, 30, 31, 32, 33, 10, 11, 12, 13, 14, 15]
+    assert pooled.ids.tolist() == expected
+    assert pooled.hidden[:, 0].tolist() == expected
+    with pytest.raises(ValueError, match="earlier steps, which are not kept"):
+        gather(plan, states(second), second.ids, None, table.slots)
+
+
+def test_a_step_of_whole_sequences_is_pooled_as_it_is() -> None:
+    table = Table(paged=False)
+    batch = table.step(seq(1, 0, 4), seq(3, 0, 2), new=[new(1, 4, WHOLE), new(3, 2, WHOLE)])
+    plan = batch.pooled
+    assert plan is not None
+    assert (plan.rows, plan.lengths, plan.params, plan.needed) == ([0, 1], [4, 2], [WHOLE, WHOLE], None)
+    hidden = states(batch)
+    pooled = gather(plan, hidden, batch.ids, None, table.slots)
+    assert pooled.hidden is hidden
+    assert pooled.ids.tolist() == [10, 11, 12, 13, 30, 31]
+
+
+@pytest.mark.parametrize("other", [LAST, None])
+def test_a_step_with_another_sequence_is_sorted_out(other: Pooling | None) -> None:
+    """One that needs its last row alone, or that is not pooled."""
+    table = Table(paged=False)
+    news = [new(1, 4, WHOLE), new(3, 2, other or WHOLE)]
+    batch = table.step(seq(1, 0, 4), seq(3, 0, 2, pools=other is not None), new=news)
+    assert batch.pooled is not None
+    pooled = gather(batch.pooled, states(batch), batch.ids, None, table.slots)
+    assert pooled.ids.tolist() == ([10, 11, 12, 13, 31] if other else [10, 11, 12, 13])
+    assert pooled.hidden[:, 0].tolist() == pooled.ids.tolist()
+
+
+def test_a_row_that_was_admitted_to_be_sampled_is_not_pooled() -> None:
+    table = Table()
+    with pytest.raises(ValueError, match="was not admitted"):
+        table.step(seq(1, 0, 5, [7, 3]), new=[new(1, 5, Sampling(max_tokens=1))])
+
+
+def test_whole_sequences_have_token_types_and_no_blocks() -> None:
+    table = Table(paged=False)
+    pair = Pooling(task="embed", second_at=2)
+    batch = table.step(seq(1, 0, 4), seq(0, 0, 3), new=[new(1, 4, pair), new(0, 3, LAST)])
+    assert batch.context.token_types is not None
+    assert batch.context.token_types.tolist() == [0, 0, 1, 1, 0, 0, 0]
+    assert batch.context.positions.tolist() == [0, 1, 2, 3, 0, 1, 2]
+    assert batch.ids.tolist() == [10, 11, 12, 13, 0, 1, 2]
+    plain = table.step(seq(0, 0, 3), new=[new(0, 3, LAST)])
+    assert plain.context.token_types is None
+    with pytest.raises(ValueError, match="does not fit"):
+        table.step(seq(1, 1, 3))
+
+
+def test_a_store_keeps_what_was_written_in_its_dtype() -> None:
+    store = HiddenStore(4, 2, 3, torch.bfloat16, Cpu(1))
+    context = ForwardContext(*[torch.empty(0)] * 4, torch.tensor([9, 2]), 2, [2], [2])
+    store.write(torch.tensor([[1.0, 2, 3], [4, 5, 6]]), context)
+    table = torch.tensor([[0, 0], [1, 4]], dtype=torch.int32)
+    rows = store.read(table, torch.tensor([1, 1]), torch.tensor([0, 3]))
+    assert rows.tolist() == [[4, 5, 6], [1, 2, 3]]
+    assert rows.dtype == torch.bfloat16
+
+
+def test_the_query_that_was_used_longest_ago_makes_way() -> None:
+    queries = Queries(max_bytes=100)
+    for name in ("a", "b"):
+        queries.keep(name, torch.ones(3, 4))  # 48 bytes
+    assert queries.find("a") is not None
+    queries.keep("c", torch.ones(3, 4))
+    assert queries.find("b") is None
+    assert queries.find("a") is not None and queries.find("c") is not None
+    queries.keep("a", torch.zeros(3, 4))  # takes its own place
+    assert queries.find("c") is not None
+    queries.keep("huge", torch.ones(100, 4))
+    assert [queries.find(name) is None for name in ("a", "c", "huge")] == [True, True, False]
+
+
+def test_max_sim() -> None:
+    query, document = torch.tensor([[1.0, 0], [0, 2]]), torch.tensor([[0.5, 0.5], [0.1, 0.9], [-3, 0]])
+    assert max_sim(query, document).tolist() == pytest.approx([0.5 + 1.8])
+    assert max_sim(query, torch.empty(0, 2)).tolist() == [0.0]

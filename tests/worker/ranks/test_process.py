@@ -1,0 +1,198 @@
+"""A rank's process, as the engine sees it through the channel; and the channel itself."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+from fake_worker import BREAKS_STEP, reference
+from sizes import worker_config
+
+from worker import child
+from worker.config import Place
+from worker.protocol import NewSeq, Sampling, SeqStep, StepInput, StepOutput
+from worker.ranks.channel import (
+    Channel,
+    Line,
+    RankFailed,
+    RankProgress,
+    RankReady,
+    RankSays,
+    RankStart,
+    StepFailed,
+)
+
+SUPPORT = Path(__file__).parents[2] / "support"
+
+decoder = msgspec.msgpack.Decoder(RankSays)
+
+
+class Rank:
+    def __init__(self, folder: Path, module: str = "fake_rank", place: Place | None = None) -> None:
+        ours, theirs = socket.socketpair()
+        config = worker_config(folder=str(folder), place=place or Place())
+        with theirs:
+            start = RankStart(config, theirs.fileno(), "critical")
+            payload = msgspec.msgpack.encode(start)
+            self.process = child.start("rank", module, payload, inherit=[theirs.fileno()])
+        self.line = Line(ours)
+
+    def say(self, step: StepInput) -> None:
+        self.line.write(msgspec.msgpack.encode(step))
+
+    def hear(self) -> list[RankSays]:
+        """What comes until it is ready, has answered a step, or has ended."""
+        heard: list[RankSays] = []
+        while not self.line.ended and not any(isinstance(says, (RankReady, StepOutput)) for says in heard):
+            assert select.select([self.line], [], [], 10)[0], "it says nothing"
+            heard += [decoder.decode(frame) for frame in self.line.read()]
+        return heard
+
+
+@pytest.fixture(autouse=True)
+def reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(SUPPORT))
+
+
+def read(number: int, token: int) -> StepInput:
+    new = NewSeq(0, [token], 1, Sampling(max_tokens=4))
+    return StepInput(number, [new], [SeqStep(0, 0, 1, [0], samples=True)])
+
+
+def test_a_life_without_accidents(tmp_path: Path) -> None:
+    rank = Rank(tmp_path)
+    *progress, ready = rank.hear()
+    assert isinstance(ready, RankReady)
+    assert progress[0] == RankProgress("import", 0.0) and progress[-1] == RankProgress("warmup", 1.0)
+    rank.say(read(1, 5))
+    (output,) = rank.hear()
+    assert isinstance(output, StepOutput) and output.tokens == reference([5], 1)
+    rank.line.close()
+    assert rank.process.ended_within(5) and rank.process.wait() == 0
+    assert (tmp_path / "closed-0").exists()
+
+
+def test_a_rank_that_does_not_answer_is_silent(tmp_path: Path) -> None:
+    rank = Rank(tmp_path, place=Place(tensor_rank=1, tensor_size=2))
+    rank.hear()
+    rank.say(read(1, 5))
+    assert not select.select([rank.line], [], [], 0.2)[0]
+    rank.line.close()
+    assert rank.process.stop(5) <= 0
+
+
+def test_a_broken_step_is_told_and_the_next_one_runs(tmp_path: Path) -> None:
+    rank = Rank(tmp_path)
+    rank.hear()
+    rank.say(read(1, BREAKS_STEP))
+    rank.say(read(2, 5))
+    failed, output = rank.hear()
+    assert failed == StepFailed(1, "RuntimeError: odd input")
+    assert isinstance(output, StepOutput) and output.number == 2
+    rank.line.close()
+    rank.process.stop(5)
+
+
+def test_what_stops_the_load_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "no-weights").touch()
+    rank = Rank(tmp_path)
+    failed = rank.hear()[-1]
+    assert isinstance(failed, RankFailed) and not failed.silent
+    assert failed.message == "model.safetensors: tensor 'lm_head.weight' is missing"
+    assert rank.process.ended_within(5) and rank.process.wait() == 2
+    rank.line.close()
+
+
+PARENT = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from test_process import Rank
+rank = Rank(Path(sys.argv[1]))
+rank.hear()
+print(rank.process.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("waiting", ["loaded", "loading"])
+def test_no_rank_outlives_its_engine(tmp_path: Path, waiting: str) -> None:
+    if waiting == "loading":
+        (tmp_path / "hangs").touch()
+    code = PARENT if waiting == "loaded" else PARENT.replace("rank.hear()", "")
+    command = [sys.executable, "-P", "-c", code, str(tmp_path), str(Path(__file__).parent)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdin is not None and parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        parent.kill()
+        parent.wait()
+    deadline = time.monotonic() + 2
+    while is_alive(pid):
+        assert time.monotonic() < deadline, "the rank outlived its engine"
+        time.sleep(0.01)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_torch_is_loaded_with_the_model_only() -> None:
+    code = "import sys, worker.ranks.process; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-P", "-c", code]).returncode == 0
+
+
+# The channel.
+
+
+def pair() -> tuple[Line, Channel]:
+    ours, theirs = socket.socketpair()
+    return Line(ours), Channel(theirs.detach())
+
+
+def test_frames_arrive_whole_whatever_their_size() -> None:
+    line, channel = pair()
+    frames = [b"", b"x", os.urandom(3_000_000), b"last"]
+    for frame in frames:
+        line.write(frame)
+    assert line.behind, "the large one does not fit into the pipe"
+    heard: list[bytes | None] = []
+    reader = threading.Thread(target=lambda: heard.extend(channel.read() for _ in frames))
+    reader.start()
+    while line.behind:
+        select.select([], [line], [])
+        line.flush()
+    reader.join()
+    assert heard == frames
+    line.close()
+    assert channel.read() is None
+    channel.write(b"to nobody")
+    channel.close()
+
+
+def test_frames_that_come_in_pieces_are_put_together() -> None:
+    line, channel = pair()
+    frames = [os.urandom(size) for size in (10, 1_000_000, 0, 5)]
+    writer = threading.Thread(target=lambda: [channel.write(frame) for frame in frames])
+    writer.start()
+    heard: list[bytes] = []
+    while len(heard) < len(frames):
+        select.select([line], [], [])
+        heard += line.read()
+    writer.join()
+    assert heard == frames
+    channel.close()
+    assert line.read() == [] and line.ended
+    line.write(b"to nobody")
+    assert not line.behind
+    line.close()

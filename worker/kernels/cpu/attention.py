@@ -1,0 +1,190 @@
+"""Attention by the C kernels: `csrc/attention.c`, `encoder_attention.c`, and what comes before, `rotary.c`.
+
+What they do not know (float16, heads of odd sizes or apart in memory) is the reference's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.context import ForwardContext
+from models.ops import reference
+from worker.kernels.cpu.library import FLOAT, INT, LONG, POINTER, Library
+from worker.kernels.cpu.linear import KINDS
+
+_MAX_DIM, _TILE = 256, 64
+"""As in `csrc/attention_tile.h`."""
+
+
+def bind(library: Library) -> dict[str, Callable[..., Any]]:
+    """For `models.ops.use`."""
+    return {
+        "rotary_and_cache": _rotary_and_cache(library),
+        "rotate": _rotate(library),
+        "attention": _attention(library),
+        "encoder_attention": _encoder_attention(library),
+    }
+
+
+def _rotary_and_cache(library: Library) -> Callable[..., Tensor]:
+    run = library.function(
+        "rotary_and_cache",
+        *(POINTER, LONG, POINTER, LONG, POINTER, LONG),  # q, k, v
+        *(POINTER, POINTER, LONG, LONG, LONG, LONG),  # out, cache
+        *(POINTER, POINTER, LONG, POINTER, POINTER, FLOAT),  # slots, cos_sin, norms
+        *(LONG, LONG, INT, INT),  # sizes, kinds
+        quick=True,
+    )
+
+    def rotary_and_cache(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        kv: Tensor,
+        context: ForwardContext,
+        *,
+        cos_sin: Tensor | None = None,
+        q_norm: Tensor | None = None,
+        k_norm: Tensor | None = None,
+        eps: float = 0.0,
+    ) -> Tensor:
+        if q_norm is None or k_norm is None:
+            q_norm = k_norm = None
+        if not (_fit(q, k, v) and _suits(kv, q) and _agree(q_norm, k_norm, q.dtype)):
+            return reference.rotary_and_cache(
+                q, k, v, kv, context, cos_sin=cos_sin, q_norm=q_norm, k_norm=k_norm, eps=eps
+            )
+        tokens, heads, _ = q.shape
+        out = torch.empty_like(q)
+        run(
+            *(q.data_ptr(), q.stride(0), k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0)),
+            *(out.data_ptr(), kv.data_ptr(), *kv.shape[1:]),
+            *(context.slot_mapping.data_ptr(), *_angles(cos_sin), _address(q_norm), _address(k_norm), eps),
+            *(tokens, heads, KINDS[q.dtype], KINDS[q.dtype if q_norm is None else q_norm.dtype]),
+        )
+        return out
+
+    return rotary_and_cache
+
+
+def _rotate(library: Library) -> Callable[..., Tensor]:
+    run = library.function("rotate", POINTER, LONG, POINTER, POINTER, LONG, LONG, LONG, LONG, INT, quick=True)
+
+    def rotate(x: Tensor, cos_sin: Tensor) -> Tensor:
+        if not _fit(x):
+            return reference.rotate(x, cos_sin)
+        out = torch.empty_like(x)
+        run(x.data_ptr(), x.stride(0), out.data_ptr(), *_angles(cos_sin), *x.shape, KINDS[x.dtype])
+        return out
+
+    return rotate
+
+
+def _attention(library: Library) -> Callable[..., Tensor]:
+    run = library.function(
+        "attention",
+        *(POINTER, POINTER, POINTER, LONG, LONG, LONG, LONG, LONG),  # q, out, cache, heads
+        *(POINTER, POINTER, POINTER, LONG, LONG),  # rows
+        *(FLOAT, FLOAT, LONG, INT),  # scale, softcap, window, kind
+    )
+
+    def attention(
+        q: Tensor,
+        kv: Tensor,
+        context: ForwardContext,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
+        heads = q.shape[1]
+        if not (_fit(q) and _suits(kv, q)) or heads > _TILE * kv.shape[2]:
+            return reference.attention(q, kv, context, scale=scale, window=window, softcap=softcap)
+        q = q.contiguous()
+        out = torch.empty_like(q)
+        table = context.block_table
+        run(
+            *(q.data_ptr(), out.data_ptr(), kv.data_ptr(), *kv.shape[1:], heads),
+            *(context.query_starts.data_ptr(), context.kv_lens.data_ptr(), table.data_ptr()),
+            *(table.stride(0), len(table), scale, softcap or 0.0, window or 0, KINDS[q.dtype]),
+        )
+        return out
+
+    return attention
+
+
+def _encoder_attention(library: Library) -> Callable[..., Tensor]:
+    run = library.function(
+        "encoder_attention",
+        *(POINTER, LONG, POINTER, LONG, POINTER, LONG, POINTER),  # q, k, v, out
+        *(POINTER, LONG, LONG, LONG, LONG),  # rows, heads
+        *(FLOAT, LONG, POINTER, LONG, INT),  # scale, window, bias, kind
+    )
+
+    def encoder_attention(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        context: ForwardContext,
+        *,
+        scale: float,
+        window: int | None = None,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        (_, heads, dim), kv_heads = q.shape, k.shape[1]
+        most = _TILE if bias is None else 1  # query heads that share a key head
+        if not _fit(q, k, v) or heads > most * kv_heads:
+            return reference.encoder_attention(q, k, v, context, scale=scale, window=window, bias=bias)
+        out = torch.empty_like(q)
+        added = None if bias is None else bias.float().contiguous()
+        run(
+            *(
+                q.data_ptr(),
+                q.stride(0),
+                k.data_ptr(),
+                k.stride(0),
+                v.data_ptr(),
+                v.stride(0),
+                out.data_ptr(),
+            ),
+            *(context.query_starts.data_ptr(), len(context.query_lens_host), heads, kv_heads, dim),
+            *(scale, -1 if window is None else window, _address(added)),
+            *(0 if added is None else added.shape[1] // 2, KINDS[q.dtype]),
+        )
+        return out
+
+    return encoder_attention
+
+
+def _fit(*tensors: Tensor) -> bool:
+    """Whether the kernels know this type and size, and find heads where they look: tokens may lie apart."""
+    dtype, dim = tensors[0].dtype, tensors[0].shape[2]
+    for (
+        x
+    ) in tensors:  # called for every layer of every step, so not by a generator, which takes twice as long
+        if x.dtype != dtype or x.stride()[1:] != (dim, 1):
+            return False
+    return dtype in KINDS and dim % 8 == 0 and dim <= _MAX_DIM
+
+
+def _suits(kv: Tensor, q: Tensor) -> bool:
+    return kv.dtype == q.dtype and kv.is_contiguous()
+
+
+def _agree(q_norm: Tensor | None, k_norm: Tensor | None, dtype: torch.dtype) -> bool:
+    """Whether there are no norms, or both have weights of the heads' type, or of float32."""
+    if q_norm is None or k_norm is None:
+        return True
+    return q_norm.dtype == k_norm.dtype and q_norm.dtype in (dtype, torch.float32)
+
+
+def _address(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()
+
+
+def _angles(cos_sin: Tensor | None) -> tuple[int | None, int]:
+    return (None, 0) if cos_sin is None else (cos_sin.data_ptr(), cos_sin.shape[1])

@@ -1,0 +1,154 @@
+"""Norms, sums and activations by the C kernels: `csrc/norm.c`, `csrc/sum.c` and `csrc/activation.c`.
+
+What they do not know (float16, weights in another type than they expect) is the reference's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.ops import reference
+from worker.kernels.cpu import portable
+from worker.kernels.cpu.library import FLOAT, INT, LONG, POINTER, Library
+from worker.kernels.cpu.linear import FUNCTIONS, KINDS
+
+
+def bind(library: Library) -> dict[str, Callable[..., Any]]:
+    """For `models.ops.use`."""
+    return _rms_norms(library) | _layer_norms(library) | _sums(library) | _activations(library)
+
+
+def _rms_norms(library: Library) -> dict[str, Callable[..., Any]]:
+    run = library.function(
+        "rms_norm",
+        *(POINTER, LONG, POINTER, LONG, POINTER),  # x, residual, weight
+        *(POINTER, POINTER, LONG, LONG, FLOAT, INT, INT),  # out, sum, sizes, eps, kinds
+        quick=True,
+    )
+
+    def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        kind, weight_kind = KINDS.get(x.dtype), KINDS.get(weight.dtype)
+        if not _fit(kind, weight_kind):
+            return reference.rms_norm(x, weight, eps)
+        x, stride, rows, width = _rows(x)
+        out = torch.empty_like(x)
+        run(
+            *(x.data_ptr(), stride, None, 0, weight.data_ptr()),
+            *(out.data_ptr(), None, rows, width, eps, kind, weight_kind),
+        )
+        return out
+
+    def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        kind, weight_kind = KINDS.get(x.dtype), KINDS.get(weight.dtype)
+        if not _fit(kind, weight_kind) or not _alike(x, residual):
+            return reference.add_rms_norm(x, residual, weight, eps)
+        x, stride, rows, width = _rows(x)
+        residual, residual_stride, _, _ = _rows(residual)
+        out, total = torch.empty_like(x), torch.empty_like(x)
+        run(
+            *(x.data_ptr(), stride, residual.data_ptr(), residual_stride, weight.data_ptr()),
+            *(out.data_ptr(), total.data_ptr(), rows, width, eps, kind, weight_kind),
+        )
+        return out, total
+
+    return {"rms_norm": rms_norm, "add_rms_norm": add_rms_norm}
+
+
+def _layer_norms(library: Library) -> dict[str, Callable[..., Any]]:
+    run = library.function(
+        "layer_norm",
+        *(POINTER, LONG, POINTER, LONG, POINTER, POINTER),  # x, residual, weight, bias
+        *(POINTER, POINTER, LONG, LONG, FLOAT, INT, INT),  # out, sum, sizes, eps, kinds
+        quick=True,
+    )
+
+    def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        kind, weight_kind = KINDS.get(x.dtype), KINDS.get(weight.dtype)
+        if not _fit(kind, weight_kind):
+            return reference.layer_norm(x, weight, bias, eps)
+        x, stride, rows, width = _rows(x)
+        out = torch.empty_like(x)
+        run(
+            *(x.data_ptr(), stride, None, 0, weight.data_ptr(), None if bias is None else bias.data_ptr()),
+            *(out.data_ptr(), None, rows, width, eps, kind, weight_kind),
+        )
+        return out
+
+    def add_layer_norm(
+        x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        kind, weight_kind = KINDS.get(x.dtype), KINDS.get(weight.dtype)
+        if not _fit(kind, weight_kind) or not _alike(x, residual):
+            return reference.add_layer_norm(x, residual, weight, bias, eps)
+        x, stride, rows, width = _rows(x)
+        residual, residual_stride, _, _ = _rows(residual)
+        out, total = torch.empty_like(x), torch.empty_like(x)
+        run(
+            *(x.data_ptr(), stride, residual.data_ptr(), residual_stride, weight.data_ptr()),
+            *(None if bias is None else bias.data_ptr(), out.data_ptr(), total.data_ptr()),
+            *(rows, width, eps, kind, weight_kind),
+        )
+        return out, total
+
+    return {"layer_norm": layer_norm, "add_layer_norm": add_layer_norm}
+
+
+def _sums(library: Library) -> dict[str, Callable[..., Any]]:
+    run = library.function("add", POINTER, LONG, POINTER, LONG, POINTER, LONG, LONG, INT, quick=True)
+
+    def add(x: Tensor, y: Tensor) -> Tensor:
+        if x.dtype not in KINDS or x.dtype != y.dtype or y.shape not in (x.shape, x.shape[-1:]):
+            return reference.add(x, y)
+        x, stride, rows, width = _rows(x)
+        y, y_stride, _, _ = _rows(y)
+        out = torch.empty_like(x)
+        repeated = 0 if y.dim() == 1 else y_stride
+        run(x.data_ptr(), stride, y.data_ptr(), repeated, out.data_ptr(), rows, width, KINDS[x.dtype])
+        return out
+
+    return {"add": add}
+
+
+def _activations(library: Library) -> dict[str, Callable[..., Any]]:
+    run = library.function("activation", POINTER, LONG, POINTER, LONG, LONG, INT, INT, INT, quick=True)
+
+    def activation(x: Tensor, kind: str) -> Tensor:
+        if x.dtype not in KINDS or kind not in FUNCTIONS:
+            return portable.activation(x, kind)
+        x, stride, rows, width = _rows(x)
+        out = torch.empty_like(x)
+        run(x.data_ptr(), stride, out.data_ptr(), rows, width, 0, FUNCTIONS[kind], KINDS[x.dtype])
+        return out
+
+    def gated(gate_up: Tensor, kind: str) -> Tensor:
+        if gate_up.dtype not in KINDS or kind not in FUNCTIONS:
+            return portable.gated(gate_up, kind)
+        x, stride, rows, width = _rows(gate_up)
+        out = torch.empty((*x.shape[:-1], width // 2), dtype=x.dtype)
+        run(x.data_ptr(), stride, out.data_ptr(), rows, width // 2, 1, FUNCTIONS[kind], KINDS[x.dtype])
+        return out
+
+    return {"activation": activation, "gated": gated}
+
+
+def _fit(kind: int | None, weight_kind: int | None) -> bool:
+    """Whether the kernels know these types: weights are as x is, or float32."""
+    return kind is not None and (kind == weight_kind or weight_kind == KINDS[torch.float32])
+
+
+def _alike(x: Tensor, residual: Tensor) -> bool:
+    return x.dtype == residual.dtype and x.shape == residual.shape
+
+
+def _rows(x: Tensor) -> tuple[Tensor, int, int, int]:
+    """-> (x or a copy of it in which rows are in one piece, from row to row, rows, width)."""
+    width = x.shape[-1]
+    if x.is_contiguous():
+        return x, width, x.numel() // max(width, 1), width
+    if x.dim() == 2 and x.stride(1) == 1:
+        return x, x.stride(0), x.shape[0], width
+    return _rows(x.contiguous())

@@ -1,0 +1,214 @@
+"""The C kernels as a library: for which processors it is built, how, and where from. No torch.
+
+The sources in `csrc/` are compiled for each `Level` of processor, with that level's instructions; a wheel may
+carry the results in `built/`. Where it does not, a C compiler makes the one that this machine needs at first
+use, in two or three seconds, and a cache folder keeps it (`worker/host/machine.py`). Its name holds a digest
+of sources and flags, so that a stale one is never found.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import platform
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from worker.host.machine import cache_folder, usable_cores
+
+logger = logging.getLogger(__name__)
+
+SOURCES = Path(__file__).parents[1] / "csrc"
+BUILT = Path(__file__).parents[1] / "built"
+
+POINTER, LONG, INT, FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
+"""Types of arguments. A tensor goes as its `data_ptr()`, and None is the null pointer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A kind of processor: what /proc/cpuinfo must list, and what the compiler is told."""
+
+    name: str
+    needs: tuple[str, ...]
+    flags: tuple[str, ...]
+
+
+_AVX2 = ("-mavx2", "-mfma", "-mf16c", "-mbmi2")
+_AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
+_BF16 = (*_AVX512, "-mavx512bf16", "-mavx512vnni")
+_BF16_NEEDS = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni", "fma", "bmi2")
+
+LEVELS = (
+    Level("amx", (*_BF16_NEEDS, "amx_tile", "amx_bf16"), (*_BF16, "-mamx-tile", "-mamx-bf16")),
+    Level("avx512bf16", _BF16_NEEDS, _BF16),
+    Level("avx512", ("avx512f", "avx512bw", "avx512vl", "avx512dq", "fma", "bmi2"), _AVX512),
+    Level("avx2", ("avx2", "fma", "f16c", "bmi2"), _AVX2),
+)
+"""The best first."""
+
+# Explicit instructions instead of -march=native, for caches are shared; and not -ffast-math: masks are
+# infinite, and NaN must be seen. Without contraction a number is rounded where the source says so.
+_FLAGS = (
+    *("-O3", "-std=gnu11", "-fno-math-errno", "-ffp-contract=off"),
+    *("-pthread", "-fPIC", "-fvisibility=hidden"),
+)
+_LINK_FLAGS = ("-pthread", "-shared", "-Wl,-Bsymbolic")
+
+
+class BuildError(RuntimeError):
+    """The library is not to be had on this machine; the message says why."""
+
+
+Listener = Callable[[str, int | None, Sequence[Any], Sequence[Any]], bool]
+"""Is told of a call: the kernel, the address of its entry for `replay`, types of arguments, arguments.
+
+-> Whether that was all: the kernel is not called.
+"""
+
+
+class Library:
+    """A level's kernels, in this process."""
+
+    def __init__(self, level: Level, path: Path) -> None:
+        self.level = level
+        self.path = path
+        self._listener: Listener | None = None
+        self._long = ctypes.CDLL(str(path))
+        self._quick = ctypes.PyDLL(str(path))
+
+    def function(
+        self, name: str, *arguments: Any, quick: bool = False, result: Any = None
+    ) -> Callable[..., Any]:
+        """`quick`: takes microseconds, and giving up the interpreter lock meanwhile would cost more."""
+        function = getattr(self._quick if quick else self._long, name)
+        function.argtypes = arguments
+        function.restype = result
+        entry = self._entry(name)
+
+        def call(*given: Any) -> Any:
+            if self._listener is not None and self._listener(name, entry, arguments, given):
+                return None
+            return function(*given)
+
+        return call
+
+    @contextmanager
+    def told_to(self, listener: Listener) -> Iterator[None]:
+        """All calls that are made meanwhile."""
+        self._listener = listener
+        try:
+            yield
+        finally:
+            self._listener = None
+
+    def _entry(self, name: str) -> int | None:
+        """Of the kernel that takes its arguments as words, if there is one."""
+        with suppress(AttributeError):
+            return ctypes.cast(self._long[f"{name}_words"], ctypes.c_void_p).value
+        return None
+
+
+def levels_here(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[Level]:
+    """What this processor can run, the best first."""
+    if platform.machine() not in ("x86_64", "AMD64") or not cpuinfo.exists():
+        return []
+    for line in cpuinfo.read_text().splitlines():
+        if line.startswith("flags"):
+            flags = set(line.split())
+            return [level for level in LEVELS if flags.issuperset(level.needs)]
+    return []
+
+
+def open_library(level: Level, cache: Path | None = None) -> Library:
+    """As the wheel brought it, or as it was or is now compiled. Raises BuildError.
+
+    `cache`: the folder for what is compiled here, if not the user's.
+    """
+    cache = cache or cache_folder()
+    for path in _places(level, cache):
+        with suppress(OSError):  # made for another system, or where nothing may be executed
+            if path.exists():
+                return Library(level, path)
+    with suppress(OSError):  # a home that cannot be written
+        return Library(level, build(level, cache))
+    try:
+        with tempfile.TemporaryDirectory(prefix="facet-") as folder:
+            return Library(level, build(level, Path(folder)))  # stays mapped when the file is gone
+    except OSError as error:
+        raise BuildError(f"the compiled library cannot be used: {error}") from None
+
+
+def prepare(cache: Path | None = None) -> None:
+    """Compile what `open_library` would compile for the best level here, for one who has other things to do.
+
+    Raises what `build` does.
+    """
+    cache = cache or cache_folder()
+    for level in levels_here()[:1]:
+        if not any(path.exists() for path in _places(level, cache)):
+            build(level, cache)
+
+
+def build(level: Level, folder: Path) -> Path:
+    """Compile a level's library into a folder. Raises BuildError, and OSError if the folder is of no use."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        raise BuildError("there is no C compiler (cc)")
+    started = time.monotonic()
+    folder.mkdir(parents=True, exist_ok=True)
+    # In a folder of its own, and then moved: another process may be doing the same.
+    with (
+        tempfile.TemporaryDirectory(dir=folder, prefix="build-") as scratch,
+        ThreadPoolExecutor(usable_cores()) as pool,
+    ):
+
+        def compiled(source: Path) -> str:
+            result = str(Path(scratch) / f"{source.stem}.o")
+            _run([compiler, *_FLAGS, *level.flags, "-c", str(source), "-o", result])
+            return result
+
+        objects = list(pool.map(compiled, _sources("*.c")))
+        result = Path(scratch) / "library.so"
+        _run([compiler, *_LINK_FLAGS, *objects, "-o", str(result), "-lm"])
+        path = result.replace(folder / _file_name(level))
+    logger.info("compiled the C kernels for this processor in %.1f s: %s", time.monotonic() - started, path)
+    return path
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        first = next(iter(done.stderr.splitlines()), f"exit code {done.returncode}")
+        raise BuildError(f"{command[0]} could not compile the kernels: {first}")
+
+
+def build_all(folder: Path) -> list[Path]:
+    """Every level, for a wheel: each machine finds its own."""
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(lambda level: build(level, folder), LEVELS))
+
+
+def _places(level: Level, cache: Path) -> list[Path]:
+    """Where the library may be already."""
+    return [folder / _file_name(level) for folder in (BUILT, cache)]
+
+
+def _file_name(level: Level) -> str:
+    digest = hashlib.sha256(" ".join((*_FLAGS, *_LINK_FLAGS, *level.flags)).encode())
+    for source in _sources("*.[ch]"):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+    return f"kernels-{level.name}-{digest.hexdigest()[:16]}.so"
+
+
+def _sources(pattern: str) -> list[Path]:
+    return sorted(SOURCES.glob(pattern))

@@ -1,0 +1,163 @@
+"""Sequences that are pooled: which hidden states go to the model's pooler, and what is answered for each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.pooling.pooler import PoolBatch, Pooler
+from worker.config import WorkerConfig
+from worker.pooling.hidden import HiddenStore
+from worker.pooling.late_interaction import Queries, max_sim
+from worker.protocol import QUERY_GONE, Pooling, Task
+from worker.tables.slots import Slots
+from worker.tables.staging import Packet
+
+_TASKS: tuple[Task, ...] = get_args(Task)
+_UNCUT = 1 << 30
+_WAYS = "leave it out, or make another model of the checkpoint with --runner and --convert"
+
+
+def offered_tasks(config: WorkerConfig, pooler: Pooler) -> tuple[str, ...]:
+    """What requests may ask for: all that the model can do, or what the operator wants of it."""
+    generates = ("generate",) if config.conversion.runner == "generate" else ()
+    wanted = config.pooling.task
+    able = generates + tuple(
+        task for task in _TASKS if task in pooler.tasks and (wanted is None or task == wanted)
+    )
+    if wanted is not None and wanted not in able:
+        raise ValueError(
+            f"--pooler-config asks for {wanted}, and this model offers {_list(pooler.tasks)}: {_WAYS}"
+        )
+    if missing := [task for task in config.tasks if task not in able]:
+        raise ValueError(
+            f"--tasks asks for {', '.join(missing)}, and this model, served with --runner "
+            f"{config.conversion.runner}, offers {', '.join(able)}: {_WAYS}"
+        )
+    if config.tasks:
+        return tuple(task for task in able if task in config.tasks)
+    if not generates or wanted is not None:
+        return able
+    # Beside generation, answers for single tokens are offered on demand only: all hidden states must be kept.
+    return tuple(task for task in able if not task.startswith("token_"))
+
+
+def _list(tasks: frozenset[str]) -> str:
+    return ", ".join(task for task in _TASKS if task in tasks)
+
+
+def widths(tasks: tuple[str, ...], pooler: Pooler) -> dict[str, int]:
+    """Numbers in each vector of a task, before any cut."""
+    return {task: pooler.width(Pooling(task=task, dimensions=_UNCUT)) for task in _TASKS if task in tasks}
+
+
+def whole_tasks(tasks: tuple[str, ...], pooler: Pooler) -> tuple[str, ...]:
+    """Those that read all hidden states of a sequence."""
+    return tuple(task for task in _TASKS if task in tasks and pooler.needs_all_rows(Pooling(task=task)))
+
+
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """Hidden states: of M tokens from the step, of the rest older."""
+
+    at: Tensor  # [M] places in the step
+    slots: Tensor  # [N]
+    positions: Tensor  # [N]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPlan:
+    """What a step's pooled sequences are pooled from."""
+
+    rows: list[int]  # place of each sequence in StepInput.seqs, in the order of the hidden states
+    params: list[Pooling]
+    lengths: list[int]  # hidden states of each sequence
+    needed: Needed | None  # None: all of the step, in its order
+
+
+def plan_pools(
+    packet: Packet,
+    *,
+    rows: np.ndarray,  # [P] for each pooled sequence, as all that follows
+    params: list[Pooling],
+    needs_all: np.ndarray,
+    slots: np.ndarray,
+    starts: np.ndarray,
+    ends: np.ndarray,
+    query_starts: np.ndarray,
+) -> PoolPlan:
+    firsts = np.where(needs_all, 0, ends - 1)  # the first position of each that is needed
+    # Sequences that the step computes wholly, as far as they are needed, come before the others.
+    order = np.argsort(firsts < starts, kind="stable")
+    firsts, lengths = firsts[order], (ends - firsts)[order]
+    before = np.cumsum(lengths) - lengths
+    positions = np.arange(lengths.sum()) + np.repeat(firsts - before, lengths)  # [N]
+    here = int(lengths[firsts >= starts[order]].sum())  # M
+    at = positions + np.repeat((query_starts - starts)[order], lengths)
+    return PoolPlan(
+        rows=rows[order].tolist(),
+        params=[params[index] for index in order],
+        lengths=lengths.tolist(),
+        needed=Needed(
+            at=packet.ints(at[:here]),
+            slots=packet.ints(np.repeat(slots[order], lengths)),
+            positions=packet.ints(positions),
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Pooled:
+    """Answers on the device, and those that failed before they were computed."""
+
+    rows: list[int] = field(default_factory=list[int])  # places in StepInput.seqs
+    vectors: list[Tensor] = field(default_factory=list[Tensor])  # float32 [D] or [K, D] each
+    failed: dict[int, str] = field(default_factory=dict[int, str])  # place -> why
+
+
+def gather(plan: PoolPlan, hidden: Tensor, ids: Tensor, store: HiddenStore | None, slots: Slots) -> PoolBatch:
+    """`hidden`: what the step gave [T, H] for its tokens `ids` [T]."""
+    needed = plan.needed
+    if needed is None:
+        return PoolBatch(hidden, ids, plan.lengths, plan.params)
+    rows = hidden[needed.at]  # [M, H]
+    here = len(rows)
+    if here < len(needed.positions):
+        if store is None:
+            raise ValueError("a pooled sequence needs hidden states of earlier steps, which are not kept")
+        older = store.read(slots.block_table, needed.slots[here:], needed.positions[here:])
+        rows = torch.cat([rows, older])  # [N, H]
+    return PoolBatch(rows, slots.tokens[needed.slots, needed.positions], plan.lengths, plan.params)
+
+
+def answer(plan: PoolPlan, vectors: list[Tensor], queries: Queries) -> Pooled:
+    """The pooler's vectors, or a score in their place where late interaction is asked for."""
+    for params, own in zip(plan.params, vectors, strict=True):
+        if params.late_query:  # before any document of the same step
+            queries.keep(params.late_query, own)
+    answers = Pooled()
+    for row, params, own in zip(plan.rows, plan.params, vectors, strict=True):
+        result = _score(params, own, queries)
+        if isinstance(result, str):
+            answers.failed[row] = result
+        else:
+            answers.rows.append(row)
+            answers.vectors.append(result)
+    return answers
+
+
+def _score(params: Pooling, own: Tensor, queries: Queries) -> Tensor | str:
+    if params.late_query:
+        return max_sim(own, own)
+    if not params.late_document:
+        return own
+    query = queries.find(params.late_document)
+    if query is None:
+        return QUERY_GONE
+    if query.shape[-1] != own.shape[-1]:
+        return f"the query's vectors have {query.shape[-1]} numbers and the document's {own.shape[-1]}"
+    return max_sim(query, own)

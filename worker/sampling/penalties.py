@@ -1,0 +1,82 @@
+"""Penalties: repetition over prompt and output, then frequency and presence over the output.
+
+The tokens are read from the device's table, where also those are that the host has not seen yet. Work goes
+with the length of the text and not with the vocabulary: only logits of tokens that occurred are touched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from worker.tables.slots import SampleRows, Slots
+from worker.tables.staging import Packet
+
+WORKSPACE = 1 << 22
+"""Elements: rows whose texts are longer than this together are treated one slice after the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    rows: Tensor  # [P, 1]
+    slots: Tensor  # [P, 1]
+    lengths: Tensor  # [P, 1] of prompt and output
+    outputs: Tensor  # [P, 1] of the output
+    repetition: Tensor  # [P, 1]
+    frequency: Tensor  # [P, 1]
+    presence: Tensor  # [P, 1]
+    longest: int
+    longest_output: int
+
+    def apply(self, logits: Tensor, tokens: Tensor) -> None:
+        """In place. Several writes to one place carry the same value, so their order does not matter."""
+        flat = logits.view(-1)
+        ages = torch.arange(1, self.longest + 1, device=logits.device)  # [L] 1 is the newest token
+        places = self._places(tokens, ages, logits.shape[1])  # [P, L]
+        values = flat[places]
+        flat[places] = torch.where(values > 0, values / self.repetition, values * self.repetition)
+        if self.longest_output:
+            self._count(flat, places[:, : self.longest_output], ages[: self.longest_output])
+
+    def _count(self, flat: Tensor, places: Tensor, ages: Tensor) -> None:
+        amounts = torch.where(ages <= self.outputs, -self.frequency, 0.0)  # [P, O]
+        flat.index_add_(0, places.reshape(-1), amounts.reshape(-1))
+        newest = torch.minimum(ages, self.outputs.clamp(min=1))  # beyond the output: its first token again
+        seen = places.gather(1, newest - 1)  # [P, O]
+        flat[seen] -= torch.where(self.outputs > 0, self.presence, 0.0)
+
+    def _places(self, tokens: Tensor, ages: Tensor, vocab_size: int) -> Tensor:
+        """Where each row's token of each age has its logit; beyond the text, its first token again."""
+        positions = self.lengths - torch.minimum(ages, self.lengths)  # [P, L]
+        return self.rows * vocab_size + tokens[self.slots, positions]
+
+
+def plan_penalties(packet: Packet, slots: Slots, rows: SampleRows) -> list[Penalties]:
+    penalised = np.flatnonzero(slots.penalised[rows.slots])
+    if not len(penalised):
+        return []
+    size = max(1, WORKSPACE // int(rows.lengths[penalised].max()))
+    return [
+        _plan_slice(packet, slots, rows, penalised[first : first + size])
+        for first in range(0, len(penalised), size)
+    ]
+
+
+def _plan_slice(packet: Packet, slots: Slots, rows: SampleRows, chosen: np.ndarray) -> Penalties:
+    held = rows.slots[chosen]
+    lengths, outputs = rows.lengths[chosen], rows.output_index[chosen]
+    params = [slots.params[slot] for slot in held]
+    return Penalties(
+        rows=packet.ints(chosen)[:, None],
+        slots=packet.ints(held)[:, None],
+        lengths=packet.ints(lengths)[:, None],
+        outputs=packet.ints(outputs)[:, None],
+        repetition=packet.floats([each.repetition_penalty for each in params])[:, None],
+        frequency=packet.floats([each.frequency_penalty for each in params])[:, None],
+        presence=packet.floats([each.presence_penalty for each in params])[:, None],
+        longest=int(lengths.max()),
+        longest_output=int(outputs.max()),
+    )

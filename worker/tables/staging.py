@@ -1,0 +1,67 @@
+"""One copy from host to device per step: everything a step brings is written into one int32 buffer.
+
+`Packet.ints` and `Packet.floats` write on the host and hand out the tensor on the device at once; it holds
+the values after `send`. Buffers form a ring, because the device may still read those of the steps ahead.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from worker.devices.device import Device
+
+
+class Packet:
+    def __init__(self, device: Device, words: int) -> None:
+        self._device = device
+        self._take(*device.mirrored(words))
+        self._full: list[tuple[Tensor, Tensor]] = []
+
+    def reset(self) -> None:
+        self._used = 0
+        self._full.clear()
+
+    def ints(self, values: ArrayLike) -> Tensor:
+        return self._put(np.asarray(values, dtype=np.int32))
+
+    def floats(self, values: ArrayLike) -> Tensor:
+        return self._put(np.asarray(values, dtype=np.float32).view(np.int32)).view(torch.float32)
+
+    def send(self) -> None:
+        if self._host is self._there:
+            return
+        for host, there in [*self._full, (self._host[: self._used], self._there[: self._used])]:
+            there.copy_(host, non_blocking=True)
+
+    def _put(self, words: np.ndarray) -> Tensor:
+        if self._used + len(words) > len(self._words):
+            self._grow(len(words))
+        place = slice(self._used, self._used + len(words))
+        self._words[place] = words
+        self._used = place.stop
+        return self._there[place]
+
+    def _grow(self, words: int) -> None:
+        """Long prompts outgrow the buffer: it is sent as it is, and a larger one takes its place for good."""
+        self._full.append((self._host[: self._used], self._there[: self._used]))
+        self._take(*self._device.mirrored(2 * max(words, len(self._host))))
+
+    def _take(self, host: Tensor, there: Tensor) -> None:
+        self._host, self._words, self._there = host, host.numpy(), there
+        self._used = 0
+
+
+class Staging:
+    def __init__(self, device: Device, steps_ahead: int, words: int) -> None:
+        """A step's result is read before the step `steps_ahead + 1` later starts: one more is enough."""
+        self._ring = [Packet(device, words) for _ in range(steps_ahead + 2)]
+        self._next = 0
+
+    def open(self) -> Packet:
+        packet = self._ring[self._next]
+        self._next = (self._next + 1) % len(self._ring)
+        packet.reset()
+        return packet
