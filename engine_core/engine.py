@@ -11,12 +11,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from engine_core.config import EngineConfig, ProcessConfig
-from engine_core.draft import Plan
 from engine_core.executor import Executor, ExecutorDead, MakeExecutor, Pending
-from engine_core.placement import choose
 from engine_core.protocol import Add, Failed, Progress, Ready, Stats
-from engine_core.scheduler import Outputs, Scheduler
-from engine_core.start import ready, worker_config
+from engine_core.ranks.placement import choose
+from engine_core.scheduling.scheduler import Outputs, Scheduler
+from engine_core.scheduling.step import Plan
+from engine_core.startup import ready, worker_config
 from models.checkpoint.hub import resolve
 from models.config import read_config
 from models.parallel.shares import check_cut

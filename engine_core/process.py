@@ -22,7 +22,6 @@ import zmq
 from engine_core.config import ProcessConfig
 from engine_core.engine import Engine
 from engine_core.executor import ExecutorDead, MakeExecutor
-from engine_core.placement import choose
 from engine_core.protocol import (
     Abort,
     Add,
@@ -36,9 +35,10 @@ from engine_core.protocol import (
     Request,
     ResetPrefixCache,
 )
-from engine_core.scheduler import Outputs as OutputsByServer
-from engine_core.stats import Reporter
-from engine_core.transport import EngineEnd
+from engine_core.ranks.placement import choose
+from engine_core.scheduling.scheduler import Outputs as OutputsByServer
+from engine_core.scheduling.stats import Reporter
+from engine_core.wire.transport import EngineEnd
 from worker import child, logs
 
 STOPPED, BROKE, CANNOT_START = 0, 1, 2

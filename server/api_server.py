@@ -15,7 +15,7 @@ from pathlib import Path
 
 import uvicorn
 
-from engine_core.client import EngineClient
+from engine_core.client.client import EngineClient
 from engine_core.config import Address
 from engine_core.protocol import Progress
 from server.app import create_app

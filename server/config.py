@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from engine_core.config import EngineConfig, Replicas
-from engine_core.secret import check_length, needed
+from engine_core.wire.secret import check_length, needed
 from server.engine_docs import ENGINE_DOCS, MODEL, SCHEDULER, WORKERS
 from server.options import (
     Doc,

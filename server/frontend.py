@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
-from engine_core.client import EngineClient
+from engine_core.client.client import EngineClient
+from engine_core.client.streams import Stream
 from engine_core.protocol import Failed, Pooled, Tokens
-from engine_core.streams import Stream
 from server.config import ServerConfig
 from server.errors import NotFound, Overloaded, Unavailable, from_engine
 from server.facts import Facts

@@ -8,9 +8,9 @@ import signal
 
 import uvloop
 
-from engine_core.join import Refused, join
-from engine_core.launch import CANNOT_START, STOPPED, Fleet, launch
-from engine_core.node import run_node
+from engine_core.client.join import Refused, join
+from engine_core.engine_processes import CANNOT_START, STOPPED, Fleet, launch
+from engine_core.ranks.node import run_node
 from server.config import ServerConfig
 
 BROKE = 1

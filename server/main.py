@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from engine_core.launch import launch
+from engine_core.engine_processes import launch
 from server.config import ServerConfig, parse
 from server.options import OptionError
 from worker import logs

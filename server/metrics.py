@@ -17,8 +17,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
+from engine_core.client.replica import Replica
 from engine_core.protocol import Timing
-from engine_core.replica import Replica
 from server.tallies import Distribution, Distributions, Tallies, Tally
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST

@@ -14,7 +14,7 @@ import socket
 import msgspec
 import uvloop
 
-from engine_core.launch import Fleet, ended
+from engine_core.engine_processes import Fleet, ended
 from server.api_server import BROKE, CANNOT_START, LAST_WORDS_SECONDS, STOPPED, ApiServer
 from server.config import ServerConfig
 from server.process import ApiProcess

@@ -12,9 +12,9 @@ from counted import counted
 from fake_worker import FakeWorker, facts
 
 from engine_core.config import EngineConfig
-from engine_core.draft import Plan
 from engine_core.protocol import Add, Outputs
-from engine_core.scheduler import Scheduler
+from engine_core.scheduling.scheduler import Scheduler
+from engine_core.scheduling.step import Plan
 from worker.protocol import Sampling, StepOutput
 
 ROWS = 64

@@ -101,5 +101,5 @@ def test_the_door_opens_only_when_a_model_is_loaded() -> None:
     """In a process of its own: this one may have loaded torch for other tests."""
     import subprocess
 
-    code = "import sys, engine_core.process, engine_core.launch; sys.exit('torch' in sys.modules)"
+    code = "import sys, engine_core.process, engine_core.engine_processes; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-P", "-c", code]).returncode == 0

@@ -15,12 +15,12 @@ import pytest
 import pytest_asyncio
 from fake_worker import BREAKS_ROW, BREAKS_STEP, KILLS_PROCESS, LOSES_DEVICE, reference, vectors_of
 
-from engine_core.client import EngineClient
+from engine_core.client.client import EngineClient
+from engine_core.client.streams import Stream
 from engine_core.config import Address, EngineConfig, Replicas
-from engine_core.launch import EngineHandle, Fleet, launch
+from engine_core.engine_processes import EngineHandle, Fleet, launch
 from engine_core.protocol import Failed, Pooled, Progress, Tokens
-from engine_core.streams import Stream
-from engine_core.transport import ServerEnd
+from engine_core.wire.transport import ServerEnd
 from worker.protocol import Pooling, Sampling
 
 Start = Callable[..., Awaitable[tuple[Fleet, EngineClient]]]
@@ -394,7 +394,7 @@ async def test_a_killed_replica_takes_nothing_with_it_that_it_had_not_begun(star
 async def test_a_replica_that_breaks_is_started_again_and_one_that_is_asked_to_end_is_not(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine_core.launch.FIRST_PAUSE", 0.05)
+    monkeypatch.setattr("engine_core.engine_processes.FIRST_PAUSE", 0.05)
     fleet, client = await start(replicas=2)
     await soon(until(lambda: working(client) == [0, 1]))
     told: list[tuple[int, str]] = []
@@ -419,8 +419,8 @@ async def test_a_replica_that_breaks_is_started_again_and_one_that_is_asked_to_e
 async def test_a_replica_that_breaks_again_and_again_is_given_up(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine_core.launch.FIRST_PAUSE", 0.01)
-    monkeypatch.setattr("engine_core.launch.RESTARTS", 2)
+    monkeypatch.setattr("engine_core.engine_processes.FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("engine_core.engine_processes.RESTARTS", 2)
     fleet, _ = await start(replicas=2)
     monkeypatch.setattr(EngineHandle, "start", lambda self: None)  # each new life is over at once
     for engine in fleet.engines:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from engine_core.client.join import Refused
 from engine_core.config import Address, EngineConfig
-from engine_core.join import Refused
 from engine_core.protocol import PROTOCOL, Welcome
 from server import headless
 from server.config import parse

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from engine_core.client.replica import Replica
 from engine_core.protocol import Stats, Timing
-from engine_core.replica import Replica
 from server.metrics import Metrics
 
 LABELS = '{engine="0",model_name="m"}'

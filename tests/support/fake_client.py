@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from engine_core.client.replica import Replica
+from engine_core.client.streams import Stream
 from engine_core.protocol import Failed, Pooled, Progress, Ready, Stats, Tokens
-from engine_core.replica import Replica
-from engine_core.streams import Stream
 from worker.protocol import Pooling, Sampling, Vectors
 
 

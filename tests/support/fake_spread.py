@@ -6,10 +6,10 @@ import sys
 
 from engine_core import process
 from engine_core.config import EngineConfig
-from engine_core.crew import LocalCrew
 from engine_core.executor import Report
-from engine_core.layout import lay_out
-from engine_core.ranks import RanksExecutor
+from engine_core.ranks.executor import RanksExecutor
+from engine_core.ranks.layout import lay_out
+from engine_core.ranks.local import LocalCrew
 from worker.config import WorkerConfig
 
 

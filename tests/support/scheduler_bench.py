@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from fake_worker import FakeWorker, Landed
 
 from engine_core.config import EngineConfig
-from engine_core.draft import Plan
 from engine_core.protocol import Add, Failed, Pooled, Tokens
-from engine_core.scheduler import Outputs, Scheduler
-from engine_core.sequence import Key
+from engine_core.scheduling.scheduler import Outputs, Scheduler
+from engine_core.scheduling.sequence import Key
+from engine_core.scheduling.step import Plan
 from worker.protocol import Pooling, Sampling, WorkerFacts
 
 

@@ -1,0 +1,73 @@
+"""Which ranks hold a model, and on which machine each runs: decided from options alone."""
+
+from __future__ import annotations
+
+from engine_core.config import EngineConfig
+from engine_core.wire.secret import needed
+from worker.config import Place
+
+
+def backend_of(config: EngineConfig, local_engines: int = 1) -> str:
+    """How the workers run, if what is asked for can be."""
+    ranks, nodes, backend = config.ranks, config.nnodes, config.distributed_executor_backend
+    if backend not in (None, "uni", "mp", "ray"):
+        raise ValueError(f"--distributed-executor-backend is '{backend}'; it can be uni, mp or ray")
+    asked = (
+        f"--tensor-parallel-size {config.tensor_parallel_size} times "
+        f"--pipeline-parallel-size {config.pipeline_parallel_size}"
+    )
+    if backend == "uni" and ranks > 1:
+        raise ValueError(
+            f"--distributed-executor-backend uni is one worker in the engine's process, and {asked} makes "
+            f"{ranks}: leave it out, or choose mp or ray"
+        )
+    if nodes > 1:
+        _check_nodes(config, asked, local_engines)
+    return backend or ("mp" if ranks > 1 else "uni")
+
+
+def _check_nodes(config: EngineConfig, asked: str, local_engines: int) -> None:
+    if config.distributed_executor_backend not in (None, "mp"):
+        raise ValueError(
+            f"--nnodes {config.nnodes} goes with --distributed-executor-backend mp, and not with "
+            f"{config.distributed_executor_backend}: leave one of them out"
+        )
+    if config.ranks % config.nnodes:
+        raise ValueError(
+            f"--nnodes {config.nnodes}: {asked} makes {config.ranks} workers, which cannot be divided "
+            "evenly among so many machines"
+        )
+    last = config.nnodes - 1
+    if not 0 <= config.node_rank <= last:
+        raise ValueError(
+            f"--node-rank {config.node_rank}: with --nnodes {config.nnodes} it can be 0 to {last}"
+        )
+    if local_engines > 1:
+        raise ValueError(
+            f"--nnodes {config.nnodes} spreads one replica over machines, and {local_engines} are to start "
+            "here: start one `serve` for each of them, with ports of its own"
+        )
+    if not config.cluster_key:
+        raise needed(f"--nnodes {config.nnodes}")
+
+
+def lay_out(
+    config: EngineConfig, local_index: int = 0, local_engines: int = 1, replica: int | None = None
+) -> list[Place]:
+    """All ranks in order: machine by machine, equally many on each, the ranks of a stage side by side."""
+    per_node = config.ranks // config.nnodes
+    meeting = f"tcp://{config.master_addr}:{config.master_port + 1}" if config.nnodes > 1 else ""
+    return [
+        Place(
+            tensor_rank=rank % config.tensor_parallel_size,
+            tensor_size=config.tensor_parallel_size,
+            stage=rank // config.tensor_parallel_size,
+            stages=config.pipeline_parallel_size,
+            local_rank=local_index * per_node + rank % per_node,
+            local_ranks=local_engines * per_node,
+            meeting=meeting,
+            address=config.master_addr if config.nnodes > 1 else "127.0.0.1",
+            replica=replica,
+        )
+        for rank in range(config.ranks)
+    ]

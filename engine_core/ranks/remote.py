@@ -1,0 +1,249 @@
+"""Ranks on other machines: their nodes dial in, are told which ranks they have, and relay frames.
+
+The engine listens on a ROUTER that lets in only who has the cluster key. ZeroMQ's heart-beats end the
+connection to a machine that has gone without a word; a monitor tells of that, and trying to send to each node
+tells which it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import msgspec
+import zmq
+from msgspec.structs import replace
+
+from engine_core.executor import Report
+from engine_core.wire import socket_events
+from engine_core.wire.keys import ClusterKeys
+from worker.config import Place, WorkerConfig
+from worker.protocol import StepInput
+from worker.ranks.channel import RankFailed, RankSays
+
+STOP, KILL, PING = b"stop", b"kill", b"ping"
+
+_HEARTBEAT_MS, _SILENCE_MS = 500, 3000
+_GATHER_MS = 500
+_LOOK_MS = 10
+_LOOK_SECONDS = 1.0  # between a connection's end and the moment in which its node cannot be reached
+_LINGER_MS = 300
+
+_log = logging.getLogger(__name__)
+
+
+class NodeHello(msgspec.Struct, frozen=True):
+    """The first word of a node."""
+
+    node: int
+    protocol: str
+    host: str
+    """Its name, for people."""
+    address: str
+    """As the engine's machine reaches it."""
+    port: int
+    """One that is free there."""
+
+
+class NodeTask(msgspec.Struct, frozen=True):
+    """The answer to it. What follows are steps, for all ranks, and one of the words below."""
+
+    config: WorkerConfig
+    """But for its folder, which is each machine's own."""
+    places: list[Place]
+    log_level: str
+
+
+def _digest() -> str:
+    types = [NodeHello, NodeTask, StepInput, RankSays]
+    _, parts = msgspec.json.schema_components(types, schema_hook=lambda kind: {"title": kind.__name__})
+    return hashlib.sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()[:16]
+
+
+PROTOCOL = _digest()
+"""Changes when any message changes: machines with different versions refuse each other."""
+
+
+def guarded_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
+    """One whose connections end soon after the machine at the other end has."""
+    sock = context.socket(kind)
+    sock.setsockopt(zmq.SNDHWM, 0)
+    sock.setsockopt(zmq.RCVHWM, 0)
+    sock.setsockopt(zmq.LINGER, _LINGER_MS)
+    sock.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
+    sock.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENCE_MS)
+    sock.setsockopt(zmq.HEARTBEAT_TTL, _SILENCE_MS)
+    return sock
+
+
+class RemoteCrew:
+    """All ranks of the nodes, which are machines or parts of them."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int | None,
+        keys: ClusterKeys,
+        nodes: Mapping[int, Sequence[Place]],
+        report: Report,
+    ) -> None:
+        """Listens on that address of this machine. Without a port, on any; `port` says which."""
+        self._nodes = nodes
+        self._report = report
+        self._hellos: dict[int, NodeHello] = {}
+        self._gone: set[int] = set()
+        self._refused = False
+        """Who leaves next was not let in."""
+        self._warned = False
+        self._encoder = msgspec.msgpack.Encoder()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._router = guarded_socket(self._context, zmq.ROUTER)
+        self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        keys.guard(self._router)
+        self._monitor = self._router.get_monitor_socket(socket_events.LOST | socket_events.REFUSED)
+        try:
+            self.port = _bind(self._router, host, port)
+        except OSError:
+            self._close()
+            raise
+
+    def start(self, config: WorkerConfig, log_level: str) -> None:
+        self.gather()
+        self.begin(config, log_level)
+
+    def gather(self, check: Callable[[], None] = lambda: None) -> None:
+        """Wait until all nodes are here. `check` is called now and then, and may raise."""
+        told = None
+        while missing := [node for node in self._nodes if node not in self._hellos]:
+            waiting = f"waiting for node {', '.join(map(str, missing))} of {', '.join(map(str, self._nodes))}"
+            if waiting != told:
+                _log.info(waiting)
+                self._report("import", 0.0, waiting)
+                told = waiting
+            check()
+            if self._router.poll(_GATHER_MS):
+                self._greet(*self._router.recv_multipart())
+            for node in self._lost():
+                _log.warning("node %d (%s) has left again", node, self._hellos.pop(node).host)
+
+    def begin(self, config: WorkerConfig, log_level: str) -> None:
+        """Tell each node which ranks it has."""
+        for node, places in self._nodes.items():
+            settled = [self._settle(place, self._hellos[node]) for place in places]
+            self._send(node, self._encoder.encode(NodeTask(config, settled, log_level)))
+
+    def register(self, poller: zmq.Poller) -> None:
+        poller.register(self._router, zmq.POLLIN)
+        poller.register(self._monitor, zmq.POLLIN)
+
+    @property
+    def sentinels(self) -> list[int]:
+        return [self._router.fileno(), self._monitor.fileno()]
+
+    def send(self, frame: bytes) -> None:
+        for node in self._hellos:
+            self._send(node, frame)
+
+    def news(self) -> Iterator[tuple[int, bytes]]:
+        lost = self._lost()
+        while self._router.poll(0):
+            _, *parts = self._router.recv_multipart()
+            if len(parts) == 2:  # a second hello is nothing to anybody
+                yield int(parts[0]), parts[1]
+        for node in lost:
+            failed = RankFailed("the connection to its machine is lost", time.time(), silent=True)
+            for place in self._nodes[node]:
+                yield place.rank, self._encoder.encode(failed)
+            self._gone.add(node)
+
+    def where(self, rank: int) -> str:
+        for node, hello in self._hellos.items():
+            if any(place.rank == rank for place in self._nodes[node]):
+                return hello.host
+        return ""
+
+    def stop(self, *, at_once: bool) -> None:
+        self.send(KILL if at_once else STOP)
+        self._close()
+
+    def _close(self) -> None:
+        socket_events.stop(self._router, self._monitor)
+        self._router.close()
+        self._context.term()
+
+    def _greet(self, name: bytes, frame: bytes) -> None:
+        try:
+            hello = msgspec.msgpack.decode(frame, type=NodeHello)
+        except msgspec.DecodeError as error:
+            raise ValueError(f"{name.decode(errors='replace')} runs another version of Facet") from error
+        if hello.protocol != PROTOCOL:
+            raise ValueError(f"node {hello.node} ({hello.host}) runs another version of Facet")
+        if hello.node not in self._nodes:
+            expected = ", ".join(map(str, self._nodes))
+            _log.warning("%s calls itself node %d: only %s can join", hello.host, hello.node, expected)
+            return
+        self._hellos[hello.node] = hello
+        _log.info("node %d is %s (%s)", hello.node, hello.host, hello.address)
+
+    def _settle(self, place: Place, here: NodeHello) -> Place:
+        """What is known of a place once it is known who has it."""
+        first = self._hellos[min(self._nodes)]
+        sharing = [node for node, hello in self._hellos.items() if hello.address == here.address]
+        return replace(
+            place,
+            meeting=place.meeting or f"tcp://{first.address}:{first.port}",
+            address=here.address,
+            local_ranks=max(place.local_ranks, sum(len(self._nodes[node]) for node in sharing)),
+        )
+
+    def _send(self, node: int, frame: bytes) -> bool:
+        """False if it cannot be reached."""
+        try:
+            self._router.send_multipart([node_name(node), frame], zmq.NOBLOCK)
+        except zmq.ZMQError:
+            return False
+        return True
+
+    def _lost(self) -> list[int]:
+        """The nodes that have gone since the last call."""
+        if not self._somebody_left():
+            return []
+        deadline = time.monotonic() + _LOOK_SECONDS
+        while time.monotonic() < deadline:
+            lost = [node for node in self._hellos if node not in self._gone and not self._send(node, PING)]
+            if lost:
+                return lost
+            self._router.poll(_LOOK_MS)
+        return []
+
+    def _somebody_left(self) -> bool:
+        """Of those who were let in."""
+        left = False
+        for event, _ in socket_events.events(self._monitor):
+            left |= event == socket_events.LOST and not self._refused
+            self._refused = event != socket_events.LOST
+            if self._refused and not self._warned:
+                self._warned = True  # they try again many times
+                _log.warning("a connection was refused: is the cluster key the same on all machines?")
+        return left
+
+
+def node_name(node: int) -> bytes:
+    return b"node-%d" % node
+
+
+def _bind(sock: zmq.Socket[bytes], host: str, port: int | None) -> int:
+    try:
+        sock.bind(f"tcp://{socket.gethostbyname(host)}:{port or '*'}")
+    except (OSError, zmq.ZMQError) as error:
+        unknown = isinstance(error, socket.gaierror)  # whose numbers are not those of other errors
+        reason = error.strerror if unknown else os.strerror(error.errno or 0)
+        raise OSError(
+            f"cannot listen on {host}:{port or 'any port'} ({reason}): --master-addr "
+            "has to be an address of this machine, and --master-port a free port"
+        ) from error
+    return int(sock.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])

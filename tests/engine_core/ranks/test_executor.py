@@ -1,0 +1,260 @@
+"""Ranks in processes of their own, on this machine, with a worker that has no tensors."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import stat
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from fake_rank import FELT
+from fake_worker import BREAKS_STEP, KILLS_PROCESS, LOSES_DEVICE, facts, reference
+from msgspec.structs import replace
+from sizes import worker_config
+
+from engine_core.config import EngineConfig
+from engine_core.executor import ExecutorDead, Report
+from engine_core.ranks.executor import RanksExecutor
+from engine_core.ranks.layout import lay_out
+from engine_core.ranks.local import LocalCrew
+from worker.config import WorkerConfig
+from worker.protocol import NewSeq, Sampling, SeqStep, StepInput
+
+SUPPORT = Path(__file__).parents[2] / "support"
+
+Told = list[tuple[str, float, str]]
+
+
+@pytest.fixture(autouse=True)
+def reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks can import what this test can."""
+    monkeypatch.setenv("PYTHONPATH", str(SUPPORT))
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., RanksExecutor]]:
+    made: list[RanksExecutor] = []
+
+    def make(told: Told | None = None, **sizes: int) -> RanksExecutor:
+        executor = build(worker_config(folder=str(tmp_path)), quiet(told), **sizes)
+        made.append(executor)
+        return executor
+
+    yield make
+    for executor in made:
+        executor.stop()
+
+
+def build(config: WorkerConfig, report: Report, **sizes: int) -> RanksExecutor:
+    wanted = {f"{name}_parallel_size": size for name, size in sizes.items()}
+    places = lay_out(EngineConfig(model="", **wanted))  # pyright: ignore[reportArgumentType]
+    crews = [LocalCrew(places, "fake_rank")]
+    return RanksExecutor(config, report, places=places, crews=crews, log_level="critical")
+
+
+def quiet(told: Told | None) -> Report:
+    def tell(stage: str, fraction: float, detail: str = "") -> None:
+        if told is not None:
+            told.append((stage, fraction, detail))
+
+    return tell
+
+
+def read(number: int, tokens: list[int]) -> StepInput:
+    """A step that reads a prompt and samples a token."""
+    new = NewSeq(0, tokens, len(tokens), Sampling(max_tokens=4))
+    return StepInput(number, [new], [SeqStep(0, 0, len(tokens), [0, 1], samples=True)])
+
+
+def follow(number: int, start: int) -> StepInput:
+    return StepInput(number, [], [SeqStep(0, start, 1, [], samples=True, output_index=number - 1)])
+
+
+# A life without accidents.
+
+
+@pytest.mark.parametrize("sizes", [{}, {"tensor": 2}, {"tensor": 2, "pipeline": 2}])
+def test_every_rank_takes_every_step_and_one_answers(
+    make: Callable[..., RanksExecutor], sizes: dict[str, int]
+) -> None:
+    executor = make(**sizes)
+    assert executor.start() == facts()
+    steps = [executor.submit(step) for step in (read(1, [5, 6, 7]), follow(2, 3), follow(3, 4))]
+    assert [step.result().tokens[0] for step in steps] == reference([5, 6, 7], 3)
+
+
+def test_each_rank_is_told_its_place(make: Callable[..., RanksExecutor], tmp_path: Path) -> None:
+    make(tensor=2, pipeline=2).start()
+    assert [(tmp_path / f"place-{rank}").read_text() for rank in range(4)] == [
+        "tensor 0/2 stage 0/2 local 0/4 at 127.0.0.1",
+        "tensor 1/2 stage 0/2 local 1/4 at 127.0.0.1",
+        "tensor 0/2 stage 1/2 local 2/4 at 127.0.0.1",
+        "tensor 1/2 stage 1/2 local 3/4 at 127.0.0.1",
+    ]
+
+
+def test_what_ranks_hold_is_told_as_one_sum(make: Callable[..., RanksExecutor]) -> None:
+    executor = make(tensor=2, pipeline=2)
+    for number, rank in enumerate(executor._ranks.values()):  # pyright: ignore[reportPrivateUsage]
+        rank.facts = replace(facts(num_blocks=number), weight_bytes=10**number, kv_bytes=2 * 10**number)
+    told = executor._facts()  # pyright: ignore[reportPrivateUsage]
+    assert (told.num_blocks, told.weight_bytes, told.kv_bytes) == (2, 1111, 2222)
+
+
+def test_progress_is_that_of_the_last_rank(make: Callable[..., RanksExecutor]) -> None:
+    told: Told = []
+    make(told, tensor=3).start()
+    assert told[0][:2] == ("import", 0.0)
+    assert told[-1] == ("warmup", 1.0, "")
+    order = ["import", "weights", "warmup"]
+    advance = [(order.index(stage), fraction) for stage, fraction, _ in told]
+    assert advance == sorted(advance)
+    assert any("is behind" in detail for _, _, detail in told)
+
+
+def test_their_meeting_place_goes_with_the_run_whatever_becomes_of_the_engine(tmp_path: Path) -> None:
+    """It lies in the run's folder, which the engine's parent clears away."""
+    crew = LocalCrew(lay_out(EngineConfig(model="", tensor_parallel_size=2)), "fake_rank", str(tmp_path))
+    crew.start(worker_config(folder=str(tmp_path)), "critical")
+    (meeting,) = tmp_path.glob("facet-*")
+    assert stat.S_IMODE(meeting.stat().st_mode) == 0o700
+    crew.stop(at_once=True)
+    assert not meeting.exists()
+
+
+def test_a_step_larger_than_the_pipe_does_not_block_whoever_submits_it(
+    make: Callable[..., RanksExecutor],
+) -> None:
+    executor = make(tensor=2)
+    executor.start()
+    pids = [process.pid for process in processes(executor)]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    began = time.monotonic()
+    large = StepInput(1, [NewSeq(0, [3] * 1_000_000, 1_000_000, Sampling(max_tokens=1))], [])
+    step = executor.submit(large)
+    assert time.monotonic() - began < 1
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+    assert step.result().number == 1
+
+
+def test_stop_ends_all_ranks_in_order_and_leaves_no_folder(
+    make: Callable[..., RanksExecutor], tmp_path: Path
+) -> None:
+    executor = make(tensor=2)
+    executor.start()
+    (meeting,) = (crew._folder for crew in executor._crews)  # pyright: ignore
+    assert stat.S_IMODE(os.stat(meeting.name).st_mode) == 0o700
+    pids = [process.pid for process in processes(executor)]
+    began = time.monotonic()
+    executor.stop()
+    assert time.monotonic() - began < 2
+    assert {path.name for path in tmp_path.glob("closed-*")} == {"closed-0", "closed-1"}
+    assert not Path(meeting.name).exists()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    with pytest.raises(ExecutorDead, match="stopped"):
+        executor.submit(read(1, [1]))
+
+
+def test_ranks_that_hang_are_ended_by_force(make: Callable[..., RanksExecutor]) -> None:
+    executor = make(tensor=2)
+    executor.start()
+    for process in processes(executor):
+        os.kill(process.pid, signal.SIGSTOP)
+    began = time.monotonic()
+    executor.stop()
+    assert time.monotonic() - began < 3
+
+
+# Accidents.
+
+
+@pytest.mark.parametrize(
+    ("file", "reason"),
+    [
+        ("no-weights", "model.safetensors: tensor 'lm_head.weight' is missing"),
+        ("bad-code", "it exited with code 7 and did not say why"),
+    ],
+)
+def test_a_rank_that_dies_while_loading_is_named_with_its_own_error(
+    make: Callable[..., RanksExecutor], tmp_path: Path, file: str, reason: str
+) -> None:
+    (tmp_path / file).touch()
+    executor = make(tensor=2, pipeline=2)
+    with pytest.raises(ExecutorDead) as caught:
+        executor.start()
+    assert str(caught.value) == f"rank 1 (tensor 1 of 2, stage 0 of 2) ended while starting: {reason}"
+
+
+def test_a_rank_alone_is_called_the_worker(make: Callable[..., RanksExecutor], tmp_path: Path) -> None:
+    (tmp_path / "no-weights").touch()
+    with pytest.raises(ExecutorDead, match=r"^the worker ended while starting: model\.safetensors: "):
+        make().start()
+
+
+def test_a_killed_rank_is_named_though_others_complain_first(make: Callable[..., RanksExecutor]) -> None:
+    executor = make(tensor=2)
+    executor.start()
+    began = time.monotonic()
+    with pytest.raises(ExecutorDead) as caught:
+        executor.submit(read(1, [KILLS_PROCESS])).result()
+    assert str(caught.value) == (
+        "rank 1 (tensor 1 of 2, stage 0 of 1) ended while serving: it was ended by SIGKILL (is memory short?)"
+    )
+    executor.stop()
+    assert time.monotonic() - began < 1, "what is left is not waited for"
+
+
+def test_the_first_of_several_that_fail_is_named(make: Callable[..., RanksExecutor]) -> None:
+    executor = make(tensor=2)
+    executor.start()
+    step = executor.submit(read(1, [LOSES_DEVICE]))
+    for process in processes(executor):
+        assert process.ended_within(5)
+    with pytest.raises(ExecutorDead, match=r"rank 1 .*AcceleratorError: an illegal memory access") as caught:
+        step.result()
+    assert FELT not in str(caught.value)
+
+
+def test_a_rank_that_dies_while_nothing_runs_shows_at_a_sentinel(make: Callable[..., RanksExecutor]) -> None:
+    executor = make(tensor=2)
+    executor.start()
+    assert not select.select(executor.sentinels, [], [], 0)[0]
+    executor.check()
+    os.kill(processes(executor)[1].pid, signal.SIGTERM)
+    assert select.select(executor.sentinels, [], [], 5)[0]
+    with pytest.raises(ExecutorDead, match=r"rank 1 .*ended while serving: it was ended by SIGTERM"):
+        executor.check()
+    with pytest.raises(ExecutorDead, match="rank 1"):
+        executor.submit(read(1, [1]))
+
+
+def test_a_step_that_breaks_a_lonely_rank_is_the_end_of_that_step_only(
+    make: Callable[..., RanksExecutor],
+) -> None:
+    executor = make()
+    executor.start()
+    with pytest.raises(RuntimeError, match="odd input"):
+        executor.submit(read(1, [BREAKS_STEP])).result()
+    assert executor.submit(read(2, [5])).result().tokens == reference([5], 1)
+    with pytest.raises(ExecutorDead, match=r"the worker ended while serving: AcceleratorError"):
+        executor.submit(read(3, [LOSES_DEVICE])).result()
+
+
+def test_a_step_that_breaks_one_of_several_ranks_is_the_end_of_all(
+    make: Callable[..., RanksExecutor],
+) -> None:
+    executor = make(tensor=2)
+    executor.start()
+    with pytest.raises(ExecutorDead, match=r"rank 1 .*: RuntimeError: odd input"):
+        executor.submit(read(1, [BREAKS_STEP])).result()
+
+
+def processes(executor: RanksExecutor) -> list:
+    (crew,) = executor._crews  # pyright: ignore[reportPrivateUsage]
+    return list(crew._processes.values())  # pyright: ignore

@@ -1,0 +1,121 @@
+"""What an operator asks for: which ranks, where, how. And what cannot be."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+from sizes import worker_config
+
+from engine_core.config import EngineConfig, ProcessConfig
+from engine_core.engine import Engine
+from engine_core.executor import Executor, InlineExecutor, Report
+from engine_core.ranks.executor import RanksExecutor
+from engine_core.ranks.layout import backend_of, lay_out
+from engine_core.ranks.placement import choose
+from worker.config import Place, WorkerConfig
+
+KEY = "0123456789abcdef"
+
+
+def asked(tensor: int = 1, pipeline: int = 1, **more: object) -> EngineConfig:
+    sizes = {"tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline}
+    return EngineConfig(model="", **sizes, **more)  # pyright: ignore[reportArgumentType]
+
+
+def process(config: EngineConfig, **more: int) -> ProcessConfig:
+    return ProcessConfig(engine=config, servers=[], **more)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("config", "backend"),
+    [
+        (asked(), "uni"),
+        (asked(2), "mp"),
+        (asked(1, 2), "mp"),
+        (asked(distributed_executor_backend="mp"), "mp"),
+        (asked(distributed_executor_backend="uni"), "uni"),
+        (asked(2, distributed_executor_backend="ray"), "ray"),
+        (asked(2, nnodes=2, cluster_key=KEY), "mp"),
+    ],
+)
+def test_one_worker_is_inline_and_more_are_processes(config: EngineConfig, backend: str) -> None:
+    assert backend_of(config) == backend
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (asked(2, 2, distributed_executor_backend="uni"), "uni is one worker .* makes 4: leave it out"),
+        (asked(distributed_executor_backend="threads"), "'threads'; it can be uni, mp or ray"),
+        (asked(2, nnodes=2, distributed_executor_backend="ray"), "goes with .* mp, and not with ray"),
+        (asked(3, nnodes=2, cluster_key=KEY), "makes 3 workers, which cannot be divided evenly"),
+        (asked(2, nnodes=2, node_rank=2, cluster_key=KEY), "--node-rank 2: .* it can be 0 to 1"),
+        (asked(2, nnodes=2), "FACET_CLUSTER_KEY"),
+        (asked(2, nnodes=2), "openssl rand -hex 32"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_remedy(config: EngineConfig, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        choose(process(config))
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (asked(3), "--tensor-parallel-size 3: 8 attention heads cannot be .*; choose a size that divides 8"),
+        (asked(2, 50), "--pipeline-parallel-size 50: there are . layers, .*; choose . or less"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused_before_a_process_is_started(config: EngineConfig, reason: str) -> None:
+    def start(worker: WorkerConfig, report: Report) -> Executor:
+        pytest.fail("is asked for ranks")
+
+    with pytest.raises(ValueError, match=reason):
+        Engine.start(replace(config, model="demo"), lambda _: None, start)
+
+
+def test_a_replica_over_machines_is_alone_on_each() -> None:
+    with pytest.raises(ValueError, match="2 are to start here: start one `serve` for each"):
+        choose(process(asked(2, nnodes=2, cluster_key=KEY), local_index=0, local_engines=2))
+
+
+def test_ranks_of_a_stage_lie_side_by_side_and_machines_have_equally_many() -> None:
+    config = asked(2, 2, nnodes=2, master_addr="10.0.0.1", master_port=5000, cluster_key=KEY)
+    places = lay_out(config)
+    assert [(place.rank, place.tensor_rank, place.stage, place.local_rank) for place in places] == [
+        (0, 0, 0, 0),
+        (1, 1, 0, 1),
+        (2, 0, 1, 0),
+        (3, 1, 1, 1),
+    ]
+    assert {place.meeting for place in places} == {"tcp://10.0.0.1:5001"}
+    assert {place.local_ranks for place in places} == {2}
+
+
+def test_replicas_share_the_devices_of_their_machine() -> None:
+    first, second = (lay_out(asked(2), index, 2) for index in (0, 1))
+    assert [place.local_rank for place in first + second] == [0, 1, 2, 3]
+    assert {place.local_ranks for place in first + second} == {4}
+    assert {place.meeting for place in first + second} == {""}, "each finds its own, on this machine"
+
+
+def test_a_worker_in_the_engines_process_knows_its_neighbours() -> None:
+    executor = choose(process(asked(), local_index=1, local_engines=3))(worker_config(), quiet)
+    assert isinstance(executor, InlineExecutor)
+    place = executor._config.place  # pyright: ignore[reportPrivateUsage]
+    assert place == replace(Place(), local_rank=1, local_ranks=3)
+
+
+def test_more_workers_are_a_ranks_executor() -> None:
+    assert isinstance(choose(process(asked(2)))(worker_config(), quiet), RanksExecutor)
+
+
+def test_workers_are_called_by_their_replica_if_there_are_several() -> None:
+    assert [place.name for place in lay_out(asked(2))] == ["rank 0", "rank 1"]
+    assert [place.name for place in lay_out(asked(2), replica=3)] == ["engine 3 rank 0", "engine 3 rank 1"]
+    assert [place.name for place in lay_out(asked(), replica=1)] == ["engine 1 worker"]
+    assert Place().name == "worker"
+
+
+def quiet(stage: str, fraction: float, detail: str = "") -> None:
+    pass

@@ -1,0 +1,112 @@
+"""A real model spread over ranks: the same texts and vectors as from one worker, through a whole engine.
+
+Every family and layout is compared in tests/worker/ranks/test_cut_models.py; here the processes count.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import msgspec
+import numpy as np
+import pytest
+from msgspec.structs import replace
+from ports import free_ports
+from tiny import tiny_checkpoint
+
+from engine_core.config import EngineConfig
+from engine_core.engine import Engine
+from engine_core.protocol import Add, Pooled, Tokens
+from worker.protocol import Pooling, Sampling
+
+PROMPTS = [[5 + n, 17, 33, 8, 40 + 3 * n] * (2 + 3 * n) for n in range(3)]
+
+Answers = tuple[list[list[int]], list[np.ndarray]]
+"""Texts and vectors, of each prompt."""
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
+    """Tight: prompts are cut, and not all that run can stay."""
+    return EngineConfig(
+        model=str(tiny_checkpoint("LlamaForCausalLM", tmp_path_factory.mktemp("llama"))),
+        cpu_threads=1,
+        block_size=8,
+        max_num_seqs=8,
+        max_num_batched_tokens=32,
+        num_gpu_blocks_override=9,
+        max_model_len=64,
+    )
+
+
+@pytest.fixture(scope="module")
+def alone(config: EngineConfig) -> Answers:
+    return answers(config)
+
+
+def answers(config: EngineConfig) -> Answers:
+    engine = Engine.start(config, lambda _: None)
+    try:
+        texts, vectors = {}, {}
+        for id, prompt in enumerate(PROMPTS * 2):  # the second time, beginnings are cached
+            engine.add(0, Add(id=id, tokens=prompt, params=Sampling(max_tokens=16)))
+            engine.add(1, Add(id=id, tokens=prompt, params=Pooling(task="embed")))
+        while engine.busy:
+            for outputs in engine.step().values():
+                for output in outputs:
+                    if isinstance(output, Pooled):
+                        vectors[output.id] = np.frombuffer(output.vectors.data, np.float32)
+                    else:
+                        assert isinstance(output, Tokens)
+                        texts.setdefault(output.id, []).extend(output.tokens)
+        assert engine.stats().preemptions and engine.stats().prefix_hits
+        return [texts[id] for id in range(6)], [vectors[id] for id in range(6)]
+    finally:
+        engine.stop()
+
+
+def assert_equal(spread: Answers, alone: Answers) -> None:
+    assert spread[0] == alone[0]
+    for vector, expected in zip(spread[1], alone[1], strict=True):
+        np.testing.assert_allclose(vector, expected, atol=1e-5)
+
+
+def test_ranks_on_one_machine(config: EngineConfig, alone: Answers) -> None:
+    assert_equal(answers(replace(config, tensor_parallel_size=2)), alone)
+
+
+def test_ranks_on_two_machines(
+    config: EngineConfig, alone: Answers, node: Callable[[EngineConfig], None]
+) -> None:
+    spread = replace(
+        config,
+        pipeline_parallel_size=2,
+        nnodes=2,
+        master_addr="127.0.0.2",
+        master_port=free_ports(2, "127.0.0.2"),
+        cluster_key="k" * 32,
+    )
+    node(spread)
+    assert_equal(answers(spread), alone)
+
+
+@pytest.fixture
+def node() -> Iterator[Callable[[EngineConfig], None]]:
+    """Starts the second machine of two."""
+    code = (
+        "import sys, msgspec\n"
+        "from engine_core.config import EngineConfig\n"
+        "from engine_core.ranks.node import run_node\n"
+        "sys.exit(run_node(msgspec.json.decode(sys.argv[1], type=EngineConfig), 'warning'))"
+    )
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(config: EngineConfig) -> None:
+        options = msgspec.json.encode(replace(config, node_rank=1)).decode()
+        started.append(subprocess.Popen([sys.executable, "-P", "-c", code, options]))
+
+    yield start
+    for process in started:
+        assert process.wait(5) == 0, "it ends when its engine does"
