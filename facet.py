@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from models.registry import register_model
-    from server.llm import LLM
-    from server.pooling import PoolingParams
-    from server.sampling import SamplingParams
+    from server.offline.llm import LLM
+    from server.requests.pooling import PoolingParams
+    from server.requests.sampling import SamplingParams
 
 __all__ = ["LLM", "PoolingParams", "SamplingParams", "register_model"]
 
 _HOMES = {
-    "LLM": "server.llm",
-    "PoolingParams": "server.pooling",
-    "SamplingParams": "server.sampling",
+    "LLM": "server.offline.llm",
+    "PoolingParams": "server.requests.pooling",
+    "SamplingParams": "server.requests.sampling",
     "register_model": "models.registry",
 }
 

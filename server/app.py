@@ -16,9 +16,9 @@ from starlette.types import ASGIApp
 
 from server.errors import ApiError, BadRequest, Internal
 from server.frontend import Frontend
-from server.middleware import Bounds, HttpNumbers, KeyGuard, RequestIds, error_response
+from server.http.middleware import Bounds, HttpNumbers, KeyGuard, RequestIds, error_response
+from server.http.shortcut import Shortcut, find_endpoints
 from server.routes import admin, chat, completions, embeddings, models, pooling, scores, tei, tokenize
-from server.shortcut import Shortcut, find_endpoints
 from server.status import Draining
 
 ROUTERS = [

@@ -20,17 +20,17 @@ from typing import Any, TypedDict
 from engine_core.client.client import EngineClient
 from engine_core.client.streams import Stream
 from engine_core.protocol import Failed, Pooled, Tokens
-from server.config import ServerConfig
 from server.errors import NotFound, Overloaded, Unavailable, from_engine
-from server.facts import Facts
-from server.loading import find_facts, find_folder, open_tokenizer
 from server.merging import merged
 from server.metrics import Metrics, RequestRecord
-from server.pooling import Item
-from server.sampling import SamplingParams
+from server.options.table import ServerConfig
+from server.requests.facts import Facts
+from server.requests.loading import find_facts, find_folder, open_tokenizer
+from server.requests.pooling import Item
+from server.requests.sampling import SamplingParams
 from server.status import Dead, Draining, Ready, Starting, Status
-from server.text_output import Delta, TextOutput
-from server.tokenizer import Tokenizer
+from server.text.output import Delta, TextOutput
+from server.text.tokenizer import Tokenizer
 from worker.protocol import Sampling
 
 _log = logging.getLogger(__name__)

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from engine_core.engine_processes import launch
-from server.config import ServerConfig, parse
-from server.options import OptionError
+from server.options.reader import OptionError
+from server.options.table import ServerConfig, parse
 from worker import logs
 
 BAD_USAGE, PORT_IN_USE = 2, 98
@@ -95,7 +95,7 @@ def _serve(arguments: Sequence[str], command: str) -> int:
 
 
 def _run_headless(config: ServerConfig) -> int:
-    from server import headless  # and no HTTP
+    from server.run import headless  # and no HTTP
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     logs.setup("headless", config.uvicorn_log_level)
@@ -119,7 +119,7 @@ def _run(config: ServerConfig, listener: socket.socket, started: float) -> int:
         log_level=config.uvicorn_log_level,
     )
     try:
-        from server import supervise  # fastapi and all it needs, while the engine's process imports torch
+        from server.run import supervise  # fastapi and all it needs, while the engine's process imports torch
 
         return supervise.run(config, listener, engines, started)
     except KeyboardInterrupt:

@@ -14,7 +14,7 @@ from server.api.logprobs import ChatLogprobs, PromptLogprobs
 from server.api.messages import Messages, TemplateOptions
 from server.api.usage import Usage
 from server.errors import BadRequest
-from server.sampling import SamplingParams
+from server.requests.sampling import SamplingParams
 
 _LEAVE_OUT = (
     " Tool calls are not parsed yet: leave `tool_choice` out, and the chat template still shows the tools "

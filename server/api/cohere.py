@@ -12,8 +12,8 @@ from server.api.common import Int64, check_cache_salt
 from server.api.fields import MEANINGLESS, Body, Text
 from server.api.messages import Content
 from server.errors import BadRequest, invalid
-from server.facts import Facts
-from server.pooling import Terms, Truncation
+from server.requests.facts import Facts
+from server.requests.pooling import Terms, Truncation
 
 EmbeddingType = Literal["float", "binary", "ubinary", "base64"]
 

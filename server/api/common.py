@@ -1,6 +1,6 @@
 """What the bodies of completions and chat completions share: how to sample, how to stream, what to return.
 
-Bodies only say what the words mean; ranges are checked once for all callers, in `server.sampling`.
+Bodies only say what the words mean; ranges are checked once for all callers, in `server.requests.sampling`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from server.api.fields import Body, Flag, Text
 from server.errors import BadRequest
-from server.sampling import SamplingParams
+from server.requests.sampling import SamplingParams
 
 Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 

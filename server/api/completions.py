@@ -14,7 +14,7 @@ from server.api.fields import MEANINGLESS, UNSUPPORTED, Flag
 from server.api.logprobs import CompletionLogprobs, PromptLogprobs
 from server.api.usage import Usage
 from server.errors import BadRequest
-from server.sampling import SamplingParams
+from server.requests.sampling import SamplingParams
 
 Prompt = str | list[int]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from server.tokenizer import Tokenizer
+from server.text.tokenizer import Tokenizer
 from worker.protocol import TokenLogprobs
 
 LOWEST = -9999.0

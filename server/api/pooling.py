@@ -17,9 +17,9 @@ from server.api.fields import MEANINGLESS, Body, Flag, Neutral, Text, check_text
 from server.api.messages import Message, Messages, TemplateOptions
 from server.api.usage import Usage
 from server.errors import BadRequest
-from server.facts import Facts
-from server.pooling import PoolingParams, Terms, Truncation
-from server.vectors import EmbedDtype, Endianness
+from server.requests.facts import Facts
+from server.requests.pooling import PoolingParams, Terms, Truncation
+from server.requests.vectors import EmbedDtype, Endianness
 
 _SHAPES = (
     "Input should be a string, a list of strings, a list of token ids, a list of lists of token ids, or chat "

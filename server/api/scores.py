@@ -15,8 +15,8 @@ from server.api.messages import TEXT_PARTS
 from server.api.pooling import UNSUPPORTED, PoolingBody
 from server.api.usage import Usage
 from server.errors import BadRequest
-from server.pooling import Terms
-from server.scoring import Pairs, ScoreOptions
+from server.requests.pooling import Terms
+from server.requests.scoring import Pairs, ScoreOptions
 
 _SHAPES = "Input should be a text, an object with a text or with content parts, or a list of them"
 

@@ -12,9 +12,9 @@ from pydantic_core import PydanticCustomError
 from server.api.fields import Body, Flag, Text, check_text
 from server.api.pooling import Inputs
 from server.errors import BadRequest
-from server.facts import Facts
-from server.pooling import PoolingParams, Source, Terms, Truncation
-from server.scoring import Pairs, ScoreOptions
+from server.requests.facts import Facts
+from server.requests.pooling import PoolingParams, Source, Terms, Truncation
+from server.requests.scoring import Pairs, ScoreOptions
 
 
 def _some(inputs: list[Source] | None) -> list[Source]:

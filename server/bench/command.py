@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from server.bench.errors import BenchError
-from server.options import OptionError
+from server.options.reader import OptionError
 
 BAD_USAGE = 2
 

@@ -13,11 +13,11 @@ import msgspec
 from engine_core.config import EngineConfig
 from server.bench.errors import BenchError
 from server.bench.options import check_folder
-from server.config import ServerConfig, parse
-from server.llm import LLM
-from server.options import Parser
-from server.sampling import SamplingParams
-from server.tasks import GENERATE
+from server.offline.llm import LLM
+from server.options.reader import Parser
+from server.options.table import ServerConfig, parse
+from server.requests.sampling import SamplingParams
+from server.requests.task_names import GENERATE
 from worker import logs
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from server.options import Doc, Foreign, Option, OptionError, build_parser, canonical, options_of
+from server.options.reader import Doc, Foreign, Option, OptionError, build_parser, canonical, options_of
 
 _Number = TypeVar("_Number", int, float)
 

@@ -22,7 +22,7 @@ from models.checkpoint.hub import DEMO
 from server.bench.door import free_port, opens
 from server.bench.errors import BenchError
 from server.bench.options import check_folder
-from server.options import Parser
+from server.options.reader import Parser
 
 _FLOOR = (
     "import pathlib, sys, torch; [p.read_bytes() for p in pathlib.Path(sys.argv[1]).glob('*.safetensors')]"

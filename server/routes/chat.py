@@ -19,10 +19,10 @@ from server.api.chat import (
     ChatRequest,
 )
 from server.api.logprobs import ChatLogprobs, chat_logprobs, prompt_logprobs
-from server.api.prompts import prepare, write_conversation
 from server.frontend import Delta
+from server.http.sse import Chunks, EventStream, event
+from server.requests.prompt import prepare, write_conversation
 from server.routes.generation import GENERATES, Job, answer, config_of, frontend_of
-from server.sse import Chunks, EventStream, event
 from worker.protocol import TokenLogprobs
 
 router = APIRouter(tags=["generate"])

@@ -18,11 +18,11 @@ from server.api.completions import (
     CompletionRequest,
 )
 from server.api.logprobs import CompletionLogprobs, PromptLogprobs, completion_logprobs, prompt_logprobs
-from server.api.prompts import Prompt, prepare
 from server.errors import BadRequest
 from server.frontend import Delta
+from server.http.sse import Chunks, EventStream
+from server.requests.prompt import Prompt, prepare
 from server.routes.generation import GENERATES, Job, answer, config_of, frontend_of
-from server.sse import Chunks, EventStream
 from worker.protocol import TokenLogprobs
 
 router = APIRouter(tags=["generate"])

@@ -10,11 +10,11 @@ from fastapi import APIRouter, Request, Response
 from server.api.cohere import ApiVersion, BilledUnits, CohereEmbedded, CohereEmbeddings, CohereRequest, Meta
 from server.api.pooling import ByteRange, Embedding, EmbeddingRequest, Encoding, PromptedBody
 from server.errors import BadRequest
-from server.pooling import PoolingParams, find_prompt, prompt_for
+from server.http.sse import encode, json_response
+from server.requests.pooling import PoolingParams, find_prompt, prompt_for
+from server.requests.vectors import as_base64_json, as_bits, as_bytes, as_json
 from server.routes.generation import frontend_of, respond
-from server.routes.pooled import EMBEDS, Call
-from server.sse import encode, json_response
-from server.vectors import as_base64_json, as_bits, as_bytes, as_json
+from server.routes.pooling_call import EMBEDS, Call
 from worker.protocol import Task, Vectors
 
 router = APIRouter(tags=["pool"])

@@ -13,16 +13,16 @@ from fastapi import Depends, Request, Response
 
 from server.api.common import GenerationBody
 from server.api.logprobs import TokenNames
-from server.api.prompts import Prompt
 from server.api.usage import Usage, count
-from server.config import ServerConfig
 from server.errors import BadRequest
 from server.frontend import Delta, Frontend
+from server.http.middleware import CLIENT_GONE, REQUEST_ID
+from server.http.sse import DONE, Chunks, ClientGone, json_response, while_connected
 from server.merging import merged
-from server.middleware import CLIENT_GONE, REQUEST_ID
-from server.sampling import SamplingParams
-from server.sse import DONE, Chunks, ClientGone, json_response, while_connected
-from server.tasks import GENERATE, require_task
+from server.options.table import ServerConfig
+from server.requests.prompt import Prompt
+from server.requests.sampling import SamplingParams
+from server.requests.task_names import GENERATE, require_task
 
 REPLICA = "X-data-parallel-rank"
 """Header that names the replica to use. Names and meaning are the peer's."""

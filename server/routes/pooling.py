@@ -6,11 +6,11 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 
 from server.api.pooling import Classification, ClassifyRequest, PoolingData, PoolingRequest
-from server.facts import Facts
+from server.requests.facts import Facts
+from server.requests.vectors import as_array
 from server.routes.embeddings import bytes_response, check_encoding, prompt_of, written
 from server.routes.generation import frontend_of, respond
-from server.routes.pooled import CLASSIFIES, POOLS, Call
-from server.vectors import as_array
+from server.routes.pooling_call import CLASSIFIES, POOLS, Call
 from worker.protocol import Vectors
 
 router = APIRouter(tags=["pool"])

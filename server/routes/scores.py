@@ -17,9 +17,9 @@ from server.api.scores import (
     best_first,
 )
 from server.api.tei import RankedText, TextsRequest
+from server.http.sse import encode, json_response
 from server.routes.generation import frontend_of, respond
-from server.routes.pooled import SCORES, Call
-from server.sse import encode, json_response
+from server.routes.pooling_call import SCORES, Call
 
 router = APIRouter(tags=["score"], dependencies=SCORES)
 

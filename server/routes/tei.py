@@ -10,16 +10,16 @@ from fastapi.responses import JSONResponse
 
 from server.api.scores import best_first
 from server.api.tei import EmbedAllRequest, EmbedRequest, Prediction, PredictRequest, SimilarityRequest
-from server.facts import Facts
-from server.pooling import PoolingParams, find_prompt, total_characters
+from server.http.sse import encode
+from server.requests.facts import Facts
+from server.requests.pooling import PoolingParams, find_prompt, total_characters
+from server.requests.scoring import texts_and_pairs
+from server.requests.task_names import require_task
+from server.requests.vectors import as_array, as_json, cosine
 from server.routes.generation import frontend_of, require_ready, respond
-from server.routes.pooled import CLASSIFIES, EMBEDS, POOLS, TEXTS_AT_ONCE, Call, maybe_in_thread
 from server.routes.pooling import label_of
-from server.scoring import texts_and_pairs
-from server.sse import encode
-from server.tasks import require_task
-from server.tokenizer import LONG_TEXT
-from server.vectors import as_array, as_json, cosine
+from server.routes.pooling_call import CLASSIFIES, EMBEDS, POOLS, TEXTS_AT_ONCE, Call, maybe_in_thread
+from server.text.tokenizer import LONG_TEXT
 from worker.protocol import Vectors
 
 router = APIRouter(tags=["text-embeddings-inference"])

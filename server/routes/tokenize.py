@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from server.api.prompts import encode, write_conversation
 from server.api.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
+from server.http.sse import json_response
+from server.requests.prompt import encode, write_conversation
 from server.routes.generation import ENTRY, config_of, frontend_of
-from server.sse import json_response
 
 router = APIRouter(tags=["tokenize"], dependencies=ENTRY)
 

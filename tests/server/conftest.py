@@ -10,9 +10,9 @@ import pytest
 import zoo
 from fake_client import FakeClient
 
-from server.config import parse
 from server.frontend import Frontend
 from server.metrics import Metrics
+from server.options.table import parse
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],

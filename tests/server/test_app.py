@@ -9,9 +9,9 @@ import httpx
 import pytest
 from fake_client import FakeClient
 
-from server import middleware
 from server.app import create_app, invalid_body
 from server.frontend import Frontend
+from server.http import middleware
 
 Make = Callable[..., Frontend]
 GetReady = Callable[..., Awaitable[Frontend]]

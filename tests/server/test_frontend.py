@@ -13,10 +13,10 @@ from fake_client import FakeClient
 from engine_core.protocol import Pooled, Stats
 from server.errors import ApiError, BadRequest, Internal, NotFound, Overloaded, Unavailable
 from server.frontend import Delta, Frontend
-from server.pooling import Item
-from server.sampling import SamplingParams
+from server.requests.pooling import Item
+from server.requests.sampling import SamplingParams
+from server.requests.vectors import as_array
 from server.status import Dead, Draining, Ready, Starting
-from server.vectors import as_array
 from worker.protocol import Pooling
 
 Make = Callable[..., Frontend]

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from server.config import parse
 from server.main import BAD_USAGE, PORT_IN_USE, bind
-from server.progress import ProgressDisplay
+from server.options.table import parse
+from server.run.progress import ProgressDisplay
 
 
 def command(*arguments: str, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -99,7 +99,7 @@ def test_http_requests_are_counted_by_route_and_kind_of_status() -> None:
 
 def test_several_processes_are_shown_as_one(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from server.config import share_metrics\n"
+        "import sys; from pathlib import Path; from server.options.table import share_metrics\n"
         "folder = Path(sys.argv[1]); share_metrics(folder)\n"
         "from server.metrics import Metrics\n"
         "metrics = Metrics('m', folder); metrics.count_tokens(5, 0); metrics.rejected()\n"

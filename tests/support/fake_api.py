@@ -12,8 +12,8 @@ from starlette.types import ASGIApp
 
 from engine_core.config import EngineConfig
 from server.app import create_app
-from server.config import ServerConfig
 from server.frontend import Frontend
+from server.options.table import ServerConfig
 
 
 def make_app(frontend: FakeFrontend, **options: Any) -> ASGIApp:

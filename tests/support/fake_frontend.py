@@ -16,17 +16,17 @@ import tokenizers
 
 from engine_core.config import EngineConfig
 from engine_core.protocol import Pooled, Tokens
-from server.config import ServerConfig
-from server.detokenizer import byte_level_table
 from server.errors import ApiError, NotFound
-from server.facts import Facts
 from server.metrics import Metrics
-from server.pooling import Item
-from server.sampling import SamplingParams
+from server.options.table import ServerConfig
+from server.requests.facts import Facts
+from server.requests.pooling import Item
+from server.requests.sampling import SamplingParams
 from server.status import Ready, Status
-from server.template import ChatTemplate
-from server.text_output import Delta, TextOutput
-from server.tokenizer import Tokenizer
+from server.text.detokenizer import byte_level_table
+from server.text.output import Delta, TextOutput
+from server.text.template import ChatTemplate
+from server.text.tokenizer import Tokenizer
 from worker.protocol import Sampling, TokenLogprobs, Vectors
 
 EOS, BOS = 256, 257

@@ -9,9 +9,9 @@ import tokenizers
 import zoo
 from tokenizers.processors import BertProcessing
 
-from server.facts import Facts
-from server.template import ChatTemplate
-from server.tokenizer import Tokenizer
+from server.requests.facts import Facts
+from server.text.template import ChatTemplate
+from server.text.tokenizer import Tokenizer
 
 
 def facts(**fields: Any) -> Facts:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 
-from server.template import ChatTemplate
-from server.tokenizer import Tokenizer
+from server.text.template import ChatTemplate
+from server.text.tokenizer import Tokenizer
 
 TEXTS = [
     "the quick brown fox jumps over the lazy dog, and the dog sleeps",

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from server.api.chat import ChatRequest
 from server.api.completions import CompletionRequest
 from server.errors import BadRequest
-from server.sampling import SamplingParams
+from server.requests.sampling import SamplingParams
 
 USER = {"role": "user", "content": "a"}
 

@@ -19,7 +19,7 @@ from server.bench.errors import BenchError
 from server.bench.load import Load
 from server.bench.options import LoadOptions, parse
 from server.bench.summary import Result
-from server.options import OptionError
+from server.options.reader import OptionError
 
 
 def options(*arguments: str) -> LoadOptions:

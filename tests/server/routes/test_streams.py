@@ -11,8 +11,8 @@ from fake_api import events, leave, make_app, make_client
 from fake_frontend import FakeFrontend
 from starlette.types import ASGIApp
 
-from server import sse
 from server.errors import BadRequest, Internal, Overloaded, Unavailable
+from server.http import sse
 
 TEXT = ("/v1/completions", {"prompt": "hi", "max_tokens": 20})
 TEXTS = ("/v1/completions", {"prompt": ["hi", "you"], "n": 2, "temperature": 1, "max_tokens": 20})

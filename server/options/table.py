@@ -1,0 +1,323 @@
+"""What the operator asked for: the one table of options, and the only reader of the environment but
+for where caches lie (`worker.host.machine`).
+
+Each option is a field of a frozen struct, here or in `engine_core.config`; the command line (see `serve
+--help`), the variables FACET_<FLAG>, the YAML file of --config and the reference page all come from it. Names
+and meaning are those of `vllm serve`; where we differ, the option's text says so.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from engine_core.config import EngineConfig, Replicas
+from engine_core.wire.secret import check_length, needed
+from server.options.engine_docs import ENGINE_DOCS, MODEL, SCHEDULER, WORKERS
+from server.options.reader import (
+    Doc,
+    Option,
+    OptionError,
+    build_parser,
+    canonical,
+    from_environment,
+    from_file,
+    options_of,
+)
+from server.options.vllm_flags import FOREIGN
+
+PREFIX = "FACET_"
+
+_TEXT, _ANSWERS, _HTTP, _LOGS = "Tokenizer and chat template", "Answers", "HTTP", "Process and logs"
+
+_ANY: list[str] = msgspec.field(default_factory=lambda: ["*"])
+
+
+class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    engine: EngineConfig
+
+    served_model_name: Annotated[
+        list[str], Doc(MODEL, "Names that clients may use for the model; answers carry the first.")
+    ] = []
+    tokenizer: Annotated[str | None, Doc(_TEXT, "Folder or hub id of the tokenizer, if not the model's.")] = (
+        None
+    )
+    chat_template: Annotated[str | None, Doc(_TEXT, "A Jinja template, or a file with one.")] = None
+    chat_template_content_format: Annotated[
+        Literal["auto", "string", "openai"],
+        Doc(_TEXT, "How the template takes contents; auto looks into it.", ("auto", "string", "openai")),
+    ] = "auto"
+    default_chat_template_kwargs: Annotated[
+        dict[str, object], Doc(_TEXT, "Arguments for the template where a request gives none.")
+    ] = {}
+    trust_request_chat_template: Annotated[
+        bool, Doc(_TEXT, "Let requests bring a chat template of their own.")
+    ] = False
+    default_prompt_name: Annotated[
+        str | None,
+        Doc(_TEXT, "The prompt that is written before texts to embed where a request names none."),
+    ] = None
+    response_role: Annotated[str, Doc(_TEXT, "Role of the answers in chat.")] = "assistant"
+
+    generation_config: Annotated[
+        str, Doc(_ANSWERS, "Sampling defaults: auto is the model's own, vllm is neutral ones, or a folder.")
+    ] = "auto"
+    override_generation_config: Annotated[
+        dict[str, object], Doc(_ANSWERS, "Sampling defaults to put over those.")
+    ] = {}
+    max_logprobs: Annotated[
+        int, Doc(_ANSWERS, "Most logprobs that a request may ask for; -1 is no bound.", least=-1)
+    ] = 20
+    stream_interval: Annotated[
+        int, Doc(_ANSWERS, "Tokens in a streamed chunk; the first comes alone.", least=1)
+    ] = 1
+    enable_prompt_tokens_details: Annotated[bool, Doc(_ANSWERS, "Report cached prompt tokens in usage.")] = (
+        False
+    )
+    enable_force_include_usage: Annotated[bool, Doc(_ANSWERS, "Send usage in every stream.")] = False
+    return_tokens_as_token_ids: Annotated[
+        bool, Doc(_ANSWERS, "Write tokens in logprobs as token_id:123.")
+    ] = False
+    sse_keep_alive_interval: Annotated[
+        float, Doc(_ANSWERS, "Seconds of silence after which a stream sends a comment; 0 is never.", least=0)
+    ] = 0.0
+
+    host: Annotated[
+        str,
+        Doc(_HTTP, "Address to listen on. Unlike the peer's, only this machine by default: 0.0.0.0 for all."),
+    ] = "127.0.0.1"
+    port: Annotated[int, Doc(_HTTP, "Port to listen on; 0 takes a free one.", least=0, most=65535)] = 8000
+    uds: Annotated[str | None, Doc(_HTTP, "Unix socket to listen on, in place of host and port.")] = None
+    api_key: Annotated[
+        list[str],
+        Doc(_HTTP, "Keys, one of which every request must bring, but for /live, /health, /ready and /ping."),
+    ] = []
+    ssl_keyfile: Annotated[str | None, Doc(_HTTP, "Key file, to serve HTTPS.")] = None
+    ssl_certfile: Annotated[str | None, Doc(_HTTP, "Certificate file, to serve HTTPS.")] = None
+    ssl_ca_certs: Annotated[str | None, Doc(_HTTP, "Authorities whose client certificates are accepted.")] = (
+        None
+    )
+    root_path: Annotated[str, Doc(_HTTP, "Path under which a proxy shows this server.")] = ""
+    allowed_origins: Annotated[list[str], Doc(_HTTP, "Origins that browsers may call from (CORS).")] = []
+    allowed_methods: Annotated[list[str], Doc(_HTTP, "Methods that browsers may use.")] = _ANY
+    allowed_headers: Annotated[list[str], Doc(_HTTP, "Headers that browsers may send.")] = _ANY
+    allow_credentials: Annotated[bool, Doc(_HTTP, "Let browsers send credentials.")] = False
+    enable_request_id_headers: Annotated[bool, Doc(_HTTP, "Answer with an X-Request-Id header.")] = False
+    disable_fastapi_docs: Annotated[bool, Doc(_HTTP, "No /docs, /redoc and /openapi.json.")] = False
+
+    data_parallel_size: Annotated[
+        int, Doc(WORKERS, "Replicas of the model, among which requests are spread.", least=1, short="-dp")
+    ] = 1
+    data_parallel_size_local: Annotated[
+        int | None,
+        Doc(
+            WORKERS,
+            "How many of the replicas run on this machine; default: all that no other does.",
+            least=0,
+        ),
+    ] = None
+    data_parallel_start_rank: Annotated[
+        int, Doc(WORKERS, "With --headless: the number of this machine's first replica.", least=0)
+    ] = 0
+    data_parallel_address: Annotated[
+        str, Doc(WORKERS, "Address of the machine with the API, as replicas on others reach it.")
+    ] = "127.0.0.1"
+    data_parallel_rpc_port: Annotated[
+        int,
+        Doc(WORKERS, "Port there, for those replicas; each API process takes two more.", least=1, most=65000),
+    ] = 29550
+    headless: Annotated[
+        bool, Doc(WORKERS, "No API here: only workers (--nnodes) or replicas for another machine's API.")
+    ] = False
+
+    api_server_count: Annotated[
+        int, Doc(_LOGS, "API processes that share the port, for very many small requests.", least=1, most=64)
+    ] = 1
+    shutdown_timeout: Annotated[
+        float,
+        Doc(
+            _LOGS,
+            "Seconds that requests may run on after SIGTERM; 0 ends them at once. The default leaves 5 of "
+            "the 30 that Kubernetes and systemd units usually grant.",
+            least=0,
+        ),
+    ] = 25.0
+    enable_log_requests: Annotated[bool, Doc(_LOGS, "Log each request's id, size and parameters.")] = False
+    disable_log_stats: Annotated[bool, Doc(_LOGS, "No line on throughput every ten seconds.")] = False
+    disable_uvicorn_access_log: Annotated[bool, Doc(_LOGS, "No line for each HTTP request.")] = False
+    uvicorn_log_level: Annotated[
+        str,
+        Doc(_LOGS, "What to log.", ("critical", "error", "warning", "info", "debug")),
+    ] = "info"
+
+    @property
+    def replicas(self) -> Replicas:
+        first = self.data_parallel_start_rank
+        here = self.data_parallel_size_local
+        return Replicas(
+            size=self.data_parallel_size,
+            first=first,
+            here=self.data_parallel_size - first if here is None else here,
+            address=self.data_parallel_address,
+            port=self.data_parallel_rpc_port,
+            secret=self.engine.cluster_key,
+        )
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        return tuple(self.served_model_name) or (self.engine.model,)
+
+
+class _Shorthands(msgspec.Struct, frozen=True):
+    """Options that stand for others."""
+
+    async_scheduling: Annotated[
+        bool | None, Doc(SCHEDULER, "Plan a step while another runs; the same as --steps-ahead 1, or 0.")
+    ] = None
+
+
+OPTIONS: list[Option] = [
+    *options_of(EngineConfig, ENGINE_DOCS),
+    *options_of(_Shorthands, {}),
+    *options_of(ServerConfig, {}),
+]
+"""Every option, for the parsers below and for the reference page."""
+
+
+class OptionRow(msgspec.Struct, frozen=True):
+    """An option as the reference page shows it."""
+
+    flags: str
+    default: str
+    help: str
+
+
+def option_groups() -> list[tuple[str, list[OptionRow]]]:
+    """The table by its groups, in order."""
+    groups: dict[str, list[OptionRow]] = {}
+    for option in OPTIONS:
+        flags = ", ".join([*option.flags, *([f"--no-{option.flag[2:]}"] if option.is_switch else [])])
+        row = OptionRow(flags, option.written_default, option.doc.text)
+        groups.setdefault(option.doc.group, []).append(row)
+    return list(groups.items())
+
+
+_ENGINE_FIELDS = {info.name for info in msgspec.structs.fields(EngineConfig)}
+
+_EPILOG = (
+    f"Every option can also be set by a variable, {PREFIX}MAX_MODEL_LEN for --max-model-len, or in the file "
+    "of --config; the command line wins over variables, and those over the file."
+)
+
+
+def parse(
+    arguments: Sequence[str], environ: Mapping[str, str] = os.environ, *, command: str = "serve"
+) -> ServerConfig:
+    """The configuration. Raises OptionError, with one line for the operator; --help prints and exits."""
+    parser = build_parser(command, OPTIONS, FOREIGN, _EPILOG)
+    parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="Folder or hub id; default: demo.")
+    parser.add_argument("--config", metavar="FILE", help="YAML file of options.")
+    given = vars(parser.parse_args(canonical(arguments, parser)))
+    for other in FOREIGN:
+        if other.flag in given:
+            other.check(given.pop(other.flag))
+    model_tag, file = given.pop("model_tag", None), given.pop("config", None)
+    values = {
+        **(from_file(OPTIONS, Path(file)) if file else {}),
+        **from_environment(OPTIONS, environ, PREFIX),
+        **{
+            option.field: option.value(given[option.field], option.flag)
+            for option in OPTIONS
+            if option.field in given
+        },
+    }
+    _set_model(values, model_tag, "model" in given)
+    if "api_key" not in values and environ.get("VLLM_API_KEY"):
+        values["api_key"] = [environ["VLLM_API_KEY"]]
+    return _build(values)
+
+
+def _set_model(values: dict[str, object], tag: str | None, by_flag: bool) -> None:
+    if tag is not None and by_flag and tag != values["model"]:
+        raise OptionError(f"two models are named: {tag} and --model {values['model']}; leave out one")
+    if tag is not None:
+        values["model"] = tag
+    values.setdefault("model", "demo")
+
+
+def _build(values: dict[str, object]) -> ServerConfig:
+    overlap = values.pop("async_scheduling", None)
+    if overlap is not None and values.setdefault("steps_ahead", int(bool(overlap))) != int(bool(overlap)):
+        raise OptionError("--async-scheduling and --steps-ahead contradict each other; leave out one")
+    if values.get("model_impl") == "vllm":
+        values["model_impl"] = "facet"  # what the peer calls its own model code
+    engine = {field: values.pop(field) for field in list(values) if field in _ENGINE_FIELDS}
+    config = ServerConfig(engine=EngineConfig(**engine), **values)  # pyright: ignore[reportArgumentType]
+    if "*" in config.allowed_origins and config.allow_credentials:
+        raise OptionError(
+            "--allow-credentials with --allowed-origins * would let every website act as your users; "
+            "name the origins"
+        )
+    if bool(config.ssl_keyfile) != bool(config.ssl_certfile):
+        raise OptionError("--ssl-keyfile and --ssl-certfile go together; give both or none")
+    if "" in config.api_key:
+        raise OptionError("--api-key: an empty key protects nothing; leave it out or give one")
+    _check_nodes(config)
+    _check_replicas(config)
+    return config
+
+
+def _check_nodes(config: ServerConfig) -> None:
+    """One model over several machines."""
+    nodes, rank = config.engine.nnodes, config.engine.node_rank
+    if rank >= nodes:
+        raise OptionError(f"--node-rank {rank}: of --nnodes {nodes} the last is {nodes - 1}")
+    if rank and not config.headless:
+        raise OptionError(f"--node-rank {rank} goes with --headless: the API is on the machine of rank 0")
+    if nodes == 1:
+        return
+    if config.headless and not rank:
+        raise OptionError("--headless with --nnodes is for --node-rank 1 and up: rank 0 has the API")
+    if config.data_parallel_size > 1:
+        raise OptionError(
+            "--nnodes spreads one replica over machines, and --data-parallel-size adds replicas: use one of "
+            "them; several spread replicas are several servers behind a load balancer"
+        )
+    _check_key(config, f"--nnodes {nodes}")
+
+
+def _check_replicas(config: ServerConfig) -> None:
+    size, replicas = config.data_parallel_size, config.replicas
+    if replicas.first and not config.headless:
+        raise OptionError("--data-parallel-start-rank goes with --headless: the API's machine has the first")
+    if replicas.here < 0 or replicas.first + replicas.here > size:
+        raise OptionError(
+            f"--data-parallel-size {size} has the replicas 0 to {size - 1}: there are none for "
+            f"--data-parallel-start-rank {replicas.first} and --data-parallel-size-local {replicas.here}"
+        )
+    if config.headless and config.engine.nnodes == 1:
+        if not replicas.here:
+            raise OptionError(
+                "--headless with --data-parallel-size-local 0 has nothing to run; give 1 or more"
+            )
+        _check_key(config, "--headless, which runs replicas for another machine's API,")
+    elif replicas.elsewhere:
+        _check_key(config, f"--data-parallel-size-local {replicas.here}, which lets other machines join,")
+
+
+def _check_key(config: ServerConfig, what: str) -> None:
+    if config.engine.cluster_key is None:
+        raise OptionError(str(needed(what)))
+    try:
+        check_length(config.engine.cluster_key)
+    except ValueError as error:
+        raise OptionError(f"--cluster-key: {error}") from error
+
+
+def share_metrics(folder: Path) -> None:
+    """Lets prometheus_client count for several processes. It reads this variable when first imported."""
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)

@@ -1,0 +1,102 @@
+"""Flags of `vllm serve` that are known here but not supported yet: refused by name, never silently ignored.
+
+A flag leaves this table when it gets a meaning. Values that ask for what happens anyway are accepted, so that
+existing start scripts keep working.
+"""
+
+from __future__ import annotations
+
+from server.options.reader import Foreign
+
+_SWITCHES = """
+    skip-tokenizer-init enable-prompt-embeds enable-sleep-mode enable-expert-parallel enable-eplb enable-dbo
+    numa-bind enable-fault-tolerance enable-ssl-refresh enable-auto-tool-choice
+    exclude-tools-when-tool-choice-none enable-lora fully-sharded-loras enable-per-request-metrics
+    enable-log-outputs log-error-stack grpc enable-offline-docs language-model-only kv-cache-metrics
+    enable-mfu-metrics enable-tokenizer-info-endpoint enable-scale-out disable-sliding-window
+    disable-cascade-attn data-parallel-hybrid-lb data-parallel-external-lb calculate-kv-scales
+"""
+
+_VALUES: dict[str, tuple[str, ...]] = {
+    "tokenizer-mode": ("auto", "hf"),
+    "tokenizer-revision": (),
+    "code-revision": (),
+    "hf-config-path": (),
+    "config-format": ("auto", "hf"),
+    "quantization-config": (),
+    "safetensors-load-strategy": ("lazy",),
+    "ignore-patterns": (),
+    "logprobs-mode": ("raw_logprobs",),
+    "logits-processors": (),
+    "io-processor-plugin": (),
+    "renderer-num-workers": ("1",),
+    "allowed-local-media-path": (),
+    "allowed-media-domains": (),
+    "kv-cache-dtype": ("auto",),
+    "prefix-caching-hash-algo": ("sha256", "sha256_cbor"),
+    "kv-offloading-size": (),
+    "kv-offloading-backend": ("native",),
+    "cpu-offload-gb": ("0", "0.0"),
+    "swap-space": ("0",),
+    "max-num-queued-tokens": (),
+    "max-num-partial-prefills": ("1",),
+    "scheduler-cls": (),
+    "watermark": ("0", "0.0"),
+    "performance-mode": ("balanced",),
+    "decode-context-parallel-size": ("1",),
+    "prefill-context-parallel-size": ("1",),
+    "data-parallel-rank": ("0",),
+    "data-parallel-backend": ("mp",),
+    "all2all-backend": (),
+    "device-ids": (),
+    "worker-cls": ("auto",),
+    "worker-extension-cls": ("",),
+    "fault-tolerance-config": (),
+    "middleware": (),
+    "tool-call-parser": (),
+    "tool-parser-plugin": (),
+    "tool-strict-level": ("auto",),
+    "tool-server": (),
+    "reasoning-parser": ("",),
+    "reasoning-parser-plugin": (),
+    "lora-modules": (),
+    "max-loras": ("1",),
+    "max-lora-rank": ("16",),
+    "max-cpu-loras": (),
+    "lora-dtype": ("auto",),
+    "lora-target-modules": (),
+    "default-mm-loras": (),
+    "max-log-len": (),
+    "disable-access-log-for-endpoints": (),
+    "fingerprint-mode": ("full",),
+    "grpc-port": (),
+    "structured-outputs-config": (),
+    "speculative-config": (),
+    "spec-method": (),
+    "spec-model": (),
+    "spec-tokens": (),
+    "limit-mm-per-prompt": (),
+    "mm-processor-cache-gb": ("0",),
+    "mm-processor-kwargs": (),
+    "otlp-traces-endpoint": (),
+    "collect-detailed-traces": (),
+    "custom-histogram-buckets": (),
+    "optimization-level": ("0", "O0"),
+    "cudagraph-capture-sizes": (),
+    "attention-backend": ("auto",),
+    "profiler-config": (),
+    "kv-transfer-config": (),
+    "h11-max-incomplete-event-size": (),
+    "h11-max-header-count": (),
+}
+
+FOREIGN = [
+    Foreign("--compilation-config", ("0",), short="-cc"),
+    *(Foreign(f"--{name}", neutral) for name, neutral in _VALUES.items()),
+    *(Foreign(f"--{name}", is_switch=True) for name in _SWITCHES.split()),
+    # Nothing is compiled or captured at start, a prompt is admitted only if all of it fits, the load is
+    # always counted: what these ask for is so already.
+    Foreign("--enforce-eager", is_switch=True, harmless=True),
+    Foreign("--scheduler-reserve-full-isl", is_switch=True, harmless=True),
+    Foreign("--enable-server-load-tracking", is_switch=True, harmless=True),
+]

@@ -1,0 +1,157 @@
+"""What the server knows about the served model: found once, when the engine is ready, and never changed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from models.pooling.config import PoolingConfig
+from server.errors import BadRequest, invalid
+from server.requests.task_names import GENERATE, ScoreType
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """Bounds on what one request may ask, whatever the model: no client may starve the others."""
+
+    n: int = 128
+    prompts: int = 256
+    inputs: int = 16384
+    """Texts of a request that is pooled."""
+    stop_strings: int = 16
+    stop_bytes: int = 4096
+    logit_bias: int = 1024
+    bad_words: int = 128
+    bad_word_tokens: int = 1024
+    request_id: int = 128
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    model_names: tuple[str, ...]
+    """What clients may call the model; answers use the first."""
+    root: str
+    """The model as the operator named it."""
+    created: int
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    defaults: dict[str, float | int] = {}
+    """The checkpoint's temperature, top_p, top_k, min_p, repetition_penalty and max_tokens, if it has any."""
+    max_logprobs: int = 20
+    """-1 means no limit but the vocabulary."""
+    max_num_seqs: int = 256
+    enable_prefix_caching: bool = True
+    scheduling_policy: str = "fcfs"
+    max_num_batched_tokens: int = 0
+    dtype: str = "float32"
+    device: str = "cpu"
+    tasks: tuple[str, ...] = (GENERATE,)
+    max_text_len: int = 0
+    """Longest text to pool, in tokens: a sentence encoder may be made for less than its window."""
+    pooling: PoolingConfig = PoolingConfig()
+    """What the model's files say of its vectors and labels."""
+    widths: dict[str, int] = {}
+    """Task -> numbers in each of its vectors, before any cut."""
+    default_prompt_name: str | None = None
+    score_type: ScoreType | None = None
+    score_template: str | None = None
+    """A chat template with the roles query and document, or its name, where one text is made of two."""
+    limits: Limits = Limits()
+
+    def check_prompt_length(self, length: int, *, at_least: bool = False) -> None:
+        """Refuses a prompt that leaves no room for one output token, in the peer's words.
+
+        `at_least` says that `length` is a lower bound, found without tokenizing all of the text.
+        """
+        if length == 0:
+            raise BadRequest("The decoder prompt cannot be empty", "prompt")
+        if length > self.max_model_len:
+            count = f"at least {length}" if at_least else str(length)
+            raise invalid(
+                "input_tokens",
+                f"This model's maximum context length is {self.max_model_len} tokens. However, your prompt "
+                f"contains {count} input tokens, which exceeds this limit even without any output tokens. "
+                "Please reduce the length of the input prompt.",
+                length,
+            )
+        if length == self.max_model_len:
+            raise BadRequest(
+                f"The decoder prompt (length {length}) plus the number of requested output tokens (at least "
+                f"1) is longer than the maximum model length of {self.max_model_len}. Make sure that "
+                "`max_model_len` is no smaller than the number of text tokens plus 1.",
+                "prompt",
+            )
+
+    def check_text(self, ids: list[int], param: str, index: int) -> None:
+        """Refuses tokens that cannot be pooled, and tells which of a request's texts they are."""
+        self.check_token_ids(ids, param)
+        if not ids:
+            raise BadRequest(f"The decoder prompt cannot be empty ({param} {index} has no tokens).", param)
+        if len(ids) > self.max_text_len:
+            raise self.text_too_long(f"{param} {index}", "input_tokens", f"{len(ids)} input tokens", len(ids))
+
+    def text_too_long(self, text: str, param: str, found: str, size: int) -> BadRequest:
+        return invalid(
+            param,
+            f"This model's maximum context length is {self.max_text_len} tokens. However, {text} contains "
+            f"{found}. Please reduce its length, or have it cut: with truncate_prompt_tokens=-1, or with "
+            "`truncate` where the endpoint has that.",
+            size,
+        )
+
+    def check_token_ids(self, ids: list[int], param: str) -> None:
+        outside = [id for id in ids if not 0 <= id < self.vocab_size]
+        if outside:
+            raise BadRequest(
+                f"token_id(s) {outside[:10]} in {param} contain out-of-vocab token ids. "
+                f"Vocabulary size: {self.vocab_size}",
+                param,
+            )
+
+
+_DEFAULTS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
+"""Name in generation_config.json -> name in SamplingParams."""
+
+
+class GenerationConfigError(ValueError):
+    pass
+
+
+def read_defaults(folder: Path, source: str, overrides: Mapping[str, object]) -> dict[str, float | int]:
+    """Sampling defaults: the checkpoint's ("auto"), another folder's, or none ("vllm"); then overrides."""
+    found: dict[str, object] = {}
+    if source != "vllm":
+        path = (folder if source == "auto" else Path(source).expanduser()) / "generation_config.json"
+        if path.is_file():
+            found = _read_object(path)
+        elif source != "auto":
+            raise GenerationConfigError(f"--generation-config: there is no {path}")
+    merged = {**found, **overrides}
+    defaults: dict[str, float | int] = {}
+    for key, name in _DEFAULTS.items():
+        value = merged.get(key)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise GenerationConfigError(f"generation config: {key} must be a number, got {value!r}")
+        defaults[name] = value
+    return defaults
+
+
+def _read_object(path: Path) -> dict[str, object]:
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise GenerationConfigError(f"{path.name} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise GenerationConfigError(f"{path.name} must hold an object")
+    return content

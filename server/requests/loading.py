@@ -1,0 +1,94 @@
+"""What the server side reads from a checkpoint, once the engine knows where it lies: tokenizer, and facts."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from engine_core.protocol import Ready
+from models.checkpoint.hub import resolve
+from models.config import ConfigError, ModelConfig, read_config
+from models.pooling.config import PoolingConfig, read_pooling
+from server.options.table import ServerConfig
+from server.requests.facts import Facts, read_defaults
+from server.requests.scoring import QWEN3_RERANKER
+from server.requests.task_names import GENERATE, score_type
+from server.text.tokenizer import Tokenizer, load_tokenizer
+from worker.host.machine import cache_folder
+
+
+def find_folder(config: ServerConfig) -> Path:
+    """Where the checkpoint's small files lie on a machine that runs no engine."""
+    engine = config.engine
+    return resolve(engine.model, engine.revision, engine.download_dir, lambda _: None, "dummy")
+
+
+def open_tokenizer(config: ServerConfig, folder: Path) -> Tokenizer:
+    """The checkpoint's own, or the one of --tokenizer."""
+    if config.tokenizer is not None:
+        folder = resolve(config.tokenizer, None, config.engine.download_dir, lambda _: None, "dummy")
+    return load_tokenizer(
+        folder,
+        chat_template=config.chat_template,
+        content_format=config.chat_template_content_format,
+        trust_remote_code=config.engine.trust_remote_code,
+        cache=cache_folder(),
+    )
+
+
+def find_facts(config: ServerConfig, ready: Ready, folder: Path, tokenizer: Tokenizer) -> Facts:
+    """`folder` is the checkpoint's on this machine."""
+    model = read_config(folder, config.engine.hf_overrides)
+    ends = [id for id in (tokenizer.eos_id, *model.eos_token_ids) if id is not None]
+    pools = set(ready.tasks) != {GENERATE}
+    pooling = read_pooling(folder, model, config.engine.pooler_config) if pools else PoolingConfig()
+    max_text_len = _max_text_len(config, ready, pooling)
+    return Facts(
+        model_names=config.model_names,
+        root=config.engine.model,
+        created=int(time.time()),
+        max_model_len=ready.max_model_len if GENERATE in ready.tasks else max_text_len,
+        vocab_size=ready.vocab_size,
+        eos_token_ids=tuple(dict.fromkeys(ends)),
+        defaults=read_defaults(folder, config.generation_config, config.override_generation_config),
+        max_logprobs=config.max_logprobs,
+        max_num_seqs=ready.max_num_seqs,
+        enable_prefix_caching=ready.enable_prefix_caching,
+        scheduling_policy=ready.scheduling_policy,
+        max_num_batched_tokens=ready.max_num_batched_tokens,
+        dtype=ready.dtype,
+        device=ready.device,
+        tasks=ready.tasks,
+        max_text_len=max_text_len,
+        pooling=pooling,
+        widths=ready.widths,
+        default_prompt_name=_default_prompt_name(config, pooling),
+        score_type=score_type(ready.tasks, pooling),
+        score_template=_score_template(tokenizer, model, pooling),
+    )
+
+
+def _max_text_len(config: ServerConfig, ready: Ready, pooling: PoolingConfig) -> int:
+    """A sentence encoder's own limit counts, unless the operator has set one."""
+    limit = pooling.texts.max_len
+    if limit is None or config.engine.max_model_len is not None:
+        return ready.max_model_len
+    return min(limit, ready.max_model_len)
+
+
+def _default_prompt_name(config: ServerConfig, pooling: PoolingConfig) -> str | None:
+    name, prompts = config.default_prompt_name, pooling.texts.prompts
+    if name is None:
+        return pooling.texts.default_prompt_name
+    if name not in prompts:
+        known = ", ".join(map(repr, prompts)) or "none"
+        raise ConfigError(f"--default-prompt-name: the model has no prompt named {name!r}. It has: {known}")
+    return name
+
+
+def _score_template(tokenizer: Tokenizer, model: ModelConfig, pooling: PoolingConfig) -> str | None:
+    if tokenizer.chat.writes_pairs:
+        return "default"
+    # Qwen3-Reranker comes with the chat template of the model that it was made of.
+    is_qwen3_reranker = pooling.two_way and model.architecture.startswith("Qwen3")
+    return QWEN3_RERANKER if is_qwen3_reranker else None

@@ -1,0 +1,227 @@
+"""From texts to what the engine is asked to pool: tasks and their parameters checked, texts made to tokens.
+
+What the HTTP API and `LLM` share. All of it is plain computation: the caller decides on threads and waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from server.errors import BadRequest, invalid
+from server.requests.facts import Facts
+from server.requests.task_names import find_task
+from server.text.tokenizer import Tokenizer
+from worker.protocol import Pooling, Task
+
+Source = str | list[int]
+"""A text, or the token ids of one."""
+
+CUT_MARGIN = 64
+"""Tokens more than asked for in a text that is cut before it is encoded: those at the cut may differ."""
+
+_VECTORS: tuple[Task, ...] = ("embed", "token_embed")
+
+
+class PoolingParams(msgspec.Struct, kw_only=True):
+    """What is asked of each text. None is what the model does by itself."""
+
+    task: str | None = None
+    use_activation: bool | None = None
+    """Normalise vectors, or turn logits into probabilities; False gives them raw."""
+    dimensions: int | None = None
+    """Keep the first so many numbers of each vector."""
+
+    def resolve(self, facts: Facts) -> Pooling:
+        task = find_task(self.task, facts.tasks, facts.pooling.task)
+        if self.dimensions is not None:
+            _check_dimensions(self.dimensions, task, facts)
+        return Pooling(task=task, use_activation=self.use_activation, dimensions=self.dimensions)
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One text on its way to the engine."""
+
+    tokens: list[int]
+    params: Pooling
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """How many tokens of a text are kept, the special ones among them, and of which end."""
+
+    keep: int | None = None
+    left: bool = False
+    """The beginning is dropped."""
+
+    @classmethod
+    def asked(cls, tokens: int | None, side: str | None, facts: Facts) -> Truncation:
+        """By a request's truncate_prompt_tokens, where -1 is the whole window, and truncation_side."""
+        if tokens is not None and tokens > facts.max_text_len:
+            raise invalid(
+                "truncate_prompt_tokens",
+                f"truncate_prompt_tokens={tokens} cannot be greater than max_model_len = "
+                f"{facts.max_text_len}. Please request a smaller truncation size.",
+                tokens,
+            )
+        if tokens == 0:
+            raise invalid("truncate_prompt_tokens", "truncate_prompt_tokens=0 would keep no token.", tokens)
+        return cls(facts.max_text_len if tokens == -1 else tokens, side == "left")
+
+
+WHOLE = Truncation()
+"""Nothing is cut: too long a text is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a request asks for all of its texts."""
+
+    truncation: Truncation = WHOLE
+    model: str | None = None
+    request_id: str | None = None
+    priority: int = 0
+    salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TextReader:
+    """Makes items of texts in the way in which the model's files say that it was trained."""
+
+    facts: Facts
+    tokenizer: Tokenizer
+    truncation: Truncation = WHOLE
+    prompt: str = ""
+    """An instruction that is written before each text. Token ids are taken as they are."""
+    add_special_tokens: bool = True
+    name: str = "input"
+    """Of the request's field, for errors."""
+
+    def read(self, sources: Sequence[Source], params: Pooling, first: int = 0) -> list[Item]:
+        """`first` is the place of these among the request's texts."""
+        texts = [
+            self._written(source, index)
+            for index, source in enumerate(sources, first)
+            if isinstance(source, str)
+        ]
+        encoded = iter(
+            self.tokenizer.encode_many(
+                texts, self.add_special_tokens, self.truncation.keep, left=self.truncation.left
+            )
+        )
+        of_text = self._without_prompt(params)
+        return [
+            Item(self._checked(next(encoded), index), of_text)
+            if isinstance(source, str)
+            else Item(self._checked(self._cut(source), index), params)
+            for index, source in enumerate(sources, first)
+        ]
+
+    def _written(self, text: str, index: int) -> str:
+        written = self.prompt + text
+        if self.truncation.keep is None:
+            check_characters(len(written), f"{self.name} {index}", self.facts, self.tokenizer)
+        else:  # no more than this can be kept, so no more is worth encoding
+            most = (self.truncation.keep + CUT_MARGIN) * self.tokenizer.longest_token
+            written = written[-most:] if self.truncation.left else written[:most]
+        return written.lower() if self.facts.pooling.texts.lower_case else written
+
+    def _without_prompt(self, params: Pooling) -> Pooling:
+        """Some models leave the instruction out of the vector, though they read it."""
+        if not self.prompt or self.facts.pooling.include_prompt:
+            return params
+        ids = self.tokenizer.encode(self.prompt, self.add_special_tokens)
+        closing = ids[-1:] and ids[-1] in self.tokenizer.special_ids
+        return msgspec.structs.replace(params, skip=len(ids) - bool(closing))
+
+    def _cut(self, ids: list[int]) -> list[int]:
+        keep = self.truncation.keep
+        if keep is None or len(ids) <= keep:
+            return ids
+        return ids[-keep:] if self.truncation.left else ids[:keep]
+
+    def _checked(self, ids: list[int], index: int) -> list[int]:
+        self.facts.check_text(ids, self.name, index)
+        return ids
+
+
+def check_characters(size: int, text: str, facts: Facts, tokenizer: Tokenizer) -> None:
+    """Refuses, without tokenizing, a text that no cut into tokens could make short enough."""
+    if size > facts.max_text_len * tokenizer.longest_token:
+        raise facts.text_too_long(text, "input_text", f"{size} characters", size)
+
+
+def total_characters(sources: Sequence[object]) -> int:
+    """About how long it takes to read them."""
+    return sum(len(source) for source in sources if isinstance(source, str))
+
+
+def find_prompt(name: str | None, facts: Facts, task: Task = "embed", param: str = "prompt_name") -> str:
+    """The instruction of that name; None is the default one, which is for vectors, if there is any."""
+    prompts = facts.pooling.texts.prompts
+    if name is None and task not in _VECTORS:
+        return ""
+    if name is None:
+        return prompts.get(facts.default_prompt_name or "", "")
+    if name not in prompts:
+        known = ", ".join(map(repr, prompts)) or "none"
+        raise invalid(param, f"This model has no prompt named {name[:64]!r}. Its prompts: {known}.", name)
+    return prompts[name]
+
+
+_INPUT_TYPES: dict[str, tuple[str, ...]] = {
+    "query": ("query",),
+    "document": ("document", "passage", "corpus"),
+    "search_query": ("search_query", "query"),
+    "search_document": ("search_document", "document", "passage", "corpus"),
+    "classification": ("classification",),
+    "clustering": ("clustering",),
+}
+"""What clients call the purpose of a text, and the prompts that models have for it."""
+
+
+def prompt_for(input_type: str, facts: Facts) -> str:
+    """The instruction for a purpose: none if it is a usual one that the model makes no difference for."""
+    prompts = facts.pooling.texts.prompts
+    for name in (input_type, *_INPUT_TYPES.get(input_type, ())):
+        if name in prompts:
+            return prompts[name]
+    if input_type in _INPUT_TYPES or input_type == "passage":
+        return find_prompt(None, facts)
+    return find_prompt(input_type, facts, param="input_type")
+
+
+def _check_dimensions(asked: int, task: Task, facts: Facts) -> None:
+    if task not in _VECTORS:
+        raise BadRequest(
+            f"Task {task!r} only supports ['use_activation'] parameters, "
+            "does not support ['dimensions'] parameters",
+            "dimensions",
+        )
+    width = facts.widths[task]
+    if asked == width:
+        return
+    name, allowed = facts.model_names[0], facts.pooling.matryoshka_dimensions
+    if not facts.pooling.matryoshka:
+        raise invalid(
+            "dimensions",
+            f"Model {name!r} does not support Matryoshka embeddings; dimensions must be unset (received "
+            f"dimensions={asked}). If it was trained for them, start the server with --hf-overrides "
+            """'{"is_matryoshka": true}'.""",
+            asked,
+        )
+    if allowed and asked not in allowed:
+        raise invalid(
+            "dimensions",
+            f"Model {name!r} only supports Matryoshka dimensions {list(allowed)}, got {asked}.",
+            asked,
+        )
+    if not 1 <= asked <= width:
+        raise invalid(
+            "dimensions",
+            f"Model {name!r} only supports dimensions in range [1, {width}], got {asked}.",
+            asked,
+        )

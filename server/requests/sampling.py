@@ -1,0 +1,283 @@
+"""What a user may ask of the choice of tokens, over HTTP and of `LLM` alike, and the one place that checks.
+
+`SamplingParams` is what was asked; `resolve` answers with `worker.protocol.Sampling`, in which nothing is a
+default any more, or refuses in the words that clients of the peers already know.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from server.errors import BadRequest, invalid
+from server.requests.facts import Facts
+from worker.protocol import Sampling
+
+if TYPE_CHECKING:
+    from server.text.tokenizer import Tokenizer
+
+GREEDY_BELOW = 1e-5
+COLDEST = 0.01
+"""Temperatures between GREEDY_BELOW and this are raised to it: dividing by less loses all precision."""
+MAX_REPETITION = 1e20
+"""Penalties beyond it, or below its inverse, would leave no finite logits."""
+
+INT64 = 1 << 63
+
+
+class SamplingParams(msgspec.Struct, kw_only=True, frozen=True):
+    """None means the default: the value in the model's generation_config.json, else the neutral one."""
+
+    n: int = 1
+    temperature: float | None = None
+    """0 is greedy."""
+    top_p: float | None = None
+    top_k: int | None = None
+    """0 or -1 is off."""
+    min_p: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    """None draws a fresh one. Choice i of n uses seed + i."""
+    max_tokens: int | None = None
+    """None fills the context."""
+    min_tokens: int = 0
+    stop: list[str] = []
+    stop_token_ids: list[int] = []
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    bad_words: list[str] = []
+    logit_bias: dict[int, float] = {}
+    allowed_token_ids: list[int] | None = None
+    logprobs: int | None = None
+    """How many of the most likely tokens to report beside the chosen one; -1 is the whole vocabulary."""
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    """Accepted for clients of the peers. Tokenizers of the `tokenizers` library put no spaces there."""
+    detokenize: bool = True
+
+    def resolve(self, facts: Facts, tokenizer: Tokenizer, prompt_len: int) -> list[Sampling]:
+        """One Sampling for each of the n choices; raises BadRequest."""
+        facts.check_prompt_length(prompt_len)
+        temperature = self._temperature(facts)
+        _check_n(self.n, temperature, facts)
+        self._check_stops(facts)
+        max_tokens = self._max_tokens(facts, prompt_len)
+        greedy = temperature == 0
+        template = Sampling(
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_p=1.0 if greedy else self._top_p(facts),
+            top_k=0 if greedy else self._top_k(facts),
+            min_p=0.0 if greedy else self._min_p(facts),
+            presence_penalty=_penalty("presence_penalty", self.presence_penalty),
+            frequency_penalty=_penalty("frequency_penalty", self.frequency_penalty),
+            repetition_penalty=self._repetition_penalty(facts),
+            min_tokens=self._min_tokens(max_tokens),
+            stop_token_ids=self._stop_token_ids(facts),
+            logit_bias=self._logit_bias(facts),
+            bad_words=_bad_words(self.bad_words, facts, tokenizer) if self.bad_words else (),
+            allowed_token_ids=self._allowed(facts),
+            logprobs=_logprobs("logprobs", "sample", self.logprobs, facts),
+            prompt_logprobs=_logprobs("prompt_logprobs", "prompt", self.prompt_logprobs, facts),
+        )
+        seed = self._seed()
+        return [msgspec.structs.replace(template, seed=(seed + i) % INT64) for i in range(self.n)]
+
+    def _temperature(self, facts: Facts) -> float:
+        value = _default(self.temperature, "temperature", facts, 1.0)
+        if not math.isfinite(value):
+            raise invalid("temperature", f"temperature must be a finite number, got {value}.", value)
+        if value < 0:
+            raise invalid("temperature", f"temperature must be non-negative, got {value}.", value)
+        if value > 2:
+            raise invalid("temperature", f"temperature must be in [0, 2], got {value}.", value)
+        return 0.0 if value < GREEDY_BELOW else max(value, COLDEST)
+
+    def _top_p(self, facts: Facts) -> float:
+        value = _default(self.top_p, "top_p", facts, 1.0)
+        if not 0 < value <= 1:
+            raise invalid("top_p", f"top_p must be in (0, 1], got {value}.", value)
+        return value
+
+    def _top_k(self, facts: Facts) -> int:
+        value = int(_default(self.top_k, "top_k", facts, 0))
+        if value < -1:
+            raise invalid("top_k", f"top_k must be 0 (disable), or at least 1, got {value}.", value)
+        return 0 if value == -1 or value >= facts.vocab_size else value
+
+    def _min_p(self, facts: Facts) -> float:
+        value = _default(self.min_p, "min_p", facts, 0.0)
+        if not 0 <= value <= 1:
+            raise invalid("min_p", f"min_p must be in [0, 1], got {value}.", value)
+        return value
+
+    def _repetition_penalty(self, facts: Facts) -> float:
+        value = _default(self.repetition_penalty, "repetition_penalty", facts, 1.0)
+        if not math.isfinite(value):
+            raise invalid(
+                "repetition_penalty", f"repetition_penalty must be a finite number, got {value}.", value
+            )
+        if value <= 0:
+            raise invalid(
+                "repetition_penalty", f"repetition_penalty must be greater than zero, got {value}.", value
+            )
+        if not 1 / MAX_REPETITION <= value <= MAX_REPETITION:
+            raise invalid(
+                "repetition_penalty",
+                f"repetition_penalty must be in [{1 / MAX_REPETITION:g}, {MAX_REPETITION:g}], got {value}.",
+                value,
+            )
+        return value
+
+    def _seed(self) -> int:
+        if self.seed is None or self.seed == -1:
+            return secrets.randbits(63)
+        if not -INT64 <= self.seed < INT64:
+            raise invalid("seed", f"seed must fit in 64 bits, got {self.seed}.", self.seed)
+        return self.seed
+
+    def _max_tokens(self, facts: Facts, prompt_len: int) -> int:
+        room = facts.max_model_len - prompt_len
+        if self.max_tokens is None:
+            return min(int(facts.defaults.get("max_tokens", room)), room)
+        if self.max_tokens < 1:
+            raise invalid(
+                "max_tokens", f"max_tokens must be at least 1, got {self.max_tokens}.", self.max_tokens
+            )
+        if self.max_tokens > facts.max_model_len:
+            raise invalid(
+                "max_tokens",
+                f"max_tokens={self.max_tokens} cannot be greater than max_model_len={facts.max_model_len}. "
+                "Please request fewer output tokens.",
+                self.max_tokens,
+            )
+        return min(self.max_tokens, room)
+
+    def _min_tokens(self, max_tokens: int) -> int:
+        if self.min_tokens < 0:
+            raise invalid(
+                "min_tokens",
+                f"min_tokens must be greater than or equal to 0, got {self.min_tokens}.",
+                self.min_tokens,
+            )
+        if self.min_tokens > max_tokens:
+            raise invalid(
+                "min_tokens",
+                f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {self.min_tokens}.",
+                self.min_tokens,
+            )
+        return self.min_tokens
+
+    def _check_stops(self, facts: Facts) -> None:
+        limits = facts.limits
+        if "" in self.stop:
+            raise invalid("stop", "stop cannot contain an empty string.", self.stop)
+        if self.stop and not self.detokenize:
+            raise BadRequest(
+                "stop strings are only supported when detokenize is True. Set detokenize=True to use stop.",
+                "stop",
+            )
+        if len(self.stop) > limits.stop_strings:
+            raise BadRequest(
+                f"stop may hold at most {limits.stop_strings} strings, got {len(self.stop)}.", "stop"
+            )
+        size = sum(len(text.encode("utf-8", "surrogatepass")) for text in self.stop)
+        if size > limits.stop_bytes:
+            raise BadRequest(
+                f"stop strings may hold at most {limits.stop_bytes} bytes together, got {size}.", "stop"
+            )
+
+    def _stop_token_ids(self, facts: Facts) -> tuple[int, ...]:
+        facts.check_token_ids(self.stop_token_ids, "stop_token_ids")
+        ends = () if self.ignore_eos else facts.eos_token_ids
+        return tuple(dict.fromkeys((*ends, *self.stop_token_ids)))
+
+    def _logit_bias(self, facts: Facts) -> dict[int, float]:
+        if len(self.logit_bias) > facts.limits.logit_bias:
+            raise BadRequest(
+                f"logit_bias may hold at most {facts.limits.logit_bias} entries, got {len(self.logit_bias)}.",
+                "logit_bias",
+            )
+        facts.check_token_ids(list(self.logit_bias), "logit_bias")
+        for value in self.logit_bias.values():
+            if not math.isfinite(value):
+                raise invalid("logit_bias", f"logit_bias values must be finite numbers, got {value}.", value)
+        return {id: min(100.0, max(-100.0, value)) for id, value in self.logit_bias.items()}
+
+    def _allowed(self, facts: Facts) -> tuple[int, ...]:
+        if self.allowed_token_ids is None:
+            return ()
+        if not self.allowed_token_ids:
+            raise BadRequest("allowed_token_ids is not None and empty!", "allowed_token_ids")
+        if any(not 0 <= id < facts.vocab_size for id in self.allowed_token_ids):
+            raise BadRequest("allowed_token_ids contains out-of-vocab token id!", "allowed_token_ids")
+        return tuple(dict.fromkeys(self.allowed_token_ids))
+
+
+def _default(value: float | None, name: str, facts: Facts, neutral: float) -> float:
+    return value if value is not None else facts.defaults.get(name, neutral)
+
+
+def _check_n(n: int, temperature: float, facts: Facts) -> None:
+    if n < 1:
+        raise invalid("n", f"n must be at least 1, got {n}.", n)
+    if n > facts.limits.n:
+        raise invalid("n", f"n must be at most {facts.limits.n}, got {n}.", n)
+    if n > 1 and temperature == 0:
+        raise invalid("n", f"n must be 1 when using greedy sampling, got {n}.", n)
+
+
+def _penalty(name: str, value: float) -> float:
+    if not -2 <= value <= 2:
+        raise invalid(name, f"{name} must be in [-2, 2], got {value}.", value)
+    return value
+
+
+def _logprobs(name: str, kind: str, asked: int | None, facts: Facts) -> int | None:
+    if asked is None:
+        return None
+    if asked < -1:
+        raise invalid(name, f"{name} must be non-negative or -1, got {asked}.", asked)
+    count = facts.vocab_size if asked == -1 else asked
+    if facts.max_logprobs != -1 and count > facts.max_logprobs:
+        raise invalid(
+            name,
+            f"Requested {kind} logprobs of {count}, which is greater than max allowed: {facts.max_logprobs}",
+            asked,
+        )
+    return -1 if count >= facts.vocab_size else count
+
+
+def _bad_words(words: list[str], facts: Facts, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """The token sequences that spell a bad word, at the start of a text and after a space."""
+    limits = facts.limits
+    if len(words) > limits.bad_words:
+        raise BadRequest(
+            f"Too many bad words: {len(words)}. The max number is {limits.bad_words}.", "bad_words"
+        )
+    if any(not word.strip() for word in words):
+        raise BadRequest("bad_words cannot contain an empty string.", "bad_words")
+    # Before tokenizing: no text of more characters than this can pass the check after it.
+    _check_bad_word_tokens(-(-sum(map(len, words)) // tokenizer.longest_token), facts)
+    sequences: dict[tuple[int, ...], None] = {}
+    for word in words:
+        for spelling in (word, " " + word.lstrip()):
+            ids = tuple(tokenizer.encode(spelling, add_special_tokens=False))
+            if not ids:
+                raise BadRequest("bad_words entries must tokenize to at least one token.", "bad_words")
+            facts.check_token_ids(list(ids), "bad_words")
+            sequences[ids] = None
+    _check_bad_word_tokens(sum(map(len, sequences)), facts)
+    return tuple(sequences)
+
+
+def _check_bad_word_tokens(count: int, facts: Facts) -> None:
+    most = facts.limits.bad_word_tokens
+    if count > most:
+        raise BadRequest(f"bad_words may hold at most {most} tokens together, got {count}.", "bad_words")

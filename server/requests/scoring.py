@@ -1,0 +1,239 @@
+"""How near two texts are: what is pooled for it, and what comes of the answers.
+
+A scorer is a generator: it yields items, is sent their answers in order, and returns the scores. So the same
+arithmetic runs over the server's engine and over the one of `LLM`, and knows neither.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from server.errors import BadRequest, Unavailable
+from server.requests.facts import Facts
+from server.requests.pooling import (
+    WHOLE,
+    Item,
+    PoolingParams,
+    TextReader,
+    Truncation,
+    check_characters,
+    find_prompt,
+    prompt_for,
+)
+from server.requests.task_names import no_scores
+from server.requests.vectors import cosine, scalar
+from server.text.tokenizer import Tokenizer
+from worker.protocol import Pooling, Vectors
+
+Scorer = Generator[list[Item], list[Vectors], list[float]]
+
+QUERIES_AT_ONCE = 64
+"""Of late interaction: the worker keeps them until their documents have come, and has room for so many."""
+
+QWEN3_RERANKER = """\
+<|im_start|>system
+Judge whether the Document meets the requirements based on the Query and the Instruct provided. \
+Note that the answer can only be "yes" or "no".<|im_end|>
+<|im_start|>user
+<Instruct>: {{ instruction or 'Given a web search query, retrieve relevant passages that answer the query' }}
+<Query>: {{ messages | selectattr('role', 'eq', 'query') | map(attribute='content') | first }}
+<Document>: {{ messages | selectattr('role', 'eq', 'document') | map(attribute='content') | first }}<|im_end|>
+<|im_start|>assistant
+<think>
+
+</think>
+
+{{ '' }}"""
+"""Its published form. The last expression keeps Jinja from dropping the line break before it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreOptions:
+    use_activation: bool | None = None
+    truncation: Truncation = WHOLE
+    max_tokens_per_query: int = 0
+    """0 is no limit."""
+    max_tokens_per_doc: int = 0
+    instruction: str | None = None
+    """For models that read one: what makes a document a good answer."""
+    template_kwargs: dict[str, Any] | None = None
+    names: tuple[str, str] = ("query", "document")
+    """Of the request's fields, for errors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Which texts are compared: the first of each kind, or one query with all documents."""
+
+    queries: list[str]
+    documents: list[str]
+
+    def check(self, names: tuple[str, str]) -> None:
+        """`names` are of the request's fields, for errors."""
+        if not self.queries:
+            raise BadRequest("At least one text element must be given", names[0])
+        if not self.documents:
+            raise BadRequest("At least one text_pair element must be given", names[1])
+        if len(self.queries) not in (1, len(self.documents)):
+            raise BadRequest("Input lengths must be either 1:1, 1:N or N:N", names[1])
+
+    def query_of(self, document: int) -> int:
+        return 0 if len(self.queries) == 1 else document
+
+
+def score(pairs: Pairs, options: ScoreOptions, facts: Facts, tokenizer: Tokenizer) -> Scorer:
+    """Checks the request here and at once; the texts are read with the first step of the generator."""
+    pairs.check(options.names)
+    if options.instruction is not None and facts.score_template is None:
+        raise BadRequest("This model reads no `instruction` when it scores; leave it out.", "instruction")
+    for name in ("max_tokens_per_query", "max_tokens_per_doc"):
+        if not 0 <= getattr(options, name) < facts.max_text_len:
+            raise BadRequest(
+                f"{name} must be non-negative and less than the model's length of {facts.max_text_len}.", name
+            )
+    match facts.score_type:
+        case "cross-encoder":
+            return _read_together(pairs, options, facts, tokenizer)
+        case "bi-encoder":
+            return _compare_vectors(pairs, options, facts, tokenizer)
+        case "late-interaction":
+            return _compare_tokens(pairs, options, facts, tokenizer)
+        case None:
+            raise no_scores(facts.tasks, facts.pooling.num_labels)
+
+
+def _read_together(pairs: Pairs, options: ScoreOptions, facts: Facts, tokenizer: Tokenizer) -> Scorer:
+    params = PoolingParams(task="classify", use_activation=options.use_activation).resolve(facts)
+    queries, documents = _limited(pairs, options, tokenizer)
+    texts = [(queries[pairs.query_of(i)], document) for i, document in enumerate(documents)]
+    if facts.score_template is not None:
+        instruction = options.instruction or find_prompt(None, facts)
+        kwargs = options.template_kwargs or {}
+        written = [_write_pair(pair, facts.score_template, tokenizer, instruction, kwargs) for pair in texts]
+        reader = TextReader(facts, tokenizer, options.truncation, add_special_tokens=False, name="pair")
+        answers = yield reader.read(written, params)
+    elif facts.pooling.use_sep_token is False:
+        reader = TextReader(facts, tokenizer, options.truncation, name="pair")
+        answers = yield reader.read([query + document for query, document in texts], params)
+    else:
+        answers = yield pair_items(texts, options.truncation, params, facts, tokenizer)
+    return [scalar(answer) for answer in answers]
+
+
+def pair_items(
+    texts: Sequence[tuple[str, str]],
+    truncation: Truncation,
+    params: Pooling,
+    facts: Facts,
+    tokenizer: Tokenizer,
+    first: int = 0,
+) -> list[Item]:
+    """As the tokenizer was made to put two texts together, with separators and types of tokens.
+
+    `first` is the place of these among the request's pairs.
+    """
+    if facts.pooling.texts.lower_case:
+        texts = [(query.lower(), document.lower()) for query, document in texts]
+    if truncation.keep is None:
+        for index, (query, document) in enumerate(texts, first):
+            check_characters(len(query) + len(document), f"pair {index}", facts, tokenizer)
+    items: list[Item] = []
+    for ids, second_at in tokenizer.encode_pairs(texts, truncation.keep, left=truncation.left):
+        facts.check_text(ids, "pair", first + len(items))
+        items.append(Item(ids, msgspec.structs.replace(params, second_at=second_at)))
+    return items
+
+
+def texts_and_pairs(
+    inputs: Sequence[str | tuple[str, str]],
+    truncation: Truncation,
+    params: Pooling,
+    facts: Facts,
+    tokenizer: Tokenizer,
+) -> list[Item]:
+    """One text or a pair of them makes one item; errors count both kinds together."""
+    reader = TextReader(facts, tokenizer, truncation, name="inputs")
+    items: list[Item] = []
+    for place, one in enumerate(inputs):
+        if isinstance(one, str):
+            items += reader.read([one], params, place)
+        else:
+            items += pair_items([one], truncation, params, facts, tokenizer, place)
+    return items
+
+
+def _write_pair(
+    pair: tuple[str, str], template: str, tokenizer: Tokenizer, instruction: str, kwargs: Mapping[str, Any]
+) -> str:
+    messages = [{"role": "query", "content": pair[0]}, {"role": "document", "content": pair[1]}]
+    if instruction:  # templates look for it under either form
+        messages.insert(0, {"role": "system", "content": instruction})
+        kwargs = {**kwargs, "instruction": instruction}
+    return tokenizer.chat.render(messages, template=template, kwargs=kwargs)
+
+
+def _compare_vectors(pairs: Pairs, options: ScoreOptions, facts: Facts, tokenizer: Tokenizer) -> Scorer:
+    params = PoolingParams(task="embed").resolve(facts)
+    queries, documents = _items(pairs, options, params, facts, tokenizer)
+    answers = yield [*queries, *documents]
+    of_queries, of_documents = answers[: len(queries)], answers[len(queries) :]
+    return [cosine(of_queries[pairs.query_of(i)], vector) for i, vector in enumerate(of_documents)]
+
+
+def _compare_tokens(pairs: Pairs, options: ScoreOptions, facts: Facts, tokenizer: Tokenizer) -> Scorer:
+    """The vectors of a query's tokens stay in the worker, and each document is scored there."""
+    params = PoolingParams(task="token_embed").resolve(facts)
+    queries, documents = _items(pairs, options, params, facts, tokenizer)
+    step = len(documents) if len(queries) == 1 else QUERIES_AT_ONCE
+    scores: list[float] = []
+    for start in range(0, len(documents), step):
+        some = queries if len(queries) == 1 else queries[start : start + step]
+        group = some, documents[start : start + step]
+        try:
+            answers = yield from _ask_late(*group)
+        except Unavailable:  # the worker has forgotten a query, for others needed the room
+            answers = yield from _ask_late(*group)
+        scores += map(scalar, answers)
+    return scores
+
+
+def _ask_late(
+    queries: list[Item], documents: list[Item]
+) -> Generator[list[Item], list[Vectors], list[Vectors]]:
+    """One query for all documents, or one for each."""
+    names = [uuid.uuid4().hex for _ in queries]
+    yield [_renamed(item, late_query=name) for item, name in zip(queries, names, strict=True)]
+    each = names * len(documents) if len(names) == 1 else names
+    return (yield [_renamed(item, late_document=name) for item, name in zip(documents, each, strict=True)])
+
+
+def _items(
+    pairs: Pairs, options: ScoreOptions, params: Pooling, facts: Facts, tokenizer: Tokenizer
+) -> tuple[list[Item], list[Item]]:
+    queries, documents = _limited(pairs, options, tokenizer)
+    items = [
+        TextReader(facts, tokenizer, options.truncation, prompt_for(kind, facts), name=name).read(
+            texts, params
+        )
+        for kind, name, texts in zip(("query", "document"), options.names, (queries, documents), strict=True)
+    ]
+    return items[0], items[1]
+
+
+def _renamed(item: Item, **names: str) -> Item:
+    return Item(item.tokens, msgspec.structs.replace(item.params, **names))
+
+
+def _limited(pairs: Pairs, options: ScoreOptions, tokenizer: Tokenizer) -> tuple[list[str], list[str]]:
+    def cut(texts: list[str], tokens: int) -> list[str]:
+        return [tokenizer.cut_text(text, tokens) for text in texts] if tokens else texts
+
+    return (
+        cut(pairs.queries, options.max_tokens_per_query),
+        cut(pairs.documents, options.max_tokens_per_doc),
+    )

@@ -1,0 +1,190 @@
+"""What pooling endpoints share: who may enter, texts to items, the run, the counting, very long answers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
+from typing import TypeVar
+
+import msgspec
+from fastapi import Depends, Request, Response
+from fastapi.responses import StreamingResponse
+
+from server.api.messages import Message
+from server.api.pooling import PooledList, TextBody
+from server.api.usage import Usage, count
+from server.errors import ApiError, BadRequest
+from server.http.sse import encode
+from server.requests.pooling import Item, PoolingParams, Source, Terms, TextReader, total_characters
+from server.requests.prompt import write_conversation
+from server.requests.scoring import Pairs, ScoreOptions, score
+from server.requests.task_names import POOLING, no_scores, no_task, require_task
+from server.routes.generation import ENTRY, config_of, frontend_of, replica_of, request_name
+from server.text.tokenizer import LONG_TEXT
+from worker.protocol import Vectors
+
+TEXTS_AT_ONCE = 256
+"""Made to tokens in one go, in a thread."""
+PIECE = 256 << 10
+"""Bytes of an answer from which on it is written in pieces, so that it never lies in memory as a whole."""
+
+T = TypeVar("T")
+
+
+async def require_embed(request: Request) -> None:
+    require_task("embed", frontend_of(request).facts.tasks)
+
+
+async def require_classify(request: Request) -> None:
+    require_task("classify", frontend_of(request).facts.tasks)
+
+
+async def require_pooling(request: Request) -> None:
+    tasks = frontend_of(request).facts.tasks
+    if not any(task in POOLING for task in tasks):
+        raise no_task("pooling", tasks)
+
+
+async def require_scores(request: Request) -> None:
+    facts = frontend_of(request).facts
+    if facts.score_type is None:
+        raise no_scores(facts.tasks, facts.pooling.num_labels)
+
+
+EMBEDS = [*ENTRY, Depends(require_embed)]
+CLASSIFIES = [*ENTRY, Depends(require_classify)]
+POOLS = [*ENTRY, Depends(require_pooling)]
+SCORES = [*ENTRY, Depends(require_scores)]
+
+
+class Call:
+    """One request on its way to an answer."""
+
+    def __init__(self, request: Request, terms: Terms, prefix: str = "") -> None:
+        self.frontend = frontend_of(request)
+        self.frontend.check_model(terms.model)
+        self.facts = self.frontend.facts
+        self.id = prefix + request_name(request, terms.request_id)
+        self.created = int(time.time())
+        self.model = self.facts.model_names[0]
+        self.tokens = 0
+        self._request = request
+        self._terms = terms
+        self._replica = replica_of(request)
+        self._cached = 0
+
+    async def read(self, body: TextBody, params: PoolingParams, prompt: str) -> list[Item]:
+        """The items of a body's texts or conversations."""
+        conversations = body.conversations()
+        self.check_count(len(body.input or conversations), "input")
+        if not conversations:
+            special = body.add_special_tokens is not False
+            return await self.items(body.input or [], params, prompt, add_special_tokens=special)
+        written = [await self._written(body, messages) for messages in conversations]
+        special = bool(body.add_special_tokens)
+        return await self.items(written, params, add_special_tokens=special, name="messages")
+
+    async def items(
+        self,
+        sources: Sequence[Source],
+        params: PoolingParams,
+        prompt: str = "",
+        *,
+        add_special_tokens: bool = True,
+        name: str = "input",
+    ) -> list[Item]:
+        self.check_count(len(sources), name)
+        asked = params.resolve(self.facts)
+        reader = TextReader(
+            self.facts, self.frontend.tokenizer, self._terms.truncation, prompt, add_special_tokens, name
+        )
+        if total_characters(sources) < LONG_TEXT:
+            return reader.read(sources, asked)
+        items: list[Item] = []
+        for start in range(0, len(sources), TEXTS_AT_ONCE):
+            some = sources[start : start + TEXTS_AT_ONCE]
+            items += await asyncio.to_thread(reader.read, some, asked, start)
+        return items
+
+    async def run(self, items: Sequence[Item]) -> list[Vectors]:
+        answers = await self.frontend.pool(
+            items,
+            priority=self._terms.priority,
+            salt=self._terms.salt,
+            request_id=self.id,
+            replica=self._replica,
+        )
+        self.tokens += sum(len(item.tokens) for item in items)
+        self._cached += sum(answer.cached for answer in answers)
+        return [answer.vectors for answer in answers]
+
+    async def score(self, pairs: Pairs, options: ScoreOptions) -> list[float]:
+        self.check_count(len(pairs.documents), options.names[1])
+        tokenizer = self.frontend.tokenizer
+        scorer = score(pairs, options, self.facts, tokenizer)
+        is_long = total_characters(pairs.documents) + total_characters(pairs.queries) >= LONG_TEXT
+        items = await maybe_in_thread(scorer.__next__, is_long)
+        try:
+            while True:
+                try:
+                    answers = await self.run(items)
+                except ApiError as error:
+                    items = scorer.throw(error)  # it may know a way out
+                else:
+                    items = scorer.send(answers)
+        except StopIteration as end:
+            return end.value
+
+    def usage(self) -> Usage:
+        tells_cached = config_of(self._request).enable_prompt_tokens_details
+        return count(self.tokens, 0, self._cached if tells_cached else None)
+
+    def answer(self, entries: Iterable[msgspec.Struct]) -> Response:
+        """A list of what became of each text, in the shape of the OpenAI API."""
+        head = PooledList(id=self.id, created=self.created, model=self.model, usage=self.usage())
+        return list_response(head, map(encode, entries))
+
+    async def _written(self, body: TextBody, messages: list[Message]) -> str:
+        return await write_conversation(body, messages, self.frontend, config_of(self._request))
+
+    def check_count(self, number: int, name: str) -> None:
+        most = self.facts.limits.inputs
+        if number > most:
+            raise BadRequest(f"`{name}` may hold at most {most} texts, got {number}.", name)
+
+
+async def maybe_in_thread(work: Callable[[], T], in_thread: bool) -> T:
+    return await asyncio.to_thread(work) if in_thread else work()
+
+
+def list_response(head: PooledList, entries: Iterable[bytes]) -> Response:
+    """`head` with the entries as its `data`. From a certain size on it is sent as it is written."""
+    before, _, after = encode(head).partition(b'"data":[]')
+    pieces = _pieces(chain([before + b'"data":['], _divided(entries), [b"]" + after]))
+    first = next(pieces)
+    second = next(pieces, None)
+    if second is None:
+        return Response(first, media_type="application/json")
+    return StreamingResponse(chain([first, second], pieces), media_type="application/json")
+
+
+def _divided(entries: Iterable[bytes]) -> Iterator[bytes]:
+    comma = b""
+    for entry in entries:
+        yield comma + entry
+        comma = b","
+
+
+def _pieces(parts: Iterable[bytes]) -> Iterator[bytes]:
+    gathered: list[bytes] = []
+    size = 0
+    for part in parts:
+        gathered.append(part)
+        size += len(part)
+        if size >= PIECE:
+            yield b"".join(gathered)
+            gathered, size = [], 0
+    if gathered:
+        yield b"".join(gathered)

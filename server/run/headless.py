@@ -1,0 +1,76 @@
+"""A machine without an API: it runs replicas for the API of another, or ranks for another's engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+
+import uvloop
+
+from engine_core.client.join import Refused, join
+from engine_core.engine_processes import CANNOT_START, STOPPED, Fleet, launch
+from engine_core.ranks.node import run_node
+from server.options.table import ServerConfig
+
+BROKE = 1
+ENGINE_SECONDS = 3.0
+"""Beyond the time that requests may run on."""
+
+_log = logging.getLogger(__name__)
+
+
+def run(config: ServerConfig) -> int:
+    """Returns the exit code, 0 only if the end was asked for. Raises Refused if it may not join."""
+    if config.engine.nnodes > 1:
+        return run_node(config.engine, config.uvicorn_log_level)
+    engines = _launch(config)
+    try:
+        return uvloop.run(_follow(config, engines))
+    finally:
+        engines.stop(0)
+
+
+def _launch(config: ServerConfig) -> Fleet:
+    replicas = config.replicas
+    welcome = join(replicas.door(0))
+    if welcome.replicas != replicas.size:
+        raise Refused(
+            f"the API server at {replicas.address} expects --data-parallel-size {welcome.replicas}, and here "
+            f"it is {replicas.size}: give the same on all machines"
+        )
+    if replicas.first < welcome.taken:
+        raise Refused(
+            f"--data-parallel-start-rank {replicas.first}: the first {welcome.taken} replicas run beside the "
+            f"API server at {replicas.address}; give {welcome.taken} or more"
+        )
+    numbers = ", ".join(map(str, replicas.local))
+    _log.info("runs replica %s of %d, for the API at %s", numbers, replicas.size, replicas.address)
+    return launch(
+        config.engine,
+        replicas,
+        doors=[replicas.door(server) for server in range(welcome.servers)],
+        drain_seconds=config.shutdown_timeout,
+        log_level=config.uvicorn_log_level,
+    )
+
+
+async def _follow(config: ServerConfig, engines: Fleet) -> int:
+    """Until a signal comes, or no engine is left. A second signal does not wait for running requests."""
+    stop = asyncio.Event()
+
+    def on_signal() -> None:
+        if stop.is_set():
+            engines.terminate()
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+    keep, stopped = asyncio.create_task(engines.keep()), asyncio.create_task(stop.wait())
+    await asyncio.wait((keep, stopped), return_when=asyncio.FIRST_COMPLETED)
+    keep.cancel()
+    stopped.cancel()
+    if not stop.is_set():
+        return CANNOT_START if CANNOT_START in [one.exit_code for one in engines.engines] else BROKE
+    await asyncio.to_thread(engines.stop, config.shutdown_timeout + ENGINE_SECONDS)
+    return STOPPED

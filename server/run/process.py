@@ -1,0 +1,56 @@
+"""One of several API processes, `python -m server.run.process FD`: the same server on a shared socket."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+
+import msgspec
+import uvloop
+
+from engine_core.config import Address
+from server.options.table import ServerConfig, share_metrics
+from worker import child, logs
+
+
+class ApiProcess(msgspec.Struct, frozen=True):
+    """What such a process is told at its start."""
+
+    config: ServerConfig
+    address: Address
+    index: int
+    listener: int
+    """The descriptor of the shared listening socket, inherited."""
+    shared_metrics: str
+    started: float
+    """On the monotonic clock, which all processes share."""
+
+
+def main() -> int:
+    process = msgspec.msgpack.decode(child.adopt(int(sys.argv[1])), type=ApiProcess)
+    logs.setup(f"server {process.index}", process.config.uvicorn_log_level)
+    share_metrics(Path(process.shared_metrics))
+    return uvloop.run(_serve(process))
+
+
+async def _serve(process: ApiProcess) -> int:
+    from server.run.api_server import (
+        ApiServer,  # after share_metrics: prometheus_client looks once, when imported
+    )
+    from server.run.progress import ProgressDisplay
+
+    server = ApiServer(
+        process.config,
+        socket.socket(fileno=process.listener),
+        process.address,
+        index=process.index,
+        started=process.started,
+        display=ProgressDisplay() if process.index == 0 else None,
+        shared_metrics=Path(process.shared_metrics),
+    )
+    return await server.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""Holds the parts together: engines, and one API server here or several in processes of their own.
+
+One engine of several may end, and is started again. Whatever else ends first, the rest ends in order: the API
+servers, then the engines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+
+import msgspec
+import uvloop
+
+from engine_core.engine_processes import Fleet, ended
+from server.options.table import ServerConfig
+from server.run.api_server import BROKE, CANNOT_START, LAST_WORDS_SECONDS, STOPPED, ApiServer
+from server.run.process import ApiProcess
+from server.run.progress import ProgressDisplay
+from worker import child
+
+PATIENCE = 10.0
+"""Seconds beyond its own time-outs after which a process that does not leave is ended."""
+
+_log = logging.getLogger(__name__)
+
+
+def run(config: ServerConfig, listener: socket.socket, engines: Fleet, started: float) -> int:
+    """Serves until the end; returns the exit code, 0 only if the end was asked for."""
+    serving = _serve_here if config.api_server_count == 1 else _serve_in_processes
+    return uvloop.run(serving(config, listener, engines, started))
+
+
+async def _serve_here(config: ServerConfig, listener: socket.socket, engines: Fleet, started: float) -> int:
+    server = ApiServer(config, listener, engines.addresses[0], started=started, display=ProgressDisplay())
+    # The line to an engine tells of its end too, but not before it is up.
+    watch = asyncio.create_task(engines.keep(server.client.lose))
+    code = await server.run()
+    watch.cancel()
+    if code == STOPPED:
+        return STOPPED
+    # An engine that could not start has said so with a code of its own.
+    codes = await asyncio.to_thread(engines.stop, LAST_WORDS_SECONDS)
+    return CANNOT_START if CANNOT_START in (code, *codes) else BROKE
+
+
+async def _serve_in_processes(
+    config: ServerConfig, listener: socket.socket, engines: Fleet, started: float
+) -> int:
+    shared = engines.run_folder / "metrics"
+    shared.mkdir(mode=0o700)
+    servers = [
+        _start(ApiProcess(config, address, i, listener.fileno(), str(shared), started))
+        for i, address in enumerate(engines.addresses)
+    ]
+    listener.close()
+    stop = asyncio.Event()
+    _forward_signals(servers, stop)
+    ends = [asyncio.create_task(ended(server)) for server in servers]
+    engines_end = asyncio.create_task(_engines_end(config, engines))
+    watched = [*ends, engines_end, asyncio.create_task(stop.wait())]
+    await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+    code = STOPPED if stop.is_set() else BROKE
+    if code == BROKE and CANNOT_START in [engine.exit_code for engine in engines.engines]:
+        code = CANNOT_START
+    elif code == BROKE:
+        _log.error("a process has ended unasked: stopping the others")
+    for server in servers:
+        if not stop.is_set() and server.exit_code is None and not engines_end.done():
+            server.terminate()
+    await asyncio.wait(ends, timeout=config.shutdown_timeout + PATIENCE)
+    for server in servers:
+        server.stop(seconds=0)
+    for task in watched:
+        task.cancel()
+    return code
+
+
+async def _engines_end(config: ServerConfig, engines: Fleet) -> None:
+    """When none is left, here or elsewhere. What each end means to requests, the API servers see."""
+    await engines.keep()
+    if config.replicas.elsewhere:
+        await asyncio.Event().wait()  # only they know how many there are
+
+
+def _start(process: ApiProcess) -> child.Child:
+    payload = msgspec.msgpack.encode(process)
+    return child.start(f"api {process.index}", "server.run.process", payload, inherit=[process.listener])
+
+
+def _forward_signals(servers: list[child.Child], stop: asyncio.Event) -> None:
+    """Each signal reaches the API servers as it is: the first drains them, the second ends them."""
+
+    def forward() -> None:
+        stop.set()
+        for server in servers:
+            if server.exit_code is None:
+                server.terminate()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, forward)

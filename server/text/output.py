@@ -1,0 +1,118 @@
+"""One choice of a request, from the engine's tokens to the pieces a client sees.
+
+Joins what the two floors know: the engine ends a sequence by tokens and length; text, and stop strings in it,
+exist on this side only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from engine_core.protocol import Tokens
+from server.requests.sampling import SamplingParams
+from server.text.detokenizer import StopStrings
+from server.text.tokenizer import Tokenizer
+from worker.protocol import TokenLogprobs
+
+
+class Delta(msgspec.Struct, gc=False):
+    """What is new in one choice. The one with a finish reason is the choice's last."""
+
+    index: int
+    text: str = ""
+    """Whole characters only; empty while a character, or what may become a stop string, is incomplete."""
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprobs] = []
+    """One for each of token_ids, if asked for."""
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    """The stop string or stop token id that ended the text; None for an end-of-sequence token."""
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    """In the first delta, if asked for: one for each prompt token but the first."""
+    cached_tokens: int = 0
+    """In the first delta: prompt tokens found in the prefix cache."""
+
+
+class TextOutput:
+    """Collects one choice's tokens into deltas of `interval` tokens; the first and the last come at once."""
+
+    def __init__(
+        self,
+        index: int,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        tokenizer: Tokenizer,
+        eos_token_ids: Sequence[int],
+        interval: int,
+    ) -> None:
+        self.count = 0
+        """Tokens of this choice so far, the hidden stop token included."""
+        self._delta = Delta(index)
+        self._interval = interval
+        self._due = 1
+        self._include_stop = sampling.include_stop_str_in_output
+        self._min_tokens = sampling.min_tokens
+        self._eos = frozenset(eos_token_ids)
+        self._text = (
+            tokenizer.text_state(prompt, sampling.skip_special_tokens) if sampling.detokenize else None
+        )
+        self._stops = StopStrings(sampling.stop, include=self._include_stop) if sampling.stop else None
+
+    def push(self, new: Tokens) -> Delta | None:
+        """The next delta, if there is enough for one. After one with a finish reason there is no more."""
+        delta = self._delta
+        if new.prompt_logprobs is not None:
+            delta.prompt_logprobs = new.prompt_logprobs
+        delta.cached_tokens += new.cached
+        if self._stops is None:
+            self._push_all(new)
+        else:
+            self._push_until_stop(new, self._stops)
+        if delta.finish_reason is None and (not delta.token_ids or self.count < self._due):
+            return None
+        self._due = self.count + self._interval
+        self._delta = Delta(delta.index)
+        return delta
+
+    def _push_all(self, new: Tokens) -> None:
+        self._take(new.tokens, new.logprobs)
+        if self._text is not None:
+            self._delta.text += self._text.push(self._shown(new))
+            if new.finish is not None:
+                self._delta.text += self._text.flush()
+        if new.finish is not None:
+            self._finish(new)
+
+    def _push_until_stop(self, new: Tokens, stops: StopStrings) -> None:
+        """Token by token, so that the tokens counted end with the one that completed the stop string."""
+        if self._text is None:
+            raise RuntimeError("stop strings need text")
+        for i, id in enumerate(self._shown(new)):
+            text, stop = stops.push(self._text.push((id,)), looking=self.count + i >= self._min_tokens)
+            self._delta.text += text
+            if stop is not None:
+                self._take(new.tokens[: i + 1], new.logprobs[: i + 1])
+                self._delta.finish_reason, self._delta.stop_reason = "stop", stop
+                return
+        self._take(new.tokens, new.logprobs)
+        if new.finish is not None:
+            text, stop = stops.push(self._text.flush())
+            self._delta.text += text if stop else text + stops.flush()
+            self._finish(new)
+
+    def _shown(self, new: Tokens) -> list[int]:
+        """The tokens whose text is the client's: all but the stop token."""
+        ended_by_token = new.finish == "stop" and not self._include_stop
+        return new.tokens[:-1] if ended_by_token else new.tokens
+
+    def _take(self, tokens: list[int], logprobs: list[TokenLogprobs]) -> None:
+        self._delta.token_ids += tokens
+        self._delta.logprobs += logprobs
+        self.count += len(tokens)
+
+    def _finish(self, new: Tokens) -> None:
+        self._delta.finish_reason = new.finish
+        if new.finish == "stop" and new.tokens and new.tokens[-1] not in self._eos:
+            self._delta.stop_reason = new.tokens[-1]

@@ -1,0 +1,229 @@
+"""Chat messages to the text a model was trained on: the templates of a checkpoint, and how they are called.
+
+Knows nothing of tokens. Failures of a template are the request's: 400, with what `raise_exception` said.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from jinja2 import TemplateError, TemplateSyntaxError, nodes
+
+from server.errors import BadRequest
+from server.text.sandbox import TemplateSandbox
+
+Format = Literal["string", "openai"]
+"""How a template wants a message's content: one string, or the list of parts as the client sent them."""
+
+RESERVED = {
+    "messages",
+    "tools",
+    "documents",
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template",
+}
+"""Arguments of `render` that `chat_template_kwargs` may not replace."""
+
+_sandbox = TemplateSandbox()
+
+
+class Compiled:
+    """A template, and what its text tells about the form of its input."""
+
+    def __init__(self, source: str) -> None:
+        tree = _sandbox.parse(source)
+        self.render: Callable[[dict[str, object]], str] = _sandbox.compile_bounded(source)
+        self.format: Format = "openai" if _iterates_content(tree) else "string"
+        self.takes_both = any(test.name == "string" for test in tree.find_all(nodes.Test))
+        """It asks whether a content is a string, so strings need not be wrapped into parts."""
+        named = {constant.value for constant in tree.find_all(nodes.Const) if isinstance(constant.value, str)}
+        self.writes_pairs = {"query", "document"} <= named
+        """It knows the roles of two texts that are to be compared."""
+
+
+@lru_cache(maxsize=16)
+def compile_template(source: str) -> Compiled:
+    try:
+        return Compiled(source)
+    except TemplateSyntaxError as error:
+        raise BadRequest(
+            f"The chat template is not valid Jinja: {error.message} (line {error.lineno}).", "chat_template"
+        ) from error
+
+
+class ChatTemplate:
+    """The templates of one tokenizer: "default", and others by name such as "tool_use"."""
+
+    def __init__(
+        self,
+        templates: Mapping[str, str],
+        special_tokens: Mapping[str, str],
+        content_format: Literal["auto", "string", "openai"] = "auto",
+    ) -> None:
+        self._templates = dict(templates)
+        self._special_tokens = dict(special_tokens)
+        self._format = content_format
+
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        documents: list[dict[str, Any]] | None = None,
+        template: str | None = None,
+        kwargs: Mapping[str, object] | None = None,
+    ) -> str:
+        compiled = compile_template(self._choose(template, with_tools=tools is not None))
+        shaped = [self._shaped(message, compiled) for message in messages]
+        variables: dict[str, object] = {
+            **self._special_tokens,
+            **{key: value for key, value in (kwargs or {}).items() if key not in RESERVED},
+            "messages": shaped,
+            "tools": tools,
+            "documents": documents,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        text = _rendered(compiled, variables)
+        return _cut_after_final_message(text, shaped) if continue_final_message else text
+
+    @property
+    def writes_pairs(self) -> bool:
+        """The default template is one for scoring a document for a query."""
+        try:
+            return "default" in self._templates and compile_template(self._templates["default"]).writes_pairs
+        except BadRequest:  # a broken template of a checkpoint is told to those who use it
+            return False
+
+    def _choose(self, template: str | None, *, with_tools: bool) -> str:
+        """A request may name one of the checkpoint's templates, or bring its own."""
+        if template is not None:
+            return self._templates.get(template, template)
+        if with_tools and "tool_use" in self._templates:
+            return self._templates["tool_use"]
+        if "default" in self._templates:
+            return self._templates["default"]
+        names = ", ".join(map(repr, sorted(self._templates)))
+        raise BadRequest(
+            "This model has no default chat template, so a conversation cannot be written as its prompt. "
+            + (f"Its templates are named {names}. " if names else "")
+            + "Start the server with --chat-template FILE, or use /v1/completions.",
+            "messages",
+        )
+
+    def _shaped(self, message: dict[str, Any], compiled: Compiled) -> dict[str, Any]:
+        """The message with its content in the form that the template reads, tool arguments as objects."""
+        content = message.get("content")
+        wanted = compiled.format if self._format == "auto" else self._format
+        if isinstance(content, list) and wanted == "string":
+            content = _joined_text(content)
+        elif isinstance(content, str) and wanted == "openai" and not compiled.takes_both:
+            content = [{"type": "text", "text": content}]
+        shaped = {**message, "content": content}
+        if message.get("tool_calls"):
+            shaped["tool_calls"] = [_with_arguments(call) for call in message["tool_calls"]]
+        return shaped
+
+
+def _rendered(compiled: Compiled, variables: dict[str, object]) -> str:
+    try:
+        return compiled.render(variables)
+    except TemplateError as error:
+        raise BadRequest(f"The chat template refused these messages: {error.message}", "messages") from error
+    except (
+        TypeError,
+        ValueError,
+        KeyError,
+        LookupError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+    ) as error:
+        raise BadRequest(
+            f"The chat template failed on these messages ({type(error).__name__}). "
+            "Check roles and contents, or give another template with --chat-template.",
+            "messages",
+        ) from error
+
+
+def _joined_text(parts: list[dict[str, Any]]) -> str:
+    return "\n".join(str(part["text"]) for part in parts if part.get("type") == "text" and "text" in part)
+
+
+def _with_arguments(call: dict[str, Any]) -> dict[str, Any]:
+    """OpenAI sends a call's arguments as JSON text; templates write them as the object they are."""
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"]) if function["arguments"] else {}
+    except ValueError:
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _cut_after_final_message(text: str, messages: list[dict[str, Any]]) -> str:
+    """Ends the text where the last message ends, so that the model goes on with it."""
+    content = messages[-1].get("content") if messages else None
+    if isinstance(content, list):
+        content = next((part["text"] for part in reversed(content) if part.get("type") == "text"), None)
+    final = content.strip() if isinstance(content, str) else ""
+    at = text.rfind(final) if final else -1
+    if at < 0:
+        raise BadRequest(
+            "continue_final_message is set, but the final message does not appear in the chat after the chat "
+            "template was applied. The template may change or drop it, or the message may be empty.",
+            "continue_final_message",
+        )
+    unstripped = str(content).lstrip()
+    return text[:at] + (unstripped if text.startswith(unstripped, at) else final)
+
+
+def _iterates_content(tree: nodes.Template) -> bool:
+    """Whether the template loops over a message's content, under that name or one it was given."""
+    aliases: set[str] = set()
+    for assign in tree.find_all(nodes.Assign):
+        if isinstance(assign.target, nodes.Name) and _is_content(assign.node, aliases):
+            aliases.add(assign.target.name)
+    return any(_is_content(loop.iter, aliases) for loop in tree.find_all(nodes.For))
+
+
+def _is_content(node: nodes.Node, aliases: set[str]) -> bool:
+    match node:
+        case nodes.Name(name=name):
+            return name in aliases
+        case nodes.Getattr(attr="content"):
+            return True
+        case nodes.Getitem(arg=nodes.Const(value="content")):
+            return True
+        case nodes.Filter(node=nodes.Node() as inner) | nodes.Getitem(node=inner, arg=nodes.Slice()):
+            return _is_content(inner, aliases)
+        case _:
+            return False
+
+
+def read_templates(folder: Path, config: Mapping[str, object]) -> dict[str, str]:
+    """The templates that lie beside a tokenizer. Files of their own win over tokenizer_config.json."""
+    found: dict[str, str] = {}
+    match config.get("chat_template"):
+        case str() as source:
+            found["default"] = source
+        case list() as named:
+            found.update({str(entry["name"]): str(entry["template"]) for entry in named})
+        case _:
+            pass
+    legacy = folder / "chat_template.json"
+    if legacy.is_file():
+        found["default"] = str(json.loads(legacy.read_text("utf-8"))["chat_template"])
+    for path in sorted(folder.glob("additional_chat_templates/*.jinja")):
+        found[path.stem] = path.read_text("utf-8")
+    single = folder / "chat_template.jinja"
+    if single.is_file():
+        found["default"] = single.read_text("utf-8")
+    return found

@@ -1,0 +1,321 @@
+"""Text to token ids and back, with the `tokenizers` library alone: no transformers and no torch here.
+
+A checkpoint's tokenizer is tokenizer.json, plus what tokenizer_config.json and its neighbours say of special
+tokens and chat templates. A checkpoint without tokenizer.json is converted once, by another process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import tokenizers
+
+from server.errors import invalid
+from server.requests.facts import Facts
+from server.text.detokenizer import ByteText, TextState, WindowText, byte_decoding
+from server.text.template import ChatTemplate, compile_template, read_templates
+
+LONG_TEXT = 64 << 10
+"""Characters from which a text is encoded in a thread: this much takes about 20 ms."""
+
+CONVERSION_SECONDS = 300
+_SOURCES = (
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "spiece.model",
+    "tokenizer_config.json",
+)
+
+
+class TokenizerError(ValueError):
+    """The tokenizer cannot be had; the message says why, and what to do."""
+
+
+class _Bytes(dict[int, bytes]):
+    """Each token's bytes, found once."""
+
+    def __init__(self, find: Callable[[int], bytes]) -> None:
+        super().__init__()
+        self._find = find
+
+    def __missing__(self, id: int) -> bytes:
+        data = self[id] = self._find(id)
+        return data
+
+
+class Tokenizer:
+    def __init__(
+        self,
+        model: tokenizers.Tokenizer,
+        chat: ChatTemplate,
+        *,
+        named_tokens: dict[str, str] | None = None,
+        add_bos: bool = False,
+    ) -> None:
+        model.no_truncation()
+        model.no_padding()
+        self.chat = chat
+        self._model = model
+        _mark_special(model, (named_tokens or {}).values())
+        added = model.get_added_tokens_decoder()
+        self.special_ids = frozenset(id for id, token in added.items() if token.special)
+        self.vocab_size = model.get_vocab_size()
+        self.longest_token = max(map(len, model.get_vocab()), default=1)
+        """Characters of the longest token: a text of more than n times this has more than n tokens."""
+        self._decoding = byte_decoding(json.loads(model.to_str())["decoder"])
+        self._bytes = _Bytes(self._find_bytes)
+        self._visible_bytes = _Bytes(lambda id: b"" if id in self.special_ids else self._bytes[id])
+        self.eos_id = self.token_id((named_tokens or {}).get("eos_token", ""))
+        self._prefix = self._missing_bos(named_tokens or {}) if add_bos else []
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        # The batch call lets other threads run meanwhile and skips the offsets, which nobody here needs.
+        ids = self._model.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        return [*self._prefix, *ids] if self._prefix and add_special_tokens else ids
+
+    async def encode_async(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        if len(text) < LONG_TEXT:
+            return self.encode(text, add_special_tokens)
+        return await asyncio.to_thread(self.encode, text, add_special_tokens)
+
+    def encode_many(
+        self,
+        texts: Sequence[str],
+        add_special_tokens: bool = True,
+        keep: int | None = None,
+        *,
+        left: bool = False,
+    ) -> list[list[int]]:
+        """Each text's tokens, at most `keep`, special ones included; `left` drops a text's beginning."""
+        encodings = self._model.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        prefix = self._prefix if add_special_tokens else []
+        if keep is None:
+            return [[*prefix, *encoding.ids] for encoding in encodings]
+        room = keep - len(prefix)
+        special = self._model.num_special_tokens_to_add(False) if add_special_tokens else 0
+        found: list[list[int]] = []
+        for text, encoding in zip(texts, encodings, strict=True):
+            if len(encoding.ids) > room:
+                bare = self._encode_bare(text, room - special, left=left)
+                encoding = self._model.post_process(bare, None, add_special_tokens)
+            found.append([*prefix, *encoding.ids][:keep])
+        return found
+
+    def encode_pairs(
+        self, pairs: Sequence[tuple[str, str]], keep: int | None = None, *, left: bool = False
+    ) -> list[tuple[list[int], int]]:
+        """-> the tokens of each two texts as one, and where the second begins if the model tells them apart.
+
+        Of too long a pair the longer text is cut first, until both are as long.
+        """
+        encodings = self._model.encode_batch_fast(list(pairs))
+        found: list[tuple[list[int], int]] = []
+        for (first, second), encoding in zip(pairs, encodings, strict=True):
+            if keep is not None and len(encoding.ids) + len(self._prefix) > keep:
+                room = keep - len(self._prefix) - self._model.num_special_tokens_to_add(True)
+                one = self._encode_bare(first, None, left=left)
+                two = self._encode_bare(second, None, left=left)
+                kept = _shares(len(one.ids), len(two.ids), max(0, room))
+                for part, size in zip((one, two), kept, strict=True):
+                    part.truncate(size, direction="left" if left else "right")
+                encoding = self._model.post_process(one, two, True)
+            second_at = encoding.type_ids.index(1) if 1 in encoding.type_ids else 0
+            found.append(([*self._prefix, *encoding.ids], second_at and second_at + len(self._prefix)))
+        return found
+
+    def cut_text(self, text: str, tokens: int) -> str:
+        """So much of the text's beginning as makes that many tokens."""
+        offsets = self._model.encode(text, add_special_tokens=False).offsets
+        return text if len(offsets) <= tokens else text[: offsets[tokens - 1][1]]
+
+    def _encode_bare(self, text: str, keep: int | None, *, left: bool) -> tokenizers.Encoding:
+        encoding = self._model.encode_batch_fast([text], add_special_tokens=False)[0]
+        if keep is not None:
+            encoding.truncate(max(0, keep), direction="left" if left else "right")
+        return encoding
+
+    def check_text_length(self, text: str, facts: Facts) -> None:
+        """Refuses, without tokenizing, a text that no cut into tokens could make short enough."""
+        if len(text) > facts.max_model_len * self.longest_token:
+            raise invalid(
+                "input_text",
+                f"This model's maximum context length is {facts.max_model_len} tokens. However, your prompt "
+                f"contains {len(text)} characters, which exceeds this limit even without any output tokens. "
+                "Please reduce the length of the input prompt.",
+                len(text),
+            )
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        state = self.text_state((), skip_special_tokens)
+        return state.push(ids) + state.flush()
+
+    def text_state(self, prompt: Sequence[int], skip_special_tokens: bool = True) -> TextState:
+        """The text that follows `prompt`, to be fed as it grows."""
+        hidden = self.special_ids if skip_special_tokens else frozenset[int]()
+        if self._decoding is None:
+            return WindowText(self._decode_all, lambda id: id not in hidden, prompt[-WindowText.LOOK_BACK :])
+        lookup = self._visible_bytes if skip_special_tokens else self._bytes
+        at_start = all(id in hidden for id in prompt)
+        return ByteText(self._decoding, lookup.__getitem__, at_start=at_start)
+
+    def token_bytes(self, id: int) -> bytes:
+        return self._bytes[id]
+
+    def token_text(self, id: int) -> str:
+        """The text of one token on its own, special or not, with U+FFFD for bytes that are no character."""
+        return self._bytes[id].decode("utf-8", "replace")
+
+    def token_name(self, id: int) -> str:
+        """The token as the vocabulary spells it."""
+        return self._model.id_to_token(id) or ""
+
+    def token_id(self, name: str) -> int | None:
+        return self._model.token_to_id(name)
+
+    def _find_bytes(self, id: int) -> bytes:
+        token = self._model.id_to_token(id)
+        if token is None:  # models often have more rows than their tokenizer has tokens
+            return b""
+        if self._decoding is None:
+            return self._decode_all([id]).encode()
+        return self._decoding.token_bytes(token)
+
+    def _decode_all(self, ids: Sequence[int]) -> str:
+        return self._model.decode(list(ids), skip_special_tokens=False)
+
+    def _missing_bos(self, named: dict[str, str]) -> list[int]:
+        """The first token that tokenizer_config.json asks for, where tokenizer.json does not add it."""
+        bos = self._model.token_to_id(named.get("bos_token", ""))
+        if bos is None or self._model.encode("a").ids[:1] == [bos]:
+            return []
+        return [bos]
+
+
+def _shares(first: int, second: int, room: int) -> tuple[int, int]:
+    """How much of two texts is kept if only so much fits."""
+    shorter = min(first, second, room // 2)
+    longer = min(max(first, second), room - shorter)
+    return (shorter, longer) if first <= second else (longer, shorter)
+
+
+def _mark_special(model: tokenizers.Tokenizer, names: Iterable[str]) -> None:
+    """Tokens that the configuration names as special, though tokenizer.json has them as ordinary ones."""
+    known = {token.content for token in model.get_added_tokens_decoder().values()}
+    missing = [
+        name for name in dict.fromkeys(names) if name not in known and model.token_to_id(name) is not None
+    ]
+    model.add_special_tokens(missing)
+
+
+def load_tokenizer(
+    folder: Path,
+    *,
+    chat_template: str | None = None,
+    content_format: Literal["auto", "string", "openai"] = "auto",
+    trust_remote_code: bool = False,
+    cache: Path,
+) -> Tokenizer:
+    """A checkpoint's tokenizer. `chat_template` is a file or a template's text, in place of the folder's."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        path = _converted(folder, cache, trust_remote_code=trust_remote_code) / "tokenizer.json"
+    config = _read_json(folder / "tokenizer_config.json")
+    named = {**_named_tokens(_read_json(folder / "special_tokens_map.json")), **_named_tokens(config)}
+    if chat_template is not None:
+        templates = {"default": _template_text(chat_template)}
+        # The operator's is checked now. A checkpoint's own may be broken: completions do not need it.
+        compile_template(templates["default"])
+    else:
+        templates = _read_templates(folder, config)
+    try:
+        model = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise TokenizerError(f"{path.name} of the model cannot be read: {error}") from error
+    chat = ChatTemplate(templates, named, content_format)
+    return Tokenizer(model, chat, named_tokens=named, add_bos=config.get("add_bos_token") is True)
+
+
+def _read_templates(folder: Path, config: dict[str, object]) -> dict[str, str]:
+    try:
+        return read_templates(folder, config)
+    except (KeyError, TypeError, ValueError) as error:
+        raise TokenizerError(
+            f"the chat templates of the model have an unknown form ({type(error).__name__}: {error}); "
+            "give one with --chat-template"
+        ) from error
+
+
+def _template_text(given: str) -> str:
+    """Jinja text has braces or line breaks; anything else must be a file."""
+    if "{" in given or "\n" in given:
+        return given
+    try:
+        return Path(given).expanduser().read_text("utf-8")
+    except OSError as error:
+        raise TokenizerError(
+            f"--chat-template {given!r} is neither a template (it has no braces) nor a file that can be "
+            f"read: {error.strerror}"
+        ) from error
+
+
+def _named_tokens(config: dict[str, object]) -> dict[str, str]:
+    """bos_token, eos_token and the like; each is text, or an object with its text as `content`."""
+    named: dict[str, str] = {}
+    for key, value in config.items():
+        text = value.get("content") if isinstance(value, dict) else value
+        if key.endswith("_token") and isinstance(text, str):
+            named[key] = text
+    return named
+
+
+def _read_json(path: Path) -> dict[str, object]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise TokenizerError(f"{path.name} of the model is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise TokenizerError(f"{path.name} of the model must hold an object")
+    return content
+
+
+def _converted(folder: Path, cache: Path, *, trust_remote_code: bool) -> Path:
+    """A folder with the tokenizer.json made from the older files of a checkpoint: made once, then kept."""
+    sources = [folder / name for name in _SOURCES if (folder / name).is_file()]
+    if not sources:
+        raise TokenizerError(
+            "the model has no tokenizer.json, nor older tokenizer files to make one from; "
+            "name a folder or hub id that has one with --tokenizer"
+        )
+    stamp = "|".join(f"{path.resolve()}:{path.stat().st_mtime_ns}" for path in sources)
+    target = cache / "tokenizers" / hashlib.sha256(stamp.encode()).hexdigest()[:16]
+    if not (target / "tokenizer.json").is_file():
+        print("Converting the model's tokenizer to tokenizer.json (once)", file=sys.stderr)
+        _run_conversion(folder, target, trust_remote_code=trust_remote_code)
+    return target
+
+
+def _run_conversion(folder: Path, target: Path, *, trust_remote_code: bool) -> None:
+    command = [sys.executable, "-P", "-m", "models.checkpoint.tokenizer_export", str(folder), str(target)]
+    if trust_remote_code:
+        command.append("--trust-remote-code")
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=CONVERSION_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        raise TokenizerError(f"converting the tokenizer took more than {CONVERSION_SECONDS} s") from error
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise TokenizerError(
+            f"the model has no tokenizer.json, and transformers cannot make one: {reason}; "
+            "name a folder or hub id that has one with --tokenizer"
+        )

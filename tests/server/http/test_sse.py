@@ -1,0 +1,95 @@
+"""Work that is given up when its client goes away."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from server.http import sse
+from server.http.sse import ClientGone, while_connected
+
+
+class Client:
+    """Says nothing, until it goes away."""
+
+    def __init__(self) -> None:
+        self.left = asyncio.Event()
+        self.watched = 0
+
+    async def receive(self) -> Any:
+        self.watched += 1
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+
+@pytest.fixture(autouse=True)
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sse, "QUICK", 0.005)
+
+
+async def test_quick_work_costs_no_task_and_no_watch() -> None:
+    client = Client()
+
+    async def work() -> int:
+        await asyncio.sleep(0)
+        return len(asyncio.all_tasks())
+
+    assert await while_connected(client.receive, work()) == len(asyncio.all_tasks())
+    assert client.watched == 0
+
+
+async def test_work_is_cancelled_when_the_client_leaves() -> None:
+    client = Client()
+    ended = False
+
+    async def work() -> None:
+        nonlocal ended
+        try:
+            await asyncio.sleep(0.01)
+            client.left.set()
+            await asyncio.sleep(60)
+        finally:
+            ended = True
+
+    with pytest.raises(ClientGone):
+        await while_connected(client.receive, work())
+    assert ended
+    task = asyncio.current_task()
+    assert task is not None
+    assert not task.cancelling()  # what follows runs on
+    assert asyncio.all_tasks() == {task}
+
+
+async def test_a_client_that_left_before_anybody_watched() -> None:
+    client = Client()
+    client.left.set()
+    with pytest.raises(ClientGone):
+        await while_connected(client.receive, asyncio.sleep(60))
+
+
+async def test_long_work_ends_with_its_result_or_its_error() -> None:
+    client = Client()
+    assert await while_connected(client.receive, asyncio.sleep(0.02, "done")) == "done"
+
+    async def fail() -> None:
+        await asyncio.sleep(0.02)
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        await while_connected(client.receive, fail())
+    assert client.watched == 2
+    await asyncio.sleep(0)
+    assert len(asyncio.all_tasks()) == 1
+
+
+async def test_whoever_cancels_from_outside_is_obeyed() -> None:
+    client = Client()
+    task = asyncio.create_task(while_connected(client.receive, asyncio.sleep(60)))
+    await asyncio.sleep(0.02)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.sleep(0)
+    assert len(asyncio.all_tasks()) == 1

@@ -1,0 +1,240 @@
+"""One table of options, three ways in, and no way to be silently ignored."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from engine_core.config import EngineConfig
+from server.options.engine_docs import ENGINE_DOCS
+from server.options.reader import OptionError, size
+from server.options.table import OPTIONS, ServerConfig, parse
+from server.options.vllm_flags import FOREIGN
+
+
+def read(*arguments: str, **environ: str) -> ServerConfig:
+    return parse(arguments, environ)
+
+
+def refusal(*arguments: str, **environ: str) -> str:
+    with pytest.raises(OptionError) as caught:
+        read(*arguments, **environ)
+    return str(caught.value)
+
+
+def test_nothing_given_serves_the_demo_on_this_machine_only() -> None:
+    config = read()
+    assert config.engine.model == "demo"
+    assert (config.host, config.port) == ("127.0.0.1", 8000)
+    assert config.model_names == ("demo",)
+
+
+def test_flags_reach_the_floor_they_are_for() -> None:
+    config = read("m", "--port", "0", "--max-num-seqs=4", "--served-model-name", "a", "b", "--api-key", "k")
+    assert config.engine.model == "m"
+    assert config.engine.max_num_seqs == 4
+    assert config.model_names == ("a", "b")
+    assert config.api_key == ["k"]
+
+
+def test_dashes_and_underscores_are_the_same() -> None:
+    assert read("--max_num_seqs", "4", "--stream_interval=3") == read(
+        "--max-num-seqs", "4", "--stream-interval=3"
+    )
+
+
+@pytest.mark.parametrize(
+    ("flag", "written", "field", "value"),
+    [
+        ("--max-model-len", "32k", "max_model_len", 32_000),
+        ("--max-model-len", "1K", "max_model_len", 1024),
+        ("--max-model-len", "1M", "max_model_len", 1 << 20),
+        ("--max-model-len", "auto", "max_model_len", None),
+        ("--max-model-len", "-1", "max_model_len", None),
+        ("--kv-cache-memory-bytes", "4GiB", "kv_cache_memory_bytes", 4 << 30),
+        ("--kv-cache-memory-bytes", "4G", "kv_cache_memory_bytes", 4 << 30),
+        ("--kv-cache-memory-bytes", "4GB", "kv_cache_memory_bytes", 4_000_000_000),
+        ("--dtype", "half", "dtype", "float16"),
+        ("--dtype", "float", "dtype", "float32"),
+        ("--hf-overrides", '{"a": {"b": 1}}', "hf_overrides", {"a": {"b": 1}}),
+        ("--gpu-memory-utilization", "0.5", "gpu_memory_utilization", 0.5),
+        ("--model-impl", "vllm", "model_impl", "facet"),
+        ("--tasks", "embed,classify", "tasks", ["embed", "classify"]),
+        ("--tasks", '["embed", "generate"]', "tasks", ["embed", "generate"]),
+        ("--pooler-config", '{"pooling_type": "CLS"}', "pooler_config", {"pooling_type": "CLS"}),
+    ],
+)
+def test_written_forms(flag: str, written: str, field: str, value: object) -> None:
+    assert getattr(read(flag, written).engine, field) == value
+
+
+def test_switches_go_both_ways() -> None:
+    assert read().engine.enable_prefix_caching
+    assert not read("--no-enable-prefix-caching").engine.enable_prefix_caching
+    assert read("--no-async-scheduling").engine.steps_ahead == 0
+    assert read("--async-scheduling").engine.steps_ahead == 1
+    assert "contradict" in refusal("--no-async-scheduling", "--steps-ahead", "2")
+
+
+def test_lists_may_be_json() -> None:
+    assert read("--allowed-origins", '["http://a", "http://b"]').allowed_origins == ["http://a", "http://b"]
+
+
+def test_the_command_line_wins_over_variables_and_those_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("model: from-file\nport: 1\nmax-num-seqs: 2\nallowed_origins: [x]\nseed: 7\n")
+    config = read("--port", "3", "--config", str(file), FACET_PORT="2", FACET_MAX_NUM_SEQS="9")
+    assert (config.port, config.engine.max_num_seqs, config.engine.seed) == (3, 9, 7)
+    assert config.engine.model == "from-file"
+    assert config.allowed_origins == ["x"]
+
+
+def test_keys_of_the_peers_variable_count_unless_ours_are_given() -> None:
+    assert read(VLLM_API_KEY="k").api_key == ["k"]
+    assert read("--api-key", "ours", VLLM_API_KEY="k").api_key == ["ours"]
+    assert read(FACET_API_KEY="a b").api_key == ["a", "b"]
+
+
+def test_variables_that_kubernetes_makes_are_not_options() -> None:
+    config = read(FACET_PORT="tcp://10.0.0.1:8000", FACET_SERVICE_HOST="10.0.0.1", FACET_PORT_8000_TCP="x")
+    assert config.port == 8000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--max-model-lem", "5"], "did you mean --max-model-len?"),
+        (["--zzqq"], "--help lists them"),
+        (["--port", "70000"], "--port: must be at most 65535"),
+        (["--port", "x"], "--port: 'x' is not a whole number"),
+        (["--gpu-memory-utilization", "half"], "--gpu-memory-utilization: 'half' is not a number"),
+        (["--cpu-threads", "x"], "--cpu-threads: 'x' is not a whole number"),
+        (["--cpu-threads", "0"], "--cpu-threads: must be at least 1, got 0"),
+        (["--cpu-threads", "2000"], "--cpu-threads: must be at most 1024, got 2000"),
+        (["--load-format", "gguf"], "'gguf' is not one of auto, safetensors, pt, dummy"),
+        (["--max-model-len", "1.00001k"], "not a whole number"),
+        (["--max-model-len", "long"], "is not a size"),
+        (["--hf-overrides", "{"], "--hf-overrides: not JSON"),
+        (["--hf-overrides", "[]"], "must be a JSON object"),
+        (["a", "--model", "b"], "two models are named"),
+        (["--api-key", ""], "an empty key protects nothing"),
+        (["--ssl-keyfile", "k"], "go together"),
+        (["--allowed-origins", "*", "--allow-credentials"], "every website"),
+        (["--config", "/nowhere/file.yaml"], "cannot be read"),
+        (["--enable-lora"], "--enable-lora is not supported yet"),
+        (["-tp", "0"], "--tensor-parallel-size: must be at least 1"),
+        (["--quantization", "fp8"], "--quantization: 'fp8' is not one of int8"),
+        (["--port"], "expected one argument"),
+        (["--tasks", "embed,sing"], "--tasks: 'sing' is not one of generate, embed, token_embed, classify"),
+        (["--runner", "walk"], "'walk' is not one of auto, generate, pooling, draft"),
+    ],
+)
+def test_refusals_name_the_option(arguments: list[str], told: str) -> None:
+    assert told in refusal(*arguments)
+
+
+KEY = ["--cluster-key", "a secret of sixteen characters or more"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--nnodes", "2"], "--nnodes 2 needs a secret that all machines share"),
+        (["--nnodes", "2"], "openssl rand -hex 32"),
+        (["--nnodes", "2", "--cluster-key", "short"], "--cluster-key: the cluster key has 5 characters"),
+        (["--nnodes", "2", "--node-rank", "2", *KEY], "--node-rank 2: of --nnodes 2 the last is 1"),
+        (["--nnodes", "2", "--node-rank", "1", *KEY], "--node-rank 1 goes with --headless"),
+        (["--nnodes", "2", "--headless", *KEY], "is for --node-rank 1 and up"),
+        (["--nnodes", "2", "-dp", "2", *KEY], "use one of them"),
+        (["-dp", "2", "--data-parallel-size-local", "1"], "FACET_CLUSTER_KEY"),
+        (["-dp", "2", "--data-parallel-size-local", "3"], "has the replicas 0 to 1"),
+        (["-dp", "2", "--data-parallel-start-rank", "1"], "goes with --headless"),
+        (["-dp", "2", "--data-parallel-start-rank", "2", "--data-parallel-size-local", "1"], "--headless"),
+        (
+            ["-dp", "2", "--headless", "--data-parallel-start-rank", "1", "--data-parallel-size-local", "2"],
+            "there are none for --data-parallel-start-rank 1 and --data-parallel-size-local 2",
+        ),
+        (["-dp", "2", "--headless", "--data-parallel-start-rank", "2", *KEY], "has nothing to run"),
+        (["--headless"], "which runs replicas for another machine's API"),
+    ],
+)
+def test_machines_and_replicas_must_make_sense_together(arguments: list[str], told: str) -> None:
+    assert told in refusal(*arguments)
+
+
+def test_which_replicas_run_here() -> None:
+    def replicas(*flags: str) -> tuple[range, bool]:
+        found = read(*flags, *KEY).replicas
+        return found.local, found.elsewhere
+
+    assert replicas() == (range(1), False)
+    assert replicas("-dp", "4") == (range(4), False)
+    assert replicas("-dp", "4", "--data-parallel-size-local", "2") == (range(2), True)
+    assert replicas("-dp", "4", "--data-parallel-size-local", "0") == (range(0), True)
+    away = ("-dp", "4", "--headless", "--data-parallel-start-rank", "2")
+    assert replicas(*away) == (range(2, 4), True)
+    assert replicas(*away, "--data-parallel-size-local", "1") == (range(2, 3), True)
+    assert read("--nnodes", "2", "--node-rank", "1", "--headless", *KEY).replicas.size == 1
+
+
+def test_where_replicas_of_other_machines_call() -> None:
+    layout = read(
+        "-dp", "2", "--data-parallel-address", "10.0.0.7", "--data-parallel-rpc-port", "400"
+    ).replicas
+    first, second = layout.door(0), layout.door(1)
+    assert (first.requests, first.answers) == ("tcp://10.0.0.7:400", "tcp://10.0.0.7:401")
+    assert (second.requests, second.answers) == ("tcp://10.0.0.7:402", "tcp://10.0.0.7:403")
+    assert read("--data-parallel-address", "fd00::7").replicas.door(0).requests == "tcp://[fd00::7]:29550"
+
+
+def test_neutral_values_of_the_peers_flags_are_accepted() -> None:
+    config = read("m", "-tp", "1", "--no-enable-lora", "--enforce-eager", "--dtype", "auto")
+    assert config == read("m")
+
+
+def test_variables_and_files_are_checked_the_same_way(tmp_path: Path) -> None:
+    assert "FACET_PROT is no option of this server; did you mean FACET_PORT?" in refusal(FACET_PROT="1")
+    assert "FACET_PORT: must be at most" in refusal(FACET_PORT="99999")
+    file = tmp_path / "serve.yaml"
+    file.write_text("prot: 1\n")
+    assert "there is no option prot; did you mean port?" in refusal("--config", str(file))
+    file.write_text("- a\n")
+    assert "must hold 'option: value' lines" in refusal("--config", str(file))
+
+
+def test_every_field_is_an_option_and_no_name_is_there_twice() -> None:
+    fields = {info.name for struct in (EngineConfig, ServerConfig) for info in msgspec.structs.fields(struct)}
+    assert fields - {"engine"} <= {option.field for option in OPTIONS}
+    assert set(ENGINE_DOCS) == {info.name for info in msgspec.structs.fields(EngineConfig)}
+    flags = [option.flag for option in OPTIONS] + [other.flag for other in FOREIGN]
+    assert len(flags) == len(set(flags))
+
+
+def test_a_configuration_travels_to_other_processes() -> None:
+    config = read("m", "--hf-overrides", '{"a": 1}', "--api-key", "k")
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(config), type=ServerConfig) == config
+
+
+@pytest.mark.parametrize("text", ["", "k", "4X", "-4", "1e3"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(ValueError, match="size"):
+        size(text)
+
+
+def test_help_needs_none_of_the_heavy_libraries() -> None:
+    code = (
+        "import sys\nfrom server.main import serve\nsys.argv = ['serve', '--help']\n"
+        "try:\n    serve()\nexcept SystemExit as end:\n    assert end.code == 0\n"
+        "heavy = {'fastapi', 'pydantic', 'zmq', 'torch', 'transformers', 'tokenizers', 'uvicorn'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    for group in ("Model:", "Device and memory:", "Workers and replicas:", "Scheduler:", "HTTP:"):
+        assert group in done.stdout
+    assert "--shutdown-timeout" in done.stdout
+    assert "--enable-lora" not in done.stdout

@@ -1,0 +1,100 @@
+"""What the server finds out about a model that pools, from the engine's word and the checkpoint's files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine_core.protocol import Ready
+from models.config import ConfigError
+from server.options.table import parse
+from server.requests.facts import Facts
+from server.requests.loading import find_facts, open_tokenizer
+from server.requests.scoring import QWEN3_RERANKER
+
+
+def write(folder: Path, name: str, content: object) -> None:
+    (folder / name).write_text(json.dumps(content))
+
+
+def config(folder: Path, **fields: object) -> None:
+    write(folder, "config.json", {**json.loads((folder / "config.json").read_text()), **fields})
+
+
+def find(folder: Path, *flags: str, tasks: tuple[str, ...] = ("embed", "token_embed"), **said: Any) -> Facts:
+    known = {
+        "model": "m",
+        "folder": str(folder),
+        "architecture": "LlamaModel",
+        "vocab_size": 450,
+        "max_model_len": 100,
+        "device": "cpu",
+        "dtype": "float32",
+        "num_blocks": 0,
+        "block_size": 16,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 64,
+        "enable_prefix_caching": False,
+        "scheduling_policy": "fcfs",
+        "tasks": tasks,
+        "widths": dict.fromkeys(tasks, 8),
+    }
+    options = parse([str(folder), *flags], {})
+    return find_facts(options, Ready(**{**known, **said}), folder, open_tokenizer(options, folder))
+
+
+def test_a_sentence_encoder_may_read_less_than_its_window(folder: Path) -> None:
+    write(folder, "sentence_bert_config.json", {"max_seq_length": 32, "do_lower_case": True})
+    facts = find(folder)
+    assert (facts.max_model_len, facts.max_text_len) == (32, 32)
+    assert facts.pooling.texts.lower_case
+    assert find(folder, "--max-model-len", "64", max_model_len=64).max_text_len == 64
+    both = find(folder, tasks=("generate", "embed"))
+    assert (both.max_model_len, both.max_text_len) == (100, 32)
+
+
+def test_prompts(folder: Path) -> None:
+    write(
+        folder,
+        "config_sentence_transformers.json",
+        {"prompts": {"query": "q: ", "document": ""}, "default_prompt_name": "document"},
+    )
+    assert find(folder).default_prompt_name == "document"
+    assert find(folder, "--default-prompt-name", "query").default_prompt_name == "query"
+    with pytest.raises(ConfigError, match=r"no prompt named 'poem'\. It has: 'query', 'document'"):
+        find(folder, "--default-prompt-name", "poem")
+
+
+def test_kinds_of_scores(folder: Path) -> None:
+    assert find(folder).score_type == "bi-encoder"
+    assert find(folder, tasks=("token_embed",)).score_type == "late-interaction"
+    assert find(folder, "--pooler-config", '{"task": "token_embed"}').score_type == "late-interaction"
+    assert find(folder, tasks=("classify",)).score_type is None
+    config(folder, id2label={"0": "relevant"}, num_labels=1)
+    facts = find(folder, tasks=("classify",))
+    assert (facts.score_type, facts.score_template) == ("cross-encoder", None)
+    assert facts.pooling.labels == ("relevant",)
+
+
+def test_score_templates(folder: Path) -> None:
+    config(
+        folder,
+        architectures=["Qwen3ForCausalLM"],
+        is_original_qwen3_reranker=True,
+        classifier_from_token=[3, 4],
+    )
+    facts = find(folder, tasks=("classify",))
+    assert (facts.score_type, facts.score_template) == ("cross-encoder", QWEN3_RERANKER)
+    template = "{% for m in messages if m.role in ['query', 'document'] %}{{ m.content }}{% endfor %}"
+    facts = find(folder, "--chat-template", template, tasks=("classify",))
+    assert facts.score_template == "default"
+
+
+def test_a_model_that_only_generates_has_no_files_read_for_pooling(folder: Path) -> None:
+    write(folder, "modules.json", {"not": "modules"})
+    assert find(folder, tasks=("generate",)).max_text_len == 100
+    with pytest.raises(ConfigError, match=r"modules\.json"):
+        find(folder)

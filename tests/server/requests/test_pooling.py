@@ -1,0 +1,179 @@
+"""Tasks, dimensions, prompts, and texts to tokens: cut, lower-cased, with and without special tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import zoo
+from pooling_facts import bert, facts, raw_bert
+from tokenizers.processors import TemplateProcessing
+
+from models.pooling.config import PoolingConfig
+from models.pooling.sentence_files import TextFacts
+from server.errors import BadRequest
+from server.requests.pooling import PoolingParams, TextReader, Truncation, find_prompt, prompt_for
+from server.requests.task_names import find_task, score_type
+from worker.protocol import Pooling
+
+EMBED = Pooling(task="embed")
+
+
+LONG = "the quick brown fox jumps over the lazy dog and the dog sleeps"
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("keep", [3, 5, 9, 200])
+def test_a_cut_text_keeps_its_special_tokens(keep: int, left: bool) -> None:
+    raw = raw_bert()
+    raw.enable_truncation(keep, direction="left" if left else "right")
+    expected = [raw.encode(text).ids for text in ("the fox", LONG, "dog")]
+    assert bert().encode_many(["the fox", LONG, "dog"], keep=keep, left=left) == expected
+
+
+def test_even_special_tokens_give_way() -> None:
+    assert [len(bert().encode_many([LONG], keep=keep)[0]) for keep in (1, 2, 3)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("keep", [4, 6, 7, 11, 16, 200])
+def test_of_a_cut_pair_the_longer_text_gives_way(keep: int, left: bool) -> None:
+    raw = raw_bert()
+    raw.enable_truncation(keep, strategy="longest_first", direction="left" if left else "right")
+    pairs = [("the fox", LONG), (LONG, "the dog"), (LONG, LONG), ("fox", "dog")]
+    found = bert().encode_pairs(pairs, keep, left=left)
+    for pair, (ids, second_at) in zip(pairs, found, strict=True):
+        expected = raw.encode(*pair)
+        assert ids == expected.ids
+        assert second_at == expected.type_ids.index(1)
+
+
+def test_pairs_of_a_tokenizer_that_does_not_tell_them_apart() -> None:
+    raw = zoo.byte_level()
+    raw.post_processor = TemplateProcessing(
+        single="<s> $A",
+        pair="<s> $A </s> $B",
+        special_tokens=[(t, raw.token_to_id(t)) for t in ("<s>", "</s>")],
+    )
+    [(ids, second_at)] = zoo.ours(raw).encode_pairs([("a", "b")])
+    assert (ids, second_at) == (raw.encode("a", "b").ids, 0)
+
+
+def test_a_text_is_cut_where_its_tokens_end() -> None:
+    tokenizer = bert()
+    for tokens in (1, 3, 5):
+        text = tokenizer.cut_text(LONG, tokens)
+        assert LONG.startswith(text)
+        assert len(tokenizer.encode(text, add_special_tokens=False)) == tokens
+    assert tokenizer.cut_text("fox", 10) == "fox"
+
+
+def test_prompts_and_lower_case() -> None:
+    tokenizer = bert()
+    texts = TextFacts(prompts={"query": "THE ", "document": ""}, lower_case=True)
+    known = facts(pooling=PoolingConfig(texts=texts))
+    prompt = find_prompt("query", known)
+    first, second = TextReader(known, tokenizer, prompt=prompt).read(["FOX", [5, 6]], EMBED)
+    assert first.tokens == tokenizer.encode("the fox")
+    assert second.tokens == [5, 6]
+    assert first.params == EMBED
+    known = facts(pooling=PoolingConfig(texts=texts, include_prompt=False))
+    first, second = TextReader(known, tokenizer, prompt=prompt).read(["FOX", [5, 6]], EMBED)
+    assert first.params.skip == len(tokenizer.encode("THE ")) - 1  # [SEP] comes after the text only
+    assert second.params.skip == 0
+
+
+def test_which_prompt() -> None:
+    prompts = {"query": "q: ", "passage": "p: "}
+    known = facts(pooling=PoolingConfig(texts=TextFacts(prompts=prompts)), default_prompt_name="query")
+    assert find_prompt(None, known) == "q: "
+    assert find_prompt(None, known, "classify") == ""
+    assert find_prompt("passage", known, "classify") == find_prompt("passage", known) == "p: "
+    assert prompt_for("search_query", known) == "q: "
+    assert {prompt_for(kind, known) for kind in ("search_document", "document", "passage")} == {"p: "}
+    assert prompt_for("classification", known) == "q: "  # the default one: there is none of its own
+    with pytest.raises(BadRequest, match=r"no prompt named 'x'\. Its prompts: 'query', 'passage'"):
+        find_prompt("x", known)
+    with pytest.raises(BadRequest, match="no prompt named 'poem'") as caught:
+        prompt_for("poem", known)
+    assert caught.value.param == "input_type"
+    assert find_prompt(None, facts()) == prompt_for("query", facts()) == ""
+
+
+def test_texts_that_cannot_be_pooled() -> None:
+    reader = TextReader(facts(), bert())
+    with pytest.raises(BadRequest, match=r"maximum context length is 20 tokens\. However, input 1 contains"):
+        reader.read(["fox", LONG], EMBED)
+    with pytest.raises(BadRequest, match=r"input 0 has no tokens"):
+        reader.read([[]], EMBED)
+    with pytest.raises(BadRequest, match="out-of-vocab"):
+        reader.read([[1], [-1]], EMBED)
+    with pytest.raises(
+        BadRequest, match="input 0 contains 100000 characters"
+    ):  # told without tokenizing all of it
+        reader.read(["a" * 100_000], EMBED)
+    cutting = TextReader(facts(), bert(), Truncation.asked(-1, None, facts()))
+    lengths = [len(item.tokens) for item in cutting.read(["fox", LONG, "dog " * 50_000, [3] * 50], EMBED)]
+    assert lengths[1:] == [20, 20, 20] and lengths[0] < 20
+    assert [
+        i.tokens for i in TextReader(facts(), bert(), Truncation(2, left=True)).read([[1, 2, 3]], EMBED)
+    ] == [[2, 3]]
+    for asked, told in ((21, "cannot be greater than max_model_len = 20"), (0, "would keep no token")):
+        with pytest.raises(BadRequest, match=told):
+            Truncation.asked(asked, None, facts())
+
+
+def test_dimensions() -> None:
+    def asked(dimensions: int, **config: Any) -> Pooling:
+        return PoolingParams(task="embed", dimensions=dimensions).resolve(
+            facts(pooling=PoolingConfig(**config))
+        )
+
+    assert asked(32) == Pooling(task="embed", dimensions=32)
+    assert asked(8, matryoshka=True).dimensions == 8
+    assert asked(8, matryoshka=True, matryoshka_dimensions=(8, 16)).dimensions == 8
+    for dimensions in (0, -1, 33, 10**9):
+        with pytest.raises(
+            BadRequest, match=rf"only supports dimensions in range \[1, 32\], got {dimensions}\."
+        ):
+            asked(dimensions, matryoshka=True)
+    with pytest.raises(BadRequest, match=r"Model 'm' only supports Matryoshka dimensions \[8, 16\], got 9\."):
+        asked(9, matryoshka=True, matryoshka_dimensions=(8, 16))
+    with pytest.raises(
+        BadRequest,
+        match=r"Model 'm' does not support Matryoshka embeddings; dimensions must be unset \(received "
+        r"dimensions=8\)",
+    ):
+        asked(8)
+    with pytest.raises(BadRequest, match=r"Task 'classify' only supports \['use_activation'\] parameters"):
+        PoolingParams(task="classify", dimensions=8).resolve(facts(tasks=("classify",)))
+
+
+def test_tasks_and_their_older_names() -> None:
+    both = ("generate", "embed", "token_embed")
+    assert find_task(None, both) == "embed"
+    assert find_task(None, both, "token_embed") == "token_embed"
+    assert find_task("encode", both) == "token_embed"
+    assert (
+        find_task("encode", ("token_classify",))
+        == find_task("reward", ("token_classify",))
+        == "token_classify"
+    )
+    assert find_task("reward", ("classify",)) == find_task("score", ("classify",)) == "classify"
+    with pytest.raises(BadRequest, match=r"'classify'\. It does: generate \(POST /v1/chat/comp"):
+        find_task("classify", both)
+    with pytest.raises(BadRequest, match="Unsupported task: 'sing'"):
+        find_task("sing", both)
+    with pytest.raises(BadRequest, match="'pooling'"):
+        find_task(None, ("generate",))
+
+
+def test_how_texts_are_compared() -> None:
+    vectors, labels = ("embed", "token_embed"), ("classify", "token_classify")
+    assert score_type(vectors, PoolingConfig()) == "bi-encoder"
+    assert score_type(("token_embed",), PoolingConfig()) == "late-interaction"
+    assert score_type(vectors, PoolingConfig(task="token_embed")) == "late-interaction"
+    assert score_type(labels, PoolingConfig(num_labels=1)) == "cross-encoder"
+    assert score_type((*vectors, *labels), PoolingConfig(num_labels=1)) == "cross-encoder"
+    assert score_type(labels, PoolingConfig(num_labels=3)) is None
+    assert score_type(("generate",), PoolingConfig()) is None

@@ -1,0 +1,179 @@
+"""Ranges, defaults and the peer's words for what is refused."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from fake_frontend import byte_tokenizer
+
+from server.errors import BadRequest
+from server.requests.facts import Facts, GenerationConfigError, read_defaults
+from server.requests.sampling import SamplingParams
+from worker.protocol import Sampling
+
+TOKENIZER = byte_tokenizer()
+FACTS = Facts(
+    model_names=("m",),
+    root="m",
+    created=0,
+    max_model_len=100,
+    vocab_size=258,
+    eos_token_ids=(256, 257),
+)
+
+
+def resolved(prompt_len: int = 10, facts: Facts = FACTS, **fields: object) -> list[Sampling]:
+    return SamplingParams(**fields).resolve(facts, TOKENIZER, prompt_len)  # pyright: ignore[reportArgumentType]
+
+
+def refused(prompt_len: int = 10, facts: Facts = FACTS, **fields: object) -> BadRequest:
+    with pytest.raises(BadRequest) as caught:
+        resolved(prompt_len, facts, **fields)
+    return caught.value
+
+
+def test_nothing_asked_is_neutral() -> None:
+    [one] = resolved(seed=5)
+    assert one == Sampling(max_tokens=90, seed=5, stop_token_ids=(256, 257))
+
+
+def test_the_checkpoints_defaults_fill_what_is_not_asked() -> None:
+    facts = Facts(**{**FACTS_FIELDS, "defaults": {"temperature": 0.5, "top_k": 7, "max_tokens": 4}})
+    [one] = resolved(facts=facts)
+    assert (one.temperature, one.top_k, one.max_tokens) == (0.5, 7, 4)
+    [one] = resolved(facts=facts, temperature=1.5, top_k=0, max_tokens=9)
+    assert (one.temperature, one.top_k, one.max_tokens) == (1.5, 0, 9)
+
+
+FACTS_FIELDS = {name: getattr(FACTS, name) for name in FACTS.__struct_fields__}
+
+
+@pytest.mark.parametrize("temperature", [0, 1e-30, 9e-6])
+def test_greedy_drops_what_cannot_matter(temperature: float) -> None:
+    [one] = resolved(temperature=temperature, top_p=0.5, top_k=3, min_p=0.1)
+    assert (one.temperature, one.top_p, one.top_k, one.min_p) == (0, 1, 0, 0)
+
+
+def test_values_are_brought_into_range() -> None:
+    assert resolved(temperature=0.001)[0].temperature == 0.01
+    assert resolved(top_k=-1)[0].top_k == 0
+    assert resolved(top_k=2**40)[0].top_k == 0
+    assert resolved(logit_bias={3: 500.0, 4: -500.0})[0].logit_bias == {3: 100.0, 4: -100.0}
+    assert resolved(max_tokens=99)[0].max_tokens == 90
+    assert resolved(logprobs=-1, facts=Facts(**{**FACTS_FIELDS, "max_logprobs": -1}))[0].logprobs == -1
+
+
+def test_choices_have_seeds_of_their_own() -> None:
+    assert [one.seed for one in resolved(n=3, seed=7)] == [7, 8, 9]
+    first, second = resolved(n=2)
+    assert second.seed == (first.seed + 1) % 2**63
+    assert resolved()[0].seed != resolved()[0].seed
+    assert all(0 <= one.seed < 2**63 for one in resolved(n=4, seed=-(2**63)))
+    assert resolved(seed=-1)[0].seed != resolved(seed=-1)[0].seed
+
+
+def test_stop_tokens_are_the_models_and_the_requests() -> None:
+    assert resolved(stop_token_ids=[5, 256, 5])[0].stop_token_ids == (256, 257, 5)
+    assert resolved(stop_token_ids=[5], ignore_eos=True)[0].stop_token_ids == (5,)
+
+
+def test_bad_words_are_banned_at_the_start_and_after_a_space() -> None:
+    assert resolved(bad_words=["no"])[0].bad_words == (tuple(b"no"), tuple(b" no"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"temperature": 3.0}, "temperature must be in [0, 2], got 3.0. (parameter=temperature, value=3.0)"),
+        ({"temperature": -1.0}, "temperature must be non-negative, got -1.0."),
+        ({"temperature": math.inf}, "temperature must be a finite number, got inf."),
+        ({"temperature": math.nan}, "temperature must be a finite number, got nan."),
+        ({"top_p": 0.0}, "top_p must be in (0, 1], got 0.0."),
+        ({"top_p": math.nan}, "top_p must be in (0, 1], got nan."),
+        ({"top_k": -2}, "top_k must be 0 (disable), or at least 1, got -2."),
+        ({"min_p": 1.5}, "min_p must be in [0, 1], got 1.5."),
+        ({"n": 0}, "n must be at least 1, got 0."),
+        ({"n": 129}, "n must be at most 128, got 129."),
+        ({"n": 2, "temperature": 0.0}, "n must be 1 when using greedy sampling, got 2."),
+        ({"presence_penalty": 3.0}, "presence_penalty must be in [-2, 2], got 3.0."),
+        ({"frequency_penalty": math.nan}, "frequency_penalty must be in [-2, 2], got nan."),
+        ({"repetition_penalty": 0.0}, "repetition_penalty must be greater than zero, got 0.0."),
+        ({"repetition_penalty": 1e-40}, "repetition_penalty must be in [1e-20, 1e+20], got 1e-40."),
+        ({"repetition_penalty": 1e21}, "repetition_penalty must be in [1e-20, 1e+20], got 1e+21."),
+        ({"repetition_penalty": math.inf}, "repetition_penalty must be a finite number, got inf."),
+        ({"seed": 2**63}, "seed must fit in 64 bits"),
+        ({"max_tokens": 0}, "max_tokens must be at least 1, got 0."),
+        (
+            {"max_tokens": 101},
+            "max_tokens=101 cannot be greater than max_model_len=100. Please request fewer",
+        ),
+        ({"min_tokens": -1}, "min_tokens must be greater than or equal to 0, got -1."),
+        ({"min_tokens": 6, "max_tokens": 5}, "min_tokens must be less than or equal to max_tokens=5, got 6."),
+        ({"min_tokens": 10**5}, "min_tokens must be less than or equal to max_tokens=90"),
+        ({"stop": [""]}, "stop cannot contain an empty string."),
+        ({"stop": ["x"], "detokenize": False}, "stop strings are only supported when detokenize is True."),
+        ({"stop": ["x"] * 17}, "stop may hold at most 16 strings, got 17."),
+        ({"stop": ["x" * 5000]}, "stop strings may hold at most 4096 bytes together, got 5000."),
+        (
+            {"stop_token_ids": [258]},
+            "token_id(s) [258] in stop_token_ids contain out-of-vocab token ids. Vocab",
+        ),
+        ({"logprobs": 21}, "Requested sample logprobs of 21, which is greater than max allowed: 20"),
+        ({"logprobs": -1}, "Requested sample logprobs of 258, which is greater than max allowed: 20"),
+        ({"logprobs": -2}, "logprobs must be non-negative or -1, got -2."),
+        ({"prompt_logprobs": 21}, "Requested prompt logprobs of 21, which is greater than max allowed: 20"),
+        ({"logit_bias": {258: 1.0}}, "token_id(s) [258] in logit_bias contain out-of-vocab token ids."),
+        ({"logit_bias": {1: math.nan}}, "logit_bias values must be finite numbers"),
+        (
+            {"logit_bias": dict.fromkeys(range(1025), 1.0)},
+            "logit_bias may hold at most 1024 entries, got 1025.",
+        ),
+        ({"allowed_token_ids": []}, "allowed_token_ids is not None and empty!"),
+        ({"allowed_token_ids": [-1]}, "allowed_token_ids contains out-of-vocab token id!"),
+        ({"bad_words": ["a", ""]}, "bad_words cannot contain an empty string."),
+        ({"bad_words": ["a"] * 129}, "Too many bad words: 129. The max number is 128."),
+        ({"bad_words": ["a" * 600]}, "bad_words may hold at most 1024 tokens together, got 1201."),
+        ({"bad_words": ["a" * 10**6]}, "bad_words may hold at most 1024 tokens together"),
+    ],
+)
+def test_refusals_in_the_peers_words(fields: dict[str, object], message: str) -> None:
+    error = refused(**fields)
+    assert error.message.startswith(message)
+    assert error.param in fields
+    assert len(error.message) < 500
+
+
+def test_prompts_that_leave_no_room() -> None:
+    assert refused(prompt_len=0).message == "The decoder prompt cannot be empty"
+    assert refused(prompt_len=101).message == (
+        "This model's maximum context length is 100 tokens. However, your prompt contains 101 input tokens, "
+        "which exceeds this limit even without any output tokens. Please reduce the length of the input "
+        "prompt. (parameter=input_tokens, value=101)"
+    )
+    assert refused(prompt_len=100).message.startswith(
+        "The decoder prompt (length 100) plus the number of requested output tokens (at least 1) is longer "
+        "than the maximum model length of 100."
+    )
+    assert resolved(prompt_len=99)[0].max_tokens == 1
+
+
+def test_generation_config(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder, other = tmp_path_factory.mktemp("model"), tmp_path_factory.mktemp("other")
+    (folder / "generation_config.json").write_text(
+        '{"temperature": 0.6, "top_k": 20, "max_new_tokens": 8, "do_sample": true, "eos_token_id": [1]}'
+    )
+    assert read_defaults(folder, "auto", {}) == {"temperature": 0.6, "top_k": 20, "max_tokens": 8}
+    assert read_defaults(folder, "vllm", {}) == {}
+    assert read_defaults(folder, "vllm", {"min_p": 0.1}) == {"min_p": 0.1}
+    assert read_defaults(folder, "auto", {"temperature": 0}) == {
+        "temperature": 0,
+        "top_k": 20,
+        "max_tokens": 8,
+    }
+    assert read_defaults(other, "auto", {}) == {}
+    assert read_defaults(other, str(folder), {})["top_k"] == 20
+    with pytest.raises(GenerationConfigError, match="there is no"):
+        read_defaults(folder, str(other), {})
+    with pytest.raises(GenerationConfigError, match="top_p must be a number"):
+        read_defaults(folder, "auto", {"top_p": "x"})

@@ -1,0 +1,70 @@
+"""Vectors in every form, against torch's own conversions."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+import numpy as np
+import pytest
+import torch
+from fake_frontend import vectors
+
+from server.requests.vectors import as_array, as_base64_json, as_bits, as_bytes, as_json, cosine
+
+RANDOM = np.random.default_rng(0)
+NUMBERS = np.concatenate(
+    [
+        RANDOM.standard_normal(4000),
+        RANDOM.standard_normal(4000) * 1e-3,
+        np.linspace(-8, 8, 4097),  # many of these lie in the middle of two 8-bit numbers
+        [0.0, -0.0, 1e-12, 2.0**-10, 2.0**-17, 447.9, -448.0],
+    ]
+).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind"),
+    [
+        ("float32", torch.float32),
+        ("float16", torch.float16),
+        ("bfloat16", torch.bfloat16),
+        ("fp8_e4m3", torch.float8_e4m3fn),
+        ("fp8_e5m2", torch.float8_e5m2),
+    ],
+)
+def test_numbers_are_rounded_as_torch_does(dtype, kind) -> None:
+    expected = torch.from_numpy(NUMBERS).to(kind)
+    assert as_bytes(vectors(NUMBERS), dtype) == expected.view(torch.uint8).numpy().tobytes()
+
+
+def test_what_is_too_large_for_eight_bits_becomes_the_largest() -> None:
+    assert as_bytes(vectors([1e9, -1e9]), "fp8_e4m3") == bytes([0x7E, 0xFE])
+    assert as_bytes(vectors([1e9, -1e9]), "fp8_e5m2") == bytes([0x7B, 0xFB])
+
+
+def test_byte_orders() -> None:
+    assert np.frombuffer(as_bytes(vectors([1.5, -2]), "float32", "big"), ">f4").tolist() == [1.5, -2]
+    assert as_bytes(vectors([1.5]), "float16", "big") == np.array([1.5], ">f2").tobytes()
+    assert as_bytes(vectors([1.0]), "bfloat16", "big") == b"\x3f\x80"
+    assert as_bytes(vectors([1.0]), "bfloat16", "little") == b"\x80\x3f"
+
+
+def test_all_forms_hold_the_same_bits() -> None:
+    one = vectors(NUMBERS)
+    from_json = np.array(json.loads(as_json(one)), dtype=np.float32)
+    from_base64 = np.frombuffer(base64.b64decode(json.loads(as_base64_json(one))), "<f4")
+    assert from_json.tobytes() == from_base64.tobytes() == NUMBERS.tobytes()
+    assert json.loads(as_json(vectors([[1, 2], [3, 4]]))) == [[1, 2], [3, 4]]
+    assert np.shares_memory(as_array(one), np.frombuffer(one.data, np.uint8))
+
+
+def test_bits() -> None:
+    one = vectors([1, -1, 0, 2, -3, -4, 5, 6, 1, 1, 1, 1, 1, 1, 1, 1])
+    assert as_bits(one, signed=False) == [0b10010011, 255]
+    assert as_bits(one, signed=True) == [0b10010011 - 128, 127]
+
+
+def test_cosine() -> None:
+    assert cosine(vectors([1, 0]), vectors([3, 3])) == pytest.approx(0.5**0.5)
+    assert cosine(vectors([0, 0]), vectors([1, 0])) == 0.0

@@ -1,0 +1,196 @@
+"""Chat templates: as transformers renders them, and never for longer or larger than allowed."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+
+import pytest
+
+from server.errors import BadRequest
+from server.text import sandbox
+from server.text.template import ChatTemplate, compile_template
+
+CHATML = (
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+USER = {"role": "user", "content": "hi"}
+
+
+def render(template: str, messages: list[dict[str, Any]] | None = None, **arguments: Any) -> str:
+    arguments.setdefault("add_generation_prompt", False)
+    return ChatTemplate({"default": template}, {"bos_token": "<s>"}).render(messages or [USER], **arguments)
+
+
+def refusal(template: str, messages: list[dict[str, Any]] | None = None, **arguments: Any) -> str:
+    with pytest.raises(BadRequest) as caught:
+        render(template, messages, **arguments)
+    return caught.value.message
+
+
+def test_a_conversation() -> None:
+    assert render(CHATML, add_generation_prompt=True) == "<|user|>hi<|end|>\n<|assistant|>"
+    assert render("{{ bos_token }}{{ messages[0].content }}") == "<s>hi"
+
+
+def test_what_transformers_offers_templates() -> None:
+    assert render("{{ {'a': 'é', 'b': '<'} | tojson }}") == '{"a": "é", "b": "<"}'
+    assert render("{{ [1] | tojson(indent=2) }}") == "[\n  1\n]"
+    assert render("{{ strftime_now('%Y') }}").isdigit()
+    assert render("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}") == "01"
+    assert render("a{% generation %}b{{ messages[0].role }}{% endgeneration %}c") == "abuserc"
+    assert render("  {% if true %}\n  x\n  {% endif %}\n") == "  x\n"
+    assert render("{% macro m(x) %}[{{ x }}]{% endmacro %}{{ m(1) }}{{ 'a' ~ 1 ~ 'b' }}") == "[1]a1b"
+    assert render(
+        "{{ 'a b'.split() | join('-') }}{{ '-'.join(['x', 'y']) }}{{ 'aa'.replace('a', 'b') }}"
+    ) == ("a-bx-ybb")
+
+
+def test_tools_documents_and_own_arguments() -> None:
+    template = "{{ tools[0].name }}{{ documents[0].text }}{{ mood }}{{ messages | length }}"
+    text = render(
+        template,
+        tools=[{"name": "t"}],
+        documents=[{"text": "d"}],
+        kwargs={"mood": "calm", "messages": [], "tools": []},
+    )
+    assert text == "tdcalm1"
+    assert render("{{ tools is none }}") == "True"
+
+
+def test_tool_calls_have_their_arguments_as_objects() -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    template = "{{ messages[0].tool_calls[0].function.arguments.x }}"
+    assert render(template, [message]) == "1"
+    assert call["function"]["arguments"] == '{"x": 1}'
+
+
+PARTS = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+
+
+def test_parts_are_joined_for_templates_that_want_text() -> None:
+    assert render(CHATML, [{"role": "user", "content": PARTS}]) == "<|user|>one\ntwo<|end|>\n"
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "{% for part in message.content %}({{ part.text }}){% endfor %}",
+        "{% for part in message['content'] | list %}({{ part.text }}){% endfor %}",
+        "{% set c = message.content %}{% for part in c %}({{ part.text }}){% endfor %}",
+    ],
+)
+def test_parts_reach_templates_that_loop_over_them(loop: str) -> None:
+    template = "{% for message in messages %}" + loop + "{% endfor %}"
+    assert compile_template(template).format == "openai"
+    assert render(template, [{"role": "user", "content": PARTS}]) == "(one)(two)"
+    assert render(template) == "(hi)"
+
+
+def test_templates_that_take_both_get_what_was_sent() -> None:
+    template = (
+        "{% for m in messages %}{% if m.content is string %}s:{{ m.content }}"
+        "{% else %}{% for part in m.content %}p:{{ part.text }}{% endfor %}{% endif %}{% endfor %}"
+    )
+    assert render(template) == "s:hi"
+    assert render(template, [{"role": "user", "content": PARTS}]) == "p:onep:two"
+
+
+def test_the_operator_may_fix_the_format() -> None:
+    chat = ChatTemplate({"default": "{{ messages[0].content }}"}, {}, "openai")
+    assert chat.render([USER]) == "[{'type': 'text', 'text': 'hi'}]"
+
+
+def test_the_final_message_is_continued() -> None:
+    messages = [USER, {"role": "assistant", "content": "Sure, "}]
+    assert render(CHATML, messages, continue_final_message=True) == "<|user|>hi<|end|>\n<|assistant|>Sure, "
+    trimming = "{% for m in messages %}{{ m.content | trim }}<end>{% endfor %}"
+    assert render(trimming, messages, continue_final_message=True) == "hi<end>Sure,"
+    parts = [USER, {"role": "assistant", "content": PARTS}]
+    assert render(CHATML, parts, continue_final_message=True).endswith("<|assistant|>one\ntwo")
+
+
+@pytest.mark.parametrize("content", ["", "gone", None])
+def test_a_final_message_that_is_not_in_the_text(content: str | None) -> None:
+    template = "{% for m in messages %}x{% endfor %}"
+    told = refusal(template, [{"role": "assistant", "content": content}], continue_final_message=True)
+    assert "final message does not appear" in told
+
+
+def test_which_template() -> None:
+    chat = ChatTemplate({"tool_use": "t"}, {})
+    with pytest.raises(BadRequest, match=r"'tool_use'.*--chat-template"):
+        chat.render([USER])
+    assert chat.render([USER], tools=[{}]) == "t"
+    assert chat.render([USER], template="{{ 'mine' }}") == "mine"
+    with pytest.raises(BadRequest, match="no default chat template"):
+        ChatTemplate({}, {}).render([USER])
+
+
+def test_failures_are_the_requests() -> None:
+    assert refusal("{{ raise_exception('roles must alternate') }}").endswith("roles must alternate")
+    assert "TypeError" in refusal("{{ 1 + 'a' }}")
+    assert "undefined" in refusal("{{ nothing.here.at.all }}")
+    assert "not valid Jinja" in refusal("{% for %}")
+    assert "RecursionError" in refusal("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}")
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{{ raise_exception.__globals__.keys() }}",
+        "{{ cycler.__init__.__globals__.os }}",
+    ],
+)
+def test_templates_cannot_reach_out(template: str) -> None:
+    refusal(template)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ 'a' * 1000000000 }}",
+        "{{ 1000000000 * 'a' }}",
+        "{{ [1] * 1000000000 }}",
+        "{{ 10 ** (10 ** 10) }}",
+        "{% set n = namespace(s='ab') %}{% for i in range(40) %}{% set n.s = n.s + n.s %}{% endfor %}",
+        "{% set n = namespace(s='ab') %}{% for i in range(40) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
+        "{% set n = namespace(s=99) %}{% for i in range(40) %}{% set n.s = n.s * n.s %}{% endfor %}",
+        "{% set b = 'ab' * 4000000 %}{% for i in range(100000) %}{{ b }}{% endfor %}",
+        "{% set b = 'ab' * 4000000 %}{% set c %}{% for i in range(99) %}{{ b }}{% endfor %}{% endset %}",
+        "{% set b = 'ab' * 4000000 %}{{ b.join(range(100000)) }}",
+        "{% set b = 'ab' * 4000000 %}{{ range(100000) | join(b) }}",
+        "{% set b = 'ab' * 4000000 %}{{ b.replace('a', b) }}",
+        "{% set b = 'ab' * 4000000 %}{{ b | replace('a', b) }}",
+        "{{ '%1000000000d' % 1 }}",
+        "{{ '{:>1000000000}'.format(1) }}",
+        "{{ '{:{}}'.format(1, 1000000000) }}",
+        "{{ 'a'.ljust(1000000000) }}",
+        "{{ 'a' | indent(1000000000, true) }}",
+        "{{ 'a' | center(1000000000) }}",
+        "{{ [1] | tojson(indent=1000000000) }}",
+        "{{ lipsum(n=100000) }}",
+        "{{ range(1000000000) | list }}",
+    ],
+)
+def test_templates_cannot_grow_without_bound(template: str) -> None:
+    tracemalloc.start()
+    refusal(template)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 10 * sandbox.MAX_SIZE
+
+
+def test_templates_cannot_run_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "MAX_SECONDS", 0.05)
+    endless = "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}"
+    assert "ran for more than" in refusal(endless)
+    macro = "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}"
+    assert "ran for more than" in refusal(macro)
+    # A template cannot put itself in the place of the clock.
+    assert "ran for more than" in refusal("{% set tick = none %}" + endless, kwargs={"tick": None})
+    assert render(CHATML) == "<|user|>hi<|end|>\n"

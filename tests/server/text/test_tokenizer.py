@@ -1,0 +1,156 @@
+"""Files of a checkpoint to ids and back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import zoo
+
+from server.errors import BadRequest
+from server.requests.facts import Facts
+from server.text.tokenizer import LONG_TEXT, Tokenizer, TokenizerError, load_tokenizer
+
+
+def write(folder: Path, kind: str = "byte_level", **config: object) -> Path:
+    zoo.KINDS[kind]().save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def load(folder: Path, chat_template: str | None = None) -> Tokenizer:
+    return load_tokenizer(folder, chat_template=chat_template, cache=folder / "cache")
+
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def test_text_comes_back(tmp_path: Path) -> None:
+    tokenizer = load(write(tmp_path))
+    text = "the fox 🙂 日本 <|im end|>"
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+    assert tokenizer.decode(ids) == "the fox 🙂 日本 "
+
+
+async def test_long_text_is_the_same_in_a_thread(tmp_path: Path) -> None:
+    tokenizer = load(write(tmp_path))
+    text = "the fox " * (LONG_TEXT // 8 + 1)
+    assert await tokenizer.encode_async(text) == tokenizer.encode(text)
+
+
+def test_single_tokens(tmp_path: Path) -> None:
+    tokenizer = load(write(tmp_path))
+    [space_the] = [id for id in range(tokenizer.vocab_size) if tokenizer.token_text(id) == " the"]
+    assert tokenizer.token_bytes(space_the) == b" the"
+    half = tokenizer.encode("🙂")[0]
+    assert tokenizer.token_text(half) == "\ufffd"
+    assert "🙂".encode().startswith(tokenizer.token_bytes(half))
+    end = tokenizer.token_id("<|im end|>")
+    assert end is not None
+    assert end in tokenizer.special_ids
+    assert tokenizer.token_text(end) == "<|im end|>"
+
+
+@pytest.mark.parametrize("kind", ["sentencepiece", "wordpiece"])
+def test_single_tokens_of_other_kinds(tmp_path: Path, kind: str) -> None:
+    tokenizer = load(write(tmp_path, kind))
+    ids = tokenizer.encode("the fox")
+    joined = "".join(map(tokenizer.token_text, ids))
+    assert joined.replace(" ", "").replace("##", "") == "thefox"
+
+
+def test_tokens_named_special_are_special(tmp_path: Path) -> None:
+    plain = load(write(tmp_path)).token_id("<plain>")
+    assert plain not in load(tmp_path).special_ids
+    eos = {"content": "</s>", "lstrip": False}
+    tokenizer = load(write(tmp_path, bos_token="<s>", eos_token=eos))
+    assert tokenizer.eos_id == tokenizer.token_id("</s>")
+
+
+def test_the_first_token_is_added_where_only_the_configuration_asks_for_it(tmp_path: Path) -> None:
+    tokenizer = load(write(tmp_path, bos_token="<s>", add_bos_token=True))
+    bos = tokenizer.token_id("<s>")
+    assert tokenizer.encode("the")[0] == bos
+    assert bos not in tokenizer.encode("the", add_special_tokens=False)
+    assert bos not in load(write(tmp_path, bos_token="<s>", add_bos_token=False)).encode("the")
+
+
+def test_text_too_long_is_refused_before_it_is_tokenized(tmp_path: Path) -> None:
+    tokenizer = load(write(tmp_path))
+    facts = Facts(model_names=("m",), root="m", created=0, max_model_len=10, vocab_size=400, eos_token_ids=())
+    most = 10 * tokenizer.longest_token
+    tokenizer.check_text_length("x" * most, facts)
+    with pytest.raises(BadRequest, match=f"contains {most + 1} characters") as caught:
+        tokenizer.check_text_length("x" * (most + 1), facts)
+    assert caught.value.param == "input_text"
+
+
+def test_truncation_and_padding_of_the_file_do_not_apply(tmp_path: Path) -> None:
+    write(tmp_path)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    content["truncation"] = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    assert len(load(tmp_path).encode("the quick brown fox jumps")) > 2
+
+
+def test_templates_by_precedence(tmp_path: Path) -> None:
+    def rendered(**arguments: str) -> str:
+        return load(tmp_path, **arguments).chat.render(MESSAGES)
+
+    write(tmp_path, chat_template="config:{{ bos_token }}", bos_token="<s>")
+    assert rendered() == "config:<s>"
+    (tmp_path / "chat_template.jinja").write_text("file")
+    assert rendered() == "file"
+    given = tmp_path / "mine.jinja"
+    given.write_text("mine")
+    assert rendered(chat_template=str(given)) == "mine"
+    assert rendered(chat_template="{{ 'text' }}") == "text"
+    with pytest.raises(TokenizerError, match="neither a template"):
+        rendered(chat_template="nowhere.jinja")
+
+
+def test_a_broken_template_stops_the_start_only_if_the_operator_gave_it(tmp_path: Path) -> None:
+    broken = "{% for %}"
+    chat = load(write(tmp_path, chat_template=broken)).chat
+    with pytest.raises(BadRequest, match="not valid Jinja"):
+        chat.render(MESSAGES)
+    with pytest.raises(BadRequest, match="not valid Jinja"):
+        load(tmp_path, chat_template=broken)
+    with pytest.raises(TokenizerError, match="unknown form"):
+        load(write(tmp_path, chat_template=[{"name": "default"}]))
+
+
+def test_named_templates(tmp_path: Path) -> None:
+    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
+    chat = load(write(tmp_path, chat_template=named)).chat
+    assert chat.render(MESSAGES) == "plain"
+    assert chat.render(MESSAGES, tools=[{"type": "function"}]) == "tools"
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match=r"no tokenizer.json, nor older"):
+        load(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(TokenizerError, match=r"tokenizer.json of the model cannot be read"):
+        load(tmp_path)
+    write(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(TokenizerError, match=r"tokenizer_config.json of the model is not JSON"):
+        load(tmp_path)
+
+
+def test_older_files_are_converted_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    raw = json.loads(zoo.byte_level().to_str())["model"]
+    vocab = {**raw["vocab"], "<|endoftext|>": len(raw["vocab"])}
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab))
+    merges = "\n".join(" ".join(pair) for pair in raw["merges"])
+    (tmp_path / "merges.txt").write_text(f"#version: 0.2\n{merges}\n")
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    tokenizer = load(tmp_path)
+    assert tokenizer.decode(tokenizer.encode("the fox")) == "the fox"
+    assert "Converting" in capfd.readouterr().err
+    load(tmp_path)
+    assert "Converting" not in capfd.readouterr().err
