@@ -90,10 +90,6 @@ async def _events(chat: _Chat) -> AsyncGenerator[bytes]:
     async with aclosing(job.deltas()) as deltas:
         async for index, delta in deltas:
             chunk = turns[index].chunk(delta)
-            if not (
-                opening or chunk.delta.content or chunk.finish_reason or chunk.logprobs or chunk.token_ids
-            ):
-                continue
             told = chunks.event(chunk, job.usage_of(index) if job.tells_usage_always else UNSET)
             if job.running:
                 yield opening + told

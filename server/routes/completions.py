@@ -83,14 +83,6 @@ async def _events(job: Job, body: CompletionRequest) -> AsyncGenerator[bytes]:
     async with aclosing(job.deltas()) as deltas:
         async for index, delta in deltas:
             chunk = texts[index].chunk(delta)
-            if not (
-                chunk.text
-                or chunk.finish_reason
-                or chunk.logprobs
-                or chunk.token_ids
-                or chunk.prompt_token_ids
-            ):
-                continue
             event = chunks.event(chunk, job.usage_of(index) if job.tells_usage_always else UNSET)
             if job.running:
                 yield event

@@ -20,6 +20,43 @@ TALK = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]
 ENDPOINTS = pytest.mark.parametrize(("path", "body"), [TEXT, TEXTS, TALK])
 
 
+def texts_of(chunks: list[Any]) -> list[str]:
+    """The text of each chunk, but for the one with the role."""
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    texts = [choice["delta"]["content"] if "delta" in choice else choice["text"] for choice in choices]
+    return texts[1:] if "delta" in choices[0] else texts
+
+
+# Tokens that bring no text yet
+
+
+@pytest.mark.parametrize(("path", "body"), [TEXT, TALK])
+@pytest.mark.parametrize(
+    ("reply", "options", "texts"),
+    [
+        ("aé🙂", {}, ["a", "", "é", "", "", "", "🙂", ""]),
+        ("at stop", {"stop": "atom"}, ["", "", "at ", "s", "t", "o", "p", ""]),
+        ("at last", {"stop": "last"}, ["a", "t", " ", "", "", "", ""]),
+        ("aé🙂", {"stream_interval": 2}, ["a", "é", "", "🙂", ""]),
+    ],
+)
+async def test_every_step_is_an_event_even_without_text(
+    frontend: FakeFrontend,
+    client: httpx.AsyncClient,
+    path: str,
+    body: dict[str, Any],
+    reply: str,
+    options: dict[str, Any],
+    texts: list[str],
+) -> None:
+    """Part of a character, or of what may become a stop string, tells a client that a token has come."""
+    frontend.reply, frontend.per_step = reply, 1
+    response = await client.post(path, json={**body, **options, "stream": True})
+    *chunks, done = events(response.text)
+    assert done == "[DONE]"
+    assert texts_of(chunks) == texts
+
+
 # Going away
 
 
