@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from engine_core.config import EngineConfig
 from engine_core.engine import Engine
 from engine_core.protocol import Add, Failed
 from engine_core.protocol import Pooled as PooledAnswer
 from server.offline.pooling import Classification, Embedding, OfflinePooling, Pooled, PooledOutput, Score
-from server.options.table import ServerConfig
+from server.options.table import from_python
 from server.requests.loading import find_facts, open_tokenizer
 from server.requests.pooling import PoolingParams, Truncation
 from server.requests.sampling import SamplingParams
@@ -71,19 +70,18 @@ class _Choice:
 
 
 class LLM:
-    """Loads the model at construction. Options are those of `serve`, written with underscores.
+    """Loads the model at construction. The options are those of `serve`, with underscores, read the same way.
 
     llm = LLM("Qwen/Qwen3-0.6B", max_model_len=4096)
     outputs = llm.generate(["Hello"], SamplingParams(temperature=0, max_tokens=16))
     """
 
     def __init__(self, model: str = "demo", **options: Any) -> None:
-        if options.pop("data_parallel_size", 1) != 1:
+        self._config = from_python({"model": model, **options})
+        if self._config.data_parallel_size != 1:
             raise ValueError(
                 "data_parallel_size: an LLM is one replica; for several, `facet serve --data-parallel-size`"
             )
-        engine = {name: options.pop(name) for name in EngineConfig.__struct_fields__ if name in options}
-        self._config = ServerConfig(engine=EngineConfig(model=model, **engine), **options)
         display = ProgressDisplay()
         self._engine = Engine.start(
             self._config.engine, lambda now: display.show(now.stage, now.fraction, now.detail)

@@ -13,7 +13,8 @@ def _max_model_len(text: str) -> int | None:
 
 
 def _dtype(text: str) -> str:
-    return {"half": "float16", "float": "float32"}.get(text, text)
+    name = text.removeprefix("torch.")
+    return {"half": "float16", "float": "float32"}.get(name, name)
 
 
 _TASKS = ("generate", "embed", "token_embed", "classify", "token_classify")

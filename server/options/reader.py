@@ -187,6 +187,10 @@ class Foreign:
     harmless: bool = False
     """Accepted whatever its value: it asks for nothing that is not so already."""
 
+    @property
+    def keyword(self) -> str:
+        return self.flag[2:].replace("-", "_")
+
     def check(self, value: object) -> None:
         asked = value if self.is_switch else str(value) not in self.neutral
         if asked and not self.harmless:
@@ -232,7 +236,7 @@ def _metavar(annotation: Any) -> str:
     return {int: "N", float: "X", dict: "JSON"}.get(_plain(annotation), "TEXT")
 
 
-_KINDS = {int: "a whole number", float: "a number", bool: "true or false"}
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", dict: "a JSON object"}
 
 
 def _plain(annotation: Any) -> Any:
@@ -303,6 +307,36 @@ def from_file(options: Sequence[Option], path: Path) -> dict[str, object]:
     return found
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
+def from_keywords(
+    options: Sequence[Option], foreign: Sequence[Foreign], keywords: Mapping[str, object]
+) -> dict[str, object]:
+    """Keyword arguments of a Python call. None is an option that was not given."""
+    by_name = {option.field: option for option in options}
+    elsewhere = {other.keyword: other for other in foreign}
+    found: dict[str, object] = {}
+    for name, given in keywords.items():
+        field = name.replace("-", "_")
+        if field not in by_name and field not in elsewhere:
+            nearest = _nearest(field, [*by_name, *elsewhere], "they are those of `serve`")
+            raise OptionError(f"there is no option {name}{nearest}")
+        if given is None:
+            continue
+        if field in by_name:
+            found[field] = by_name[field].value(_written(by_name[field], given), field)
+        elif given is not False and given not in ({}, [], ()):
+            elsewhere[field].check(given)
+    return found
+
+
+def _written(option: Option, given: object) -> object:
+    """The Python value as a file could hold it: a text is one item of a list, a path or a dtype is a text."""
+    if option.is_list and isinstance(given, str):
+        return [given]
+    if option.is_list and isinstance(given, tuple | set | frozenset):
+        return list(given)
+    return str(given) if _plain(option.type) is str else given
+
+
+def _nearest(name: str, known: Iterable[str], otherwise: str = "--help lists them") -> str:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"; did you mean {near[0]}?" if near else "; --help lists them"
+    return f"; did you mean {near[0]}?" if near else f"; {otherwise}"

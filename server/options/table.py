@@ -9,6 +9,7 @@ and meaning are those of `vllm serve`; where we differ, the option's text says s
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -26,6 +27,7 @@ from server.options.reader import (
     canonical,
     from_environment,
     from_file,
+    from_keywords,
     options_of,
 )
 from server.options.vllm_flags import FOREIGN
@@ -239,6 +241,22 @@ def parse(
     if "api_key" not in values and environ.get("VLLM_API_KEY"):
         values["api_key"] = [environ["VLLM_API_KEY"]]
     return _build(values)
+
+
+def from_python(keywords: Mapping[str, object]) -> ServerConfig:
+    """The configuration from keyword options such as max_model_len="32k", read and checked as flags are.
+
+    Raises OptionError, which spells the options as keywords.
+    """
+    try:
+        values = from_keywords(OPTIONS, FOREIGN, keywords)
+        _set_model(values, None, by_flag=False)
+        return _build(values)
+    except OptionError as error:
+        raise OptionError(_FLAG.sub(lambda flag: flag[1].replace("-", "_"), str(error))) from error
+
+
+_FLAG = re.compile(r"(?<!\S)--([a-z][a-z-]+)")
 
 
 def _set_model(values: dict[str, object], tag: str | None, by_flag: bool) -> None:

@@ -22,6 +22,7 @@ _VALUES: dict[str, tuple[str, ...]] = {
     "tokenizer-revision": (),
     "code-revision": (),
     "hf-config-path": (),
+    "hf-token": (),
     "config-format": ("auto", "hf"),
     "quantization-config": (),
     "safetensors-load-strategy": ("lazy",),
@@ -94,9 +95,10 @@ FOREIGN = [
     Foreign("--compilation-config", ("0",), short="-cc"),
     *(Foreign(f"--{name}", neutral) for name, neutral in _VALUES.items()),
     *(Foreign(f"--{name}", is_switch=True) for name in _SWITCHES.split()),
-    # Nothing is compiled or captured at start, a prompt is admitted only if all of it fits, the load is
-    # always counted: what these ask for is so already.
+    # Nothing is compiled or captured at start, ranks reduce by torch.distributed alone, a prompt is admitted
+    # only if all of it fits, the load is always counted: what these ask for is so already.
     Foreign("--enforce-eager", is_switch=True, harmless=True),
+    Foreign("--disable-custom-all-reduce", is_switch=True, harmless=True),
     Foreign("--scheduler-reserve-full-isl", is_switch=True, harmless=True),
     Foreign("--enable-server-load-tracking", is_switch=True, harmless=True),
 ]
