@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from models import ops
 from models.context import context
+from models.ops.head_prep import AS_PROJECTED, HeadPrep
 
 
 class Attention(nn.Module):
@@ -35,16 +36,9 @@ class Attention(nn.Module):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        *,
-        cos_sin: Tensor | None = None,
-        q_norm: Tensor | None = None,
-        k_norm: Tensor | None = None,
-        eps: float = 0.0,
+        prep: HeadPrep = AS_PROJECTED,
     ) -> Tensor:
-        """q [T, heads * head_dim], k and v [T, kv_heads * head_dim] -> [T, heads * head_dim].
-
-        cos_sin [T, R]: this step's rotation; q_norm, k_norm [head_dim]: weights of norms of each head.
-        """
+        """q [T, heads * head_dim], k and v [T, kv_heads * head_dim] -> [T, heads * head_dim]."""
         if self.kv is None:
             raise RuntimeError("an attention layer ran before the worker bound its cache")
         step = context()
@@ -54,10 +48,7 @@ class Attention(nn.Module):
             v.view(-1, self.kv_heads, self.head_dim),
             self.kv,
             step,
-            cos_sin=cos_sin,
-            q_norm=q_norm,
-            k_norm=k_norm,
-            eps=eps,
+            prep,
         )
         out = ops.attention(
             q, self.kv, step, scale=self.scale, window=self.window, softcap=self.softcap

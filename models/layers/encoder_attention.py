@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from models import ops
 from models.context import context
+from models.ops.head_prep import AS_PROJECTED, HeadPrep
 
 
 class EncoderAttention(nn.Module):
@@ -23,22 +24,18 @@ class EncoderAttention(nn.Module):
         q: Tensor,
         k: Tensor,
         v: Tensor,
+        prep: HeadPrep = AS_PROJECTED,
         *,
-        cos_sin: Tensor | None = None,
-        q_norm: Tensor | None = None,
-        k_norm: Tensor | None = None,
-        eps: float = 0.0,
         bias: Tensor | None = None,
     ) -> Tensor:
         """q, k, v [T, heads * head_dim] -> [T, heads * head_dim]. Keys and values may have fewer heads.
 
-        cos_sin [T, R]: this step's rotation; q_norm, k_norm [head_dim]: weights of norms of each head;
-        bias [heads, 2 * reach + 1]: for distances, as in the operation.
+        bias [heads, 2 * reach + 1]: added to the scores by distance, as `ops.encoder_attention` says.
         """
         q, k, v = (x.view(len(x), -1, self.head_dim) for x in (q, k, v))
-        if q_norm is not None and k_norm is not None:
-            q, k = ops.rms_norm(q, q_norm, eps), ops.rms_norm(k, k_norm, eps)
-        if cos_sin is not None:
-            q, k = ops.rotate(q, cos_sin), ops.rotate(k, cos_sin)
+        if prep.q_norm is not None and prep.k_norm is not None:
+            q, k = ops.rms_norm(q, prep.q_norm, prep.eps), ops.rms_norm(k, prep.k_norm, prep.eps)
+        if prep.cos_sin is not None:
+            q, k = ops.rotate(q, prep.cos_sin), ops.rotate(k, prep.cos_sin)
         heads = ops.encoder_attention(q, k, v, context(), scale=self.scale, window=self.window, bias=bias)
         return heads.flatten(1)

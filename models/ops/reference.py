@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.context import ForwardContext
+from models.ops.head_prep import AS_PROJECTED, HeadPrep
 
 # What a model begins with
 
@@ -116,21 +117,16 @@ def rotary_and_cache(
     v: Tensor,
     kv: Tensor,
     context: ForwardContext,
-    *,
-    cos_sin: Tensor | None = None,
-    q_norm: Tensor | None = None,
-    k_norm: Tensor | None = None,
-    eps: float = 0.0,
+    prep: HeadPrep = AS_PROJECTED,
 ) -> Tensor:
     """All that happens between the projections and attention: normalise and rotate q and k, cache k and v.
 
-    q [T, H, D]; k, v [T, G, D]; kv as in `attention`; cos_sin as in `rotate`; q_norm, k_norm [D].
-    -> q as attention wants it.
+    q [T, H, D]; k, v [T, G, D]; kv as in `attention`. -> q as attention wants it.
     """
-    if q_norm is not None and k_norm is not None:
-        q, k = rms_norm(q, q_norm, eps), rms_norm(k, k_norm, eps)
-    if cos_sin is not None:
-        q, k = rotate(q, cos_sin), rotate(k, cos_sin)
+    if prep.q_norm is not None and prep.k_norm is not None:
+        q, k = rms_norm(q, prep.q_norm, prep.eps), rms_norm(k, prep.k_norm, prep.eps)
+    if prep.cos_sin is not None:
+        q, k = rotate(q, prep.cos_sin), rotate(k, prep.cos_sin)
     write_cache(k, v, kv, context)
     return q
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from models.context import ForwardContext
 from models.ops import reference
+from models.ops.head_prep import HeadPrep
 
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 
@@ -72,7 +73,7 @@ def _cases(made: torch.Generator, dtype: torch.dtype) -> list[_Case]:
         _Case("angles", (step.positions, values(33).float(), 0.5)),
         _Case("activation", (x, "gelu_tanh")),
         _Case("gated", (values(5, 70), "relu")),
-        _Case("rotary_and_cache", (q, k, v, kv, step), {"cos_sin": cos_sin}),
+        _Case("rotary_and_cache", (q, k, v, kv, step, HeadPrep(cos_sin))),
         _Case("attention", (q, kv, step), {"scale": 0.2}),
         _Case("attention", (q, kv, step), {"scale": 0.2, "window": 3}),
         _Case("encoder_attention", (q, k, v, step), {"scale": 0.2}),

@@ -25,6 +25,7 @@ from models.layers.mlp import GatedMLP
 from models.layers.norm import RMSNorm, SpreadRMSNorm
 from models.layers.rotary import Rope, Rotary
 from models.model import ModelSetup
+from models.ops.head_prep import HeadPrep
 from models.parallel.parallel import Parallel
 from models.parallel.stages import Layers, held
 
@@ -125,20 +126,12 @@ class DecoderAttention(nn.Module):
     def forward(self, x: Tensor, cos_sin: Tensor | None) -> Tensor:
         q, k, v = self.qkv_proj(x).split(self.qkv_proj.widths, dim=-1)
         if self.qk_norm == "head":
-            heads = self.attention(
-                q,
-                k,
-                v,
-                cos_sin=cos_sin,
-                q_norm=self.q_norm.weight,
-                k_norm=self.k_norm.weight,
-                eps=self.q_norm.eps,
-            )
-        elif self.qk_norm == "projection":
-            heads = self.attention(self.q_norm(q), self.k_norm(k), v, cos_sin=cos_sin)
+            prep = HeadPrep(cos_sin, self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
         else:
-            heads = self.attention(q, k, v, cos_sin=cos_sin)
-        return self.o_proj(heads)
+            prep = HeadPrep(cos_sin)
+        if self.qk_norm == "projection":
+            q, k = self.q_norm(q), self.k_norm(k)
+        return self.o_proj(self.attention(q, k, v, prep))
 
 
 class DecoderLayer(nn.Module):

@@ -21,6 +21,7 @@ from models.layers.linear import Linear, RowLinear
 from models.layers.mlp import activation_kind
 from models.layers.norm import LayerNorm
 from models.model import ModelSetup
+from models.ops.head_prep import HeadPrep
 from models.parallel.parallel import Parallel
 from models.parallel.stages import held
 
@@ -136,7 +137,7 @@ class EncoderLayer(nn.Module):
 
     def forward(self, hidden: Tensor, cos_sin: Tensor | None, bias: Tensor | None) -> Tensor:
         q, k, v = self.qkv(hidden).split(self.qkv.widths, dim=-1)  # [T, heads * D] each
-        heads = self.attention(q, k, v, cos_sin=cos_sin, bias=bias)
+        heads = self.attention(q, k, v, HeadPrep(cos_sin), bias=bias)
         hidden, _ = self.attention_norm.add(self.out(heads), hidden)  # [T, H], here and below
         return self.mlp_norm.add(self.mlp(hidden), hidden)[0]
 

@@ -20,6 +20,7 @@ from models.layers.mlp import activation_kind
 from models.layers.norm import LayerNorm
 from models.layers.rotary import Rope, Rotary, read_rope
 from models.model import ModelSetup
+from models.ops.head_prep import HeadPrep
 from models.parallel.stages import Layers, held
 from models.pooling.projection import Matrix
 
@@ -111,7 +112,7 @@ class ModernBertAttention(nn.Module):
 
     def forward(self, hidden: Tensor, cos_sin: Tensor) -> Tensor:
         q, k, v = self.Wqkv(hidden).split(self.Wqkv.widths, dim=-1)  # [T, heads * D] each
-        return self.Wo(self.attention(q, k, v, cos_sin=cos_sin))
+        return self.Wo(self.attention(q, k, v, HeadPrep(cos_sin)))
 
 
 class ModernBertMLP(nn.Module):

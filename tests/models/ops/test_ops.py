@@ -12,6 +12,7 @@ from models import ops
 from models.context import ForwardContext
 from models.layers.linear import Linear
 from models.ops import reference
+from models.ops.head_prep import HeadPrep
 
 HEADS, KV_HEADS, DIM, BLOCK = 6, 2, 8, 4
 
@@ -103,7 +104,7 @@ class TestRotaryAndCache:
         q, k, v = torch.randn(4, HEADS, DIM), torch.randn(4, KV_HEADS, DIM), torch.randn(4, KV_HEADS, DIM)
         kv = torch.zeros(2, 20, KV_HEADS, BLOCK, DIM)
         cos_sin, q_norm, k_norm = torch.randn(4, DIM), torch.randn(DIM), torch.randn(DIM)
-        out = ops.rotary_and_cache(q, k, v, kv, step, cos_sin=cos_sin, q_norm=q_norm, k_norm=k_norm, eps=1e-3)
+        out = ops.rotary_and_cache(q, k, v, kv, step, HeadPrep(cos_sin, q_norm, k_norm, eps=1e-3))
         torch.testing.assert_close(out, reference.rotate(ops.rms_norm(q, q_norm, 1e-3), cos_sin))
         keys, values = kv.transpose(2, 3).flatten(1, 2)[:, step.slot_mapping]
         torch.testing.assert_close(keys, reference.rotate(ops.rms_norm(k, k_norm, 1e-3), cos_sin))

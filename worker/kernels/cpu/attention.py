@@ -13,6 +13,7 @@ from torch import Tensor
 
 from models.context import ForwardContext
 from models.ops import reference
+from models.ops.head_prep import AS_PROJECTED, HeadPrep
 from worker.kernels.cpu.library import FLOAT, INT, LONG, POINTER, Library
 from worker.kernels.cpu.linear import KINDS
 
@@ -46,24 +47,20 @@ def _rotary_and_cache(library: Library) -> Callable[..., Tensor]:
         v: Tensor,
         kv: Tensor,
         context: ForwardContext,
-        *,
-        cos_sin: Tensor | None = None,
-        q_norm: Tensor | None = None,
-        k_norm: Tensor | None = None,
-        eps: float = 0.0,
+        prep: HeadPrep = AS_PROJECTED,
     ) -> Tensor:
+        q_norm, k_norm = prep.q_norm, prep.k_norm
         if q_norm is None or k_norm is None:
             q_norm = k_norm = None
         if not (_fit(q, k, v) and _suits(kv, q) and _agree(q_norm, k_norm, q.dtype)):
-            return reference.rotary_and_cache(
-                q, k, v, kv, context, cos_sin=cos_sin, q_norm=q_norm, k_norm=k_norm, eps=eps
-            )
+            return reference.rotary_and_cache(q, k, v, kv, context, prep)
         tokens, heads, _ = q.shape
         out = torch.empty_like(q)
         run(
             *(q.data_ptr(), q.stride(0), k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0)),
             *(out.data_ptr(), kv.data_ptr(), *kv.shape[1:]),
-            *(context.slot_mapping.data_ptr(), *_angles(cos_sin), _address(q_norm), _address(k_norm), eps),
+            *(context.slot_mapping.data_ptr(), *_angles(prep.cos_sin)),
+            *(_address(q_norm), _address(k_norm), prep.eps),
             *(tokens, heads, KINDS[q.dtype], KINDS[q.dtype if q_norm is None else q_norm.dtype]),
         )
         return out

@@ -17,6 +17,7 @@ from kernel_levels import NAMES, library_of, table_of, use_threads
 from paged import make_cache, make_step
 from torch import Tensor
 
+from models.ops.head_prep import HeadPrep
 from worker.kernels.cpu import linear
 from worker.kernels.cpu.operations import Table
 from worker.kernels.cpu.quantized import SCHEMES
@@ -108,9 +109,9 @@ def test_attention(
     q = values(tokens, group * kv_heads, dim, dtype=dtype)
     k, v = (values(tokens, kv_heads, dim, dtype=dtype) for _ in range(2))
     cache, turned = at_the_end(make_cache(step, kv_heads, dim, dtype)), values(tokens, 6, dtype=torch.float32)
-    norms = {name: values(dim, dtype=dtype) for name in ("q_norm", "k_norm")}
+    prep = HeadPrep(turned, values(dim, dtype=dtype), values(dim, dtype=dtype), eps=1e-5)
     outs = [
-        table["rotary_and_cache"](q, k, v, cache, step, cos_sin=turned, **norms, eps=1e-5),
+        table["rotary_and_cache"](q, k, v, cache, step, prep),
         table["rotate"](q, turned),
         table["attention"](q, cache, step, scale=0.1),
         table["attention"](q, cache, step, scale=0.1, window=5, softcap=30.0),

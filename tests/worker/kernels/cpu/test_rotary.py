@@ -12,6 +12,7 @@ from torch import Tensor
 
 from models.context import ForwardContext
 from models.ops import reference
+from models.ops.head_prep import HeadPrep
 from worker.kernels.cpu.operations import Table
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -57,8 +58,8 @@ def test_rotation_has_the_bits_of_the_reference(
     (q, k, v), cos_sin = fused(heads, kv_heads, dim, dtype), angles(turned)
     kv, expected = empty_cache(step, kv_heads, dim, dtype), empty_cache(step, kv_heads, dim, dtype)
     for given in (cos_sin, None):
-        out = table["rotary_and_cache"](q, k, v, kv, step, cos_sin=given)
-        assert torch.equal(out, reference.rotary_and_cache(q, k, v, expected, step, cos_sin=given))
+        out = table["rotary_and_cache"](q, k, v, kv, step, HeadPrep(given))
+        assert torch.equal(out, reference.rotary_and_cache(q, k, v, expected, step, HeadPrep(given)))
         assert torch.equal(kv, expected)
     assert torch.equal(table["rotate"](k, cos_sin), reference.rotate(k, cos_sin))
 
@@ -70,14 +71,10 @@ def test_norms_come_first(
     table: Table, step: ForwardContext, dtype: torch.dtype, weights: torch.dtype
 ) -> None:
     (q, k, v), cos_sin = fused(4, 2, 72, dtype), angles(72)
-    norms: dict[str, Any] = {
-        "q_norm": torch.randn(72).to(weights),
-        "k_norm": torch.randn(72).to(weights),
-        "eps": EPS,
-    }
+    prep = HeadPrep(cos_sin, torch.randn(72).to(weights), torch.randn(72).to(weights), EPS)
     kv, expected = empty_cache(step, 2, 72, dtype), empty_cache(step, 2, 72, dtype)
-    out = table["rotary_and_cache"](q, k, v, kv, step, cos_sin=cos_sin, **norms)
-    turned = reference.rotary_and_cache(q, k, v, expected, step, cos_sin=cos_sin, **norms)
+    out = table["rotary_and_cache"](q, k, v, kv, step, prep)
+    turned = reference.rotary_and_cache(q, k, v, expected, step, prep)
     # A digit of the norm may be rounded the other way.
     tolerance: dict[str, Any] = (
         {"rtol": 2e-6, "atol": 2e-6} if dtype == torch.float32 else {"rtol": 2**-7, "atol": 2**-6}
@@ -90,14 +87,14 @@ def test_norms_come_first(
 def test_a_token_has_the_same_bits_in_any_company(table: Table) -> None:
     q, k, v = fused(4, 2, 64, torch.float32)
     cos_sin, norm = angles(64), torch.randn(64)
-    norms: dict[str, Any] = {"q_norm": norm, "k_norm": norm, "eps": EPS}
     whole = make_step([153], [153], block_size=16)
     kv = empty_cache(whole, 2, 64, torch.float32)
-    together = table["rotary_and_cache"](q, k, v, kv, whole, cos_sin=cos_sin, **norms)
+    together = table["rotary_and_cache"](q, k, v, kv, whole, HeadPrep(cos_sin, norm, norm, EPS))
     for token in (0, 77, 152):
         one = slice(token, token + 1)
         step = make_step([1], [1], block_size=16)
-        alone = table["rotary_and_cache"](q[one], k[one], v[one], kv, step, cos_sin=cos_sin[one], **norms)
+        prep = HeadPrep(cos_sin[one], norm, norm, EPS)
+        alone = table["rotary_and_cache"](q[one], k[one], v[one], kv, step, prep)
         assert torch.equal(alone, together[one])
 
 
@@ -105,7 +102,7 @@ def test_a_token_has_the_same_bits_in_any_company(table: Table) -> None:
 def test_what_the_kernels_do_not_know_is_the_references(table: Table, step: ForwardContext, dim: int) -> None:
     (q, k, v), cos_sin = fused(2, 1, dim, torch.float32), angles(4)
     kv, expected = (empty_cache(step, 1, dim, torch.float32) for _ in range(2))
-    out = table["rotary_and_cache"](q, k, v, kv, step, cos_sin=cos_sin)
-    assert torch.equal(out, reference.rotary_and_cache(q, k, v, expected, step, cos_sin=cos_sin))
+    out = table["rotary_and_cache"](q, k, v, kv, step, HeadPrep(cos_sin))
+    assert torch.equal(out, reference.rotary_and_cache(q, k, v, expected, step, HeadPrep(cos_sin)))
     assert torch.equal(kv, expected)
     assert torch.equal(table["rotate"](q, cos_sin), reference.rotate(q, cos_sin))
