@@ -165,7 +165,7 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
     )
     plot: Annotated[
         str | None,
-        Doc(_RESULT, "File for a picture of latency against load: .html, or .png with matplotlib."),
+        Doc(_RESULT, "File for charts of latency against load: one page, .html."),
     ] = None
 
     @property
@@ -247,5 +247,5 @@ def _check(options: LoadOptions) -> None:
         raise OptionError(f"--percentile-metrics: {unknown.pop()!r} is not one of {', '.join(METRICS)}")
     if not all(0 <= p <= 100 for p in options.metric_percentiles):
         raise OptionError("--metric-percentiles must lie from 0 to 100")
-    if options.plot is not None and not options.plot.endswith((".html", ".png")):
-        raise OptionError(f"--plot {options.plot}: the name must end with .html or .png")
+    if options.plot is not None and not options.plot.endswith(".html"):
+        raise OptionError(f"--plot {options.plot}: the name must end with .html")

@@ -1,17 +1,13 @@
-"""Pictures of latency against load: SVG in one HTML page that needs nothing else, or PNG by matplotlib."""
+"""Charts of latency against load, as SVG in one HTML page that needs nothing else."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
 
-from server.bench.errors import BenchError
 from server.bench.summary import Figures, Spread
 
 _WIDTH, _HEIGHT = 420, 280
@@ -23,7 +19,7 @@ _COLOURS = ("#2563eb", "#dc2626", "#059669", "#9333ea", "#d97706", "#475569")
 class Line:
     name: str
     points: list[tuple[float, float]]
-    """By their place on the x axis."""
+    """(x, y), in the order of x."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +31,7 @@ class Chart:
 
 
 def charts(points: Sequence[Figures]) -> list[Chart]:
-    """What a benchmark shows: each latency, and the throughput, against the load."""
+    """Each latency, and the throughput, against the load."""
     rated = any(point.request_rate is not None for point in points)
     x = "requests per second" if rated else "requests at once"
     made: list[Chart] = []
@@ -56,18 +52,7 @@ def charts(points: Sequence[Figures]) -> list[Chart]:
 
 
 def write(path: Path, title: str, pictures: Sequence[Chart]) -> None:
-    if path.suffix == ".png":
-        _write_png(path, title, pictures)
-    else:
-        path.write_text(page(title, pictures), "utf-8")
-
-
-def check(path: Path) -> None:
-    """Before the work is done, not after it."""
-    if path.suffix == ".png" and importlib.util.find_spec("matplotlib") is None:
-        raise BenchError(
-            f"{path}: a PNG needs matplotlib, which is not installed; name the file .html instead"
-        )
+    path.write_text(page(title, pictures), "utf-8")
 
 
 def page(title: str, pictures: Sequence[Chart]) -> str:
@@ -80,7 +65,7 @@ def page(title: str, pictures: Sequence[Chart]) -> str:
 
 
 def svg(chart: Chart) -> str:
-    """A picture of its own: it can stand in a page, or in a file."""
+    """The chart as one SVG element, for a page or a file."""
     width, height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
     xs = ticks(max((x for line in chart.lines for x, _ in line.points), default=1.0))
     ys = ticks(max((y for line in chart.lines for _, y in line.points), default=1.0))
@@ -125,7 +110,7 @@ def _line(line: Line, index: int, places: Sequence[tuple[str, str]]) -> list[str
 
 
 def ticks(most: float) -> list[float]:
-    """From 0 to at least `most`, in four to eight steps of 1, 2 or 5 times a power of ten."""
+    """Numbers from 0 to at least `most`, in four to eight steps of 1, 2 or 5 times a power of ten."""
     if most <= 0:
         return [0.0, 1.0]
     power = 10.0 ** math.floor(math.log10(most / 4))
@@ -139,17 +124,3 @@ def _place(point: Figures) -> float:
 
 def _spread(point: Figures, metric: str) -> Spread | None:
     return getattr(point, metric)
-
-
-def _write_png(path: Path, title: str, pictures: Sequence[Chart]) -> None:
-    check(path)
-    figure_module: Any = importlib.import_module("matplotlib.figure")
-    figure = figure_module.Figure(figsize=(5 * len(pictures), 4), layout="constrained")
-    figure.suptitle(title)
-    for chart, axes in zip(pictures, figure.subplots(1, len(pictures), squeeze=False)[0], strict=True):
-        axes.set(title=chart.title, xlabel=chart.x, ylabel=chart.y)
-        for line in chart.lines:
-            axes.plot(*zip(*line.points, strict=True), marker="o", label=line.name)
-        axes.set_ylim(bottom=0)
-        axes.legend()
-    figure.savefig(path)

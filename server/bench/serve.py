@@ -13,13 +13,13 @@ import msgspec
 import uvloop
 
 from server.bench import plot
-from server.bench.datasets import endless
-from server.bench.endpoints import Sender
 from server.bench.errors import BenchError
-from server.bench.http import Client, TransportError
-from server.bench.load import Load, apply
+from server.bench.load.datasets import endless
+from server.bench.load.endpoints import Sender
+from server.bench.load.http import Client, TransportError
+from server.bench.load.load import Load, apply
+from server.bench.load.outcome import Outcome
 from server.bench.options import METRICS, LoadOptions, dataset_options, parse
-from server.bench.outcome import Outcome
 from server.bench.summary import Figures, Result, summarize
 from server.bench.table import Bar, table
 
@@ -30,8 +30,6 @@ _REMEDIES = {401: "give its key as --api-key", 404: "give the address of its API
 
 def run(arguments: Sequence[str], command: str) -> int:
     options = parse(arguments, command)
-    if options.plot is not None:
-        plot.check(Path(options.plot))
     result = uvloop.run(measure(options))
     print(table(result.points, options.percentile_metrics or METRICS))
     if options.output is not None:

@@ -19,9 +19,9 @@ from typing import TextIO
 import msgspec
 
 from models.checkpoint.hub import DEMO
-from server.bench.door import free_port, opens
 from server.bench.errors import BenchError
 from server.bench.options import check_folder
+from server.bench.probe import free_port, opens
 from server.options.reader import Parser
 
 _FLOOR = (

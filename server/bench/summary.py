@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from server.bench.load import Load
-from server.bench.outcome import Outcome
+from server.bench.load.load import Load
+from server.bench.load.outcome import Outcome
 
 FORMAT = 1
 """Of the JSON result; changes when a field changes its meaning."""

@@ -15,7 +15,7 @@ from pathlib import Path
 import processes
 import work
 
-from server.bench.door import free_port, opens
+from server.bench.probe import free_port, opens
 
 NAME = "m"
 """What every server calls its model."""

@@ -16,7 +16,7 @@ from scripted_server import MODELS, Request, completes, says, scripted, whole
 
 from server.bench import command, offline, serve, startup
 from server.bench.errors import BenchError
-from server.bench.load import Load
+from server.bench.load.load import Load
 from server.bench.options import LoadOptions, parse
 from server.bench.summary import Result
 from server.options.reader import OptionError
@@ -78,7 +78,7 @@ def test_each_load_of_a_sweep_is_one() -> None:
         (["--dataset-name", "sharegpt"], "is not one of random"),
         (["--endpoint", "rerank"], "is not one of completions"),
         (["--duration", "3"], "also needs"),
-        (["--plot", "p.svg"], "must end with"),
+        (["--plot", "p.png"], "must end with"),
         (["--percentile-metrics", "ttft,oops"], "'oops' is not one of"),
         (["--metric-percentiles", "101"], "must lie from 0 to 100"),
         (["--goodput", "ttft:100"], "--goodput is not supported yet"),

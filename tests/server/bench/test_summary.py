@@ -13,9 +13,8 @@ import msgspec
 import pytest
 
 from server.bench import plot
-from server.bench.errors import BenchError
-from server.bench.load import Load
-from server.bench.outcome import Outcome
+from server.bench.load.load import Load
+from server.bench.load.outcome import Outcome
 from server.bench.summary import Figures, Result, percentile, spread, summarize
 from server.bench.table import Bar, table
 
@@ -197,9 +196,3 @@ def test_ticks_reach_over_the_largest_value_in_a_few_steps(most: float) -> None:
     assert 1 <= len(found) - 1 <= 8
     assert not most or found[-1] < 2 * most
     assert all(math.isclose(b - a, found[1]) for a, b in pairwise(found))
-
-
-def test_a_png_without_matplotlib_is_refused_with_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(BenchError, match=r"matplotlib.*\.html"):
-        plot.check(Path("p.png"))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from server.bench.datasets import Work, endless
 from server.bench.errors import BenchError
+from server.bench.load.datasets import Work, endless
 from server.bench.options import LoadOptions
 
 

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from scripted_server import DONE, event, text, usage
 
-from server.bench.datasets import Work
-from server.bench.endpoints import StreamedAnswer, WholeAnswer, body
+from server.bench.load.datasets import Work
+from server.bench.load.endpoints import StreamedAnswer, WholeAnswer, body
 from server.bench.options import LoadOptions
 
 IDS = Work([[101, 102, 103]], max_tokens=7)

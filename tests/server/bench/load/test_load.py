@@ -9,12 +9,12 @@ from itertools import islice, pairwise
 import pytest
 from scripted_server import Request, completes, scripted, whole
 
-from server.bench.datasets import endless
-from server.bench.endpoints import Sender
-from server.bench.http import Client
-from server.bench.load import Load, apply, arrivals
+from server.bench.load.datasets import endless
+from server.bench.load.endpoints import Sender
+from server.bench.load.http import Client
+from server.bench.load.load import Load, apply, arrivals
+from server.bench.load.outcome import Outcome
 from server.bench.options import LoadOptions
-from server.bench.outcome import Outcome
 
 OPTIONS = LoadOptions(random_input_len=5, random_output_len=3)
 

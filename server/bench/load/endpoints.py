@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from server.bench.datasets import Text, Work
-from server.bench.http import Client, TransportError
+from server.bench.load.datasets import Text, Work
+from server.bench.load.http import Client, TransportError
+from server.bench.load.outcome import Outcome
 from server.bench.options import LoadOptions
-from server.bench.outcome import Outcome
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions", "embeddings": "/v1/embeddings"}
 

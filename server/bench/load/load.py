@@ -11,9 +11,9 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 
-from server.bench.datasets import Work
-from server.bench.endpoints import Sender
-from server.bench.outcome import Outcome
+from server.bench.load.datasets import Work
+from server.bench.load.endpoints import Sender
+from server.bench.load.outcome import Outcome
 
 Prepared = tuple[bytes, int]
 """A body, and the texts in it."""
