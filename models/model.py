@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -30,6 +30,10 @@ class ModelSetup:
     pooling: PoolingConfig = field(default_factory=PoolingConfig)
     head_tokens: tuple[int, ...] | None = None
     """The tokens that the LM head must know; None: all. Without any, a generating class has no LM head."""
+
+
+Forward = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""The type of a model's `forward`: ids, positions, the stream of an earlier stage -> hidden states."""
 
 
 class CausalLM(Protocol):

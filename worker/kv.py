@@ -1,6 +1,6 @@
 """The paged KV cache: how many blocks there are, and the memory behind them. Nothing is measured by running.
 
-All blocks lie in one arena, layer after layer as [2, blocks, kv_heads, block_size, head_dim], and every
+All blocks lie in one tensor, layer after layer as [2, blocks, kv_heads, block_size, head_dim], and every
 attention layer is bound to its part. One block more than the engine knows belongs to the worker: what is
 written there is never read.
 """
@@ -17,10 +17,11 @@ from torch import Tensor
 from models.config import ModelConfig
 from models.layers.attention import Attention
 from worker.config import WorkerConfig
-from worker.devices.device import GIB, Device
-from worker.limits import WORKSPACE, Limits
+from worker.devices.base import GIB, Device
+from worker.limits import Limits
 from worker.pooling.late_interaction import KEPT_BYTES
 from worker.tables.slots import Slots
+from worker.tables.workspace import WORKSPACE
 
 logger = logging.getLogger(__name__)
 
@@ -83,13 +84,13 @@ def bind_cache(
     Returns what lies together: of each layer the keys of all blocks, and the values.
     """
     blocks = size.num_blocks + 1
-    arena = device.arena(blocks * block_bytes(layers, block_size, dtype)).view(dtype)
+    memory = device.allocate(blocks * block_bytes(layers, block_size, dtype)).view(dtype)
     parts: list[Tensor] = []
     start = 0
     for layer in layers:
         shape = (2, blocks, layer.kv_heads, block_size, layer.head_dim)
         stop = start + torch.Size(shape).numel()
-        layer.kv = arena[start:stop].view(shape)
+        layer.kv = memory[start:stop].view(shape)
         parts += layer.kv
         start = stop
     return parts

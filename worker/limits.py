@@ -6,15 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from worker.config import WorkerConfig
-from worker.devices.device import Defaults, Device
-
-WORKSPACE = 64 << 20
-"""Bytes: work on [rows, vocabulary] tensors that can be cut into slices never makes larger ones."""
-
-
-def slice_rows(vocab_size: int) -> int:
-    """How many rows of float32 logits fill the workspace."""
-    return max(1, WORKSPACE // (4 * vocab_size))
+from worker.devices.base import Defaults, Device
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from worker.batch import Batch
-from worker.devices.device import Device, Fetch
+from worker.devices.base import Device, Fetch
 from worker.pooling.plan import Pooled
 from worker.protocol import StepInput, StepOutput, TokenLogprobs, Vectors
 from worker.sampling.logprobs import read

@@ -23,9 +23,8 @@ from models.model import ServedModel
 from models.parallel.parallel import Parallel
 from worker.batch import Batch, build
 from worker.config import WorkerConfig
-from worker.devices.device import choose_dtype, dtype_name, open_device
-from worker.host.ahead import Ahead
-from worker.host.mapped import let_go
+from worker.devices.selection import choose_dtype, dtype_name, open_device
+from worker.host.memory import PageToucher, release_after_loading
 from worker.kv import CacheSize, bind_cache, block_bytes, size_cache, step_bytes
 from worker.limits import Limits, agree, hold_whole_sequences, resolve_limits
 from worker.output import Handle, send_back
@@ -57,8 +56,8 @@ class Runner:
         self._stage = self._open_stage(config, steps_behind)
         self._vocab_size = config.model.vocab_size
         self._model = self._load(config, limits, report)
-        self._device.settle(self._model.parameters())
-        let_go(Path(config.folder))
+        self._device.after_loading(self._model.parameters())
+        release_after_loading(Path(config.folder))
         tasks = offered_tasks(config, self._model.pooler)
         whole = whole_tasks(tasks, self._model.pooler)
 
@@ -75,10 +74,12 @@ class Runner:
             paged=self._model.causal,
         )
         self._staging = Staging(
-            self._device, steps_behind, 4 * (limits.max_num_batched_tokens + 8 * limits.max_num_seqs)
+            self._device.staging_buffer,
+            steps_behind,
+            4 * (limits.max_num_batched_tokens + 8 * limits.max_num_seqs),
         )
         self._queries = Queries()
-        self._lay_out, self._forward = self._device.quickened(
+        self._lay_out, self._forward = self._device.captured(
             self._model.forward, self._slots, replays=place.size == 1
         )
         report("cache", 1.0)
@@ -100,15 +101,15 @@ class Runner:
         )
         report("warmup", 0.0)
         self._warm_up()
-        if self._ahead is not None:
-            self._ahead.begin()
+        if self._page_toucher is not None:
+            self._page_toucher.start()
         report("warmup", 1.0)
         logger.info("ready: %s", self.facts)
 
     @torch.inference_mode()
     def launch(self, step: StepInput) -> Handle | Unheard:
-        if self._ahead is not None:
-            self._ahead.follow(step)
+        if self._page_toucher is not None:
+            self._page_toucher.follow(step)
         stage = self._stage
         if stage:
             stage.catch_up(step, self._slots.tokens)
@@ -132,8 +133,8 @@ class Runner:
 
     def close(self) -> None:
         """Give the cache back. The runner is of no use afterwards."""
-        if self._ahead is not None:
-            self._ahead.close()
+        if self._page_toucher is not None:
+            self._page_toucher.close()
         for layer in self._model.attention_layers():
             layer.kv = None
         self._hidden = None
@@ -190,7 +191,7 @@ class Runner:
         self, config: WorkerConfig, limits: Limits, *, keeps_hidden: bool, pools: bool
     ) -> CacheSize:
         self._hidden: HiddenStore | None = None
-        self._ahead: Ahead | None = None
+        self._page_toucher: PageToucher | None = None
         if not self._model.causal:
             return CacheSize(0, 0, limits.max_model_len)
         device, dtype, layers = self._device, self._dtype, self._model.attention_layers()
@@ -207,9 +208,9 @@ class Runner:
             self._groups.least,
         )
         parts = bind_cache(size, layers, limits.block_size, dtype, device)
-        self._ahead = device.ahead(parts, size.num_blocks)
+        self._page_toucher = device.page_toucher(parts, size.num_blocks)
         if keeps_hidden:
-            self._hidden = HiddenStore(size.num_blocks, limits.block_size, width, dtype, device)
+            self._hidden = HiddenStore(size.num_blocks, limits.block_size, width, dtype, device.allocate)
         return size
 
     def _sample(self, batch: Batch, hidden: Tensor) -> Choice | None:
@@ -218,7 +219,7 @@ class Runner:
             return None
         logits = self._model.logits(hidden if sampled.at is None else hidden[sampled.at])
         device, texts = self._device, self._slots.tokens
-        choice = choose(logits, sampled.plan, texts, device.scan, reads_at_once=device.reads_at_once)
+        choice = choose(logits, sampled.plan, texts, device.scan, may_sync=device.may_sync)
         tokens = choice.tokens
         texts.view(-1)[sampled.places] = tokens
         if self._stage:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from worker.batch import Batch, build
-from worker.devices.device import Cpu
+from worker.devices.cpu import Cpu
 from worker.protocol import NewSeq, Sampling, SeqStep, StepInput
 from worker.tables.slots import Slots
 from worker.tables.staging import Packet, Staging
@@ -36,7 +36,7 @@ class Table:
     def __init__(self) -> None:
         device = Cpu(1)
         self.slots = Slots(device.target, 4, 20, block_size=4)
-        self.staging = Staging(device, steps_ahead=1, words=8)  # too few: packets must grow
+        self.staging = Staging(device.staging_buffer, steps_ahead=1, words=8)  # too few: packets must grow
         self.number = 0
 
     def step(self, *seqs: SeqStep, new: list[NewSeq] | None = None) -> Batch:
@@ -162,13 +162,13 @@ def test_an_empty_step_is_refused() -> None:
 class TwoSided(Cpu):
     """A device whose memory is not the host's, as CUDA's."""
 
-    def mirrored(self, words: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def staging_buffer(self, words: int) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.zeros(words, dtype=torch.int32), torch.zeros(words, dtype=torch.int32)
 
 
 @pytest.mark.parametrize("device", [Cpu(1), TwoSided(1)])
 def test_a_packet_brings_everything_even_when_it_grows(device: Cpu) -> None:
-    packet = Packet(device, words=4)
+    packet = Packet(device.staging_buffer, words=4)
     for _ in range(2):  # the second time in the larger buffer
         packet.reset()
         parts = [packet.ints([1, 2, 3]), packet.ints(range(100)), packet.ints([])]
@@ -180,6 +180,6 @@ def test_a_packet_brings_everything_even_when_it_grows(device: Cpu) -> None:
 
 @pytest.mark.parametrize("ahead", [0, 1, 2])
 def test_buffers_of_the_steps_ahead_are_left_alone(ahead: int) -> None:
-    staging = Staging(Cpu(1), ahead, words=4)
+    staging = Staging(Cpu(1).staging_buffer, ahead, words=4)
     flying = [staging.open().ints([step]) for step in range(ahead + 1)]
     assert [part.tolist() for part in flying] == [[step] for step in range(ahead + 1)]

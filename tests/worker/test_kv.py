@@ -10,7 +10,7 @@ import torch
 from sizes import MODEL, worker_config
 
 from models.layers.attention import Attention
-from worker.devices.device import Cpu
+from worker.devices.cpu import Cpu
 from worker.kv import bind_cache, block_bytes, size_cache, step_bytes
 from worker.limits import Limits
 
@@ -67,7 +67,7 @@ def test_no_room_for_a_single_block() -> None:
         size_cache(worker_config(), LIMITS, 1000, 999, "--x")
 
 
-def test_layers_of_different_shapes_share_one_arena() -> None:
+def test_layers_of_different_shapes_share_one_tensor() -> None:
     layers = [layer(2, 8), layer(1, 4), layer(2, 8)]
     nbytes = block_bytes(layers, 16, torch.float32)
     size = size_cache(worker_config(num_blocks=7), LIMITS, nbytes, 0, "--x")

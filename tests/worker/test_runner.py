@@ -254,7 +254,7 @@ def check_entry(entry: TokenLogprobs, oracle: torch.Tensor, token: int) -> None:
 def test_prompt_longer_than_a_slice_of_logits(
     runner: Runner, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.limits.WORKSPACE", 4 * VOCAB_SIZE * 2)  # two rows
+    monkeypatch.setattr("worker.tables.workspace.WORKSPACE", 4 * VOCAB_SIZE * 2)  # two rows
     live = sequences(greedy(prompt_logprobs=1, logprobs=1))
     Engine(runner, 64, 0).run(live)
     oracle = hf_logits(folder, PROMPTS[2]).log_softmax(-1)

@@ -18,10 +18,11 @@ from torch.utils._pytree import tree_leaves
 
 from models import ops
 from models.config import read_config
+from models.model import Forward
 from models.ops import reference
 from worker import runner as runner_module
-from worker.devices.device import Cpu, Fetch
-from worker.kernels.cpu.replay import Forward
+from worker.devices.base import Fetch
+from worker.devices.cpu import Cpu
 from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, StepInput
 from worker.runner import Runner
 from worker.sampling.groups import BY_TORCH
@@ -36,20 +37,20 @@ class Meta(Cpu):
 
     target = torch.device("meta")
     name = "meta"
-    reads_at_once = False
+    may_sync = False
 
     def __init__(self) -> None:
         super().__init__(1)
         self.scan = BY_TORCH
 
-    def arena(self, nbytes: int) -> Tensor:
+    def allocate(self, nbytes: int) -> Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device=self.target)
 
-    def mirrored(self, words: int) -> tuple[Tensor, Tensor]:
+    def staging_buffer(self, words: int) -> tuple[Tensor, Tensor]:
         there = torch.empty(words, dtype=torch.int32, device=self.target)
         return torch.empty(words, dtype=torch.int32), there
 
-    def quickened(self, forward: Forward, slots: Slots, *, replays: bool) -> tuple[LayOut, Forward]:
+    def captured(self, forward: Forward, slots: Slots, *, replays: bool) -> tuple[LayOut, Forward]:
         return lay_out, forward
 
     def fetch(self, values: Tensor) -> Fetch:

@@ -6,21 +6,30 @@ in its last step. What pools needs all of them; here are the others.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from models.context import ForwardContext
-from worker.devices.device import Device
 
 
 class HiddenStore:
     def __init__(
-        self, num_blocks: int, block_size: int, width: int, dtype: torch.dtype, device: Device
+        self,
+        num_blocks: int,
+        block_size: int,
+        width: int,
+        dtype: torch.dtype,
+        allocate: Callable[[int], Tensor],
     ) -> None:
-        """`num_blocks`: the engine's, without the scratch block that comes after them."""
+        """`num_blocks`: the engine's, without the scratch block that comes after them.
+
+        `allocate`: gives so many bytes of the device's memory.
+        """
         places = (num_blocks + 1) * block_size
         self._block_size = block_size
-        self._rows = device.arena(places * width * dtype.itemsize).view(dtype).view(places, width)
+        self._rows = allocate(places * width * dtype.itemsize).view(dtype).view(places, width)
 
     @staticmethod
     def block_bytes(block_size: int, width: int, dtype: torch.dtype) -> int:

@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.limits import slice_rows
 from worker.sampling.groups import GROUP, Grouped
 from worker.sampling.mass import AllWeights, FewWeights, Weights
 from worker.tables.slots import SampleRows, Slots
 from worker.tables.staging import Packet
+from worker.tables.workspace import slice_rows
 
 SHORTLIST = 64
 """So many of the likeliest tokens nearly always hold the mass that top_p asks for."""
@@ -90,9 +90,9 @@ def _plan_slice(packet: Packet, slots: Slots, rows: SampleRows, chosen: np.ndarr
     )
 
 
-def draw(logits: Grouped, draws: Draws, *, reads_at_once: bool) -> Tensor:
+def draw(logits: Grouped, draws: Draws, *, may_sync: bool) -> Tensor:
     """[N] int64. Leaves the logits as they are."""
-    kind = FewWeights if reads_at_once else AllWeights
+    kind = FewWeights if may_sync else AllWeights
     weights = kind(logits, draws.rows, draws.temperature)
     floor = _floor(weights, draws) if draws.cuts_low or draws.cuts_mass else None
     return _pick(weights, floor, draws.points).clamp_(max=logits.vocab_size - 1)

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.limits import slice_rows
 from worker.protocol import TokenLogprobs
+from worker.tables.workspace import slice_rows
 
 ALL = -1
 

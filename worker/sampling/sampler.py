@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from worker.limits import slice_rows
 from worker.sampling.draw import Draws, draw, plan_draws
 from worker.sampling.groups import Grouped, Scan
 from worker.sampling.logprobs import Wanted, rank_chosen
@@ -18,6 +17,7 @@ from worker.sampling.masks import Masks, plan_masks
 from worker.sampling.penalties import Penalties, plan_penalties
 from worker.tables.slots import SampleRows, Slots
 from worker.tables.staging import Packet
+from worker.tables.workspace import slice_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def _plan_logprobs(packet: Packet, slots: Slots, rows: SampleRows, vocab_size: i
     ]
 
 
-def choose(logits: Tensor, plan: Plan, tokens: Tensor, scan: Scan, *, reads_at_once: bool) -> Choice:
+def choose(logits: Tensor, plan: Plan, tokens: Tensor, scan: Scan, *, may_sync: bool) -> Choice:
     """`logits` [R, V] float32 are used up; `tokens` is the device's table of all texts so far."""
     logits = logits.contiguous()
     raw = [logits[wanted.rows] for wanted in plan.logprobs]  # copies, before anything is masked
@@ -83,7 +83,7 @@ def choose(logits: Tensor, plan: Plan, tokens: Tensor, scan: Scan, *, reads_at_o
     grouped = Grouped(logits, scan)
     chosen = grouped.told[0]  # [R]
     for draws in plan.draws:
-        chosen[draws.rows] = draw(grouped, draws, reads_at_once=reads_at_once).int()
+        chosen[draws.rows] = draw(grouped, draws, may_sync=may_sync).int()
     return Choice(
         told=grouped.told,
         logprobs=[

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
@@ -17,9 +16,7 @@ from torch import Tensor
 from models.context import ForwardContext
 from worker.protocol import SeqStep
 from worker.tables.slots import Slots
-
-if TYPE_CHECKING:
-    from worker.tables.staging import Packet
+from worker.tables.staging import Packet
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +44,7 @@ class Columns:
 Laid = tuple[Tensor, ForwardContext]
 """The ids of a step's tokens [T] int64, and where they are."""
 
-LayOut = Callable[[Columns, Slots, "Packet"], Callable[[], Laid]]
+LayOut = Callable[[Columns, Slots, Packet], Callable[[], Laid]]
 """To be called while the packet is filled; what it gives, once that is sent and the tables are up to date."""
 
 

@@ -6,18 +6,21 @@ the values after `send`. Buffers form a ring, because the device may still read 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from worker.devices.device import Device
+MakeBuffer = Callable[[int], tuple[Tensor, Tensor]]
+"""Makes an int32 buffer of so many words on the host, and its copy on the device: `Device.staging_buffer`."""
 
 
 class Packet:
-    def __init__(self, device: Device, words: int) -> None:
-        self._device = device
-        self._take(*device.mirrored(words))
+    def __init__(self, make_buffer: MakeBuffer, words: int) -> None:
+        self._make_buffer = make_buffer
+        self._take(*make_buffer(words))
         self._full: list[tuple[Tensor, Tensor]] = []
 
     def reset(self) -> None:
@@ -47,7 +50,7 @@ class Packet:
     def _grow(self, words: int) -> None:
         """Long prompts outgrow the buffer: it is sent as it is, and a larger one takes its place for good."""
         self._full.append((self._host[: self._used], self._there[: self._used]))
-        self._take(*self._device.mirrored(2 * max(words, len(self._host))))
+        self._take(*self._make_buffer(2 * max(words, len(self._host))))
 
     def _take(self, host: Tensor, there: Tensor) -> None:
         self._host, self._words, self._there = host, host.numpy(), there
@@ -55,9 +58,9 @@ class Packet:
 
 
 class Staging:
-    def __init__(self, device: Device, steps_ahead: int, words: int) -> None:
+    def __init__(self, make_buffer: MakeBuffer, steps_ahead: int, words: int) -> None:
         """A step's result is read before the step `steps_ahead + 1` later starts: one more is enough."""
-        self._ring = [Packet(device, words) for _ in range(steps_ahead + 2)]
+        self._ring = [Packet(make_buffer, words) for _ in range(steps_ahead + 2)]
         self._next = 0
 
     def open(self) -> Packet:

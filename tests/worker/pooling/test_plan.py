@@ -16,7 +16,7 @@ from models.conversion.served_as import Conversion, resolve_conversion
 from models.pooling.config import PoolingConfig, read_pooling
 from models.pooling.sentence_files import TextFacts
 from worker.batch import Batch, build
-from worker.devices.device import Cpu
+from worker.devices.cpu import Cpu
 from worker.limits import Limits, hold_whole_sequences, resolve_limits
 from worker.pooling.hidden import HiddenStore
 from worker.pooling.late_interaction import Queries, max_sim
@@ -103,7 +103,7 @@ class Table:
     def __init__(self, *, paged: bool = True) -> None:
         self.device = Cpu(1)
         self.slots = Slots(self.device.target, 4, 20, block_size=4, paged=paged)
-        self.staging = Staging(self.device, steps_ahead=1, words=8)
+        self.staging = Staging(self.device.staging_buffer, steps_ahead=1, words=8)
 
     def step(self, *seqs: SeqStep, new: list[NewSeq] | None = None) -> Batch:
         return build(
@@ -131,7 +131,7 @@ def states(batch: Batch) -> torch.Tensor:
 
 def test_rows_come_from_the_step_or_from_earlier_ones() -> None:
     table = Table()
-    store = HiddenStore(10, 4, 3, torch.float32, table.device)
+    store = HiddenStore(10, 4, 3, torch.float32, table.device.allocate)
     first = table.step(
         seq(1, 0, 5, [7, 3], pools=False),
         seq(2, 0, 2, [1], pools=False),
@@ -200,7 +200,7 @@ def test_whole_sequences_have_token_types_and_no_blocks() -> None:
 
 
 def test_a_store_keeps_what_was_written_in_its_dtype() -> None:
-    store = HiddenStore(4, 2, 3, torch.bfloat16, Cpu(1))
+    store = HiddenStore(4, 2, 3, torch.bfloat16, Cpu(1).allocate)
     context = ForwardContext(*[torch.empty(0)] * 4, torch.tensor([9, 2]), 2, [2], [2])
     store.write(torch.tensor([[1.0, 2, 3], [4, 5, 6]]), context)
     table = torch.tensor([[0, 0], [1, 4]], dtype=torch.int32)

@@ -16,7 +16,7 @@ from ranks import Layout
 from torch import Tensor
 
 from worker.config import Place
-from worker.devices.device import Cpu
+from worker.devices.cpu import Cpu
 from worker.ranks.groups import Group, Groups, meet
 
 Result = TypeVar("Result")

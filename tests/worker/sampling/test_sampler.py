@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.devices.device import Cpu
+from worker.devices.cpu import Cpu
 from worker.protocol import NewSeq, Sampling
 from worker.sampling.draw import mix, uniform
 from worker.sampling.groups import BY_TORCH, Grouped
@@ -48,7 +48,7 @@ class Step:
             tokens = row.prompt + row.output
             slots.admit(NewSeq(slot=slot, tokens=tokens, prompt_len=len(row.prompt), params=row.params))
             slots.tokens[slot, : len(tokens)] = torch.tensor(tokens)
-        packet = Staging(device, steps_ahead=0, words=64).open()
+        packet = Staging(device.staging_buffer, steps_ahead=0, words=64).open()
         lengths = np.array([len(row.prompt) + len(row.output) for row in rows])
         outputs = np.array([len(row.output) for row in rows])
         plan = plan_sampling(packet, slots, SampleRows(names, lengths, outputs), len(rows[0].logits))
@@ -57,12 +57,12 @@ class Step:
         return cls(slots, plan, torch.from_numpy(logits))
 
 
-def sample(rows: list[Row], *, reads_at_once: bool = True, first_slot: int = 0) -> Choice:
+def sample(rows: list[Row], *, may_sync: bool = True, first_slot: int = 0) -> Choice:
     """As the CPU does it, or in the way of a GPU."""
     step = Step.of(rows, first_slot)
-    scan = Cpu(1).scan if reads_at_once else BY_TORCH
+    scan = Cpu(1).scan if may_sync else BY_TORCH
     with torch.inference_mode():
-        return choose(step.logits, step.plan, step.slots.tokens, scan, reads_at_once=reads_at_once)
+        return choose(step.logits, step.plan, step.slots.tokens, scan, may_sync=may_sync)
 
 
 def masked(row: Row) -> np.ndarray:
@@ -168,7 +168,7 @@ def test_masks_and_penalties_equal_the_oracle(many: list[Sampling], seed: int) -
 def test_draws_equal_the_oracle(many: list[Sampling], seed: int, at_once: bool) -> None:
     rng = np.random.default_rng(seed)
     rows = [random_row(rng, each) for each in many]
-    choice = sample(rows, reads_at_once=at_once)
+    choice = sample(rows, may_sync=at_once)
     assert choice.finite.all()
     for row, token in zip(rows, choice.tokens.tolist(), strict=True):
         expected, margin = drawn(row)
@@ -215,7 +215,7 @@ def test_filters_beyond_the_shortlist(vocab: int, at_once: bool, top_k: int) -> 
         Row(Sampling(max_tokens=1, top_p=p, top_k=top_k, seed=seed), rng.normal(0, 0.1, vocab), [0], [])
         for seed, p in enumerate([0.001, 0.1, 0.5, 0.9, 1.0, 0.99] * 4)
     ]
-    choice = sample(rows, reads_at_once=at_once)
+    choice = sample(rows, may_sync=at_once)
     for row, token in zip(rows, choice.tokens.tolist(), strict=True):
         expected, margin = drawn(row)
         if margin > 1e-7:
@@ -226,7 +226,7 @@ def test_filters_beyond_the_shortlist(vocab: int, at_once: bool, top_k: int) -> 
 def test_draws_follow_the_kept_distribution(at_once: bool) -> None:
     logits = np.log(np.array([0.4, 0.3, 0.2, 0.07, 0.03]))
     rows = [Row(Sampling(max_tokens=1, top_p=0.85, seed=seed), logits, [0], []) for seed in range(20_000)]
-    tokens = sample(rows, reads_at_once=at_once).tokens
+    tokens = sample(rows, may_sync=at_once).tokens
     shares = torch.bincount(tokens, minlength=5) / len(rows)
     torch.testing.assert_close(shares, torch.tensor([4 / 9, 3 / 9, 2 / 9, 0, 0]), atol=0.012, rtol=0)
 

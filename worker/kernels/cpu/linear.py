@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from worker.host.pages import Arena
+from worker.host.memory import Arena
 from worker.kernels.cpu import portable, quantized
 from worker.kernels.cpu.library import INT, LONG, POINTER, Library
 from worker.kernels.cpu.quantized import HEAD, Scheme

@@ -10,7 +10,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,10 +18,7 @@ from models.context import ForwardContext
 from worker.kernels.cpu.library import LONG, POINTER, Library
 from worker.tables.positions import Columns, Laid, blocks_of
 from worker.tables.slots import Slots
-
-if TYPE_CHECKING:
-    from worker.tables.staging import Packet
-
+from worker.tables.staging import Packet
 
 MOST_TOKENS = 512
 """Of a small step of texts: beyond, what Python costs is little beside the computing."""

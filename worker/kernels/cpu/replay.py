@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from worker.host.pages import huge_pages
+from models.model import Forward
+from worker.host.memory import huge_pages
 from worker.kernels.cpu.library import LONG, POINTER, Library
 from worker.kernels.cpu.positions import Layout
 from worker.kernels.cpu.tape import MAKES_MEMORY, RESULT_BYTES, Calls, Memory, Watched, makes_view
@@ -25,9 +26,6 @@ logger = logging.getLogger(__name__)
 
 MOST_ROWS = 64
 """Beyond, what Python costs is little beside the computing."""
-
-Forward = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-"""Of a model: ids, positions, the stream of an earlier stage -> hidden states."""
 
 _aten = torch.ops.aten
 # Their results depend on nothing but what is in their tensors, in numbers and not in shape.

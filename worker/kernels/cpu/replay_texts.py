@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from models.context import context, use_context
-from worker.host.pages import huge_pages
+from models.model import Forward
+from worker.host.memory import huge_pages
 from worker.kernels.cpu.library import LONG, POINTER, Library
 from worker.kernels.cpu.positions import MOST_TOKENS, Layout
-from worker.kernels.cpu.replay import Forward
 from worker.kernels.cpu.tape import MAKES_MEMORY, RESULT_BYTES, Calls, Memory, Watched, makes_view
 
 logger = logging.getLogger(__name__)

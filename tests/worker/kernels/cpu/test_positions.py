@@ -10,7 +10,7 @@ import torch
 from kernel_levels import NAMES, library_of
 from torch import Tensor
 
-from worker.devices.device import Cpu
+from worker.devices.cpu import Cpu
 from worker.kernels.cpu.positions import MOST_TOKENS, Layout
 from worker.protocol import SeqStep
 from worker.tables.positions import Columns, Laid, lay_out
@@ -30,14 +30,14 @@ def filled(*, paged: bool = True) -> Slots:
 
 
 def by_torch(columns: Columns, slots: Slots) -> Laid:
-    packet = Packet(Cpu(1), words=8)
+    packet = Packet(Cpu(1).staging_buffer, words=8)
     finish = lay_out(columns, slots, packet)
     packet.send()
     return finish()
 
 
 def in_c(layout: Layout, columns: Columns, slots: Slots) -> Laid:
-    return layout(columns, slots, Packet(Cpu(1), words=0))()
+    return layout(columns, slots, Packet(Cpu(1).staging_buffer, words=0))()
 
 
 def assert_same(found: Laid, expected: Laid) -> None:

@@ -1,0 +1,89 @@
+"""The host as a device: its threads, its share of the machine, and weights that are quantized."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from sizes import worker_config
+
+from models import ops
+from models.ops import reference
+from worker.config import Place
+from worker.devices import cpu as cpu_module
+from worker.devices.base import GIB
+from worker.devices.cpu import Cpu
+from worker.devices.selection import open_device
+from worker.kernels import check
+from worker.kernels.cpu import operations, portable, quantized
+
+
+def test_threads_are_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = open_device(worker_config(cpu_threads=2))
+    assert isinstance(device, Cpu)
+    assert (device.threads, torch.get_num_threads()) == (2, 1)  # those that compute are the kernels'
+    monkeypatch.setattr(operations, "choose", lambda: (None, portable.TABLE))
+    open_device(worker_config(cpu_threads=2))
+    assert torch.get_num_threads() == 2
+
+
+def test_workers_on_one_machine_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_module, "usable_cores", lambda: 12)
+    monkeypatch.setattr(cpu_module, "available_memory", lambda: 5 * GIB)
+    monkeypatch.setattr(cpu_module, "_TORCH_THREADS", 12)
+    for ranks, threads in ((1, 12), (2, 6), (5, 2), (16, 1)):
+        device = open_device(worker_config(place=Place(local_ranks=ranks)))
+        assert isinstance(device, Cpu)
+        assert device.threads == threads
+        assert device.cache_budget(0.9, 0) == 2 * GIB // ranks
+
+
+def test_torch_has_all_threads_where_nothing_was_packed() -> None:
+    device = Cpu(2)
+    packed = device.kernels["pack"](torch.randn(4, 4))
+    half = device.kernels["pack"](torch.randn(4, 4).half())
+    device.after_loading([half, packed])
+    assert torch.get_num_threads() == 1
+    device.after_loading([half])
+    assert torch.get_num_threads() == 2
+
+
+def test_quantization_is_what_pack_does(caplog: pytest.LogCaptureFixture) -> None:
+    device = open_device(worker_config(quantization="int8"))
+    weight = torch.randn(64, 1024)
+    packed = ops.pack(weight)
+    assert packed.nbytes == weight.nbytes / 4 + 64 * 1024 / 128 * 2
+    with caplog.at_level(logging.INFO):
+        device.after_loading([packed, torch.empty(1 << 20)])
+    assert "quantization int8: 4 MiB of weights became 4 MiB" in caplog.text
+    with pytest.raises(ValueError, match="runs on that of transformers: leave the option out"):
+        device.after_loading([weight])
+    open_device(worker_config())
+    assert ops.pack(weight).nbytes == weight.nbytes
+
+
+def test_quantization_without_the_kernels(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(operations, "choose", lambda: (None, portable.TABLE))
+    open_device(worker_config(quantization="int4"))
+    weight, x = torch.randn(64, 128), torch.randn(3, 128)
+    packed = ops.pack(weight)
+    assert packed.nbytes == weight.nbytes / 8 + 64 * 4 * 2
+    off = ops.linear(x, packed) - reference.linear(x, weight)
+    assert off.norm() < 0.1 * reference.linear(x, weight).norm()
+    assert "save memory here, but cost time" in caplog.text
+
+
+def test_kernels_that_quantize_wrongly_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    operations.choose()  # that the others are right
+    monkeypatch.setattr(check, "wrong", lambda table, specified: ["linear"])
+    assert operations.open_kernels(1, "int8")["linear"] is quantized.linear
+
+
+def test_a_cache_gets_zeroed_writable_memory_of_the_asked_size() -> None:
+    memory = Cpu(1).allocate(3 << 20)
+    assert memory.nbytes == 3 << 20
+    assert not memory.any()
+    memory[-1] = 1

@@ -1,0 +1,185 @@
+"""Huge pages, pages of a cache made ahead of use, and memory that is given back or kept."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import platform
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from models.checkpoint.files import open_source
+from worker.host.memory import Arena, PageToucher, huge_pages, release_after_loading
+from worker.protocol import SeqStep, StepInput
+
+_ENABLED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+BLOCKS, SHARE = 64, 1 << 20  # bytes of a block in each part
+
+on_linux = pytest.mark.skipif(platform.system() != "Linux", reason="elsewhere no pages are made ahead of use")
+
+
+def mapping_of(address: int) -> str:
+    """The entry of /proc/self/smaps for the memory at this address."""
+    for entry in mappings():
+        start, stop = (int(end, 16) for end in entry.split(maxsplit=1)[0].split("-"))
+        if start <= address < stop:
+            return entry
+    pytest.fail("the memory is not mapped")
+
+
+def mappings() -> list[str]:
+    return re.split(r"\n(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text())
+
+
+def kilobytes(field: str, entry: str) -> int:
+    return sum(int(number) for number in re.findall(rf"^{field}:\s+(\d+) kB", entry, re.MULTILINE))
+
+
+@pytest.mark.skipif(
+    not _ENABLED.exists() or "[never]" in _ENABLED.read_text(), reason="this system has no huge pages"
+)
+def test_large_pieces_are_in_huge_pages() -> None:
+    memory = huge_pages(8 << 20)
+    memory.fill_(1)
+    entry = mapping_of(memory.data_ptr())
+    assert kilobytes("AnonHugePages", entry) >= 2048  # how many there are depends on what else runs
+
+
+def test_pieces_are_apart_and_aligned() -> None:
+    arena = Arena()
+    pieces = [arena.take(nbytes) for nbytes in (1, 100, 5 << 20, 63, 40 << 20, 50 << 20, 64)]
+    for number, piece in enumerate(pieces):
+        assert piece.data_ptr() % 64 == 0
+        piece.fill_(number)
+    assert [int(piece[0]) for piece in pieces] == list(range(len(pieces)))
+    assert [int(piece[-1]) for piece in pieces] == list(range(len(pieces)))
+
+
+_STEPS = """
+import resource
+from concurrent.futures import ThreadPoolExecutor
+import torch
+from worker.host.memory import keep_freed_memory
+
+def step():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    held = [torch.ones(1 << 20) for _ in range(6)]
+    del held
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+keep_freed_memory()
+with ThreadPoolExecutor(1) as thread:
+    print([thread.submit(step).result() for _ in range(10)][-1])
+"""
+"""In a thread, as steps are, whose heap shrinks more readily. The first few steps find their places."""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="its heap keeps what it likes to")
+def test_what_a_step_frees_is_there_for_the_next_with_its_pages() -> None:
+    """In a process of its own: this one's heap may hold more than is kept already."""
+    done = subprocess.run([sys.executable, "-c", _STEPS], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 100  # those of one tensor are 1,000
+
+
+def untouched() -> Tensor:
+    """[BLOCKS + 1, SHARE], page by page."""
+    pages = mmap.mmap(-1, (BLOCKS + 1) * SHARE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    pages.madvise(mmap.MADV_NOHUGEPAGE)
+    return torch.frombuffer(pages, dtype=torch.uint8).view(BLOCKS + 1, SHARE)
+
+
+def there(part: Tensor) -> list[int]:
+    """Blocks all of whose pages are in memory."""
+    count = SHARE // mmap.PAGESIZE
+    found: list[int] = []
+    for number, block in enumerate(part):
+        told = (ctypes.c_ubyte * count)()
+        address = ctypes.c_void_p(block.data_ptr())
+        assert ctypes.CDLL(None).mincore(address, ctypes.c_size_t(SHARE), told) == 0
+        if all(page & 1 for page in told):
+            found.append(number)
+    return found
+
+
+def step(*blocks: int) -> StepInput:
+    seq = SeqStep(slot=0, start=0, count=1, blocks=list(blocks), samples=False)
+    return StepInput(number=1, new=[], seqs=[seq])
+
+
+def wait_for(part: Tensor, blocks: range) -> None:
+    deadline = time.monotonic() + 30
+    while not set(blocks) <= set(there(part)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@on_linux
+def test_an_eighth_of_the_cache_is_made_ahead_in_every_part() -> None:
+    parts = [untouched(), untouched()]
+    parts[0][3] = 7
+    toucher = PageToucher(parts, BLOCKS)
+    toucher.follow(step(0, 1))
+    toucher.follow(step(2))
+    for part in parts:
+        wait_for(part, range(2 + BLOCKS // 8))
+        assert not set(there(part)) & set(range(BLOCKS // 2, BLOCKS + 1))
+    assert bool((parts[0][3] == 7).all())
+    toucher.follow(step(BLOCKS - 1))
+    wait_for(parts[1], range(BLOCKS))
+    assert there(parts[1]) == list(range(BLOCKS))
+    toucher.close()
+
+
+@on_linux
+def test_as_much_is_made_before_the_first_step() -> None:
+    part = untouched()
+    toucher = PageToucher([part], BLOCKS)
+    toucher.start()
+    wait_for(part, range(BLOCKS // 8))
+    assert there(part) == list(range(BLOCKS // 8))
+    toucher.close()
+
+
+@on_linux
+def test_the_spare_block_and_steps_without_new_ones_ask_for_nothing() -> None:
+    part = untouched()
+    toucher = PageToucher([part], BLOCKS)
+    for each in (step(), step(BLOCKS), step(0)):
+        toucher.follow(each)
+    wait_for(part, range(BLOCKS // 8))
+    assert not set(there(part)) & set(range(BLOCKS // 2, BLOCKS + 1))
+    toucher.close()
+
+
+def resident(path: Path) -> int:
+    """Bytes of a file that are in this process's memory."""
+    return sum(kilobytes("Rss", entry) * 1024 for entry in mappings() if str(path.resolve()) in entry)
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="this system has no /proc")
+@pytest.mark.parametrize("linked", [False, True])
+def test_what_was_read_once_is_given_back(tmp_path: Path, linked: bool) -> None:
+    values = torch.randn(1024, 1024)
+    stored = tmp_path / ("blob" if linked else "model.safetensors")
+    folder = tmp_path / "snapshot" if linked else tmp_path
+    folder.mkdir(exist_ok=True)
+    save_file({"kept": values, "packed": values + 1}, stored)
+    if linked:
+        (folder / "model.safetensors").symlink_to(stored)
+
+    source = open_source(folder, "auto")
+    kept = source.tensors["kept"].read(None)
+    total = float(kept.sum()) + float(source.tensors["packed"].read(None).sum())
+    assert total == total
+    assert resident(stored) >= 2 * values.nbytes
+    release_after_loading(folder)
+    assert resident(stored) < values.nbytes // 4
+    assert torch.equal(kept, values)

@@ -1,0 +1,107 @@
+"""What the rest of the worker asks of a device: its memory, number types, transfers and sizes by default.
+
+Everything above holds a `Device` and never looks which one it is; `selection.py` opens it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.model import Forward
+from worker.host.memory import PageToucher
+from worker.ranks.groups import Group, Membership
+from worker.sampling.groups import Scan
+from worker.tables.positions import LayOut
+from worker.tables.slots import Slots
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """The sizes an operator who said nothing gets."""
+
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Values on their way to the host."""
+
+    host: Tensor
+    done: torch.cuda.Event | None
+
+    def wait(self) -> np.ndarray:
+        if self.done is not None:
+            self.done.synchronize()
+        return self.host.numpy()
+
+
+class Device(Protocol):
+    target: torch.device
+    name: str
+    """The name that people read in logs and that `WorkerFacts.device` carries."""
+    kernels: Mapping[str, Callable[..., Any]]
+    """Operations that this device computes by its own code; the reference in `models.ops` does the others."""
+    scan: Scan
+    cache_flag: str
+    """The option that an operator changes to get another `cache_budget`."""
+    may_sync: bool
+    """Whether a step may read a result in its middle: on a GPU the host would wait for all that is queued."""
+    defaults: Defaults
+    pooling_defaults: Defaults
+    """Sizes for models that only pool."""
+
+    def check_dtype(self, dtype: torch.dtype) -> None:
+        """Raise ValueError for a number type that the device cannot compute with, and warn of a slow one."""
+        ...
+
+    def after_loading(self, weights: Iterable[Tensor]) -> None:
+        """Do what depends on the weights as they lie in memory now."""
+        ...
+
+    def captured(self, forward: Forward, slots: Slots, *, replays: bool) -> tuple[LayOut, Forward]:
+        """The function that lays steps out, and `forward` with small steps recorded and replayed.
+
+        `replays`: whether all that is computed may be recorded; ranks that exchange tensors may not.
+        """
+        ...
+
+    def cache_budget(self, utilization: float, reserve: int) -> int:
+        """Bytes for the KV cache if none were asked for; a step needs `reserve` beside it."""
+        ...
+
+    def allocate(self, nbytes: int) -> Tensor:
+        """Memory for a cache [nbytes] uint8. Nothing is written to it."""
+        ...
+
+    def page_toucher(self, parts: Sequence[Tensor], blocks: int) -> PageToucher | None:
+        """The thread that makes the pages of a cache before they are needed; None where they are there."""
+        ...
+
+    def staging_buffer(self, words: int) -> tuple[Tensor, Tensor]:
+        """An int32 buffer [words] that the host writes, and its copy on the device.
+
+        Both are one tensor where the device computes in the host's memory.
+        """
+        ...
+
+    def fetch(self, values: Tensor) -> Fetch:
+        """Start to copy values to the host."""
+        ...
+
+    def open_group(self, member: Membership) -> Group:
+        """Join a group of ranks that exchange tensors of this device."""
+        ...
+
+    def close(self) -> None:
+        """Give memory back to the system."""
+        ...

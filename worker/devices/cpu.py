@@ -1,0 +1,97 @@
+"""The host's processors as a device: the C kernels, recorded small steps, and memory in huge pages."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from models.model import Forward
+from worker.devices.base import GIB, Defaults, Fetch
+from worker.host.machine import available_memory, usable_cores
+from worker.host.memory import PageToucher, huge_pages, keep_freed_memory
+from worker.kernels.cpu import operations, vocabulary
+from worker.kernels.cpu.linear import Packed
+from worker.kernels.cpu.positions import Layout
+from worker.kernels.cpu.quantized import describe_savings
+from worker.kernels.cpu.replay import Replayed
+from worker.kernels.cpu.replay_texts import replay_texts
+from worker.ranks.groups import Group, HostGroup, Membership
+from worker.sampling.groups import BY_TORCH
+from worker.tables.positions import LayOut, lay_out
+from worker.tables.slots import Slots
+
+logger = logging.getLogger(__name__)
+
+_TORCH_THREADS = torch.get_num_threads()
+"""The threads that torch would use: it has read OMP_NUM_THREADS, and who sets that means us too."""
+
+
+class Cpu:
+    target = torch.device("cpu")
+    name = "cpu"
+    cache_flag = "--kv-cache-memory-bytes"
+    may_sync = True
+    defaults = Defaults(block_size=32, max_num_seqs=128, max_num_batched_tokens=2048)
+    pooling_defaults = Defaults(block_size=32, max_num_seqs=256, max_num_batched_tokens=4096)
+
+    def __init__(self, threads: int | None, ranks: int = 1, quantization: str | None = None) -> None:
+        """`ranks`: how many workers share this machine."""
+        self._ranks = ranks
+        self._quantization = quantization
+        self.threads = threads or min(max(1, usable_cores() // ranks), _TORCH_THREADS)
+        self.kernels = operations.open_kernels(self.threads, quantization)
+        library, _ = operations.choose()
+        self.scan = BY_TORCH if library is None else vocabulary.bind(library)
+
+    def check_dtype(self, dtype: torch.dtype) -> None:
+        """Every type is allowed: float16 is complete in torch, merely slow where the processor lacks it."""
+        if dtype == torch.float16:
+            logger.warning("float16 is slow on most processors: bfloat16 or float32 (--dtype) may be faster")
+
+    def after_loading(self, weights: Iterable[Tensor]) -> None:
+        """If none were packed (float16, transformers' own layers), torch computes and gets all threads."""
+        keep_freed_memory()
+        held = list(weights)
+        if not any(isinstance(weight, Packed) for weight in held):
+            torch.set_num_threads(self.threads)
+        if self._quantization is not None:
+            logger.info("%s", describe_savings(self._quantization, held))
+
+    def captured(self, forward: Forward, slots: Slots, *, replays: bool) -> tuple[LayOut, Forward]:
+        library, _ = operations.choose()
+        if library is None:
+            return lay_out, forward
+        layout = Layout(library, slots)
+        if not replays:
+            return layout, forward
+        if slots.paged:
+            return layout, Replayed(forward, library, layout)
+        return layout, replay_texts(forward, library, layout, slots.max_len)
+
+    def cache_budget(self, utilization: float, reserve: int) -> int:
+        """A share of what is available. Pages are made when they are first used, so this is a ceiling."""
+        return min(4 * GIB, available_memory() * 2 // 5) // self._ranks
+
+    def allocate(self, nbytes: int) -> Tensor:
+        """Memory in huge pages, where the system has them: all of the cache is read in each step."""
+        return huge_pages(nbytes)
+
+    def page_toucher(self, parts: Sequence[Tensor], blocks: int) -> PageToucher | None:
+        return PageToucher(parts, blocks)
+
+    def staging_buffer(self, words: int) -> tuple[Tensor, Tensor]:
+        """The same tensor twice."""
+        buffer = torch.empty(words, dtype=torch.int32)
+        return buffer, buffer
+
+    def fetch(self, values: Tensor) -> Fetch:
+        return Fetch(values, None)
+
+    def open_group(self, member: Membership) -> Group:
+        return HostGroup(member)
+
+    def close(self) -> None:
+        """Do nothing: the host's allocator returns memory by itself."""

@@ -1,0 +1,85 @@
+"""A CUDA device: its memory, its transfers and the sizes it has by default."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.model import Forward
+from worker.devices.base import GIB, Defaults, Fetch
+from worker.host.memory import PageToucher
+from worker.ranks.groups import DeviceGroup, Group, Membership
+from worker.sampling.groups import BY_TORCH
+from worker.tables.positions import LayOut, lay_out
+from worker.tables.slots import Slots
+
+
+class Cuda:
+    kernels: Mapping[str, Callable[..., Any]] = {}
+    cache_flag = "--gpu-memory-utilization"
+    may_sync = False
+    scan = BY_TORCH
+
+    def __init__(self, index: int = 0) -> None:
+        there = torch.cuda.device_count()
+        if index >= there:
+            raise ValueError(
+                f"worker {index + 1} on this machine needs a CUDA device of its own, and there are {there}: "
+                "lower --tensor-parallel-size, --pipeline-parallel-size or --data-parallel-size-local"
+            )
+        self.target = torch.device("cuda", index)
+        torch.cuda.set_device(self.target)
+        self.name = f"cuda ({torch.cuda.get_device_name(self.target)})"
+        _, total = torch.cuda.mem_get_info(self.target)
+        large = total >= 70 * GIB
+        self.defaults = Defaults(64, 1024 if large else 256, 8192 if large else 2048)
+        self.pooling_defaults = Defaults(64, 1024, 16384)
+
+    def check_dtype(self, dtype: torch.dtype) -> None:
+        major, minor = torch.cuda.get_device_capability(self.target)
+        if dtype == torch.bfloat16 and major < 8:
+            raise ValueError(
+                f"{self.name} has compute capability {major}.{minor} and bfloat16 needs 8.0: "
+                "pass --dtype float16 or --dtype float32"
+            )
+
+    def after_loading(self, weights: Iterable[Tensor]) -> None:
+        """Do nothing: no setting of this device depends on the weights."""
+
+    def captured(self, forward: Forward, slots: Slots, *, replays: bool) -> tuple[LayOut, Forward]:
+        """The plain functions: nothing is recorded on this device yet."""
+        return lay_out, forward
+
+    def cache_budget(self, utilization: float, reserve: int) -> int:
+        """The wanted share of all memory, less what is in use and what a step needs."""
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(self.target)
+        return max(0, int(total * utilization) - (total - free) - reserve)
+
+    def allocate(self, nbytes: int) -> Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8, device=self.target)
+
+    def page_toucher(self, parts: Sequence[Tensor], blocks: int) -> PageToucher | None:
+        """None: memory that was allocated is there."""
+        return None
+
+    def staging_buffer(self, words: int) -> tuple[Tensor, Tensor]:
+        """The host's part is pinned memory, or the copy to the device would make the host wait."""
+        host = torch.empty(words, dtype=torch.int32, pin_memory=True)
+        return host, torch.empty(words, dtype=torch.int32, device=self.target)
+
+    def fetch(self, values: Tensor) -> Fetch:
+        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+        host.copy_(values, non_blocking=True)
+        done = torch.cuda.Event(blocking=True)  # the waiting thread sleeps, it does not spin
+        done.record()
+        return Fetch(host, done)
+
+    def open_group(self, member: Membership) -> Group:
+        return DeviceGroup(member)
+
+    def close(self) -> None:
+        torch.cuda.empty_cache()

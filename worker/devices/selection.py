@@ -1,0 +1,56 @@
+"""Which device a worker runs on, and with which number type. The only place that asks "am I on CUDA?"."""
+
+from __future__ import annotations
+
+import torch
+
+from models import ops
+from worker.config import WorkerConfig
+from worker.devices.base import Device
+from worker.devices.cpu import Cpu
+from worker.devices.cuda import Cuda
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def open_device(config: WorkerConfig) -> Device:
+    """The device that `config` asks for, with its kernels bound to the operations of `models.ops`."""
+    device = _find_device(config)
+    ops.use(device.kernels)
+    return device
+
+
+def _find_device(config: WorkerConfig) -> Device:
+    place = config.place
+    match config.device:
+        case "auto" | "cuda" if torch.cuda.is_available():
+            if config.quantization is not None:
+                raise ValueError(
+                    f"--quantization {config.quantization} is for the CPU: pass --device cpu, or leave it "
+                    "out to serve the weights as they are on CUDA"
+                )
+            return Cuda(place.local_rank)
+        case "auto" | "cpu":
+            return Cpu(config.cpu_threads, place.local_ranks, config.quantization)
+        case "cuda":
+            raise ValueError(
+                "--device cuda was asked for, but torch finds no CUDA device: check the driver and that this "
+                "is a CUDA build of torch, or pass --device cpu"
+            )
+        case other:
+            raise ValueError(f"unknown device {other!r}: choose auto, cpu or cuda")
+
+
+def choose_dtype(config: WorkerConfig, device: Device) -> torch.dtype:
+    """auto is what the checkpoint was saved in; a type that the device cannot compute with is refused."""
+    wanted = config.model.dtype if config.dtype == "auto" else config.dtype
+    if wanted not in DTYPES:
+        raise ValueError(f"unsupported dtype {wanted!r}: pass --dtype with one of {', '.join(DTYPES)}")
+    dtype = DTYPES[wanted]
+    device.check_dtype(dtype)
+    return dtype
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of a type as options have it, without "torch."."""
+    return str(dtype).removeprefix("torch.")
