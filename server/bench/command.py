@@ -1,4 +1,4 @@
-"""`facet bench`, or `bench`: which of its three is meant. Each is imported when it is asked for."""
+"""The command `facet bench`, or `bench`: hands over to one of its benchmarks, and imports only that one."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The one error of a benchmark that cannot be done."""
+"""The error of a benchmark that cannot run."""
 
 
 class BenchError(Exception):
-    """One line for whoever asked: what was wrong, and what to do."""
+    """A benchmark cannot run; the message is one line that says what was wrong and what to do."""

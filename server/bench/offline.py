@@ -27,7 +27,7 @@ class Generation(msgspec.Struct, frozen=True):
     output_len: int
     prefill_tokens_per_second: float
     step_ms: float
-    """Of one decode step, on average."""
+    """Milliseconds of one decode step, on average."""
     output_tokens_per_second: float
     """While decoding."""
 
@@ -94,7 +94,7 @@ def embeddings(llm: LLM, given: argparse.Namespace) -> Iterator[Embeddings]:
 
 
 def _seconds(work: Callable[[], object], runs: int) -> float:
-    """The shortest of several runs: what others do on the machine only makes it longer."""
+    """The seconds of the shortest of several runs: other work on the machine only makes runs longer."""
     times: list[float] = []
     for _ in range(runs):
         started = time.perf_counter()
@@ -130,7 +130,7 @@ def _check_model(llm: LLM, given: argparse.Namespace) -> None:
 
 
 def _llm_options(serve_options: Sequence[str], command: str) -> dict[str, object]:
-    """Those that were given. A prefix cache would make every run but the first a lie."""
+    """The given options, without a prefix cache, which would make every run but the first too short."""
     config = parse(["--no-enable-prefix-caching", *serve_options], {}, command=command)
     return {
         **_changed(config.engine, EngineConfig(model=config.engine.model)),

@@ -1,4 +1,4 @@
-"""What `facet bench serve` is asked for, in one table as the server's; names are those of the peer's."""
+"""The options of `facet bench serve`, in one table; their names are those of vLLM's benchmark."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DATASETS = ("random", "prefix_repetition", "custom")
 METRICS = ("ttft", "tpot", "itl", "e2el")
 
 DEFAULT_PROMPTS = 100
-"""Where neither a number nor a duration is given."""
+"""The number of requests if neither a number nor a duration is given."""
 
 _BACKENDS = {
     "vllm": "completions",
@@ -33,7 +33,7 @@ _BACKENDS = {
 
 
 def _endpoint(text: str) -> str:
-    """A path is as good as its name."""
+    """Reads an endpoint's name from its name or its path."""
     name = text.strip("/").removeprefix("v1/")
     return {"chat/completions": "chat"}.get(name, name)
 
@@ -70,7 +70,7 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Doc(_SERVER, "What to call; default: completions.", ENDPOINTS, read=_endpoint),
     ] = None
-    backend: Annotated[str | None, Doc(_SERVER, "The peer's word for the endpoint.", tuple(_BACKENDS))] = None
+    backend: Annotated[str | None, Doc(_SERVER, "vLLM's word for the endpoint.", tuple(_BACKENDS))] = None
 
     max_concurrency: Annotated[
         tuple[int, ...] | None,
@@ -201,11 +201,11 @@ FOREIGN = [
         )
     ),
 ]
-"""Flags of the peer's: what needs no tokenizer here, and what is not there yet."""
+"""Flags of vLLM's benchmark that are not options here: they need no meaning, or have none yet."""
 
 
 def parse(arguments: Sequence[str], command: str) -> LoadOptions:
-    """Raises OptionError, with one line for whoever typed it; --help prints and exits."""
+    """Reads a command line. Raises OptionError with one line for the user; --help prints and exits."""
     parser = build_parser(command, OPTIONS, FOREIGN, "")
     parser.usage = f"{command} [options]"
     given = vars(parser.parse_args(canonical(arguments, parser)))
@@ -219,13 +219,13 @@ def parse(arguments: Sequence[str], command: str) -> LoadOptions:
 
 
 def check_folder(flag: str, path: str | None) -> None:
-    """What is to be written when all is done: better told before it is begun."""
+    """Refuse a file that could not be written at the end, before the benchmark begins."""
     if path is not None and not Path(path).parent.is_dir():
         raise OptionError(f"{flag} {path}: there is no folder {Path(path).parent}; make it first")
 
 
 def dataset_options(options: LoadOptions) -> dict[str, object]:
-    """What the texts were, for the record."""
+    """The options that say which texts were sent, for the result file."""
     groups = {"random": _RANDOM, "prefix_repetition": _PREFIXES, "custom": _FILE}
     chosen: list[Option] = [o for o in OPTIONS if o.doc.group == groups[options.dataset_name]]
     shown = {o.field: getattr(options, o.field) for o in chosen if o.field != "dataset_path"}

@@ -1,4 +1,4 @@
-"""Knocking at a server that may not be up yet."""
+"""Asks a server that may not be up yet for an answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def free_port() -> int:
 
 
 def opens(port: int, method: str, path: str, body: object = None) -> bool:
-    """Whether the answer is 200; no answer is none."""
+    """Whether the server answers this request with status 200."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_PATIENCE)
     try:
         text = None if body is None else json.dumps(body)

@@ -1,4 +1,4 @@
-"""`facet bench serve`: load on any server with an OpenAI-compatible API, and how well it bears it."""
+"""`facet bench serve`: puts load on any server with an OpenAI-compatible API and measures its answers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run(arguments: Sequence[str], command: str) -> int:
 
 
 async def measure(options: LoadOptions) -> Result:
-    """Every load that the options name, one after the other, against one server."""
+    """Runs every load that the options name, one after the other, against one server."""
     client = Client(options.url, options.api_key, options.request_timeout)
     try:
         model = options.model or await first_model(client, options.url)
@@ -97,7 +97,7 @@ async def _warm_up(options: LoadOptions, sender: Sender, salt: int) -> None:
 
 
 async def _measure_one(load: Load, options: LoadOptions, sender: Sender, salt: int) -> Figures:
-    """Other texts at each load: none is found in a cache because an earlier load has sent it."""
+    """Each load sends other texts, so that no prefix cache knows them from an earlier load."""
     outcomes: list[Outcome] = []
     title = f"{load.concurrency or 'all'} at once" if load.rate == math.inf else f"{load.rate:g}/s"
     bar = Bar(title, load.requests, load.seconds)

@@ -29,20 +29,20 @@ _FLOOR = (
 )
 _PATIENCE = 600.0
 _BETWEEN = 0.005
-"""Seconds between two knocks at a door that is still shut."""
+"""Seconds between two requests to a server that does not listen yet."""
 _TEXT = "Hello"
 
 
 class Start(msgspec.Struct, frozen=True):
-    """Seconds from the start of the process."""
+    """Seconds from the start of the server's process to its milestones."""
 
     floor: float | None
     """None where the model is not a folder whose weights could be read."""
     live: float
-    """To the first answer of any kind."""
+    """Seconds to the first answer of any kind."""
     ready: float
     first: float
-    """To a token, or to a vector of a model that only pools."""
+    """Seconds to a token, or to a vector of a model that only pools."""
 
 
 def run(arguments: Sequence[str], command: str) -> int:
@@ -100,7 +100,7 @@ def _seconds_of_floor(folder: Path) -> float:
 
 
 class _Door:
-    """Of a server that may end before it opens."""
+    """Sends requests to a server that may end before it answers."""
 
     def __init__(self, server: subprocess.Popen[bytes], port: int, log: TextIO) -> None:
         self._server = server

@@ -1,4 +1,4 @@
-"""From outcomes to figures: the form of the JSON result is the form of these structs."""
+"""Turns outcomes into figures. The JSON result has the form of these structs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from server.bench.load.load import Load
 from server.bench.load.outcome import Outcome
 
 FORMAT = 1
-"""Of the JSON result; changes when a field changes its meaning."""
+"""The version of the JSON result, which changes when a field changes its meaning."""
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -23,22 +23,22 @@ class Spread(msgspec.Struct, frozen=True):
     least: float
     most: float
     percentiles: dict[str, float]
-    """p99 and so on, as asked."""
+    """Percentiles by name, such as p99."""
 
 
 class Failure(msgspec.Struct, frozen=True):
     kind: str
     count: int
     example: str
-    """What the server said the first time."""
+    """The server's message for the first failure of this kind."""
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """One load."""
+    """The figures of one load."""
 
     concurrency: int | None
     request_rate: float | None
-    """As asked, requests per second; None: as fast as they may."""
+    """Requests per second that were asked for; None is as many as may run at once."""
     seconds: float
     completed: int
     failed: int
@@ -51,13 +51,13 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens_per_second: float
     total_tokens_per_second: float
     ttft: Spread | None
-    """To the first token; None where there are no tokens to wait for."""
+    """Time to the first token; None for endpoints that give no tokens."""
     tpot: Spread | None
-    """Per output token after the first."""
+    """Time per output token after the first."""
     itl: Spread | None
-    """Between chunks, which may hold several tokens."""
+    """Time between chunks, which may hold several tokens."""
     e2el: Spread | None
-    """To the end of the answer."""
+    """Time to the end of the answer."""
 
     @property
     def name(self) -> str:
@@ -66,7 +66,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole benchmark."""
+    """The result of a whole benchmark."""
 
     format: int = FORMAT
     date: str
@@ -79,7 +79,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 def summarize(
     load: Load, outcomes: Iterable[Outcome], seconds: float, percentiles: Sequence[float]
 ) -> Figures:
-    """Failed requests count as failed, and for nothing else."""
+    """The figures of one load. Failed requests count in no other figure than that of failures."""
     every = list(outcomes)
     good = [one for one in every if one.error is None]
     seconds = max(seconds, 1e-9)
@@ -120,7 +120,7 @@ def spread(seconds: Sequence[float], percentiles: Sequence[float]) -> Spread | N
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Between two values, in proportion."""
+    """The percentile, interpolated between the two nearest values."""
     place = (len(ordered) - 1) * percent / 100
     below = math.floor(place)
     above = min(below + 1, len(ordered) - 1)

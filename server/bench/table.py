@@ -1,4 +1,4 @@
-"""Figures for the one at the terminal: a bar while it runs, then a table with a column for each load."""
+"""Figures for a terminal: a progress bar during the run, then a table with a column for each load."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SECONDS_BETWEEN = 0.1
 
 
 class Bar:
-    """One line that is written over and over; nothing where nobody watches."""
+    """A progress bar: one line that is overwritten; silent where the output is no terminal."""
 
     def __init__(
         self, title: str, total: int | None, seconds: float | None, out: TextIO = sys.stderr

@@ -1,4 +1,4 @@
-"""We and others on the same work, side by side: `make compare` writes it into docs/performance.md.
+"""Measures Facet and other servers on the same work, side by side; `make compare` writes docs/performance.md.
 
     python tests/bench/compare.py [--only PART ...] [--models MODEL ...] [--without SIDE ...] [--rounds N]
 
@@ -56,7 +56,7 @@ class Comparison:
         self._folder: Path = given.folder
         self.records: list[Record] = []
         self.machine: Record = {}
-        """At its best."""
+        """The best figure of each metric."""
 
     def run(self, part: str) -> None:
         measure = {"startup": self._time_starts, "memory": self._weigh}.get(part)
@@ -88,7 +88,7 @@ class Comparison:
             self._in_process(model, cases)
 
     def _lay_floor(self, part: str, model: work.Model, cases: Sequence[work.Case], round: int) -> None:
-        """What the machine can do just now."""
+        """The rates that the machine reaches at this moment."""
         machine = _machine()
         self.machine = _best(machine, self.machine)
         floor = Floor(Shape.read(self._checkpoint(model.name)), model, machine)
@@ -105,7 +105,7 @@ class Comparison:
         self._keep(part, model, case.title, server.side.name, round, _values(figures, spent, loader))
 
     def _in_process(self, model: work.Model, cases: Sequence[work.Case]) -> None:
-        """The library that most people use, where there is no server between."""
+        """Measures sentence-transformers in its own process, without a server."""
         for case in cases:
             if case.texts is None or case.texts[1] == 1:
                 continue
@@ -126,7 +126,7 @@ class Comparison:
                         self._keep("startup", model, "start", side.name, round, values)
 
     def _weigh(self, model: work.Model) -> None:
-        """Once each: memory does not depend on who else runs.
+        """Measures memory, once for each side, for it does not depend on who else runs.
 
         Some fill their KV cache when they start and others as it is used, so what it takes of the memory is
         learned from two sizes of it.
@@ -164,7 +164,7 @@ class Comparison:
         return [server for server in started if server is not None]
 
     def _start(self, stack: ExitStack, part: str, model: work.Model, side: Side) -> Server | None:
-        """None if it does not start, which is a result too."""
+        """The running side, or None if it does not start, which is a result too."""
         try:
             server = Server(side, self._checkpoint(model.name), model)
             stack.callback(server.close)
@@ -217,7 +217,7 @@ def _values(figures: Figures, api_seconds: float, loader_seconds: float) -> dict
 
 
 def _rotated(items: Sequence[Any], by: int) -> list[Any]:
-    """Another one is first in each round."""
+    """The order of the sides in a round: another one is first in each."""
     at = by % len(items) if items else 0
     return [*items[at:], *items[:at]]
 

@@ -28,16 +28,16 @@ _RATES = {"bfloat16": "bf16_tflop_s", "float32": "fp32_tflop_s"}
 class Shape:
     layers: int
     width: int
-    """Of all heads together."""
+    """The width of all heads together."""
     kv_width: int
     linear: int
     """Elements of the matrices that every token is multiplied with."""
     head: int
-    """Of the one that tokens are chosen by."""
+    """Elements of the matrix that tokens are chosen by."""
 
     @classmethod
     def read(cls, folder: Path) -> Shape:
-        """Of a checkpoint in one file, whose embeddings choose the tokens too."""
+        """Reads the sizes of a checkpoint in one file, whose embeddings are also its output matrix."""
         config = json.loads((folder / "config.json").read_text())
         with (folder / "model.safetensors").open("rb") as file:
             tensors = json.loads(file.read(int.from_bytes(file.read(8), "little")))
@@ -62,7 +62,7 @@ class Floor:
         self._bytes_a_second = 1e9 * machine["read_gb_s"]
 
     def values(self, case: Case) -> dict[str, object]:
-        """What is compared of a work, as the load generator would find it."""
+        """The figures that the load generator would find if the machine did this work at its rates."""
         if case.texts is not None:
             return self._embed(*case.texts, case.concurrency)
         read, written = case.fields["random_input_len"], case.fields["random_output_len"]
@@ -95,9 +95,9 @@ class Floor:
         return max(self._number_bytes * elements / self._bytes_a_second, multiplied)
 
     def _attention(self, context: float) -> float:
-        """Products of a token with keys and with values, of all layers."""
+        """Operations of a token's products with keys and with values, in all layers."""
         return 2 * self._shape.layers * self._shape.width * context
 
     def _multiply(self, products: float) -> float:
-        """Each is a multiplication and a sum."""
+        """Operations of the products: each is a multiplication and a sum."""
         return 2 * products / self._operations_a_second

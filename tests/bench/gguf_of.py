@@ -27,7 +27,7 @@ def main(tree: Path, folder: str, file: str, kind: str) -> None:
             return "gpt-2"
 
     def no_sentencepiece(self: Any) -> None:
-        """There is no file for that package, which it imports before it looks for one."""
+        """Tells the converter that there is no SentencePiece file, so that it takes the tokenizer.json."""
         raise FileNotFoundError
 
     model.get_vocab_base_pre = find_or_guess

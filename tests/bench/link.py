@@ -46,13 +46,13 @@ class Shape:
 
     @property
     def read_bytes(self) -> int:
-        """Of the weights, in a step: of the embeddings only rows are read."""
+        """Bytes of weights that are read in a step: of the embeddings only rows."""
         looked_up = 0 if self.tied else self.vocabulary * self.hidden
         return (self.parameters - looked_up) * ITEM
 
     @property
     def kv_bytes(self) -> int:
-        """Of a token."""
+        """Bytes of keys and values of a token."""
         return 2 * self.layers * self.kv_heads * self.head_dim * ITEM
 
 
@@ -75,7 +75,7 @@ SHAPES = {
 @dataclass(frozen=True)
 class Device:
     memory: float
-    """Bytes per second that are read."""
+    """Bytes per second read from memory."""
     arithmetic: float
     """Operations per second in bfloat16 products."""
 
@@ -87,9 +87,9 @@ DEVICES = {"h200": Device(3.8e12, 600e12), "cpu": Device(45e9, 1.0e12)}
 @dataclass(frozen=True)
 class Link:
     bandwidth: float
-    """Bytes per second out of a rank."""
+    """Bytes per second that a rank can send."""
     latency: float
-    """Seconds until something small has come round."""
+    """Seconds until a small message has passed all ranks."""
     exchanges: bool = False
     """Every rank sends to every other, as on a CPU; else sums go round in a ring, as NCCL does it."""
 
@@ -104,7 +104,7 @@ LINKS = {
 
 @dataclass(frozen=True)
 class Way:
-    """How a model is spread."""
+    """A way to spread a model: ranks that share each layer, or stages into which the layers are cut."""
 
     tensor: int = 1
     stages: int = 1
@@ -131,12 +131,12 @@ def gather_bytes(link: Link, ranks: int, nbytes: float) -> float:
 
 
 def sums(shape: Shape) -> int:
-    """Of residual streams, in a step: after attention and MLP of each layer, and of the embeddings."""
+    """Sums of residual streams in a step: after attention and MLP of each layer, and of the embeddings."""
     return 2 * shape.layers + 1
 
 
 def sent_bytes(shape: Shape, way: Way, link: Link, *, samples: bool) -> float:
-    """By one rank, for each token that is computed."""
+    """Bytes that one rank sends for each token that is computed."""
     stream = shape.hidden * ITEM
     if way.stages > 1:
         return stream
@@ -145,7 +145,7 @@ def sent_bytes(shape: Shape, way: Way, link: Link, *, samples: bool) -> float:
 
 
 def compute_seconds(shape: Shape, device: Device, rows: float, context: int, way: Way) -> float:
-    """A rank's part of a step, by itself."""
+    """Seconds of a rank's part of a step, by itself."""
     kv_share = way.stages * min(way.tensor, shape.kv_heads)
     nbytes = shape.read_bytes / way.ranks + rows * context * shape.kv_bytes / kv_share
     operations = 2 * shape.read_bytes / ITEM * rows / way.ranks
@@ -153,7 +153,7 @@ def compute_seconds(shape: Shape, device: Device, rows: float, context: int, way
 
 
 def link_seconds(shape: Shape, link: Link, rows: float, way: Way, *, samples: bool) -> float:
-    """How long a rank waits in a step for what comes from others."""
+    """Seconds that a rank waits in a step for what others send."""
     times = 1 if way.stages > 1 else sums(shape) + samples
     return times * link.latency + rows * sent_bytes(shape, way, link, samples=samples) / link.bandwidth
 
@@ -167,7 +167,7 @@ def decode_ratio(shape: Shape, device: Device, link: Link, way: Way, batch: int)
 
 
 def prefill_ratio(shape: Shape, device: Device, link: Link, way: Way) -> float:
-    """The same for prompts, of which there are always more."""
+    """Prompt tokens per second beside one rank alone, while more prompts always wait."""
     alone = compute_seconds(shape, device, CHUNK, 0, Way())
     own = compute_seconds(shape, device, CHUNK, 0, way)
     return alone / (own + link_seconds(shape, link, CHUNK, way, samples=False))

@@ -1,4 +1,4 @@
-"""What this machine can do at best: reading memory, and multiplying.
+"""Measures the rates at which this machine reads memory and multiplies, at best.
 
 python tests/bench/machine.py
 """
@@ -23,7 +23,7 @@ _SETS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16")
 
 
 def best_seconds(work: Callable[[], object]) -> float:
-    """The shortest of many: a machine is never faster than it is."""
+    """The shortest time of many runs: other work only makes runs longer."""
     times: list[float] = []
     for _ in range(_RUNS):
         started = time.perf_counter()
@@ -33,13 +33,13 @@ def best_seconds(work: Callable[[], object]) -> float:
 
 
 def read_rate() -> float:
-    """GB/s."""
+    """Rate of reading memory, in GB/s."""
     data = torch.ones(1 << 27)  # 512 MiB, beyond any cache
     return data.nbytes / best_seconds(data.sum) / 1e9
 
 
 def matrix_rate(dtype: torch.dtype) -> float:
-    """TFLOP/s, of the size that suits torch best."""
+    """Rate of torch's products in TFLOP/s, at the size that suits it best."""
     rates: list[float] = []
     for size in (1024, 2048):
         a, b = torch.randn(2, size, size, dtype=torch.float32).to(dtype)
@@ -48,7 +48,7 @@ def matrix_rate(dtype: torch.dtype) -> float:
 
 
 def register_rate(name: str) -> float:
-    """TFLOP/s of a function in `peak.c`, on all cores; 0 where nothing can compile it."""
+    """Rate in TFLOP/s of a function in `peak.c`, on all cores; 0 without a compiler."""
     cores = os.cpu_count() or 1
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(cores) as threads:
         library = Path(folder) / "peak.so"

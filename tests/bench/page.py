@@ -1,4 +1,4 @@
-"""What was measured, as the part of docs/performance.md between two marks, and its pictures beside it."""
+"""Writes the figures into docs/performance.md, between two marks, and the charts beside it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from server.bench.plot import Chart, Line, svg
 BEGIN, END = "<!-- compare: begin -->", "<!-- compare: end -->"
 OURS = "facet"
 _EIGHT_BITS = ("facet int8", "llama.cpp Q8_0")
-"""They read half of the weights' bytes, and are compared with each other."""
+"""Sides that read half of the weights' bytes, which are compared with each other."""
 _CACHE = work.Model.cache_mib
 _PICTURED = "256 in, 64 out"
 
@@ -59,7 +59,7 @@ _NOTES = {
 
 
 def write(path: Path, known: Record) -> None:
-    """Leaves what stands outside of the marks as it is."""
+    """Writes the page; what stands outside of the marks stays as it is."""
     before, after = "", ""
     if path.exists():
         before, _, rest = path.read_text("utf-8").partition(BEGIN)
@@ -131,7 +131,7 @@ def _cell(records: Sequence[Record], side: str, metric: str) -> str:
 
 
 def _ratios(records: Sequence[Record], side: str, metric: str) -> list[float]:
-    """Ours over theirs, round by round; none of one of ours."""
+    """Facet's figure over the other side's, round by round; none for a side of Facet's own."""
     base = _EIGHT_BITS[0] if side in _EIGHT_BITS else OURS
     if side == base:
         return []

@@ -1,4 +1,4 @@
-"""Who is compared: ourselves and the others, each as a command that serves a folder."""
+"""The servers that are compared, each as a command that serves a folder."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from servers import NAME, DidNotStart, Side
 
 _CORES = os.cpu_count() or 1
 _SLOTS, _ROOM, _TEXT = 32, 384, 512
-"""Of llama.cpp: requests at once, and the tokens of one that generates, and of one that embeds."""
+"""Limits given to llama.cpp: requests at once, and tokens of one that generates and of one that embeds."""
 _LLAMA_TYPES = {"bfloat16": "bf16", "float32": "f32"}
 
 
 def ours(options: Sequence[str] = ()) -> list[Side]:
-    """As it is; and with eight bits for a weight, to stand beside those who have as many."""
+    """Facet as it is, and with eight bits for a weight, to be compared with others that have as many."""
 
     def side(name: str, about: str, parts: tuple[str, ...], *more: str) -> Side:
         program = (sys.executable, "-P", "-m", "server.main")
@@ -36,7 +36,7 @@ def ours(options: Sequence[str] = ()) -> list[Side]:
 
 
 def vllm(venv: Path) -> list[Side]:
-    """As installed; and with threads bound and allocators preloaded, as its documentation advises."""
+    """vLLM as installed, and with threads bound and allocators preloaded, as its documentation advises."""
     env = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     program = (str(venv / "bin" / "vllm"), "serve")
     preloads = [
@@ -93,7 +93,7 @@ def llama(tree: Path) -> list[Side]:
 
 
 def _gguf(tree: Path, folder: Path, kind: str) -> Path:
-    """Made when it is first asked for, beside the checkpoint."""
+    """The GGUF file beside a checkpoint, which is made when it is first asked for."""
     file = folder.parent / f"{folder.name}.{kind}.gguf"
     if not file.exists():
         half = file.with_suffix(".part")
@@ -117,7 +117,7 @@ def infinity(venv: Path) -> list[Side]:
 
 
 def _vllm_words(folder: Path, model: work.Model, port: int) -> list[str]:
-    """Ours are the same."""
+    """The words of vLLM's command line, which are Facet's too."""
     names = ["--port", str(port), "--served-model-name", NAME, "--dtype", model.dtype]
     limit = [] if model.embeds else ["--max-model-len", "2048"]
     return [str(folder), *names, "--kv-cache-memory-bytes", f"{model.cache_mib}M", *limit]

@@ -1,4 +1,4 @@
-"""What a tree of processes takes from the machine, as Linux counts it."""
+"""Processor time and memory of a tree of processes, as Linux counts them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 
 def tree(root: int) -> list[int]:
-    """`root` and all that descend from it."""
+    """The processes that descend from `root`, and itself."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and (fields := _stat(int(entry.name))):
@@ -21,12 +21,12 @@ def tree(root: int) -> list[int]:
 
 
 def cpu_seconds(*pids: int) -> float:
-    """User and system time so far. What has ended meanwhile counts as nothing."""
+    """Seconds of user and system time so far. A process that has ended meanwhile counts as nothing."""
     return sum(int(fields[11]) + int(fields[12]) for pid in pids if (fields := _stat(pid))) / _TICK
 
 
 def resident_mib(*pids: int) -> float:
-    """Memory that is theirs, shared pages in proportion (PSS)."""
+    """Bytes of memory that belong to them, shared pages in proportion (PSS)."""
     return sum(_pss_kib(pid) for pid in pids) / 1024
 
 
@@ -39,7 +39,7 @@ def _pss_kib(pid: int) -> int:
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields after the name: state, parent, and so on; empty if the process has ended."""
+    """The fields of a process's stat file after its name: state, parent, and so on; empty if it has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -29,9 +29,9 @@ from drive import Driver, load_ranks
 
 _TEXTS = ("general.txt", "small_talk.txt")
 _LENGTH, _COUNT = 256, 16
-"""Of the pieces, in tokens, whose logits are compared."""
+"""The length in tokens of the pieces whose logits are compared."""
 _LINES = 64
-"""That are embedded."""
+"""The texts that are embedded."""
 
 MODES: tuple[tuple[torch.dtype, str | None], ...] = (
     (torch.bfloat16, None),

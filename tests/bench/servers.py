@@ -1,4 +1,4 @@
-"""One that is compared: the command that serves a folder, and its server while it runs."""
+"""A side of the comparison: the command that serves a folder, and its server while it runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import work
 from server.bench.probe import free_port, opens
 
 NAME = "m"
-"""What every server calls its model."""
+"""The name under which every server serves its model."""
 
 _PATIENCE = 600.0
 _FOLDER = re.compile(r"(/[\w.@+-]+)+/")
@@ -28,18 +28,18 @@ _FOLDER = re.compile(r"(/[\w.@+-]+)+/")
 class Side:
     name: str
     about: str
-    """What it is, for whoever reads the figures."""
+    """A description for the page with the figures."""
     command: Callable[[Path, work.Model, int], Sequence[str]]
-    """That serves the model in a folder at a port."""
+    """The command that serves the model in a folder at a port."""
     parts: tuple[str, ...] = work.PARTS
-    """That it takes part in."""
+    """The parts of the comparison in which this side takes part."""
     env: dict[str, str] = field(default_factory=dict)
     room: int = 2048
-    """Tokens of the longest sequence that it takes."""
+    """Tokens of the longest sequence that this side takes."""
 
 
 class DidNotStart(Exception):
-    """With the last lines of its log, without the names of folders."""
+    """An error with the last lines of a server's log, without the names of folders."""
 
     def __init__(self, what: str, log: str) -> None:
         lines = log.splitlines()[-12:]
@@ -48,7 +48,7 @@ class DidNotStart(Exception):
 
 
 class Server:
-    """One side, serving one folder. To be closed."""
+    """A side that serves one folder, until it is closed."""
 
     def __init__(self, side: Side, folder: Path, model: work.Model) -> None:
         self.side = side
@@ -57,7 +57,7 @@ class Server:
         self._log = folder.parent / f"{side.name}.log".replace(" ", "-")
         command = side.command(folder, model, self.port)
         self.ready_s = 0.0
-        """From the start of the process until it was ready."""
+        """Seconds from the start of the process until it was ready."""
         self._started = time.monotonic()
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -70,7 +70,7 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """Of the process that speaks HTTP, on all sides."""
+        """The id of the process that speaks HTTP."""
         return self._process.pid
 
     def wait_ready(self) -> None:
@@ -90,7 +90,7 @@ class Server:
         return time.monotonic() - self._started
 
     def pause(self) -> None:
-        """It takes no part of the cores while another is measured."""
+        """Stops the server's processes, so that they take no core while another side is measured."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:

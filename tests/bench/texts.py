@@ -10,13 +10,13 @@ import msgspec
 from tokenizers import Tokenizer
 
 _MARKS = 2
-"""That the tokenizer adds, at the ends."""
+"""Tokens that the tokenizer adds at the ends of a text."""
 _TEXTS = 256
-"""In a file, at least; from there they come again. No server keeps what it has embedded."""
+"""Tokens in a file, at least; after its end it is read again. No server caches what it has embedded."""
 
 
 def texts(folder: Path, tokens: int) -> Iterator[str]:
-    """Without end; the same each time."""
+    """Yields texts without end, the same each time."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     words = sorted(word for word in tokenizer.get_vocab() if word.isalpha() and len(word) > 3)
     dice = random.Random(0)

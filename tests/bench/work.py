@@ -20,7 +20,7 @@ class Model:
     name: str
     dtype: str = "bfloat16"
     cache_mib: int = 1536
-    """For 32 times 256 and 64 tokens of the larger one, in blocks of 128. All sides must fit at once."""
+    """The KV cache holds 32 sequences of 256 + 64 tokens of the larger model; all sides must fit at once."""
 
     @property
     def title(self) -> str:
@@ -37,15 +37,15 @@ class Case:
     concurrency: int
     fields: dict[str, Any]
     texts: tuple[int, int] | None = None
-    """Tokens of each and how many a request has, where texts are sent and not token ids."""
+    """Tokens of each text and texts in a request, for work that sends texts instead of token ids."""
 
     @property
     def tokens(self) -> int:
-        """Of a sequence that is generated."""
+        """Tokens of a sequence that is generated."""
         return self.fields.get("random_input_len", 0) + self.fields.get("random_output_len", 0)
 
     def options(self, url: str, round: int, *, quick: bool, file: Path | None = None) -> LoadOptions:
-        """`file` holds the texts."""
+        """The benchmark's options for this work; `file` holds the texts."""
         fields = dict(self.fields)
         if file is not None:
             fields |= {"dataset_name": "custom", "dataset_path": str(file)}
@@ -94,7 +94,7 @@ def overhead(quick: bool) -> list[Case]:
 
 
 def models(part: str) -> list[Model]:
-    """Which models a part is measured with."""
+    """The models with which each part is measured."""
     match part:
         case "generation":
             return [Model(name) for name in GENERATIVE]

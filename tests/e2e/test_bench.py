@@ -1,4 +1,4 @@
-"""The benchmarks against the real thing: the load generator and a server, and the two that need none."""
+"""The benchmarks as a user runs them: the load generator against a server, and two that need none."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_start_is_timed_from_its_first_answer_to_its_first_token() -> None:
 
 
 def test_the_engine_is_measured_without_a_server(tmp_path: Path) -> None:
-    """In a process of its own: it changes which kernels are used in all of it.
+    """The offline benchmark runs in a process of its own, because it changes which kernels that process uses.
 
     Tokens enough that no pause of the machine outlasts their decoding.
     """

@@ -83,7 +83,7 @@ def test_streamed_equals_whole(demo: LiveServer, name: str, prompt: str):
 
 
 def test_options_do_something(demo: LiveServer):
-    """Guards the test above: an option that is ignored would pass it."""
+    """The test above would pass if its options were ignored, so this one shows that they are not."""
     plain = whole(demo, "Once upon a time", temperature=0)[0]["text"]
     for name in ("penalties", "stop", "stop id", "bias", "bad words", "allowed"):
         assert whole(demo, "Once upon a time", **OPTIONS[name])[0]["text"] != plain, name

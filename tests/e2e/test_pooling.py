@@ -28,7 +28,7 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(decoder: Path) -> Iterator[LiveServer]:
-    """It generates and embeds, with the same weights."""
+    """A server that generates and embeds with the same weights."""
     tasks = ("--tasks", "generate,embed,token_embed")
     with serving(str(decoder), *SMALL, *tasks, "--served-model-name", "tiny") as server:
         yield server

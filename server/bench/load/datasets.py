@@ -1,4 +1,4 @@
-"""What is asked: texts out of nothing, as exact numbers of token ids, or those of a file.
+"""The texts that a load consists of: random token ids in exact numbers, or the lines of a file.
 
 The same seed always gives the same.
 """
@@ -20,7 +20,7 @@ Text = str | list[int]
 Message = dict[str, object]
 
 _FIRST_ID = 100
-"""Below it vocabularies keep their special tokens."""
+"""Ids below this one are special tokens in most vocabularies."""
 _FILE_OUTPUT_LEN = 128
 
 
@@ -29,13 +29,13 @@ class Work:
     """One request, whatever endpoint it will go to."""
 
     texts: list[Text]
-    """Several only for embeddings."""
+    """Only requests for embeddings have several."""
     max_tokens: int = 0
     messages: list[Message] | None = None
 
 
 def endless(options: LoadOptions, salt: int = 0) -> Iterator[Work]:
-    """Requests without end; those of another `salt` have nothing to do with these."""
+    """Yields requests without end; requests of different `salt` have no text in common."""
     match options.dataset_name:
         case "prefix_repetition":
             return _prefixes(options, salt)

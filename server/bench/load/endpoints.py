@@ -1,4 +1,4 @@
-"""The three endpoints: how a request is written for each, and how its answer is read while it arrives.
+"""How requests are written for each of the three endpoints, and how their answers are read while they arrive.
 
 Tokens are counted by the server's own `usage`, never by chunks: one may hold several tokens.
 """
@@ -18,7 +18,7 @@ from server.bench.options import LoadOptions
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions", "embeddings": "/v1/embeddings"}
 
 _WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school")
-"""For chat, which takes no token ids: one token each in most vocabularies."""
+"""Words for chat, which takes no token ids; each is one token in most vocabularies."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -117,7 +117,7 @@ class Sender:
 
 
 class WholeAnswer:
-    """One JSON body."""
+    """An answer that comes as one JSON body."""
 
     def __init__(self) -> None:
         self._body = bytearray()
@@ -133,7 +133,7 @@ class WholeAnswer:
 
 
 class StreamedAnswer:
-    """Server-sent events. The clock is read as soon as bytes are here, before anything is made of them."""
+    """An answer that comes as server-sent events. The clock is read when bytes arrive, before parsing."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock

@@ -50,7 +50,7 @@ class Client:
         return status, bytes(body)
 
     async def post(self, path: str, body: bytes, receive: Receive) -> int:
-        """The status, when the last of the answer has been given to `receive`."""
+        """Returns the status, once `receive` has been given the whole answer."""
         headers = {"Content-Type": "application/json", "Content-Length": str(len(body))}
         return await self._send(self._head("POST", path, headers) + body, receive)
 
@@ -99,7 +99,7 @@ class Client:
 
 
 class _Connection(asyncio.Protocol):
-    """One request at a time."""
+    """A connection that carries one request at a time."""
 
     def __init__(self) -> None:
         self.open = False
@@ -164,4 +164,4 @@ class _Connection(asyncio.Protocol):
 
 
 def _ignore(body: bytes) -> None:
-    """For bytes that nobody waits for."""
+    """Drops bytes that no request waits for."""

@@ -16,25 +16,25 @@ from server.bench.load.endpoints import Sender
 from server.bench.load.outcome import Outcome
 
 Prepared = tuple[bytes, int]
-"""A body, and the texts in it."""
+"""A request's body, and how many texts it holds."""
 Done = Callable[[Outcome], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
     concurrency: int | None = None
-    """At once; None is no bound."""
+    """Requests at once; None is no bound."""
     rate: float = math.inf
-    """A second; infinite is as many as may run at once."""
+    """Requests per second; infinity is as many as may run at once."""
     requests: int | None = None
     seconds: float | None = None
-    """No more are sent after them."""
+    """Seconds after which no request is sent."""
     burstiness: float = 1.0
     seed: int = 0
 
 
 async def apply(load: Load, sender: Sender, works: Iterator[Work], done: Done) -> float:
-    """Sends, and waits for all answers; returns the seconds that it took. `done` gets each outcome."""
+    """Sends the requests and waits for the answers; returns the seconds it took. `done` gets each outcome."""
     prepared: Iterable[Prepared] = ((sender.write(w), len(w.texts)) for w in islice(works, load.requests))
     if load.requests is not None:
         prepared = list(prepared)  # written beforehand: that costs the server nothing
@@ -80,7 +80,7 @@ async def _open(
 
 
 def arrivals(load: Load) -> Iterator[float]:
-    """Seconds from the start at which requests are due."""
+    """The seconds from the start at which requests are due."""
     dice = random.Random(load.seed)
     at = 0.0
     while True:

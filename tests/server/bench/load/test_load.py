@@ -63,7 +63,7 @@ async def test_an_open_loop_does_not_wait_for_answers() -> None:
 
 
 async def test_time_runs_from_when_a_request_was_due() -> None:
-    """Of five that are due at once and go one after the other, the last has waited for all."""
+    """Five requests are due at once and go one after the other, so the last has waited for all."""
     async with scripted(completes) as server:
         outcomes = await run(Load(concurrency=1, rate=1e9, requests=5), server.url)
     assert server.most_running == 1
