@@ -8,13 +8,15 @@ read.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, TypeVar, cast
+from typing import Literal, TypeVar, cast, get_args
 
 import msgspec
 
 from models.config import ConfigError
 
 Mode = Literal["CLS", "LAST", "MEAN", "MAX", "MEAN_SQRT_LEN", "WEIGHTED_MEAN"]
+Similarity = Literal["cosine", "dot", "euclidean", "manhattan", "maxsim", "meanmaxsim"]
+"""The last two compare a vector for each token; the mean is over the tokens of the query."""
 
 _MODES: dict[str, Mode] = {
     "cls": "CLS",
@@ -88,7 +90,8 @@ class TextFacts(msgspec.Struct, frozen=True, kw_only=True):
     lower_case: bool = False
     prompts: dict[str, str] = {}
     default_prompt_name: str | None = None
-    similarity: str | None = None
+    similarity: Similarity = "cosine"
+    """The measure by which two texts are compared."""
     truncate_dim: int | None = None
     activation: str | None = None
     """Of a cross-encoder's scores: a class of torch.nn."""
@@ -188,10 +191,18 @@ def read_texts(folder: Path) -> TextFacts:
         lower_case=transformer.do_lower_case,
         prompts=prompts,
         default_prompt_name=settings.default_prompt_name,
-        similarity=settings.similarity_fn_name,
+        similarity=_similarity(settings_path, settings.similarity_fn_name),
         truncate_dim=settings.truncate_dim,
         activation=settings.activation_fn,
     )
+
+
+def _similarity(path: Path, name: str | None) -> Similarity:
+    known = {similarity: similarity for similarity in get_args(Similarity)}
+    similarity = known.get((name or "cosine").lower())  # PyLate writes MaxSim
+    if similarity is None:
+        raise ConfigError(f"{path}: 'similarity_fn_name' is {name!r}, but must be one of {', '.join(known)}")
+    return similarity
 
 
 class _Chain:

@@ -26,7 +26,7 @@ from server.requests.pooling import (
     prompt_for,
 )
 from server.requests.task_names import no_scores
-from server.requests.vectors import cosine, scalar
+from server.requests.vectors import compare, scalar
 from server.text.tokenizer import Tokenizer
 from worker.protocol import Pooling, Vectors
 
@@ -182,7 +182,10 @@ def _compare_vectors(pairs: Pairs, options: ScoreOptions, facts: Facts, tokenize
     queries, documents = _items(pairs, options, params, facts, tokenizer)
     answers = yield [*queries, *documents]
     of_queries, of_documents = answers[: len(queries)], answers[len(queries) :]
-    return [cosine(of_queries[pairs.query_of(i)], vector) for i, vector in enumerate(of_documents)]
+    similarity = facts.pooling.texts.similarity
+    return [
+        compare(of_queries[pairs.query_of(i)], vector, similarity) for i, vector in enumerate(of_documents)
+    ]
 
 
 def _compare_tokens(pairs: Pairs, options: ScoreOptions, facts: Facts, tokenizer: Tokenizer) -> Scorer:
@@ -199,6 +202,8 @@ def _compare_tokens(pairs: Pairs, options: ScoreOptions, facts: Facts, tokenizer
         except Unavailable:  # the worker has forgotten a query, for others needed the room
             answers = yield from _ask_late(*group)
         scores += map(scalar, answers)
+    if facts.pooling.texts.similarity == "meanmaxsim":
+        return [total / len(queries[pairs.query_of(i)].tokens) for i, total in enumerate(scores)]
     return scores
 
 

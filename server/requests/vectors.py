@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from models.pooling.sentence_files import Similarity
 from worker.protocol import Vectors
 
 EmbedDtype = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"]
@@ -57,10 +58,22 @@ def scalar(vectors: Vectors) -> float:
     return float(as_array(vectors).reshape(-1)[0])
 
 
-def cosine(left: Vectors, right: Vectors) -> float:
+def compare(left: Vectors, right: Vectors, similarity: Similarity) -> float:
+    """The similarity of two vectors as sentence-transformers computes it: distances are negative.
+
+    Measures for many vectors compare two single ones by their angle.
+    """
     one, two = as_array(left).astype(np.float64), as_array(right).astype(np.float64)
-    lengths = float(np.linalg.norm(one) * np.linalg.norm(two))
-    return float(one @ two) / lengths if lengths else 0.0
+    match similarity:
+        case "dot":
+            return float(one @ two)
+        case "euclidean":
+            return -float(np.linalg.norm(one - two))
+        case "manhattan":
+            return -float(np.abs(one - two).sum())
+        case "cosine" | "maxsim" | "meanmaxsim":
+            lengths = float(np.linalg.norm(one) * np.linalg.norm(two))
+            return float(one @ two) / lengths if lengths else 0.0
 
 
 def _bfloat16(array: Floats) -> NDArray[np.uint16]:

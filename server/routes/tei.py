@@ -15,7 +15,7 @@ from server.requests.facts import Facts
 from server.requests.pooling import PoolingParams, find_prompt, total_characters
 from server.requests.scoring import texts_and_pairs
 from server.requests.task_names import require_task
-from server.requests.vectors import as_array, as_json, cosine
+from server.requests.vectors import as_array, as_json, compare
 from server.routes.generation import frontend_of, require_ready, respond
 from server.routes.pooling import label_of
 from server.routes.pooling_call import CLASSIFIES, EMBEDS, POOLS, TEXTS_AT_ONCE, Call, maybe_in_thread
@@ -78,7 +78,7 @@ def _predictions(vectors: Vectors, facts: Facts) -> list[Prediction]:
 
 @router.post("/similarity", dependencies=EMBEDS)
 async def similarity(body: SimilarityRequest, request: Request) -> Response:
-    """How near each sentence is to the source sentence: the cosine of their vectors."""
+    """The similarity of each sentence to the source sentence, by the measure that the checkpoint names."""
     facts = frontend_of(request).facts
     call = Call(request, body.parameters.terms(facts))
     prompt = find_prompt(body.parameters.prompt_name, facts)
@@ -88,7 +88,7 @@ async def similarity(body: SimilarityRequest, request: Request) -> Response:
         source, *others = await call.run(
             await call.items(texts, PoolingParams(task="embed"), prompt, name="sentences")
         )
-        return _json([cosine(source, other) for other in others])
+        return _json([compare(source, other, facts.pooling.texts.similarity) for other in others])
 
     return await respond(request, work())
 

@@ -200,6 +200,24 @@ def test_how_texts_are_read(tmp_path: Path, family: str) -> None:
     assert config.dimensions == 16
 
 
+@pytest.mark.parametrize(
+    ("written", "similarity"), [(None, "cosine"), ("euclidean", "euclidean"), ("MaxSim", "maxsim")]
+)
+def test_the_measure_of_similarity(tmp_path: Path, written: str | None, similarity: str) -> None:
+    read(tmp_path)
+    put(tmp_path, "config_sentence_transformers.json", {"similarity_fn_name": written})
+    assert read(tmp_path).texts.similarity == similarity
+
+
+def test_a_measure_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    read(tmp_path)
+    put(tmp_path, "config_sentence_transformers.json", {"similarity_fn_name": "hamming"})
+    with pytest.raises(
+        ConfigError, match="'similarity_fn_name' is 'hamming', but must be one of cosine, dot"
+    ):
+        read(tmp_path)
+
+
 def test_texts_that_are_messages(tmp_path: Path) -> None:
     """So sentence-transformers 6 saves a model whose tokenizer has a chat template."""
     put_modules(tmp_path, ("Transformer", None), ("Pooling", {}))

@@ -130,6 +130,30 @@ def test_a_vector_for_each_text() -> None:
     assert finish(scorer, [[1, 0], [0, 1], [1, 0], [1, 0]]) == [1, 0]
 
 
+@pytest.mark.parametrize(
+    ("similarity", "scores"),
+    [("dot", [0, 2]), ("euclidean", [-(13**0.5), -(2**0.5)]), ("manhattan", [-5, -2])],
+)
+def test_vectors_are_compared_as_the_checkpoint_says(similarity: Any, scores: list[float]) -> None:
+    known = facts(score_type="bi-encoder", pooling=PoolingConfig(texts=TextFacts(similarity=similarity)))
+    scorer = begin(["fox"], ["dog", "fox"], known, bert())
+    next(scorer)
+    assert finish(scorer, [[2, 0], [0, 3], [1, 1]]) == pytest.approx(scores)
+
+
+def test_a_mean_over_the_tokens_of_the_query() -> None:
+    known = facts(
+        tasks=("token_embed",),
+        score_type="late-interaction",
+        pooling=PoolingConfig(texts=TextFacts(similarity="meanmaxsim")),
+    )
+    scorer = begin(["fox", "fox dog fox"], ["dog", "the"], known, bert())
+    first, second = next(scorer)
+    scorer.send([vectors([]), vectors([])])
+    assert finish(scorer, [[1.5], [2.5]]) == [1.5 / len(first.tokens), 2.5 / len(second.tokens)]
+    assert len(second.tokens) > len(first.tokens)
+
+
 def test_a_query_is_kept_and_documents_come_to_it() -> None:
     scorer = begin(["fox"], ["dog", "the"], LATE, bert())
     [query] = next(scorer)

@@ -8,9 +8,10 @@ import json
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from fake_frontend import vectors
 
-from server.requests.vectors import as_array, as_base64_json, as_bits, as_bytes, as_json, cosine
+from server.requests.vectors import as_array, as_base64_json, as_bits, as_bytes, as_json, compare
 
 RANDOM = np.random.default_rng(0)
 NUMBERS = np.concatenate(
@@ -21,6 +22,7 @@ NUMBERS = np.concatenate(
         [0.0, -0.0, 1e-12, 2.0**-10, 2.0**-17, 447.9, -448.0],
     ]
 ).astype(np.float32)
+PAIR = torch.randn(2, 50, generator=torch.Generator().manual_seed(0)).double()
 
 
 @pytest.mark.parametrize(
@@ -65,6 +67,20 @@ def test_bits() -> None:
     assert as_bits(one, signed=True) == [0b10010011 - 128, 127]
 
 
-def test_cosine() -> None:
-    assert cosine(vectors([1, 0]), vectors([3, 3])) == pytest.approx(0.5**0.5)
-    assert cosine(vectors([0, 0]), vectors([1, 0])) == 0.0
+@pytest.mark.parametrize(
+    ("similarity", "expected"),
+    [
+        ("cosine", F.cosine_similarity(*PAIR, dim=0)),
+        ("maxsim", F.cosine_similarity(*PAIR, dim=0)),
+        ("dot", PAIR[0] @ PAIR[1]),
+        # sentence-transformers negates these, so that the nearest text has the highest score.
+        ("euclidean", -torch.cdist(PAIR[0][None], PAIR[1][None], p=2)),
+        ("manhattan", -torch.cdist(PAIR[0][None], PAIR[1][None], p=1)),
+    ],
+)
+def test_measures_are_those_of_sentence_transformers(similarity, expected) -> None:
+    assert compare(*map(vectors, PAIR), similarity) == pytest.approx(float(expected))
+
+
+def test_a_vector_of_zeros_is_like_no_other() -> None:
+    assert compare(vectors([0, 0]), vectors([1, 0]), "cosine") == 0.0

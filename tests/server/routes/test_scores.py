@@ -10,6 +10,7 @@ import pytest
 from fake_frontend import BOS, FakeFrontend, vectors
 
 from models.pooling.config import PoolingConfig
+from models.pooling.sentence_files import TextFacts
 from server.errors import Unavailable
 
 
@@ -195,6 +196,8 @@ async def test_as_text_embeddings_inference_embeds(client: httpx.AsyncClient, fr
     assert await post(client, "/similarity", inputs=inputs, parameters={"truncate": True}) == pytest.approx(
         [1, 0.6]
     )
+    serve(frontend, "bi-encoder", "embed", pooling=PoolingConfig(texts=TextFacts(similarity="dot")))
+    assert await post(client, "/similarity", inputs=inputs) == pytest.approx([1, 3])
 
 
 async def test_as_text_embeddings_inference_predicts(
