@@ -16,9 +16,7 @@ import msgspec
 
 from engine_core.config import Address, EngineConfig, ProcessConfig, Replicas
 from worker import child
-
-STOPPED, CANNOT_START = 0, 2
-"""Exit codes after which an engine is not started again: it was asked to end, or it would end so again."""
+from worker.child import CANNOT_START, STOPPED
 
 RESTARTS = 5
 """How often in a row an engine is started again."""
@@ -79,28 +77,27 @@ class Fleet:
         """Private to this run, and gone after it."""
         return Path(self._folder.name)
 
-    async def keep(self, lost: Callable[[int, str], None] = lambda number, reason: None) -> None:
+    async def keep(self, lost: Callable[[int, int], None] = lambda number, code: None) -> None:
         """Follows every engine; one that breaks is started again, if it is one of several.
 
-        Returns when none is left. `lost` is told of each end: number and reason.
+        Returns when none is left. `lost` is called at each end with the engine's number and the exit code.
         """
         await asyncio.gather(*(self._keep(engine, lost) for engine in self.engines))
 
-    async def _keep(self, engine: EngineHandle, lost: Callable[[int, str], None]) -> None:
+    async def _keep(self, engine: EngineHandle, lost: Callable[[int, int], None]) -> None:
         deaths = 0
         while True:
             code = await engine.exited()
-            lost(engine.number, f"the engine process has ended (exit code {code})")
+            lost(engine.number, code)
             deaths = 1 if time.monotonic() - engine.started > LONG_LIFE else deaths + 1
             if not self._restarts or code in (STOPPED, CANNOT_START):
-                return
+                return  # it was asked to end, or would fail to start again
             if deaths > RESTARTS:
                 _log.error("engine %d broke %d times in a row: it is given up", engine.number, deaths)
                 return
             pause = FIRST_PAUSE * 2 ** (deaths - 1)
-            _log.error(
-                "engine %d broke (exit code %d) and is started again in %g s", engine.number, code, pause
-            )
+            how = child.describe_exit(code)
+            _log.error("engine %d broke: %s; it is started again in %g s", engine.number, how, pause)
             await asyncio.sleep(pause)
             engine.start()
 

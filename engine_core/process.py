@@ -40,8 +40,7 @@ from engine_core.scheduling.scheduler import Outputs as OutputsByServer
 from engine_core.scheduling.stats import Reporter
 from engine_core.wire.transport import EngineEnd
 from worker import child, logs
-
-STOPPED, BROKE, CANNOT_START = 0, 1, 2
+from worker.child import BROKE, CANNOT_START, STOPPED
 
 _SMALLEST_PROGRESS = 0.01
 _BROKEN = "the engine failed and has to be restarted; its log says why"

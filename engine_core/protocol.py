@@ -130,10 +130,23 @@ class Stats(msgspec.Struct, frozen=True, tag=True, gc=False):
     step_tokens: int
 
 
+STAGES = {
+    "start": "starting",
+    "download": "fetching the model",
+    "import": "loading libraries",
+    "weights": "loading weights",
+    "cache": "allocating its cache",
+    "warmup": "warming up",
+    "ready": "serving",
+}
+"""The stages of an engine's life in order, each with what the engine is doing then."""
+
+
 class Progress(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """Start-up, as far as it has come. Stages in order: download, import, weights, cache, warmup."""
+    """How far an engine's start has come: a stage from download to warmup, and its share that is done."""
 
     stage: str
+    """One of STAGES."""
     fraction: float
     """Of this stage."""
     folder: str = ""

@@ -21,6 +21,10 @@ import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 
+STOPPED, BROKE, CANNOT_START = 0, 1, 2
+"""Exit codes: ended as it was asked to, broke while it worked, could not start. With the last two, a process
+has printed the reason."""
+
 _LENGTH_BYTES = 8
 _PR_SET_PDEATHSIG = 1
 
@@ -51,6 +55,9 @@ class Child:
 
     def wait(self) -> int:
         return self._process.wait()
+
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
 
     def terminate(self) -> None:
         self._process.terminate()
@@ -92,6 +99,14 @@ def adopt(fd: int) -> bytes:
     payload = _read(lifeline, int.from_bytes(_read(lifeline, _LENGTH_BYTES), "little"))
     threading.Thread(target=_leave_at_end_of_file, args=(lifeline,), name="lifeline", daemon=True).start()
     return payload
+
+
+def describe_exit(code: int) -> str:
+    """A clause on how a process ended that gave no reason itself; a negative code is a signal."""
+    if code >= 0:
+        return f"it exited with code {code} and did not say why"
+    name = signal.Signals(-code).name
+    return f"it was ended by {name}" + (" (is memory short? `dmesg` tells)" if name == "SIGKILL" else "")
 
 
 def _die_with_parent() -> None:

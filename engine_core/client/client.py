@@ -19,6 +19,7 @@ from engine_core.client.streams import Stream
 from engine_core.config import Address, Replicas
 from engine_core.protocol import (
     PROTOCOL,
+    STAGES,
     Add,
     Answer,
     Dead,
@@ -37,6 +38,7 @@ from engine_core.protocol import (
     Welcome,
 )
 from engine_core.wire.transport import ServerEnd, Unreachable
+from worker.child import BROKE, CANNOT_START, describe_exit
 from worker.protocol import Pooling, Sampling
 
 _log = logging.getLogger(__name__)
@@ -57,11 +59,18 @@ class EngineClient:
         *,
         server: int = 0,
         servers: int = 1,
+        watched: bool = False,
         on_progress: Callable[[Progress], None] | None = None,
     ) -> None:
-        """`replicas` are all engines, and this is one of so many `servers` that send them requests."""
+        """`replicas` are all engines, and this is one of so many `servers` that send them requests.
+
+        `watched`: the engines of this machine are children of this process, which calls `lose` with the exit
+        code of each that ends. Without that, an engine has ended when its connection has.
+        """
         self.dead: str | None = None
-        """Why, if no replica is left."""
+        """The reason why no replica is left, if none is."""
+        self.explained = False
+        """Whether the engine whose end is `dead` has printed the reason itself."""
         self.folder = ""
         """Of the checkpoint on this machine, once it is known."""
         self.located = asyncio.Event()
@@ -70,6 +79,7 @@ class EngineClient:
         self.on_change: Callable[[], None] = lambda: None
         """Called when `ready` has changed."""
         self._servers = servers
+        self._watched = watched
         self._on_progress = on_progress
         self._roster = Roster(replicas, servers)
         self._dispatch = Dispatch(self._roster, self._send)
@@ -154,18 +164,30 @@ class EngineClient:
 
     # Ends.
 
-    def lose(self, number: int, reason: str) -> None:
-        """That engine is dead. The first reason counts, which may have come as its last words."""
+    def lose(self, number: int, code: int) -> None:
+        """The process of an engine on this machine has exited. A reason that it gave itself comes first."""
         if self.dead is None:
             self._read_answers()
-            self._lose(number, reason)
+            self._lose_process(number, f": {describe_exit(code)}", explained=code in (BROKE, CANNOT_START))
 
-    def _lose(self, number: int, reason: str) -> None:
+    def lose_all(self) -> None:
+        """The processes of all engines on this machine have exited."""
+        self._read_monitor()
+        for number in self._roster.layout.local:
+            self._lose_process(number)
+
+    def _lose_process(self, number: int, how: str = "", *, explained: bool = False) -> None:
+        if (replica := self._roster.replicas.get(number)) is not None:
+            doing = STAGES[replica.progress.stage]
+            self._lose(number, f"the engine process ended while {doing}{how}", explained=explained)
+
+    def _lose(self, number: int, reason: str, *, explained: bool = False) -> None:
         replica = self._roster.replicas.get(number)
         if replica is None or replica.lost is not None or self.dead is not None:
             return
         self._roster.lose(replica, reason)
         if self._roster.hopeless:
+            self.explained = explained
             self.fail(reason)
             return
         _log.error("replica %d has ended: %s", number, reason)
@@ -227,7 +249,8 @@ class EngineClient:
     def _read_monitor(self) -> None:
         self._read_answers()  # its last words came before its end
         for number in self._end.left():
-            self._lose(number, "the engine process has ended")
+            if not (self._watched and number in self._roster.layout.local):
+                self._lose_process(number)
 
     def _meet(self, hello: Hello) -> Replica | None:
         """The replica of that name, if it may be one."""
@@ -276,7 +299,7 @@ class EngineClient:
             case Leaving():
                 replica.leaving = True
             case Dead(reason):
-                self._lose(replica.number, reason)
+                self._lose(replica.number, reason, explained=replica.number in self._roster.layout.local)
             case Hello():
                 pass  # is told apart before
 

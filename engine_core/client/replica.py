@@ -7,9 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from engine_core.client.routing import GENERATING
-from engine_core.protocol import Progress, Ready, Stats
-
-_STAGES = ("start", "download", "import", "weights", "cache", "warmup", "ready")
+from engine_core.protocol import STAGES, Progress, Ready, Stats
 
 _SAME = ("model", "architecture", "vocab_size", "dtype", "tasks", "widths", "scheduling_policy")
 """What replicas of one model have in common, by the names in Ready."""
@@ -92,8 +90,9 @@ def all_stats(replicas: Sequence[Replica]) -> Stats | None:
 
 
 def all_progress(replicas: Sequence[Replica]) -> Progress:
-    """Of the one that will be ready first, with a word on each if there are several."""
-    first = max((one.progress for one in replicas), key=lambda now: (_STAGES.index(now.stage), now.fraction))
+    """The progress of the replica nearest to ready; if there are several, its detail lists every one."""
+    order = list(STAGES)
+    first = max((one.progress for one in replicas), key=lambda now: (order.index(now.stage), now.fraction))
     if len(replicas) == 1:
         return first
     return msgspec.structs.replace(first, detail=", ".join(map(_told, replicas)))

@@ -10,21 +10,12 @@ import zmq
 from msgspec.structs import replace
 
 from engine_core.executor import ExecutorDead, Report
+from engine_core.protocol import STAGES
 from engine_core.ranks.local import Crew
 from worker.config import Place, WorkerConfig
 from worker.protocol import StepInput, StepOutput, WorkerFacts
 from worker.ranks.channel import RankFailed, RankProgress, RankReady, RankSays, StepFailed
 
-STAGES = {
-    "download": "fetching the model",
-    "import": "starting",
-    "weights": "loading weights",
-    "cache": "making its cache",
-    "warmup": "warming up",
-}
-"""In order, and how they are told."""
-
-_SERVING = "serving"
 _LAG_MS = 300  # after the first word of a failure, those of other machines may still be under way
 
 
@@ -135,7 +126,7 @@ class RanksExecutor:
     def _death(self, failed: dict[int, RankFailed]) -> ExecutorDead:
         """Names the one that failed first. One that was silenced comes before those that felt its loss."""
         rank, failure = min(failed.items(), key=lambda item: (not item[1].silent, item[1].at))
-        doing = _SERVING if self._ranks[rank].facts else STAGES[self._ranks[rank].stage]
+        doing = STAGES["ready" if self._ranks[rank].facts else self._ranks[rank].stage]
         return ExecutorDead(f"{self._name(rank)} ended while {doing}: {failure.message}")
 
     def _name(self, rank: int) -> str:

@@ -5,7 +5,6 @@ Frames pass unread, so that an engine and a machine that only relays for one nee
 
 from __future__ import annotations
 
-import signal
 import socket
 import tempfile
 import time
@@ -136,8 +135,4 @@ class LocalCrew:
 def _ending(process: child.Child) -> str:
     if not process.ended_within(_EXIT_SECONDS):
         return "it does not listen any more"
-    code = process.wait()
-    if code >= 0:
-        return f"it exited with code {code} and did not say why"
-    name = signal.Signals(-code).name
-    return f"it was ended by {name}" + (" (is memory short?)" if name == "SIGKILL" else "")
+    return child.describe_exit(process.wait())

@@ -35,9 +35,8 @@ from engine_core.wire.keys import ClusterKeys
 from models.checkpoint.hub import resolve
 from models.config import read_config
 from worker import logs
+from worker.child import BROKE, CANNOT_START, STOPPED
 from worker.ranks.channel import RankFailed, RankProgress, RankSays
-
-STOPPED, BROKE, CANNOT_START = 0, 1, 2
 
 _ENDS = {STOP: STOPPED, KILL: BROKE}
 _REDIAL_MS, _SLOWEST_REDIAL_MS = 100, 1000

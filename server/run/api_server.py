@@ -25,12 +25,13 @@ from server.http.http_protocol import HttpProtocol
 from server.metrics import Metrics
 from server.options.table import ServerConfig
 from server.run.progress import ProgressDisplay
-
-STOPPED, BROKE, CANNOT_START = 0, 1, 2
+from worker.child import BROKE, CANNOT_START, STOPPED
 
 LAST_WORDS_SECONDS = 3
 """For answers that are complete to reach their clients, after all generation has ended."""
 STATS_SECONDS = 10.0
+NO_ENGINE_LEFT = signal.SIGUSR1
+"""The signal for API processes that the engines, which are not their own children, have all ended."""
 
 _log = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ class ApiServer:
             config.replicas,
             server=index,
             servers=config.api_server_count,
+            watched=config.api_server_count == 1,
             on_progress=self._show,
         )
         self._frontend = Frontend(config, self.client, Metrics(config.model_names[0], shared_metrics))
@@ -88,13 +90,12 @@ class ApiServer:
         await self._leave(http)
         return code
 
-    async def _serve(self, http: asyncio.Task[None], start: asyncio.Task[int]) -> int:
+    async def _serve(self, http: asyncio.Task[None], start: asyncio.Task[bool]) -> int:
         stopped = asyncio.create_task(self._stop.wait())
         died = asyncio.create_task(self.client.died.wait())
         try:
             await asyncio.wait((start, stopped, died, http), return_when=asyncio.FIRST_COMPLETED)
-            if start.done() and start.result() != STOPPED:
-                return start.result()
+            served = start.done() and start.result()
             await asyncio.wait((stopped, died, http), return_when=asyncio.FIRST_COMPLETED)
         finally:
             stopped.cancel()
@@ -102,25 +103,31 @@ class ApiServer:
         if self._stop.is_set():
             await self._drain()
             return STOPPED
-        if self.client.dead is not None:
-            _log.error("the engine has stopped: %s", self.client.dead)
-            return BROKE if self.client.ready is not None else CANNOT_START
-        return BROKE  # uvicorn ended by itself, and has logged why
+        if self.client.dead is None:
+            return BROKE  # uvicorn ended by itself, and has logged why
+        return self._explain_death(served=served)
 
-    async def _follow_start(self) -> int:
-        """Returns when the model can be used, or with the exit code if it never will be."""
+    async def _follow_start(self) -> bool:
+        """Returns whether the model can be used. If it never will be, the client fails with the reason."""
         try:
             await self._frontend.start()
         except (ValueError, OSError, ApiError) as error:
-            if self.client.dead is None:  # a dying engine says why itself
-                self._say(f"error: {' '.join(str(error).split())}")
-                self.client.fail(str(error))
-            return CANNOT_START
+            self.client.fail(" ".join(str(error).split()))
+            return False
         _calm_collector()
         seconds = time.monotonic() - self._started
         name = self._config.model_names[0]
         self._say(f"Serving {name} at {self._where()} after {seconds:.1f} s{self._part()}")
-        return STOPPED
+        return True
+
+    def _explain_death(self, *, served: bool) -> int:
+        """Says why no engine is left, unless the engine has said so itself; returns the exit code."""
+        if served:
+            _log.error("the engine has stopped: %s", self.client.dead)
+            return BROKE
+        if not self.client.explained:
+            self._say(f"error: {self.client.dead}")
+        return CANNOT_START
 
     def _part(self) -> str:
         """Of several replicas those that work already: the others join when they are ready."""
@@ -149,6 +156,7 @@ class ApiServer:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
+        loop.add_signal_handler(NO_ENGINE_LEFT, self.client.lose_all)
 
     def stop(self) -> None:
         """Called again, it stops without waiting for anyone."""

@@ -9,11 +9,11 @@ import signal
 import uvloop
 
 from engine_core.client.join import Refused, join
-from engine_core.engine_processes import CANNOT_START, STOPPED, Fleet, launch
+from engine_core.engine_processes import Fleet, launch
 from engine_core.ranks.node import run_node
 from server.options.table import ServerConfig
+from worker.child import BROKE, CANNOT_START, STOPPED
 
-BROKE = 1
 ENGINE_SECONDS = 3.0
 """Beyond the time that requests may run on."""
 

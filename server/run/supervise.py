@@ -16,10 +16,11 @@ import uvloop
 
 from engine_core.engine_processes import Fleet, ended
 from server.options.table import ServerConfig
-from server.run.api_server import BROKE, CANNOT_START, LAST_WORDS_SECONDS, STOPPED, ApiServer
+from server.run.api_server import LAST_WORDS_SECONDS, NO_ENGINE_LEFT, ApiServer
 from server.run.process import ApiProcess
 from server.run.progress import ProgressDisplay
 from worker import child
+from worker.child import BROKE, CANNOT_START, STOPPED
 
 PATIENCE = 10.0
 """Seconds beyond its own time-outs after which a process that does not leave is ended."""
@@ -68,8 +69,8 @@ async def _serve_in_processes(
     elif code == BROKE:
         _log.error("a process has ended unasked: stopping the others")
     for server in servers:
-        if not stop.is_set() and server.exit_code is None and not engines_end.done():
-            server.terminate()
+        if not stop.is_set() and server.exit_code is None:
+            server.signal(NO_ENGINE_LEFT if engines_end.done() else signal.SIGTERM)
     await asyncio.wait(ends, timeout=config.shutdown_timeout + PATIENCE)
     for server in servers:
         server.stop(seconds=0)
@@ -80,9 +81,15 @@ async def _serve_in_processes(
 
 async def _engines_end(config: ServerConfig, engines: Fleet) -> None:
     """When none is left, here or elsewhere. What each end means to requests, the API servers see."""
-    await engines.keep()
+    await engines.keep(_log_silent_end)
     if config.replicas.elsewhere:
         await asyncio.Event().wait()  # only they know how many there are
+
+
+def _log_silent_end(number: int, code: int) -> None:
+    """The API servers see only that a connection ended; the exit code, which tells why, is known here."""
+    if code not in (STOPPED, BROKE, CANNOT_START):
+        _log.error("the process of engine %d ended: %s", number, child.describe_exit(code))
 
 
 def _start(process: ApiProcess) -> child.Child:

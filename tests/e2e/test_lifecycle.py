@@ -77,6 +77,19 @@ def test_death_of_the_engine_ends_streams_with_an_error(server: LiveServer):
     assert not alive(engine)
 
 
+@pytest.mark.parametrize("api_servers", [1, 2])
+def test_death_of_the_engine_while_it_loads_is_explained(api_servers: int):
+    server = LiveServer("demo", *SMALL, "--api-server-count", str(api_servers))
+    try:
+        wait_until(lambda: "Loading libraries" in server.output(), 20, server.output)
+        os.kill(server.engine_pid(), signal.SIGKILL)
+        assert server.process.wait(20) != 0
+        assert "error: the engine process ended while loading libraries" in server.output()
+        assert "it was ended by SIGKILL (is memory short?" in server.output()
+    finally:
+        server.close()
+
+
 def test_no_child_survives_the_parent():
     with serving("demo", *SMALL) as server:
         children = server.children()

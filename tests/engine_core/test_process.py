@@ -31,7 +31,7 @@ SUPPORT = Path(__file__).parents[1] / "support"
 @pytest_asyncio.fixture
 async def start(model: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
     """Starts engines of the fake worker, with a client of the first server, and ends them."""
-    monkeypatch.setenv("PYTHONPATH", str(SUPPORT))
+    monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
     started: list[tuple[Fleet, EngineClient]] = []
 
     async def begin(
@@ -41,13 +41,16 @@ async def start(model: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[S
         api_servers: int = 1,
         drain_seconds: float = 0.0,
         module: str = "fake_worker",
+        watched: bool = False,
         on_progress: Callable[[Progress], None] | None = None,
         **changes: object,
     ) -> tuple[Fleet, EngineClient]:
         config = EngineConfig(model=str(model), **changes)  # pyright: ignore[reportArgumentType]
         layout = Replicas(size=replicas, here=replicas)
         fleet = launch(config, layout, module=module, api_servers=api_servers, drain_seconds=drain_seconds)
-        client = EngineClient(fleet.addresses[0], layout, servers=api_servers, on_progress=on_progress)
+        client = EngineClient(
+            fleet.addresses[0], layout, servers=api_servers, watched=watched, on_progress=on_progress
+        )
         started.append((fleet, client))
         if ready:
             await soon(client.settled.wait())
@@ -232,7 +235,7 @@ async def test_a_killed_engine_ends_every_stream_once(start: Start) -> None:
 async def test_an_engine_that_kills_itself_in_a_step(start: Start) -> None:
     fleet, client = await start()
     (failed,) = await collect(client.submit([KILLS_PROCESS], Sampling(max_tokens=3)))
-    assert failed == Failed(id=failed.id, code=503, message="the engine process has ended")
+    assert failed == Failed(id=failed.id, code=503, message="the engine process ended while serving")
     assert await fleet.engines[0].exited() == -signal.SIGKILL
 
 
@@ -269,6 +272,37 @@ async def test_sigterm_while_loading_exits_at_once(start: Start) -> None:
     fleet.engines[0].process.terminate()
     await soon(fleet.engines[0].exited(), 2)
     assert client.ready is None and fleet.engines[0].exit_code == 0
+
+
+async def test_an_engine_killed_while_it_loads_is_explained(start: Start) -> None:
+    fleet, client = await start(ready=False, watched=True, hf_overrides={"slow": True})
+    keeping = asyncio.create_task(fleet.keep(client.lose))
+    await soon(until(lambda: client.progress.stage == "weights"))
+    fleet.engines[0].process.kill()
+    await soon(client.died.wait())
+    assert client.dead == (
+        "the engine process ended while loading weights: "
+        "it was ended by SIGKILL (is memory short? `dmesg` tells)"
+    )
+    assert not client.explained, "nobody has printed this yet"
+    await soon(keeping)
+
+
+async def test_an_engine_that_says_why_it_cannot_start_is_explained_by_itself(
+    start: Start, model: Path
+) -> None:
+    (model / "no-weights").touch()
+    _, client = await start(ready=False)
+    await soon(client.settled.wait())
+    assert client.explained
+
+
+async def test_the_end_of_all_engines_is_known_without_a_connection(start: Start) -> None:
+    fleet, client = await start(ready=False)
+    fleet.engines[0].process.kill()  # before it has connected
+    await soon(fleet.engines[0].exited())
+    client.lose_all()
+    assert client.dead == "the engine process ended while starting"
 
 
 async def test_unreadable_frames_are_dropped(start: Start) -> None:
@@ -345,8 +379,8 @@ async def test_a_rank_that_cannot_load_ends_the_start_by_name(start: Start, mode
     assert await asyncio.wait_for(fleet.engines[0].exited(), 10) == 2
     await soon(client.settled.wait())
     assert client.dead == (
-        "rank 1 (tensor 1 of 2, stage 0 of 1) ended while starting: model.safetensors: tensor "
-        "'lm_head.weight' is missing"
+        "rank 1 (tensor 1 of 2, stage 0 of 1) ended while loading libraries: model.safetensors: "
+        "tensor 'lm_head.weight' is missing"
     )
 
 
@@ -397,22 +431,22 @@ async def test_a_replica_that_breaks_is_started_again_and_one_that_is_asked_to_e
     monkeypatch.setattr("engine_core.engine_processes.FIRST_PAUSE", 0.05)
     fleet, client = await start(replicas=2)
     await soon(until(lambda: working(client) == [0, 1]))
-    told: list[tuple[int, str]] = []
+    ends: list[tuple[int, int]] = []
 
-    def lost(number: int, reason: str) -> None:
-        told.append((number, reason))
-        client.lose(number, reason)
+    def lost(number: int, code: int) -> None:
+        ends.append((number, code))
+        client.lose(number, code)
 
     keeping = asyncio.create_task(fleet.keep(lost))
     fleet.engines[1].process.kill()
     await soon(until(lambda: working(client) == [0]))
     await soon(until(lambda: working(client) == [0, 1]))
-    assert told == [(1, "the engine process has ended (exit code -9)")]
+    assert ends == [(1, -signal.SIGKILL)]
     assert text(await collect(client.submit([3], Sampling(max_tokens=3), replica=1))) == reference([3], 3)
     for engine in fleet.engines:
         engine.process.terminate()
     await soon(keeping)
-    assert sorted(told[1:]) == [(n, "the engine process has ended (exit code 0)") for n in (0, 1)]
+    assert sorted(ends[1:]) == [(0, 0), (1, 0)]
     assert client.dead == "the engine has been stopped"
 
 

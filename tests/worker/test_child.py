@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import signal
 import subprocess
@@ -44,7 +45,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder from which children can import the modules of this test."""
     for name, code in (("echo_child", ECHO), ("stubborn_child", STUBBORN), ("parent_process", PARENT)):
         (tmp_path / f"{name}.py").write_text(code)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     return tmp_path
 
 
@@ -75,6 +76,18 @@ def test_a_child_that_dies_before_it_listens_is_not_an_error(modules: Path) -> N
     process = child.start("broken", "no_such_module", b"x" * 1_000_000)
     assert process.ended_within(10)
     assert process.wait() == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "clause"),
+    [
+        (3, "it exited with code 3 and did not say why"),
+        (-signal.SIGSEGV, "it was ended by SIGSEGV"),
+        (-signal.SIGKILL, "it was ended by SIGKILL (is memory short? `dmesg` tells)"),
+    ],
+)
+def test_an_exit_code_is_put_into_words(code: int, clause: str) -> None:
+    assert child.describe_exit(code) == clause
 
 
 def test_stop_is_bounded_even_if_the_child_does_not_listen(modules: Path) -> None:

@@ -20,12 +20,11 @@ from typing import Protocol
 import msgspec
 
 from worker import child, logs
+from worker.child import BROKE, CANNOT_START, STOPPED
 from worker.config import Place, WorkerConfig
 from worker.protocol import DEVICE_LOST, StepInput, StepOutput, WorkerFacts
 from worker.ranks.channel import Channel, RankFailed, RankProgress, RankReady, RankSays, RankStart, StepFailed
 from worker.start import start
-
-STOPPED, BROKE, CANNOT_START = 0, 1, 2
 
 _log = logging.getLogger(__name__)
 

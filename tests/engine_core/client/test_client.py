@@ -335,7 +335,7 @@ async def test_a_replica_can_be_named(two: Two) -> None:
     for _ in range(3):
         client.submit([1], PARAMS, replica=1)
     assert len(await second.heard(3)) == 3
-    client.lose(1, "it broke")
+    client.lose(1, -9)
     (refused,) = [output async for output in client.submit([1], PARAMS, replica=1)]
     assert refused == Failed(refused.id, 503, "replica 1 takes no requests now")
 
@@ -369,7 +369,7 @@ async def test_a_dead_replica_that_speaks_after_all_is_not_believed(two: Two) ->
     client.submit([2] * 200, PARAMS, replica=1)
     stream = client.submit([1], PARAMS)
     await first.heard(1)
-    client.lose(0, "silence")
+    client.lose(0, -9)
     first.answer(stream, 6, finish="stop")
     await second.heard(2)
     second.answer(stream, 5, finish="length")
@@ -393,7 +393,7 @@ async def test_the_end_of_the_last_replica_is_the_end(two: Two) -> None:
 async def test_a_replica_in_the_place_of_a_dead_one_is_used(two: Two) -> None:
     client, first, _, both = two
     both.end(first)
-    await both.until(lambda: both.state(0) == "the engine process has ended")
+    await both.until(lambda: both.state(0) == "the engine process ended while serving")
     again = await both.start(0)
     client.submit([1], PARAMS, replica=0)
     assert len(await again.heard(1)) == 1
@@ -424,7 +424,7 @@ async def test_of_two_with_one_number_only_the_later_is_heard(two: Two) -> None:
     async with asyncio.timeout(5):
         assert [output async for output in stream] == [Tokens(id=stream.id, tokens=[5], finish="length")]
     both.end(later)
-    await both.until(lambda: both.state(0) == "the engine process has ended")
+    await both.until(lambda: both.state(0) == "the engine process ended while serving")
 
 
 async def test_what_a_replica_could_not_begin_in_its_last_seconds_goes_on(two: Two) -> None:

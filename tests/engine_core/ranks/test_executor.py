@@ -32,7 +32,7 @@ Told = list[tuple[str, float, str]]
 @pytest.fixture(autouse=True)
 def reach(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks can import what this test can."""
-    monkeypatch.setenv("PYTHONPATH", str(SUPPORT))
+    monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
 
 
 @pytest.fixture
@@ -188,12 +188,16 @@ def test_a_rank_that_dies_while_loading_is_named_with_its_own_error(
     executor = make(tensor=2, pipeline=2)
     with pytest.raises(ExecutorDead) as caught:
         executor.start()
-    assert str(caught.value) == f"rank 1 (tensor 1 of 2, stage 0 of 2) ended while starting: {reason}"
+    assert (
+        str(caught.value) == f"rank 1 (tensor 1 of 2, stage 0 of 2) ended while loading libraries: {reason}"
+    )
 
 
 def test_a_rank_alone_is_called_the_worker(make: Callable[..., RanksExecutor], tmp_path: Path) -> None:
     (tmp_path / "no-weights").touch()
-    with pytest.raises(ExecutorDead, match=r"^the worker ended while starting: model\.safetensors: "):
+    with pytest.raises(
+        ExecutorDead, match=r"^the worker ended while loading libraries: model\.safetensors: "
+    ):
         make().start()
 
 
@@ -204,7 +208,8 @@ def test_a_killed_rank_is_named_though_others_complain_first(make: Callable[...,
     with pytest.raises(ExecutorDead) as caught:
         executor.submit(read(1, [KILLS_PROCESS])).result()
     assert str(caught.value) == (
-        "rank 1 (tensor 1 of 2, stage 0 of 1) ended while serving: it was ended by SIGKILL (is memory short?)"
+        "rank 1 (tensor 1 of 2, stage 0 of 1) ended while serving: "
+        "it was ended by SIGKILL (is memory short? `dmesg` tells)"
     )
     executor.stop()
     assert time.monotonic() - began < 1, "what is left is not waited for"

@@ -34,7 +34,9 @@ with_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not insta
 def cluster() -> Iterator[str]:
     """Two nodes, with room for one rank each; -> the address."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(SUPPORT))  # what Ray starts can import what this test can
+        patch.setenv(
+            "PYTHONPATH", str(SUPPORT), prepend=os.pathsep
+        )  # what Ray starts can import what this test can
         patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # as Ray itself proposes in a warning
         nodes = import_module("ray.cluster_utils").Cluster(
             initialize_head=True,
@@ -96,7 +98,9 @@ def test_an_actor_that_is_killed_is_named(executor: RanksExecutor, model: Path) 
 @with_ray
 def test_a_rank_that_dies_while_loading_is_named(executor: RanksExecutor, model: Path) -> None:
     (model / "no-weights").touch()
-    with pytest.raises(ExecutorDead, match=r"rank 1 .*ended while starting: model.safetensors: tensor"):
+    with pytest.raises(
+        ExecutorDead, match=r"rank 1 .*ended while loading libraries: model.safetensors: tensor"
+    ):
         executor.start()
 
 

@@ -96,7 +96,7 @@ class Cluster:
 
 @pytest.fixture
 def cluster(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    monkeypatch.setenv("PYTHONPATH", str(SUPPORT))
+    monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
     cluster = Cluster(model, tmp_path)
     yield cluster
     cluster.stop()
@@ -195,8 +195,8 @@ def test_a_rank_that_dies_elsewhere_is_named_with_its_machine(cluster: Cluster) 
     with pytest.raises(ExecutorDead) as caught:
         cluster.start()
     assert str(caught.value) == (
-        f"rank 1 (tensor 1 of 2, stage 0 of 1, on {HOST}) ended while starting: model.safetensors: tensor "
-        "'lm_head.weight' is missing"
+        f"rank 1 (tensor 1 of 2, stage 0 of 1, on {HOST}) ended while loading libraries: model.safetensors: "
+        "tensor 'lm_head.weight' is missing"
     )
     cluster.executor.stop()
     assert cluster.nodes[0].wait(5) == 1

@@ -59,7 +59,7 @@ class Rank:
 
 @pytest.fixture(autouse=True)
 def reach(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(SUPPORT))
+    monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
 
 
 def read(number: int, token: int) -> StepInput:
