@@ -10,12 +10,12 @@ import time
 import uuid
 from collections.abc import Iterable
 
-from fastapi.exceptions import HTTPException
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import JSONResponse
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import ApiError, BadRequest, TooLarge, Unauthorized
+from server.http.error_answers import error_response
 from server.metrics import Metrics
 
 MAX_BODY = 16 << 20
@@ -23,9 +23,6 @@ MAX_HEADERS = 100
 MAX_HEADER_BYTES = 64 << 10
 BODY_SECONDS = 30
 """How long a body may stand still before it is complete."""
-
-CLIENT_GONE = 499
-"""The status of an answer that nobody reads."""
 
 OPEN_PATHS = frozenset({"/live", "/health", "/ready", "/ping"})
 """All that answers without a key: whether the server lives, and nothing else."""
@@ -42,11 +39,6 @@ class HeadersTooLarge(ApiError):
 class UnsupportedMediaType(ApiError):
     status = 415
     type = "UnsupportedMediaTypeError"
-
-
-def error_response(error: ApiError, *, close: bool = False) -> JSONResponse:
-    headers = {**error.headers(), **({"Connection": "close"} if close else {})}
-    return JSONResponse(error.body(), error.status, headers)
 
 
 class HttpNumbers:

@@ -20,12 +20,13 @@ from server.api.chat import (
 )
 from server.api.logprobs import ChatLogprobs, chat_logprobs, prompt_logprobs
 from server.frontend import Delta
+from server.http.endpoint import Endpoint
 from server.http.sse import Chunks, EventStream, event
 from server.requests.prompt import prepare, write_conversation
 from server.routes.generation import GENERATES, Job, answer, config_of, frontend_of
 from worker.protocol import TokenLogprobs
 
-router = APIRouter(tags=["generate"])
+router = APIRouter(route_class=Endpoint, tags=["generate"])
 
 
 @router.post("/v1/chat/completions", dependencies=GENERATES)

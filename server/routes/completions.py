@@ -20,12 +20,13 @@ from server.api.completions import (
 from server.api.logprobs import CompletionLogprobs, PromptLogprobs, completion_logprobs, prompt_logprobs
 from server.errors import BadRequest
 from server.frontend import Delta
+from server.http.endpoint import Endpoint
 from server.http.sse import Chunks, EventStream
 from server.requests.prompt import Prompt, prepare
 from server.routes.generation import GENERATES, Job, answer, config_of, frontend_of
 from worker.protocol import TokenLogprobs
 
-router = APIRouter(tags=["generate"])
+router = APIRouter(route_class=Endpoint, tags=["generate"])
 
 
 @router.post("/v1/completions", dependencies=GENERATES)

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request, Response
 from server.api.cohere import ApiVersion, BilledUnits, CohereEmbedded, CohereEmbeddings, CohereRequest, Meta
 from server.api.pooling import ByteRange, Embedding, EmbeddingRequest, Encoding, PromptedBody
 from server.errors import BadRequest
+from server.http.endpoint import Endpoint
 from server.http.sse import encode, json_response
 from server.requests.pooling import PoolingParams, find_prompt, prompt_for
 from server.requests.vectors import as_base64_json, as_bits, as_bytes, as_json
@@ -17,7 +18,7 @@ from server.routes.generation import frontend_of, respond
 from server.routes.pooling_call import EMBEDS, Call
 from worker.protocol import Task, Vectors
 
-router = APIRouter(tags=["pool"])
+router = APIRouter(route_class=Endpoint, tags=["pool"])
 
 MOST_IN_A_HEADER = 256
 """Vectors whose places a header `metadata` can tell without growing too long for clients to read."""

@@ -16,7 +16,8 @@ from server.api.logprobs import TokenNames
 from server.api.usage import Usage, count
 from server.errors import BadRequest
 from server.frontend import Delta, Frontend
-from server.http.middleware import CLIENT_GONE, REQUEST_ID
+from server.http.error_answers import CLIENT_GONE
+from server.http.middleware import REQUEST_ID
 from server.http.sse import DONE, Chunks, ClientGone, json_response, while_connected
 from server.merging import merged
 from server.options.table import ServerConfig

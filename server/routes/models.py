@@ -5,11 +5,12 @@ from __future__ import annotations
 from fastapi import APIRouter, Depends, Request, Response
 
 from server.api.models import ModelCard, ModelList, Permission
+from server.http.endpoint import Endpoint
 from server.http.sse import json_response
 from server.requests.facts import Facts
 from server.routes.generation import frontend_of, require_ready
 
-router = APIRouter(tags=["models"], dependencies=[Depends(require_ready)])
+router = APIRouter(route_class=Endpoint, tags=["models"], dependencies=[Depends(require_ready)])
 
 
 @router.get("/v1/models")

@@ -6,6 +6,7 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 
 from server.api.pooling import Classification, ClassifyRequest, PoolingData, PoolingRequest
+from server.http.endpoint import Endpoint
 from server.requests.facts import Facts
 from server.requests.vectors import as_array
 from server.routes.embeddings import bytes_response, check_encoding, prompt_of, written
@@ -13,7 +14,7 @@ from server.routes.generation import frontend_of, respond
 from server.routes.pooling_call import CLASSIFIES, POOLS, Call
 from worker.protocol import Vectors
 
-router = APIRouter(tags=["pool"])
+router = APIRouter(route_class=Endpoint, tags=["pool"])
 
 
 @router.post("/pooling", dependencies=POOLS)

@@ -17,11 +17,12 @@ from server.api.scores import (
     best_first,
 )
 from server.api.tei import RankedText, TextsRequest
+from server.http.endpoint import Endpoint
 from server.http.sse import encode, json_response
 from server.routes.generation import frontend_of, respond
 from server.routes.pooling_call import SCORES, Call
 
-router = APIRouter(tags=["score"], dependencies=SCORES)
+router = APIRouter(route_class=Endpoint, tags=["score"], dependencies=SCORES)
 
 
 @router.post("/score")

@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse
 
 from server.api.scores import best_first
 from server.api.tei import EmbedAllRequest, EmbedRequest, Prediction, PredictRequest, SimilarityRequest
+from server.http.endpoint import Endpoint
 from server.http.sse import encode
 from server.requests.facts import Facts
 from server.requests.pooling import PoolingParams, find_prompt, total_characters
@@ -22,7 +23,7 @@ from server.routes.pooling_call import CLASSIFIES, EMBEDS, POOLS, TEXTS_AT_ONCE,
 from server.text.tokenizer import LONG_TEXT
 from worker.protocol import Vectors
 
-router = APIRouter(tags=["text-embeddings-inference"])
+router = APIRouter(route_class=Endpoint, tags=["text-embeddings-inference"])
 
 
 @router.post("/embed", dependencies=EMBEDS)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from server.api.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
+from server.http.endpoint import Endpoint
 from server.http.sse import json_response
 from server.requests.prompt import encode, write_conversation
 from server.routes.generation import ENTRY, config_of, frontend_of
 
-router = APIRouter(tags=["tokenize"], dependencies=ENTRY)
+router = APIRouter(route_class=Endpoint, tags=["tokenize"], dependencies=ENTRY)
 
 
 @router.post("/tokenize")

@@ -9,9 +9,10 @@ import httpx
 import pytest
 from fake_client import FakeClient
 
-from server.app import create_app, invalid_body
+from server.app import create_app
 from server.frontend import Frontend
 from server.http import middleware
+from server.http.error_answers import invalid_body
 
 Make = Callable[..., Frontend]
 GetReady = Callable[..., Awaitable[Frontend]]
@@ -132,7 +133,7 @@ async def test_bugs_tell_nothing(ready: GetReady, monkeypatch: pytest.MonkeyPatc
 
 
 def test_long_lists_of_errors_are_cut() -> None:
-    errors = [{"type": "t", "loc": ("body", i), "msg": "m", "input": "x" * 9999} for i in range(50)]
+    errors = [{"type": "t", "loc": (i,), "msg": "m", "input": "x" * 9999} for i in range(50)]
     error = invalid_body(errors)
     assert error.message.startswith("50 validation errors:")
     assert error.param == "body.0"

@@ -1,0 +1,136 @@
+"""The way into every endpoint: a FastAPI route that reads the body, checks, calls the function and answers.
+
+FastAPI documents such a route and finds it, but does not run it. Its own handler solves dependencies, opens
+exit stacks and wraps the connection anew for each request, which costs more than all of our work on a short
+one. An endpoint here is a function of `body` and `request`, and needs none of that.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, get_type_hints
+
+import msgspec
+from fastapi import APIRouter
+from fastapi.routing import APIRoute
+from pydantic import TypeAdapter, ValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from server.errors import ApiError
+from server.http.error_answers import CLIENT_GONE, explain, invalid_body
+from server.http.middleware import path_of
+
+_parse = msgspec.json.Decoder().decode
+"""A fast parser. It refuses some texts that the standard library reads, such as NaN and lone surrogates, and
+reads all others as the standard library does."""
+
+
+class Endpoint(APIRoute):
+    """A route to an async function of `request`, `body` and path parameters, or of some of these.
+
+    Its `dependencies` are async functions of the request, which refuse it by raising an ApiError. They run
+    before the body is looked at, in the order given.
+    """
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        super().__init__(path, endpoint, **options)
+        hints = get_type_hints(endpoint, include_extras=True)
+        hints.pop("return", None)
+        body = hints.pop("body", None)
+        self._validate = None if body is None else TypeAdapter(body).validate_python
+        self._takes_request = hints.pop("request", None) is not None
+        if hints.keys() != self.param_convertors.keys():
+            raise TypeError(f"{path}: an endpoint takes `body`, `request` and path parameters, not {hints}")
+        self._checks = [each.dependency for each in self.dependencies if each.dependency is not None]
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        return self.respond
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request. Overridden, so that a request meets nothing of FastAPI's from here on."""
+        if scope["method"] not in self.methods:
+            return await super().handle(scope, receive, send)
+        request = Request(scope, receive, send)
+        response: Response | None = None
+        try:
+            response = await self.respond(request)
+            await response(scope, receive, send)
+        except (ApiError, HTTPException) as error:
+            await explain(request, error)(scope, receive, send)
+        except ClientDisconnect:
+            await Response(status_code=CLIENT_GONE)(scope, receive, send)
+        except Exception as error:
+            if response is None:
+                await explain(request, error)(scope, receive, send)
+            raise  # a bug: the HTTP server logs it
+
+    async def respond(self, request: Request) -> Response:
+        arguments: dict[str, Any] = {}
+        if self.param_convertors:
+            arguments.update(request.path_params)
+        if self._takes_request:
+            arguments["request"] = request
+        raw = b"" if self._validate is None else await request.body()
+        for check in self._checks:
+            await check(request)
+        if self._validate is not None:
+            arguments["body"] = _read(raw, self._validate)
+        return await self.endpoint(**arguments)
+
+
+def _read(raw: bytes, validate: Callable[..., Any]) -> Any:
+    """The body as an endpoint wants it. What is wrong with it is said in the words of FastAPI."""
+    if not raw:
+        raise invalid_body([{"type": "missing", "msg": "Field required", "input": None}])
+    content = _decode(raw)
+    try:
+        return validate(content, from_attributes=True)
+    except ValidationError as error:
+        raise invalid_body(error.errors(include_url=False)) from None
+
+
+def _decode(raw: bytes) -> object:
+    try:
+        return _parse(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _decode_slowly(raw)
+
+
+def _decode_slowly(raw: bytes) -> object:
+    try:
+        return json.loads(raw)
+    except json.JSONDecodeError as error:
+        fault = {"type": "json_invalid", "loc": [error.pos], "msg": "JSON decode error", "input": {}}
+        raise invalid_body([{**fault, "ctx": {"error": error.msg}}]) from None
+    except (ValueError, RecursionError):
+        raise HTTPException(400, "There was an error parsing the body") from None
+
+
+class PathTable:
+    """Finds the endpoint of a path by one look-up, where FastAPI tries one route after the other.
+
+    Paths with parameters, other methods and unknown paths are left to FastAPI.
+    """
+
+    def __init__(self, app: ASGIApp, routers: Iterable[APIRouter]) -> None:
+        self._app = app
+        self._endpoints = {
+            (method, route.path): route
+            for router in routers
+            for route in router.routes
+            if isinstance(route, Endpoint) and not route.param_convertors
+            for method in route.methods or ()
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        endpoint = None
+        if scope["type"] == "http":
+            endpoint = self._endpoints.get((scope["method"], path_of(scope)))
+        if endpoint is None:
+            return await self._app(scope, receive, send)
+        scope["route"] = endpoint
+        await endpoint.handle(scope, receive, send)

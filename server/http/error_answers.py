@@ -1,0 +1,115 @@
+"""Every error as an HTTP answer: one JSON body, the shape of the OpenAI API."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from http import HTTPStatus
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from server.errors import ApiError, BadRequest, Internal
+from server.status import Draining
+
+CLIENT_GONE = 499
+"""The status of an answer that nobody reads."""
+
+MAX_REPORTED = 5
+"""Validation errors that one answer names."""
+MAX_INPUT = 200
+"""Characters of a wrong value that an answer repeats."""
+
+
+class InvalidBody(BadRequest):
+    type = "Bad Request"
+
+
+def explain(request: Request, error: Exception) -> Response:
+    """The answer to a request that ended in `error`, which tells nothing of a bug but that there is one."""
+    match error:
+        case ApiError():
+            found = error
+        case HTTPException():
+            found = _from_http(request, error)
+        case _:
+            found = Internal("Internal server error")
+    # A client that keeps its connection to a server that shuts down would only be refused again.
+    draining = isinstance(request.app.state.frontend.status, Draining)
+    return error_response(found, close=draining and found.status == 503)
+
+
+def error_response(error: ApiError, *, close: bool = False) -> JSONResponse:
+    headers = {**error.headers(), **({"Connection": "close"} if close else {})}
+    return JSONResponse(error.body(), error.status, headers)
+
+
+class _HttpError(ApiError):
+    """An error that Starlette raises: no such path, no such method, an unreadable body."""
+
+    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.type = _type_of(status)
+        self._headers = headers or {}
+
+    def headers(self) -> dict[str, str]:
+        return dict(self._headers)
+
+
+def _type_of(status: int) -> str:
+    if status == 400:
+        return BadRequest.type
+    phrase = HTTPStatus(status).phrase.title().replace(" ", "").replace("-", "")
+    return phrase if phrase.endswith("Error") else phrase + "Error"
+
+
+def _from_http(request: Request, error: HTTPException) -> ApiError:
+    message = error.detail
+    if error.status_code == 404:
+        message = f"There is no {request.url.path} here; GET /docs lists what there is."
+    elif error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "another method")
+        message = f"{request.url.path} does not take {request.method}; use {allowed}."
+    return _HttpError(error.status_code, message, error.headers)
+
+
+def invalid_body(errors: Iterable[Mapping[str, Any]]) -> InvalidBody:
+    """vLLM's text for a body that does not fit, from pydantic's errors, cut to what a reader can use."""
+    found = list(errors)
+    lines = [f"  {_shown(error)}" for error in found[:MAX_REPORTED]]
+    count = f"{len(found)} validation error{'s' if len(found) != 1 else ''}:"
+    return InvalidBody("\n".join([count, *lines]), _location(found[0]))
+
+
+def _shown(error: Mapping[str, Any]) -> dict[str, object]:
+    shown: dict[str, object] = {
+        "type": error.get("type"),
+        "loc": _location(error),
+        "msg": error.get("msg"),
+        "input": _shortened(error.get("input")),
+    }
+    if error.get("ctx"):
+        shown["ctx"] = {key: _shortened(str(value)) for key, value in error["ctx"].items()}
+    return shown
+
+
+def _location(error: Mapping[str, Any]) -> str:
+    # pydantic names the chosen form of a body (its tag, in parentheses) like a field of it.
+    path = [str(part) for part in error.get("loc", ()) if not str(part).startswith("(")]
+    return ".".join(["body", *path])
+
+
+def _shortened(value: object) -> object:
+    match value:
+        case dict():
+            return f"<dict of {len(value)} items>"
+        case list() | tuple():
+            return f"<list of {len(value)} items>"
+        case str() | bytes() if len(value) > MAX_INPUT:
+            return str(value[:MAX_INPUT]) + "…"
+        case str() | bytes() | int() | float() | None:
+            return value
+        case _:
+            return f"<{type(value).__name__}>"

@@ -1,0 +1,265 @@
+"""Endpoints: whatever one answers, FastAPI's own route to the same function would have answered."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from fake_api import make_app, make_client
+from fake_frontend import FakeFrontend
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+
+from server.app import ROUTERS, openapi_schema
+from server.errors import ApiError, BadRequest, Unavailable
+from server.http.endpoint import Endpoint, PathTable
+from server.http.error_answers import CLIENT_GONE, explain, invalid_body
+
+COMPLETIONS, CHAT, TOKENIZE = "/v1/completions", "/v1/chat/completions", "/tokenize"
+BODIES = [
+    (COMPLETIONS, b'{"prompt": "hi", "max_tokens": 3}'),
+    (CHAT, b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}'),
+    (CHAT, b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "stream": true}'),
+    (TOKENIZE, b'{"prompt": "hi"}'),
+    (COMPLETIONS, b'{"prompt": "hi", "max_tokens": "x"}'),
+    (COMPLETIONS, b'{"prompt": "hi", "temperature": NaN}'),
+    (COMPLETIONS, b'{"prompt": "hi", "temperature": 1e400}'),
+    (COMPLETIONS, b'{"prompt": "hi", "seed": 123456789012345678901234567890}'),
+    (COMPLETIONS, b'{"prompt": "\\ud800"}'),
+    (COMPLETIONS, b'{"prompt": "hi", "temprature": 0}'),
+    (COMPLETIONS, b'{"prompt": "one", "prompt": "two", "max_tokens": 2}'),
+    (COMPLETIONS, b'\xef\xbb\xbf{"prompt": "hi", "max_tokens": 2}'),
+    (COMPLETIONS, '{"prompt": "hi", "max_tokens": 2}'.encode("utf-16")),
+    (COMPLETIONS, b'{"prompt": "\xff"}'),
+    (COMPLETIONS, b'{"seed": ' + b"9" * 5000 + b"}"),
+    (COMPLETIONS, b"[" * 100_000),
+    (COMPLETIONS, b'{"prompt": '),
+    (COMPLETIONS, b"[]"),
+    (COMPLETIONS, b'"hi"'),
+    (COMPLETIONS, b""),
+    (COMPLETIONS, b'{"prompt": "hi", "model": "other"}'),
+    ("/rerank", b'{"query": 1}'),
+    ("/rerank", b'{"query": 1, "texts": [1, "a", {}]}'),
+    ("/embed", b'{"inputs": {}}'),
+    ("/abort", b'{"request_ids": ["a", 2]}'),
+]
+
+
+@pytest.fixture
+def frontend() -> FakeFrontend:
+    return FakeFrontend()
+
+
+@pytest.fixture
+async def client(frontend: FakeFrontend) -> AsyncIterator[httpx.AsyncClient]:
+    async with make_client(make_app(frontend)) as client:
+        yield client
+
+
+@pytest.fixture
+async def by_fastapi(frontend: FakeFrontend, client: httpx.AsyncClient) -> AsyncIterator[httpx.AsyncClient]:
+    """The same functions and checks behind routes of FastAPI's own class."""
+    app = FastAPI()
+    app.state.frontend, app.state.config = frontend, frontend.config
+
+    async def handler(request: Request, error: Exception) -> Response:
+        if isinstance(error, RequestValidationError):
+            error = invalid_body([{**one, "loc": one["loc"][1:]} for one in error.errors()])
+        return explain(request, error)
+
+    for kind in (ApiError, RequestValidationError, 400):
+        app.add_exception_handler(kind, handler)
+    for router in ROUTERS:
+        for route in router.routes:
+            assert isinstance(route, APIRoute)
+            options: Any = {"methods": route.methods, "dependencies": route.dependencies}
+            app.add_api_route(route.path, route.endpoint, response_model=None, **options)
+    async with make_client(app) as client:
+        yield client
+
+
+def same_for_all(response: httpx.Response) -> tuple[int, dict[str, str], str]:
+    """An answer without what no two answers share."""
+    text = response.text
+    for line in text.removeprefix("data: ").split("\n\ndata: "):
+        if line.startswith("{") and "id" in (found := json.loads(line)):
+            text = text.replace(found["id"], "ID").replace(str(found["created"]), "TIME")
+    return response.status_code, dict(response.headers), text
+
+
+@pytest.mark.parametrize(("path", "body"), BODIES)
+@pytest.mark.parametrize("kind", ["application/json", "text/plain"])
+async def test_the_answer_is_the_one_of_fastapi(
+    client: httpx.AsyncClient, by_fastapi: httpx.AsyncClient, path: str, body: bytes, kind: str
+) -> None:
+    headers = {"content-type": kind}
+    ours = await client.post(path, content=body, headers=headers)
+    theirs = await by_fastapi.post(path, content=body, headers=headers)
+    assert same_for_all(ours) == same_for_all(theirs)
+
+
+@pytest.mark.parametrize("body", [b'{"prompt": "hi"}', b'{"prompt": 1.5}', b'{"prompt"', b""])
+async def test_checks_come_before_the_body(
+    frontend: FakeFrontend, client: httpx.AsyncClient, body: bytes
+) -> None:
+    frontend.unready = Unavailable("The model is still loading.")
+    answer = await client.post(COMPLETIONS, content=body, headers={"content-type": "application/json"})
+    assert (answer.status_code, answer.json()) == (503, frontend.unready.body())
+
+
+async def test_a_body_that_is_null(client: httpx.AsyncClient) -> None:
+    """FastAPI's versions differ in what they say of it."""
+    answer = await client.post(COMPLETIONS, content=b"null", headers={"content-type": "application/json"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "body")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/v1/models", 200), ("GET", "/v1/models/org/tiny", 200), ("GET", "/v1/models/none", 404)],
+)
+async def test_endpoints_without_a_body(
+    client: httpx.AsyncClient, by_fastapi: httpx.AsyncClient, method: str, path: str, status: int
+) -> None:
+    ours, theirs = await client.request(method, path), await by_fastapi.request(method, path)
+    assert ours.status_code == status
+    assert same_for_all(ours) == same_for_all(theirs)
+
+
+def test_every_documented_route_is_an_endpoint() -> None:
+    documented = {(method, path) for path, methods in openapi_schema()["paths"].items() for method in methods}
+    routes = [route for router in ROUTERS for route in router.routes if isinstance(route, Endpoint)]
+    assert {
+        (method.lower(), route.path_format) for route in routes for method in route.methods or ()
+    } == documented
+
+
+async def test_fastapi_is_not_asked_for_the_route_or_the_dependencies(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("this request had no business here")
+
+    monkeypatch.setattr(APIRouter, "__call__", broken)
+    assert (await client.post(COMPLETIONS, json={"prompt": "hi"})).status_code == 200
+    assert (await client.get("/live")).status_code == 200
+    with pytest.raises(RuntimeError):
+        await client.get("/v1/models/org/tiny")  # a path with a parameter
+
+
+async def test_an_endpoint_answers_the_same_when_fastapi_runs_it() -> None:
+    """Whoever builds on the route's handler, as FastAPI's documentation shows, gets all that it does."""
+
+    async def check(request: Request) -> None:
+        if "x-refuse" in request.headers:
+            raise BadRequest("no")
+
+    async def double(body: int, request: Request) -> Response:
+        return Response(f"{request.url.path} {2 * body}")
+
+    endpoint = Endpoint("/double", double, methods=["POST"], dependencies=[Depends(check)])
+    app = FastAPI()
+    app.add_route("/double", endpoint.get_route_handler(), methods=["POST"])
+    async with make_client(app) as client:
+        assert (await client.post("/double", content=b"21")).text == "/double 42"
+        with pytest.raises(BadRequest, match="no"):
+            await client.post("/double", content=b"21", headers={"x-refuse": "1"})
+        with pytest.raises(BadRequest, match="int_parsing"):
+            await client.post("/double", content=b'"x"')
+
+
+def test_what_an_endpoint_may_take() -> None:
+    async def other(body: int, depth: int) -> Response:
+        return Response(f"{body} {depth}")
+
+    with pytest.raises(TypeError, match="'depth'"):
+        Endpoint("/other", other, methods=["POST"])
+    Endpoint("/other/{depth}", other, methods=["POST"])
+
+
+def test_paths_with_parameters_and_foreign_routes_are_not_in_the_table() -> None:
+    async def show(name: str) -> Response:
+        return Response(name)
+
+    router = APIRouter(route_class=Endpoint)
+    router.add_api_route("/show/{name}", show)
+    router.add_route("/foreign", lambda request: Response())
+    assert PathTable(FastAPI(), [router])._endpoints == {}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_bug_is_answered_once_and_logged(
+    frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("/secret/path")
+
+    monkeypatch.setattr(frontend, "generate", broken)
+    body = {"prompt": "hi", "stream": stream}
+    app = make_app(frontend, enable_request_id_headers=True)
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://api") as client:
+        answer = await client.post(COMPLETIONS, json=body)
+    assert answer.status_code == 500
+    assert answer.json()["error"]["message"] == "Internal server error"
+    assert "x-request-id" in answer.headers
+    async with make_client(make_app(frontend)) as client:
+        with pytest.raises(RuntimeError, match="secret"):  # which the HTTP server writes into its log
+            await client.post(COMPLETIONS, json=body)
+
+
+async def test_a_bug_after_the_answer_has_begun(frontend: FakeFrontend) -> None:
+    """Nothing can be said any more; a second head would break the connection for whoever reads it."""
+    app, sent = make_app(frontend), []
+
+    async def send(message: Any) -> None:
+        sent.append(message["type"])
+        if message["type"] == "http.response.body":
+            raise RuntimeError("a bug of the connection")
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b'{"prompt": "hi"}', "more_body": False}
+
+    with pytest.raises(RuntimeError, match="of the connection"):
+        await app(_scope(COMPLETIONS), receive, send)
+    assert sent == ["http.response.start", "http.response.body"]
+
+
+async def test_a_client_that_leaves_while_it_speaks(frontend: FakeFrontend) -> None:
+    """Nobody reads the answer, but it is counted as what it was."""
+    messages: list[Any] = [
+        {"type": "http.request", "body": b'{"prompt"', "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return messages.pop(0)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await make_app(frontend)(_scope(COMPLETIONS), receive, send)
+    assert sent[0]["status"] == CLIENT_GONE
+    assert frontend.most_running == 0
+
+
+def _scope(path: str) -> dict[str, Any]:
+    return {
+        "type": "http",
+        "http_version": "1.1",
+        "method": "POST",
+        "path": path,
+        "root_path": "",
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json"), (b"host", b"api")],
+    }
+
+
+async def test_under_a_path_that_a_proxy_has_put_before(frontend: FakeFrontend) -> None:
+    transport = httpx.ASGITransport(make_app(frontend), root_path="/under")
+    async with httpx.AsyncClient(transport=transport, base_url="http://api") as client:
+        assert (await client.post("/under" + COMPLETIONS, json={"prompt": "hi"})).status_code == 200
