@@ -23,6 +23,8 @@ class ConfigError(ValueError):
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     architecture: str
     """The name under which the registry finds the model's class, e.g. LlamaForCausalLM."""
+    architectures: tuple[str, ...]
+    """All names that config.json gives, of which `architecture` is the first until one is chosen."""
     dtype: str
     """The dtype the checkpoint was saved in: float32, bfloat16 or float16."""
     vocab_size: int
@@ -42,6 +44,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """config.json, after --hf-overrides; for composite checkpoints, its text part."""
 
     @property
+    def brings_code(self) -> bool:
+        """Whether the checkpoint holds Python code for a causal language model."""
+        auto_map = self.raw.get("auto_map")
+        return isinstance(auto_map, dict) and "AutoModelForCausalLM" in auto_map
+
+    @property
     def output_size(self) -> int:
         """Width of the hidden states that the trunk gives: OPT may narrow them to that of its embeddings."""
         width = self.raw.get("word_embed_proj_dim")
@@ -58,8 +66,10 @@ def read_config(folder: Path, overrides: Mapping[str, object] | None = None) -> 
 
     hidden_size = fields.positive("hidden_size", "n_embd", "d_model", "dim")
     num_heads = fields.positive("num_attention_heads", "n_head", "n_heads", "num_heads")
+    architectures = _architectures(path, whole)
     return ModelConfig(
-        architecture=_architecture(path, whole),
+        architecture=architectures[0],
+        architectures=architectures,
         dtype=_dtype(folder, fields),
         vocab_size=fields.positive("vocab_size"),
         hidden_size=hidden_size,
@@ -171,14 +181,15 @@ def _merged(base: Mapping[str, object], changes: Mapping[str, object]) -> dict[s
     return result
 
 
-def _architecture(path: Path, whole: Mapping[str, object]) -> str:
-    names = whole.get("architectures")
-    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+def _architectures(path: Path, whole: Mapping[str, object]) -> tuple[str, ...]:
+    value = whole.get("architectures")
+    names = cast("list[object]", value) if isinstance(value, list) else []
+    if not names or not all(isinstance(name, str) for name in names):
         raise ConfigError(
             f"{path}: the field 'architectures' must be a list that names the model's class; "
             """say which with --hf-overrides '{"architectures": ["LlamaForCausalLM"]}'"""
         )
-    return names[0]
+    return tuple(cast("list[str]", names))
 
 
 def _num_kv_heads(fields: _Fields, num_heads: int) -> int:

@@ -47,7 +47,7 @@ def load_model(
         )
     if conversion is not None:
         config = msgspec.structs.replace(config, architecture=conversion.architecture)
-    model_class = resolve(config.architecture, model_impl, trust_remote_code)
+    model_class = resolve(config, model_impl, trust_remote_code)
     if conversion is not None:
         model_class = adapt(model_class, conversion)
     setup = ModelSetup(

@@ -7,10 +7,12 @@ that was installed or registered on purpose wins.
 
 from __future__ import annotations
 
-from difflib import get_close_matches
+from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
+
+from models.config import ModelConfig
 
 ARCHITECTURES: dict[str, str] = {
     "AlbertForMaskedLM": "encoders.albert:AlbertModel",
@@ -86,7 +88,7 @@ _registered: dict[str, str] = {}
 
 
 class UnknownArchitecture(ValueError):
-    """No class serves this architecture; the message names the nearest that are served, and the next step."""
+    """No class serves this architecture; the message names the next step."""
 
 
 def register_model(architecture: str, path: str) -> None:
@@ -102,26 +104,30 @@ def supported() -> list[str]:
     return sorted({**ARCHITECTURES, **_plugins(), **_registered}, key=str.lower)
 
 
-def resolve(architecture: str, model_impl: str = "auto", trust_remote_code: bool = False) -> type:
-    """The class that serves `architecture`: our own, or else transformers' code with our attention.
+def resolve(config: ModelConfig, model_impl: str = "auto", trust_remote_code: bool = False) -> type:
+    """The class that serves `config.architecture`: our own, or else transformers' code with our attention.
 
     Code that comes with a checkpoint is known to that checkpoint only: with `trust_remote_code` an unknown
     name goes to the fallback, which looks there.
     """
     if model_impl not in ("auto", "facet", "transformers"):
         raise ValueError(f"model_impl is {model_impl!r}, but must be one of auto, facet, transformers")
-    path = _registered.get(architecture) or _plugins().get(architecture) or _built_in(architecture)
+    name = config.architecture
+    path = _registered.get(name) or _plugins().get(name) or _built_in(name)
     if path is not None and model_impl != "transformers":
         return _load(path)
+    if model_impl != "facet" and (trust_remote_code or _transformers_knows(name)):
+        return import_module(_FALLBACK).TransformersForCausalLM
+    raise UnknownArchitecture(" ".join(_refusal(config, model_impl, has_own_class=path is not None)))
+
+
+def is_served(config: ModelConfig, model_impl: str = "auto", trust_remote_code: bool = False) -> bool:
+    """Whether `resolve` has a class for `config.architecture`, importing transformers if need be."""
+    if model_impl != "transformers" and config.architecture in supported():
+        return True
     if model_impl == "facet":
-        raise UnknownArchitecture(f"{_unknown(architecture)} Or try --model-impl transformers.")
-    fallback = import_module(_FALLBACK)
-    if not trust_remote_code and not fallback.knows(architecture):
-        raise UnknownArchitecture(
-            f"{_unknown(architecture)} Nor has transformers a causal language model of that name. If the "
-            "checkpoint brings its own code, and you trust it, add --trust-remote-code."
-        )
-    return fallback.TransformersForCausalLM
+        return False
+    return (trust_remote_code and config.brings_code) or _transformers_knows(config.architecture)
 
 
 def _built_in(architecture: str) -> str | None:
@@ -129,15 +135,39 @@ def _built_in(architecture: str) -> str | None:
     return path and _FAMILIES + path
 
 
-def _unknown(architecture: str) -> str:
-    message = f"No class serves the architecture '{architecture}'."
-    near = get_close_matches(architecture, supported(), n=3)
-    if not near:
-        return f"{message} Those served are {', '.join(supported())}."
-    return (
-        f"{message} The nearest that are served: {', '.join(near)}. "
-        f"""To use one, say --hf-overrides '{{"architectures": ["{near[0]}"]}}'."""
-    )
+def _transformers_knows(architecture: str) -> bool:
+    return import_module(_FALLBACK).knows(architecture)
+
+
+def _refusal(config: ModelConfig, model_impl: str, *, has_own_class: bool) -> Iterator[str]:
+    """Sentences: what is not served, and each next step that can work."""
+    name = config.architecture
+    if has_own_class:
+        yield f"transformers has no causal language model named '{name}', and its code serves no other kind."
+        yield "There is a class of our own for it: leave --model-impl out."
+        return
+    of = "" if name in config.architectures else f" (of which {config.architectures[0]} would be made)"
+    nor = "" if model_impl == "facet" else ", and transformers has no causal language model of that name"
+    yield f"No class of our own serves the architecture '{name}'{of}{nor}."
+    if sibling := _sibling(config):
+        yield (
+            f"Its model_type is {config.raw['model_type']!r}: if it is built like those models, say "
+            f"""--hf-overrides '{{"architectures": ["{sibling}"]}}'."""
+        )
+    if model_impl == "facet" and _transformers_knows(name):
+        yield "transformers has a model of that name: leave --model-impl out."
+    elif config.brings_code:
+        alone = " instead of --model-impl facet" if model_impl == "facet" else ""
+        yield f"The checkpoint brings code of its own: if you trust it, say --trust-remote-code{alone}."
+    else:
+        yield "docs/models.md lists what is served."
+
+
+def _sibling(config: ModelConfig) -> str | None:
+    """An architecture of the same model_type with the same kind of head: weights of others do not fit."""
+    family = str(config.raw.get("model_type")).replace("-", "").replace("_", "").lower()
+    near = (name for name in supported() if name.lower().startswith(family))
+    return next((name for name in near if config.architecture.endswith(name[len(family) :])), None)
 
 
 @cache

@@ -5,6 +5,8 @@ Decided by names and files alone, before any model code is loaded: no torch.
 
 from __future__ import annotations
 
+import logging
+import re
 from pathlib import Path
 from typing import Literal, cast, get_args
 
@@ -13,7 +15,9 @@ import msgspec
 from models.config import ConfigError, ModelConfig
 from models.pooling.config import scores_by_tokens
 from models.pooling.sentence_files import makes_scores, makes_vectors
-from models.registry import supported
+from models.registry import is_served, supported
+
+logger = logging.getLogger(__name__)
 
 Runner = Literal["generate", "pooling", "draft"]
 Convert = Literal["none", "embed", "classify", "reward"]
@@ -37,11 +41,6 @@ _SUFFIXES: tuple[tuple[str, Runner, Convert], ...] = (
     ("ForTextEncoding", "pooling", "embed"),
     ("EmbeddingModel", "pooling", "embed"),
     ("ForMaskedLM", "pooling", "embed"),
-    ("ForSequenceClassification", "pooling", "classify"),
-    ("ForTokenClassification", "pooling", "classify"),
-    ("ForAudioClassification", "pooling", "classify"),
-    ("ForImageClassification", "pooling", "classify"),
-    ("ForVideoClassification", "pooling", "classify"),
     ("ClassificationModel", "pooling", "classify"),
     ("ForRewardModeling", "pooling", "reward"),
     ("ForProcessRewardModel", "pooling", "reward"),
@@ -49,36 +48,51 @@ _SUFFIXES: tuple[tuple[str, Runner, Convert], ...] = (
     ("RewardModel", "pooling", "reward"),
     ("Model", "pooling", "embed"),
 )
+_CLASSIFIER = re.compile(r"(.+?)For(?:[A-Z]\w*)?Classification")
+"""Whatever is classified: sequences, tokens, questions, images."""
 _GENERATING = {
     "Gemma3TextModel": "Gemma3ForCausalLM",
     "Gemma3TextForSequenceClassification": "Gemma3ForCausalLM",
 }
 """Where the name of the generating class is not the same with another ending."""
 
-_TASKS: dict[str, tuple[str, str]] = {
-    "generate": ("generate", "auto"),
-    "embed": ("pooling", "embed"),
-    "embedding": ("pooling", "embed"),
-    "classify": ("pooling", "classify"),
-    "score": ("pooling", "auto"),
-    "reward": ("pooling", "reward"),
-    "draft": ("draft", "auto"),
-}
-
 
 def resolve_conversion(
-    config: ModelConfig, folder: Path, *, runner: str = "auto", convert: str = "auto", task: str | None = None
+    config: ModelConfig,
+    folder: Path,
+    *,
+    runner: str = "auto",
+    convert: str = "auto",
+    model_impl: str = "auto",
+    trust_remote_code: bool = False,
 ) -> Conversion:
-    """`task` is the older way to say both. What cannot be is refused, with the nearest that can."""
-    if task is not None:
-        runner, convert = _of_task(task, runner, convert)
+    """Decide how to serve the first of the checkpoint's architectures that is served.
+
+    A combination that cannot be is refused, with the nearest one that can.
+    """
     _check("runner", runner, get_args(Runner))
     _check("convert", convert, get_args(Convert))
-    case = _Case(config, folder)
+    case = _choose(config, folder, model_impl, trust_remote_code)
     chosen = case.runner(convert) if runner == "auto" else cast("Runner", runner)
     if chosen == "pooling":
         return case.pooling(convert)
     return case.generating(chosen, convert)
+
+
+def _choose(config: ModelConfig, folder: Path, model_impl: str, trust_remote_code: bool) -> _Case:
+    names = config.architectures
+    if len(names) < 2:
+        return _Case(config, folder)
+    for name in names:
+        case = _Case(msgspec.structs.replace(config, architecture=name), folder)
+        built = msgspec.structs.replace(config, architecture=case.built)
+        if is_served(built, model_impl, trust_remote_code):
+            logger.info("config.json names the architectures %s: %s is served", ", ".join(names), name)
+            return case
+    raise ConfigError(
+        f"config.json names the architectures {', '.join(names)}, none of which is served; "
+        "docs/models.md lists those that are"
+    )
 
 
 class _Case:
@@ -96,6 +110,11 @@ class _Case:
     @property
     def generates(self) -> bool:
         return self.made_for != "pooling"
+
+    @property
+    def built(self) -> str:
+        """The architecture whose class is loaded, if it is to do what it was made for."""
+        return self.name if self.own_class else self._generating_class()
 
     @property
     def is_native(self) -> bool:
@@ -203,15 +222,9 @@ def _read_name(name: str) -> tuple[str, Runner, Convert]:
     for suffix, runner, convert in _SUFFIXES:
         if name.endswith(suffix):
             return name.removesuffix(suffix), runner, convert
+    if classifier := _CLASSIFIER.fullmatch(name):
+        return classifier[1], "pooling", "classify"
     return name, "generate", "none"
-
-
-def _of_task(task: str, runner: str, convert: str) -> tuple[str, str]:
-    if task not in _TASKS:
-        raise ConfigError(f"--task {task}: must be one of {', '.join(_TASKS)}")
-    if (runner, convert) != ("auto", "auto"):
-        raise ConfigError("--task is the older way to say --runner and --convert: leave it out beside them")
-    return _TASKS[task]
 
 
 def _check(option: str, value: str, allowed: tuple[str, ...]) -> None:

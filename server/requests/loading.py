@@ -90,5 +90,5 @@ def _score_template(tokenizer: Tokenizer, model: ModelConfig, pooling: PoolingCo
     if tokenizer.chat.writes_pairs:
         return "default"
     # Qwen3-Reranker comes with the chat template of the model that it was made of.
-    is_qwen3_reranker = pooling.two_way and model.architecture.startswith("Qwen3")
+    is_qwen3_reranker = pooling.two_way and any(name.startswith("Qwen3") for name in model.architectures)
     return QWEN3_RERANKER if is_qwen3_reranker else None

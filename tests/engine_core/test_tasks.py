@@ -295,3 +295,11 @@ def test_what_is_not_finite_fails_its_own_sequence(llama: Path, start: Start, tm
     np.testing.assert_allclose(vectors(told[1]), normal(hidden(llama, TEXTS[0])[-1]), atol=1e-5)
     np.testing.assert_allclose(vectors(told[6]), normal(hidden(llama, TEXTS[2])), atol=1e-5)
     assert text(told[4]) == hf_greedy(llama, TEXTS[:1], OUTPUT)[0]
+
+
+def test_the_first_architecture_that_is_served_is_the_model(llama: Path, start: Start) -> None:
+    named = {"architectures": ["StableLmForCausalLM", "LlamaForSequenceClassification", "LlamaForCausalLM"]}
+    assert start(llama, hf_overrides=named, model_impl="facet", convert="embed").ready.tasks == (
+        "embed",
+        "token_embed",
+    )

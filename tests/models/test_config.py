@@ -39,7 +39,7 @@ def without(*names: str) -> dict[str, object]:
 
 def test_reads_every_fact(tmp_path: Path) -> None:
     config = read_config(write(tmp_path, LLAMA))
-    assert config.architecture == "LlamaForCausalLM"
+    assert (config.architecture, config.architectures) == ("LlamaForCausalLM", ("LlamaForCausalLM",))
     assert config.dtype == "bfloat16"
     assert (config.vocab_size, config.hidden_size, config.num_layers) == (1000, 64, 2)
     assert (config.num_heads, config.num_kv_heads, config.head_dim) == (8, 2, 8)
@@ -180,6 +180,7 @@ def test_gemma3_states_the_stretched_length(tmp_path: Path) -> None:
         ({**LLAMA, "tie_word_embeddings": 1}, "'tie_word_embeddings' is 1, but must be true or false"),
         ({**LLAMA, "eos_token_id": ["</s>"]}, "'eos_token_id' is .* token id or a list of token ids"),
         ({**LLAMA, "architectures": []}, "'architectures' must be a list .* --hf-overrides"),
+        ({**LLAMA, "architectures": ["A", 1]}, "'architectures' must be a list .* --hf-overrides"),
         (
             {**LLAMA, "rope_scaling": {"type": "linear", "factor": "2"}},
             r"'factor' is '2', but must be a number of at least 1 \(rope type linear\)",

@@ -4,8 +4,11 @@ import sys
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.metadata import EntryPoint
+from typing import Any
 
+import msgspec
 import pytest
+from sizes import MODEL
 
 from models import registry
 
@@ -21,9 +24,23 @@ def plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[EntryPoint]]:
     registry._plugins.cache_clear()
 
 
+def resolve(architecture: str, *arguments: str, named: str = "", trust: bool = False, **raw: object) -> type:
+    """`named`: the architecture that config.json names, if it is not the one whose class is looked for."""
+    config = msgspec.structs.replace(
+        MODEL, architecture=architecture, architectures=(named or architecture,), raw=raw
+    )
+    return registry.resolve(config, *arguments, trust_remote_code=trust)
+
+
+def refusal(architecture: str, *arguments: str, **options: Any) -> str:
+    with pytest.raises(registry.UnknownArchitecture) as caught:
+        resolve(architecture, *arguments, **options)
+    return str(caught.value)
+
+
 @pytest.mark.parametrize("architecture", registry.ARCHITECTURES)
 def test_every_path_leads_to_a_model(architecture: str) -> None:
-    model = registry.resolve(architecture)
+    model = resolve(architecture)
     methods = ["forward", "attention_layers"]
     if architecture.endswith(("ForCausalLM", "LMHeadModel")):
         methods.append("logits")
@@ -33,8 +50,8 @@ def test_every_path_leads_to_a_model(architecture: str) -> None:
 def test_registered_models_come_first() -> None:
     registry.register_model("LlamaForCausalLM", "collections:OrderedDict")
     registry.register_model("BrandNewForCausalLM", "collections:Counter")
-    assert registry.resolve("LlamaForCausalLM").__name__ == "OrderedDict"
-    assert registry.resolve("BrandNewForCausalLM", "facet").__name__ == "Counter"
+    assert resolve("LlamaForCausalLM").__name__ == "OrderedDict"
+    assert resolve("BrandNewForCausalLM", "facet").__name__ == "Counter"
     assert "BrandNewForCausalLM" in registry.supported()
 
 
@@ -43,7 +60,7 @@ def test_plugins_of_our_group_are_found(plugins: list[EntryPoint]) -> None:
         EntryPoint("PluggedForCausalLM", "collections:deque", "facet.models"),
         EntryPoint("OtherForCausalLM", "collections:deque", "other.models"),
     ]
-    assert registry.resolve("PluggedForCausalLM").__name__ == "deque"
+    assert resolve("PluggedForCausalLM").__name__ == "deque"
     assert "PluggedForCausalLM" in registry.supported()
     assert "OtherForCausalLM" not in registry.supported()
 
@@ -56,37 +73,74 @@ def test_a_path_that_names_no_class(path: str) -> None:
 
 def test_what_only_transformers_knows_runs_on_the_fallback() -> None:
     fallback = import_module("models.families.transformers_fallback").TransformersForCausalLM
-    assert registry.resolve("StableLmForCausalLM") is fallback
-    assert registry.resolve("LlamaForCausalLM", "transformers") is fallback
+    assert resolve("StableLmForCausalLM") is fallback
+    assert resolve("LlamaForCausalLM", "transformers") is fallback
+
+
+CODE = {"AutoModelForCausalLM": "modeling_home.HomeForCausalLM"}
 
 
 def test_code_of_the_checkpoint_runs_on_the_fallback_if_trusted() -> None:
     fallback = import_module("models.families.transformers_fallback").TransformersForCausalLM
-    assert registry.resolve("HomeMadeForCausalLM", trust_remote_code=True) is fallback
-    with pytest.raises(registry.UnknownArchitecture, match="--trust-remote-code"):
-        registry.resolve("HomeMadeForCausalLM")
+    assert resolve("HomeForCausalLM", trust=True, auto_map=CODE) is fallback
+    assert "if you trust it, say --trust-remote-code." in refusal("HomeForCausalLM", auto_map=CODE)
+    assert "if you trust it, say --trust-remote-code instead of --model-impl facet." in refusal(
+        "HomeForCausalLM", "facet", auto_map=CODE
+    )
 
 
-def test_an_unknown_name_is_answered_with_the_nearest() -> None:
-    with pytest.raises(registry.UnknownArchitecture) as caught:
-        registry.resolve("Lama3ForCausalLM")
-    assert "'Lama3ForCausalLM'" in str(caught.value)
-    assert """--hf-overrides '{"architectures": ["LlamaForCausalLM"]}'""" in str(caught.value)
+def test_an_unknown_name_is_answered_with_the_next_step() -> None:
+    assert refusal("DeepseekOCRForCausalLM", model_type="deepseek_vl_v2") == (
+        "No class of our own serves the architecture 'DeepseekOCRForCausalLM', and transformers has no "
+        "causal language model of that name. docs/models.md lists what is served."
+    )
 
 
-def test_a_name_like_no_other_is_answered_with_all() -> None:
-    with pytest.raises(registry.UnknownArchitecture, match=r"Those served are .*LlamaForCausalLM"):
-        registry.resolve("zzz")
+def test_the_class_of_a_family_is_named_only_for_a_model_that_it_fits() -> None:
+    message = refusal("LLaMAForCausalLM", model_type="llama")
+    assert """say --hf-overrides '{"architectures": ["LlamaForCausalLM"]}'.""" in message
+    assert "--hf-overrides" not in refusal("Lama3ForCausalLM", model_type="lama3")
+    assert "--hf-overrides" not in refusal("LlamaForPuzzles", model_type="llama")
+
+
+def test_a_class_that_is_to_be_made_of_another_is_named_too() -> None:
+    message = refusal("ViTForCausalLM", named="ViTForImageClassification")
+    assert "'ViTForCausalLM' (of which ViTForImageClassification would be made)" in message
 
 
 def test_our_own_classes_only() -> None:
-    with pytest.raises(registry.UnknownArchitecture, match="--model-impl transformers"):
-        registry.resolve("StableLmForCausalLM", "facet")
+    message = refusal("StableLmForCausalLM", "facet")
+    assert message.endswith("transformers has a model of that name: leave --model-impl out.")
+    assert "transformers" not in refusal("FooForCausalLM", "facet")
+
+
+def test_through_transformers_only() -> None:
+    message = refusal("BertModel", "transformers")
+    assert message.startswith("transformers has no causal language model named 'BertModel'")
+    assert message.endswith("There is a class of our own for it: leave --model-impl out.")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "model_impl", "trust", "served"),
+    [
+        ("LlamaForCausalLM", "facet", False, True),
+        ("StableLmForCausalLM", "facet", False, False),
+        ("StableLmForCausalLM", "auto", False, True),
+        ("BertModel", "transformers", False, False),
+        ("HomeForCausalLM", "auto", False, False),
+        ("HomeForCausalLM", "auto", True, True),
+    ],
+)
+def test_whether_an_architecture_is_served(
+    architecture: str, model_impl: str, trust: bool, served: bool
+) -> None:
+    config = msgspec.structs.replace(MODEL, architecture=architecture, raw={"auto_map": CODE})
+    assert registry.is_served(config, model_impl, trust) is served
 
 
 def test_an_unknown_implementation() -> None:
     with pytest.raises(ValueError, match="must be one of auto, facet, transformers"):
-        registry.resolve("LlamaForCausalLM", "vllm")
+        resolve("LlamaForCausalLM", "vllm")
 
 
 def test_supported_is_in_alphabetical_order() -> None:
@@ -98,5 +152,5 @@ def test_supported_is_in_alphabetical_order() -> None:
 def test_resolving_loads_no_other_family() -> None:
     for module in ("models.families.decoders.opt", "models.families.decoders.gpt2"):
         sys.modules.pop(module, None)
-    registry.resolve("GPT2LMHeadModel")
+    resolve("GPT2LMHeadModel")
     assert "models.families.decoders.opt" not in sys.modules

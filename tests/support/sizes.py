@@ -10,6 +10,7 @@ from worker.config import WorkerConfig
 
 MODEL = ModelConfig(
     architecture="LlamaForCausalLM",
+    architectures=("LlamaForCausalLM",),
     dtype="float32",
     vocab_size=320,
     hidden_size=32,

@@ -21,17 +21,9 @@ def encoders(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_registered", dict.fromkeys(NATIVE, "somewhere:Class"))
 
 
-def resolve(
-    folder: Path,
-    architecture: str,
-    runner: str = "auto",
-    convert: str = "auto",
-    task: str | None = None,
-    modules: tuple[str, ...] = (),
-    **fields: object,
-) -> tuple[str, str, str]:
+def write(folder: Path, architectures: list[str], **fields: object) -> None:
     config: dict[str, object] = {
-        "architectures": [architecture],
+        "architectures": architectures,
         "hidden_size": 32,
         "num_attention_heads": 4,
         "num_hidden_layers": 2,
@@ -39,10 +31,21 @@ def resolve(
         "max_position_embeddings": 64,
     }
     (folder / "config.json").write_text(json.dumps(config | fields))
+
+
+def resolve(
+    folder: Path,
+    architecture: str,
+    runner: str = "auto",
+    convert: str = "auto",
+    modules: tuple[str, ...] = (),
+    **fields: object,
+) -> tuple[str, str, str]:
+    write(folder, [architecture], **fields)
     if modules:
         listed = [{"idx": i, "path": str(i), "type": name} for i, name in enumerate(modules)]
         (folder / "modules.json").write_text(json.dumps(listed))
-    result = resolve_conversion(read_config(folder), folder, runner=runner, convert=convert, task=task)
+    result = resolve_conversion(read_config(folder), folder, runner=runner, convert=convert)
     return result.runner, result.convert, result.architecture
 
 
@@ -59,6 +62,10 @@ def resolve(
         ("LlamaForSequenceClassification", ("pooling", "classify", "LlamaForCausalLM")),
         ("GPT2ForSequenceClassification", ("pooling", "classify", "GPT2LMHeadModel")),
         ("Qwen3ForTokenClassification", ("pooling", "classify", "Qwen3ForCausalLM")),
+        ("Qwen3ForQuestionClassification", ("pooling", "classify", "Qwen3ForCausalLM")),
+        ("LlamaForMultiLabelClassification", ("pooling", "classify", "LlamaForCausalLM")),
+        ("GPT2ForClassification", ("pooling", "classify", "GPT2LMHeadModel")),
+        ("BigForestForImageClassification", ("pooling", "classify", "BigForestForCausalLM")),
         ("LlamaForRewardModel", ("pooling", "reward", "LlamaForCausalLM")),
         ("Qwen2ForRewardModel", ("pooling", "none", "Qwen2ForRewardModel")),
         ("Qwen2ForProcessRewardModel", ("pooling", "none", "Qwen2ForProcessRewardModel")),
@@ -133,19 +140,46 @@ def test_labels_that_are_tokens(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "expected"),
+    ("architectures", "options", "served"),
     [
-        ("generate", ("generate", "none")),
-        ("embed", ("pooling", "embed")),
-        ("embedding", ("pooling", "embed")),
-        ("classify", ("pooling", "classify")),
-        ("score", ("pooling", "embed")),
-        ("reward", ("pooling", "reward")),
-        ("draft", ("draft", "none")),
+        (["BertForPuzzles", "LlamaForCausalLM", "Qwen3ForCausalLM"], {}, "LlamaForCausalLM"),
+        (["LlamaForPuzzles", "LlamaForSequenceClassification"], {}, "LlamaForCausalLM"),
+        (["LlamaForCausalLM", "StableLmForCausalLM"], {}, "LlamaForCausalLM"),
+        (["LlamaForPuzzles", "StableLmForCausalLM"], {}, "StableLmForCausalLM"),
+        (["BertModel", "LlamaForCausalLM"], {}, "BertModel"),
+        (["BertModel", "LlamaForCausalLM"], {"model_impl": "transformers"}, "LlamaForCausalLM"),
+        (["StableLmForCausalLM", "LlamaForCausalLM"], {"model_impl": "facet"}, "LlamaForCausalLM"),
+        (["HomeForCausalLM", "LlamaForCausalLM"], {"trust_remote_code": True}, "HomeForCausalLM"),
+        (["HomeForCausalLM", "LlamaForCausalLM"], {}, "LlamaForCausalLM"),
     ],
 )
-def test_the_older_option(tmp_path: Path, task: str, expected: tuple[str, str]) -> None:
-    assert resolve(tmp_path, "Qwen3ForCausalLM", task=task)[:2] == expected
+def test_the_first_architecture_that_is_served(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    architectures: list[str],
+    options: dict[str, Any],
+    served: str,
+) -> None:
+    code = {"AutoModelForCausalLM": "modeling_home.HomeForCausalLM"}
+    write(tmp_path, architectures, auto_map=code)
+    with caplog.at_level("INFO", "models"):
+        conversion = resolve_conversion(read_config(tmp_path), tmp_path, **options)
+    assert conversion.architecture == served
+    assert f"names the architectures {', '.join(architectures)}: " in caplog.text
+
+
+def test_one_architecture_is_not_worth_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "models"):
+        resolve(tmp_path, "LlamaForCausalLM")
+    assert not caplog.text
+
+
+def test_several_architectures_of_which_none_is_served(tmp_path: Path) -> None:
+    write(tmp_path, ["BertForPuzzles", "LlamaForPuzzles"])
+    with pytest.raises(
+        ConfigError, match=r"BertForPuzzles, LlamaForPuzzles, none of which .* docs/models\.md"
+    ):
+        resolve_conversion(read_config(tmp_path), tmp_path)
 
 
 def test_labels_for_tokens(tmp_path: Path) -> None:
@@ -173,8 +207,6 @@ def test_labels_for_tokens(tmp_path: Path) -> None:
         (("Qwen2ForRewardModel", "auto", "embed"), "will give rewards$"),
         (("Qwen3ForCausalLM", "poling"), "--runner poling: must be one of auto, generate, pooling, draft"),
         (("Qwen3ForCausalLM", "auto", "both"), "--convert both: must be one of auto, none, embed"),
-        (("Qwen3ForCausalLM", "auto", "auto", "sing"), "--task sing: must be one of generate, embed"),
-        (("Qwen3ForCausalLM", "pooling", "auto", "embed"), "older way to say --runner and --convert"),
     ],
 )
 def test_what_cannot_be(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:

@@ -50,6 +50,7 @@ def setup(
 ) -> ModelSetup:
     config = ModelConfig(
         architecture="AnyForCausalLM",
+        architectures=("AnyForCausalLM",),
         dtype="float32",
         vocab_size=100,
         hidden_size=hidden_size,
