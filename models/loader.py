@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import torch
 
+from models.checkpoint.mtp import ignore_mtp
 from models.checkpoint.weights import WeightsError, load, no_report, open_weights
 from models.config import ConfigError, ModelConfig
 from models.conversion.class_adapters import adapt
@@ -16,6 +18,8 @@ from models.model import ModelSetup, ServedModel
 from models.parallel.parallel import Parallel
 from models.pooling.config import PoolingConfig
 from models.registry import resolve
+
+logger = logging.getLogger(__name__)
 
 
 def load_model(
@@ -66,6 +70,8 @@ def load_model(
             f"and {model_class.__name__} cannot"
         )
     weights = open_weights(folder, load_format, device=device, dtype=dtype, seed=seed, report=report)
+    if (scopes := ignore_mtp(weights, config)) and parallel.rank == parallel.stage == 0:
+        logger.info("the checkpoint's layers for multi-token prediction are not used: %s", ", ".join(scopes))
     load(model, weights)
     weights.reading.finish()
     return model
