@@ -16,6 +16,7 @@ from models.ops import reference
 from models.ops.head_prep import AS_PROJECTED, HeadPrep
 from worker.kernels.cpu.library import FLOAT, INT, LONG, POINTER, Library
 from worker.kernels.cpu.linear import KINDS
+from worker.kernels.cpu.shapes import refuse, refuse_window
 
 _MAX_DIM, _TILE = 256, 64
 """As in `csrc/attention_tile.h`."""
@@ -49,17 +50,22 @@ def _rotary_and_cache(library: Library) -> Callable[..., Tensor]:
         context: ForwardContext,
         prep: HeadPrep = AS_PROJECTED,
     ) -> Tensor:
-        q_norm, k_norm = prep.q_norm, prep.k_norm
+        cos_sin, q_norm, k_norm = prep.cos_sin, prep.q_norm, prep.k_norm
         if q_norm is None or k_norm is None:
             q_norm = k_norm = None
-        if not (_fit(q, k, v) and _suits(kv, q) and _agree(q_norm, k_norm, q.dtype)):
+        _check_heads(q, k, v, kv, context)
+        if cos_sin is not None:
+            _check_turn("rotary_and_cache", q, cos_sin)
+        if q_norm is not None and k_norm is not None and not q_norm.shape == k_norm.shape == q.shape[2:]:
+            refuse("rotary_and_cache", q=q, q_norm=q_norm, k_norm=k_norm)
+        if not (_fit(q, k, v) and _suits(kv, q) and _agree(q_norm, k_norm, q.dtype) and _plain(cos_sin)):
             return reference.rotary_and_cache(q, k, v, kv, context, prep)
         tokens, heads, _ = q.shape
         out = torch.empty_like(q)
         run(
             *(q.data_ptr(), q.stride(0), k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0)),
             *(out.data_ptr(), kv.data_ptr(), *kv.shape[1:]),
-            *(context.slot_mapping.data_ptr(), *_angles(prep.cos_sin)),
+            *(context.slot_mapping.data_ptr(), *_angles(cos_sin)),
             *(_address(q_norm), _address(k_norm), prep.eps),
             *(tokens, heads, KINDS[q.dtype], KINDS[q.dtype if q_norm is None else q_norm.dtype]),
         )
@@ -72,7 +78,8 @@ def _rotate(library: Library) -> Callable[..., Tensor]:
     run = library.function("rotate", POINTER, LONG, POINTER, POINTER, LONG, LONG, LONG, LONG, INT, quick=True)
 
     def rotate(x: Tensor, cos_sin: Tensor) -> Tensor:
-        if not _fit(x):
+        _check_turn("rotate", x, cos_sin)
+        if not (_fit(x) and _plain(cos_sin)):
             return reference.rotate(x, cos_sin)
         out = torch.empty_like(x)
         run(x.data_ptr(), x.stride(0), out.data_ptr(), *_angles(cos_sin), *x.shape, KINDS[x.dtype])
@@ -98,8 +105,14 @@ def _attention(library: Library) -> Callable[..., Tensor]:
         window: int | None = None,
         softcap: float | None = None,
     ) -> Tensor:
-        heads = q.shape[1]
-        if not (_fit(q) and _suits(kv, q)) or heads > _TILE * kv.shape[2]:
+        (tokens, heads, dim), (_, _, kv_heads, size, kv_dim) = q.shape, kv.shape
+        if kv_dim != dim or size != context.block_size or context.slot_mapping.shape[0] != tokens:
+            refuse("attention", q=q, kv=kv, slot_mapping=context.slot_mapping)
+        if not 0 < kv_heads <= heads or heads % kv_heads:
+            refuse("attention", q=q, kv=kv)
+        if window is not None and window < 1:
+            refuse_window("attention", window)
+        if not (_fit(q) and _suits(kv, q)) or heads > _TILE * kv_heads:
             return reference.attention(q, kv, context, scale=scale, window=window, softcap=softcap)
         q = q.contiguous()
         out = torch.empty_like(q)
@@ -132,7 +145,15 @@ def _encoder_attention(library: Library) -> Callable[..., Tensor]:
         window: int | None = None,
         bias: Tensor | None = None,
     ) -> Tensor:
-        (_, heads, dim), kv_heads = q.shape, k.shape[1]
+        (tokens, heads, dim), kv_heads = q.shape, k.shape[1]
+        if k.shape != (tokens, kv_heads, dim) or v.shape != k.shape or not 0 < kv_heads <= heads:
+            refuse("encoder_attention", q=q, k=k, v=v)
+        if heads % kv_heads or context.positions.shape[0] != tokens:
+            refuse("encoder_attention", q=q, k=k, v=v, positions=context.positions)
+        if bias is not None and (bias.dim() != 2 or bias.shape[0] != heads or not bias.shape[1] % 2):
+            refuse("encoder_attention", q=q, bias=bias)
+        if window is not None and window < 0:
+            refuse_window("encoder_attention", window)
         most = _TILE if bias is None else 1  # query heads that share a key head
         if not _fit(q, k, v) or heads > most * kv_heads:
             return reference.encoder_attention(q, k, v, context, scale=scale, window=window, bias=bias)
@@ -157,15 +178,34 @@ def _encoder_attention(library: Library) -> Callable[..., Tensor]:
     return encoder_attention
 
 
+def _check_heads(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, context: ForwardContext) -> None:
+    """Refuse keys and values that are not as the cache holds them, one of each for every token."""
+    (tokens, _, dim), (_, _, kv_heads, size, kv_dim) = q.shape, kv.shape
+    if (
+        kv_dim != dim
+        or size != context.block_size
+        or k.shape != (tokens, kv_heads, dim)
+        or v.shape != k.shape
+    ):
+        refuse("rotary_and_cache", q=q, k=k, v=v, kv=kv)
+    if context.slot_mapping.shape[0] != tokens:
+        refuse("rotary_and_cache", q=q, slot_mapping=context.slot_mapping)
+
+
+def _check_turn(operation: str, x: Tensor, cos_sin: Tensor) -> None:
+    """Refuse a rotation of more dimensions than heads have, and that of other tokens."""
+    (tokens, _, dim), (turning, turned) = x.shape, cos_sin.shape
+    if turning != tokens or turned > dim or turned % 2:
+        refuse(operation, x=x, cos_sin=cos_sin)
+
+
 def _fit(*tensors: Tensor) -> bool:
     """Whether the kernels know this type and size, and find heads where they look: tokens may lie apart."""
     dtype, dim = tensors[0].dtype, tensors[0].shape[2]
-    for (
-        x
-    ) in tensors:  # called for every layer of every step, so not by a generator, which takes twice as long
+    for x in tensors:  # for every layer of every step, so not by a generator, which takes twice as long
         if x.dtype != dtype or x.stride()[1:] != (dim, 1):
             return False
-    return dtype in KINDS and dim % 8 == 0 and dim <= _MAX_DIM
+    return dtype in KINDS and dim % 8 == 0 and 0 < dim <= _MAX_DIM
 
 
 def _suits(kv: Tensor, q: Tensor) -> bool:
@@ -173,10 +213,16 @@ def _suits(kv: Tensor, q: Tensor) -> bool:
 
 
 def _agree(q_norm: Tensor | None, k_norm: Tensor | None, dtype: torch.dtype) -> bool:
-    """Whether there are no norms, or both have weights of the heads' type, or of float32."""
+    """Whether there are no norms, or both have weights of the heads' type, or of float32, in one piece."""
     if q_norm is None or k_norm is None:
         return True
-    return q_norm.dtype == k_norm.dtype and q_norm.dtype in (dtype, torch.float32)
+    in_one_piece = q_norm.is_contiguous() and k_norm.is_contiguous()
+    return in_one_piece and q_norm.dtype == k_norm.dtype and q_norm.dtype in (dtype, torch.float32)
+
+
+def _plain(cos_sin: Tensor | None) -> bool:
+    """Whether the kernels can read the cosines and sines, if there are any."""
+    return cos_sin is None or (cos_sin.dtype == torch.float32 and cos_sin.is_contiguous())
 
 
 def _address(x: Tensor | None) -> int | None:

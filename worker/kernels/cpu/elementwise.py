@@ -14,7 +14,8 @@ from torch import Tensor
 from models.ops import reference
 from worker.kernels.cpu import portable
 from worker.kernels.cpu.library import FLOAT, INT, LONG, POINTER, Library
-from worker.kernels.cpu.linear import FUNCTIONS, KINDS
+from worker.kernels.cpu.linear import FLOAT32, FUNCTIONS, KINDS
+from worker.kernels.cpu.shapes import refuse
 
 
 def bind(library: Library) -> dict[str, Callable[..., Any]]:
@@ -31,27 +32,27 @@ def _rms_norms(library: Library) -> dict[str, Callable[..., Any]]:
     )
 
     def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        kind, weight_kind = KINDS.get(x.dtype), KINDS.get(weight.dtype)
-        if not _fit(kind, weight_kind):
+        kinds = _kinds("rms_norm", x, weight)
+        if kinds is None:
             return reference.rms_norm(x, weight, eps)
         x, stride, rows, width = _rows(x)
         out = torch.empty_like(x)
         run(
             *(x.data_ptr(), stride, None, 0, weight.data_ptr()),
-            *(out.data_ptr(), None, rows, width, eps, kind, weight_kind),
+            *(out.data_ptr(), None, rows, width, eps, *kinds),
         )
         return out
 
     def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        kind, weight_kind = KINDS.get(x.dtype), KINDS.get(weight.dtype)
-        if not _fit(kind, weight_kind) or not _alike(x, residual):
+        kinds = _kinds("add_rms_norm", x, weight)
+        if kinds is None or not _alike(x, residual):
             return reference.add_rms_norm(x, residual, weight, eps)
         x, stride, rows, width = _rows(x)
         residual, residual_stride, _, _ = _rows(residual)
         out, total = torch.empty_like(x), torch.empty_like(x)
         run(
             *(x.data_ptr(), stride, residual.data_ptr(), residual_stride, weight.data_ptr()),
-            *(out.data_ptr(), total.data_ptr(), rows, width, eps, kind, weight_kind),
+            *(out.data_ptr(), total.data_ptr(), rows, width, eps, *kinds),
         )
         return out, total
 
@@ -67,22 +68,22 @@ def _layer_norms(library: Library) -> dict[str, Callable[..., Any]]:
     )
 
     def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-        kind, weight_kind = KINDS.get(x.dtype), KINDS.get(weight.dtype)
-        if not _fit(kind, weight_kind):
+        kinds = _kinds("layer_norm", x, weight, bias)
+        if kinds is None:
             return reference.layer_norm(x, weight, bias, eps)
         x, stride, rows, width = _rows(x)
         out = torch.empty_like(x)
         run(
             *(x.data_ptr(), stride, None, 0, weight.data_ptr(), None if bias is None else bias.data_ptr()),
-            *(out.data_ptr(), None, rows, width, eps, kind, weight_kind),
+            *(out.data_ptr(), None, rows, width, eps, *kinds),
         )
         return out
 
     def add_layer_norm(
         x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
     ) -> tuple[Tensor, Tensor]:
-        kind, weight_kind = KINDS.get(x.dtype), KINDS.get(weight.dtype)
-        if not _fit(kind, weight_kind) or not _alike(x, residual):
+        kinds = _kinds("add_layer_norm", x, weight, bias)
+        if kinds is None or not _alike(x, residual):
             return reference.add_layer_norm(x, residual, weight, bias, eps)
         x, stride, rows, width = _rows(x)
         residual, residual_stride, _, _ = _rows(residual)
@@ -90,7 +91,7 @@ def _layer_norms(library: Library) -> dict[str, Callable[..., Any]]:
         run(
             *(x.data_ptr(), stride, residual.data_ptr(), residual_stride, weight.data_ptr()),
             *(None if bias is None else bias.data_ptr(), out.data_ptr(), total.data_ptr()),
-            *(rows, width, eps, kind, weight_kind),
+            *(rows, width, eps, *kinds),
         )
         return out, total
 
@@ -127,6 +128,8 @@ def _activations(library: Library) -> dict[str, Callable[..., Any]]:
     def gated(gate_up: Tensor, kind: str) -> Tensor:
         if gate_up.dtype not in KINDS or kind not in FUNCTIONS:
             return portable.gated(gate_up, kind)
+        if gate_up.shape[-1] % 2:
+            refuse("gated", gate_up=gate_up)
         x, stride, rows, width = _rows(gate_up)
         out = torch.empty((*x.shape[:-1], width // 2), dtype=x.dtype)
         run(x.data_ptr(), stride, out.data_ptr(), rows, width // 2, 1, FUNCTIONS[kind], KINDS[x.dtype])
@@ -135,9 +138,21 @@ def _activations(library: Library) -> dict[str, Callable[..., Any]]:
     return {"activation": activation, "gated": gated}
 
 
-def _fit(kind: int | None, weight_kind: int | None) -> bool:
-    """Whether the kernels know these types: weights are as x is, or float32."""
-    return kind is not None and (kind == weight_kind or weight_kind == KINDS[torch.float32])
+def _kinds(operation: str, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[int, int] | None:
+    """The kinds of x and of its weights, if the kernels know both: weights are as x is, or float32.
+
+    Raises ValueError if there is not a weight for each column.
+    """
+    if weight.shape != (x.shape[-1],) or (bias is not None and bias.shape != weight.shape):
+        refuse(operation, x=x, weight=weight, bias=bias)
+    kind, weight_kind = KINDS.get(x.dtype), KINDS.get(weight.dtype)
+    if kind is None or weight_kind is None or weight_kind not in (kind, FLOAT32):
+        return None
+    if not weight.is_contiguous():
+        return None
+    if bias is not None and (bias.dtype != weight.dtype or not bias.is_contiguous()):
+        return None
+    return kind, weight_kind
 
 
 def _alike(x: Tensor, residual: Tensor) -> bool:

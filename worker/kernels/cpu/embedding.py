@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from models.ops import reference
@@ -17,7 +18,7 @@ def bind(library: Library) -> dict[str, Callable[..., Any]]:
     turn = library.function("angles", POINTER, POINTER, POINTER, LONG, LONG, FLOAT, quick=True)
 
     def embed(ids: Tensor, weight: Tensor) -> Tensor:
-        if not (ids.is_contiguous() and weight.is_contiguous()):
+        if not (_are_numbers(ids) and weight.is_contiguous()):
             return reference.embed(ids, weight)
         known, width = weight.shape
         out = weight.new_empty(len(ids), width)
@@ -25,7 +26,8 @@ def bind(library: Library) -> dict[str, Callable[..., Any]]:
         return out
 
     def angles(positions: Tensor, frequencies: Tensor, scale: float) -> Tensor:
-        if not (positions.is_contiguous() and frequencies.is_contiguous()):
+        known = frequencies.dtype == torch.float32 and frequencies.dim() == 1
+        if not (known and _are_numbers(positions) and frequencies.is_contiguous()):
             return reference.angles(positions, frequencies, scale)
         tokens, pairs = len(positions), len(frequencies)
         out = frequencies.new_empty(tokens, 2 * pairs)
@@ -33,3 +35,8 @@ def bind(library: Library) -> dict[str, Callable[..., Any]]:
         return out
 
     return {"embed": embed, "angles": angles}
+
+
+def _are_numbers(x: Tensor) -> bool:
+    """Whether the kernels can read these ids or positions [T]."""
+    return x.dtype == torch.int64 and x.dim() == 1 and x.is_contiguous()

@@ -16,8 +16,10 @@ from worker.host.memory import Arena
 from worker.kernels.cpu import portable, quantized
 from worker.kernels.cpu.library import INT, LONG, POINTER, Library
 from worker.kernels.cpu.quantized import HEAD, Scheme
+from worker.kernels.cpu.shapes import refuse
 
-KINDS = {torch.float32: 0, torch.bfloat16: 1}
+FLOAT32, BFLOAT16 = 0, 1
+KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 """The number types that kernels compute with, as `kind` in `csrc/vec.h` has them."""
 
 FUNCTIONS = {None: 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4}
@@ -52,6 +54,7 @@ class Packed(nn.Parameter):
     address: int
     """Of the description."""
     inputs: int
+    outputs: int
     columns: int
     """Of what `linear` makes with it: of a gated matrix half as many as it has rows."""
     numbers: torch.dtype
@@ -73,13 +76,17 @@ def bind(library: Library, scheme: Scheme | None = None) -> dict[str, Callable[.
         if dtype not in KINDS or device.type != "cpu":
             return other["pack"](*parts, gated=gated, wide=wide)
         outputs, inputs = sum(map(len, parts)), parts[0].shape[1]
+        alike = all(part.shape[1:] == (inputs,) and part.dtype == dtype for part in parts)
+        if not alike or (gated and outputs % 2):
+            refuse("pack", **{f"part {number}": part for number, part in enumerate(parts)})
         chosen = scheme if scheme is None or not wide else HEAD
         numbers = (0, 0, 0) if chosen is None else (chosen.bits, chosen.group, chosen.input_bits)
         described = _Weights(None, outputs, inputs, KINDS[dtype], gated, *numbers)
         address = ctypes.addressof(described)
         packed = Packed(arena.take(size(address)), requires_grad=False)
         packed.described, packed.address = described, address
-        packed.inputs, packed.columns = inputs, outputs // 2 if gated else outputs
+        packed.inputs, packed.outputs = inputs, outputs
+        packed.columns = outputs // 2 if gated else outputs
         packed.numbers, packed.bytes_before = dtype, sum(part.nbytes for part in parts)
         described.panels = packed.data_ptr()
         held = [part.contiguous() for part in parts]  # by a name, or they would be gone before they are read
@@ -103,6 +110,10 @@ def bind(library: Library, scheme: Scheme | None = None) -> dict[str, Callable[.
                 f"an input [T, {inputs}] of {x.dtype} does not fit a matrix with {weight.inputs} inputs of "
                 f"{weight.numbers}"
             )
+        if bias is not None:
+            if bias.shape != (weight.outputs,) or bias.dtype != weight.numbers:
+                refuse("linear", x=x, bias=bias)
+            bias = bias.contiguous()
         if step != 1:
             x, stride = x.contiguous(), inputs
         if wide:

@@ -54,7 +54,7 @@ enum { GRAIN = 4096 };  // elements that are worth handing to another thread
 // gated: x has 2 * width columns, gates and then what they are multiplied with. out is contiguous.
 EXPORT void activation(const void *x, long x_stride, void *out, long rows, long width, int gated, int f, int k) {
     activation_task t = {x, x_stride, out, width, gated, f, k};
-    spread(rows, 1 + GRAIN / width, activate_rows, &t);
+    spread(rows, grain_of(GRAIN, width), activate_rows, &t);
 }
 
 EXPORT void activation_words(const word *a) {

@@ -25,7 +25,7 @@ enum { GRAIN = 65536 };  // bytes that are worth handing to another thread
 // table [ids_known, width in bytes], out [tokens, width].
 EXPORT void embed(const int64_t *ids, const void *table, void *out, long tokens, long ids_known, long width) {
     lookup l = {table, ids, out, width, ids_known};
-    spread(tokens, 1 + GRAIN / width, look_up, &l);
+    spread(tokens, grain_of(GRAIN, width), look_up, &l);
 }
 
 EXPORT void embed_words(const word *a) {
@@ -58,7 +58,7 @@ enum { ANGLES = 1024 };  // that are worth handing to another thread
 EXPORT void angles(const int64_t *positions, const float *frequencies, void *out, long tokens, long pairs,
                    float scale) {
     rotations r = {positions, frequencies, out, pairs, scale};
-    spread(tokens, 1 + ANGLES / pairs, find_angles, &r);
+    spread(tokens, grain_of(ANGLES, pairs), find_angles, &r);
 }
 
 EXPORT void angles_words(const word *a) {

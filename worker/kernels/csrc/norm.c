@@ -81,7 +81,7 @@ enum { GRAIN = 16384 };  // elements that are worth handing to another thread
 EXPORT void rms_norm(const void *x, long x_stride, const void *residual, long residual_stride, const void *weight,
                      void *out, void *sum, long rows, long width, float eps, int kind, int weight_kind) {
     norm n = {x, x_stride, residual, residual_stride, sum, weight, NULL, out, width, eps, kind, weight_kind, 0};
-    spread(rows, 1 + GRAIN / width, normalise_rows, &n);
+    spread(rows, grain_of(GRAIN, width), normalise_rows, &n);
 }
 
 EXPORT void rms_norm_words(const word *a) {
@@ -94,7 +94,7 @@ EXPORT void layer_norm(const void *x, long x_stride, const void *residual, long 
                        const void *bias, void *out, void *sum, long rows, long width, float eps, int kind,
                        int weight_kind) {
     norm n = {x, x_stride, residual, residual_stride, sum, weight, bias, out, width, eps, kind, weight_kind, 1};
-    spread(rows, 1 + GRAIN / width, normalise_rows, &n);
+    spread(rows, grain_of(GRAIN, width), normalise_rows, &n);
 }
 
 EXPORT void layer_norm_words(const word *a) {

@@ -38,7 +38,7 @@ enum { GRAIN = 65536 };  // elements that are worth handing to another thread
 // x [rows, width] -> out [width].
 EXPORT void mean(const void *x, long stride, long rows, long width, float *out, int kind) {
     mean_task m = {x, stride, rows, width, out, kind};
-    spread(ceil_div(width, BLOCK), 1 + GRAIN / (rows * BLOCK), mean_blocks, &m);
+    spread(ceil_div(width, BLOCK), grain_of(GRAIN, rows * BLOCK), mean_blocks, &m);
 }
 
 typedef struct {
@@ -72,5 +72,5 @@ static void normalize_rows(const void *task, long first, long last) {
 // x [rows, width] -> out [rows, width].
 EXPORT void normalize(const float *x, long stride, long rows, long width, float *out) {
     lengths n = {x, stride, width, out};
-    spread(rows, 1 + GRAIN / width, normalize_rows, &n);
+    spread(rows, grain_of(GRAIN, width), normalize_rows, &n);
 }

@@ -90,7 +90,7 @@ EXPORT void rotary_and_cache(const void *q, long q_stride, const void *k, long k
     rotary r = {q, k, v, q_stride, k_stride, v_stride, out, kv, at_out(kv, blocks * kv_heads * block_size * dim, kind),
                 slots, heads, kv_heads, block_size, turn, turn, kind};
     r.k_turn.norm = k_norm;
-    spread(tokens, 1 + GRAIN / ((heads + kv_heads) * dim), turn_tokens, &r);
+    spread(tokens, grain_of(GRAIN, (heads + kv_heads) * dim), turn_tokens, &r);
 }
 
 EXPORT void rotary_and_cache_words(const word *a) {
@@ -105,7 +105,7 @@ EXPORT void rotate(const void *x, long stride, void *out, const float *cos_sin, 
                    long dim, int kind) {
     turn turn = {.cos_sin = cos_sin, .turned = turned, .dim = dim};
     rotary r = {.q = x, .q_stride = stride, .out = out, .heads = heads, .q_turn = turn, .kind = kind};
-    spread(tokens, 1 + GRAIN / (heads * dim), turn_tokens, &r);
+    spread(tokens, grain_of(GRAIN, heads * dim), turn_tokens, &r);
 }
 
 EXPORT void rotate_words(const word *a) {

@@ -33,7 +33,7 @@ enum { GRAIN = 16384 };  // elements that are worth handing to another thread
 // out is contiguous.
 EXPORT void add(const void *x, long x_stride, const void *y, long y_stride, void *out, long rows, long width, int kind) {
     sum s = {x, y, x_stride, y_stride, out, width, kind};
-    spread(rows, 1 + GRAIN / width, add_rows, &s);
+    spread(rows, grain_of(GRAIN, width), add_rows, &s);
 }
 
 EXPORT void add_words(const word *a) {
