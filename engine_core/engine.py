@@ -14,9 +14,10 @@ from engine_core.config import EngineConfig, ProcessConfig
 from engine_core.executor import Executor, ExecutorDead, MakeExecutor, Pending
 from engine_core.protocol import Add, Failed, Progress, Ready, Stats
 from engine_core.ranks.placement import choose
+from engine_core.ready import describe, make_ready
 from engine_core.scheduling.scheduler import Outputs, Scheduler
 from engine_core.scheduling.step import Plan
-from engine_core.startup import ready, worker_config
+from engine_core.startup import worker_config
 from models.checkpoint.hub import resolve
 from models.config import read_config
 from models.parallel.shares import check_cut
@@ -73,7 +74,8 @@ class Engine:
         try:
             facts = worker.start()
             scheduler = Scheduler(config, facts, model.vocab_size)
-            return cls(ready(config, model, found, facts), scheduler, worker, config.depth)
+            _log.info(describe(facts))
+            return cls(make_ready(config, model, found, facts), scheduler, worker, config.depth)
         except Exception:
             worker.stop()
             raise

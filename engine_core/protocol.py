@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from worker.protocol import Pooling, Sampling, TokenLogprobs, Vectors
+from worker.protocol import Pooling, Sampling, TokenLogprobs, Vectors, WorkerFacts
 
 Finish = Literal["stop", "length", "abort"]
 
@@ -156,25 +156,15 @@ class Progress(msgspec.Struct, frozen=True, tag=True, gc=False):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """The engine has done the first real steps. What the server must know to check requests."""
+    """Facts that a server must know to check requests, sent when the engine has done its first real steps."""
 
     model: str
     folder: str
     architecture: str
     vocab_size: int
-    max_model_len: int
-    device: str
-    dtype: str
-    num_blocks: int
-    block_size: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
     enable_prefix_caching: bool
     scheduling_policy: str
-    tasks: tuple[str, ...] = ("generate",)
-    """What requests may ask for."""
-    widths: dict[str, int] = {}
-    """Task -> numbers in each of its vectors, before any cut."""
+    worker: WorkerFacts
 
 
 class Dead(msgspec.Struct, frozen=True, tag=True, gc=False):

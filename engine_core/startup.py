@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import get_args
 
 from engine_core.config import EngineConfig
-from engine_core.protocol import Ready
 from models.config import ConfigError, ModelConfig
 from models.conversion.served_as import Conversion, resolve_conversion
 from models.pooling.config import read_pooling
 from worker.config import WorkerConfig
-from worker.protocol import Task, WorkerFacts
+from worker.protocol import Task
 
 TASKS: tuple[str, ...] = ("generate", *get_args(Task))
 
@@ -63,23 +62,3 @@ def _conversion(config: EngineConfig, model: ModelConfig, folder: Path) -> Conve
     if conversion.runner == "draft":
         raise ConfigError("--runner draft: a draft model answers no requests; use generate or pooling")
     return conversion
-
-
-def ready(config: EngineConfig, model: ModelConfig, folder: Path, facts: WorkerFacts) -> Ready:
-    return Ready(
-        model=config.model,
-        folder=str(folder),
-        architecture=model.architecture,
-        vocab_size=model.vocab_size,
-        max_model_len=facts.max_model_len,
-        device=facts.device,
-        dtype=facts.dtype,
-        num_blocks=facts.num_blocks,
-        block_size=facts.block_size,
-        max_num_seqs=facts.max_num_seqs,
-        max_num_batched_tokens=facts.max_num_batched_tokens,
-        enable_prefix_caching=config.enable_prefix_caching and facts.causal,
-        scheduling_policy=config.scheduling_policy,
-        tasks=facts.tasks,
-        widths=facts.widths,
-    )

@@ -186,7 +186,7 @@ class Frontend:
     ) -> list[Pooled]:
         """What became of each item, in order. All or nothing: the first failure ends the others."""
         self.require_ready()
-        window = POOLING_WINDOW * self.facts.max_num_seqs
+        window = POOLING_WINDOW * self.facts.ready.worker.max_num_seqs
         self._admit(min(len(items), window))
         if self.config.enable_log_requests:
             _log.info("request %s: %d texts to pool, %s", request_id, len(items), items[0].params)
@@ -281,7 +281,8 @@ class Frontend:
         given = self.config.engine.max_num_queued_reqs
         # Our own count is exact but knows of no memory shortage; the engine's does, a moment late.
         reported = self._client.stats.waiting if self._client.stats else 0
-        waiting = max(self.live + count - self.facts.max_num_seqs, reported + count if reported else 0)
+        slots = self.facts.ready.worker.max_num_seqs
+        waiting = max(self.live + count - slots, reported + count if reported else 0)
         if waiting > (DEFAULT_QUEUE if given is None else given):
             self.metrics.rejected()
             raise Overloaded(

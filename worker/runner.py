@@ -104,7 +104,7 @@ class Runner:
         if self._page_toucher is not None:
             self._page_toucher.start()
         report("warmup", 1.0)
-        logger.info("ready: %s", self.facts)
+        logger.debug("ready: %s", self.facts)
 
     @torch.inference_mode()
     def launch(self, step: StepInput) -> Handle | Unheard:

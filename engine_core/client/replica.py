@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
+from msgspec.structs import replace
 
 from engine_core.client.routing import GENERATING
 from engine_core.protocol import STAGES, Progress, Ready, Stats
 
-_SAME = ("model", "architecture", "vocab_size", "dtype", "tasks", "widths", "scheduling_policy")
-"""What replicas of one model have in common, by the names in Ready."""
+_SAME = ("model", "architecture", "vocab_size", "scheduling_policy")
+_SAME_IN_WORKERS = ("dtype", "tasks", "widths")
+"""Fields of Ready, and of its WorkerFacts, that are the same for all replicas of one model."""
 
 
 class Replica:
@@ -67,18 +68,20 @@ class Replica:
 
 
 def all_ready(replicas: Sequence[Replica]) -> Ready | None:
-    """Those that work, as one engine that can do what each of them can."""
+    """The facts of all replicas that work, as of one engine that can do what each of them can."""
     known = [one.ready for one in replicas if one.ready is not None]
     if not known:
         return None
-    return msgspec.structs.replace(
-        known[0],
-        max_model_len=min(one.max_model_len for one in known),
-        max_num_batched_tokens=min(one.max_num_batched_tokens for one in known),
-        max_num_seqs=sum(one.max_num_seqs for one in known),
-        num_blocks=sum(one.num_blocks for one in known),
-        enable_prefix_caching=all(one.enable_prefix_caching for one in known),
+    workers = [one.worker for one in known]
+    worker = replace(
+        workers[0],
+        max_model_len=min(one.max_model_len for one in workers),
+        max_num_batched_tokens=min(one.max_num_batched_tokens for one in workers),
+        max_num_seqs=sum(one.max_num_seqs for one in workers),
+        num_blocks=sum(one.num_blocks for one in workers),
     )
+    caches = all(one.enable_prefix_caching for one in known)
+    return replace(known[0], enable_prefix_caching=caches, worker=worker)
 
 
 def all_stats(replicas: Sequence[Replica]) -> Stats | None:
@@ -95,15 +98,16 @@ def all_progress(replicas: Sequence[Replica]) -> Progress:
     first = max((one.progress for one in replicas), key=lambda now: (order.index(now.stage), now.fraction))
     if len(replicas) == 1:
         return first
-    return msgspec.structs.replace(first, detail=", ".join(map(_told, replicas)))
+    return replace(first, detail=", ".join(map(_told, replicas)))
 
 
 def difference(ready: Ready, others: Ready) -> str | None:
-    """In what this engine is no replica of the others, in words for the operator."""
-    for name in _SAME:
-        own, theirs = getattr(ready, name), getattr(others, name)
-        if own != theirs:
-            return f"its {name} is {own!r}, and that of the others {theirs!r}"
+    """A clause for the operator on why this engine cannot be a replica of the others; None if it can."""
+    pairs = [(name, getattr(ready, name), getattr(others, name)) for name in _SAME]
+    pairs += [(name, getattr(ready.worker, name), getattr(others.worker, name)) for name in _SAME_IN_WORKERS]
+    for name, one, other in pairs:
+        if one != other:
+            return f"its {name} is {one!r}, and that of the others {other!r}"
     return None
 
 

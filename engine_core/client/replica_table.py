@@ -72,7 +72,8 @@ class Roster:
         """Whether `ready` is another, after something may have changed."""
         before, self.ready = self.ready, all_ready([one for one in self.replicas.values() if one.works])
         if self.ready is not None:
-            self._router.remembered = min(REMEMBERED, self.ready.num_blocks * self.ready.block_size // BLOCK)
+            worker = self.ready.worker
+            self._router.remembered = min(REMEMBERED, worker.num_blocks * worker.block_size // BLOCK)
         return self.ready != before
 
     def choose(self, order: Order, without: Collection[int]) -> tuple[Replica, int] | None:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import msgspec
 
+from engine_core.protocol import Ready
 from models.pooling.config import PoolingConfig
 from server.errors import BadRequest, invalid
-from server.requests.task_names import GENERATE, ScoreType
+from server.requests.task_names import ScoreType
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -34,31 +35,33 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     root: str
     """The model as the operator named it."""
     created: int
+    ready: Ready
+    """The engine's own facts; of several replicas, as of one engine."""
     max_model_len: int
-    vocab_size: int
+    """Longest prompt and answer together; of a model that only pools, longest text."""
     eos_token_ids: tuple[int, ...]
     defaults: dict[str, float | int] = {}
     """The checkpoint's temperature, top_p, top_k, min_p, repetition_penalty and max_tokens, if it has any."""
     max_logprobs: int = 20
     """-1 means no limit but the vocabulary."""
-    max_num_seqs: int = 256
-    enable_prefix_caching: bool = True
-    scheduling_policy: str = "fcfs"
-    max_num_batched_tokens: int = 0
-    dtype: str = "float32"
-    device: str = "cpu"
-    tasks: tuple[str, ...] = (GENERATE,)
     max_text_len: int = 0
     """Longest text to pool, in tokens: a sentence encoder may be made for less than its window."""
     pooling: PoolingConfig = PoolingConfig()
     """What the model's files say of its vectors and labels."""
-    widths: dict[str, int] = {}
-    """Task -> numbers in each of its vectors, before any cut."""
     default_prompt_name: str | None = None
     score_type: ScoreType | None = None
     score_template: str | None = None
     """A chat template with the roles query and document, or its name, where one text is made of two."""
     limits: Limits = Limits()
+
+    @property
+    def vocab_size(self) -> int:
+        return self.ready.vocab_size
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The tasks that requests may ask for."""
+        return self.ready.worker.tasks
 
     def check_prompt_length(self, length: int, *, at_least: bool = False) -> None:
         """Refuses a prompt that leaves no room for one output token, in the peer's words.
@@ -102,11 +105,12 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def check_token_ids(self, ids: list[int], param: str) -> None:
-        outside = [id for id in ids if not 0 <= id < self.vocab_size]
+        size = self.ready.vocab_size
+        outside = [id for id in ids if not 0 <= id < size]
         if outside:
             raise BadRequest(
                 f"token_id(s) {outside[:10]} in {param} contain out-of-vocab token ids. "
-                f"Vocabulary size: {self.vocab_size}",
+                f"Vocabulary size: {size}",
                 param,
             )
 

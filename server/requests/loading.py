@@ -40,40 +40,31 @@ def find_facts(config: ServerConfig, ready: Ready, folder: Path, tokenizer: Toke
     """`folder` is the checkpoint's on this machine."""
     model = read_config(folder, config.engine.hf_overrides)
     ends = [id for id in (tokenizer.eos_id, *model.eos_token_ids) if id is not None]
-    pools = set(ready.tasks) != {GENERATE}
+    tasks = ready.worker.tasks
+    pools = set(tasks) != {GENERATE}
     pooling = read_pooling(folder, model, config.engine.pooler_config) if pools else PoolingConfig()
     max_text_len = _max_text_len(config, ready, pooling)
     return Facts(
         model_names=config.model_names,
         root=config.engine.model,
         created=int(time.time()),
-        max_model_len=ready.max_model_len if GENERATE in ready.tasks else max_text_len,
-        vocab_size=ready.vocab_size,
+        ready=ready,
+        max_model_len=ready.worker.max_model_len if GENERATE in tasks else max_text_len,
         eos_token_ids=tuple(dict.fromkeys(ends)),
         defaults=read_defaults(folder, config.generation_config, config.override_generation_config),
         max_logprobs=config.max_logprobs,
-        max_num_seqs=ready.max_num_seqs,
-        enable_prefix_caching=ready.enable_prefix_caching,
-        scheduling_policy=ready.scheduling_policy,
-        max_num_batched_tokens=ready.max_num_batched_tokens,
-        dtype=ready.dtype,
-        device=ready.device,
-        tasks=ready.tasks,
         max_text_len=max_text_len,
         pooling=pooling,
-        widths=ready.widths,
         default_prompt_name=_default_prompt_name(config, pooling),
-        score_type=score_type(ready.tasks, pooling),
+        score_type=score_type(tasks, pooling),
         score_template=_score_template(tokenizer, model, pooling),
     )
 
 
 def _max_text_len(config: ServerConfig, ready: Ready, pooling: PoolingConfig) -> int:
     """A sentence encoder's own limit counts, unless the operator has set one."""
-    limit = pooling.texts.max_len
-    if limit is None or config.engine.max_model_len is not None:
-        return ready.max_model_len
-    return min(limit, ready.max_model_len)
+    limit, longest = pooling.texts.max_len, ready.worker.max_model_len
+    return longest if limit is None or config.engine.max_model_len is not None else min(limit, longest)
 
 
 def _default_prompt_name(config: ServerConfig, pooling: PoolingConfig) -> str | None:

@@ -201,7 +201,7 @@ def _check_dimensions(asked: int, task: Task, facts: Facts) -> None:
             "does not support ['dimensions'] parameters",
             "dimensions",
         )
-    width = facts.widths[task]
+    width = facts.ready.worker.widths[task]
     if asked == width:
         return
     name, allowed = facts.model_names[0], facts.pooling.matryoshka_dimensions

@@ -215,7 +215,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True):
             return ()
         if not self.allowed_token_ids:
             raise BadRequest("allowed_token_ids is not None and empty!", "allowed_token_ids")
-        if any(not 0 <= id < facts.vocab_size for id in self.allowed_token_ids):
+        size = facts.vocab_size
+        if any(not 0 <= id < size for id in self.allowed_token_ids):
             raise BadRequest("allowed_token_ids contains out-of-vocab token id!", "allowed_token_ids")
         return tuple(dict.fromkeys(self.allowed_token_ids))
 

@@ -98,16 +98,17 @@ async def similarity(body: SimilarityRequest, request: Request) -> Response:
 async def info(request: Request) -> Response:
     """What is served, in the words of text-embeddings-inference."""
     facts = frontend_of(request).facts
+    worker = facts.ready.worker
     return JSONResponse(
         {
             "model_id": facts.root,
             "model_sha": None,
-            "model_dtype": facts.dtype,
+            "model_dtype": worker.dtype,
             "model_type": _model_type(facts),
-            "max_concurrent_requests": facts.max_num_seqs,
+            "max_concurrent_requests": worker.max_num_seqs,
             "max_input_length": facts.max_text_len,
-            "max_batch_tokens": facts.max_num_batched_tokens,
-            "max_batch_requests": facts.max_num_seqs,
+            "max_batch_tokens": worker.max_num_batched_tokens,
+            "max_batch_requests": worker.max_num_seqs,
             "max_client_batch_size": facts.limits.inputs,
             "auto_truncate": False,
             "tokenization_workers": 1,

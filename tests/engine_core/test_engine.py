@@ -57,7 +57,7 @@ def test_start_tells_its_stages_and_what_it_found(model: Path) -> None:
     assert {progress.folder for progress in told} == {str(model)}
     ready = engine.ready
     assert (ready.folder, ready.architecture, ready.vocab_size) == (str(model), "LlamaForCausalLM", 50)
-    assert (ready.device, ready.max_model_len, ready.block_size) == ("fake", 128, 4)
+    assert (ready.worker.device, ready.worker.max_model_len, ready.worker.block_size) == ("fake", 128, 4)
 
 
 @pytest.mark.parametrize("steps_ahead", [0, 1, 2])

@@ -393,7 +393,7 @@ def is_alive(pid: int) -> bool:
 
 async def test_many_texts_are_pooled_beside_a_stream(start: Start) -> None:
     _, client = await start()
-    assert client.ready is not None and client.ready.tasks == ("generate", "embed", "token_embed")
+    assert client.ready is not None and client.ready.worker.tasks == ("generate", "embed", "token_embed")
     stream = client.submit([3, 4], Sampling(max_tokens=30))
     params = Pooling(task="embed")
     prompts = [[n % 40, 7, n % 9] for n in range(300)]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from model_facts import READY
 
 from engine_core import protocol
 from engine_core.protocol import (
@@ -14,7 +15,6 @@ from engine_core.protocol import (
     Hello,
     Outputs,
     Progress,
-    Ready,
     Request,
     ResetPrefixCache,
     Stats,
@@ -48,21 +48,6 @@ TOKENS = Tokens(
     cached=16,
     finish="stop",
     timing=Timing(queued=0.1, prefill=0.2, decode=0.3, preemptions=0),
-)
-READY = Ready(
-    model="demo",
-    folder="/models/demo",
-    architecture="LlamaForCausalLM",
-    vocab_size=300,
-    max_model_len=128,
-    device="cpu",
-    dtype="float32",
-    num_blocks=10,
-    block_size=32,
-    max_num_seqs=4,
-    max_num_batched_tokens=64,
-    enable_prefix_caching=True,
-    scheduling_policy="fcfs",
 )
 
 

@@ -188,17 +188,17 @@ def test_a_text_has_the_same_bits_alone_and_in_any_batch(
 
 
 def test_a_decoder_offers_all_that_its_weights_can_do(llama: Path, start: Start) -> None:
-    ready = start(llama).ready
-    assert (ready.tasks, ready.widths) == (("generate", "embed"), {"embed": 32})
-    asked = start(llama, tasks=ALL_TASKS).ready
+    worker = start(llama).ready.worker
+    assert (worker.tasks, worker.widths) == (("generate", "embed"), {"embed": 32})
+    asked = start(llama, tasks=ALL_TASKS).ready.worker
     assert asked.tasks == ("generate", "embed", "token_embed")
     assert asked.widths == {"embed": 32, "token_embed": 32}
     narrow = start(llama, tasks=["embed"])
-    assert narrow.ready.tasks == ("embed",)
+    assert narrow.ready.worker.tasks == ("embed",)
     (refused,) = run(narrow, write(1, [1]))[1]
     assert isinstance(refused, Failed) and "does not generate" in refused.message
-    assert start(llama, tasks=["token_embed", "generate"]).ready.tasks == ("generate", "token_embed")
-    assert start(llama, pooler_config={"task": "embed"}).ready.tasks == ("generate", "embed")
+    assert start(llama, tasks=["token_embed", "generate"]).ready.worker.tasks == ("generate", "token_embed")
+    assert start(llama, pooler_config={"task": "embed"}).ready.worker.tasks == ("generate", "embed")
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_what_cannot_be_offered_is_refused_at_the_start(
 def test_labels_may_be_tokens_of_a_model_that_generates(llama: Path, start: Start) -> None:
     two_way = {"classifier_from_token": [20, 30], "method": "from_2_way_softmax"}
     engine = start(llama, runner="generate", hf_overrides=two_way)
-    assert engine.ready.tasks == ("generate", "embed", "classify")
+    assert engine.ready.worker.tasks == ("generate", "embed", "classify")
     told = run(engine, pool(1, TEXTS[0], "classify"), write(2, TEXTS[0]))
     with torch.inference_mode():
         logits = hf_model(llama)(torch.tensor([TEXTS[0]])).logits[0, -1, [20, 30]]
@@ -242,7 +242,7 @@ def bert_hidden(folder: Path, tokens: list[int], second_at: int = 0) -> np.ndarr
 
 def test_an_encoder_reads_whole_texts_and_tells_pairs_apart(bert: Path, start: Start) -> None:
     engine = start(bert, max_num_batched_tokens=64, max_num_seqs=4)
-    assert (engine.ready.tasks, engine.ready.num_blocks) == (("embed", "token_embed"), 0)
+    assert (engine.ready.worker.tasks, engine.ready.worker.num_blocks) == (("embed", "token_embed"), 0)
     texts = [*TEXTS, list(range(5, 69)), TEXTS[0]]
     adds = [pool(i, tokens, second_at=3 if i == 2 else 0) for i, tokens in enumerate(texts)]
     told = run(engine, *adds, pool(9, TEXTS[0], "token_embed", dimensions=5, use_activation=False))
@@ -253,7 +253,7 @@ def test_an_encoder_reads_whole_texts_and_tells_pairs_apart(bert: Path, start: S
 
 
 def test_the_budget_of_an_encoder_follows_its_longest_text(bert: Path, start: Start) -> None:
-    assert start(bert, max_model_len=512).ready.max_num_batched_tokens == 4096
+    assert start(bert, max_model_len=512).ready.worker.max_num_batched_tokens == 4096
     with pytest.raises(ValueError, match=r"--max-num-batched-tokens 32 is less than --max-model-len \(64\)"):
         start(bert, max_num_batched_tokens=32)
 
@@ -299,7 +299,7 @@ def test_what_is_not_finite_fails_its_own_sequence(llama: Path, start: Start, tm
 
 def test_the_first_architecture_that_is_served_is_the_model(llama: Path, start: Start) -> None:
     named = {"architectures": ["StableLmForCausalLM", "LlamaForSequenceClassification", "LlamaForCausalLM"]}
-    assert start(llama, hf_overrides=named, model_impl="facet", convert="embed").ready.tasks == (
+    assert start(llama, hf_overrides=named, model_impl="facet", convert="embed").ready.worker.tasks == (
         "embed",
         "token_embed",
     )

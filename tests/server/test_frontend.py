@@ -302,7 +302,7 @@ async def test_ten_thousand_texts_go_to_the_engine_a_few_at_a_time(
         client.submitted[i].answer([i])
     answers = await task
     assert [as_array(one.vectors)[0] for one in answers] == list(range(10_000))
-    assert most <= 2 * frontend.facts.max_num_seqs
+    assert most <= 2 * frontend.facts.ready.worker.max_num_seqs
     assert tasks == 2  # this one, and the request's
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from model_facts import READY, changed
 
 from engine_core.client.replica import Replica
 from engine_core.client.streams import Stream
@@ -57,22 +58,7 @@ class FakeClient:
         self.located.set()
 
     def become_ready(self, **facts: object) -> None:
-        known = {
-            "model": "m",
-            "folder": self.folder,
-            "architecture": "LlamaForCausalLM",
-            "vocab_size": 450,
-            "max_model_len": 100,
-            "device": "cpu",
-            "dtype": "float32",
-            "num_blocks": 8,
-            "block_size": 16,
-            "max_num_seqs": 4,
-            "max_num_batched_tokens": 64,
-            "enable_prefix_caching": True,
-            "scheduling_policy": "fcfs",
-        }
-        self.ready = Ready(**{**known, **facts})  # pyright: ignore
+        self.ready = changed(READY, folder=self.folder, **facts)
         self.settled.set()
 
     def fail(self, reason: str) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import tokenizers
+from model_facts import READY, changed
 
 from engine_core.config import EngineConfig
 from engine_core.protocol import Pooled, Tokens
@@ -104,8 +105,8 @@ class FakeFrontend:
             model_names=("org/tiny", "tiny"),
             root="org/tiny",
             created=1_700_000_000,
+            ready=changed(READY, vocab_size=VOCAB_SIZE, max_num_seqs=256),
             max_model_len=128,
-            vocab_size=VOCAB_SIZE,
             eos_token_ids=(EOS,),
         )
     )

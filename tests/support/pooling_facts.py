@@ -7,6 +7,7 @@ from typing import Any
 
 import tokenizers
 import zoo
+from model_facts import READY, changed
 from tokenizers.processors import BertProcessing
 
 from server.requests.facts import Facts
@@ -15,18 +16,10 @@ from server.text.tokenizer import Tokenizer
 
 
 def facts(**fields: Any) -> Facts:
-    known: dict[str, Any] = {
-        "model_names": ("m",),
-        "root": "m",
-        "created": 0,
-        "max_model_len": 2000,
-        "max_text_len": 20,
-        "vocab_size": 500,
-        "eos_token_ids": (),
-        "tasks": ("embed", "token_embed"),
-        "widths": {"embed": 32, "token_embed": 32},
-    }
-    return Facts(**{**known, **fields})
+    base = Facts(model_names=("m",), root="m", created=0, ready=READY, max_model_len=2000, eos_token_ids=())
+    tasks = ("embed", "token_embed")
+    known = {"max_text_len": 20, "vocab_size": 500, "tasks": tasks, "widths": dict.fromkeys(tasks, 32)}
+    return changed(base, **{**known, **fields})
 
 
 def raw_bert() -> tokenizers.Tokenizer:

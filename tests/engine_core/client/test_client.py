@@ -11,6 +11,8 @@ import msgspec
 import pytest
 import pytest_asyncio
 import zmq
+from model_facts import READY as SMALL
+from model_facts import changed
 from ports import free_ports
 
 from engine_core.client.client import EngineClient
@@ -41,21 +43,7 @@ from engine_core.wire.transport import EngineEnd
 from worker.protocol import Pooling, Sampling, TokenLogprobs, Vectors
 
 PARAMS = Sampling(max_tokens=5)
-READY = Ready(
-    model="m",
-    folder="/m",
-    architecture="LlamaForCausalLM",
-    vocab_size=50,
-    max_model_len=100,
-    device="cpu",
-    dtype="float32",
-    num_blocks=1000,
-    block_size=16,
-    max_num_seqs=4,
-    max_num_batched_tokens=64,
-    enable_prefix_caching=True,
-    scheduling_policy="fcfs",
-)
+READY = changed(SMALL, num_blocks=1000, vocab_size=50)
 
 
 class Script:
@@ -238,7 +226,7 @@ class Replicated:
         """One that is ready, and that the client knows."""
         script = Script(at or self.address, number)
         self.scripts.append(script)
-        script.say(msgspec.structs.replace(READY, **facts))
+        script.say(changed(READY, **facts))
         await self.until(lambda: self.state(number) == "works")
         return script
 
@@ -415,7 +403,7 @@ async def test_a_replica_that_is_back_before_its_end_is_noticed_has_lost_its_req
 async def test_of_two_with_one_number_only_the_later_is_heard(two: Two) -> None:
     client, first, _, both = two
     later = await both.start(0, max_num_seqs=3)
-    await both.until(lambda: client.ready is not None and client.ready.max_num_seqs == 7)
+    await both.until(lambda: client.ready is not None and client.ready.worker.max_num_seqs == 7)
     stream = client.submit([1], PARAMS, replica=0)
     first.answer(stream, 6, finish="stop")
     first.say(Dead("by mistake"))
@@ -467,11 +455,12 @@ async def test_together_they_can_do_what_each_of_them_can(address: Address) -> N
     await both.start(1, max_model_len=60, max_num_seqs=2)
     ready = both.client.ready
     assert ready is not None
-    assert (ready.max_model_len, ready.max_num_seqs, ready.num_blocks) == (60, 6, 2000)
+    worker = ready.worker
+    assert (worker.max_model_len, worker.max_num_seqs, worker.num_blocks) == (60, 6, 2000)
     both.end(first)
     await both.until(lambda: both.state(0) != "works")
-    assert [one.max_model_len for one in changes if one is not None] == [80, 60, 60]
-    assert changes[-1] is not None and changes[-1].max_num_seqs == 2
+    assert [one.worker.max_model_len for one in changes if one is not None] == [80, 60, 60]
+    assert changes[-1] is not None and changes[-1].worker.max_num_seqs == 2
     both.close()
 
 
@@ -499,7 +488,7 @@ async def test_what_is_no_replica_of_the_others_is_sent_away(address: Address) -
     await both.start(0)
     script = Script(address, 1)
     both.scripts.append(script)
-    script.say(msgspec.structs.replace(READY, vocab_size=51))
+    script.say(changed(READY, vocab_size=51))
     assert await script.heard(1) == [Drain(seconds=0)]
     assert both.state(1) == "it is no replica of the others: its vocab_size is 51, and that of the others 50"
     both.close()
@@ -569,7 +558,7 @@ async def test_a_replica_of_another_machine_joins_with_the_key_and_only_with_it(
     friend = Script(layout.door(0), 1)
     both.scripts.append(friend)
     for script in (stranger, plain, friend):
-        script.say(msgspec.structs.replace(READY, max_num_seqs=3))
+        script.say(changed(READY, max_num_seqs=3))
     await both.until(lambda: both.state(1) == "works")
     stream = both.client.submit([1], PARAMS, replica=1)
     assert [add.id for add in await friend.heard(1) if isinstance(add, Add)] == [stream.id]

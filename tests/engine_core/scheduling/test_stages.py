@@ -6,11 +6,12 @@ from collections import deque
 
 import pytest
 from fake_worker import FakeWorker, Landed, facts, reference, vectors_of
+from model_facts import READY
 from scheduler_bench import Bench, add, config, pool
 
 from engine_core.config import EngineConfig
 from engine_core.engine import Engine
-from engine_core.protocol import Add, Failed, Ready
+from engine_core.protocol import Add, Failed
 from engine_core.scheduling.scheduler import Scheduler
 from worker.protocol import Pooling, Sampling, StepInput, StepOutput, WorkerFacts
 
@@ -152,7 +153,7 @@ def test_the_engine_keeps_as_many_steps_in_flight_as_there_are_stages(
 ) -> None:
     chosen = EngineConfig(model="", pipeline_parallel_size=stages, steps_ahead=ahead)
     pipeline = Pipeline()
-    engine = Engine(ready(), Scheduler(chosen, facts(), 50), pipeline, chosen.depth)
+    engine = Engine(READY, Scheduler(chosen, facts(), 50), pipeline, chosen.depth)
     for id in range(8):
         engine.add(0, Add(id=id, tokens=[id + 1, 3], params=Sampling(max_tokens=12)))
     told: dict[int, list[int]] = {id: [] for id in range(8)}
@@ -162,7 +163,3 @@ def test_the_engine_keeps_as_many_steps_in_flight_as_there_are_stages(
             told[output.id] += output.tokens  # pyright: ignore[reportAttributeAccessIssue]
     assert pipeline.most == depth
     assert told == {id: reference([id + 1, 3], 12) for id in range(8)}
-
-
-def ready() -> Ready:
-    return Ready("", "", "", 50, 128, "fake", "float32", 64, 4, 8, 64, True, "fcfs")

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from model_facts import READY, changed
 
-from engine_core.protocol import Ready
 from models.config import ConfigError
 from server.options.table import parse
 from server.requests.facts import Facts
@@ -25,25 +25,9 @@ def config(folder: Path, **fields: object) -> None:
 
 
 def find(folder: Path, *flags: str, tasks: tuple[str, ...] = ("embed", "token_embed"), **said: Any) -> Facts:
-    known = {
-        "model": "m",
-        "folder": str(folder),
-        "architecture": "LlamaModel",
-        "vocab_size": 450,
-        "max_model_len": 100,
-        "device": "cpu",
-        "dtype": "float32",
-        "num_blocks": 0,
-        "block_size": 16,
-        "max_num_seqs": 4,
-        "max_num_batched_tokens": 64,
-        "enable_prefix_caching": False,
-        "scheduling_policy": "fcfs",
-        "tasks": tasks,
-        "widths": dict.fromkeys(tasks, 8),
-    }
+    ready = changed(READY, tasks=tasks, widths=dict.fromkeys(tasks, 8), **said)
     options = parse([str(folder), *flags], {})
-    return find_facts(options, Ready(**{**known, **said}), folder, open_tokenizer(options, folder))
+    return find_facts(options, ready, folder, open_tokenizer(options, folder))
 
 
 def test_a_sentence_encoder_may_read_less_than_its_window(folder: Path) -> None:

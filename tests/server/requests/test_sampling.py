@@ -6,6 +6,7 @@ import math
 
 import pytest
 from fake_frontend import byte_tokenizer
+from model_facts import READY, changed
 
 from server.errors import BadRequest
 from server.requests.facts import Facts, GenerationConfigError, read_defaults
@@ -17,8 +18,8 @@ FACTS = Facts(
     model_names=("m",),
     root="m",
     created=0,
+    ready=changed(READY, vocab_size=258),
     max_model_len=100,
-    vocab_size=258,
     eos_token_ids=(256, 257),
 )
 
@@ -39,14 +40,11 @@ def test_nothing_asked_is_neutral() -> None:
 
 
 def test_the_checkpoints_defaults_fill_what_is_not_asked() -> None:
-    facts = Facts(**{**FACTS_FIELDS, "defaults": {"temperature": 0.5, "top_k": 7, "max_tokens": 4}})
+    facts = changed(FACTS, defaults={"temperature": 0.5, "top_k": 7, "max_tokens": 4})
     [one] = resolved(facts=facts)
     assert (one.temperature, one.top_k, one.max_tokens) == (0.5, 7, 4)
     [one] = resolved(facts=facts, temperature=1.5, top_k=0, max_tokens=9)
     assert (one.temperature, one.top_k, one.max_tokens) == (1.5, 0, 9)
-
-
-FACTS_FIELDS = {name: getattr(FACTS, name) for name in FACTS.__struct_fields__}
 
 
 @pytest.mark.parametrize("temperature", [0, 1e-30, 9e-6])
@@ -61,7 +59,7 @@ def test_values_are_brought_into_range() -> None:
     assert resolved(top_k=2**40)[0].top_k == 0
     assert resolved(logit_bias={3: 500.0, 4: -500.0})[0].logit_bias == {3: 100.0, 4: -100.0}
     assert resolved(max_tokens=99)[0].max_tokens == 90
-    assert resolved(logprobs=-1, facts=Facts(**{**FACTS_FIELDS, "max_logprobs": -1}))[0].logprobs == -1
+    assert resolved(logprobs=-1, facts=changed(FACTS, max_logprobs=-1))[0].logprobs == -1
 
 
 def test_choices_have_seeds_of_their_own() -> None:

@@ -8,11 +8,11 @@ import json
 from typing import Any
 
 import httpx
-import msgspec
 import numpy as np
 import pytest
 from fake_api import leave, make_app, make_client
 from fake_frontend import BOS, FakeFrontend, vectors
+from model_facts import changed
 from starlette.types import ASGIApp
 
 from models.pooling.config import PoolingConfig
@@ -24,7 +24,7 @@ EMBED, POOL, CLASSIFY, COHERE = "/v1/embeddings", "/pooling", "/classify", "/v2/
 
 def serve(frontend: FakeFrontend, *tasks: str, **fields: Any) -> None:
     known = {"tasks": tasks, "max_text_len": 128, "widths": {"embed": 8, "token_embed": 8}, **fields}
-    frontend.facts = msgspec.structs.replace(frontend.facts, **known)
+    frontend.facts = changed(frontend.facts, **known)
 
 
 @pytest.fixture(autouse=True)

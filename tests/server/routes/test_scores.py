@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
-import msgspec
 import pytest
 from fake_frontend import BOS, FakeFrontend, vectors
+from model_facts import changed
 
 from models.pooling.config import PoolingConfig
 from models.pooling.sentence_files import TextFacts
@@ -29,7 +29,7 @@ def serve(frontend: FakeFrontend, score_type: str | None, *tasks: str, **fields:
         "score_type": score_type,
         **fields,
     }
-    frontend.facts = msgspec.structs.replace(frontend.facts, **known)
+    frontend.facts = changed(frontend.facts, **known)
 
 
 async def post(client: httpx.AsyncClient, path: str, **body: Any) -> Any:

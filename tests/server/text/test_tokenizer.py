@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import zoo
+from model_facts import READY
 
 from server.errors import BadRequest
 from server.requests.facts import Facts
@@ -79,7 +80,7 @@ def test_the_first_token_is_added_where_only_the_configuration_asks_for_it(tmp_p
 
 def test_text_too_long_is_refused_before_it_is_tokenized(tmp_path: Path) -> None:
     tokenizer = load(write(tmp_path))
-    facts = Facts(model_names=("m",), root="m", created=0, max_model_len=10, vocab_size=400, eos_token_ids=())
+    facts = Facts(model_names=("m",), root="m", created=0, ready=READY, max_model_len=10, eos_token_ids=())
     most = 10 * tokenizer.longest_token
     tokenizer.check_text_length("x" * most, facts)
     with pytest.raises(BadRequest, match=f"contains {most + 1} characters") as caught:
