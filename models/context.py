@@ -31,11 +31,11 @@ _current: ForwardContext | None = None
 @contextmanager
 def use_context(context: ForwardContext) -> Iterator[None]:
     global _current
-    _current = context
+    outer, _current = _current, context
     try:
         yield
     finally:
-        _current = None
+        _current = outer
 
 
 def context() -> ForwardContext:

@@ -177,7 +177,7 @@ def _rotary(setup: ModelSetup, fields: NomicFields) -> nn.Module:
     config = setup.config
     dim = int(config.head_dim * fields.rotary_emb_fraction)
     rope = read_rope(config.raw, dim, setup.max_len, default_theta=fields.rotary_emb_base)
-    if fields.rotary_scaling_factor:
+    if fields.rotary_scaling_factor and setup.max_len > fields.max_trained_positions:
         return StretchedRotary(rope, fields)
     return Rotary(rope)
 

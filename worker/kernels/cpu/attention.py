@@ -169,7 +169,7 @@ def _encoder_attention(library: Library) -> Callable[..., Tensor]:
                 v.stride(0),
                 out.data_ptr(),
             ),
-            *(context.query_starts.data_ptr(), len(context.query_lens_host), heads, kv_heads, dim),
+            *(context.query_starts.data_ptr(), context.query_starts.shape[0] - 1, heads, kv_heads, dim),
             *(scale, -1 if window is None else window, _address(added)),
             *(0 if added is None else added.shape[1] // 2, KINDS[q.dtype]),
         )

@@ -16,11 +16,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from models.context import context, use_context
 from models.model import Forward
 from worker.host.memory import huge_pages
 from worker.kernels.cpu.library import LONG, POINTER, Library
 from worker.kernels.cpu.positions import Layout
-from worker.kernels.cpu.tape import MAKES_MEMORY, RESULT_BYTES, Calls, Memory, Watched, makes_view
+from worker.kernels.cpu.tape import (
+    MAKES_MEMORY,
+    RESULT_BYTES,
+    Calls,
+    Memory,
+    RecordedStep,
+    Unrecordable,
+    Watched,
+    makes_view,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -64,8 +74,12 @@ class Replayed:
 
     def _record(self, ids: Tensor, positions: Tensor) -> Tensor:
         tape = _Tape(self._results)
-        with self._library.told_to(tape.call), tape:
-            hidden = self._forward(ids, positions, None)
+        try:
+            with use_context(RecordedStep.of(context())), self._library.told_to(tape.call), tape:
+                hidden = self._forward(ids, positions, None)
+        except Unrecordable as reason:
+            tape.spoilt = str(reason)
+            hidden = self._forward(ids, positions, None)  # from the beginning: it was left in the middle
         if tape.spoilt:
             self._most_rows = len(ids) - 1
             logger.debug("steps of %d rows and more are not replayed: %s", len(ids), tape.spoilt)

@@ -22,7 +22,16 @@ from models.model import Forward
 from worker.host.memory import huge_pages
 from worker.kernels.cpu.library import LONG, POINTER, Library
 from worker.kernels.cpu.positions import MOST_TOKENS, Layout
-from worker.kernels.cpu.tape import MAKES_MEMORY, RESULT_BYTES, Calls, Memory, Watched, makes_view
+from worker.kernels.cpu.tape import (
+    MAKES_MEMORY,
+    RESULT_BYTES,
+    Calls,
+    Memory,
+    RecordedStep,
+    Unrecordable,
+    Watched,
+    makes_view,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +47,7 @@ def replay_texts(forward: Forward, library: Library, layout: Layout, longest: in
     memory = huge_pages(RESULT_BYTES)
     try:
         recording = _put_together(*(_record(forward, library, layout, memory, each) for each in (few, most)))
-    except _Unrepeatable as reason:
+    except Unrecordable as reason:
         logger.debug("texts are not replayed: %s", reason)
         return forward
     return _Replayed(forward, library.function("replay", POINTER, LONG), layout.texts([1])[0], recording)
@@ -78,10 +87,6 @@ class _Recording:
     """Where the result will be."""
 
 
-class _Unrepeatable(Exception):
-    """The message says why."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Step:
     """A step that was written down."""
@@ -101,7 +106,7 @@ def _record(
 ) -> _Step:
     ids, step = layout.texts(lengths)
     tape = _Tape(memory, len(ids))
-    with use_context(step), library.told_to(tape.call), tape:
+    with use_context(RecordedStep.of(step)), library.told_to(tape.call), tape:
         hidden = forward(ids, step.positions, None)
     words = np.array(tape.calls.words, np.int64)
     return _Step(len(ids), len(lengths), words, tape.calls.count, tape.rows, hidden)
@@ -109,11 +114,11 @@ def _record(
 
 def _put_together(few: _Step, most: _Step) -> _Recording:
     if few.rows != most.rows or len(few.words) != len(most.words):
-        raise _Unrepeatable("other texts are computed otherwise")
+        raise Unrecordable("other texts are computed otherwise")
     tokens = (few.words == few.tokens) & (most.words == most.tokens)
     texts = (few.words == few.texts) & (most.words == most.texts)
     if not np.array_equal(few.words != most.words, tokens | texts):
-        raise _Unrepeatable("calls differ in more than the numbers of tokens and texts")
+        raise Unrecordable("calls differ in more than the numbers of tokens and texts")
     return _Recording(most.words, most.count, np.flatnonzero(tokens), np.flatnonzero(texts), most.hidden)
 
 
@@ -129,7 +134,7 @@ class _Tape(Watched):
 
     def call(self, name: str, entry: int | None, types: Sequence[Any], arguments: Sequence[Any]) -> bool:
         if entry is None:
-            raise _Unrepeatable(f"C cannot repeat {name}")
+            raise Unrecordable(f"C cannot repeat {name}")
         self.calls.add(entry, types, arguments)
         return True
 
@@ -140,15 +145,15 @@ class _Tape(Watched):
         if func in MAKES_MEMORY:
             return self._place(out)
         if not makes_view(func, args, out):
-            raise _Unrepeatable(f"the model needs {func}")
+            raise Unrecordable(f"the model needs {func}")
         return out
 
     def _place(self, like: Tensor) -> Tensor:
         """Where it stays, with room for the most tokens."""
         if not (like.is_contiguous() and like.nbytes and len(like) == self._tokens):
-            raise _Unrepeatable(f"a result {list(like.shape)} is not one of tokens")
+            raise Unrecordable(f"a result {list(like.shape)} is not one of tokens")
         self.rows.append(like.nbytes // self._tokens)
         piece = self._memory.take(self.rows[-1] * MOST_TOKENS)
         if piece is None:
-            raise _Unrepeatable(f"no room for results of {self.rows[-1]} bytes for each token")
+            raise Unrecordable(f"no room for results of {self.rows[-1]} bytes for each token")
         return piece[: like.nbytes].view(like.dtype).view(like.shape)

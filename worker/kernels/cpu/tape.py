@@ -7,12 +7,14 @@ import weakref
 from array import array
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from models.context import ForwardContext
 from worker.kernels.cpu.library import FLOAT
 
 RESULT_BYTES = 64 << 20
@@ -21,8 +23,31 @@ RESULT_BYTES = 64 << 20
 _aten = torch.ops.aten
 MAKES_MEMORY = {_aten.empty.memory_format, _aten.new_empty.default, _aten.empty_like.default}
 
-_CONSTANT = _aten.lift_fresh.default
-"""Of the host's making: another step may make another."""
+_ON_HOST = {_aten.lift_fresh.default, _aten.resolve_conj.default, _aten.resolve_neg.default}
+"""The first brings numbers from the host, the others come before the host reads some by `tolist` or `numpy`.
+
+Either way another step may compute something else.
+"""
+
+
+class Unrecordable(Exception):
+    """The model cannot be recorded; the message says why."""
+
+
+class RecordedStep(ForwardContext):
+    """A step whose numbers of tokens are unknown to the host, as those of later steps are.
+
+    A model that reads them may compute something else next time, of which a recording would know nothing.
+    """
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("query_lens_host", "kv_lens_host"):
+            raise Unrecordable(f"the model reads {name}")
+        return super().__getattribute__(name)
+
+    @classmethod
+    def of(cls, step: ForwardContext) -> RecordedStep:
+        return cls(**{field.name: getattr(step, field.name) for field in fields(step)})
 
 
 class Calls:
@@ -73,7 +98,7 @@ class Watched(TorchDispatchMode):
 
 def makes_view(function: Any, arguments: Sequence[Tensor], out: Tensor | Sequence[Tensor]) -> bool:
     """Whether what may be a view of the first argument is one, and not a copy."""
-    if not function.is_view or function is _CONSTANT:
+    if not function.is_view or function in _ON_HOST:
         return False
     memory = arguments[0].untyped_storage().data_ptr()
     views = [out] if isinstance(out, Tensor) else out
