@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 import msgspec
 import torch
 
 from models.checkpoint.mtp import ignore_mtp
-from models.checkpoint.weights import WeightsError, load, no_report, open_weights
+from models.checkpoint.weights import Weights, WeightsError, load, no_report, open_weights
 from models.config import ConfigError, ModelConfig
 from models.conversion.class_adapters import adapt
 from models.conversion.served_as import Conversion, looks_ahead
@@ -22,56 +23,84 @@ from models.registry import resolve
 logger = logging.getLogger(__name__)
 
 
-def load_model(
-    config: ModelConfig,
-    folder: Path,
-    *,
-    device: torch.device,
-    dtype: torch.dtype,
-    load_format: str = "auto",
-    seed: int = 0,
-    model_impl: str = "auto",
-    trust_remote_code: bool = False,
-    parallel: Parallel = Parallel(),
-    max_len: int | None = None,
-    conversion: Conversion | None = None,
-    pooling: PoolingConfig | None = None,
-    report: Callable[[float], None] = no_report,
-) -> ServedModel:
-    """`conversion`: what the model is to be, and `pooling` how; without, it is what config.json names.
+@dataclass(frozen=True)
+class LoadOptions:
+    config: ModelConfig
+    folder: Path
+    _: KW_ONLY
+    dtype: torch.dtype
+    device: torch.device = field(default=torch.device("cpu"))
+    load_format: str = "auto"
+    seed: int = 0
+    """The seed of dummy weights."""
+    model_impl: str = "auto"
+    trust_remote_code: bool = False
+    parallel: Parallel = field(default_factory=Parallel)
+    max_len: int | None = None
+    """The longest sequence that will be served; None: the config's."""
+    conversion: Conversion | None = None
+    """What the model is served as; None: what config.json names."""
+    pooling: PoolingConfig = field(default_factory=PoolingConfig)
+    report: Callable[[float], None] = no_report
+    """Called with fractions up to 1 while weights are read."""
 
-    `max_len`: the longest sequence to be served, if not the config's; `report` hears fractions up to 1;
-    `seed`: of dummy weights.
-    """
-    quantization = config.raw.get("quantization_config")
-    if isinstance(quantization, dict) and load_format != "dummy":
-        raise WeightsError(
-            f"{folder}: the weights are quantized ({quantization.get('quant_method', 'method not named')}), "
-            "which is not supported; use the model's unquantized checkpoint"
+    @property
+    def architecture(self) -> str:
+        """The class to build, which a conversion may make another of."""
+        return self.config.architecture if self.conversion is None else self.conversion.architecture
+
+    def setup(self) -> ModelSetup:
+        return ModelSetup(
+            config=msgspec.structs.replace(self.config, architecture=self.architecture),
+            folder=self.folder,
+            max_len=self.max_len or self.config.max_len,
+            parallel=self.parallel,
+            trust_remote_code=self.trust_remote_code,
+            load_format=self.load_format,
+            pooling=self.pooling,
         )
-    if conversion is not None:
-        config = msgspec.structs.replace(config, architecture=conversion.architecture)
-    model_class = resolve(config, model_impl, trust_remote_code)
-    if conversion is not None:
-        model_class = adapt(model_class, conversion)
-    setup = ModelSetup(
-        config=config,
-        folder=folder,
-        max_len=max_len or config.max_len,
-        parallel=parallel,
-        trust_remote_code=trust_remote_code,
-        load_format=load_format,
-        pooling=pooling or PoolingConfig(),
-    )
-    model = model_class(setup)
-    if looks_ahead(config) and getattr(model, "causal", True):
+
+
+def load_model(options: LoadOptions) -> ServedModel:
+    """Build the model from its config, and read its weights."""
+    setup = options.setup()
+    _refuse_quantized(options)
+    model = _model_class(options, setup.config)(setup)
+    if looks_ahead(setup.config) and getattr(model, "causal", True):
         raise ConfigError(
-            f"config.json of this {config.architecture} says that it attends in both directions, "
-            f"and {model_class.__name__} cannot"
+            f"config.json of this {setup.config.architecture} says that it attends in both directions, "
+            f"and {type(model).__name__} cannot"
         )
-    weights = open_weights(folder, load_format, device=device, dtype=dtype, seed=seed, report=report)
-    if (scopes := ignore_mtp(weights, config)) and parallel.rank == parallel.stage == 0:
-        logger.info("the checkpoint's layers for multi-token prediction are not used: %s", ", ".join(scopes))
+    weights = open_weights(
+        options.folder,
+        options.load_format,
+        device=options.device,
+        dtype=options.dtype,
+        seed=options.seed,
+        report=options.report,
+    )
+    _ignore_mtp(weights, setup)
     load(model, weights)
     weights.reading.finish()
     return model
+
+
+def _model_class(options: LoadOptions, config: ModelConfig) -> type:
+    model_class = resolve(config, options.model_impl, options.trust_remote_code)
+    return model_class if options.conversion is None else adapt(model_class, options.conversion)
+
+
+def _refuse_quantized(options: LoadOptions) -> None:
+    quantization = options.config.raw.get("quantization_config")
+    if isinstance(quantization, dict) and options.load_format != "dummy":
+        raise WeightsError(
+            f"{options.folder}: the weights are quantized "
+            f"({quantization.get('quant_method', 'method not named')}), which is not supported; use the "
+            "model's unquantized checkpoint"
+        )
+
+
+def _ignore_mtp(weights: Weights, setup: ModelSetup) -> None:
+    scopes = ignore_mtp(weights, setup.config)
+    if scopes and setup.parallel.rank == setup.parallel.stage == 0:  # of several ranks, one says so
+        logger.info("the checkpoint's layers for multi-token prediction are not used: %s", ", ".join(scopes))

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from models.context import use_context
-from models.loader import load_model
+from models.loader import LoadOptions, load_model
 from models.model import ServedModel
 from models.parallel.parallel import Parallel
 from worker.batch import Batch, build
@@ -169,7 +169,7 @@ class Runner:
         self, config: WorkerConfig, limits: Limits, report: Callable[[str, float], None]
     ) -> ServedModel:
         place = config.place
-        return load_model(
+        options = LoadOptions(
             config.model,
             Path(config.folder),
             device=self._device.target,
@@ -186,6 +186,7 @@ class Runner:
             pooling=config.pooling,
             report=lambda fraction: report("weights", fraction),
         )
+        return load_model(options)
 
     def _make_cache(
         self, config: WorkerConfig, limits: Limits, *, keeps_hidden: bool, pools: bool

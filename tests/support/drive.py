@@ -18,7 +18,7 @@ from torch import Tensor
 
 from models.config import read_config
 from models.context import ForwardContext, use_context
-from models.loader import load_model
+from models.loader import LoadOptions, load_model
 from models.model import CausalLM
 from models.parallel.parallel import Parallel
 
@@ -67,13 +67,15 @@ def load_ranks(
     group = ThreadGroup(size)
     return [
         load_model(
-            read_config(folder, {}),
-            folder,
-            device=torch.device(device),
-            dtype=dtype,
-            parallel=Parallel(rank, size, group.at(rank)),
-            max_len=max_len,
-            model_impl=model_impl,
+            LoadOptions(
+                read_config(folder, {}),
+                folder,
+                device=torch.device(device),
+                dtype=dtype,
+                parallel=Parallel(rank, size, group.at(rank)),
+                max_len=max_len,
+                model_impl=model_impl,
+            )
         )
         for rank in range(size)
     ]

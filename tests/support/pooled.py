@@ -14,7 +14,7 @@ from torch import Tensor
 
 from models.config import read_config
 from models.conversion.served_as import resolve_conversion
-from models.loader import load_model
+from models.loader import LoadOptions, load_model
 from models.model import ServedModel
 from models.parallel.parallel import Parallel
 from models.pooling.config import read_pooling
@@ -62,13 +62,14 @@ def load_pooled(
     group = ThreadGroup(size)
     return [
         load_model(
-            config,
-            folder,
-            device=torch.device("cpu"),
-            dtype=dtype,
-            parallel=Parallel(rank, size, group.at(rank)),
-            conversion=resolve_conversion(config, folder, runner=runner, convert=convert),
-            pooling=read_pooling(folder, config, pooler_config or {}),
+            LoadOptions(
+                config,
+                folder,
+                dtype=dtype,
+                parallel=Parallel(rank, size, group.at(rank)),
+                conversion=resolve_conversion(config, folder, runner=runner, convert=convert),
+                pooling=read_pooling(folder, config, pooler_config or {}),
+            )
         )
         for rank in range(size)
     ]

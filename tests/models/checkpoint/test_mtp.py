@@ -13,7 +13,7 @@ from tiny import hf_logits, tiny_checkpoint
 
 from models.checkpoint.files import WeightsError
 from models.config import read_config
-from models.loader import load_model
+from models.loader import LoadOptions, load_model
 from models.model import ServedModel
 from models.parallel.parallel import Parallel
 
@@ -36,9 +36,7 @@ def extended(llama: Path, folder: Path, names: list[str], **fields: object) -> P
 
 
 def load(folder: Path, parallel: Parallel = Parallel()) -> ServedModel:
-    return load_model(
-        read_config(folder), folder, device=torch.device("cpu"), dtype=torch.float32, parallel=parallel
-    )
+    return load_model(LoadOptions(read_config(folder), folder, dtype=torch.float32, parallel=parallel))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from models.checkpoint.files import Cut, WeightsError
 from models.checkpoint.weights import load, open_weights
 from models.config import read_config
 from models.families.decoders.llama import LlamaForCausalLM
-from models.loader import load_model
+from models.loader import LoadOptions, load_model
 from models.model import ModelSetup
 from models.parallel.parallel import Parallel
 
@@ -42,12 +42,12 @@ def tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def read(folder: Path, load_format: str = "auto") -> None:
-    load_model(read_config(folder, {}), folder, device=CPU, dtype=torch.float32, load_format=load_format)
+    load_model(LoadOptions(read_config(folder, {}), folder, dtype=torch.float32, load_format=load_format))
 
 
 def assert_runs_as(folder: Path, original: Path, load_format: str = "auto") -> None:
     model = load_model(
-        read_config(folder, {}), folder, device=CPU, dtype=torch.float32, load_format=load_format
+        LoadOptions(read_config(folder, {}), folder, dtype=torch.float32, load_format=load_format)
     )
     logits = Driver([model]).step({0: PROMPT})[0]
     torch.testing.assert_close(logits, hf_logits(original, PROMPT), atol=1e-4, rtol=0)
@@ -94,7 +94,7 @@ class TestFormats:
 
     def test_dummy_reads_no_weights_and_is_always_the_same(self, copy: Path) -> None:
         first, second = (
-            load_model(read_config(copy, {}), copy, device=CPU, dtype=torch.bfloat16, load_format="dummy")
+            load_model(LoadOptions(read_config(copy, {}), copy, dtype=torch.bfloat16, load_format="dummy"))
             for _ in range(2)
         )
         pairs = list(zip(first.parameters(), second.parameters(), strict=True))
@@ -231,7 +231,7 @@ class TestReading:
 
     def test_progress_rises_to_one(self, llama: Path) -> None:
         heard: list[float] = []
-        load_model(read_config(llama, {}), llama, device=CPU, dtype=torch.float32, report=heard.append)
+        load_model(LoadOptions(read_config(llama, {}), llama, dtype=torch.float32, report=heard.append))
         assert heard == sorted(heard)
         assert len(heard) > 20
         assert 0 < heard[0] < 0.5

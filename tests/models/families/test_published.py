@@ -13,7 +13,7 @@ from tiny import VOCAB_SIZE, write_tokenizer
 
 from models.config import read_config
 from models.conversion.served_as import Conversion, resolve_conversion
-from models.loader import load_model
+from models.loader import LoadOptions, load_model
 from models.pooling.config import PoolingConfig, read_pooling
 from models.pooling.pooler import Merged
 from models.pooling.sentence_files import Dense
@@ -387,17 +387,16 @@ def resolve(
     config = read_config(folder, overrides)
     conversion = resolve_conversion(config, folder)
     facts = read_pooling(folder, config, {})
-    model = load_model(
+    options = LoadOptions(
         config,
         folder,
-        device=torch.device("cpu"),
         dtype=torch.float32,
         load_format="dummy",
         max_len=32,
         conversion=conversion,
         pooling=facts,
     )
-    return conversion, facts, model
+    return conversion, facts, load_model(options)
 
 
 @pytest.mark.parametrize("published", PUBLISHED, ids=str)

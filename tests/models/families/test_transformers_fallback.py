@@ -16,7 +16,7 @@ from transformers import dynamic_module_utils
 from models.checkpoint.files import WeightsError
 from models.config import read_config
 from models.families.transformers_fallback import TransformersForCausalLM, UnsupportedModel, knows
-from models.loader import load_model
+from models.loader import LoadOptions, load_model
 from models.model import CausalLM
 
 ARCHITECTURES = ["GPTNeoXForCausalLM", "CohereForCausalLM", "Starcoder2ForCausalLM"]
@@ -32,7 +32,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def load(folder: Path, **options: object) -> CausalLM:
     config = read_config(folder)
-    return load_model(config, folder, device=torch.device("cpu"), dtype=torch.float32, **options)  # type: ignore[arg-type]
+    return load_model(LoadOptions(config, folder, dtype=torch.float32, **options))
 
 
 def assert_equal(logits: Tensor, expected: Tensor) -> None:
@@ -97,7 +97,7 @@ def test_dummy_weights_run(folder: Path) -> None:
 def test_overrides_of_the_config_reach_transformers(tmp_path: Path) -> None:
     folder = tiny_checkpoint("CohereForCausalLM", tmp_path)
     config = read_config(folder, {"logit_scale": 0.5})
-    model = load_model(config, folder, device=torch.device("cpu"), dtype=torch.float32)
+    model = load_model(LoadOptions(config, folder, dtype=torch.float32))
     assert_equal(Driver([model]).step({0: PROMPT})[0], hf_logits(folder, PROMPT) * 0.5)
 
 
@@ -113,7 +113,7 @@ def test_progress_and_the_size_of_the_weights(folder: Path) -> None:
 def test_weights_that_do_not_fit_are_named(folder: Path) -> None:
     config = read_config(folder, {"num_hidden_layers": 4})
     with pytest.raises(WeightsError, match=r"layers\.3\.\S+ is missing"):
-        load_model(config, folder, device=torch.device("cpu"), dtype=torch.float32)
+        load_model(LoadOptions(config, folder, dtype=torch.float32))
 
 
 def test_what_transformers_knows() -> None:

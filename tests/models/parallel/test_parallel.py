@@ -15,7 +15,7 @@ from models.checkpoint.weights import Reading, WeightsError
 from models.config import read_config
 from models.conversion.served_as import resolve_conversion
 from models.families.transformers_fallback import UnsupportedModel
-from models.loader import load_model
+from models.loader import LoadOptions, load_model
 from models.model import ServedModel
 from models.parallel.parallel import Parallel
 from models.pooling.config import read_pooling
@@ -28,16 +28,16 @@ def load_stage(
     folder: Path, stage: int, *, stages: int = STAGES, heard: list[float] | None = None
 ) -> ServedModel:
     config = read_config(folder, {})
-    return load_model(
+    options = LoadOptions(
         config,
         folder,
-        device=torch.device("cpu"),
         dtype=torch.float32,
         parallel=Parallel(stage=stage, stages=stages),
         conversion=resolve_conversion(config, folder, runner="auto", convert="auto"),
         pooling=read_pooling(folder, config, {}),
         report=(heard if heard is not None else []).append,
     )
+    return load_model(options)
 
 
 @pytest.fixture
@@ -133,10 +133,4 @@ def test_progress_is_of_what_a_stage_reads(llama: Path, stage: int) -> None:
 def test_the_code_of_transformers_cannot_be_cut(parallel: Parallel, tmp_path: Path) -> None:
     folder = tiny_checkpoint("GPTNeoXForCausalLM", tmp_path)
     with pytest.raises(UnsupportedModel, match="leave --tensor-parallel-size and --pipeline-parallel-size"):
-        load_model(
-            read_config(folder, {}),
-            folder,
-            device=torch.device("cpu"),
-            dtype=torch.float32,
-            parallel=parallel,
-        )
+        load_model(LoadOptions(read_config(folder, {}), folder, dtype=torch.float32, parallel=parallel))

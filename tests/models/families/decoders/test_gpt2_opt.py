@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from tiny import hf_logits, tiny_checkpoint
 
 from models.config import ConfigError, read_config
-from models.loader import load_model
+from models.loader import LoadOptions, load_model
 
 PROMPT = [7, 200, 31, 99, 5, 310]
 
@@ -46,4 +46,4 @@ def test_a_wrong_field_is_named(tmp_path: Path) -> None:
     folder = tiny_checkpoint("OPTForCausalLM", tmp_path)
     config = read_config(folder, {"ffn_dim": "wide"})
     with pytest.raises(ConfigError, match=r"config\.json of this OPTForCausalLM: .*\$\.ffn_dim"):
-        load_model(config, folder, device=torch.device("cpu"), dtype=torch.float32)
+        load_model(LoadOptions(config, folder, dtype=torch.float32))
