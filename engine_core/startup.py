@@ -51,7 +51,7 @@ def _conversion(config: EngineConfig, model: ModelConfig, folder: Path) -> Conve
     runner = config.runner
     if runner == "auto" and config.tasks:
         runner = "generate" if "generate" in config.tasks else "pooling"
-    conversion = resolve_conversion(
+    return resolve_conversion(
         model,
         folder,
         runner=runner,
@@ -59,6 +59,3 @@ def _conversion(config: EngineConfig, model: ModelConfig, folder: Path) -> Conve
         model_impl=config.model_impl,
         trust_remote_code=config.trust_remote_code,
     )
-    if conversion.runner == "draft":
-        raise ConfigError("--runner draft: a draft model answers no requests; use generate or pooling")
-    return conversion

@@ -143,8 +143,6 @@ _NO_CLASSIFIER = (
 def adapt(cls: type, conversion: Conversion) -> type:
     """The class that serves as `conversion` says, made of the one that `conversion.architecture` names."""
     match conversion.runner, conversion.convert:
-        case "draft", _:
-            return cls
         case "generate", _:
             return with_pooler(cls)
         case _, "none":

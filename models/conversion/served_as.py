@@ -19,7 +19,7 @@ from models.registry import is_served, supported
 
 logger = logging.getLogger(__name__)
 
-Runner = Literal["generate", "pooling", "draft"]
+Runner = Literal["generate", "pooling"]
 Convert = Literal["none", "embed", "classify", "reward"]
 
 
@@ -73,10 +73,8 @@ def resolve_conversion(
     _check("runner", runner, get_args(Runner))
     _check("convert", convert, get_args(Convert))
     case = _choose(config, folder, model_impl, trust_remote_code)
-    chosen = case.runner(convert) if runner == "auto" else cast("Runner", runner)
-    if chosen == "pooling":
-        return case.pooling(convert)
-    return case.generating(chosen, convert)
+    chosen = case.runner(convert) if runner == "auto" else runner
+    return case.pooling(convert) if chosen == "pooling" else case.generating(convert)
 
 
 def _choose(config: ModelConfig, folder: Path, model_impl: str, trust_remote_code: bool) -> _Case:
@@ -141,7 +139,7 @@ class _Case:
         chosen = self._natural_convert() if convert == "auto" else cast("Convert", convert)
         return self._as("pooling", chosen, self._generating_class())
 
-    def generating(self, runner: Runner, convert: str) -> Conversion:
+    def generating(self, convert: str) -> Conversion:
         """A generate model may pool as well: then `convert` says what it must be able to."""
         if not self.generates:
             raise ConfigError(self._cannot_generate())
@@ -149,15 +147,13 @@ class _Case:
             raise ConfigError(
                 f"this {self.name} attends in both directions, so it cannot generate; use --runner pooling"
             )
-        if runner == "draft" and convert not in ("auto", "none"):
-            raise ConfigError(f"a draft model only drafts: --convert {convert} needs --runner pooling")
         if convert == "reward" or (convert == "classify" and not self._scores_by_tokens()):
             raise ConfigError(
                 f"--runner generate with --convert {convert}: a model that generates has no head but the "
                 "one for tokens. Use --runner pooling, or let tokens be the labels: --hf-overrides "
                 """'{"classifier_from_token": ["no", "yes"], "method": "from_2_way_softmax"}'"""
             )
-        return self._as(runner, "none" if convert == "auto" else cast("Convert", convert), self.name)
+        return self._as("generate", "none" if convert == "auto" else cast("Convert", convert), self.name)
 
     def _natural_convert(self) -> Convert:
         if self._scores_by_tokens():

@@ -29,7 +29,7 @@ ENGINE_DOCS = {
         MODEL,
         "What the model does: generate text, or pool texts to vectors, labels and scores. auto goes by the "
         "checkpoint. A model that generates also pools, with the same weights.",
-        ("auto", "generate", "pooling", "draft"),
+        ("auto", "generate", "pooling"),
     ),
     "convert": Doc(
         MODEL,

@@ -208,7 +208,7 @@ def test_a_decoder_offers_all_that_its_weights_can_do(llama: Path, start: Start)
         ({"tasks": ["classify"]}, "--tasks asks for classify, and this model, .* offers embed, token_embed"),
         ({"pooler_config": {"task": "classify"}}, "asks for classify, and this model offers embed"),
         ({"runner": "pooling", "tasks": ["generate"]}, "--tasks asks for generate"),
-        ({"runner": "draft"}, "a draft model answers no requests"),
+        ({"runner": "draft"}, "--runner draft: must be one of auto, generate, pooling"),
     ],
 )
 def test_what_cannot_be_offered_is_refused_at_the_start(

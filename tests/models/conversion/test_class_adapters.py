@@ -117,7 +117,6 @@ def test_the_original_is_not_touched() -> None:
 @pytest.mark.parametrize(
     ("runner", "convert", "labels_tokens", "name"),
     [
-        ("draft", "none", False, "LlamaForCausalLM"),
         ("generate", "none", False, "LlamaForCausalLMWithPooler"),
         ("generate", "embed", False, "LlamaForCausalLMWithPooler"),
         ("pooling", "embed", False, "LlamaForEmbedding"),

@@ -130,7 +130,7 @@ def test_variables_that_kubernetes_makes_are_not_options() -> None:
         (["--quantization", "fp8"], "--quantization: 'fp8' is not one of int8"),
         (["--port"], "expected one argument"),
         (["--tasks", "embed,sing"], "--tasks: 'sing' is not one of generate, embed, token_embed, classify"),
-        (["--runner", "walk"], "'walk' is not one of auto, generate, pooling, draft"),
+        (["--runner", "draft"], "'draft' is not one of auto, generate, pooling"),
     ],
 )
 def test_refusals_name_the_option(arguments: list[str], told: str) -> None:
