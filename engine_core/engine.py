@@ -15,8 +15,8 @@ from engine_core.executor import Executor, ExecutorDead, MakeExecutor, Pending
 from engine_core.protocol import Add, Failed, Progress, Ready, Stats
 from engine_core.ranks.placement import choose
 from engine_core.ready import describe, make_ready
-from engine_core.scheduling.scheduler import Outputs, Scheduler
-from engine_core.scheduling.step import Plan
+from engine_core.scheduling.scheduler import OutputsByClient, Scheduler
+from engine_core.scheduling.step import PlannedStep
 from engine_core.startup import worker_config
 from models.checkpoint.hub import resolve
 from models.config import read_config
@@ -39,8 +39,8 @@ class Engine:
         self._scheduler = scheduler
         self._executor = executor
         self._depth = depth
-        self._in_flight: deque[tuple[Plan, Pending]] = deque()
-        self._outputs: Outputs = {}
+        self._in_flight: deque[tuple[PlannedStep, Pending]] = deque()
+        self._outputs: OutputsByClient = {}
         self._draining = False
 
     @classmethod
@@ -122,9 +122,9 @@ class Engine:
         self._draining = True
 
     def reset_prefix_cache(self) -> None:
-        self._scheduler.room.pool.forget_all()
+        self._scheduler.cache.pool.withdraw_all()
 
-    def step(self) -> Outputs:
+    def step(self) -> OutputsByClient:
         """Keep as many steps in flight as there may be; return what there is to tell."""
         full = len(self._in_flight) >= self._depth
         plan = None if full else self._scheduler.schedule(time.monotonic())
@@ -135,7 +135,7 @@ class Engine:
         outputs, self._outputs = self._outputs, {}
         return outputs
 
-    def _land(self, plan: Plan, pending: Pending) -> Outputs:
+    def _land(self, plan: PlannedStep, pending: Pending) -> OutputsByClient:
         try:
             output = pending.result()
         except ExecutorDead:
@@ -145,6 +145,6 @@ class Engine:
             return self._scheduler.fail(plan, _BROKEN)
         return self._scheduler.update(plan, output, time.monotonic())
 
-    def _tell(self, outputs: Outputs) -> None:
+    def _tell(self, outputs: OutputsByClient) -> None:
         for client, told in outputs.items():
             self._outputs.setdefault(client, []).extend(told)

@@ -36,8 +36,8 @@ from engine_core.protocol import (
     ResetPrefixCache,
 )
 from engine_core.ranks.placement import choose
-from engine_core.scheduling.scheduler import Outputs as OutputsByServer
-from engine_core.scheduling.stats import Reporter
+from engine_core.scheduling.scheduler import OutputsByClient
+from engine_core.scheduling.stats import StatsFilter
 from engine_core.wire.transport import EngineEnd
 from worker import child, logs
 from worker.child import BROKE, CANNOT_START, STOPPED
@@ -93,7 +93,7 @@ class EngineLoop:
         self._drain_seconds = drain_seconds
         self._drain_until: float | None = None
         self._asked_to_end = False
-        self._reporter = Reporter()
+        self._stats_filter = StatsFilter()
         self._signalled, self._wake = socket.socketpair()
         self._poller = zmq.Poller()
         self._poller.register(self._signalled, zmq.POLLIN)
@@ -174,8 +174,8 @@ class EngineLoop:
             case ResetPrefixCache():
                 self._engine.reset_prefix_cache()
 
-    def _write(self, outputs: OutputsByServer) -> None:
-        news = self._reporter.news(self._engine.stats(), time.monotonic())
+    def _write(self, outputs: OutputsByClient) -> None:
+        news = self._stats_filter.due(self._engine.stats(), time.monotonic())
         for client, end in enumerate(self._ends):
             told = outputs.get(client)
             if told:

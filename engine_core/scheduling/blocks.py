@@ -1,9 +1,9 @@
-"""The cache blocks: which are free, who shares which, and what lies in them. Knows no sequence.
+"""The pool of cache blocks: which are free, how many sequences share each, and which tokens they hold.
 
-A full block whose tokens are certain is published under a hash of these tokens and of all before them, so
-that a later sequence with the same beginning can share it. A published block that nobody uses stays
-findable until it is taken for something else: the one unused for longest goes first, and of one sequence
-its end before its beginning.
+It knows no sequences. A full block whose tokens are certain is published under a hash of these tokens and of
+all before them, so that a later sequence with the same prefix can share it. A published block that nobody
+uses can still be found until it is taken for something else: the least recently used one goes first, and of
+one sequence the last block before the first.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ _HASH_BYTES = 16
 
 
 def root_hash(salt: str) -> bytes:
-    """What the chain of hashes begins with: sequences of different salts share nothing."""
+    """The hash with which a chain of block hashes begins. Sequences of different salts share no block."""
     return hashlib.blake2b(salt.encode(), digest_size=_HASH_BYTES).digest()
 
 
 def chain_hash(parent: bytes, tokens: list[int]) -> bytes:
-    """Names a block by its tokens and, through `parent`, by all tokens before them.
+    """The hash of a block's tokens and, through `parent`, of all tokens before them.
 
-    A cryptographic hash: with a weaker one, a prompt could be made to find somebody else's block.
+    It is cryptographic: with a weaker one, a prompt could be made to find somebody else's block.
     """
     return hashlib.blake2b(parent + array("i", tokens).tobytes(), digest_size=_HASH_BYTES).digest()
 
 
 class BlockPool:
-    """Without any blocks if the model keeps no cache: then nobody needs one."""
+    """All blocks of the cache, by number; none if the model has no cache."""
 
     def __init__(self, count: int) -> None:
         self.count = count
         self._users = [0] * count
-        # Taken from the front: first what has no hash, then the published one that is unused for longest.
+        # Blocks are taken from the front: those without a hash, then the least recently used published one.
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(count))
         self._hashes: list[bytes | None] = [None] * count
         self._by_hash: dict[bytes, int] = {}
@@ -53,34 +53,37 @@ class BlockPool:
         return self._users[block]
 
     def find(self, hash: bytes) -> int | None:
+        """The published block with this hash, if there is one."""
         return self._by_hash.get(hash)
 
     def share(self, blocks: Iterable[int]) -> None:
+        """Count one more user of each block, which is then no longer free."""
         for block in blocks:
             self._users[block] += 1
             self._free.pop(block, None)
 
     def take(self, count: int, after: int | None = None) -> list[int]:
-        """`count` free blocks, continuing `after` without a gap where that costs no published block."""
+        """Takes `count` free blocks, those that follow block `after` where that evicts no published one."""
         taken: list[int] = []
         for _ in range(count):
             block = self._successor(after)
             if block is None:
                 block = next(iter(self._free))
             del self._free[block]
-            self._forget(block)
+            self._withdraw(block)
             self._users[block] = 1
             taken.append(block)
             after = block
         return taken
 
     def publish(self, block: int, hash: bytes) -> None:
-        """If another block has the same content already, this one stays private."""
+        """Let later sequences find a full block by its hash, unless another block has the same content."""
         if hash not in self._by_hash and self._hashes[block] is None:
             self._by_hash[hash] = block
             self._hashes[block] = hash
 
     def release(self, blocks: list[int]) -> None:
+        """Give back one use of each block of a sequence; blocks without users become free, the last first."""
         for block in reversed(blocks):
             self._users[block] -= 1
             if not self._users[block]:
@@ -88,17 +91,18 @@ class BlockPool:
                 if self._hashes[block] is None:
                     self._free.move_to_end(block, last=False)
 
-    def forget_all(self) -> None:
-        """Nothing cached is found any more. Blocks in use stay as they are, without a name."""
+    def withdraw_all(self) -> None:
+        """Withdraw all published blocks. Blocks in use stay in use, and cannot be found by others."""
         for block in list(self._by_hash.values()):
-            self._forget(block)
+            self._withdraw(block)
 
     def _successor(self, block: int | None) -> int | None:
+        """The block behind this one, if it is free and not published."""
         if block is None or block + 1 not in self._free or self._hashes[block + 1] is not None:
             return None
         return block + 1
 
-    def _forget(self, block: int) -> None:
+    def _withdraw(self, block: int) -> None:
         hash = self._hashes[block]
         if hash is not None:
             del self._by_hash[hash]

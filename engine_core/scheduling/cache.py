@@ -1,48 +1,54 @@
-"""Where sequences live while they run: their rows in the worker and their cache blocks.
+"""Slots and cache blocks: which sequences fit, and which of both each one holds.
 
-Knows who fits and who holds what; who runs, and who has to leave for whom, is the scheduler's to decide.
+Which sequence runs, and which one is preempted for another, is decided by the scheduler.
 """
 
 from __future__ import annotations
 
 from engine_core.scheduling.blocks import BlockPool
-from engine_core.scheduling.request_checks import blocks_needed
 from engine_core.scheduling.sequence import Sequence
 from worker.protocol import WorkerFacts
 
 
-class Room:
+def blocks_needed(tokens: int, facts: WorkerFacts) -> int:
+    """The number of cache blocks that so many tokens fill; 0 if the model has no cache."""
+    return -(-tokens // facts.block_size) if facts.causal else 0
+
+
+class CacheManager:
+    """Gives slots and cache blocks to sequences, and finds the cached prefixes of prompts."""
+
     def __init__(self, facts: WorkerFacts, *, caches: bool) -> None:
-        """`caches`: full blocks are kept for later sequences that begin alike."""
+        """`caches`: full blocks are published, so that later sequences with the same prefix share them."""
         self.pool = BlockPool(facts.num_blocks)
         self.free_slots = list(reversed(range(facts.max_num_seqs)))
         self._facts = facts
         self._caches = caches
 
-    def look(self, seq: Sequence) -> list[int] | None:
-        """The cached blocks with which a waiting sequence could start now, or None if it cannot.
+    def match(self, seq: Sequence) -> list[int] | None:
+        """The cached blocks with which a waiting sequence could start now, or None if it does not fit.
 
-        There must be room for all it knows, not for its first chunk only: else it would be admitted into a
-        full cache again and again, only to be preempted.
+        All its known tokens must fit, not only the first chunk: otherwise it would be admitted into a full
+        cache again and again, only to be preempted.
         """
         if not self.free_slots:
             return None
-        shared = self._cached(seq)
-        unused = sum(not self.pool.users(block) for block in shared)
-        new = blocks_needed(len(seq.tokens), self._facts) - len(shared)
-        return shared if new + unused <= self.pool.free else None
+        prefix = self._cached_prefix(seq)
+        unused = sum(not self.pool.users(block) for block in prefix)
+        new = blocks_needed(len(seq.tokens), self._facts) - len(prefix)
+        return prefix if new + unused <= self.pool.free else None
 
-    def enter(self, seq: Sequence, shared: list[int]) -> int:
-        """Give it a row, and the cached blocks it was found to start with -> the row."""
-        self.pool.share(shared)
-        seq.blocks = shared
-        seq.published = len(shared)
-        seq.computed = len(shared) * self._facts.block_size
+    def admit(self, seq: Sequence, prefix: list[int]) -> int:
+        """Give a sequence a slot and the cached blocks that `match` found for it; returns the slot."""
+        self.pool.share(prefix)
+        seq.blocks = prefix
+        seq.published = len(prefix)
+        seq.computed = len(prefix) * self._facts.block_size
         seq.slot = self.free_slots.pop()
         return seq.slot
 
     def grow(self, seq: Sequence, positions: int) -> bool:
-        """Give it blocks for so many positions, if there are enough."""
+        """Give a sequence blocks for so many positions; False if there are too few free ones."""
         need = blocks_needed(positions, self._facts) - len(seq.blocks)
         if need > self.pool.free:
             return False
@@ -50,26 +56,26 @@ class Room:
             seq.blocks += self.pool.take(need, after=seq.blocks[-1] if seq.blocks else None)
         return True
 
-    def publish(self, seq: Sequence, landed: int) -> None:
-        """Its first `landed` positions are certain: others may share the blocks that these fill."""
+    def publish(self, seq: Sequence, positions: int) -> None:
+        """Let others share the full blocks of the first positions, which finished steps have computed."""
         size = self._facts.block_size
-        while self._caches and seq.published < landed // size:
+        while self._caches and seq.published < positions // size:
             index = seq.published
             self.pool.publish(seq.blocks[index], seq.block_hash(index, size))
             seq.published += 1
 
-    def leave(self, seq: Sequence) -> None:
-        """Take its row and its blocks back."""
+    def release(self, seq: Sequence) -> None:
+        """Take back the slot and the blocks of a sequence."""
         if seq.slot is None:
-            raise RuntimeError(f"sequence {seq.key} has no row to leave")
+            raise RuntimeError(f"sequence {seq.key} has no slot to release")
         self.free_slots.append(seq.slot)
         self.pool.release(seq.blocks)
         seq.slot, seq.blocks, seq.published = None, [], 0
 
-    def _cached(self, seq: Sequence) -> list[int]:
-        """The blocks of its beginning that are in the cache. One token at least is left to compute."""
+    def _cached_prefix(self, seq: Sequence) -> list[int]:
+        """The cached blocks of a sequence's beginning. At least one token is left to compute."""
         blocks: list[int] = []
-        if not self._caches or seq.tells_prompt:
+        if not self._caches or seq.owes_prompt_logprobs:
             return blocks
         size = self._facts.block_size
         for index in range((len(seq.tokens) - 1) // size):

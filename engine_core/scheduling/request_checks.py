@@ -1,7 +1,7 @@
-"""Which requests can run at all: cheap bounds, checked again here whatever a server has checked before.
+"""Checks of a request's own values, made again in the engine whatever a server has checked before.
 
-Past this point nothing in a request can make a step fail for others: every id lies in the vocabulary,
-every number is finite and in range, and the sequence fits into the cache when it is alone.
+Past them nothing in a request can make a step fail for others: every id lies in the vocabulary, every number
+is finite and in range, and the sequence fits into the cache when it is alone.
 """
 
 from __future__ import annotations
@@ -10,24 +10,21 @@ from collections.abc import Collection, Iterable
 from math import isfinite
 
 from engine_core.protocol import Add
+from engine_core.scheduling.cache import blocks_needed
 from worker.protocol import Pooling, Sampling, WorkerFacts
 
 _LARGEST_INT32 = 2**31 - 1
 
 
 def token_limit(add: Add, facts: WorkerFacts) -> int:
-    """Tokens at which the sequence ends, the prompt's included: one that is pooled never gets there."""
+    """The number of tokens, the prompt's included, at which a sequence ends. A pooled one ends earlier."""
     if isinstance(add.params, Pooling):
         return len(add.tokens) + 1
     return min(len(add.tokens) + add.params.max_tokens, facts.max_model_len)
 
 
-def blocks_needed(tokens: int, facts: WorkerFacts) -> int:
-    return -(-tokens // facts.block_size) if facts.causal else 0
-
-
 def refusal(add: Add, facts: WorkerFacts, vocab_size: int) -> str | None:
-    """Why the request cannot be run, if it cannot."""
+    """The reason why the request cannot be run, or None if it can."""
     if reason := _bad_length(add, facts):
         return reason
     if not _all_within(add.tokens, vocab_size):

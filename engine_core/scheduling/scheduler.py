@@ -1,20 +1,19 @@
-"""Who runs, how many tokens, in which blocks: every decision of an engine. No torch, no I/O, no clock.
+"""Every decision of an engine: which sequences run, how many of their tokens, and in which blocks.
 
-There is no prefill phase and no decode phase. A sequence knows some tokens and has computed some of them;
-each step closes gaps, under one budget of tokens for all. Whole prompts, chunks of prompts, cached
-beginnings, single tokens and re-reading after a preemption are the same arithmetic. A sequence that is pooled
-ends where others get their first token. Of a model whose tokens see what follows them, a sequence is computed
-whole or not at all, and leaves nothing in a cache.
+It uses no torch, no I/O and no clock. There is no prefill phase and no decode phase. A sequence knows some
+tokens and has computed some of them; each step closes such gaps, under one budget of tokens for all. Whole
+prompts, chunks of prompts, cached prefixes, single tokens and recomputing after a preemption are the same
+arithmetic. A pooled sequence ends where others get their first token. If the tokens of a model see what
+follows them (an encoder), a sequence is computed whole or not at all, and leaves nothing in a cache.
 
-Steps run in the order in which they were planned, each after the other. Therefore a sequence that has
-ended gives up its row and its blocks at once, even if a step that still writes to them has not landed:
-those writes come before any of the next owner's. And nothing in flight can spoil the prefix cache,
-because only blocks whose positions have all landed are ever published, and steps in flight write behind
-these.
+Steps run in the order in which they were planned, each after the other. Therefore a sequence that has ended
+gives up its slot and its blocks at once, even if a step in flight still writes to them: those writes come
+before any of the next owner's. And nothing in flight can spoil the prefix cache, because only blocks that
+finished steps have filled are ever published, and steps in flight write behind these.
 
 A model in several stages works on as many steps at a time. Its first stage cannot embed a token that the last
-one has yet to sample, so a sequence then waits for each of its tokens, and those that run are spread over the
-steps, each of which leaves some for the next.
+one has yet to sample, so a sequence then waits for each of its tokens, and the running sequences are spread
+over the steps, each of which leaves some for the next.
 """
 
 from __future__ import annotations
@@ -27,140 +26,145 @@ from msgspec.structs import replace
 
 from engine_core.config import EngineConfig
 from engine_core.protocol import Add, Failed, Finish, Pooled, Stats, Tokens
-from engine_core.scheduling.cache import Room
+from engine_core.scheduling.cache import CacheManager
 from engine_core.scheduling.request_checks import refusal, token_limit
 from engine_core.scheduling.sequence import Key, Sequence
 from engine_core.scheduling.stats import Counters
-from engine_core.scheduling.step import Draft, Plan
+from engine_core.scheduling.step import PlannedStep, StepBuilder
 from worker.protocol import QUERY_GONE, NewSeq, Sampling, SeqStep, StepOutput, TokenLogprobs, WorkerFacts
 
-Outputs = dict[int, list[Tokens | Pooled | Failed]]
-"""What there is to tell, by server."""
+OutputsByClient = dict[int, list[Tokens | Pooled | Failed]]
 
 POLICIES = ("fcfs", "priority")
 
 
 class Scheduler:
+    """Plans steps for the requests of all clients, and turns what steps bring into outputs."""
+
     def __init__(self, config: EngineConfig, facts: WorkerFacts, vocab_size: int) -> None:
         _check(config, facts)
         self.counters = Counters()
         self.waiting: list[Sequence] = []
+        """Sequences without a slot, in scheduling order."""
         self.running: list[Sequence] = []
-        """Both in order of rank."""
+        """Sequences with a slot, in scheduling order."""
         self.live: dict[Key, Sequence] = {}
-        """All that wait or run."""
+        """All sequences that wait or run."""
         self._config = config
         self._facts = facts
         self._vocab_size = vocab_size
         self._by_priority = config.scheduling_policy == "priority"
         self._caches = config.enable_prefix_caching and facts.causal
-        self._turns = config.depth if config.pipeline_parallel_size > 1 else 1
-        """Steps that run at the same time, over which sequences are spread."""
-        self.room = Room(facts, caches=self._caches)
+        self._concurrent = config.depth if config.pipeline_parallel_size > 1 else 1
+        """Steps that stages work on at the same time, over which sequences are spread."""
+        self.cache = CacheManager(facts, caches=self._caches)
         self._arrivals = 0
 
     # Requests come and go.
 
     def add(self, client: int, request: Add, now: float) -> Failed | None:
+        """Take a request in, or return why it cannot be."""
         key = (client, request.id)
         if key in self.live:
             return Failed(id=request.id, code=400, message="a live request has the same id")
         if reason := refusal(request, self._facts, self._vocab_size):
             return Failed(id=request.id, code=400, message=reason)
-        queued = len(self.waiting) - len(self.room.free_slots)
+        queued = len(self.waiting) - len(self.cache.free_slots)
         limit = self._config.max_num_queued_reqs
         if limit is not None and queued >= limit:
             return Failed(id=request.id, code=503, message=f"{queued} requests wait already: try again later")
         self._arrivals += 1
-        rank = (request.priority if self._by_priority else 0, self._arrivals)
-        seq = Sequence(key, request, rank, token_limit(request, self._facts), now)
+        order = (request.priority if self._by_priority else 0, self._arrivals)
+        seq = Sequence(key, request, order, token_limit(request, self._facts), now)
         self.live[key] = seq
-        insort(self.waiting, seq, key=_rank)
+        insort(self.waiting, seq, key=_order)
         return None
 
-    def abort(self, keys: Iterable[Key], now: float) -> Outputs:
-        """Whatever state they are in. Those that have ended already are passed over."""
-        outputs: Outputs = {}
+    def abort(self, keys: Iterable[Key], now: float) -> OutputsByClient:
+        """End requests in whatever state they are. Those that have ended already are passed over."""
+        outputs: OutputsByClient = {}
         for key in keys:
             if seq := self.live.get(key):
-                _tell(outputs, seq, _aborted(seq, now))
+                _put(outputs, seq, _aborted(seq, now))
                 self._end(seq)
         return outputs
 
     # A step is planned.
 
-    def schedule(self, now: float) -> Plan | None:
-        """The next step, or None if nothing can be computed before one in flight has landed."""
-        draft = Draft(self._config, self._facts)
-        held_back = self._make_way()
-        most = self._share(len(self.live))
+    def schedule(self, now: float) -> PlannedStep | None:
+        """Plan the next step, or None if nothing can be computed before one in flight has come back."""
+        step = StepBuilder(self._config, self._facts)
+        held_back = self._preempt_for_priority()
+        most = self._per_step(len(self.live))
         # Prompts come after single tokens: a long prompt delays nobody's next token by more than its chunk.
-        ready = self._ready()
-        decoding = [seq for seq in ready if seq.want == 1]
-        reading = [seq for seq in ready if seq.want > 1]
-        for seq in (decoding + reading)[: self._share(len(self.running))]:
-            if draft.left and seq is not held_back and seq.slot is not None:
-                self._continue(seq, draft)
-        while self.waiting and draft.left and draft.rows < most and self._admit(self.waiting[0], draft, now):
+        runnable = self._runnable()
+        decodes = [seq for seq in runnable if seq.gap == 1]
+        prefills = [seq for seq in runnable if seq.gap > 1]
+        for seq in (decodes + prefills)[: self._per_step(len(self.running))]:
+            if step.budget and seq is not held_back and seq.slot is not None:
+                self._continue(seq, step)
+        while self.waiting and step.budget and step.rows < most and self._admit(self.waiting[0], step, now):
             pass
-        plan = draft.plan(self.counters.steps + 1)
-        if plan is not None:
+        planned = step.finish(self.counters.steps + 1)
+        if planned is not None:
             self.counters.steps += 1
-            self.counters.step_tokens += self._facts.max_num_batched_tokens - draft.left
-        return plan
+            self.counters.step_tokens += self._facts.max_num_batched_tokens - step.budget
+        return planned
 
-    def _ready(self) -> list[Sequence]:
-        """Those that run and can take part in another step."""
-        return self.running if self._turns == 1 else [seq for seq in self.running if not seq.pending]
+    def _runnable(self) -> list[Sequence]:
+        """The running sequences that can take part in another step now."""
+        return self.running if self._concurrent == 1 else [seq for seq in self.running if not seq.pending]
 
-    def _share(self, sequences: int) -> int:
-        """How many of so many one step takes."""
-        return -(-sequences // self._turns)
+    def _per_step(self, sequences: int) -> int:
+        """How many of so many sequences one step takes."""
+        return -(-sequences // self._concurrent)
 
-    def _make_way(self) -> Sequence | None:
-        """Under the priority policy, lower priorities that run give way to a higher one that waits.
+    def _preempt_for_priority(self) -> Sequence | None:
+        """Under the priority policy, preempt running sequences for a waiting one of higher priority.
 
-        One that is in flight cannot be preempted, as its newest token is not known yet. It is returned, to be
-        left out of this step, and can be preempted when it has landed.
+        A sequence in flight cannot be preempted, as its newest token is not known yet. It is returned, to be
+        left out of this step, and can be preempted when its step has come back.
         """
         if not self._by_priority or not self.waiting:
             return None
         first = self.waiting[0]
-        while self.running and self.room.look(first) is None:
+        while self.running and self.cache.match(first) is None:
             victim = self.running[-1]
             if victim.request.priority <= first.request.priority:
                 return None
-            if victim.inflight:
+            if victim.in_flight:
                 return victim
             self._preempt(victim)
         return None
 
-    def _continue(self, seq: Sequence, draft: Draft) -> None:
-        count = draft.chunk(seq.want, alone=len(self.running) == 1)
+    def _continue(self, seq: Sequence, step: StepBuilder) -> None:
+        """Add a row for a running sequence, if there are blocks for it."""
+        count = step.chunk(seq.gap, alone=len(self.running) == 1)
         before = len(seq.blocks)
-        if draft.can_pool(seq, ends=count == seq.want) and self._grow(seq, seq.computed + count):
-            draft.add(seq, count, seq.blocks[before:])
+        if step.can_pool(seq, ends=count == seq.gap) and self._grow(seq, seq.computed + count):
+            step.add(seq, count, seq.blocks[before:])
 
-    def _admit(self, seq: Sequence, draft: Draft, now: float) -> bool:
-        """Let the first of those who wait run, if there is room for it."""
-        shared = self.room.look(seq)
-        if shared is None:
+    def _admit(self, seq: Sequence, step: StepBuilder, now: float) -> bool:
+        """Add a row for the first waiting sequence, which runs from now on; False if it does not fit."""
+        prefix = self.cache.match(seq)
+        if prefix is None:
             return False
-        want = seq.want - len(shared) * self._facts.block_size
-        count = draft.chunk(want, alone=not self.running)
-        if count < want and not draft.may_cut(seq):
+        gap = seq.gap - len(prefix) * self._facts.block_size
+        count = step.chunk(gap, alone=not self.running)
+        if count < gap and not step.may_split(seq):
             return False
-        if not draft.can_pool(seq, ends=count == want):
+        if not step.can_pool(seq, ends=count == gap):
             return False
         self.waiting.pop(0)
-        insort(self.running, seq, key=_rank)
-        slot = self.room.enter(seq, shared)
-        self.room.grow(seq, seq.computed + count)
-        draft.bring(self._enter(seq, slot, now))
-        draft.add(seq, count, list(seq.blocks))
+        insort(self.running, seq, key=_order)
+        slot = self.cache.admit(seq, prefix)
+        self.cache.grow(seq, seq.computed + count)
+        step.add_new(self._new_seq(seq, slot, now))
+        step.add(seq, count, list(seq.blocks))
         return True
 
-    def _enter(self, seq: Sequence, slot: int, now: float) -> NewSeq:
+    def _new_seq(self, seq: Sequence, slot: int, now: float) -> NewSeq:
+        """The message with which a sequence enters its slot in the worker."""
         params = seq.request.params
         if seq.started is None:
             seq.started = now
@@ -168,69 +172,72 @@ class Scheduler:
             if self._caches:
                 self.counters.prefix_queries += seq.prompt_len
                 self.counters.prefix_hits += seq.cached
-        elif isinstance(params, Sampling) and not seq.tells_prompt:
-            params = replace(params, prompt_logprobs=None)  # told before it was preempted
+        elif isinstance(params, Sampling) and not seq.owes_prompt_logprobs:
+            params = replace(params, prompt_logprobs=None)  # they were sent before it was preempted
         return NewSeq(slot, list(seq.tokens), seq.prompt_len, params)
 
     def _grow(self, seq: Sequence, positions: int) -> bool:
-        """Give it blocks for so many positions, if need be those of sequences that rank behind it."""
-        while not self.room.grow(seq, positions):
-            victim = next((other for other in reversed(self.running) if not other.inflight), None)
-            if victim is None or victim.rank <= seq.rank:
+        """Give a sequence blocks for so many positions; if need be, preempt sequences that come after it."""
+        while not self.cache.grow(seq, positions):
+            victim = next((other for other in reversed(self.running) if not other.in_flight), None)
+            if victim is None or victim.order <= seq.order:
                 return False
             self._preempt(victim)
         return True
 
     def _preempt(self, seq: Sequence) -> None:
-        """Back to those who wait. Its tokens are kept, and read again when it is admitted again."""
-        self._leave(seq)
+        """Let a running sequence wait again. Its tokens are kept, and computed again when it is admitted."""
+        self._release(seq)
         seq.computed = 0
         seq.prompt_logprobs = []
         seq.preemptions += 1
         self.counters.preemptions += 1
-        insort(self.waiting, seq, key=_rank)
+        insort(self.waiting, seq, key=_order)
 
-    def _leave(self, seq: Sequence) -> None:
-        """It runs no more: row and blocks are free at once."""
+    def _release(self, seq: Sequence) -> None:
+        """Stop running a sequence: its slot and its blocks are free at once."""
         _remove(self.running, seq)
-        self.room.leave(seq)
+        self.cache.release(seq)
 
-    # A step lands.
+    # A step comes back.
 
-    def update(self, plan: Plan, output: StepOutput, now: float) -> Outputs:
-        outputs: Outputs = {}
-        logprobs = output.logprobs or repeat(None, len(plan.seqs))
-        for seq, row, token, entry in zip(plan.seqs, plan.step.seqs, output.tokens, logprobs, strict=True):
-            _land(seq, row)
+    def update(self, planned: PlannedStep, output: StepOutput, now: float) -> OutputsByClient:
+        """Append what a step has sampled, publish blocks, and end sequences; returns what clients get."""
+        outputs: OutputsByClient = {}
+        rows = planned.step.seqs
+        logprobs = output.logprobs or repeat(None, len(rows))
+        for seq, row, token, entry in zip(planned.seqs, rows, output.tokens, logprobs, strict=True):
+            _come_back(seq, row)
             if seq.done:
                 continue  # it ended after this step was planned: the row was in vain
             if reason := output.failed.get(row.slot):
                 code = 503 if reason == QUERY_GONE else 500
-                _tell(outputs, seq, Failed(id=seq.key[1], code=code, message=reason))
+                _put(outputs, seq, Failed(id=seq.key[1], code=code, message=reason))
                 self._end(seq)
                 continue
             seq.prompt_logprobs += output.prompt_logprobs.get(row.slot, ())
-            self.room.publish(seq, row.start + row.count)
+            self.cache.publish(seq, row.start + row.count)
             if row.samples:
-                _tell(outputs, seq, self._accept(seq, token, entry, now))
+                _put(outputs, seq, self._append(seq, token, entry, now))
             if row.pools:
                 vectors = output.pooled[row.slot]
-                _tell(outputs, seq, Pooled(seq.key[1], vectors, seq.cached, seq.timing(now)))
+                _put(outputs, seq, Pooled(seq.key[1], vectors, seq.cached, seq.timing(now)))
                 self._end(seq)
         return outputs
 
-    def fail(self, plan: Plan, message: str) -> Outputs:
-        """The step broke: nothing that it computed can be used."""
-        outputs: Outputs = {}
-        for seq, row in zip(plan.seqs, plan.step.seqs, strict=True):
-            _land(seq, row)
+    def fail(self, planned: PlannedStep, message: str) -> OutputsByClient:
+        """End all sequences of a step that broke, because nothing that it computed can be used."""
+        outputs: OutputsByClient = {}
+        for seq, row in zip(planned.seqs, planned.step.seqs, strict=True):
+            _come_back(seq, row)
             if not seq.done:
-                _tell(outputs, seq, Failed(id=seq.key[1], code=500, message=message))
+                _put(outputs, seq, Failed(id=seq.key[1], code=500, message=message))
                 self._end(seq)
         return outputs
 
-    def _accept(self, seq: Sequence, token: int, logprobs: TokenLogprobs | None, now: float) -> Tokens:
-        first, tells_prompt = seq.first_token is None, seq.tells_prompt
+    def _append(self, seq: Sequence, token: int, logprobs: TokenLogprobs | None, now: float) -> Tokens:
+        """Append a sampled token, and end the sequence if it is the last; returns what the client gets."""
+        first, owes_prompt_logprobs = seq.first_token is None, seq.owes_prompt_logprobs
         if first:
             seq.first_token = now
         seq.tokens.append(token)
@@ -239,7 +246,7 @@ class Scheduler:
             id=seq.key[1],
             tokens=[token],
             logprobs=[] if logprobs is None else [logprobs],
-            prompt_logprobs=seq.prompt_logprobs if tells_prompt else None,
+            prompt_logprobs=seq.prompt_logprobs if owes_prompt_logprobs else None,
             cached=seq.cached if first else 0,
             finish=finish,
             timing=seq.timing(now) if finish else None,
@@ -254,16 +261,16 @@ class Scheduler:
         if seq.slot is None:
             _remove(self.waiting, seq)
         else:
-            self._leave(seq)
+            self._release(seq)
 
-    # What can be seen from outside.
+    # Statistics.
 
     def stats(self) -> Stats:
         counters = self.counters
         return Stats(
             running=len(self.running),
             waiting=len(self.waiting),
-            kv_usage=self.room.pool.usage,
+            kv_usage=self.cache.pool.usage,
             prefix_queries=counters.prefix_queries,
             prefix_hits=counters.prefix_hits,
             preemptions=counters.preemptions,
@@ -289,12 +296,12 @@ def _check(config: EngineConfig, facts: WorkerFacts) -> None:
         )
 
 
-def _rank(seq: Sequence) -> tuple[int, int]:
-    return seq.rank
+def _order(seq: Sequence) -> tuple[int, int]:
+    return seq.order
 
 
-def _remove(ranked: list[Sequence], seq: Sequence) -> None:
-    del ranked[bisect_left(ranked, seq.rank, key=_rank)]
+def _remove(ordered: list[Sequence], seq: Sequence) -> None:
+    del ordered[bisect_left(ordered, seq.order, key=_order)]
 
 
 def _aborted(seq: Sequence, now: float) -> Tokens | Failed:
@@ -303,17 +310,18 @@ def _aborted(seq: Sequence, now: float) -> Tokens | Failed:
     return Tokens(id=seq.key[1], tokens=[], finish="abort", timing=seq.timing(now))
 
 
-def _tell(outputs: Outputs, seq: Sequence, output: Tokens | Pooled | Failed) -> None:
+def _put(outputs: OutputsByClient, seq: Sequence, output: Tokens | Pooled | Failed) -> None:
     outputs.setdefault(seq.key[0], []).append(output)
 
 
-def _land(seq: Sequence, row: SeqStep) -> None:
-    seq.inflight -= 1
+def _come_back(seq: Sequence, row: SeqStep) -> None:
+    """Count a row of a step in flight as finished."""
+    seq.in_flight -= 1
     seq.pending -= row.samples
 
 
 def _finish(seq: Sequence, token: int) -> Finish | None:
-    """Whether the token just appended ends the text."""
+    """The reason for which the token just appended is the last one, or None if it is not."""
     params = seq.request.params
     outputs_before = len(seq.tokens) - 1 - seq.prompt_len
     if (

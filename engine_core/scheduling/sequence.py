@@ -1,4 +1,4 @@
-"""All that this floor knows of one request. Changed by the scheduler alone."""
+"""The state of one request in the engine, which only the scheduler and what it calls may change."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from engine_core.scheduling.blocks import chain_hash, root_hash
 from worker.protocol import Pooling, Sampling, TokenLogprobs
 
 Key = tuple[int, int]
-"""Which server, and which of its requests."""
+"""The number of a client, and the id of one of its requests."""
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
     key: Key
     request: Add
-    rank: tuple[int, int]
-    """Who comes first when not all can run: priority, then arrival. No two are equal."""
+    order: tuple[int, int]
+    """Priority, then arrival: the lowest runs first when not all can run. No two are equal."""
     limit: int
-    """Tokens at which it ends, those of the prompt included."""
+    """The number of tokens, the prompt's included, at which the sequence ends."""
     arrived: float
 
     tokens: list[int] = field(init=False)
-    """All that are known: the prompt, and what was sampled and has landed."""
+    """All known tokens: the prompt, and what finished steps have sampled."""
     computed: int = 0
-    """Positions whose cache entries are written by steps planned so far."""
+    """Positions whose cache entries are written by the steps planned so far."""
     pending: int = 0
-    """Samples planned that have not landed."""
-    inflight: int = 0
-    """Steps planned that have not landed."""
+    """Sampled tokens of planned steps that have not come back."""
+    in_flight: int = 0
+    """Planned steps that have not come back."""
     done: bool = False
-    """Its terminal answer is given; what still lands is dropped."""
+    """The terminal answer is given; what steps in flight still bring is dropped."""
 
     slot: int | None = None
-    """Its row in the worker while it runs."""
+    """The row in the worker's tables while the sequence runs."""
     blocks: list[int] = field(default_factory=list)
     published: int = 0
-    """Blocks, from the first, that need not be published (again)."""
+    """The number of leading blocks that need not be published (again)."""
     hashes: list[bytes] = field(default_factory=list)
 
     cached: int = 0
@@ -55,25 +55,25 @@ class Sequence:
 
     @property
     def pools(self) -> bool:
-        """It ends when its prompt is read: no token follows."""
+        """Whether the sequence ends when its prompt is computed, and samples nothing."""
         return isinstance(self.request.params, Pooling)
 
     @property
-    def tells_prompt(self) -> bool:
-        """The logprobs of its prompt are asked for, and still to be told."""
+    def owes_prompt_logprobs(self) -> bool:
+        """Whether logprobs of the prompt are asked for and not sent yet."""
         params = self.request.params
         if self.first_token is not None or not isinstance(params, Sampling):
             return False
         return params.prompt_logprobs is not None
 
     @property
-    def want(self) -> int:
-        """Tokens to compute: the gap between known and computed, which scheduling has to close."""
+    def gap(self) -> int:
+        """The tokens that are known but not computed, which scheduling has to close."""
         known = len(self.tokens) + self.pending
         return known - self.computed if known < self.limit else 0
 
     def block_hash(self, index: int, block_size: int) -> bytes:
-        """Hash of a full block of known tokens."""
+        """The hash of a full block of known tokens."""
         while len(self.hashes) <= index:
             at = len(self.hashes) * block_size
             parent = self.hashes[-1] if self.hashes else root_hash(self.request.salt)

@@ -1,4 +1,4 @@
-"""What an engine counts, and how often it tells."""
+"""The engine's running totals, and when its statistics are sent."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ class Counters:
     step_tokens: int = 0
 
 
-class Reporter:
-    """Lets a Stats through when it is news: something changed, and the last one is a while ago.
+class StatsFilter:
+    """Lets statistics through when they have changed and the last ones were sent a while ago.
 
-    The moment in which the engine becomes idle is told at once, because nothing would be told after it.
+    The moment in which the engine becomes idle is sent at once, because nothing would be sent after it.
     """
 
     def __init__(self) -> None:
         self._last: Stats | None = None
-        self._told = 0.0
+        self._sent = 0.0
 
-    def news(self, stats: Stats, now: float) -> Stats | None:
+    def due(self, stats: Stats, now: float) -> Stats | None:
+        """The statistics if they are to be sent now, else None."""
         if stats == self._last:
             return None
         idle = not stats.running and not stats.waiting
-        if self._last is not None and not idle and now - self._told < _INTERVAL:
+        if self._last is not None and not idle and now - self._sent < _INTERVAL:
             return None
-        self._last, self._told = stats, now
+        self._last, self._sent = stats, now
         return stats

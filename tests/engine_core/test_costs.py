@@ -14,7 +14,7 @@ from fake_worker import FakeWorker, facts
 from engine_core.config import EngineConfig
 from engine_core.protocol import Add, Outputs
 from engine_core.scheduling.scheduler import Scheduler
-from engine_core.scheduling.step import Plan
+from engine_core.scheduling.step import PlannedStep
 from worker.protocol import Sampling, StepOutput
 
 ROWS = 64
@@ -39,16 +39,16 @@ class Decoding:
             self.scheduler.add(id % servers, Add(id=id, tokens=prompt, params=Sampling(max_tokens=99)), 1.0)
         self.land(*self.launch())
 
-    def plan(self) -> Plan:
+    def plan(self) -> PlannedStep:
         plan = self.scheduler.schedule(2.0)
         assert plan is not None
         return plan
 
-    def launch(self) -> tuple[Plan, StepOutput]:
+    def launch(self) -> tuple[PlannedStep, StepOutput]:
         plan = self.plan()
         return plan, self.worker.launch(plan.step).result()
 
-    def land(self, plan: Plan, output: StepOutput) -> dict[int, Outputs]:
+    def land(self, plan: PlannedStep, output: StepOutput) -> dict[int, Outputs]:
         return {server: Outputs(list(o)) for server, o in self.scheduler.update(plan, output, 3.0).items()}
 
 

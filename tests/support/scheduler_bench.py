@@ -9,9 +9,9 @@ from fake_worker import FakeWorker, Landed
 
 from engine_core.config import EngineConfig
 from engine_core.protocol import Add, Failed, Pooled, Tokens
-from engine_core.scheduling.scheduler import Outputs, Scheduler
+from engine_core.scheduling.scheduler import OutputsByClient, Scheduler
 from engine_core.scheduling.sequence import Key
-from engine_core.scheduling.step import Plan
+from engine_core.scheduling.step import PlannedStep
 from worker.protocol import Pooling, Sampling, WorkerFacts
 
 
@@ -36,7 +36,7 @@ class Bench:
     depth: int = 0
     """Steps that are planned beyond the oldest that has not landed."""
     outputs: dict[Key, list[Tokens | Pooled | Failed]] = field(default_factory=dict)
-    in_flight: deque[tuple[Plan, Landed]] = field(default_factory=deque)
+    in_flight: deque[tuple[PlannedStep, Landed]] = field(default_factory=deque)
     now: float = 0.0
     rows: list[int] = field(default_factory=list)
     """Tokens of each row of the last plan."""
@@ -76,7 +76,7 @@ class Bench:
         assert not self.scheduler.live, "stuck"
         self.check()
 
-    def collect(self, outputs: Outputs) -> None:
+    def collect(self, outputs: OutputsByClient) -> None:
         for client, told in outputs.items():
             for output in told:
                 self.outputs.setdefault((client, output.id), []).append(output)
@@ -85,13 +85,15 @@ class Bench:
         """Nothing leaks, at any time: users of a block are the tables that hold it, rows are owned once."""
         scheduler = self.scheduler
         users = Counter(block for seq in scheduler.running for block in seq.blocks)
-        assert all(scheduler.room.pool.users(block) == users[block] for block in range(self.facts.num_blocks))
-        assert scheduler.room.pool.free == self.facts.num_blocks - len(users)
-        slots = [seq.slot for seq in scheduler.running] + scheduler.room.free_slots
+        assert all(
+            scheduler.cache.pool.users(block) == users[block] for block in range(self.facts.num_blocks)
+        )
+        assert scheduler.cache.pool.free == self.facts.num_blocks - len(users)
+        slots = [seq.slot for seq in scheduler.running] + scheduler.cache.free_slots
         assert Counter(slots) == Counter(range(self.facts.max_num_seqs))
         assert len(scheduler.live) == len(scheduler.running) + len(scheduler.waiting)
 
-    def check_stages(self, plan: Plan) -> None:
+    def check_stages(self, plan: PlannedStep) -> None:
         """The first of several stages has no token that the last one has not told."""
         if self.config.pipeline_parallel_size > 1:
             for seq, row in zip(plan.seqs, plan.step.seqs, strict=True):

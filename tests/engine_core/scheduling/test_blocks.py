@@ -93,11 +93,11 @@ def test_equal_content_is_published_once() -> None:
     assert pool.find(b"a") == first
 
 
-def test_forget_all_leaves_users_and_finds_nothing() -> None:
+def test_withdraw_all_leaves_users_and_finds_nothing() -> None:
     pool = BlockPool(2)
     used, unused = published(pool, "a", "b")
     pool.release([unused])
-    pool.forget_all()
+    pool.withdraw_all()
     assert pool.find(b"a") is None and pool.find(b"b") is None
     assert pool.users(used) == 1
     pool.publish(used, b"c")

@@ -82,7 +82,7 @@ def test_random_traces_equal_the_reference(part: int) -> None:
                 aborted.add(key)
                 bench.abort(key)
             assert bench.step() or todo or not bench.scheduler.live, f"stuck with seed {seed}"
-        assert bench.scheduler.room.pool.free == bench.facts.num_blocks
+        assert bench.scheduler.cache.pool.free == bench.facts.num_blocks
         for client, request in requests:
             params = request.params
             if isinstance(params, Pooling):
@@ -197,7 +197,7 @@ def test_forgetting_the_cache_does_not_touch_what_runs() -> None:
     bench = Bench(config(), facts(block_size=2))
     bench.add(add(1, [1, 2, 3, 4, 5], max_tokens=6))
     bench.step()
-    bench.scheduler.room.pool.forget_all()
+    bench.scheduler.cache.pool.withdraw_all()
     bench.add(add(2, [1, 2, 3, 4, 5], max_tokens=6))
     bench.run()
     assert bench.text(1) == bench.text(2) == reference([1, 2, 3, 4, 5], 6)
