@@ -42,7 +42,7 @@ class Embedding(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         rows = self._look_up(ids)
-        return rows if self.scale == 1.0 else rows * self.scale
+        return rows if self.scale == 1.0 else ops.scale(rows, self.scale)
 
     def _look_up(self, ids: Tensor) -> Tensor:
         if self.span.is_whole:

@@ -30,6 +30,7 @@ from models.ops.reference import (
     rms_norm,
     rotary_and_cache,
     rotate,
+    scale,
 )
 
 __all__ = [
@@ -51,6 +52,7 @@ __all__ = [
     "rms_norm",
     "rotary_and_cache",
     "rotate",
+    "scale",
     "use",
 ]
 

@@ -33,6 +33,11 @@ def add(x: Tensor, y: Tensor) -> Tensor:
     return x + y
 
 
+def scale(x: Tensor, factor: float) -> Tensor:
+    """x [T, F] times a number."""
+    return x * factor
+
+
 # Linear layers
 
 

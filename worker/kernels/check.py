@@ -69,6 +69,7 @@ def _cases(made: torch.Generator, dtype: torch.dtype) -> list[_Case]:
         _Case("layer_norm", (x, weight, bias, 1e-5)),
         _Case("add_layer_norm", (x, residual, weight, bias, 1e-5)),
         _Case("add", (x, bias)),
+        _Case("scale", (x, 0.37)),
         _Case("embed", (torch.tensor([4, 0, 3]), x)),
         _Case("angles", (step.positions, values(33).float(), 0.5)),
         _Case("activation", (x, "gelu_tanh")),

@@ -14,6 +14,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
+from models import ops
 from models.checkpoint.weights import Weights, load
 from models.config import ModelConfig
 from models.conversion.served_as import looks_ahead
@@ -169,7 +170,7 @@ class DecoderLayer(nn.Module):
 
     def _leave(self, norm: RMSNorm | None, x: Tensor) -> Tensor:
         x = norm(x) if norm else x
-        return x if self.residual_scale == 1.0 else x * self.residual_scale
+        return x if self.residual_scale == 1.0 else ops.scale(x, self.residual_scale)
 
     @staticmethod
     def _norm(source: str, config: ModelConfig, spec: DecoderSpec) -> RMSNorm | None:
@@ -253,6 +254,6 @@ def _look_around(config: ModelConfig, spec: DecoderSpec, layer: LayerSpec) -> En
 def _enter(norm: nn.Module | None, delta: Tensor | None, stream: Tensor) -> tuple[Tensor, Tensor]:
     """Complete the stream; -> (what the next sublayer reads, the stream). The first has no delta."""
     if not isinstance(norm, RMSNorm):  # there is none, or another stage has it
-        stream = stream if delta is None else stream + delta
+        stream = stream if delta is None else ops.add(stream, delta)
         return stream, stream
     return (norm(stream), stream) if delta is None else norm.add(delta, stream)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 from torch import Tensor, nn
 
+from models import ops
 from models.checkpoint.weights import Weights, load
 from models.config import family_fields
 from models.layers.attention import Attention
@@ -72,7 +73,7 @@ class GPT2Model(nn.Module):
         self.ln_f = held(setup.parallel.last, LayerNorm(config.hidden_size, fields.layer_norm_epsilon))
 
     def forward(self, ids: Tensor, positions: Tensor, stream: Tensor | None = None) -> Tensor:
-        hidden = self.wte(ids) + self.wpe(positions) if stream is None else stream  # [T, H]
+        hidden = ops.add(self.wte(ids), self.wpe(positions)) if stream is None else stream  # [T, H]
         for block in self.h:
             hidden = block(hidden)
         return self.ln_f(hidden)
@@ -88,8 +89,8 @@ class GPT2Block(nn.Module):
         self.mlp = GPT2MLP(size, fields, setup.parallel)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        hidden = hidden + self.attn(self.ln_1(hidden))
-        return hidden + self.mlp(self.ln_2(hidden))
+        hidden = ops.add(hidden, self.attn(self.ln_1(hidden)))
+        return ops.add(hidden, self.mlp(self.ln_2(hidden)))
 
 
 class GPT2Attention(nn.Module):

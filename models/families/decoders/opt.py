@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 from torch import Tensor, nn
 
+from models import ops
 from models.checkpoint.weights import Weights, load
 from models.config import family_fields
 from models.layers.attention import Attention
@@ -89,7 +90,8 @@ class OPTDecoder(nn.Module):
         return self.project_out(self.final_layer_norm(hidden))  # at the end [T, the width of the embeddings]
 
     def _embed(self, ids: Tensor, positions: Tensor) -> Tensor:
-        return self.project_in(self.embed_tokens(ids)) + self.embed_positions(positions + _FIRST_POSITION)
+        places = ops.embed(positions, self.embed_positions.weight[_FIRST_POSITION:])
+        return ops.add(self.project_in(self.embed_tokens(ids)), places)
 
 
 class OPTLayer(nn.Module):
@@ -106,10 +108,10 @@ class OPTLayer(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         if self.norm_first:
-            hidden = hidden + self.self_attn(self.self_attn_layer_norm(hidden))
-            return hidden + self._mlp(self.final_layer_norm(hidden))
-        hidden = self.self_attn_layer_norm(hidden + self.self_attn(hidden))
-        return self.final_layer_norm(hidden + self._mlp(hidden))
+            hidden = ops.add(hidden, self.self_attn(self.self_attn_layer_norm(hidden)))
+            return ops.add(hidden, self._mlp(self.final_layer_norm(hidden)))
+        hidden = self.self_attn_layer_norm(ops.add(hidden, self.self_attn(hidden)))
+        return self.final_layer_norm(ops.add(hidden, self._mlp(hidden)))
 
     def _mlp(self, hidden: Tensor) -> Tensor:
         return self.fc2(self.fc1(hidden))

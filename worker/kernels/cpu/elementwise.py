@@ -100,6 +100,7 @@ def _layer_norms(library: Library) -> dict[str, Callable[..., Any]]:
 
 def _sums(library: Library) -> dict[str, Callable[..., Any]]:
     run = library.function("add", POINTER, LONG, POINTER, LONG, POINTER, LONG, LONG, INT, quick=True)
+    multiply = library.function("scale", POINTER, LONG, POINTER, LONG, LONG, FLOAT, INT, quick=True)
 
     def add(x: Tensor, y: Tensor) -> Tensor:
         if x.dtype not in KINDS or x.dtype != y.dtype or y.shape not in (x.shape, x.shape[-1:]):
@@ -111,7 +112,15 @@ def _sums(library: Library) -> dict[str, Callable[..., Any]]:
         run(x.data_ptr(), stride, y.data_ptr(), repeated, out.data_ptr(), rows, width, KINDS[x.dtype])
         return out
 
-    return {"add": add}
+    def scale(x: Tensor, factor: float) -> Tensor:
+        if x.dtype not in KINDS:
+            return reference.scale(x, factor)
+        x, stride, rows, width = _rows(x)
+        out = torch.empty_like(x)
+        multiply(x.data_ptr(), stride, out.data_ptr(), rows, width, factor, KINDS[x.dtype])
+        return out
+
+    return {"add": add, "scale": scale}
 
 
 def _activations(library: Library) -> dict[str, Callable[..., Any]]:

@@ -1,4 +1,4 @@
-// Sums of rows where no norm follows.
+// Sums of rows where no norm follows, and rows times a number.
 #include "threads.h"
 #include "words.h"
 
@@ -38,4 +38,40 @@ EXPORT void add(const void *x, long x_stride, const void *y, long y_stride, void
 
 EXPORT void add_words(const word *a) {
     add(a[0].pointer, a[1].whole, a[2].pointer, a[3].whole, a[4].pointer, a[5].whole, a[6].whole, (int)a[7].whole);
+}
+
+typedef struct {
+    const void *x;
+    long x_stride;
+    void *out;
+    long width;
+    float factor;
+    kind k;
+} scaling;
+
+INLINE void scale_row(const scaling *s, long row, kind k) {
+    const char *x = at(s->x, row * s->x_stride, k);
+    char *out = at_out(s->out, row * s->width, k);
+    for (long i = 0; i < s->width; i += LANES) {
+        long left = s->width - i;
+        vec_store_upto(at_out(out, i, k), vec_mul(vec_load_upto(at(x, i, k), left, k), vec_all(s->factor)), left, k);
+    }
+}
+
+static void scale_rows(const void *task, long first, long last) {
+    const scaling *s = task;
+    for (long row = first; row < last; row++) {
+        if (s->k == FLOAT32) scale_row(s, row, FLOAT32);
+        else scale_row(s, row, BFLOAT16);
+    }
+}
+
+// out is contiguous.
+EXPORT void scale(const void *x, long x_stride, void *out, long rows, long width, float factor, int kind) {
+    scaling s = {x, x_stride, out, width, factor, kind};
+    spread(rows, grain_of(GRAIN, width), scale_rows, &s);
+}
+
+EXPORT void scale_words(const word *a) {
+    scale(a[0].pointer, a[1].whole, a[2].pointer, a[3].whole, a[4].whole, a[5].real, (int)a[6].whole);
 }

@@ -92,6 +92,8 @@ def test_norms_and_activations(table: Table, dtype: torch.dtype) -> None:
         assert table["add_rms_norm"](x, residual, weight, 1e-5)[0].isfinite().all()
         assert table["add_layer_norm"](x, residual, weight, bias, 1e-5)[0].isfinite().all()
         assert table["activation"](x, "gelu").isfinite().all()
+        assert table["add"](x, weight).isfinite().all()
+        assert table["scale"](x, 3.0).isfinite().all()
         assert table["gated"](values(3, 2 * width, dtype=dtype), "silu").isfinite().all()
 
 

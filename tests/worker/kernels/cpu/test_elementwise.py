@@ -72,6 +72,15 @@ def test_sums_are_torchs(table: Table, dtype: torch.dtype, width: int) -> None:
     assert torch.equal(table["add"](x, wide[:1, :1]), x + wide[:1, :1])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_multiples_are_torchs(table: Table, dtype: torch.dtype, width: int) -> None:
+    wide = torch.randn(300, 3 * width).to(dtype)
+    for x in (wide, wide[:, width : 2 * width], wide[:1]):
+        for factor in (0.22, 5.656854249492381, -3.0):
+            assert torch.equal(table["scale"](x, factor), x * factor)
+
+
 def test_rows_may_lie_apart_and_have_any_shape(table: Table) -> None:
     weight = torch.randn(12)
     wide = torch.randn(9, 40)
