@@ -1,61 +1,140 @@
-"""What the operator asked of an engine. None means "decide at start from the model and the device"."""
+"""Options of an engine, and what an engine process gets at its start."""
 
 from __future__ import annotations
 
+from typing import Annotated, get_args
+
 import msgspec
+
+from worker.options import MODEL, SCHEDULER, Doc, WorkerOptions
+from worker.protocol import Task
+
+WORKERS = "Workers and replicas"
+"""A group of options on the reference page."""
+
+TASKS: tuple[str, ...] = ("generate", *get_args(Task))
+"""All that an engine may offer."""
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    # the model
-    model: str
-    """A folder, a hub id, or "demo" for the built-in model."""
-    revision: str | None = None
-    download_dir: str | None = None
-    hf_overrides: dict[str, object] = {}
-    runner: str = "auto"
-    convert: str = "auto"
-    tasks: list[str] = []
-    """What to offer, of "generate" and worker.protocol.Task; empty: all that the model does."""
-    pooler_config: dict[str, object] = {}
-    trust_remote_code: bool = False
-    load_format: str = "auto"
-    model_impl: str = "auto"
-    dtype: str = "auto"
-    quantization: str | None = None
-    max_model_len: int | None = None
-    seed: int = 0
+    """Everything an operator may ask of an engine and its workers."""
 
-    # the device and its memory
-    device: str = "auto"
-    cpu_threads: int | None = None
-    gpu_memory_utilization: float = 0.92
-    kv_cache_memory_bytes: int | None = None
-    block_size: int | None = None
-    num_gpu_blocks_override: int | None = None
+    model: Annotated[
+        str, Doc(MODEL, "Folder or hub id of the model, or demo for the built-in one. MODEL for short.")
+    ]
+    revision: Annotated[str | None, Doc(MODEL, "Branch, tag or commit of the model on the hub.")] = None
+    download_dir: Annotated[
+        str | None, Doc(MODEL, "Where downloads are kept, in place of the hub's usual cache.")
+    ] = None
+    hf_overrides: Annotated[
+        dict[str, object], Doc(MODEL, "Values to put over those of the model's config.json.")
+    ] = {}
+    runner: Annotated[
+        str,
+        Doc(
+            MODEL,
+            "What the model does: generate text, or pool texts to vectors, labels and scores. auto goes by "
+            "the checkpoint. A model that generates also pools, with the same weights.",
+            ("auto", "generate", "pooling"),
+        ),
+    ] = "auto"
+    convert: Annotated[
+        str,
+        Doc(
+            MODEL,
+            "What to make of a model that was trained for something else; auto goes by the checkpoint.",
+            ("auto", "none", "embed", "classify", "reward"),
+        ),
+    ] = "auto"
+    tasks: Annotated[
+        list[str],
+        Doc(
+            MODEL,
+            f"What to offer, if not all that the model does: {', '.join(TASKS)}. Commas may divide them.",
+            TASKS,
+        ),
+    ] = []
+    pooler_config: Annotated[
+        dict[str, object],
+        Doc(
+            MODEL,
+            "How hidden states become vectors and labels, put over what the model's files say: task, "
+            "pooling_type, seq_pooling_type, tok_pooling_type, use_activation, dimensions, logit_mean, "
+            "logit_sigma, step_tag_id, returned_token_ids.",
+        ),
+    ] = {}
 
-    # its workers
-    tensor_parallel_size: int = 1
-    pipeline_parallel_size: int = 1
-    distributed_executor_backend: str | None = None
-    """uni | mp | ray; None: uni for one worker, mp for more."""
-    nnodes: int = 1
-    """Machines over which the workers of one engine are spread, without Ray."""
-    node_rank: int = 0
-    master_addr: str = "127.0.0.1"
-    """Of the machine with node_rank 0, as the others reach it."""
-    master_port: int = 29501
-    cluster_key: str | None = None
-    """A secret that all machines know: whoever has it may join."""
+    worker: WorkerOptions = WorkerOptions()
 
-    # the scheduler
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    max_num_queued_reqs: int | None = None
-    enable_prefix_caching: bool = True
-    enable_chunked_prefill: bool = True
-    long_prefill_token_threshold: int = 0
-    scheduling_policy: str = "fcfs"
-    steps_ahead: int = 1
+    tensor_parallel_size: Annotated[
+        int, Doc(WORKERS, "Workers that share every layer of the model.", least=1, short="-tp")
+    ] = 1
+    pipeline_parallel_size: Annotated[
+        int,
+        Doc(
+            WORKERS,
+            "Runs of layers into which the model is cut, each with workers of its own.",
+            least=1,
+            short="-pp",
+        ),
+    ] = 1
+    distributed_executor_backend: Annotated[
+        str | None,
+        Doc(
+            WORKERS,
+            "How workers run: in the engine's process (uni), in processes of their own (mp), or placed over "
+            "the machines of a Ray cluster (ray). Default: uni for one worker, mp for more.",
+            ("uni", "mp", "ray"),
+        ),
+    ] = None
+    nnodes: Annotated[int, Doc(WORKERS, "Machines over which one model is spread, without Ray.", least=1)] = 1
+    node_rank: Annotated[
+        int,
+        Doc(WORKERS, "Which of those this one is; all but 0 are started with --headless.", least=0),
+    ] = 0
+    master_addr: Annotated[
+        str, Doc(WORKERS, "Address of the machine with --node-rank 0, as the others reach it.")
+    ] = "127.0.0.1"
+    master_port: Annotated[
+        int,
+        Doc(WORKERS, "Port there, for the workers to join; the next one is theirs too.", least=1, most=65534),
+    ] = 29501
+    cluster_key: Annotated[
+        str | None,
+        Doc(
+            WORKERS,
+            "A secret, the same on all machines, without which none may join: best set as a variable, which "
+            "no list of processes shows. Any long random text.",
+        ),
+    ] = None
+
+    max_num_queued_reqs: Annotated[
+        int | None,
+        Doc(
+            SCHEDULER,
+            "Waiting requests beyond which new ones get 503 and Retry-After (default: 8192).",
+            least=0,
+        ),
+    ] = None
+    enable_prefix_caching: Annotated[
+        bool, Doc(SCHEDULER, "Keep what was computed for prompts that begin alike.")
+    ] = True
+    enable_chunked_prefill: Annotated[
+        bool, Doc(SCHEDULER, "Read long prompts in pieces, between the steps of others.")
+    ] = True
+    long_prefill_token_threshold: Annotated[
+        int,
+        Doc(
+            SCHEDULER,
+            "Most prompt tokens of one sequence in a step while others run; 0 is no bound.",
+            least=0,
+        ),
+    ] = 0
+    scheduling_policy: Annotated[str, Doc(SCHEDULER, "Order of requests.", ("fcfs", "priority"))] = "fcfs"
+    steps_ahead: Annotated[
+        int,
+        Doc(SCHEDULER, "Steps planned while one runs; --no-async-scheduling is 0.", least=0, most=4),
+    ] = 1
 
     @property
     def ranks(self) -> int:

@@ -60,7 +60,7 @@ class Engine:
             config.revision,
             config.download_dir,
             lambda fraction: report(Progress(stage="download", fraction=fraction)),
-            config.load_format,
+            config.worker.load_format,
         )
         model = read_config(found, config.hf_overrides)
         check_cut(model, config.tensor_parallel_size, config.pipeline_parallel_size)

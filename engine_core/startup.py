@@ -3,43 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import get_args
 
-from engine_core.config import EngineConfig
+from msgspec.structs import replace
+
+from engine_core.config import TASKS, EngineConfig
 from models.config import ConfigError, ModelConfig
 from models.conversion.served_as import Conversion, resolve_conversion
 from models.pooling.config import read_pooling
 from worker.config import WorkerConfig
-from worker.protocol import Task
-
-TASKS: tuple[str, ...] = ("generate", *get_args(Task))
 
 
 def worker_config(config: EngineConfig, model: ModelConfig, folder: Path) -> WorkerConfig:
-    batched = config.max_num_batched_tokens
-    if batched is None and not config.enable_chunked_prefill:
-        batched = config.max_model_len or model.max_len  # a step must hold a whole prompt
+    options = config.worker
+    if options.max_num_batched_tokens is None and not config.enable_chunked_prefill:
+        whole_prompt = options.max_model_len or model.max_len
+        options = replace(options, max_num_batched_tokens=whole_prompt)
     return WorkerConfig(
+        options=options,
         folder=str(folder),
         model=model,
-        device=config.device,
-        dtype=config.dtype,
         conversion=_conversion(config, model, folder),
         pooling=read_pooling(folder, model, config.pooler_config),
         tasks=tuple(config.tasks),
-        load_format=config.load_format,
-        model_impl=config.model_impl,
-        trust_remote_code=config.trust_remote_code,
-        max_model_len=config.max_model_len,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=batched,
-        block_size=config.block_size,
-        num_blocks=config.num_gpu_blocks_override,
-        gpu_memory_utilization=config.gpu_memory_utilization,
-        kv_cache_memory_bytes=config.kv_cache_memory_bytes,
-        cpu_threads=config.cpu_threads,
-        quantization=config.quantization,
-        seed=config.seed,
         steps_ahead=config.depth - 1,
     )
 
@@ -56,6 +41,6 @@ def _conversion(config: EngineConfig, model: ModelConfig, folder: Path) -> Conve
         folder,
         runner=runner,
         convert=config.convert,
-        model_impl=config.model_impl,
-        trust_remote_code=config.trust_remote_code,
+        model_impl=config.worker.model_impl,
+        trust_remote_code=config.worker.trust_remote_code,
     )

@@ -54,11 +54,11 @@ def size_cache(
     `least`: of a number that each rank has; all have room for the same sequences.
     """
     per_sequence = -(-limits.max_model_len // limits.block_size)
-    if config.num_blocks is not None:
-        blocks, flag = config.num_blocks, "--num-gpu-blocks-override"
+    if config.options.num_gpu_blocks_override is not None:
+        blocks, flag = config.options.num_gpu_blocks_override, "--num-gpu-blocks-override"
     else:
-        if config.kv_cache_memory_bytes is not None:
-            budget, flag = config.kv_cache_memory_bytes, "--kv-cache-memory-bytes"
+        if config.options.kv_cache_memory_bytes is not None:
+            budget, flag = config.options.kv_cache_memory_bytes, "--kv-cache-memory-bytes"
         blocks = min(budget // block_bytes, limits.max_num_seqs * per_sequence)
     blocks = least(blocks)
     if blocks >= per_sequence:
@@ -69,7 +69,7 @@ def size_cache(
         f"one sequence of {limits.max_model_len} tokens needs {_gib(per_sequence * block_bytes)} of KV cache "
         f"and {_gib(blocks * block_bytes)} are there"
     )
-    if config.max_model_len is not None or fits < 2:
+    if config.options.max_model_len is not None or fits < 2:
         lower = f", or lower --max-model-len to {fits} at most" if fits >= 2 else ""
         raise ValueError(f"{shortage}: raise {flag}{lower}")
     logger.warning("%s: the longest sequence is now %d tokens; raise %s for more", shortage, fits, flag)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from worker.config import WorkerConfig
 from worker.devices.base import Defaults, Device
+from worker.options import WorkerOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,25 +24,26 @@ class Limits:
 
 
 def resolve_limits(config: WorkerConfig, device: Device) -> Limits:
+    asked = config.options
     pools = config.conversion.runner == "pooling"
     defaults = device.pooling_defaults if pools else device.defaults
     for flag, value, least in (
-        ("--block-size", config.block_size, 1),
-        ("--max-num-seqs", config.max_num_seqs, 1),
-        ("--max-num-batched-tokens", config.max_num_batched_tokens, 1),
-        ("--max-model-len", config.max_model_len, 2),  # a prompt token and one to answer it
-        ("--num-gpu-blocks-override", config.num_blocks, 1),
-        ("--cpu-threads", config.cpu_threads, 1),
+        ("--block-size", asked.block_size, 1),
+        ("--max-num-seqs", asked.max_num_seqs, 1),
+        ("--max-num-batched-tokens", asked.max_num_batched_tokens, 1),
+        ("--max-model-len", asked.max_model_len, 2),  # a prompt token and one to answer it
+        ("--num-gpu-blocks-override", asked.num_gpu_blocks_override, 1),
+        ("--cpu-threads", asked.cpu_threads, 1),
     ):
         if value is not None and value < least:
             raise ValueError(f"{flag} must be at least {least}, not {value}")
-    seqs, tokens = _batch_sizes(config, defaults)
-    return Limits(config.block_size or defaults.block_size, seqs, tokens, _model_len(config))
+    seqs, tokens = _batch_sizes(asked, defaults)
+    return Limits(asked.block_size or defaults.block_size, seqs, tokens, _model_len(config))
 
 
-def _batch_sizes(config: WorkerConfig, defaults: Defaults) -> tuple[int, int]:
+def _batch_sizes(asked: WorkerOptions, defaults: Defaults) -> tuple[int, int]:
     """A step must have room for one token of every sequence: the size that was not given makes way."""
-    seqs, tokens = config.max_num_seqs, config.max_num_batched_tokens
+    seqs, tokens = asked.max_num_seqs, asked.max_num_batched_tokens
     if tokens is None:
         seqs = seqs or defaults.max_num_seqs
         return seqs, max(seqs, defaults.max_num_batched_tokens)
@@ -68,9 +70,9 @@ def hold_whole_sequences(limits: Limits, config: WorkerConfig) -> Limits:
     """For a model whose tokens see what follows them: a step must have room for the longest sequence."""
     if limits.max_num_batched_tokens >= limits.max_model_len:
         return limits
-    if config.max_num_batched_tokens is not None:
+    if config.options.max_num_batched_tokens is not None:
         raise ValueError(
-            f"--max-num-batched-tokens {config.max_num_batched_tokens} is less than --max-model-len "
+            f"--max-num-batched-tokens {config.options.max_num_batched_tokens} is less than --max-model-len "
             f"({limits.max_model_len}), and this model reads a text in one step: raise the first or "
             "lower the second"
         )
@@ -78,12 +80,12 @@ def hold_whole_sequences(limits: Limits, config: WorkerConfig) -> Limits:
 
 
 def _model_len(config: WorkerConfig) -> int:
-    longest = config.model.max_len
-    if config.max_model_len is not None and config.max_model_len > longest:
+    longest, asked = config.model.max_len, config.options.max_model_len
+    if asked is not None and asked > longest:
         raise ValueError(
-            f"--max-model-len {config.max_model_len} is more than the {longest} positions this model was "
+            f"--max-model-len {asked} is more than the {longest} positions this model was "
             "made for: lower it, or extend the model's positions with --hf-overrides"
         )
     # What sentence-transformers cuts its texts to is how the model was trained, not what it can hold.
     trained = config.pooling.texts.max_len if config.conversion.runner == "pooling" else None
-    return config.max_model_len or min(longest, trained or longest)
+    return asked or min(longest, trained or longest)

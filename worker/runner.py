@@ -174,10 +174,10 @@ class Runner:
             Path(config.folder),
             device=self._device.target,
             dtype=self._dtype,
-            load_format=config.load_format,
-            seed=config.seed,
-            model_impl=config.model_impl,
-            trust_remote_code=config.trust_remote_code,
+            load_format=config.options.load_format,
+            seed=config.options.seed,
+            model_impl=config.options.model_impl,
+            trust_remote_code=config.options.trust_remote_code,
             parallel=Parallel(
                 place.tensor_rank, place.tensor_size, self._groups.tensor, place.stage, place.stages
             ),
@@ -204,7 +204,7 @@ class Runner:
             limits,
             block_bytes(layers, limits.block_size, dtype)
             + HiddenStore.block_bytes(limits.block_size, width, dtype),
-            device.cache_budget(config.gpu_memory_utilization, step),
+            device.cache_budget(config.options.gpu_memory_utilization, step),
             device.cache_flag,
             self._groups.least,
         )

@@ -126,7 +126,7 @@ class Node:
             config.revision,
             config.download_dir,
             lambda fraction: self._say(task, RankProgress("download", fraction)),
-            config.load_format,
+            config.worker.load_format,
         )
         if read_config(folder, config.hf_overrides) != task.config.model:
             raise ValueError(f"{config.model} in {folder} is not the model that the engine has")

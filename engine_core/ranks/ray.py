@@ -82,10 +82,11 @@ class RayCrew(RemoteCrew):
     @property
     def _room(self) -> dict[str, float]:
         """What each rank takes of a machine."""
+        asked = self._config.worker
         gpus = self._ray.cluster_resources().get("GPU", 0)
-        if self._config.device == "cuda" or (self._config.device == "auto" and gpus):
+        if asked.device == "cuda" or (asked.device == "auto" and gpus):
             return {"GPU": 1}
-        return {"CPU": self._config.cpu_threads or 1}
+        return {"CPU": asked.cpu_threads or 1}
 
     def _find_room(self) -> None:
         """As close together as can be."""

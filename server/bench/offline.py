@@ -10,12 +10,11 @@ from pathlib import Path
 
 import msgspec
 
-from engine_core.config import EngineConfig
 from server.bench.errors import BenchError
 from server.bench.options import check_folder
 from server.offline.llm import LLM
-from server.options.reader import Parser
-from server.options.table import ServerConfig, parse
+from server.options.reader import Parser, flatten
+from server.options.table import parse
 from server.requests.sampling import SamplingParams
 from server.requests.task_names import GENERATE
 from worker import logs
@@ -131,16 +130,9 @@ def _check_model(llm: LLM, given: argparse.Namespace) -> None:
 
 def _llm_options(serve_options: Sequence[str], command: str) -> dict[str, object]:
     """The given options, without a prefix cache, which would make every run but the first too short."""
-    config = parse(["--no-enable-prefix-caching", *serve_options], {}, command=command)
-    return {
-        **_changed(config.engine, EngineConfig(model=config.engine.model)),
-        **_changed(config, ServerConfig(engine=config.engine)),
-    }
-
-
-def _changed(given: msgspec.Struct, plain: msgspec.Struct) -> dict[str, object]:
-    fields = ((name, getattr(given, name)) for name in given.__struct_fields__)
-    return {name: value for name, value in fields if value != getattr(plain, name)}
+    given = flatten(parse(["--no-enable-prefix-caching", *serve_options], {}, command=command))
+    plain = flatten(parse([], {}))
+    return {name: value for name, value in given.items() if name != "model" and value != plain[name]}
 
 
 def _line(row: Generation | Embeddings) -> str:

@@ -182,7 +182,7 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
         return DEFAULT_PROMPTS if self.num_prompts is None and self.duration is None else self.num_prompts
 
 
-OPTIONS = options_of(LoadOptions, {})
+OPTIONS = options_of(LoadOptions)
 
 FOREIGN = [
     *(

@@ -8,33 +8,21 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
-import re
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, get_args, get_origin
+from typing import Any, NoReturn, TypeVar, get_args, get_origin
 
 import msgspec
+
+from worker.options import Doc
+
+Config = TypeVar("Config", bound=msgspec.Struct)
 
 
 class OptionError(ValueError):
     """What the operator wrote cannot be used. One line that names the option."""
-
-
-@dataclass(frozen=True)
-class Doc:
-    """What the table knows of a field beyond its name, type and default."""
-
-    group: str
-    text: str
-    choices: tuple[str, ...] = ()
-    least: float | None = None
-    most: float | None = None
-    read: Callable[[str], object] | None = None
-    """Reads the written form, where it is not simply the type's."""
-    short: str = ""
-    """Another flag for it, with one dash."""
 
 
 @dataclass(frozen=True)
@@ -87,9 +75,9 @@ class Option:
             if self.doc.choices:  # none of them has a comma, so commas may part them
                 words = [part for word in words for part in str(word).replace(",", " ").split()]
             return msgspec.convert(words, self.type, strict=False)
+        if self.doc.read is not None and not isinstance(given, bool | None):
+            return self.doc.read(str(given))
         if isinstance(given, str):
-            if self.doc.read is not None:
-                return self.doc.read(given)
             if get_origin(self.type) is dict:
                 return _json_object(given)
             if given.strip().lower() in ("none", "null") and self.default is None:
@@ -108,17 +96,41 @@ class Option:
                 raise ValueError(f"must be at most {doc.most:g}, got {value}")
 
 
-def options_of(struct: type[msgspec.Struct], docs: Mapping[str, Doc]) -> list[Option]:
-    """An option for each field that has a Doc, in its annotation or in `docs`."""
+def options_of(struct: type[msgspec.Struct]) -> list[Option]:
+    """An option for each field with a `Doc`; those of a nested struct stand where it stands."""
     options: list[Option] = []
     for info in msgspec.structs.fields(struct):
-        doc = docs.get(info.name) or _doc_of(info.type)
-        if doc is not None:
-            default = (
-                info.default_factory() if info.default_factory is not msgspec.NODEFAULT else info.default
-            )
+        if _is_struct(info.type):
+            options += options_of(info.type)
+        elif (doc := _doc_of(info.type)) is not None:
+            factory = info.default_factory
+            default = info.default if factory is msgspec.NODEFAULT else factory()
             options.append(Option(info.name, _bare(info.type), default, doc))
     return options
+
+
+def assemble(struct: type[Config], values: Mapping[str, object]) -> Config:
+    """Builds a struct from option values, each of which goes to the nested struct that declares it."""
+    parts: dict[str, object] = {}
+    for info in msgspec.structs.fields(struct):
+        if _is_struct(info.type):
+            parts[info.name] = assemble(info.type, values)
+        elif info.name in values:
+            parts[info.name] = values[info.name]
+    return struct(**parts)
+
+
+def flatten(config: msgspec.Struct) -> dict[str, object]:
+    """Option values of a struct and of those nested in it: what `assemble` builds it from."""
+    values: dict[str, object] = {}
+    for name in config.__struct_fields__:
+        value = getattr(config, name)
+        values.update(flatten(value) if isinstance(value, msgspec.Struct) else {name: value})
+    return values
+
+
+def _is_struct(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, msgspec.Struct)
 
 
 def _doc_of(annotation: Any) -> Doc | None:
@@ -149,23 +161,6 @@ def _json_object(text: str) -> dict[str, object]:
     if not isinstance(value, dict):
         raise ValueError("must be a JSON object")
     return value
-
-
-_SIZE = re.compile(r"([\d.]+)\s*([kmgtKMGT]?)(i?[bB])?")
-
-
-def size(text: str) -> int:
-    """32k is 32000 and 32K is 32768, as the peer has it; so with m, g and t, and KiB, GB and the like."""
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise ValueError(f"{text!r} is not a size; write for example 4096, 32k (thousands) or 4G (binary)")
-    number, unit, suffix = match.groups()
-    decimal = unit.islower() or (suffix in ("B", "b") and unit.isupper() and len(suffix or "") == 1)
-    power = " kmgt".index(unit.lower()) if unit else 0
-    exact = float(number) * (1000 if decimal else 1024) ** power
-    if exact != int(exact):
-        raise ValueError(f"{text!r} is not a whole number")
-    return int(exact)
 
 
 class Parser(argparse.ArgumentParser):

@@ -16,13 +16,12 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from engine_core.config import EngineConfig, Replicas
+from engine_core.config import WORKERS, EngineConfig, Replicas
 from engine_core.wire.secret import check_length, needed
-from server.options.engine_docs import ENGINE_DOCS, MODEL, SCHEDULER, WORKERS
 from server.options.reader import (
-    Doc,
     Option,
     OptionError,
+    assemble,
     build_parser,
     canonical,
     from_environment,
@@ -31,6 +30,7 @@ from server.options.reader import (
     options_of,
 )
 from server.options.vllm_flags import FOREIGN
+from worker.options import MEMORY, MODEL, SCHEDULER, Doc
 
 PREFIX = "FACET_"
 
@@ -182,11 +182,12 @@ class _Shorthands(msgspec.Struct, frozen=True):
     ] = None
 
 
-OPTIONS: list[Option] = [
-    *options_of(EngineConfig, ENGINE_DOCS),
-    *options_of(_Shorthands, {}),
-    *options_of(ServerConfig, {}),
-]
+_GROUPS = (MODEL, MEMORY, WORKERS, SCHEDULER, _TEXT, _ANSWERS, _HTTP, _LOGS)
+
+OPTIONS: list[Option] = sorted(
+    [*options_of(ServerConfig), *options_of(_Shorthands)],
+    key=lambda option: _GROUPS.index(option.doc.group),
+)
 """Every option, for the parsers below and for the reference page."""
 
 
@@ -207,8 +208,6 @@ def option_groups() -> list[tuple[str, list[OptionRow]]]:
         groups.setdefault(option.doc.group, []).append(row)
     return list(groups.items())
 
-
-_ENGINE_FIELDS = {info.name for info in msgspec.structs.fields(EngineConfig)}
 
 _EPILOG = (
     f"Every option can also be set by a variable, {PREFIX}MAX_MODEL_LEN for --max-model-len, or in the file "
@@ -273,8 +272,7 @@ def _build(values: dict[str, object]) -> ServerConfig:
         raise OptionError("--async-scheduling and --steps-ahead contradict each other; leave out one")
     if values.get("model_impl") == "vllm":
         values["model_impl"] = "facet"  # what the peer calls its own model code
-    engine = {field: values.pop(field) for field in list(values) if field in _ENGINE_FIELDS}
-    config = ServerConfig(engine=EngineConfig(**engine), **values)  # pyright: ignore[reportArgumentType]
+    config = assemble(ServerConfig, values)
     if "*" in config.allowed_origins and config.allow_credentials:
         raise OptionError(
             "--allow-credentials with --allowed-origins * would let every website act as your users; "

@@ -31,7 +31,7 @@ def open_tokenizer(config: ServerConfig, folder: Path) -> Tokenizer:
         folder,
         chat_template=config.chat_template,
         content_format=config.chat_template_content_format,
-        trust_remote_code=config.engine.trust_remote_code,
+        trust_remote_code=config.engine.worker.trust_remote_code,
         cache=cache_folder(),
     )
 
@@ -64,7 +64,7 @@ def find_facts(config: ServerConfig, ready: Ready, folder: Path, tokenizer: Toke
 def _max_text_len(config: ServerConfig, ready: Ready, pooling: PoolingConfig) -> int:
     """A sentence encoder's own limit counts, unless the operator has set one."""
     limit, longest = pooling.texts.max_len, ready.worker.max_model_len
-    return longest if limit is None or config.engine.max_model_len is not None else min(limit, longest)
+    return longest if limit is None or config.engine.worker.max_model_len is not None else min(limit, longest)
 
 
 def _default_prompt_name(config: ServerConfig, pooling: PoolingConfig) -> str | None:

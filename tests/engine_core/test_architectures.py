@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from sizes import engine_config
 from tiny import ARCHITECTURES, hf_greedy, hf_logits, tiny_checkpoint
 
-from engine_core.config import EngineConfig
 from engine_core.engine import Engine
 from engine_core.protocol import Add, Failed, Tokens
 from worker.protocol import Sampling, TokenLogprobs
@@ -37,7 +37,7 @@ def generate(
         "cpu_threads": 1,
         **limits,
     }
-    config = EngineConfig(model=str(folder), tasks=["generate"], **fields)  # pyright: ignore[reportArgumentType]
+    config = engine_config(folder, tasks=["generate"], **fields)
     engine = Engine.start(config, lambda _: None)
     params = Sampling(max_tokens=OUTPUT, temperature=0, logprobs=0)
     for i, tokens in enumerate(asked):

@@ -13,8 +13,8 @@ from fake_worker import (
     FakeExecutor,
     reference,
 )
+from sizes import engine_config
 
-from engine_core.config import EngineConfig
 from engine_core.engine import Engine
 from engine_core.executor import ExecutorDead
 from engine_core.protocol import Add, Failed, Progress, Tokens
@@ -29,7 +29,7 @@ def engine(model: Path) -> Engine:
 
 
 def start(model: Path, **changes: object) -> Engine:
-    config = EngineConfig(model=str(model), **changes)  # pyright: ignore[reportArgumentType]
+    config = engine_config(model, **changes)
     return Engine.start(config, lambda _: None, FakeExecutor)
 
 
@@ -52,7 +52,7 @@ def text(outputs: list[Tokens | Failed]) -> list[int]:
 
 def test_start_tells_its_stages_and_what_it_found(model: Path) -> None:
     told: list[Progress] = []
-    engine = Engine.start(EngineConfig(model=str(model)), told.append, FakeExecutor)
+    engine = Engine.start(engine_config(model), told.append, FakeExecutor)
     assert [progress.stage for progress in told] == ["import", "weights", "cache", "warmup"]
     assert {progress.folder for progress in told} == {str(model)}
     ready = engine.ready

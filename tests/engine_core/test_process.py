@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from fake_worker import BREAKS_ROW, BREAKS_STEP, KILLS_PROCESS, LOSES_DEVICE, reference, vectors_of
+from sizes import engine_config
 
 from engine_core.client.client import EngineClient
 from engine_core.client.streams import Stream
-from engine_core.config import Address, EngineConfig, Replicas
+from engine_core.config import Address, Replicas
 from engine_core.engine_processes import EngineHandle, Fleet, launch
 from engine_core.protocol import Failed, Pooled, Progress, Tokens
 from engine_core.wire.transport import ServerEnd
@@ -45,7 +46,7 @@ async def start(model: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[S
         on_progress: Callable[[Progress], None] | None = None,
         **changes: object,
     ) -> tuple[Fleet, EngineClient]:
-        config = EngineConfig(model=str(model), **changes)  # pyright: ignore[reportArgumentType]
+        config = engine_config(model, **changes)
         layout = Replicas(size=replicas, here=replicas)
         fleet = launch(config, layout, module=module, api_servers=api_servers, drain_seconds=drain_seconds)
         client = EngineClient(
@@ -348,7 +349,7 @@ def test_a_folder_too_long_for_sockets_is_named(
     deep.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(deep))
     with pytest.raises(ValueError, match="set TMPDIR"):
-        launch(EngineConfig(model=str(model)))
+        launch(engine_config(model))
 
 
 async def test_ranks_in_processes_of_their_own_serve_and_end_with_their_engine(

@@ -10,9 +10,9 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from sizes import engine_config
 from tiny import hf_greedy, hf_model, tiny_checkpoint
 
-from engine_core.config import EngineConfig
 from engine_core.engine import Engine
 from engine_core.protocol import Add, Failed, Pooled, Tokens
 from models.config import ConfigError
@@ -44,7 +44,7 @@ def start() -> Iterator[Start]:
 
     def open_engine(folder: Path, **changes: object) -> Engine:
         fields = {"block_size": 4, "num_gpu_blocks_override": 64, "max_model_len": 64, "cpu_threads": 1}
-        config = EngineConfig(model=str(folder), **{**fields, **changes})  # pyright: ignore[reportArgumentType]
+        config = engine_config(folder, **{**fields, **changes})
         engines.append(Engine.start(config, lambda _: None))
         return engines[-1]
 

@@ -30,7 +30,7 @@ class FakeRank(FakeWorker):
     """With several ranks, a mark concerns the second one alone. The others feel its loss."""
 
     def __init__(self, config: WorkerConfig, report: Callable[[str, float], None]) -> None:
-        super().__init__(facts(max_num_seqs=config.max_num_seqs or 8))
+        super().__init__(facts(max_num_seqs=config.options.max_num_seqs or 8))
         self._where = config.place
         self._concerned = self._where.rank == min(1, self._where.size - 1)
         self._folder = Path(config.folder)

@@ -233,7 +233,7 @@ class FakeExecutor:
     def __init__(self, config: WorkerConfig, report: Callable[[str, float], None]) -> None:
         self._config = config
         self._report = report
-        self._worker = FakeWorker(facts(max_num_seqs=config.max_num_seqs or 8))
+        self._worker = FakeWorker(facts(max_num_seqs=config.options.max_num_seqs or 8))
         self._marks: dict[int, set[int]] = {}
 
     def start(self) -> WorkerFacts:

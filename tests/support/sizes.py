@@ -1,12 +1,17 @@
-"""Worker configurations for tests that need no checkpoint."""
+"""Configurations from flat options, as a command line has them; those of a worker need no checkpoint."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from msgspec import structs
+
+from engine_core.config import EngineConfig
 from models.config import ModelConfig
 from models.conversion.served_as import Conversion
+from server.options.reader import assemble
 from worker.config import WorkerConfig
+from worker.options import WorkerOptions
 
 MODEL = ModelConfig(
     architecture="LlamaForCausalLM",
@@ -27,8 +32,21 @@ MODEL = ModelConfig(
 
 
 def worker_config(**given: Any) -> WorkerConfig:
-    """It generates, if nothing else is said, and offers all that goes with it."""
+    """A worker that generates unless told otherwise, and offers every task that it can do."""
     fields = {"folder": "", "model": MODEL, "device": "cpu", **given}
+    names = set(WorkerOptions.__struct_fields__)
+    options = {name: fields.pop(name) for name in names & set(fields)}
     architecture = fields["model"].architecture
     generates = Conversion(runner="generate", convert="none", architecture=architecture)
-    return WorkerConfig(**{"conversion": generates, **fields})
+    return WorkerConfig(**{"conversion": generates, "options": WorkerOptions(**options), **fields})
+
+
+def change_options(config: WorkerConfig, **options: Any) -> WorkerConfig:
+    return structs.replace(config, options=structs.replace(config.options, **options))
+
+
+def engine_config(model: object, **options: Any) -> EngineConfig:
+    """An engine of the model in this folder, with the worker's options among its own."""
+    known = {*EngineConfig.__struct_fields__, *WorkerOptions.__struct_fields__}
+    assert not set(options) - known, set(options) - known
+    return assemble(EngineConfig, {"model": str(model), **options})

@@ -48,7 +48,7 @@ class Decoding:
 
     def __init__(self, folder: Path, layers: int, rows: int) -> None:
         tiny_checkpoint("LlamaForCausalLM", folder, num_hidden_layers=layers)
-        sizes = {"max_num_seqs": 16, "block_size": BLOCK, "num_blocks": 64, "max_model_len": 64}
+        sizes = {"max_num_seqs": 16, "block_size": BLOCK, "num_gpu_blocks_override": 64, "max_model_len": 64}
         config = worker_config(folder=str(folder), model=read_config(folder), cpu_threads=1, **sizes)
         self.runner = Runner(config, lambda stage, fraction: None)
         self.rows = rows

@@ -30,7 +30,7 @@ def test_budget_decides_up_to_what_all_rows_can_fill() -> None:
 def test_operator_decides_before_the_budget() -> None:
     by_bytes = worker_config(kv_cache_memory_bytes=8_000)
     assert size_cache(by_bytes, LIMITS, 1000, 10**9, "--x").num_blocks == 8
-    by_count = worker_config(num_blocks=300, kv_cache_memory_bytes=8_000)
+    by_count = worker_config(num_gpu_blocks_override=300, kv_cache_memory_bytes=8_000)
     assert size_cache(by_count, LIMITS, 1000, 0, "--x").num_blocks == 300
 
 
@@ -39,7 +39,7 @@ def test_operator_decides_before_the_budget() -> None:
     [
         ({}, "--gpu-memory-utilization"),
         ({"kv_cache_memory_bytes": 3 << 20}, "--kv-cache-memory-bytes"),
-        ({"num_blocks": 3}, "--num-gpu-blocks-override"),
+        ({"num_gpu_blocks_override": 3}, "--num-gpu-blocks-override"),
     ],
 )
 def test_too_little_for_the_length_asked_for(given: dict[str, int], flag: str) -> None:
@@ -70,7 +70,7 @@ def test_no_room_for_a_single_block() -> None:
 def test_layers_of_different_shapes_share_one_tensor() -> None:
     layers = [layer(2, 8), layer(1, 4), layer(2, 8)]
     nbytes = block_bytes(layers, 16, torch.float32)
-    size = size_cache(worker_config(num_blocks=7), LIMITS, nbytes, 0, "--x")
+    size = size_cache(worker_config(num_gpu_blocks_override=7), LIMITS, nbytes, 0, "--x")
     bind_cache(size, layers, 16, torch.float32, Cpu(1))
     assert [each.kv.shape for each in layers if each.kv is not None] == [
         (2, 8, 2, 16, 8),

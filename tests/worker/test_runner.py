@@ -28,7 +28,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def open_runner(folder: Path, **given: object) -> Runner:
-    fields = {"max_num_seqs": 6, "block_size": BLOCK, "num_blocks": 64, "max_model_len": 64, "cpu_threads": 1}
+    fields = {
+        "max_num_seqs": 6,
+        "block_size": BLOCK,
+        "num_gpu_blocks_override": 64,
+        "max_model_len": 64,
+        "cpu_threads": 1,
+    }
     config = worker_config(folder=str(folder), model=read_config(folder), **{**fields, **given})
     return Runner(config, lambda stage, fraction: None)
 
@@ -299,7 +305,7 @@ def test_facts_say_what_became_true(folder: Path) -> None:
     assert (facts.device, facts.dtype, facts.block_size) == ("cpu", "float32", 32)
     assert (facts.num_blocks, facts.max_model_len) == (40, 512)
     assert (facts.max_num_seqs, facts.max_num_batched_tokens) == (128, 2048)
-    assert facts.kv_bytes == config.kv_cache_memory_bytes
+    assert facts.kv_bytes == config.options.kv_cache_memory_bytes
     assert 0 < facts.weight_bytes < (folder / "model.safetensors").stat().st_size
     stages = list(dict.fromkeys(stage for stage, _ in heard))
     assert stages == ["weights", "cache", "warmup"]
@@ -330,7 +336,7 @@ def test_narrow_dtypes_run(folder: Path, dtype: str) -> None:
 
 def test_the_longest_sequence_fills_its_row(folder: Path) -> None:
     """The last position may be computed, and a token sampled after it."""
-    runner = open_runner(folder, max_model_len=12, num_blocks=3)
+    runner = open_runner(folder, max_model_len=12, num_gpu_blocks_override=3)
     live = [Live(PROMPTS[0], greedy(max_tokens=6), 5)]
     Engine(runner, 64, 1).run(live)
     assert live[0].output == hf_greedy(folder, PROMPTS[:1], 6)[0]

@@ -50,7 +50,7 @@ def test_kernels_are_prepared_where_they_will_be_used(
         raise OSError("no place for it")
 
     def load(config: WorkerConfig, report: object) -> str:
-        return f"a runner on {config.device}"
+        return f"a runner on {config.options.device}"
 
     monkeypatch.setattr(start, "prepare", prepare)
     monkeypatch.setattr(start, "_NVIDIA", tmp_path if nvidia else tmp_path / "none")

@@ -89,7 +89,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
         max_num_seqs=20,
         block_size=4,
         max_model_len=64,
-        num_blocks=80,
+        num_gpu_blocks_override=80,
         cpu_threads=1,
     )
     with pytest.MonkeyPatch.context() as patch:

@@ -21,17 +21,17 @@ def open_device(config: WorkerConfig) -> Device:
 
 
 def _find_device(config: WorkerConfig) -> Device:
-    place = config.place
-    match config.device:
+    place, asked = config.place, config.options
+    match asked.device:
         case "auto" | "cuda" if torch.cuda.is_available():
-            if config.quantization is not None:
+            if asked.quantization is not None:
                 raise ValueError(
-                    f"--quantization {config.quantization} is for the CPU: pass --device cpu, or leave it "
+                    f"--quantization {asked.quantization} is for the CPU: pass --device cpu, or leave it "
                     "out to serve the weights as they are on CUDA"
                 )
             return Cuda(place.local_rank)
         case "auto" | "cpu":
-            return Cpu(config.cpu_threads, place.local_ranks, config.quantization)
+            return Cpu(asked.cpu_threads, place.local_ranks, asked.quantization)
         case "cuda":
             raise ValueError(
                 "--device cuda was asked for, but torch finds no CUDA device: check the driver and that this "
@@ -43,7 +43,7 @@ def _find_device(config: WorkerConfig) -> Device:
 
 def choose_dtype(config: WorkerConfig, device: Device) -> torch.dtype:
     """auto is what the checkpoint was saved in; a type that the device cannot compute with is refused."""
-    wanted = config.model.dtype if config.dtype == "auto" else config.dtype
+    wanted = config.model.dtype if config.options.dtype == "auto" else config.options.dtype
     if wanted not in DTYPES:
         raise ValueError(f"unsupported dtype {wanted!r}: pass --dtype with one of {', '.join(DTYPES)}")
     dtype = DTYPES[wanted]

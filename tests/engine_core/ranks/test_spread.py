@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 from ports import free_ports
+from sizes import engine_config
 from tiny import tiny_checkpoint
 
 from engine_core.config import EngineConfig
@@ -30,8 +31,8 @@ Answers = tuple[list[list[int]], list[np.ndarray]]
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
     """Tight: prompts are cut, and not all that run can stay."""
-    return EngineConfig(
-        model=str(tiny_checkpoint("LlamaForCausalLM", tmp_path_factory.mktemp("llama"))),
+    return engine_config(
+        tiny_checkpoint("LlamaForCausalLM", tmp_path_factory.mktemp("llama")),
         cpu_threads=1,
         block_size=8,
         max_num_seqs=8,

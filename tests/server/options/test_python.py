@@ -30,6 +30,7 @@ def test_no_option_is_the_demo_as_from_the_command_line() -> None:
         ("dtype", "half", ["--dtype", "half"]),
         ("max_model_len", "64", ["--max-model-len", "64"]),
         ("max_model_len", 64, ["--max-model-len", "64"]),
+        ("max_model_len", -1, ["--max-model-len", "-1"]),
         ("max_model_len", "32k", ["--max-model-len", "32k"]),
         ("kv_cache_memory_bytes", "60m", ["--kv-cache-memory-bytes", "60m"]),
         ("model_impl", "vllm", ["--model-impl", "vllm"]),
@@ -58,7 +59,7 @@ def test_a_torch_dtype_is_read_by_its_name() -> None:
         def __str__(self) -> str:
             return "torch.float16"
 
-    assert read(dtype=Float16()).engine.dtype == "float16"
+    assert read(dtype=Float16()).engine.worker.dtype == "float16"
 
 
 def test_none_is_not_given() -> None:

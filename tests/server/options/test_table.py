@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from engine_core.config import EngineConfig
-from server.options.engine_docs import ENGINE_DOCS
-from server.options.reader import OptionError, size
+from server.options.reader import OptionError, assemble, flatten
 from server.options.table import OPTIONS, ServerConfig, parse
 from server.options.vllm_flags import FOREIGN
+from worker.options import WorkerOptions, size
 
 
 def read(*arguments: str, **environ: str) -> ServerConfig:
@@ -36,7 +36,7 @@ def test_nothing_given_serves_the_demo_on_this_machine_only() -> None:
 def test_flags_reach_the_floor_they_are_for() -> None:
     config = read("m", "--port", "0", "--max-num-seqs=4", "--served-model-name", "a", "b", "--api-key", "k")
     assert config.engine.model == "m"
-    assert config.engine.max_num_seqs == 4
+    assert config.engine.worker.max_num_seqs == 4
     assert config.model_names == ("a", "b")
     assert config.api_key == ["k"]
 
@@ -69,7 +69,7 @@ def test_dashes_and_underscores_are_the_same() -> None:
     ],
 )
 def test_written_forms(flag: str, written: str, field: str, value: object) -> None:
-    assert getattr(read(flag, written).engine, field) == value
+    assert flatten(read(flag, written))[field] == value
 
 
 def test_switches_go_both_ways() -> None:
@@ -88,7 +88,7 @@ def test_the_command_line_wins_over_variables_and_those_over_the_file(tmp_path: 
     file = tmp_path / "serve.yaml"
     file.write_text("model: from-file\nport: 1\nmax-num-seqs: 2\nallowed_origins: [x]\nseed: 7\n")
     config = read("--port", "3", "--config", str(file), FACET_PORT="2", FACET_MAX_NUM_SEQS="9")
-    assert (config.port, config.engine.max_num_seqs, config.engine.seed) == (3, 9, 7)
+    assert (config.port, config.engine.worker.max_num_seqs, config.engine.worker.seed) == (3, 9, 7)
     assert config.engine.model == "from-file"
     assert config.allowed_origins == ["x"]
 
@@ -207,11 +207,18 @@ def test_variables_and_files_are_checked_the_same_way(tmp_path: Path) -> None:
 
 
 def test_every_field_is_an_option_and_no_name_is_there_twice() -> None:
-    fields = {info.name for struct in (EngineConfig, ServerConfig) for info in msgspec.structs.fields(struct)}
-    assert fields - {"engine"} <= {option.field for option in OPTIONS}
-    assert set(ENGINE_DOCS) == {info.name for info in msgspec.structs.fields(EngineConfig)}
+    structs = (ServerConfig, EngineConfig, WorkerOptions)
+    fields = [info.name for struct in structs for info in msgspec.structs.fields(struct)]
+    options = [option.field for option in OPTIONS]
+    assert sorted(options) == sorted({*fields, "async_scheduling"} - {"engine", "worker"})
     flags = [option.flag for option in OPTIONS] + [other.flag for other in FOREIGN]
     assert len(flags) == len(set(flags))
+
+
+def test_a_configuration_is_built_again_from_its_option_values() -> None:
+    config = read("m", "--dtype", "half", "-tp", "2", "--port", "9", "--hf-overrides", '{"a": 1}')
+    assert (config.engine.worker.dtype, config.engine.tensor_parallel_size, config.port) == ("float16", 2, 9)
+    assert assemble(ServerConfig, flatten(config)) == config
 
 
 def test_a_configuration_travels_to_other_processes() -> None:

@@ -42,7 +42,7 @@ def facts_of(folder: Path, runner: str = "auto", tasks: tuple[str, ...] = (), **
         conversion=resolve_conversion(model, folder, runner=runner),
         pooling=read_pooling(folder, model, {}),
         tasks=tasks,
-        num_blocks=64,
+        num_gpu_blocks_override=64,
         cpu_threads=1,
         **given,
     )

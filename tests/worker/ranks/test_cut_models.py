@@ -15,10 +15,9 @@ from internlm2 import make_internlm2, rewrite
 from pooled import sibling_checkpoint
 from ranks import Layout, RankError, Ranks, RanksOfTests, make
 from safetensors.torch import load_file
-from sizes import worker_config
+from sizes import change_options, engine_config, worker_config
 from tiny import ARCHITECTURES, ENCODERS, tiny_checkpoint
 
-from engine_core.config import EngineConfig
 from engine_core.engine import Engine
 from engine_core.protocol import Add, Failed, Pooled, Tokens
 from models import registry
@@ -105,7 +104,7 @@ def open_engine(ranks: Ranks) -> Iterator[Open]:
             **sizes,
             **given,
         }
-        config = EngineConfig(model=str(folder), **fields)  # pyright: ignore[reportArgumentType]
+        config = engine_config(folder, **fields)
         made: list[RanksOfTests] = []
         executor = make(ranks, layout, made) if layout.size > 1 else None
         nonlocal engine
@@ -281,8 +280,7 @@ def test_all_ranks_have_room_for_as_much_as_the_smallest(ranks: Ranks, llama: Pa
     block = 2 * 4 * 8 * 4  # of one layer: keys and values of four positions of a head, on each tensor rank
     room = [20 * 2 * block, 20 * 2 * block, 15 * block, 12 * block]
     told = [
-        msgspec.structs.replace(config, kv_cache_memory_bytes=nbytes)
-        for config, nbytes in zip(own, room, strict=True)
+        change_options(config, kv_cache_memory_bytes=nbytes) for config, nbytes in zip(own, room, strict=True)
     ]
     facts = [facts for facts, _ in ranks.open(told)]
     ranks.close_model(4)
@@ -293,7 +291,7 @@ def test_all_ranks_have_room_for_as_much_as_the_smallest(ranks: Ranks, llama: Pa
 
 def test_one_rank_without_room_stops_all(ranks: Ranks, llama: Path) -> None:
     own = configs(llama, Layout(2), ranks, kv_cache_memory_bytes=1 << 20)
-    own[1] = msgspec.structs.replace(own[1], kv_cache_memory_bytes=4000)
+    own[1] = change_options(own[1], kv_cache_memory_bytes=4000)
     with pytest.raises(RankError, match="raise --kv-cache-memory-bytes"):
         ranks.open(own)
 

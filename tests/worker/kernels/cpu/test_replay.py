@@ -308,7 +308,7 @@ def test_an_eventful_life(llama: Path, dtype: str, quantization: str | None, thr
         cpu_threads=threads,
         max_num_seqs=Engine.SLOTS,
         block_size=BLOCK,
-        num_blocks=1200,
+        num_gpu_blocks_override=1200,
         max_model_len=1024,
     )
     runner = Runner(config, lambda stage, fraction: None)
@@ -370,7 +370,9 @@ def test_a_model_that_branches_by_the_length_is_not_recorded(
 
 def test_the_runner_replays(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the decode of the warm-up, a step of one token is known."""
-    config = worker_config(folder=str(llama), model=read_config(llama), num_blocks=64, cpu_threads=1)
+    config = worker_config(
+        folder=str(llama), model=read_config(llama), num_gpu_blocks_override=64, cpu_threads=1
+    )
     runner = Runner(config, lambda stage, fraction: None)
     new = NewSeq(slot=0, tokens=[5], prompt_len=1, params=Sampling(max_tokens=2, temperature=0))
     step = SeqStep(slot=0, start=0, count=1, blocks=[3], samples=True)

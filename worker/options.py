@@ -1,0 +1,137 @@
+"""Options of a worker, and what any option declares beside its name, type and default.
+
+An option is a field of a frozen struct whose annotation holds a `Doc`. The floors above declare theirs in the
+same way, and `server.options` reads all of them. Imports nothing heavy, because `serve --help` imports this.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+
+MODEL, MEMORY, SCHEDULER = "Model", "Device and memory", "Scheduler"
+"""Groups of options on the reference page."""
+
+
+@dataclass(frozen=True)
+class Doc:
+    """Metadata of a field that the operator may set."""
+
+    group: str
+    text: str
+    choices: tuple[str, ...] = ()
+    least: float | None = None
+    most: float | None = None
+    read: Callable[[str], object] | None = None
+    """Reads the written form, if the field's type does not say how."""
+    short: str = ""
+    """A second flag with one dash."""
+
+
+_SIZE = re.compile(r"([\d.]+)\s*([kmgtKMGT]?)(i?[bB])?")
+
+
+def size(text: str) -> int:
+    """Reads 32k as 32000 and 32K as 32768, as vLLM does; likewise m, g and t, and KiB, GB and the like."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a size; write for example 4096, 32k (thousands) or 4G (binary)")
+    number, unit, suffix = match.groups()
+    decimal = unit.islower() or (suffix in ("B", "b") and unit.isupper() and len(suffix or "") == 1)
+    power = " kmgt".index(unit.lower()) if unit else 0
+    exact = float(number) * (1000 if decimal else 1024) ** power
+    if exact != int(exact):
+        raise ValueError(f"{text!r} is not a whole number")
+    return int(exact)
+
+
+def _max_model_len(text: str) -> int | None:
+    return None if text in ("-1", "auto") else size(text)
+
+
+def _dtype(text: str) -> str:
+    name = text.removeprefix("torch.")
+    return {"half": "float16", "float": "float32"}.get(name, name)
+
+
+class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything an operator may ask of a worker. None means that the device and the model decide."""
+
+    trust_remote_code: Annotated[bool, Doc(MODEL, "Run Python code that comes with the model.")] = False
+    load_format: Annotated[
+        str,
+        Doc(MODEL, "Form of the weights; dummy makes random ones.", ("auto", "safetensors", "pt", "dummy")),
+    ] = "auto"
+    model_impl: Annotated[
+        str,
+        Doc(MODEL, "Our own model code, or that of transformers.", ("auto", "facet", "vllm", "transformers")),
+    ] = "auto"
+    dtype: Annotated[
+        str,
+        Doc(
+            MODEL,
+            "Number format; auto is the checkpoint's. Also: half, float.",
+            ("auto", "bfloat16", "float16", "float32"),
+            read=_dtype,
+        ),
+    ] = "auto"
+    quantization: Annotated[
+        str | None,
+        Doc(
+            MODEL,
+            "What the weights of linear layers become when they are loaded, on the CPU: int8 or int4 "
+            "weights, or int8 weights and inputs (int8-dynamic).",
+            ("int8", "int8-dynamic", "int4"),
+            short="-q",
+        ),
+    ] = None
+    max_model_len: Annotated[
+        int | None,
+        Doc(
+            MODEL,
+            "Longest prompt plus output, in tokens; 32k and 1M work. Not given, -1 or auto: what the model "
+            "and the memory allow.",
+            least=1,
+            read=_max_model_len,
+        ),
+    ] = None
+    seed: Annotated[int, Doc(MODEL, "Seed of everything random at start, such as dummy weights.")] = 0
+
+    device: Annotated[
+        str, Doc(MEMORY, "Where to run; auto takes CUDA if it is there.", ("auto", "cpu", "cuda"))
+    ] = "auto"
+    cpu_threads: Annotated[
+        int | None,
+        Doc(
+            MEMORY,
+            "Threads of a forward pass on the CPU, in each worker; default: all cores allowed, shared among "
+            "the machine's workers.",
+            least=1,
+            most=1024,
+        ),
+    ] = None
+    gpu_memory_utilization: Annotated[
+        float, Doc(MEMORY, "Share of the device's memory to use.", least=0.01, most=1)
+    ] = 0.92
+    kv_cache_memory_bytes: Annotated[
+        int | None,
+        Doc(MEMORY, "Size of the KV cache, in place of a share; 4G and 800m work.", least=1, read=size),
+    ] = None
+    block_size: Annotated[
+        int | None,
+        Doc(MEMORY, "Tokens in a block of the KV cache; default: 64 on CUDA, 32 on the CPU.", least=1),
+    ] = None
+    num_gpu_blocks_override: Annotated[
+        int | None, Doc(MEMORY, "Blocks of the KV cache, in place of what fits.", least=1)
+    ] = None
+
+    max_num_seqs: Annotated[
+        int | None, Doc(SCHEDULER, "Most sequences in a step; default: from the device.", least=1)
+    ] = None
+    max_num_batched_tokens: Annotated[
+        int | None, Doc(SCHEDULER, "Most tokens in a step; default: from the device.", least=1)
+    ] = None
