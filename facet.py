@@ -1,6 +1,6 @@
-"""The public names: `from facet import LLM, SamplingParams, PoolingParams, register_model`.
+"""The public names, such as `from facet import LLM, SamplingParams`; `__all__` below lists them.
 
-Imported lazily, so that naming one does not load the others.
+They are imported when they are first asked for, so that naming one does not load the others.
 """
 
 from __future__ import annotations
@@ -11,20 +11,62 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from models.registry import register_model
     from server.offline.llm import LLM
+    from server.offline.outputs import (
+        ClassificationOutput,
+        ClassificationRequestOutput,
+        CompletionOutput,
+        EmbeddingOutput,
+        EmbeddingRequestOutput,
+        Logprob,
+        PoolingOutput,
+        PoolingRequestOutput,
+        RequestMetrics,
+        RequestOutput,
+        ScoringOutput,
+        ScoringRequestOutput,
+    )
+    from server.offline.prompts import TextPrompt, TokensPrompt
     from server.requests.pooling import PoolingParams
-    from server.requests.sampling import SamplingParams
+    from server.requests.sampling import RequestOutputKind, SamplingParams
 
-__all__ = ["LLM", "PoolingParams", "SamplingParams", "register_model"]
+__all__ = [
+    "LLM",
+    "ClassificationOutput",
+    "ClassificationRequestOutput",
+    "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
+    "Logprob",
+    "PoolingOutput",
+    "PoolingParams",
+    "PoolingRequestOutput",
+    "RequestMetrics",
+    "RequestOutput",
+    "RequestOutputKind",
+    "SamplingParams",
+    "ScoringOutput",
+    "ScoringRequestOutput",
+    "TextPrompt",
+    "TokensPrompt",
+    "register_model",
+]
 
 _HOMES = {
     "LLM": "server.offline.llm",
     "PoolingParams": "server.requests.pooling",
+    "RequestOutputKind": "server.requests.sampling",
     "SamplingParams": "server.requests.sampling",
+    "TextPrompt": "server.offline.prompts",
+    "TokensPrompt": "server.offline.prompts",
     "register_model": "models.registry",
 }
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"facet has no {name!r}; it has {', '.join(_HOMES)}")
-    return getattr(import_module(_HOMES[name]), name)
+    if name not in __all__:
+        raise AttributeError(f"facet has no {name!r}; it has {', '.join(__all__)}")
+    return getattr(import_module(_HOMES.get(name, "server.offline.outputs")), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -2,71 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, TypeVar
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict, Unpack
 
-from engine_core.engine import Engine
-from engine_core.protocol import Add, Failed
-from engine_core.protocol import Pooled as PooledAnswer
-from server.offline.pooling import Classification, Embedding, OfflinePooling, Pooled, PooledOutput, Score
-from server.options.table import from_python
-from server.requests.loading import find_facts, open_tokenizer
-from server.requests.pooling import PoolingParams, Truncation
-from server.requests.sampling import SamplingParams
-from server.requests.scoring import Pairs, ScoreOptions, score
-from server.requests.task_names import GENERATE, require_task
+from server.errors import ApiError, BadRequest
+from server.offline.engine import LLMEngine
+from server.offline.outputs import (
+    ClassificationRequestOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    RequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+    classification_output,
+    embedding_output,
+)
+from server.offline.pooling import Reading, read_items
+from server.offline.prompts import (
+    Message,
+    Prompt,
+    PromptLike,
+    TextPrompt,
+    for_each,
+    read_conversations,
+    read_prompts,
+    read_texts,
+)
+from server.offline.work import Output, PooledText, Work
+from server.requests.pooling import Item, PoolingParams, Truncation
+from server.requests.sampling import RequestOutputKind, SamplingParams
+from server.requests.scoring import Pairs, ScoreOptions, Scorer, score
+from server.requests.unsupported import refuse_keywords
 from server.run.progress import ProgressDisplay
-from server.text.output import Delta, TextOutput
-from worker.protocol import TokenLogprobs, Vectors
+from server.text.template import AskedFormat
 
-Prompt = str | Sequence[int]
-Message = Mapping[str, Any]
-
-Form = TypeVar("Form")
-
-_CLIENT = 0
+_OF_VLLM = ("lora_request", "tokenization_kwargs", "mm_processor_kwargs", "chat_template")
 
 
-class GenerationFailed(RuntimeError):
-    """The engine could not finish a request; the message says why."""
+class ReadingOptions(TypedDict, total=False):
+    """Keyword arguments of every call that pools."""
+
+    use_tqdm: bool
+    """Show a bar, if a terminal is there to show it."""
+    prompt_name: str | None
+    """One of the model's instructions, which is written before each text."""
+    truncate_prompt_tokens: int | None
+    """Too long a text is cut to so many tokens, with -1 to what the model can read, or else refused."""
+    truncation_side: str | None
+    """ "left" drops the beginning of a text that is cut; the default drops its end."""
+    priority: Sequence[int] | None
+    """One for each prompt; lower runs earlier, under scheduling_policy="priority"."""
 
 
-@dataclass(slots=True)
-class CompletionOutput:
-    index: int
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list[int])
-    logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
-    """One for each token, if asked for."""
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-
-    def extend(self, delta: Delta) -> None:
-        self.text += delta.text
-        self.token_ids += delta.token_ids
-        self.logprobs += delta.logprobs
-        self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
-
-
-@dataclass(slots=True)
-class RequestOutput:
-    prompt: str | None
-    """None if the prompt was given as token ids."""
-    prompt_token_ids: list[int]
-    outputs: list[CompletionOutput]
-    prompt_logprobs: list[TokenLogprobs] | None = None
-    """If asked for: one for each prompt token but the first."""
-
-
-@dataclass(slots=True)
-class _Choice:
-    """One of the n answers to a prompt, while it is being generated."""
-
-    request: RequestOutput
-    output: CompletionOutput
-    text: TextOutput
+class PoolingOptions(ReadingOptions, total=False):
+    pooling_params: PoolingParams | Sequence[PoolingParams] | None
 
 
 class LLM:
@@ -77,119 +68,140 @@ class LLM:
     """
 
     def __init__(self, model: str = "demo", **options: Any) -> None:
-        self._config = from_python({"model": model, **options})
-        if self._config.data_parallel_size != 1:
-            raise ValueError(
-                "data_parallel_size: an LLM is one replica; for several, `facet serve --data-parallel-size`"
-            )
-        display = ProgressDisplay()
-        self._engine = Engine.start(
-            self._config.engine, lambda now: display.show(now.stage, now.fraction, now.detail)
-        )
-        display.done()
-        folder = Path(self._engine.ready.folder)
-        self.tokenizer = open_tokenizer(self._config, folder)
-        self.facts = find_facts(self._config, self._engine.ready, folder, self.tokenizer)
-        self._next_id = 0
-        self._pooling = OfflinePooling(self._engine, self.facts, self.tokenizer)
+        self.llm_engine = LLMEngine(model, **options)
+        self.tokenizer = self.llm_engine.tokenizer
+        self.facts = self.llm_engine.facts
+        self._count = 0
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: PromptLike | Sequence[PromptLike],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
+        **others: Any,
     ) -> list[RequestOutput]:
-        """Answers in the order of the prompts, each a text or a list of token ids.
+        """The answers in the order of the prompts. One SamplingParams for all prompts, or one for each.
 
-        One SamplingParams for all, or one for each; none means the model's own defaults.
+        If any request is refused, none runs.
         """
-        each = _prompts(prompts)
-        params = _for_each(sampling_params, len(each))
-        results = [RequestOutput(*self._encode(prompt), outputs=[]) for prompt in each]
-        return self._run(results, params, show=use_tqdm)
+        refuse_keywords("generate", others, _OF_VLLM)
+        return self._generate(read_prompts(prompts), sampling_params, use_tqdm, priority)
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
         use_tqdm: bool = True,
-        **template: Any,
+        *,
+        chat_template: str | None = None,
+        chat_template_content_format: AskedFormat | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        documents: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        **others: Any,
     ) -> list[RequestOutput]:
-        """Conversations, or one, through the model's chat template.
-
-        `template` holds its options: add_generation_prompt, continue_final_message, tools, documents, kwargs.
-        """
-        each = _conversations(messages)
-        texts = [self.tokenizer.chat.render([dict(m) for m in one], **template) for one in each]
-        results = [RequestOutput(text, self.tokenizer.encode(text, False), outputs=[]) for text in texts]
-        return self._run(results, _for_each(sampling_params, len(results)), show=use_tqdm)
-
-    def embed(self, prompts: Prompt | Sequence[Prompt], **options: Any) -> list[PooledOutput[Embedding]]:
-        """A vector for each text. `options` are those of encode."""
-        return self._pool(prompts, "embed", Embedding.of, options)
-
-    def classify(
-        self, prompts: Prompt | Sequence[Prompt], **options: Any
-    ) -> list[PooledOutput[Classification]]:
-        """The probability of each label, for each text. `options` are those of encode."""
-        labels = self.facts.pooling.labels
-        return self._pool(prompts, "classify", lambda vectors: Classification.of(vectors, labels), options)
-
-    def reward(self, prompts: Prompt | Sequence[Prompt], **options: Any) -> list[PooledOutput[Pooled]]:
-        """What a reward model gives: for each token or step, or else for the whole text."""
-        return self._pool(prompts, "reward", Pooled.of, options)
+        """The answers to conversations, or to one, which the model's chat template writes as prompts."""
+        refuse_keywords("chat", others, _OF_VLLM)
+        if continue_final_message and add_generation_prompt:
+            raise BadRequest(
+                "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",
+                "continue_final_message",
+            )
+        kwargs = {**self.llm_engine.config.default_chat_template_kwargs, **(chat_template_kwargs or {})}
+        prompts = [
+            Prompt(
+                self.tokenizer.chat.render(
+                    conversation,
+                    add_generation_prompt=add_generation_prompt,
+                    continue_final_message=continue_final_message,
+                    tools=tools,
+                    documents=documents,
+                    template=chat_template,
+                    kwargs=kwargs,
+                    content_format=chat_template_content_format,
+                )
+            )
+            for conversation in read_conversations(messages)
+        ]
+        return self._generate(prompts, sampling_params, use_tqdm, add_special_tokens=False)
 
     def encode(
         self,
-        prompts: Prompt | Sequence[Prompt],
-        pooling_params: PoolingParams | None = None,
+        prompts: PromptLike | Sequence[PromptLike],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         *,
         pooling_task: str | None = None,
-        prompt_name: str | None = None,
-        truncate_prompt_tokens: int | None = None,
-        truncation_side: str | None = None,
-        use_tqdm: bool = True,
-    ) -> list[PooledOutput[Pooled]]:
-        """Any task of the model, for each text; if none is named, its first.
+        task: str | None = None,
+        **options: Unpack[ReadingOptions],
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """Any task of the model for each text, or its first if none is named. `task` is `pooling_task`."""
+        return self._pool(
+            "encode", prompts, pooling_task or task, {"pooling_params": pooling_params, **options}
+        )
 
-        `prompt_name` is one of the model's instructions, written before each text. Too long a text is cut to
-        `truncate_prompt_tokens` (-1 is what the model can read), or else refused.
-        """
-        options = {
-            "pooling_params": pooling_params,
-            "prompt_name": prompt_name,
-            "truncate_prompt_tokens": truncate_prompt_tokens,
-            "truncation_side": truncation_side,
-            "use_tqdm": use_tqdm,
-        }
-        return self._pool(prompts, pooling_task, Pooled.of, options)
+    def embed(
+        self, prompts: PromptLike | Sequence[PromptLike], **options: Unpack[PoolingOptions]
+    ) -> list[EmbeddingRequestOutput]:
+        """A vector for each text."""
+        return [embedding_output(pooled) for pooled in self._pool("embed", prompts, "embed", {**options})]
+
+    def classify(
+        self, prompts: PromptLike | Sequence[PromptLike], **options: Unpack[PoolingOptions]
+    ) -> list[ClassificationRequestOutput]:
+        """The probability of each label, for each text."""
+        labels = self.facts.pooling.labels
+        pooled = self._pool("classify", prompts, "classify", {**options})
+        return [classification_output(one, labels) for one in pooled]
+
+    def reward(
+        self, prompts: PromptLike | Sequence[PromptLike], **options: Unpack[PoolingOptions]
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """The numbers of a reward model: for each token or step, or else for the whole text."""
+        return self._pool("reward", prompts, "reward", {**options})
 
     def score(
         self,
-        data_1: str | Sequence[str],
-        data_2: str | Sequence[str],
+        data_1: str | TextPrompt | Sequence[str | TextPrompt],
+        data_2: str | TextPrompt | Sequence[str | TextPrompt],
         *,
-        pooling_params: PoolingParams | None = None,
-        instruction: str | None = None,
-        truncate_prompt_tokens: int | None = None,
         use_tqdm: bool = True,
-    ) -> list[PooledOutput[Score]]:
-        """How near texts are: one to one, one to all of data_2, or each to the one in its place."""
+        pooling_params: PoolingParams | None = None,
+        truncate_prompt_tokens: int | None = None,
+        instruction: str | None = None,
+        **others: Any,
+    ) -> list[ScoringRequestOutput]:
+        """The likeness of texts: one to one, one to all of data_2, or each to the one at its index."""
+        refuse_keywords("score", others, _OF_VLLM)
+        asked = pooling_params or PoolingParams()
+        keep = asked.truncate_prompt_tokens if truncate_prompt_tokens is None else truncate_prompt_tokens
         options = ScoreOptions(
-            use_activation=None if pooling_params is None else pooling_params.use_activation,
-            truncation=Truncation.asked(truncate_prompt_tokens, None, self.facts),
+            use_activation=asked.activates(),
+            truncation=Truncation.asked(keep, None, self.facts),
             instruction=instruction,
             names=("data_1", "data_2"),
         )
-        pairs = Pairs(*([one] if isinstance(one, str) else list(one) for one in (data_1, data_2)))
-        scorer = score(pairs, options, self.facts, self.tokenizer)
-        return [PooledOutput(Score(one)) for one in self._pooling.score(scorer, show=use_tqdm)]
+        pairs = Pairs(read_texts(data_1), read_texts(data_2))
+        return self._score(score(pairs, options, self.facts, self.tokenizer), use_tqdm)
+
+    def get_tokenizer(self) -> Any:
+        """The tokenizer as a class of transformers, which is imported for it."""
+        return self.llm_engine.get_tokenizer()
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The parameters of a call that gives none; fields that are None are the model's own defaults."""
+        return SamplingParams(max_tokens=None) if "max_tokens" in self.facts.defaults else SamplingParams()
+
+    def reset_prefix_cache(self) -> bool:
+        self.llm_engine.reset_prefix_cache()
+        return True
 
     def close(self) -> None:
-        """Gives the memory back. The LLM is of no use afterwards."""
-        self._engine.stop()
+        """Gives the memory back. The LLM cannot be used afterwards."""
+        self.llm_engine.shutdown()
 
     def __enter__(self) -> LLM:
         return self
@@ -197,100 +209,100 @@ class LLM:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _generate(
+        self,
+        prompts: list[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        show: bool,
+        priority: Sequence[int] | None = None,
+        *,
+        add_special_tokens: bool = True,
+    ) -> list[RequestOutput]:
+        works = self.llm_engine.generations(
+            self._new_ids(len(prompts)),
+            prompts,
+            for_each(sampling_params, self.get_default_sampling_params(), len(prompts)),
+            kind=RequestOutputKind.FINAL_ONLY,
+            add_special_tokens=add_special_tokens,
+        )
+        outputs = self._run(works, [prompt.salt for prompt in prompts], priority, "generate" if show else "")
+        return [output for output in outputs if isinstance(output, RequestOutput)]
+
     def _pool(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        call: str,
+        prompts: PromptLike | Sequence[PromptLike],
         task: str | None,
-        form: Callable[[Vectors], Form],
-        options: dict[str, Any],
-    ) -> list[PooledOutput[Form]]:
-        sources = [one if isinstance(one, str) else list(one) for one in _prompts(prompts)]
-        answers = self._pooling.pool(sources, task, **options)
-        return [PooledOutput(form(vectors), item.tokens) for item, vectors in answers]
+        options: Mapping[str, Any],
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """`task` wins over the task of the parameters. `options` are PoolingOptions, to be checked here."""
+        refuse_keywords(call, {name: options[name] for name in options if name not in _POOLING}, _OF_VLLM)
+        read = read_prompts(prompts)
+        params = for_each(options.get("pooling_params"), PoolingParams(), len(read))
+        reading = Reading(
+            task,
+            options.get("prompt_name"),
+            options.get("truncate_prompt_tokens"),
+            options.get("truncation_side"),
+        )
+        works = self._texts(read_items(read, params, self.facts, self.tokenizer, reading))
+        stage = "pool" if options.get("use_tqdm", True) else ""
+        outputs = self._run(works, [prompt.salt for prompt in read], options.get("priority"), stage)
+        return [output for output in outputs if isinstance(output, PoolingRequestOutput)]
 
-    def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        if isinstance(prompt, str):
-            return prompt, self.tokenizer.encode(prompt)
-        self.facts.check_token_ids(list(prompt), "prompt")
-        return None, list(prompt)
+    def _score(self, scorer: Scorer, show: bool) -> list[ScoringRequestOutput]:
+        works = self._texts(next(scorer))
+        try:
+            while True:
+                try:
+                    self._run(works, [""] * len(works), None, "pool" if show else "")
+                except ApiError as error:
+                    works = self._texts(scorer.throw(error))  # it may know a way out
+                else:
+                    works = self._texts(scorer.send([work.vectors for work in works]))
+        except StopIteration as end:
+            scores: list[float] = end.value
+        read_together = self.facts.score_type == "cross-encoder"
+        tokens = [work.tokens for work in works] if read_together else [[] for _ in scores]
+        return [
+            ScoringRequestOutput(id, ScoringOutput(one), ids)
+            for id, one, ids in zip(self._new_ids(len(scores)), scores, tokens, strict=True)
+        ]
+
+    def _texts(self, items: Sequence[Item]) -> list[PooledText]:
+        return [PooledText(id, item) for id, item in zip(self._new_ids(len(items)), items, strict=True)]
+
+    def _new_ids(self, count: int) -> list[str]:
+        self._count += count
+        return [str(number) for number in range(self._count - count, self._count)]
 
     def _run(
-        self, results: list[RequestOutput], params: list[SamplingParams], *, show: bool
-    ) -> list[RequestOutput]:
-        """All or nothing: what is wrong with any request is raised before the first one runs."""
-        require_task(GENERATE, self.facts.tasks)
-        adds: list[Add] = []
-        choices: dict[int, _Choice] = {}
-        for result, sampling in zip(results, params, strict=True):
-            for index, one in enumerate(
-                sampling.resolve(self.facts, self.tokenizer, len(result.prompt_token_ids))
-            ):
-                choice = self._open(result, sampling, index)
-                choices[self._next_id] = choice
-                adds.append(Add(id=self._next_id, tokens=result.prompt_token_ids, params=one))
-                self._next_id += 1
-        for add in adds:
-            self._engine.add(_CLIENT, add)
+        self, works: Sequence[Work], salts: Sequence[str], priority: Sequence[int] | None, stage: str
+    ) -> list[Output]:
+        """The last output of each request; the first error ends all. `stage` is shown, unless it is empty."""
+        if priority is not None and len(priority) != len(works):
+            raise ValueError(f"{len(priority)} priorities for {len(works)} prompts; give one for each")
+        display = ProgressDisplay() if stage and sys.stderr.isatty() else None
+        done: dict[str, Output | None] = {work.request_id: None for work in works}
+        left = len(works)
         try:
-            self._finish(choices, ProgressDisplay() if show else None)
+            for work, salt, first in zip(works, salts, priority or [0] * left, strict=True):
+                self.llm_engine.submit(work, priority=first, salt=salt)
+            while left:
+                if display is not None:
+                    display.show(stage, 1 - left / len(works))
+                for output in self.llm_engine.step():
+                    if output.error is not None:
+                        raise output.error
+                    if output.finished and output.request_id in done:
+                        done[output.request_id] = output
+                        left -= 1
         finally:
-            self._engine.abort_all()
-            while self._engine.busy:
-                self._engine.step()
-        return results
-
-    def _open(self, result: RequestOutput, sampling: SamplingParams, index: int) -> _Choice:
-        output = CompletionOutput(index)
-        result.outputs.append(output)
-        text = TextOutput(
-            index, result.prompt_token_ids, sampling, self.tokenizer, self.facts.eos_token_ids, interval=1
-        )
-        return _Choice(result, output, text)
-
-    def _finish(self, choices: dict[int, _Choice], display: ProgressDisplay | None) -> None:
-        total = len(choices)
-        while choices:
+            self.llm_engine.abort_request(done)
+            self.llm_engine.settle()
             if display is not None:
-                display.show("generate", 1 - len(choices) / total)
-            for answer in self._engine.step().get(_CLIENT, []):
-                choice = choices.get(answer.id)
-                if choice is None or isinstance(answer, PooledAnswer):
-                    continue  # its stop string was found; the engine had gone on by a step
-                if isinstance(answer, Failed):
-                    raise GenerationFailed(answer.message)
-                delta = choice.text.push(answer)
-                if delta is None:
-                    continue
-                choice.output.extend(delta)
-                if delta.prompt_logprobs is not None:
-                    choice.request.prompt_logprobs = delta.prompt_logprobs
-                if delta.finish_reason is not None:
-                    del choices[answer.id]
-                    if answer.finish is None:
-                        self._engine.abort(_CLIENT, [answer.id])
-        if display is not None:
-            display.done()
+                display.done()
+        return [output for output in done.values() if output is not None]
 
 
-def _prompts(given: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(given, str):
-        return [given]
-    ids = [item for item in given if isinstance(item, int)]
-    return [ids] if ids else [item for item in given if not isinstance(item, int)]
-
-
-def _conversations(given: Sequence[Message] | Sequence[Sequence[Message]]) -> list[list[Message]]:
-    one = [item for item in given if isinstance(item, Mapping)]
-    return [one] if one else [list(item) for item in given if not isinstance(item, Mapping)]
-
-
-def _for_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    if params is None:
-        return [SamplingParams()] * count
-    if isinstance(params, SamplingParams):
-        return [params] * count
-    if len(params) != count:
-        raise ValueError(
-            f"{len(params)} SamplingParams for {count} prompts; give one for all, or one for each"
-        )
-    return list(params)
+_POOLING = frozenset(PoolingOptions.__annotations__)

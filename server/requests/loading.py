@@ -23,12 +23,16 @@ def find_folder(config: ServerConfig) -> Path:
     return resolve(engine.model, engine.revision, engine.download_dir, lambda _: None, "dummy")
 
 
+def tokenizer_folder(config: ServerConfig, folder: Path) -> Path:
+    """The folder of the checkpoint's own tokenizer, or of the one of --tokenizer."""
+    if config.tokenizer is None:
+        return folder
+    return resolve(config.tokenizer, None, config.engine.download_dir, lambda _: None, "dummy")
+
+
 def open_tokenizer(config: ServerConfig, folder: Path) -> Tokenizer:
-    """The checkpoint's own, or the one of --tokenizer."""
-    if config.tokenizer is not None:
-        folder = resolve(config.tokenizer, None, config.engine.download_dir, lambda _: None, "dummy")
     return load_tokenizer(
-        folder,
+        tokenizer_folder(config, folder),
         chat_template=config.chat_template,
         content_format=config.chat_template_content_format,
         trust_remote_code=config.engine.worker.trust_remote_code,

@@ -13,6 +13,7 @@ import msgspec
 from server.errors import BadRequest, invalid
 from server.requests.facts import Facts
 from server.requests.task_names import find_task
+from server.requests.unsupported import UnsupportedPooling
 from server.text.tokenizer import Tokenizer
 from worker.protocol import Pooling, Task
 
@@ -25,20 +26,37 @@ CUT_MARGIN = 64
 _VECTORS: tuple[Task, ...] = ("embed", "token_embed")
 
 
-class PoolingParams(msgspec.Struct, kw_only=True):
-    """What is asked of each text. None is what the model does by itself."""
+class PoolingParams(UnsupportedPooling, kw_only=True, repr_omit_defaults=True):
+    """The task and the form of its result. None is the model's own default."""
 
     task: str | None = None
     use_activation: bool | None = None
     """Normalise vectors, or turn logits into probabilities; False gives them raw."""
+    normalize: bool | None = None
+    """An older name of use_activation, as are softmax and activation."""
+    softmax: bool | None = None
+    activation: bool | None = None
     dimensions: int | None = None
     """Keep the first so many numbers of each vector."""
+    truncate_prompt_tokens: int | None = None
+    """Cut a text to so many tokens, or with -1 to what the model can read. None refuses too long a text."""
 
     def resolve(self, facts: Facts) -> Pooling:
+        self.check_unsupported(UnsupportedPooling.__struct_fields__)
         task = find_task(self.task, facts.tasks, facts.pooling.task)
         if self.dimensions is not None:
             _check_dimensions(self.dimensions, task, facts)
-        return Pooling(task=task, use_activation=self.use_activation, dimensions=self.dimensions)
+        return Pooling(task=task, use_activation=self.activates(), dimensions=self.dimensions)
+
+    def activates(self) -> bool | None:
+        """`use_activation`, by whichever of its names it was given."""
+        names = ("use_activation", "normalize", "softmax", "activation")
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        if len(set(given.values())) > 1:
+            raise BadRequest(
+                f"{' and '.join(given)} mean the same, but differ; use `use_activation`.", "use_activation"
+            )
+        return next(iter(given.values()), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import math
 import secrets
+from copy import deepcopy
+from enum import Enum
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from server.errors import BadRequest, invalid
 from server.requests.facts import Facts
+from server.requests.unsupported import UnsupportedSampling
 from worker.protocol import Sampling
 
 if TYPE_CHECKING:
@@ -28,10 +31,22 @@ MAX_REPETITION = 1e20
 INT64 = 1 << 63
 
 
-class SamplingParams(msgspec.Struct, kw_only=True, frozen=True):
-    """None means the default: the value in the model's generation_config.json, else the neutral one."""
+class RequestOutputKind(Enum):
+    """What each output of a request shows that has several; vLLM's names."""
+
+    CUMULATIVE = 0
+    """All of the answer so far."""
+    DELTA = 1
+    """The part of the answer that came since the last output."""
+    FINAL_ONLY = 2
+    """The whole answer, once."""
+
+
+class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True):
+    """How tokens are chosen. None means the default: generation_config.json's value, else the neutral one."""
 
     n: int = 1
+    """The number of answers to each prompt."""
     temperature: float | None = None
     """0 is greedy."""
     top_p: float | None = None
@@ -43,26 +58,38 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True):
     repetition_penalty: float | None = None
     seed: int | None = None
     """None draws a fresh one. Choice i of n uses seed + i."""
-    max_tokens: int | None = None
-    """None fills the context."""
+    max_tokens: int | None = 16
+    """None fills the context, or takes max_new_tokens of generation_config.json."""
     min_tokens: int = 0
-    stop: list[str] = []
-    stop_token_ids: list[int] = []
+    stop: str | list[str] | None = []
+    stop_token_ids: list[int] | None = []
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
-    bad_words: list[str] = []
-    logit_bias: dict[int, float] = {}
+    bad_words: list[str] | None = []
+    logit_bias: dict[int, float] | None = {}
     allowed_token_ids: list[int] | None = None
     logprobs: int | None = None
     """How many of the most likely tokens to report beside the chosen one; -1 is the whole vocabulary."""
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
-    """Accepted for clients of the peers. Tokenizers of the `tokenizers` library put no spaces there."""
+    """Accepted and without effect: tokenizers of the `tokenizers` library put no spaces there."""
     detokenize: bool = True
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    """What the outputs of `AsyncLLM` and `LLMEngine` show; `LLM` and HTTP have their own forms."""
+    stream_interval: int | None = None
+    """Tokens from one output to the next, if more than the option stream_interval says."""
+
+    @property
+    def stop_strings(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+    def clone(self) -> SamplingParams:
+        return deepcopy(self)
 
     def resolve(self, facts: Facts, tokenizer: Tokenizer, prompt_len: int) -> list[Sampling]:
         """One Sampling for each of the n choices; raises BadRequest."""
+        self.check_unsupported(UnsupportedSampling.__struct_fields__)
         facts.check_prompt_length(prompt_len)
         temperature = self._temperature(facts)
         _check_n(self.n, temperature, facts)
@@ -175,40 +202,40 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True):
         return self.min_tokens
 
     def _check_stops(self, facts: Facts) -> None:
-        limits = facts.limits
-        if "" in self.stop:
-            raise invalid("stop", "stop cannot contain an empty string.", self.stop)
-        if self.stop and not self.detokenize:
+        limits, stop = facts.limits, self.stop_strings
+        if "" in stop:
+            raise invalid("stop", "stop cannot contain an empty string.", stop)
+        if stop and not self.detokenize:
             raise BadRequest(
                 "stop strings are only supported when detokenize is True. Set detokenize=True to use stop.",
                 "stop",
             )
-        if len(self.stop) > limits.stop_strings:
-            raise BadRequest(
-                f"stop may hold at most {limits.stop_strings} strings, got {len(self.stop)}.", "stop"
-            )
-        size = sum(len(text.encode("utf-8", "surrogatepass")) for text in self.stop)
+        if len(stop) > limits.stop_strings:
+            raise BadRequest(f"stop may hold at most {limits.stop_strings} strings, got {len(stop)}.", "stop")
+        size = sum(len(text.encode("utf-8", "surrogatepass")) for text in stop)
         if size > limits.stop_bytes:
             raise BadRequest(
                 f"stop strings may hold at most {limits.stop_bytes} bytes together, got {size}.", "stop"
             )
 
     def _stop_token_ids(self, facts: Facts) -> tuple[int, ...]:
-        facts.check_token_ids(self.stop_token_ids, "stop_token_ids")
+        ids = self.stop_token_ids or []
+        facts.check_token_ids(ids, "stop_token_ids")
         ends = () if self.ignore_eos else facts.eos_token_ids
-        return tuple(dict.fromkeys((*ends, *self.stop_token_ids)))
+        return tuple(dict.fromkeys((*ends, *ids)))
 
     def _logit_bias(self, facts: Facts) -> dict[int, float]:
-        if len(self.logit_bias) > facts.limits.logit_bias:
+        bias = self.logit_bias or {}
+        if len(bias) > facts.limits.logit_bias:
             raise BadRequest(
-                f"logit_bias may hold at most {facts.limits.logit_bias} entries, got {len(self.logit_bias)}.",
+                f"logit_bias may hold at most {facts.limits.logit_bias} entries, got {len(bias)}.",
                 "logit_bias",
             )
-        facts.check_token_ids(list(self.logit_bias), "logit_bias")
-        for value in self.logit_bias.values():
+        facts.check_token_ids(list(bias), "logit_bias")
+        for value in bias.values():
             if not math.isfinite(value):
                 raise invalid("logit_bias", f"logit_bias values must be finite numbers, got {value}.", value)
-        return {id: min(100.0, max(-100.0, value)) for id, value in self.logit_bias.items()}
+        return {id: min(100.0, max(-100.0, value)) for id, value in bias.items()}
 
     def _allowed(self, facts: Facts) -> tuple[int, ...]:
         if self.allowed_token_ids is None:

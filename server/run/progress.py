@@ -13,6 +13,8 @@ STAGES = {
     "weights": "Loading weights",
     "cache": "Making room for the cache",
     "warmup": "Warming up",
+    "generate": "Generating",
+    "pool": "Pooling",
 }
 
 

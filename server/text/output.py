@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from engine_core.protocol import Tokens
+from engine_core.protocol import Timing, Tokens
 from server.requests.sampling import SamplingParams
 from server.text.detokenizer import StopStrings
 from server.text.tokenizer import Tokenizer
@@ -33,6 +33,8 @@ class Delta(msgspec.Struct, gc=False):
     """In the first delta, if asked for: one for each prompt token but the first."""
     cached_tokens: int = 0
     """In the first delta: prompt tokens found in the prefix cache."""
+    timing: Timing | None = None
+    """In the last delta, unless a stop string ended the text."""
 
 
 class TextOutput:
@@ -58,7 +60,8 @@ class TextOutput:
         self._text = (
             tokenizer.text_state(prompt, sampling.skip_special_tokens) if sampling.detokenize else None
         )
-        self._stops = StopStrings(sampling.stop, include=self._include_stop) if sampling.stop else None
+        stop = sampling.stop_strings
+        self._stops = StopStrings(stop, include=self._include_stop) if stop else None
 
     def push(self, new: Tokens) -> Delta | None:
         """The next delta, if there is enough for one. After one with a finish reason there is no more."""
@@ -113,6 +116,6 @@ class TextOutput:
         self.count += len(tokens)
 
     def _finish(self, new: Tokens) -> None:
-        self._delta.finish_reason = new.finish
+        self._delta.finish_reason, self._delta.timing = new.finish, new.timing
         if new.finish == "stop" and new.tokens and new.tokens[-1] not in self._eos:
             self._delta.stop_reason = new.tokens[-1]

@@ -19,6 +19,9 @@ from server.text.sandbox import TemplateSandbox
 Format = Literal["string", "openai"]
 """How a template wants a message's content: one string, or the list of parts as the client sent them."""
 
+AskedFormat = Literal["auto", "string", "openai"]
+"""The format to use; "auto" is the one that the template's text shows it wants."""
+
 RESERVED = {
     "messages",
     "tools",
@@ -63,11 +66,11 @@ class ChatTemplate:
         self,
         templates: Mapping[str, str],
         special_tokens: Mapping[str, str],
-        content_format: Literal["auto", "string", "openai"] = "auto",
+        content_format: AskedFormat = "auto",
     ) -> None:
         self._templates = dict(templates)
         self._special_tokens = dict(special_tokens)
-        self._format = content_format
+        self._format: AskedFormat = content_format
 
     def render(
         self,
@@ -79,9 +82,13 @@ class ChatTemplate:
         documents: list[dict[str, Any]] | None = None,
         template: str | None = None,
         kwargs: Mapping[str, object] | None = None,
+        content_format: AskedFormat | None = None,
     ) -> str:
+        """`content_format` takes the place of the one that the server was started with."""
         compiled = compile_template(self._choose(template, with_tools=tools is not None))
-        shaped = [self._shaped(message, compiled) for message in messages]
+        asked = content_format or self._format
+        wanted = compiled.format if asked == "auto" else asked
+        shaped = [_shaped(message, compiled, wanted) for message in messages]
         variables: dict[str, object] = {
             **self._special_tokens,
             **{key: value for key, value in (kwargs or {}).items() if key not in RESERVED},
@@ -117,18 +124,18 @@ class ChatTemplate:
             "messages",
         )
 
-    def _shaped(self, message: dict[str, Any], compiled: Compiled) -> dict[str, Any]:
-        """The message with its content in the form that the template reads, tool arguments as objects."""
-        content = message.get("content")
-        wanted = compiled.format if self._format == "auto" else self._format
-        if isinstance(content, list) and wanted == "string":
-            content = _joined_text(content)
-        elif isinstance(content, str) and wanted == "openai" and not compiled.takes_both:
-            content = [{"type": "text", "text": content}]
-        shaped = {**message, "content": content}
-        if message.get("tool_calls"):
-            shaped["tool_calls"] = [_with_arguments(call) for call in message["tool_calls"]]
-        return shaped
+
+def _shaped(message: dict[str, Any], compiled: Compiled, wanted: Format) -> dict[str, Any]:
+    """The message with its content in the form that the template reads, tool arguments as objects."""
+    content = message.get("content")
+    if isinstance(content, list) and wanted == "string":
+        content = _joined_text(content)
+    elif isinstance(content, str) and wanted == "openai" and not compiled.takes_both:
+        content = [{"type": "text", "text": content}]
+    shaped = {**message, "content": content}
+    if message.get("tool_calls"):
+        shaped["tool_calls"] = [_with_arguments(call) for call in message["tool_calls"]]
+    return shaped
 
 
 def _rendered(compiled: Compiled, variables: dict[str, object]) -> str:

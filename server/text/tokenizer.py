@@ -13,14 +13,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Literal
 
 import tokenizers
 
 from server.errors import invalid
 from server.requests.facts import Facts
 from server.text.detokenizer import ByteText, TextState, WindowText, byte_decoding
-from server.text.template import ChatTemplate, compile_template, read_templates
+from server.text.template import AskedFormat, ChatTemplate, compile_template, read_templates
 
 LONG_TEXT = 64 << 10
 """Characters from which a text is encoded in a thread: this much takes about 20 ms."""
@@ -216,7 +215,7 @@ def load_tokenizer(
     folder: Path,
     *,
     chat_template: str | None = None,
-    content_format: Literal["auto", "string", "openai"] = "auto",
+    content_format: AskedFormat = "auto",
     trust_remote_code: bool = False,
     cache: Path,
 ) -> Tokenizer:
@@ -227,7 +226,7 @@ def load_tokenizer(
     config = _read_json(folder / "tokenizer_config.json")
     named = {**_named_tokens(_read_json(folder / "special_tokens_map.json")), **_named_tokens(config)}
     if chat_template is not None:
-        templates = {"default": _template_text(chat_template)}
+        templates = {"default": template_text(chat_template)}
         # The operator's is checked now. A checkpoint's own may be broken: completions do not need it.
         compile_template(templates["default"])
     else:
@@ -250,7 +249,7 @@ def _read_templates(folder: Path, config: dict[str, object]) -> dict[str, str]:
         ) from error
 
 
-def _template_text(given: str) -> str:
+def template_text(given: str) -> str:
     """Jinja text has braces or line breaks; anything else must be a file."""
     if "{" in given or "\n" in given:
         return given

@@ -25,7 +25,7 @@ def chat(**fields: Any) -> ChatRequest:
 
 def test_defaults() -> None:
     assert completion().to_sampling() == SamplingParams(max_tokens=16)
-    assert chat().to_sampling() == SamplingParams()
+    assert chat().to_sampling() == SamplingParams(max_tokens=None)
 
 
 def test_every_sampling_field_arrives() -> None:

@@ -12,53 +12,130 @@ from server.errors import BadRequest
 from server.requests.pooling import PoolingParams
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
+CAPITAL = "The capital of France is"
+OPTIONS = {"dtype": "float32", "kv_cache_memory_bytes": "64m", "cpu_threads": "1"}
 
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM("demo", dtype="float", kv_cache_memory_bytes="64M", cpu_threads="1", enforce_eager=True) as llm:
+    with LLM("demo", tasks=["generate", "embed", "token_embed"], **OPTIONS) as llm:
         yield llm
 
 
 def test_one_answer_for_each_prompt_in_order(llm: LLM):
-    prompts = ["The capital of France is", "The capital of Japan is", "Once upon a time"]
+    prompts = [CAPITAL, "The capital of Japan is", "Once upon a time"]
     together = llm.generate(prompts, GREEDY, use_tqdm=False)
     assert [output.prompt for output in together] == prompts
     assert "Paris" in together[0].outputs[0].text and "Tokyo" in together[1].outputs[0].text
     alone = [llm.generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0].text for prompt in prompts]
     assert [output.outputs[0].text for output in together] == alone
+    assert all(output.finished and output.outputs[0].finished() for output in together)
+    assert len({output.request_id for output in together}) == 3
 
 
-def test_replicas_are_for_servers():
-    with pytest.raises(ValueError, match="data_parallel_size: an LLM is one replica"):
-        LLM("demo", data_parallel_size=2)
+def test_every_form_of_a_prompt(llm: LLM):
+    ids = llm.tokenizer.encode(CAPITAL)
+    (expected,) = llm.generate(CAPITAL, GREEDY, use_tqdm=False)
+    forms = [
+        (ids, None),
+        ({"prompt": CAPITAL}, CAPITAL),
+        ({"prompt_token_ids": ids}, None),
+        ({"prompt_token_ids": ids, "prompt": "the text of these"}, "the text of these"),
+    ]
+    for form, text in forms:
+        (alone,) = llm.generate(form, GREEDY, use_tqdm=False)
+        assert (alone.prompt, alone.prompt_token_ids, alone.outputs) == (text, ids, expected.outputs)
+    mixed = llm.generate([CAPITAL, *(form for form, _ in forms)], GREEDY, use_tqdm=False)
+    assert [one.outputs for one in mixed] == [expected.outputs] * 5
+    assert llm.generate([], GREEDY) == []
 
 
-def test_token_ids_are_prompts_too(llm: LLM):
-    ids = llm.tokenizer.encode("The capital of France is")
-    (from_ids,) = llm.generate(ids, GREEDY, use_tqdm=False)
-    assert from_ids.prompt is None and from_ids.prompt_token_ids == ids
-    assert from_ids.outputs == llm.generate("The capital of France is", GREEDY, use_tqdm=False)[0].outputs
+def test_sixteen_tokens_unless_asked(llm: LLM):
+    (unasked,) = llm.generate("Once upon a time", use_tqdm=False)
+    (asked,) = llm.generate("Once upon a time", SamplingParams(ignore_eos=True), use_tqdm=False)
+    assert len(asked.outputs[0].token_ids) == 16
+    assert len(unasked.outputs[0].token_ids) <= 16
+    (whole,) = llm.generate(
+        [5] * (llm.facts.max_model_len - 30), SamplingParams(max_tokens=None, ignore_eos=True), use_tqdm=False
+    )
+    assert len(whole.outputs[0].token_ids) == 30
+    assert llm.get_default_sampling_params().max_tokens == 16
 
 
 def test_chat(llm: LLM):
-    (answer,) = llm.chat([{"role": "user", "content": "What is 3 plus 4?"}], GREEDY, use_tqdm=False)
+    messages = [{"role": "user", "content": "What is 3 plus 4?"}]
+    (answer,) = llm.chat(messages, GREEDY, use_tqdm=False)
     assert "7" in answer.outputs[0].text and answer.outputs[0].finish_reason == "stop"
+    assert answer.prompt is not None and answer.prompt.endswith("assistant\n")
+    both = llm.chat([messages, messages], GREEDY, use_tqdm=False)
+    assert [one.outputs for one in both] == [answer.outputs] * 2
 
 
-def test_choices_stops_and_logprobs(llm: LLM):
-    params = SamplingParams(
-        n=3, seed=1, temperature=1.0, max_tokens=20, stop=["a"], logprobs=2, prompt_logprobs=1
-    )
+def test_the_options_of_a_chat_template(llm: LLM):
+    messages = [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
+
+    def prompt(**options: object) -> str | None:
+        short = SamplingParams(max_tokens=1)
+        return llm.chat(messages, short, use_tqdm=False, **options)[0].prompt
+
+    template = "{{ messages[0].content }}{{ mood }}{% if tools %}T{% endif %}{% if add_generation_prompt %}:"
+    template += "{% endif %}"
+    assert prompt(chat_template=template) == "Hi:"
+    assert prompt(chat_template=template, add_generation_prompt=False) == "Hi"
+    assert prompt(chat_template=template, chat_template_kwargs={"mood": "!"}, tools=[{}]) == "Hi!T:"
+    shown = prompt(chat_template=template, chat_template_content_format="openai")
+    assert shown == "[{'type': 'text', 'text': 'Hi'}]:"
+    going_on = {"continue_final_message": True, "chat_template": "<{{ messages[0].content }}>"}
+    assert prompt(**going_on, add_generation_prompt=False) == "<Hi"
+    with pytest.raises(BadRequest, match="Cannot set both"):
+        prompt(**going_on)
+    with pytest.raises(BadRequest, match="type 'image_url' are not supported"):
+        llm.chat([{"role": "user", "content": [{"type": "image_url"}]}])
+
+
+def test_choices_and_stops(llm: LLM):
+    params = SamplingParams(n=3, seed=1, temperature=1.0, max_tokens=20, stop="a")
     (answer,) = llm.generate("Once upon", params, use_tqdm=False)
     assert [output.index for output in answer.outputs] == [0, 1, 2]
     for output in answer.outputs:
         assert "a" not in output.text
-        assert len(output.logprobs) == len(output.token_ids)
         assert output.finish_reason == "length" or output.stop_reason in ("a", None)
     assert any(output.stop_reason == "a" for output in answer.outputs)
-    assert answer.prompt_logprobs is not None
-    assert len(answer.prompt_logprobs) == len(answer.prompt_token_ids) - 1
+
+
+def test_logprobs_by_token(llm: LLM):
+    params = SamplingParams(temperature=0, max_tokens=4, logprobs=2, prompt_logprobs=1)
+    (answer,) = llm.generate("Once upon", params, use_tqdm=False)
+    (output,) = answer.outputs
+    assert output.logprobs is not None and answer.prompt_logprobs is not None
+    assert answer.prompt_logprobs[0] is None
+    assert len(answer.prompt_logprobs) == len(answer.prompt_token_ids)
+    for id, table in zip(output.token_ids, output.logprobs, strict=True):
+        assert next(iter(table)) == id and len(table) == 2
+        assert table[id].rank == 1 and table[id].decoded_token == llm.tokenizer.token_text(id)
+    chosen = [table[id].logprob for id, table in zip(output.token_ids, output.logprobs, strict=True)]
+    assert output.cumulative_logprob == pytest.approx(sum(chosen))
+    unlikely = SamplingParams(temperature=0, max_tokens=1, allowed_token_ids=[100], logprobs=1)
+    (output,) = llm.generate("Once upon", unlikely, use_tqdm=False)[0].outputs
+    assert output.logprobs is not None
+    ranks = [one.rank for one in output.logprobs[0].values()]
+    assert next(iter(output.logprobs[0])) == 100 and ranks[0] > 1 and ranks[1:] == [1]
+    (plain,) = llm.generate("Once upon", GREEDY, use_tqdm=False)[0].outputs
+    assert plain.logprobs is None and plain.cumulative_logprob is None
+
+
+def test_metrics_and_cached_tokens(llm: LLM):
+    prompt = "A prompt that nobody else sends: " + "one two three four five six seven eight " * 8
+    first, again = (llm.generate(prompt, GREEDY, use_tqdm=False)[0] for _ in range(2))
+    assert first.num_cached_tokens == 0 < again.num_cached_tokens < len(again.prompt_token_ids)
+    metrics = first.metrics
+    assert metrics is not None
+    assert metrics.queued_ts <= metrics.scheduled_ts <= metrics.first_token_ts <= metrics.last_token_ts
+    assert metrics.num_generation_tokens == len(first.outputs[0].token_ids)
+    assert metrics.arrival_time < metrics.first_token_time <= metrics.last_token_time
+    assert metrics.first_token_latency == metrics.first_token_ts - metrics.queued_ts
+    salted = {"prompt": prompt, "cache_salt": "mine"}
+    assert llm.generate(salted, GREEDY, use_tqdm=False)[0].num_cached_tokens == 0
 
 
 def test_a_bad_request_runs_nothing_and_breaks_nothing(llm: LLM):
@@ -66,7 +143,23 @@ def test_a_bad_request_runs_nothing_and_breaks_nothing(llm: LLM):
         llm.generate(["a", "b"], [GREEDY, SamplingParams(temperature=3)], use_tqdm=False)
     with pytest.raises(ValueError, match="1 SamplingParams for 2 prompts"):
         llm.generate(["a", "b"], [GREEDY], use_tqdm=False)
-    assert llm.generate("The capital of France is", GREEDY, use_tqdm=False)[0].outputs[0].text
+    with pytest.raises(ValueError, match="1 priorities for 2 prompts"):
+        llm.generate(["a", "b"], GREEDY, priority=[1], use_tqdm=False)
+    with pytest.raises(BadRequest, match="out-of-vocab"):
+        llm.generate([[10**6]], GREEDY, use_tqdm=False)
+    assert llm.generate(CAPITAL, GREEDY, use_tqdm=False)[0].outputs[0].text
+
+
+def test_unknown_and_unsupported_arguments(llm: LLM):
+    with pytest.raises(TypeError, match=r"generate\(\) does not support 'lora_request' yet"):
+        llm.generate("a", lora_request=object())
+    with pytest.raises(TypeError, match=r"embed\(\) has no argument 'task'"):
+        llm.embed("a", task="embed")  # pyright: ignore[reportCallIssue]
+    with pytest.raises(TypeError, match="'multi_modal_data' is not supported"):
+        llm.generate({"prompt": "a", "multi_modal_data": {"image": 1}})
+    with pytest.raises(BadRequest, match="structured_outputs is not supported yet"):
+        llm.generate("a", SamplingParams(structured_outputs={"regex": "a"}))
+    assert llm.generate("a", GREEDY, use_tqdm=False, lora_request=None)
 
 
 def test_vectors_from_the_model_that_generates(llm: LLM):
@@ -75,7 +168,8 @@ def test_vectors_from_the_model_that_generates(llm: LLM):
     vectors = np.array([output.outputs.embedding for output in outputs])
     assert np.linalg.norm(vectors, axis=1) == pytest.approx(1)
     assert [output.prompt_token_ids for output in outputs] == [llm.tokenizer.encode(text) for text in texts]
-    (alone,) = llm.embed(texts[1], use_tqdm=False)
+    assert outputs[0].outputs.hidden_size == vectors.shape[1] and outputs[0].finished
+    (alone,) = llm.embed({"prompt": texts[1]}, use_tqdm=False)
     assert alone.outputs.embedding == pytest.approx(outputs[1].outputs.embedding, abs=1e-5)
     (raw,) = llm.encode(texts[0], PoolingParams(task="embed", use_activation=False), use_tqdm=False)
     length = np.linalg.norm(raw.outputs.data)
@@ -83,6 +177,16 @@ def test_vectors_from_the_model_that_generates(llm: LLM):
     assert raw.outputs.data / length == pytest.approx(vectors[0], abs=1e-5)
     scores = [output.outputs.score for output in llm.score(texts[2], texts, use_tqdm=False)]
     assert scores == pytest.approx(vectors @ vectors[2], abs=1e-5)
+
+
+def test_vectors_of_tokens_by_the_task_under_either_name(llm: LLM):
+    ids = llm.tokenizer.encode(CAPITAL)
+    for options in ({"task": "token_embed"}, {"pooling_task": "token_embed"}):
+        (output,) = llm.encode([CAPITAL], use_tqdm=False, **options)
+        assert output.outputs.data.shape[0] == len(ids) == len(output.prompt_token_ids)
+    params = [PoolingParams(task="embed"), PoolingParams(task="token_embed", truncate_prompt_tokens=2)]
+    whole, cut = llm.encode([CAPITAL, CAPITAL], params, use_tqdm=False)
+    assert (whole.outputs.data.ndim, cut.outputs.data.shape[0]) == (1, 2)
 
 
 def test_texts_that_cannot_be_pooled(llm: LLM):
@@ -97,22 +201,36 @@ def test_texts_that_cannot_be_pooled(llm: LLM):
     assert len(cut.prompt_token_ids) == llm.facts.max_text_len
     with pytest.raises(BadRequest, match="1:1, 1:N or N:N"):
         llm.score(["a", "b"], ["c"], use_tqdm=False)
+    with pytest.raises(TypeError, match="texts are compared"):
+        llm.score([1, 2], ["c"], use_tqdm=False)  # pyright: ignore[reportArgumentType]
+
+
+def test_the_tokenizer_of_transformers(llm: LLM):
+    tokenizer = llm.get_tokenizer()
+    assert tokenizer is llm.get_tokenizer()
+    assert tokenizer.encode(CAPITAL) == llm.tokenizer.encode(CAPITAL)
+    messages = [{"role": "user", "content": "Hi"}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert llm.chat(messages, GREEDY, use_tqdm=False)[0].prompt == text
+
+
+def test_replicas_are_for_other_classes():
+    with pytest.raises(ValueError, match=r"one replica; for several, AsyncLLM\(data_parallel_size"):
+        LLM("demo", data_parallel_size=2)
 
 
 def test_options_are_checked():
-    with pytest.raises(ValueError, match="no option max_model_length; did you mean max_model_len"):
+    with pytest.raises(ValueError, match="max_model_length; did you mean max_model_len"):
         LLM("demo", max_model_length=10)
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int8-dynamic", "int4"])
 def test_quantized_models_generate_and_embed(llm: LLM, quantization: str):
-    prompt = "The capital of France is"
-    (expected,) = llm.embed(prompt, use_tqdm=False)
-    options = {"dtype": "float32", "kv_cache_memory_bytes": 64 << 20, "cpu_threads": 1}
-    with LLM("demo", quantization=quantization, **options) as small:
-        (answer,) = small.generate(prompt, GREEDY, use_tqdm=False)
+    (expected,) = llm.embed(CAPITAL, use_tqdm=False)
+    with LLM("demo", quantization=quantization, **OPTIONS) as small:
+        (answer,) = small.generate(CAPITAL, GREEDY, use_tqdm=False)
         assert "Paris" in answer.outputs[0].text
-        (found,) = small.embed(prompt, use_tqdm=False)
+        (found,) = small.embed(CAPITAL, use_tqdm=False)
     near = np.dot(found.outputs.embedding, expected.outputs.embedding)
     assert (0.97 if quantization == "int4" else 0.999) < near < 1 - 1e-7
 

@@ -36,12 +36,13 @@ def refused(prompt_len: int = 10, facts: Facts = FACTS, **fields: object) -> Bad
 
 def test_nothing_asked_is_neutral() -> None:
     [one] = resolved(seed=5)
-    assert one == Sampling(max_tokens=90, seed=5, stop_token_ids=(256, 257))
+    assert one == Sampling(max_tokens=16, seed=5, stop_token_ids=(256, 257))
+    assert resolved(max_tokens=None)[0].max_tokens == 90
 
 
 def test_the_checkpoints_defaults_fill_what_is_not_asked() -> None:
     facts = changed(FACTS, defaults={"temperature": 0.5, "top_k": 7, "max_tokens": 4})
-    [one] = resolved(facts=facts)
+    [one] = resolved(facts=facts, max_tokens=None)
     assert (one.temperature, one.top_k, one.max_tokens) == (0.5, 7, 4)
     [one] = resolved(facts=facts, temperature=1.5, top_k=0, max_tokens=9)
     assert (one.temperature, one.top_k, one.max_tokens) == (1.5, 0, 9)
@@ -108,7 +109,7 @@ def test_bad_words_are_banned_at_the_start_and_after_a_space() -> None:
         ),
         ({"min_tokens": -1}, "min_tokens must be greater than or equal to 0, got -1."),
         ({"min_tokens": 6, "max_tokens": 5}, "min_tokens must be less than or equal to max_tokens=5, got 6."),
-        ({"min_tokens": 10**5}, "min_tokens must be less than or equal to max_tokens=90"),
+        ({"min_tokens": 10**5}, "min_tokens must be less than or equal to max_tokens=16"),
         ({"stop": [""]}, "stop cannot contain an empty string."),
         ({"stop": ["x"], "detokenize": False}, "stop strings are only supported when detokenize is True."),
         ({"stop": ["x"] * 17}, "stop may hold at most 16 strings, got 17."),
@@ -175,3 +176,26 @@ def test_generation_config(tmp_path_factory: pytest.TempPathFactory) -> None:
         read_defaults(folder, str(other), {})
     with pytest.raises(GenerationConfigError, match="top_p must be a number"):
         read_defaults(folder, "auto", {"top_p": "x"})
+
+
+def test_null_and_a_single_stop_string_are_accepted() -> None:
+    nothing = resolved(stop=None, stop_token_ids=None, bad_words=None, logit_bias=None, seed=1)
+    assert nothing == resolved(seed=1)
+    assert SamplingParams(stop="ab").stop_strings == ["ab"]
+    assert refused(stop="").param == "stop"
+
+
+def test_what_vllm_has_and_we_do_not_is_refused_by_name() -> None:
+    assert refused(structured_outputs={"regex": "a"}).message.startswith(
+        "SamplingParams: structured_outputs is not supported yet."
+    )
+    resolved(structured_outputs=None, extra_args={}, flat_logprobs=False)
+
+
+def test_parameters_can_be_changed_and_copied() -> None:
+    params = SamplingParams(stop=["a"], temperature=0)
+    other = params.clone()
+    other.stop, other.structured_outputs = "b", object()
+    assert params == SamplingParams(stop=["a"], temperature=0)
+    with pytest.raises(BadRequest, match="structured_outputs"):
+        other.resolve(FACTS, TOKENIZER, 10)

@@ -1,0 +1,134 @@
+"""Collects the deltas of one request into the outputs that a program reads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from server.errors import ApiError
+from server.offline.outputs import (
+    CompletionOutput,
+    Logprob,
+    RequestMetrics,
+    RequestOutput,
+    TokenLogprobDict,
+)
+from server.requests.sampling import RequestOutputKind, SamplingParams
+from server.text.output import Delta
+from server.text.tokenizer import Tokenizer
+from worker.protocol import TokenLogprobs
+
+WHOLE = 1 << 30
+"""Tokens of a delta for an answer that is read as a whole."""
+
+
+class RequestAnswers:
+    """All n answers to one prompt while they are generated: deltas go in, outputs come out."""
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: str | None,
+        prompt_token_ids: list[int],
+        sampling: SamplingParams,
+        tokenizer: Tokenizer,
+        kind: RequestOutputKind | None = None,
+    ) -> None:
+        """`kind` takes the place of the kind that the parameters ask for."""
+        self.kind = kind or sampling.output_kind
+        self._tokenizer = tokenizer
+        self._names_tokens = sampling.detokenize
+        self._logprobs = sampling.logprobs is not None
+        self._sum = [0.0] * sampling.n
+        self._left = sampling.n
+        """Answers that go on."""
+        self._metrics = RequestMetrics(time.time(), time.monotonic())
+        self._fresh: list[CompletionOutput] = []
+        """Parts that came since the last output, if it is these that are asked for."""
+        self._output = RequestOutput(request_id, prompt, prompt_token_ids, metrics=self._metrics)
+        if self.kind != RequestOutputKind.DELTA:
+            self._output.outputs = [self._empty(index) for index in range(sampling.n)]
+
+    @property
+    def finished(self) -> bool:
+        return not self._left
+
+    def push(self, delta: Delta) -> None:
+        self._measure(delta)
+        if delta.index == 0 and self._output.num_cached_tokens is None:
+            self._output.num_cached_tokens = delta.cached_tokens
+        if delta.prompt_logprobs is not None and self._output.prompt_logprobs is None:
+            self._output.prompt_logprobs = [None, *self._named(delta.prompt_logprobs)]
+        if self.kind == RequestOutputKind.DELTA:
+            answer = self._empty(delta.index)
+            self._fresh.append(answer)
+        else:
+            answer = self._output.outputs[delta.index]
+        answer.text += delta.text
+        answer.token_ids += delta.token_ids
+        if answer.logprobs is not None:
+            answer.logprobs += self._named(delta.logprobs)
+            self._sum[delta.index] += sum(entry.values[0] for entry in delta.logprobs)
+            answer.cumulative_logprob = self._sum[delta.index]
+        answer.finish_reason, answer.stop_reason = delta.finish_reason, delta.stop_reason
+        self._left -= delta.finish_reason is not None
+
+    def output(self) -> RequestOutput | None:
+        """What is to be shown now, if anything is. Later deltas change nothing in it."""
+        if self.finished and self.kind != RequestOutputKind.DELTA:
+            return replace(self._output, finished=True)
+        match self.kind:
+            case RequestOutputKind.FINAL_ONLY:
+                return None
+            case RequestOutputKind.CUMULATIVE:
+                return replace(
+                    self._output,
+                    outputs=[_copy(answer) for answer in self._output.outputs],
+                    metrics=replace(self._metrics),
+                )
+            case RequestOutputKind.DELTA:
+                shown = replace(
+                    self._output,
+                    outputs=self._fresh,
+                    finished=self.finished,
+                    metrics=replace(self._metrics),
+                )
+                self._output.prompt_logprobs, self._fresh = None, []
+                return shown
+
+    def fail(self, error: ApiError) -> RequestOutput:
+        """The last output: answers that were going on end with the reason "error"."""
+        for answer in self._output.outputs:
+            answer.finish_reason = answer.finish_reason or "error"
+        self._left = 0
+        return replace(self._output, finished=True, error=error)
+
+    def _empty(self, index: int) -> CompletionOutput:
+        return CompletionOutput(index, logprobs=[] if self._logprobs else None)
+
+    def _measure(self, delta: Delta) -> None:
+        metrics = self._metrics
+        if delta.token_ids:
+            metrics.last_token_ts = time.monotonic()
+            metrics.first_token_ts = metrics.first_token_ts or metrics.last_token_ts
+            metrics.num_generation_tokens += len(delta.token_ids)
+        if delta.timing is not None and not metrics.scheduled_ts:
+            metrics.scheduled_ts = metrics.queued_ts + delta.timing.queued
+
+    def _named(self, entries: Iterable[TokenLogprobs]) -> Sequence[TokenLogprobDict]:
+        return [self._by_token(entry) for entry in entries]
+
+    def _by_token(self, entry: TokenLogprobs) -> TokenLogprobDict:
+        """The chosen token comes first, at its rank; it is repeated in `entry` if it is a likely one."""
+        name = self._tokenizer.token_text if self._names_tokens else lambda _: None
+        ranks = (entry.rank, *range(1, len(entry.ids)))
+        table: TokenLogprobDict = {}
+        for token, value, rank in zip(entry.ids, entry.values, ranks, strict=True):
+            table.setdefault(token, Logprob(value, rank, name(token)))
+        return table
+
+
+def _copy(answer: CompletionOutput) -> CompletionOutput:
+    logprobs = None if answer.logprobs is None else list(answer.logprobs)
+    return replace(answer, token_ids=list(answer.token_ids), logprobs=logprobs)

@@ -1,0 +1,175 @@
+"""The outputs of `LLM`, `LLMEngine` and `AsyncLLM`: vLLM's classes and fields, where they have a value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from server.errors import ApiError
+from server.requests.vectors import Floats
+
+Form = TypeVar("Form")
+
+
+@dataclass(slots=True)
+class Logprob:
+    logprob: float
+    rank: int | None = None
+    """Rank among the whole vocabulary; 1 is the most likely token."""
+    decoded_token: str | None = None
+    """The text of the token; None if the request asked for no text."""
+
+
+TokenLogprobDict = dict[int, Logprob]
+"""Logprobs at one position by token id: the chosen token first, then the most likely ones."""
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One of the n answers to a prompt."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list[int])
+    cumulative_logprob: float | None = None
+    """The sum over all tokens so far; None if no logprobs were asked for."""
+    logprobs: list[TokenLogprobDict] | None = None
+    """One for each token, if asked for."""
+    finish_reason: str | None = None
+    """ "stop", "length", "abort" or "error"; None while the answer goes on."""
+    stop_reason: int | str | None = None
+    """The stop string or stop token that ended the answer; None for an end-of-sequence token."""
+
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """When a request got how far. Fields that end in `_ts` are of the monotonic clock; 0.0 is unknown."""
+
+    arrival_time: float
+    """Seconds since 1970."""
+    queued_ts: float
+    scheduled_ts: float = 0.0
+    """Start of the first step; known once the request has ended by a token or by its length."""
+    first_token_ts: float = 0.0
+    last_token_ts: float = 0.0
+    num_generation_tokens: int = 0
+
+    @property
+    def first_token_latency(self) -> float:
+        return self.first_token_ts - self.queued_ts if self.first_token_ts else 0.0
+
+    @property
+    def time_in_queue(self) -> float | None:
+        return self.scheduled_ts - self.queued_ts if self.scheduled_ts else None
+
+    @property
+    def first_scheduled_time(self) -> float | None:
+        return self._since_1970(self.scheduled_ts)
+
+    @property
+    def first_token_time(self) -> float | None:
+        return self._since_1970(self.first_token_ts)
+
+    @property
+    def last_token_time(self) -> float | None:
+        return self._since_1970(self.last_token_ts)
+
+    def _since_1970(self, moment: float) -> float | None:
+        return self.arrival_time + moment - self.queued_ts if moment else None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """The answers to one prompt, so far or whole."""
+
+    request_id: str
+    prompt: str | None
+    """None if the prompt was given as token ids."""
+    prompt_token_ids: list[int]
+    prompt_logprobs: list[TokenLogprobDict | None] | None = None
+    """One for each prompt token, if asked for; None for the first, which nothing came before."""
+    outputs: list[CompletionOutput] = field(default_factory=list[CompletionOutput])
+    finished: bool = False
+    metrics: RequestMetrics | None = None
+    num_cached_tokens: int | None = None
+    """Prompt tokens found in the prefix cache; None while that is unknown."""
+    error: ApiError | None = None
+    """Why the engine could not finish the request. `LLM` and `AsyncLLM` raise it."""
+
+
+@dataclass(slots=True)
+class PoolingOutput:
+    data: Floats
+    """[D], or a row for each token."""
+
+
+@dataclass(slots=True)
+class EmbeddingOutput:
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        return len(self.embedding)
+
+
+@dataclass(slots=True)
+class ClassificationOutput:
+    probs: list[float]
+    label: str | None = None
+    """The likeliest label; None if the model's files name none."""
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.probs)
+
+
+@dataclass(slots=True)
+class ScoringOutput:
+    score: float
+
+
+@dataclass(slots=True)
+class PoolingRequestOutput(Generic[Form]):
+    """The result of pooling one text."""
+
+    request_id: str
+    outputs: Form
+    prompt_token_ids: list[int] = field(default_factory=list[int])
+    """Empty for a score that was computed from several prompts."""
+    num_cached_tokens: int = 0
+    finished: bool = True
+    error: ApiError | None = None
+    """Why the engine could not finish the request; `outputs.data` is empty then."""
+
+
+class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
+    pass
+
+
+class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput]):
+    pass
+
+
+class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
+    pass
+
+
+def embedding_output(pooled: PoolingRequestOutput[PoolingOutput]) -> EmbeddingRequestOutput:
+    embedding: list[float] = pooled.outputs.data.tolist()
+    return EmbeddingRequestOutput(
+        pooled.request_id, EmbeddingOutput(embedding), pooled.prompt_token_ids, pooled.num_cached_tokens
+    )
+
+
+def classification_output(
+    pooled: PoolingRequestOutput[PoolingOutput], labels: Sequence[str]
+) -> ClassificationRequestOutput:
+    probs: list[float] = pooled.outputs.data.tolist()
+    classes = ClassificationOutput(probs, labels[probs.index(max(probs))] if labels else None)
+    return ClassificationRequestOutput(
+        pooled.request_id, classes, pooled.prompt_token_ids, pooled.num_cached_tokens
+    )

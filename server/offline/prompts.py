@@ -1,0 +1,166 @@
+"""The forms in which programs hand over prompts: texts, token ids, vLLM's dictionaries, conversations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict, TypeVar
+
+from server.errors import BadRequest
+from server.requests.pooling import Source
+from server.text.tokenizer import Tokenizer
+
+
+class TextPrompt(TypedDict, total=False):
+    prompt: str
+    cache_salt: str
+
+
+class TokensPrompt(TypedDict, total=False):
+    prompt_token_ids: Sequence[int]
+    prompt: str
+    """Shown in the output, and not read otherwise."""
+    cache_salt: str
+
+
+PromptLike = str | Sequence[int] | TextPrompt | TokensPrompt
+Message = Mapping[str, Any]
+
+Params = TypeVar("Params")
+
+_FORMS = (
+    "a prompt is a text, a list of token ids, {'prompt': text} or {'prompt_token_ids': ids}, each of them "
+    "alone or in a list"
+)
+_UNSUPPORTED = (
+    "multi_modal_data",
+    "multi_modal_uuids",
+    "mm_processor_kwargs",
+    "prompt_embeds",
+    "encoder_prompt",
+    "decoder_prompt",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt before it is encoded: a text, or token ids, which may come with the text that they are of."""
+
+    text: str | None = None
+    ids: list[int] | None = None
+    salt: str = ""
+    """Prompts share what is cached of their prefixes if they have the same salt."""
+
+    @property
+    def source(self) -> Source:
+        return self.ids if self.ids is not None else self.text or ""
+
+
+def read_prompt(given: object) -> Prompt:
+    """One prompt in any of its forms; raises TypeError."""
+    match given:
+        case str():
+            return Prompt(given)
+        case Mapping():
+            return _from_mapping(given)
+        case Sequence() if not isinstance(given, bytes) and all(type(id) is int for id in given):
+            return Prompt(ids=list(given))
+        case _:
+            raise TypeError(f"{_FORMS}; got {_shown(given)}")
+
+
+def read_prompts(given: object) -> list[Prompt]:
+    """One prompt, or a sequence of prompts; an empty sequence is no prompt."""
+    if isinstance(given, str | Mapping) or _is_ids(given):
+        return [read_prompt(given)]
+    if not isinstance(given, Sequence) or isinstance(given, bytes):
+        raise TypeError(f"{_FORMS}; got {_shown(given)}")
+    return [read_prompt(one) for one in given]
+
+
+def read_texts(given: object) -> list[str]:
+    """Texts that are compared: one of them, or a sequence of texts."""
+    prompts = read_prompts(given)
+    if any(prompt.ids is not None for prompt in prompts):
+        raise TypeError(
+            "texts are compared, not token ids: give a text, {'prompt': text}, or a list of these"
+        )
+    return [prompt.text or "" for prompt in prompts]
+
+
+def encode_prompts(
+    prompts: Sequence[Prompt], tokenizer: Tokenizer, *, add_special_tokens: bool = True
+) -> list[list[int]]:
+    """The token ids of each prompt; texts are encoded together, on all cores."""
+    texts = [one.text or "" for one in prompts if one.ids is None]
+    encoded = iter(tokenizer.encode_many(texts, add_special_tokens))
+    return [next(encoded) if one.ids is None else one.ids for one in prompts]
+
+
+def read_conversations(given: object) -> list[list[dict[str, Any]]]:
+    """One conversation, which is a list of messages, or a sequence of conversations."""
+    if not isinstance(given, Sequence) or isinstance(given, str | bytes):
+        raise TypeError(f"a conversation is a list of messages; got {_shown(given)}")
+    conversations = [given] if given and isinstance(given[0], Mapping) else given
+    return [_messages(one) for one in conversations]
+
+
+def for_each(given: Params | Sequence[Params] | None, default: Params, count: int) -> list[Params]:
+    """One of the parameters for each of `count` prompts; None is the default."""
+    if given is None:
+        return [default] * count
+    kind = type(default)
+    if isinstance(given, kind):
+        return [given] * count
+    if not isinstance(given, Sequence) or not all(isinstance(one, kind) for one in given):
+        raise TypeError(f"give one {kind.__name__} for all prompts, or a list of them; got {_shown(given)}")
+    if len(given) != count:
+        raise ValueError(
+            f"{len(given)} {kind.__name__} for {count} prompts; give one for all, or one for each"
+        )
+    return list(given)
+
+
+def _from_mapping(given: Mapping[Any, Any]) -> Prompt:
+    for name, value in given.items():
+        if name in _UNSUPPORTED and value:
+            raise TypeError(f"a prompt's {name!r} is not supported yet; leave it out")
+        if name not in ("prompt", "prompt_token_ids", "cache_salt", *_UNSUPPORTED):
+            raise TypeError(f"a prompt has no field {name!r}: {_FORMS}")
+    text, ids = given.get("prompt"), given.get("prompt_token_ids")
+    if (text is None and ids is None) or (ids is not None and not _is_ids(ids)):
+        raise TypeError(f"{_FORMS}; got {_shown(given)}")
+    if text is not None and not isinstance(text, str):
+        raise TypeError(f"a prompt's text is a string; got {_shown(text)}")
+    return Prompt(text, None if ids is None else list(ids), given.get("cache_salt") or "")
+
+
+def _is_ids(given: object) -> bool:
+    return (
+        isinstance(given, Sequence)
+        and not isinstance(given, str | bytes)
+        and len(given) > 0
+        and all(type(id) is int for id in given)
+    )
+
+
+def _messages(given: object) -> list[dict[str, Any]]:
+    if not isinstance(given, Sequence) or not all(isinstance(message, Mapping) for message in given):
+        raise TypeError(f"a conversation is a list of messages; got {_shown(given)}")
+    for message in given:
+        _check_parts(message.get("content"))
+    return [dict(message) for message in given]
+
+
+def _check_parts(content: object) -> None:
+    for part in content if isinstance(content, list) else []:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind != "text":
+            raise BadRequest(
+                f"Content parts of type {kind!r} are not supported yet, only text is.", "messages"
+            )
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 80 else text[:79] + '…'}"

@@ -1,0 +1,124 @@
+"""Requests of `LLMEngine`, from the check to the last output: prompts to answer, and texts to pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from engine_core.protocol import Failed, Pooled, Tokens
+from server.errors import ApiError, from_engine
+from server.offline.answers import WHOLE, RequestAnswers
+from server.offline.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
+from server.requests.facts import Facts
+from server.requests.pooling import Item
+from server.requests.sampling import RequestOutputKind, SamplingParams
+from server.requests.vectors import as_array
+from server.text.output import TextOutput
+from server.text.tokenizer import Tokenizer
+from worker.protocol import Pooling, Sampling, Vectors
+
+_NOTHING = Vectors(b"", (0,))
+"""The vectors of a request that failed."""
+
+Output = RequestOutput | PoolingRequestOutput[PoolingOutput]
+
+
+class Work(Protocol):
+    """One request: a sequence of the engine for each of `params`."""
+
+    request_id: str
+    tokens: list[int]
+    params: Sequence[Sampling | Pooling]
+
+    @property
+    def finished(self) -> bool: ...
+
+    def take(self, index: int, answer: Tokens | Pooled | Failed) -> bool:
+        """Takes what the engine says of the sequence with params[index]; true if that sequence is over."""
+        ...
+
+    def output(self) -> Output | None:
+        """What is to be shown now, if anything is."""
+        ...
+
+
+class Generation:
+    """One prompt and its n answers."""
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: str | None,
+        tokens: list[int],
+        sampling: SamplingParams,
+        facts: Facts,
+        tokenizer: Tokenizer,
+        *,
+        kind: RequestOutputKind | None = None,
+    ) -> None:
+        """Raises BadRequest. `kind` takes the place of the one that the parameters ask for."""
+        self.request_id = request_id
+        self.tokens = tokens
+        self.params: Sequence[Sampling | Pooling] = sampling.resolve(facts, tokenizer, len(tokens))
+        self._answers = RequestAnswers(request_id, prompt, tokens, sampling, tokenizer, kind)
+        self._error: ApiError | None = None
+        whole = self._answers.kind == RequestOutputKind.FINAL_ONLY
+        interval = WHOLE if whole else sampling.stream_interval or 1
+        self._texts = [
+            TextOutput(index, tokens, sampling, tokenizer, facts.eos_token_ids, interval)
+            for index in range(sampling.n)
+        ]
+        self._changed = False
+
+    @property
+    def finished(self) -> bool:
+        return self._answers.finished or self._error is not None
+
+    def take(self, index: int, answer: Tokens | Pooled | Failed) -> bool:
+        if isinstance(answer, Failed):
+            self._error = from_engine(answer.code, answer.message)
+            return True
+        if isinstance(answer, Pooled):
+            raise TypeError("a text that is generated was answered with vectors")
+        delta = self._texts[index].push(answer)
+        if delta is None:
+            return False
+        self._changed = True
+        self._answers.push(delta)
+        return delta.finish_reason is not None
+
+    def output(self) -> Output | None:
+        if self._error is not None:
+            return self._answers.fail(self._error)
+        if not self._changed:
+            return None
+        self._changed = False
+        return self._answers.output()
+
+
+class PooledText:
+    """One text and its vectors."""
+
+    def __init__(self, request_id: str, item: Item) -> None:
+        self.request_id = request_id
+        self.tokens = item.tokens
+        self.params: Sequence[Sampling | Pooling] = [item.params]
+        self.finished = False
+        self.vectors = _NOTHING
+        self._cached = 0
+        self._error: ApiError | None = None
+
+    def take(self, index: int, answer: Tokens | Pooled | Failed) -> bool:
+        match answer:
+            case Pooled():
+                self.vectors, self._cached = answer.vectors, answer.cached
+            case Failed():
+                self._error = from_engine(answer.code, answer.message)
+            case Tokens():
+                raise TypeError("a text that is pooled was answered with tokens")
+        self.finished = True
+        return True
+
+    def output(self) -> Output | None:
+        pooled = PoolingOutput(as_array(self.vectors).copy())  # a copy can be written to, and made a tensor
+        return PoolingRequestOutput(self.request_id, pooled, self.tokens, self._cached, error=self._error)

@@ -1,0 +1,53 @@
+"""Parameters that vLLM's classes have and ours do not support yet: refused by name, never ignored."""
+
+from __future__ import annotations
+
+import msgspec
+
+from server.errors import BadRequest
+
+
+class Unsupported(msgspec.Struct, kw_only=True):
+    """The fields of a subclass of this are unsupported: any value but the default is refused."""
+
+    def check_unsupported(self, names: tuple[str, ...]) -> None:
+        for name in names:
+            if getattr(self, name) not in (None, False, [], {}):
+                raise BadRequest(f"{type(self).__name__}: {name} is not supported yet. Leave it out.", name)
+
+
+class UnsupportedSampling(Unsupported, kw_only=True):
+    best_of: object = None
+    structured_outputs: object = None
+    guided_decoding: object = None
+    logits_processors: object = None
+    extra_args: object = None
+    logprob_token_ids: object = None
+    prompt_logprob_token_ids: object = None
+    prompt_logprob_start: object = None
+    flat_logprobs: object = None
+    truncate_prompt_tokens: object = None
+    skip_reading_prefix_cache: object = None
+    thinking_token_budget: object = None
+    repetition_detection: object = None
+
+
+class UnsupportedPooling(Unsupported, kw_only=True):
+    step_tag_id: object = None
+    returned_token_ids: object = None
+    requires_token_ids: object = None
+    skip_reading_prefix_cache: object = None
+    extra_kwargs: object = None
+    late_interaction_params: object = None
+
+
+def refuse_keywords(call: str, given: dict[str, object], known: tuple[str, ...]) -> None:
+    """Raises TypeError for keyword arguments that vLLM's call has and ours does not support, and for others.
+
+    `known` are the former; None and empty values ask for nothing and are accepted.
+    """
+    for name, value in given.items():
+        if name not in known:
+            raise TypeError(f"{call}() has no argument {name!r}")
+        if value not in (None, False, [], {}):
+            raise TypeError(f"{call}() does not support {name!r} yet; leave it out")

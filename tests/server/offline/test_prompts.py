@@ -1,0 +1,96 @@
+"""The forms of prompts and parameters, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+from fake_frontend import BOS, byte_tokenizer
+
+from server.errors import BadRequest
+from server.offline.prompts import (
+    Prompt,
+    encode_prompts,
+    for_each,
+    read_conversations,
+    read_prompts,
+    read_texts,
+)
+from server.requests.sampling import SamplingParams
+
+USER = {"role": "user", "content": "a"}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("a", [Prompt("a")]),
+        ("", [Prompt("")]),
+        ([1, 2], [Prompt(ids=[1, 2])]),
+        ((1, 2), [Prompt(ids=[1, 2])]),
+        ([], []),
+        ([[1], []], [Prompt(ids=[1]), Prompt(ids=[])]),
+        (["a", [1]], [Prompt("a"), Prompt(ids=[1])]),
+        ({"prompt": "a"}, [Prompt("a")]),
+        ({"prompt_token_ids": [1], "prompt": None, "cache_salt": "s"}, [Prompt(ids=[1], salt="s")]),
+        ([{"prompt": "a", "multi_modal_data": None}, "b"], [Prompt("a"), Prompt("b")]),
+    ],
+)
+def test_forms_of_prompts(given: object, expected: list[Prompt]) -> None:
+    assert read_prompts(given) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (None, "a prompt is a text, a list of token ids, .*; got NoneType None"),
+        (3, "got int 3"),
+        (b"a", "got bytes"),
+        ([1, "a"], "got int 1"),
+        ([True], "got bool True"),
+        ([["a"]], r"got list \['a'\]"),
+        ({}, "got dict {}"),
+        ({"prompt_token_ids": "abc"}, "got dict"),
+        ({"prompt": [1]}, "a prompt's text is a string; got list"),
+        ({"prompt": "a", "text": "b"}, "no field 'text'"),
+        ({"prompt": "a", "multi_modal_data": {"image": 1}}, "'multi_modal_data' is not supported yet"),
+        ({"prompt_embeds": [1.0]}, "'prompt_embeds' is not supported yet"),
+    ],
+)
+def test_what_is_no_prompt(given: object, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        read_prompts(given)
+
+
+def test_ids_are_taken_as_they_are_and_texts_are_encoded() -> None:
+    prompts = read_prompts(["ab", [5, 6], {"prompt": "c"}])
+    assert encode_prompts(prompts, byte_tokenizer()) == [[BOS, *b"ab"], [5, 6], [BOS, *b"c"]]
+    assert encode_prompts(prompts[:1], byte_tokenizer(), add_special_tokens=False) == [[*b"ab"]]
+
+
+def test_texts_to_compare() -> None:
+    assert read_texts("a") == ["a"] and read_texts(["a", {"prompt": "b"}]) == ["a", "b"]
+    with pytest.raises(TypeError, match="not token ids"):
+        read_texts([["a"], [1]][1:])
+
+
+def test_conversations() -> None:
+    assert read_conversations([USER]) == [[USER]]
+    assert read_conversations([[USER], [USER, USER]]) == [[USER], [USER, USER]]
+    assert read_conversations([]) == []
+    for wrong in ("a", [["a"]], 3):
+        with pytest.raises(TypeError, match="a conversation is a list of messages"):
+            read_conversations(wrong)
+    with pytest.raises(BadRequest, match="type 'image_url' are not supported yet"):
+        read_conversations([{"role": "user", "content": [{"type": "image_url"}]}])
+
+
+def test_parameters_for_each_prompt() -> None:
+    default, one, two = SamplingParams(), SamplingParams(n=1), SamplingParams(n=2)
+    assert for_each(None, default, 2) == [default, default]
+    assert for_each(one, default, 2) == [one, one]
+    assert for_each([one, two], default, 2) == [one, two]
+    with pytest.raises(ValueError, match="2 SamplingParams for 3 prompts; give one for all, or one for each"):
+        for_each([one, two], default, 3)
+    with pytest.raises(
+        TypeError, match="give one SamplingParams for all prompts, or a list of them; got dict"
+    ):
+        for_each({"n": 1}, default, 1)  # pyright: ignore[reportArgumentType]
