@@ -2,17 +2,27 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+LOWEST := .venv-lowest
 INSTALLED := $(VENV)/.installed
 MODEL ?=
 ARGS ?=
 
-.PHONY: serve test check format docs compare clean
+.PHONY: serve test test-lowest check format docs compare clean
 
 serve: $(INSTALLED)
 	$(BIN)/facet serve $(MODEL) $(ARGS)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest $(ARGS)
+
+# The oldest versions that pyproject.toml allows, in a virtual environment of their own.
+test-lowest:
+	$(PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/python -m pip install --quiet --upgrade pip
+	$(LOWEST)/bin/python -m pip install --quiet torch==2.13.0
+	$(LOWEST)/bin/python tests/support/lowest.py > $(LOWEST)/constraints.txt
+	$(LOWEST)/bin/python -m pip install --quiet -c $(LOWEST)/constraints.txt -e '.[test]'
+	$(LOWEST)/bin/python -m pytest $(ARGS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .
@@ -39,4 +49,4 @@ $(INSTALLED): pyproject.toml
 	touch $(INSTALLED)
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(LOWEST) build dist .pytest_cache .ruff_cache
