@@ -179,8 +179,8 @@ class Replicas(msgspec.Struct, frozen=True, kw_only=True):
         """Whether any run on other machines."""
         return self.here < self.size
 
-    def door(self, server: int) -> Address:
-        """Where an API server listens for engines of other machines."""
+    def tcp_address(self, server: int) -> Address:
+        """The address at which an API server listens for engines of other machines."""
         host = f"[{self.address}]" if ":" in self.address else self.address
         port = self.port + 2 * server
         return Address(f"tcp://{host}:{port}", f"tcp://{host}:{port + 1}", self.secret)

@@ -23,7 +23,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True, gc=False):
 
 
 class Join(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """From a machine that will run engines for the servers of another: what has it to know?"""
+    """Sent by a headless machine before it starts engines, to ask how many servers and replicas there are."""
 
     protocol: str
 
@@ -33,11 +33,11 @@ class Welcome(msgspec.Struct, frozen=True, tag=True, gc=False):
 
     protocol: str
     servers: int
-    """API servers to which each engine has to connect."""
+    """The number of API servers, to each of which every engine connects."""
     replicas: int
-    """Engines in all, on all machines."""
-    taken: int
-    """So many of them, the first ones, run beside the servers."""
+    """The number of engines on all machines together."""
+    local_replicas: int
+    """The number of engines beside the API servers, which are the first ones."""
 
 
 class Add(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):

@@ -84,13 +84,13 @@ class Frontend:
     async def start(self) -> None:
         """Waits for an engine, and loads the tokenizer meanwhile. Raises Unavailable if all are dead."""
         if self.config.replicas.here:
-            await self._client.located.wait()
+            await self._client.folder_known.wait()
             self._raise_if_dead()
             self._folder = Path(self._client.folder)
         else:
             self._folder = await asyncio.to_thread(find_folder, self.config)
         self._tokenizer = await asyncio.to_thread(open_tokenizer, self.config, self._folder)
-        await self._client.settled.wait()
+        await self._client.ready_or_dead.wait()
         self._raise_if_dead()
         self._learn()
         self._client.on_change = self._learn

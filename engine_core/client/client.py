@@ -1,6 +1,6 @@
-"""An API server's view of its engines: submit a request, read its stream, know which of them live.
+"""The API server's side of its engines: submit a request, read its stream, know which engines live.
 
-Runs in one event loop and reads the sockets from that loop's own poll: no task, lock or queue per token.
+It runs in one event loop and reads the sockets from that loop's own poll: no task, lock or queue per token.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import secrets
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from engine_core.client.dispatcher import Dispatch
-from engine_core.client.in_flight import Order
+from engine_core.client.dispatcher import Dispatcher
+from engine_core.client.in_flight import InFlight
 from engine_core.client.replica import Replica
-from engine_core.client.replica_table import Roster
+from engine_core.client.replica_table import ReplicaTable
 from engine_core.client.streams import Stream
 from engine_core.config import Address, Replicas
 from engine_core.protocol import (
@@ -45,11 +45,11 @@ _log = logging.getLogger(__name__)
 
 
 class EngineClient:
-    """Create it in the event loop that will use it.
+    """The engines of one model, as one. Create it in the event loop that will use it.
 
-    `located` is set once `folder` is known, `settled` once an engine is ready or all are dead,
-    `died` once all are dead. That sets all three. An engine that dies while others live takes nothing with
-    it but what it had begun.
+    The event `folder_known` is set once `folder` is known, `ready_or_dead` once an engine is ready or all are
+    dead, and `died` once all are dead, which sets all three. An engine that dies while others live ends only
+    the requests that it had begun; others take over the rest.
     """
 
     def __init__(
@@ -72,21 +72,21 @@ class EngineClient:
         self.explained = False
         """Whether the engine whose end is `dead` has printed the reason itself."""
         self.folder = ""
-        """Of the checkpoint on this machine, once it is known."""
-        self.located = asyncio.Event()
-        self.settled = asyncio.Event()
+        """The checkpoint's folder on this machine, once it is known."""
+        self.folder_known = asyncio.Event()
+        self.ready_or_dead = asyncio.Event()
         self.died = asyncio.Event()
         self.on_change: Callable[[], None] = lambda: None
-        """Called when `ready` has changed."""
+        """A function that is called when `ready` has changed."""
         self._servers = servers
         self._watched = watched
         self._on_progress = on_progress
-        self._roster = Roster(replicas, servers)
-        self._dispatch = Dispatch(self._roster, self._send)
+        self._table = ReplicaTable(replicas, servers)
+        self._dispatcher = Dispatcher(self._table, self._send)
         # Not from 0: answers meant for a server that crashed must not fit requests of the one in its place.
         self._last_id = secrets.randbits(48)
         self._loop = asyncio.get_running_loop()
-        self._end = ServerEnd(address, replicas.door(server) if replicas.elsewhere else None)
+        self._end = ServerEnd(address, replicas.tcp_address(server) if replicas.elsewhere else None)
         self._readers = {
             self._end.greetings.sock.FD: self._read_greetings,
             self._end.answers.sock.FD: self._read_answers,
@@ -94,30 +94,30 @@ class EngineClient:
         }
         for descriptor, read in self._readers.items():
             self._loop.add_reader(descriptor, read)
-            read()  # a descriptor of ZMQ tells of what comes after the socket was found empty
+            read()  # a descriptor of ZMQ wakes only for what comes after the socket was found empty
 
     @property
     def ready(self) -> Ready | None:
-        """Of all replicas that work, as one."""
-        return self._roster.ready
+        """The facts of all replicas that work, as of one engine."""
+        return self._table.ready
 
     @property
     def progress(self) -> Progress:
-        return self._roster.progress
+        return self._table.progress
 
     @property
     def stats(self) -> Stats | None:
-        """Of all replicas together."""
-        return self._roster.stats
+        """The statistics of all replicas together."""
+        return self._table.stats
 
     @property
     def replicas(self) -> list[Replica]:
-        """Those that are known: the ones on this machine, and what has called from others."""
-        return list(self._roster.replicas.values())
+        """The replicas of this machine, and those that have called from others."""
+        return list(self._table.replicas.values())
 
     @property
     def open_streams(self) -> int:
-        return len(self._dispatch)
+        return len(self._dispatcher)
 
     # Requests.
 
@@ -133,7 +133,7 @@ class EngineClient:
         """Send a request, to one replica if it is named. The stream ends with exactly one terminal answer."""
         add = self._add(tokens, params, priority, salt)
         stream: Stream[Tokens] = Stream(add.id, self._loop)
-        self._dispatch.place([Order(add, stream, replica)])
+        self._dispatcher.dispatch([InFlight(add, stream, replica)])
         return stream
 
     def submit_many(
@@ -147,60 +147,61 @@ class EngineClient:
         """Send many requests for vectors, in few frames. Each stream has one answer."""
         adds = [self._add(tokens, params, priority, salt) for tokens, params in requests]
         streams = [Stream[Pooled](add.id, self._loop, pools=True) for add in adds]
-        self._dispatch.place([Order(add, stream, replica) for add, stream in zip(adds, streams, strict=True)])
+        pairs = zip(adds, streams, strict=True)
+        self._dispatcher.dispatch([InFlight(add, stream, replica) for add, stream in pairs])
         return streams
 
     def abort(self, ids: Iterable[int]) -> None:
-        """End these requests: with finish "abort", or Failed. Those that have ended are passed over."""
-        self._dispatch.abort(ids)
+        """End these requests, with finish "abort" or Failed. Those that have ended are passed over."""
+        self._dispatcher.abort(ids)
 
     def drain(self, seconds: float) -> None:
         """Let the engines finish what they have, within that time, and end."""
-        self._tell_all(Drain(seconds=seconds))
+        self._notify_all(Drain(seconds=seconds))
 
     def reset_prefix_cache(self) -> None:
-        self._roster.forget_prefixes()
-        self._tell_all(ResetPrefixCache())
+        self._table.forget_prefixes()
+        self._notify_all(ResetPrefixCache())
 
-    # Ends.
+    # Engines end.
 
-    def lose(self, number: int, code: int) -> None:
+    def engine_exited(self, number: int, code: int) -> None:
         """The process of an engine on this machine has exited. A reason that it gave itself comes first."""
         if self.dead is None:
             self._read_answers()
             self._lose_process(number, f": {describe_exit(code)}", explained=code in (BROKE, CANNOT_START))
 
-    def lose_all(self) -> None:
+    def all_engines_exited(self) -> None:
         """The processes of all engines on this machine have exited."""
         self._read_monitor()
-        for number in self._roster.layout.local:
+        for number in self._table.layout.local:
             self._lose_process(number)
 
     def _lose_process(self, number: int, how: str = "", *, explained: bool = False) -> None:
-        if (replica := self._roster.replicas.get(number)) is not None:
+        if (replica := self._table.replicas.get(number)) is not None:
             doing = STAGES[replica.progress.stage]
             self._lose(number, f"the engine process ended while {doing}{how}", explained=explained)
 
     def _lose(self, number: int, reason: str, *, explained: bool = False) -> None:
-        replica = self._roster.replicas.get(number)
+        replica = self._table.replicas.get(number)
         if replica is None or replica.lost is not None or self.dead is not None:
             return
-        self._roster.lose(replica, reason)
-        if self._roster.hopeless:
+        self._table.lose(replica, reason)
+        if self._table.all_lost:
             self.explained = explained
             self.fail(reason)
             return
         _log.error("replica %d has ended: %s", number, reason)
-        self._update()
-        self._dispatch.vacate(replica)
+        self._refresh()
+        self._dispatcher.reassign(replica)
 
     def fail(self, reason: str) -> None:
         """No engine is left: every open stream ends. The first reason counts."""
         if self.dead is not None:
             return
         self.dead = reason
-        self._dispatch.close(reason)
-        for event in (self.located, self.settled, self.died):
+        self._dispatcher.close(reason)
+        for event in (self.folder_known, self.ready_or_dead, self.died):
             event.set()
 
     def close(self) -> None:
@@ -210,7 +211,7 @@ class EngineClient:
         self._readers.clear()
         self._end.close()
 
-    # On the way to an engine.
+    # Messages to an engine.
 
     def _add(self, tokens: list[int], params: Sampling | Pooling, priority: int, salt: str) -> Add:
         self._last_id += 1
@@ -218,104 +219,104 @@ class EngineClient:
 
     def _send(self, number: int, request: Request) -> None:
         self._end.send(number, request)
-        self._read_greetings()  # sending may swallow the socket's one notice that something can be read
+        self._read_greetings()  # sending may clear the socket's one notice that something can be read
 
-    def _tell_all(self, request: Request) -> None:
+    def _notify_all(self, request: Request) -> None:
         for replica in self.replicas:
-            self._dispatch.tell(replica.number, request)
+            self._dispatcher.notify(replica.number, request)
 
-    # On the way from an engine.
+    # Messages from an engine.
 
     def _read_greetings(self) -> None:
         for peer, greeting in self._end.read_greetings():
             match greeting:
                 case Hello():
-                    self._greet(greeting)
+                    self._reachable(greeting)
                 case Join():
                     self._welcome(peer)
 
     def _welcome(self, peer: bytes) -> None:
-        layout = self._roster.layout
-        with suppress(Unreachable):  # it has left again
+        layout = self._table.layout
+        with suppress(Unreachable):  # the machine has gone again
             self._end.welcome(peer, Welcome(PROTOCOL, self._servers, layout.size, layout.here))
 
     def _read_answers(self) -> None:
         for number, answer in self._end.read_answers():
             if isinstance(answer, Hello):
-                self._begin(answer)
-            elif (replica := self._roster.replicas.get(number)) is not None:
+                self._connected(answer)
+            elif (replica := self._table.replicas.get(number)) is not None:
                 self._receive(replica, answer)
 
     def _read_monitor(self) -> None:
-        self._read_answers()  # its last words came before its end
-        for number in self._end.left():
-            if not (self._watched and number in self._roster.layout.local):
+        self._read_answers()  # its last answers came before its end
+        for number in self._end.disconnected():
+            if not (self._watched and number in self._table.layout.local):
                 self._lose_process(number)
 
-    def _meet(self, hello: Hello) -> Replica | None:
-        """The replica of that name, if it may be one."""
-        replica = self._roster.meet(hello.engine)
+    def _find(self, hello: Hello) -> Replica | None:
+        """The replica that says hello, or None if it is of another version or has too high a number."""
+        replica = self._table.find(hello.engine)
         if replica is not None and hello.protocol != PROTOCOL:
             self._lose(hello.engine, "the engine is of another version than this server: restart all of them")
             return None
         return replica
 
-    def _greet(self, hello: Hello) -> None:
-        """The way to an engine is open."""
-        replica = self._meet(hello)
+    def _reachable(self, hello: Hello) -> None:
+        """Requests can be sent to an engine from now on."""
+        replica = self._find(hello)
         if replica is not None:
             replica.reachable = True
-            self._update()
+            self._refresh()
 
-    def _begin(self, hello: Hello) -> None:
-        """An engine has connected: the first of that number, or one in its place, or itself once more."""
-        replica = self._meet(hello)
+    def _connected(self, hello: Hello) -> None:
+        """An engine sends answers: the first one of its number, or one in its place, or itself once more."""
+        replica = self._find(hello)
         if replica is None:
             return
-        again = replica.heard
-        replica.begin()
-        replica.heard = True
+        again = replica.connected
+        replica.reset()
+        replica.connected = True
         if again:
-            self._update()
-            self._dispatch.vacate(replica)  # when its line was cut it gave up all that came through it
+            self._refresh()
+            self._dispatcher.reassign(replica)  # it aborted all its requests when its connection ended
 
     def _receive(self, replica: Replica, answer: Answer) -> None:
         match answer:
             case Outputs(outputs, stats):
                 for output in outputs:
-                    self._dispatch.deliver(replica, output)
+                    self._dispatcher.deliver(replica, output)
                 replica.stats = stats or replica.stats
             case Stats():
                 replica.stats = answer
             case Progress(folder=folder):
                 replica.progress = answer
-                if folder and replica.number in self._roster.layout.local:
+                if folder and replica.number in self._table.layout.local:
                     self.folder = folder
-                    self.located.set()
+                    self.folder_known.set()
                 if self._on_progress is not None:
                     self._on_progress(self.progress)
             case Ready():
-                self._enlist(replica, answer)
+                self._set_ready(replica, answer)
             case Leaving():
                 replica.leaving = True
             case Dead(reason):
-                self._lose(replica.number, reason, explained=replica.number in self._roster.layout.local)
+                self._lose(replica.number, reason, explained=replica.number in self._table.layout.local)
             case Hello():
-                pass  # is told apart before
+                pass  # it is handled before
 
-    def _enlist(self, replica: Replica, ready: Ready) -> None:
-        if refusal := self._roster.enlist(replica, ready):
-            self._dispatch.tell(replica.number, Drain(seconds=0))
+    def _set_ready(self, replica: Replica, ready: Ready) -> None:
+        if refusal := self._table.set_ready(replica, ready):
+            self._dispatcher.notify(replica.number, Drain(seconds=0))
             self._lose(replica.number, refusal)
             return
-        self._update()
-        if (size := self._roster.layout.size) > 1:
+        self._refresh()
+        if (size := self._table.layout.size) > 1:
             ready_ones = sum(one.ready is not None for one in self.replicas)
             _log.info("replica %d is ready: %d of %d", replica.number, ready_ones, size)
 
-    def _update(self) -> None:
-        changed = self._roster.update()
+    def _refresh(self) -> None:
+        changed = self._table.refresh()
         if self.ready is not None:
-            self.settled.set()
+            self.ready_or_dead.set()
         if changed:
             self.on_change()

@@ -1,17 +1,17 @@
-"""A request between its submission and its last answer: what it asks, who answers, who reads."""
+"""A request between its submission and its last answer: the request, the replica that has it, its stream."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from engine_core.client.replica import Replica
-from engine_core.client.routing import GENERATING
+from engine_core.client.routing import DECODE_TOKENS
 from engine_core.client.streams import Stream
 from engine_core.protocol import Add
 
 
-class Order:
-    __slots__ = ("add", "began", "pin", "replica", "stream", "tokens")
+class InFlight:
+    __slots__ = ("add", "pin", "replica", "started", "stream", "tokens")
 
     def __init__(self, add: Add, stream: Stream[Any], pin: int | None = None) -> None:
         self.add = add
@@ -19,30 +19,31 @@ class Order:
         self.pin = pin
         """The one replica that may have it, if the client named one."""
         self.replica: Replica | None = None
-        self.began = False
+        self.started = False
         """Whether an answer has come: from then on no other replica can take it over."""
         self.tokens = 0
-        """What it adds to its replica's load."""
+        """Its share of the replica's load, in tokens to compute."""
 
     @property
     def id(self) -> int:
         return self.add.id
 
-    def place(self, replica: Replica, tokens: int) -> None:
+    def assign(self, replica: Replica, tokens: int) -> None:
+        """Count the request as one of this replica's, which has to compute so many tokens for it."""
         self.replica, self.tokens = replica, tokens
-        replica.open += 1
+        replica.requests += 1
         replica.tokens += tokens
 
-    def begin(self) -> None:
-        """Its first token has come, so its prompt is computed."""
-        self.began = True
+    def start(self) -> None:
+        """Note that its first token has come: its prompt is computed."""
+        self.started = True
         if self.replica is not None:
-            self.replica.tokens += GENERATING - self.tokens
-        self.tokens = GENERATING
+            self.replica.tokens += DECODE_TOKENS - self.tokens
+        self.tokens = DECODE_TOKENS
 
-    def leave(self) -> None:
-        """Its replica has nothing more to do for it."""
+    def unassign(self) -> None:
+        """Take the request off the load of its replica, which has nothing more to do for it."""
         if self.replica is not None:
-            self.replica.open -= 1
+            self.replica.requests -= 1
             self.replica.tokens -= self.tokens
         self.replica = None

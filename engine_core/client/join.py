@@ -1,4 +1,4 @@
-"""Before a machine starts engines for another's API servers: ask there what they have to know."""
+"""What a machine asks another one's API servers before it starts engines for them: how many there are."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from engine_core.protocol import PROTOCOL, Join, Welcome
 from engine_core.wire import socket_events
 from engine_core.wire.transport import present_keys
 
-_PATIENCE_MS = 30_000
-"""Between lines in the log while nobody answers, the first of which comes at once."""
+_LOG_MS = 30_000
+"""The time between log lines while nobody answers. The first line comes at once."""
 
 _log = logging.getLogger(__name__)
 
 
 class Refused(ValueError):
-    pass
+    """The API server and this machine cannot work together; the message says why."""
 
 
-def join(door: Address) -> Welcome:
-    """Waits for an API server to be there, however long that takes. Raises Refused if it wants none of us."""
+def join(address: Address) -> Welcome:
+    """Waits until the API server at that address answers, however long that takes. Raises Refused."""
     with zmq.Context() as context:
         sock = context.socket(zmq.DEALER)
-        present_keys(sock, door)
+        present_keys(sock, address)
         refusals = sock.get_monitor_socket(socket_events.REFUSED)
         try:
-            sock.connect(door.requests)
+            sock.connect(address.requests)
             sock.send(msgspec.msgpack.encode(Join(PROTOCOL)))
-            return _answer(sock, refusals, door)
+            return _wait(sock, refusals, address)
         finally:
             socket_events.stop(sock, refusals)
             sock.close(linger=0)
 
 
-def _answer(sock: zmq.Socket[bytes], refusals: zmq.Socket[bytes], door: Address) -> Welcome:
+def _wait(sock: zmq.Socket[bytes], refusals: zmq.Socket[bytes], address: Address) -> Welcome:
     poller = zmq.Poller()
     poller.register(sock, zmq.POLLIN)
     poller.register(refusals, zmq.POLLIN)
     while True:
-        _log.info("waiting for an API server at %s", door.requests)
-        ready = dict(poller.poll(_PATIENCE_MS))
+        _log.info("waiting for an API server at %s", address.requests)
+        ready = dict(poller.poll(_LOG_MS))
         if refusals in ready:
             raise Refused(
-                f"{door.requests} does not know this key: set the same FACET_CLUSTER_KEY on all machines"
+                f"{address.requests} does not know this key: set the same FACET_CLUSTER_KEY on all machines"
             )
         if sock in ready:
             return _read(sock.recv())

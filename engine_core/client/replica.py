@@ -1,4 +1,4 @@
-"""What an API server knows of one of its engines, and what it knows of all of them together."""
+"""What an API server knows of one engine, and of all engines together."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from engine_core.client.routing import GENERATING
+from engine_core.client.routing import DECODE_TOKENS
 from engine_core.protocol import STAGES, Progress, Ready, Stats
 
 _SAME = ("model", "architecture", "vocab_size", "scheduling_policy")
@@ -15,41 +15,45 @@ _SAME_IN_WORKERS = ("dtype", "tasks", "widths")
 
 
 class Replica:
-    """`lost` says why it is gone, until it greets again."""
+    """One engine, under a number that a process in its place takes over."""
 
     __slots__ = (
-        "heard",
+        "connected",
         "leaving",
         "lost",
         "number",
-        "open",
         "progress",
         "reachable",
         "ready",
+        "requests",
         "stats",
         "tokens",
     )
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.open = 0
-        """Requests of ours that it has."""
+        self.requests = 0
+        """The number of this server's requests that it has."""
         self.tokens = 0
-        """What they give it to compute, as far as is known here."""
+        """The tokens that it has to compute for them, as far as is known here."""
         self.reachable = False
-        self.begin()
+        """Whether requests can be sent to it."""
+        self.reset()
 
-    def begin(self) -> None:
-        """A process of that number has begun its life."""
+    def reset(self) -> None:
+        """Forget the process that had this number: another one starts."""
         self.progress = Progress(stage="start", fraction=0.0)
         self.ready: Ready | None = None
         self.stats: Stats | None = None
         self.lost: str | None = None
+        """The reason why it has ended, until another process takes its place."""
         self.leaving = False
-        self.heard = False
+        """Whether it finishes its requests and takes no others."""
+        self.connected = False
+        """Whether answers can come from it."""
 
     def lose(self, reason: str) -> None:
-        self.begin()
+        self.reset()
         self.lost = reason
 
     @property
@@ -61,10 +65,10 @@ class Replica:
         return self.works and not self.leaving
 
     def load(self, *, others: bool) -> int:
-        """Tokens in flight. With `others`, other servers' requests count too, as far as the engine tells."""
+        """Tokens in flight. With `others`, other servers' requests count too, if the engine reports them."""
         if not others or self.stats is None:
             return self.tokens
-        return self.tokens + GENERATING * max(0, self.stats.running + self.stats.waiting - self.open)
+        return self.tokens + DECODE_TOKENS * max(0, self.stats.running + self.stats.waiting - self.requests)
 
 
 def all_ready(replicas: Sequence[Replica]) -> Ready | None:
@@ -85,6 +89,7 @@ def all_ready(replicas: Sequence[Replica]) -> Ready | None:
 
 
 def all_stats(replicas: Sequence[Replica]) -> Stats | None:
+    """The sums of the statistics of all replicas; of the cache's usage, the mean."""
     known = [one.stats for one in replicas if one.stats is not None]
     if len(known) <= 1:
         return known[0] if known else None
@@ -98,7 +103,7 @@ def all_progress(replicas: Sequence[Replica]) -> Progress:
     first = max((one.progress for one in replicas), key=lambda now: (order.index(now.stage), now.fraction))
     if len(replicas) == 1:
         return first
-    return replace(first, detail=", ".join(map(_told, replicas)))
+    return replace(first, detail=", ".join(map(_describe, replicas)))
 
 
 def difference(ready: Ready, others: Ready) -> str | None:
@@ -111,7 +116,7 @@ def difference(ready: Ready, others: Ready) -> str | None:
     return None
 
 
-def _told(replica: Replica) -> str:
+def _describe(replica: Replica) -> str:
     now = replica.progress
     if replica.lost is not None:
         return f"replica {replica.number} has ended"

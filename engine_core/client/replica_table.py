@@ -1,5 +1,6 @@
-"""The replicas as one API server knows them: which there are, which work, what they can do together, and
-which of them a request goes to. Sends nothing.
+"""The table of replicas in one API server: which there are, which work, what they can do together.
+
+It also chooses the replica for a request. It sends nothing.
 """
 
 from __future__ import annotations
@@ -7,9 +8,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 
-import msgspec
+from msgspec.structs import replace
 
-from engine_core.client.in_flight import Order
+from engine_core.client.in_flight import InFlight
 from engine_core.client.replica import Replica, all_progress, all_ready, all_stats, difference
 from engine_core.client.routing import BLOCK, REMEMBERED, Router
 from engine_core.config import Replicas
@@ -19,14 +20,14 @@ from worker.protocol import Pooling
 _log = logging.getLogger(__name__)
 
 
-class Roster:
+class ReplicaTable:
     def __init__(self, layout: Replicas, servers: int) -> None:
         """`servers` is how many API servers send requests to these replicas."""
         self.layout = layout
         self.ready: Ready | None = None
-        """Of all that work, as one."""
+        """The facts of all replicas that work, as of one engine."""
         self.replicas = {number: Replica(number) for number in layout.local}
-        """Those on this machine, and what has called from others."""
+        """The replicas of this machine, and those that have called from others."""
         self._several_servers = servers > 1
         self._router = Router()
 
@@ -37,28 +38,28 @@ class Roster:
 
     @property
     def stats(self) -> Stats | None:
-        """Of all replicas together."""
+        """The statistics of all replicas together."""
         return all_stats([one for one in self.replicas.values() if one.lost is None])
 
     @property
-    def hopeless(self) -> bool:
-        """All are lost. On a machine that runs none itself, others may come at any time."""
+    def all_lost(self) -> bool:
+        """Whether no replica is left. To a machine that runs none itself, others may come at any time."""
         return bool(self.layout.here) and all(one.lost is not None for one in self.replicas.values())
 
-    def meet(self, number: int) -> Replica | None:
-        """The replica of that number, if there may be one."""
+    def find(self, number: int) -> Replica | None:
+        """The replica of that number, which may be a new one from another machine; None if it is too high."""
         if not 0 <= number < self.layout.size:
             _log.error("an engine has the number %d, of %d: it gets nothing", number, self.layout.size)
             return None
         return self.replicas.setdefault(number, Replica(number))
 
-    def enlist(self, replica: Replica, ready: Ready) -> str | None:
-        """It can work from now on, unless it is not like the others; then this says why."""
+    def set_ready(self, replica: Replica, ready: Ready) -> str | None:
+        """Let a replica work from now on; if it is not like the others, return why it cannot."""
         others = all_ready([one for one in self.replicas.values() if one.works and one is not replica])
         if others is not None and (unlike := difference(ready, others)):
             return f"it is no replica of the others: {unlike}"
         replica.ready = ready
-        replica.progress = msgspec.structs.replace(replica.progress, stage="ready", fraction=1.0)
+        replica.progress = replace(replica.progress, stage="ready", fraction=1.0)
         return None
 
     def lose(self, replica: Replica, reason: str) -> None:
@@ -68,31 +69,31 @@ class Roster:
     def forget_prefixes(self) -> None:
         self._router.forget(self.replicas)
 
-    def update(self) -> bool:
-        """Whether `ready` is another, after something may have changed."""
+    def refresh(self) -> bool:
+        """Find `ready` again after something may have changed; returns whether it is another."""
         before, self.ready = self.ready, all_ready([one for one in self.replicas.values() if one.works])
         if self.ready is not None:
             worker = self.ready.worker
             self._router.remembered = min(REMEMBERED, worker.num_blocks * worker.block_size // BLOCK)
         return self.ready != before
 
-    def choose(self, order: Order, without: Collection[int]) -> tuple[Replica, int] | None:
-        """A replica, and the tokens that it will have to compute; None if there is none for it now."""
-        add = order.add
+    def choose(self, request: InFlight, without: Collection[int]) -> tuple[Replica, int] | None:
+        """A replica and the tokens that the request adds to its load; None if no replica can take it now."""
+        add = request.add
         loads = {
             number: one.load(others=self._several_servers)
             for number, one in self.replicas.items()
             if one.takes_requests and number not in without
         }
-        if order.pin is not None:
-            loads = {order.pin: loads[order.pin]} if order.pin in loads else {}
+        if request.pin is not None:
+            loads = {request.pin: loads[request.pin]} if request.pin in loads else {}
         elif isinstance(add.params, Pooling) and add.params.late_document:
-            home = self._router.home_of_query(add.params.late_document)
-            loads = {home: loads[home]} if home in loads else loads
+            holder = self._router.replica_of_query(add.params.late_document)
+            loads = {holder: loads[holder]} if holder in loads else loads
         if not loads:
             return None
         remember = self.ready is not None and self.ready.enable_prefix_caching
         number, tokens = self._router.choose(add.tokens, loads, salt=add.salt, remember=remember)
         if isinstance(add.params, Pooling) and add.params.late_query:
-            self._router.keep_query(add.params.late_query, number)
+            self._router.remember_query(add.params.late_query, number)
         return self.replicas[number], tokens

@@ -1,9 +1,9 @@
-"""Which replica a request goes to. Pure: knows tokens and numbers of replicas, no socket and no clock.
+"""The rule by which a request is given to a replica. It uses tokens and replica numbers, no socket or clock.
 
-The rule: the replica that will have the fewest tokens to compute once it has this request too. Those are the
-tokens that it has in flight already, plus those of this prompt that it does not hold from requests before it.
-So a request follows its prefix, unless that replica is busier by more tokens than the prefix saves; then it
-goes where there is room, and the prefix is at home in both places. Equals take turns.
+A request goes to the replica that will have the fewest tokens to compute once it has this request too. Those
+are the tokens that it has in flight already, plus those of this prompt that it does not hold from requests
+before it. So a request follows its prefix, unless that replica is busier by more tokens than the prefix
+saves; then it goes to another one, and from then on both hold the prefix. Equals take turns.
 """
 
 from __future__ import annotations
@@ -17,17 +17,20 @@ BLOCK = 64
 LONGEST = 256
 """Blocks of a prompt that are looked at: those beyond add work and change no choice."""
 REMEMBERED = 1 << 16
-"""Blocks of all prompts together, at most: some ten megabytes."""
+"""The most blocks that are remembered, of all prompts together: some ten megabytes."""
 QUERIES = 1 << 12
-GENERATING = 32
-"""What a request that is being generated weighs, in tokens. It needs one a step, but for many steps."""
+"""The most late-interaction queries that are remembered."""
+DECODE_TOKENS = 32
+"""The load of a request that is being generated, in tokens. It needs one a step, but for many steps."""
 
 
 class Router:
+    """Remembers which replica has computed which prefixes, and chooses one for each request."""
+
     def __init__(self) -> None:
         self.remembered = REMEMBERED
-        """Blocks of all replicas together. Beyond what their caches hold it would be wrong."""
-        self._homes: OrderedDict[int, set[int]] = OrderedDict()
+        """The most blocks of all replicas together: beyond what their caches hold they would be wrong."""
+        self._holders: OrderedDict[int, set[int]] = OrderedDict()
         """Hash of all tokens up to the end of a block -> the replicas that have computed them."""
         self._queries: OrderedDict[str, int] = OrderedDict()
         self._turns = count(1)
@@ -36,10 +39,10 @@ class Router:
     def choose(
         self, tokens: list[int], loads: Mapping[int, int], *, salt: str = "", remember: bool = True
     ) -> tuple[int, int]:
-        """One of the replicas in `loads`, which says how many tokens each has in flight; and how many more
-        it has now.
+        """Choose a replica; returns it, and how many tokens this request adds to its load.
 
-        Without `remember` the prompt leaves nothing behind that could be used again.
+        `loads` holds the replicas that can be chosen, with the tokens that each has in flight. Without
+        `remember` no cache keeps the prompt.
         """
         blocks = list(_hashes(tokens, salt)) if remember and len(loads) > 1 else []
         held = self._held(blocks, loads)
@@ -48,33 +51,33 @@ class Router:
         self._remember(blocks, chosen)
         return chosen, len(tokens) - BLOCK * held[chosen]
 
-    def keep_query(self, name: str, replica: int) -> None:
-        """Vectors that later requests refer to by this name are kept there."""
+    def remember_query(self, name: str, replica: int) -> None:
+        """Note that this replica keeps the vectors to which later requests refer by this name."""
         self._queries[name] = replica
         self._queries.move_to_end(name)
         if len(self._queries) > QUERIES:
             self._queries.popitem(last=False)
 
-    def home_of_query(self, name: str) -> int | None:
+    def replica_of_query(self, name: str) -> int | None:
         return self._queries.get(name)
 
     def forget(self, replicas: Iterable[int]) -> None:
-        """Their caches are empty."""
+        """Forget all that these replicas held, because their caches are empty."""
         gone = set(replicas)
-        for block, homes in list(self._homes.items()):
-            homes -= gone
-            if not homes:
-                del self._homes[block]
+        for block, holders in list(self._holders.items()):
+            holders -= gone
+            if not holders:
+                del self._holders[block]
         self._queries = OrderedDict((name, one) for name, one in self._queries.items() if one not in gone)
 
     def _held(self, blocks: list[int], replicas: Iterable[int]) -> dict[int, int]:
-        """How many leading blocks each replica has."""
+        """Replica -> how many leading blocks of a prompt it holds."""
         held = dict.fromkeys(replicas, 0)
         for index, block in enumerate(blocks):
-            homes = self._homes.get(block)
-            if homes is None:
+            holders = self._holders.get(block)
+            if holders is None:
                 break
-            for one in homes:
+            for one in holders:
                 if held.get(one) == index:  # all blocks before this one, too
                     held[one] = index + 1
         return held
@@ -82,14 +85,14 @@ class Router:
     def _remember(self, blocks: list[int], replica: int) -> None:
         # The last block first, so that what several prompts share is forgotten last.
         for block in reversed(blocks):
-            self._homes.setdefault(block, set()).add(replica)
-            self._homes.move_to_end(block)
-        while len(self._homes) > self.remembered:
-            self._homes.popitem(last=False)
+            self._holders.setdefault(block, set()).add(replica)
+            self._holders.move_to_end(block)
+        while len(self._holders) > self.remembered:
+            self._holders.popitem(last=False)
 
 
 def _hashes(tokens: list[int], salt: str) -> Iterator[int]:
-    """Of each whole block together with all before it."""
+    """The hash of each whole block together with all before it."""
     chain = hash(salt)
     for end in range(BLOCK, min(len(tokens), BLOCK * LONGEST) + 1, BLOCK):
         chain = hash((chain, tuple(tokens[end - BLOCK : end])))

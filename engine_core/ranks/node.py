@@ -71,7 +71,7 @@ class Node:
         self._dealer.setsockopt(zmq.RECONNECT_IVL, _REDIAL_MS)
         self._dealer.setsockopt(zmq.RECONNECT_IVL_MAX, _SLOWEST_REDIAL_MS)
         self._monitor = self._dealer.get_monitor_socket(
-            socket_events.INSIDE | socket_events.LOST | socket_events.REFUSED
+            socket_events.CONNECTED | socket_events.DISCONNECTED | socket_events.REFUSED
         )
         self._inside = False
         self._warned = False
@@ -165,12 +165,12 @@ class Node:
     def _engine_left(self) -> bool:
         """It was there, and its connection has ended."""
         for event, _ in socket_events.events(self._monitor):
-            if event == socket_events.INSIDE:
+            if event == socket_events.CONNECTED:
                 self._inside = True
                 _log.info("the engine has let this machine in")
-            elif event == socket_events.LOST and self._inside:
+            elif event == socket_events.DISCONNECTED and self._inside:
                 return True
-            elif event != socket_events.LOST and not self._warned:
+            elif event != socket_events.DISCONNECTED and not self._warned:
                 self._warned = True
                 _log.warning("the engine refuses this machine: is the cluster key the same there?")
         return False

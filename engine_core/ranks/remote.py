@@ -104,7 +104,7 @@ class RemoteCrew:
         self._router = guarded_socket(self._context, zmq.ROUTER)
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         keys.guard(self._router)
-        self._monitor = self._router.get_monitor_socket(socket_events.LOST | socket_events.REFUSED)
+        self._monitor = self._router.get_monitor_socket(socket_events.DISCONNECTED | socket_events.REFUSED)
         try:
             self.port = _bind(self._router, host, port)
         except OSError:
@@ -224,8 +224,8 @@ class RemoteCrew:
         """Of those who were let in."""
         left = False
         for event, _ in socket_events.events(self._monitor):
-            left |= event == socket_events.LOST and not self._refused
-            self._refused = event != socket_events.LOST
+            left |= event == socket_events.DISCONNECTED and not self._refused
+            self._refused = event != socket_events.DISCONNECTED
             if self._refused and not self._warned:
                 self._warned = True  # they try again many times
                 _log.warning("a connection was refused: is the cluster key the same on all machines?")

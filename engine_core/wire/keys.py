@@ -1,8 +1,8 @@
-"""Who may join over a network: whoever knows one secret. CURVE keys, made from that secret alone.
+"""CURVE keys for connections between machines, made from the secret that all machines of a cluster share.
 
 CURVE encrypts both ways. It never sends the listener's public key, and nobody can greet a listener without
 it: since ours comes from the secret, a stranger's first frame is refused, and no ZAP handler has to look at
-clients. What was recorded on the wire could test guesses of the secret, which is why short ones are refused.
+clients. Recorded traffic could be used to test guesses of the secret, which is why short ones are refused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class KeyPair(msgspec.Struct, frozen=True):
 
 
 class ClusterKeys(msgspec.Struct, frozen=True):
-    """Both sides of every connection: all members hold the same two pairs."""
+    """The key pairs of both sides of every connection: all machines have the same two."""
 
     listener: KeyPair
     caller: KeyPair
@@ -34,12 +34,12 @@ class ClusterKeys(msgspec.Struct, frozen=True):
         return cls(listener=_pair("listener", secret), caller=_pair("caller", secret))
 
     def guard(self, sock: zmq.Socket[Any]) -> None:
-        """Before bind: let nobody in who does not present these keys."""
+        """Refuse those who do not present these keys. Call it before bind."""
         sock.setsockopt(zmq.CURVE_SERVER, 1)
         sock.setsockopt(zmq.CURVE_SECRETKEY, self.listener.secret)
 
     def present(self, sock: zmq.Socket[Any]) -> None:
-        """Before connect: join a listener that guards itself with these keys, and no other."""
+        """Connect only to a listener that has these keys. Call it before connect."""
         sock.setsockopt(zmq.CURVE_SERVERKEY, self.listener.public)
         sock.setsockopt(zmq.CURVE_PUBLICKEY, self.caller.public)
         sock.setsockopt(zmq.CURVE_SECRETKEY, self.caller.secret)

@@ -1,4 +1,4 @@
-"""The secret that all machines of a cluster know: what it must be like. Keys are made of it in keys.py."""
+"""Rules for the secret that all machines of a cluster share. Keys are made of it in keys.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _REMEDY = "make one with `openssl rand -hex 32` and set it as FACET_CLUSTER_KEY 
 
 
 def needed(what: str) -> ValueError:
-    """The error for a machine that is to be joined by others, or to join them, without a secret."""
+    """The error when `what`, an option by which machines join each other, is given without a secret."""
     return ValueError(f"{what} needs a secret that all machines share; {_REMEDY}")
 
 

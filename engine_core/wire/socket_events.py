@@ -1,4 +1,4 @@
-"""What a ZMQ socket tells of its connections, through a socket of its own that is read like any other."""
+"""Events of a ZMQ socket's connections, which come through a socket of their own."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Iterator
 
 import zmq
 
-INSIDE = zmq.EVENT_HANDSHAKE_SUCCEEDED
-LOST = zmq.EVENT_DISCONNECTED
+CONNECTED = zmq.EVENT_HANDSHAKE_SUCCEEDED
+DISCONNECTED = zmq.EVENT_DISCONNECTED
 REFUSED = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
-"""Told right before the LOST of the same connection."""
+"""A failed handshake. DISCONNECTED follows for the same connection."""
 
 
 def events(monitor: zmq.Socket[bytes]) -> Iterator[tuple[int, int]]:
-    """All that have come, each with the number of its connection; never waits."""
+    """All events that have come, each with the number of its connection; never waits."""
     while True:
         try:
             head, _endpoint = monitor.recv_multipart(zmq.NOBLOCK)

@@ -1,11 +1,9 @@
-"""Bytes between servers and engines: the codec, and the two ends of a line. Knows no request and no
-sequence.
+"""Sockets and frames between API servers and engines. Requests and sequences mean nothing here.
 
-Each API server binds a ROUTER, through which requests go out to an engine by its name, and a PULL, into
-which answers come; each engine connects a DEALER and a PUSH to every server. All of it lies in a folder
-that only this user may enter; for engines on other machines the same two sockets listen on TCP as well, to
-those who hold the cluster's keys. A frame that cannot be read is counted, logged and dropped: it never ends a
-loop.
+Each API server binds a ROUTER, through which requests go out to an engine by its name, and a PULL, into which
+answers come; each engine connects a DEALER and a PUSH to every server. The sockets lie in a folder that only
+this user may enter; for engines on other machines the same two sockets listen on TCP as well, to those who
+hold the cluster's keys. A frame that cannot be read is counted, logged and dropped: it never ends a loop.
 """
 
 from __future__ import annotations
@@ -26,12 +24,11 @@ from engine_core.wire.keys import ClusterKeys
 MAX_REQUEST_BYTES = 64 << 20
 """A longer frame makes the receiver drop the connection, so the sender refuses it first."""
 
-_FRAMES = 10_000  # on the way in one direction, before a sender hears "full"
+_FRAMES = 10_000  # in flight in one direction, before sending fails
 _RECONNECT_MS = 20
 _RECONNECT_MAX_MS = 1_000  # over a network
 _LINGER_MS = 300
-_HEARTBEAT_MS, _SILENCE_MS = 2_000, 8_000
-"""Over a network: a machine that vanishes closes nothing, it only falls silent."""
+_HEARTBEAT_MS, _TIMEOUT_MS = 2_000, 8_000  # over a network, where a machine that vanishes closes nothing
 
 _encoder = msgspec.msgpack.Encoder()
 _requests = msgspec.msgpack.Decoder(Request)
@@ -43,7 +40,7 @@ T = TypeVar("T")
 
 
 class RequestTooLarge(ValueError):
-    pass
+    """The frame of a request would be longer than MAX_REQUEST_BYTES."""
 
 
 class Unreachable(Exception):
@@ -51,7 +48,7 @@ class Unreachable(Exception):
 
 
 class Inbox(Generic[T]):
-    """What can be read from a socket without waiting."""
+    """The receiving side of a socket, which decodes messages and never waits."""
 
     def __init__(self, sock: zmq.Socket[bytes], decoder: msgspec.msgpack.Decoder[T]) -> None:
         self.sock = sock
@@ -63,7 +60,7 @@ class Inbox(Generic[T]):
             yield message
 
     def read_with_frames(self) -> Iterator[tuple[zmq.Frame, T]]:
-        """Each message with the first frame of it, which knows where it comes from."""
+        """Each message that has come, with its first frame, which knows the connection it came through."""
         while True:
             try:
                 frames = self.sock.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -80,7 +77,7 @@ class Inbox(Generic[T]):
 
 
 class EngineEnd:
-    """An engine's lines to one API server."""
+    """An engine's sockets to one API server."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: Address, engine: int) -> None:
         self._engine = engine
@@ -91,30 +88,33 @@ class EngineEnd:
         self.push = _socket(context, zmq.PUSH)
         for sock in (dealer, self.push):
             present_keys(sock, address)
-        self.monitor = self.push.get_monitor_socket(socket_events.LOST | socket_events.INSIDE)
+        self.monitor = self.push.get_monitor_socket(socket_events.DISCONNECTED | socket_events.CONNECTED)
         self.backlog: deque[bytes] = deque()
         self.lost = False
-        self._met = False
+        """Whether the server has gone, and no other one has taken its place yet."""
+        self._connected = False
         dealer.connect(address.requests)
         self.push.connect(address.answers)
         self.greet()
 
     def greet(self) -> None:
+        """Make this engine known to the server on both sockets."""
         hello = _encoder.encode(Hello(engine=self._engine, protocol=PROTOCOL))
         for sock in (self.requests.sock, self.push):
             sock.send(hello, zmq.NOBLOCK)
 
     def send(self, answer: Answer) -> bool:
-        """False if the line is full: the server has not read for thousands of steps.
+        """Send, or keep what cannot be sent now; False if the server has not read for thousands of steps.
 
-        The answer is kept, so that nothing is missing if the server wakes up. It is for the caller to give up
-        the server's requests, so that nothing is added. To a server that is gone, nothing is sent.
+        The answer is kept, so that nothing is missing if the server goes on. The caller has to abort the
+        server's requests, so that nothing is added. To a server that is gone, nothing is sent.
         """
         if not self.lost:
             self.backlog.append(_encoder.encode(answer))
         return self.flush()
 
     def flush(self) -> bool:
+        """Send what was kept; False if something is left."""
         while self.backlog:
             try:
                 self.push.send(self.backlog[0], zmq.NOBLOCK)
@@ -124,14 +124,14 @@ class EngineEnd:
         return True
 
     def changes(self) -> Iterator[Literal["lost", "back"]]:
-        """The server's process ended, or another one took its place."""
+        """What has happened: "lost" if the server's process ended, "back" if another one took its place."""
         for event, _ in socket_events.events(self.monitor):
-            if event == socket_events.INSIDE:
-                back, self.lost, self._met = self.lost, False, True
+            if event == socket_events.CONNECTED:
+                back, self.lost, self._connected = self.lost, False, True
                 if back:
                     yield "back"
-            elif self._met:  # before that nothing was said: the first words still lie ready
-                self.lost, self._met = True, False
+            elif self._connected:  # before that nothing was sent: the first messages still wait in the socket
+                self.lost, self._connected = True, False
                 self.backlog.clear()
                 yield "lost"
 
@@ -142,10 +142,10 @@ class EngineEnd:
 
 
 class ServerEnd:
-    """An API server's end of the lines to its engines."""
+    """An API server's sockets to all its engines."""
 
-    def __init__(self, address: Address, door: Address | None = None) -> None:
-        """`door` is for engines of other machines, if there are any."""
+    def __init__(self, address: Address, tcp_address: Address | None = None) -> None:
+        """`tcp_address` is for engines of other machines, if there are any."""
         self._context = zmq.Context()
         router = _socket(self._context, zmq.ROUTER)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -153,22 +153,22 @@ class ServerEnd:
         pull = _socket(self._context, zmq.PULL)
         self.greetings = Inbox(router, _greetings)
         self.answers = Inbox(pull, _answers)
-        self.monitor = pull.get_monitor_socket(socket_events.LOST)
+        self.monitor = pull.get_monitor_socket(socket_events.DISCONNECTED)
         self._engines: dict[int, deque[int]] = {}
-        """Connection -> the engine at its other end, and one that came after it and was given its number."""
+        """Connection -> the engine at its other end, then the engines of later connections of this number."""
         self._newest: dict[int, int] = {}
-        """Engine -> its connection. What still comes on an older one is void."""
+        """Engine -> its connection. What still comes on an older connection is dropped."""
         try:
             self._bind(address)
-            if door is not None:
-                self._bind(door)
+            if tcp_address is not None:
+                self._bind(tcp_address)
         except OSError:
             self.close()
             raise
 
     def _bind(self, address: Address) -> None:
         for inbox, endpoint in ((self.greetings, address.requests), (self.answers, address.answers)):
-            _guard(inbox.sock, address)  # counts for endpoints that are bound from here on
+            _guard(inbox.sock, address)  # applies to endpoints that are bound from here on
             try:
                 inbox.sock.bind(endpoint)
             except zmq.ZMQError as error:
@@ -192,12 +192,12 @@ class ServerEnd:
             raise Unreachable(f"the engine cannot be reached: {error.strerror}") from error
 
     def read_greetings(self) -> Iterator[tuple[bytes, Greeting]]:
-        """Each with the name of the peer, for an answer."""
+        """Each greeting that has come, with the name of the sender, for an answer."""
         for frame, greeting in self.greetings.read_with_frames():
             yield frame.bytes, greeting
 
     def read_answers(self) -> Iterator[tuple[int, Answer]]:
-        """Each with the engine that gives it: the one whose Hello opened this connection."""
+        """Each answer that has come, with the engine that gives it, whose Hello opened this connection."""
         for frame, answer in self.answers.read_with_frames():
             connection = int(frame.get(zmq.SRCFD))
             if isinstance(answer, Hello):
@@ -207,14 +207,14 @@ class ServerEnd:
             if engines and self._newest[engines[-1]] == connection:
                 yield engines[-1], answer
 
-    def left(self) -> list[int]:
-        """Connected engines whose processes have ended, or cannot be heard, since the last call.
+    def disconnected(self) -> list[int]:
+        """Engines whose connections have ended since the last call.
 
-        What they had said must have been read before. An engine that is back already is not told of.
+        What they had sent must have been read before. An engine that is back already is left out.
         """
         gone: list[int] = []
         for _, connection in socket_events.events(self.monitor):
-            if self._engines.get(connection):  # or it was a stranger, who was not let in
+            if self._engines.get(connection):  # or it was a stranger, who was refused
                 engine = self._engines[connection].popleft()
                 if self._newest.get(engine) == connection and engine not in self._engines[connection]:
                     del self._newest[engine]
@@ -244,18 +244,19 @@ def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[by
 def _guard(sock: zmq.Socket[bytes], address: Address) -> None:
     if address.secret is not None:
         ClusterKeys.derive(address.secret).guard(sock)
-        _listen_for_silence(sock, address)
+        _detect_loss(sock, address)
 
 
 def present_keys(sock: zmq.Socket[bytes], address: Address) -> None:
-    """Before connecting to an address that other machines can reach."""
+    """Set the keys with which a socket connects, if the address is one that needs them."""
     if address.secret is not None:
         ClusterKeys.derive(address.secret).present(sock)
-        _listen_for_silence(sock, address)
+        _detect_loss(sock, address)
 
 
-def _listen_for_silence(sock: zmq.Socket[bytes], address: Address) -> None:
+def _detect_loss(sock: zmq.Socket[bytes], address: Address) -> None:
+    """Let a socket end connections whose other end answers no heart-beats."""
     sock.setsockopt(zmq.IPV6, int("[" in address.requests))
     sock.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
     sock.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
-    sock.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENCE_MS)
+    sock.setsockopt(zmq.HEARTBEAT_TIMEOUT, _TIMEOUT_MS)

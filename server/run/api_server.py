@@ -156,7 +156,7 @@ class ApiServer:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
-        loop.add_signal_handler(NO_ENGINE_LEFT, self.client.lose_all)
+        loop.add_signal_handler(NO_ENGINE_LEFT, self.client.all_engines_exited)
 
     def stop(self) -> None:
         """Called again, it stops without waiting for anyone."""

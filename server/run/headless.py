@@ -33,23 +33,23 @@ def run(config: ServerConfig) -> int:
 
 def _launch(config: ServerConfig) -> Fleet:
     replicas = config.replicas
-    welcome = join(replicas.door(0))
+    welcome = join(replicas.tcp_address(0))
     if welcome.replicas != replicas.size:
         raise Refused(
             f"the API server at {replicas.address} expects --data-parallel-size {welcome.replicas}, and here "
             f"it is {replicas.size}: give the same on all machines"
         )
-    if replicas.first < welcome.taken:
+    if replicas.first < (taken := welcome.local_replicas):
         raise Refused(
-            f"--data-parallel-start-rank {replicas.first}: the first {welcome.taken} replicas run beside the "
-            f"API server at {replicas.address}; give {welcome.taken} or more"
+            f"--data-parallel-start-rank {replicas.first}: the first {taken} replicas run beside the API "
+            f"server at {replicas.address}; give {taken} or more"
         )
     numbers = ", ".join(map(str, replicas.local))
     _log.info("runs replica %s of %d, for the API at %s", numbers, replicas.size, replicas.address)
     return launch(
         config.engine,
         replicas,
-        doors=[replicas.door(server) for server in range(welcome.servers)],
+        doors=[replicas.tcp_address(server) for server in range(welcome.servers)],
         drain_seconds=config.shutdown_timeout,
         log_level=config.uvicorn_log_level,
     )

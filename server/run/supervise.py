@@ -37,7 +37,7 @@ def run(config: ServerConfig, listener: socket.socket, engines: Fleet, started: 
 async def _serve_here(config: ServerConfig, listener: socket.socket, engines: Fleet, started: float) -> int:
     server = ApiServer(config, listener, engines.addresses[0], started=started, display=ProgressDisplay())
     # The line to an engine tells of its end too, but not before it is up.
-    watch = asyncio.create_task(engines.keep(server.client.lose))
+    watch = asyncio.create_task(engines.keep(server.client.engine_exited))
     code = await server.run()
     watch.cancel()
     if code == STOPPED:

@@ -54,7 +54,7 @@ async def start(model: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[S
         )
         started.append((fleet, client))
         if ready:
-            await soon(client.settled.wait())
+            await soon(client.ready_or_dead.wait())
             assert client.dead is None
         return fleet, client
 
@@ -99,9 +99,9 @@ async def test_many_streams_at_once(start: Start) -> None:
 async def test_the_start_is_told_stage_by_stage(start: Start, model: Path) -> None:
     told: list[Progress] = []
     fleet, client = await start(ready=False, on_progress=told.append)
-    await soon(client.located.wait())
+    await soon(client.folder_known.wait())
     assert client.folder == str(model)
-    await soon(client.settled.wait())
+    await soon(client.ready_or_dead.wait())
     assert client.ready is not None and client.ready.vocab_size == 50
     assert [progress.stage for progress in told] == ["import", "weights", "cache", "warmup"]
     assert stat.S_IMODE(os.stat(fleet.run_folder).st_mode) == 0o700
@@ -138,7 +138,7 @@ async def test_stats_tell_the_end_of_work(start: Start) -> None:
 async def test_two_servers_share_an_engine_and_one_may_vanish(start: Start) -> None:
     fleet, client = await start(api_servers=2, max_num_seqs=1)
     other = EngineClient(fleet.addresses[1])
-    await soon(other.settled.wait())
+    await soon(other.ready_or_dead.wait())
     running = other.submit([5], Sampling(max_tokens=100))
     await first(running)
     waiting = client.submit([6], Sampling(max_tokens=3))
@@ -146,7 +146,7 @@ async def test_two_servers_share_an_engine_and_one_may_vanish(start: Start) -> N
     assert text(await collect(waiting)) == reference([6], 3)
     # A server in its place is greeted and served.
     another = EngineClient(fleet.addresses[1])
-    await soon(another.settled.wait())
+    await soon(another.ready_or_dead.wait())
     assert text(await collect(another.submit([7], Sampling(max_tokens=3)))) == reference([7], 3)
     another.close()
 
@@ -261,7 +261,7 @@ async def test_a_start_that_fails_says_why_in_one_line_and_exits_with_2(
 ) -> None:
     (model / "no-weights").touch()
     fleet, client = await start(ready=False)
-    await soon(client.settled.wait())
+    await soon(client.ready_or_dead.wait())
     assert client.dead == "model.safetensors: tensor 'lm_head.weight' is missing"
     assert await fleet.engines[0].exited() == 2
     assert capfd.readouterr().err.splitlines()[-1] == f"error: {client.dead}"
@@ -277,7 +277,7 @@ async def test_sigterm_while_loading_exits_at_once(start: Start) -> None:
 
 async def test_an_engine_killed_while_it_loads_is_explained(start: Start) -> None:
     fleet, client = await start(ready=False, watched=True, hf_overrides={"slow": True})
-    keeping = asyncio.create_task(fleet.keep(client.lose))
+    keeping = asyncio.create_task(fleet.keep(client.engine_exited))
     await soon(until(lambda: client.progress.stage == "weights"))
     fleet.engines[0].process.kill()
     await soon(client.died.wait())
@@ -294,7 +294,7 @@ async def test_an_engine_that_says_why_it_cannot_start_is_explained_by_itself(
 ) -> None:
     (model / "no-weights").touch()
     _, client = await start(ready=False)
-    await soon(client.settled.wait())
+    await soon(client.ready_or_dead.wait())
     assert client.explained
 
 
@@ -302,7 +302,7 @@ async def test_the_end_of_all_engines_is_known_without_a_connection(start: Start
     fleet, client = await start(ready=False)
     fleet.engines[0].process.kill()  # before it has connected
     await soon(fleet.engines[0].exited())
-    client.lose_all()
+    client.all_engines_exited()
     assert client.dead == "the engine process ended while starting"
 
 
@@ -337,7 +337,7 @@ async def test_a_client_without_an_engine_answers_all_the_same(tmp_path: Path) -
     (failed,) = await collect(client.submit([1], Sampling(max_tokens=1)))
     assert isinstance(failed, Failed) and failed.code == 503
     client.fail("it never came")
-    assert client.located.is_set() and client.settled.is_set() and client.died.is_set()
+    assert client.folder_known.is_set() and client.ready_or_dead.is_set() and client.died.is_set()
     client.close()
     assert client.dead == "it never came"
 
@@ -378,7 +378,7 @@ async def test_a_rank_that_cannot_load_ends_the_start_by_name(start: Start, mode
     (model / "no-weights").touch()
     fleet, client = await start(ready=False, module="fake_spread")
     assert await asyncio.wait_for(fleet.engines[0].exited(), 10) == 2
-    await soon(client.settled.wait())
+    await soon(client.ready_or_dead.wait())
     assert client.dead == (
         "rank 1 (tensor 1 of 2, stage 0 of 1) ended while loading libraries: model.safetensors: "
         "tensor 'lm_head.weight' is missing"
@@ -436,7 +436,7 @@ async def test_a_replica_that_breaks_is_started_again_and_one_that_is_asked_to_e
 
     def lost(number: int, code: int) -> None:
         ends.append((number, code))
-        client.lose(number, code)
+        client.engine_exited(number, code)
 
     keeping = asyncio.create_task(fleet.keep(lost))
     fleet.engines[1].process.kill()

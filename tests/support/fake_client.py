@@ -48,24 +48,24 @@ class FakeClient:
         self.ready: Ready | None = None
         self.dead: str | None = None
         self.stats: Stats | None = None
-        self.located, self.settled, self.died = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.folder_known, self.ready_or_dead, self.died = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.submitted: list[Submitted] = []
         self.aborted: list[int] = []
 
     def locate(self, folder: Path) -> None:
         self.progress = Progress(stage="import", fraction=0.0, folder=str(folder))
         self.folder = str(folder)
-        self.located.set()
+        self.folder_known.set()
 
     def become_ready(self, **facts: object) -> None:
         self.ready = changed(READY, folder=self.folder, **facts)
-        self.settled.set()
+        self.ready_or_dead.set()
 
     def fail(self, reason: str) -> None:
         self.dead = reason
         for one in self.submitted:
             one.fail(503, reason)
-        for event in (self.located, self.settled, self.died):
+        for event in (self.folder_known, self.ready_or_dead, self.died):
             event.set()
 
     def submit(

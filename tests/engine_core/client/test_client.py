@@ -281,7 +281,7 @@ async def test_requests_go_where_least_is_to_be_done(two: Two) -> None:
         script.answer(stream, 9, finish="length")
     client.abort([fifth.id])
     await both.until(lambda: not client.open_streams)
-    assert [(one.tokens, one.open) for one in client.replicas] == [(0, 0), (0, 0)]
+    assert [(one.tokens, one.requests) for one in client.replicas] == [(0, 0), (0, 0)]
     assert await first.heard(1) == [Abort([fifth.id])]
 
 
@@ -323,7 +323,7 @@ async def test_a_replica_can_be_named(two: Two) -> None:
     for _ in range(3):
         client.submit([1], PARAMS, replica=1)
     assert len(await second.heard(3)) == 3
-    client.lose(1, -9)
+    client.engine_exited(1, -9)
     (refused,) = [output async for output in client.submit([1], PARAMS, replica=1)]
     assert refused == Failed(refused.id, 503, "replica 1 takes no requests now")
 
@@ -357,7 +357,7 @@ async def test_a_dead_replica_that_speaks_after_all_is_not_believed(two: Two) ->
     client.submit([2] * 200, PARAMS, replica=1)
     stream = client.submit([1], PARAMS)
     await first.heard(1)
-    client.lose(0, -9)
+    client.engine_exited(0, -9)
     first.answer(stream, 6, finish="stop")
     await second.heard(2)
     second.answer(stream, 5, finish="length")
@@ -552,10 +552,12 @@ async def test_a_replica_of_another_machine_joins_with_the_key_and_only_with_it(
     layout = over_network(port)
     both = Replicated(address, layout)
     await both.start(0)
-    stranger = Script(msgspec.structs.replace(layout.door(0), secret="another secret, just as long"), 1)
-    plain = Script(msgspec.structs.replace(layout.door(0), secret=None), 1)
+    stranger = Script(
+        msgspec.structs.replace(layout.tcp_address(0), secret="another secret, just as long"), 1
+    )
+    plain = Script(msgspec.structs.replace(layout.tcp_address(0), secret=None), 1)
     both.scripts += [stranger, plain]
-    friend = Script(layout.door(0), 1)
+    friend = Script(layout.tcp_address(0), 1)
     both.scripts.append(friend)
     for script in (stranger, plain, friend):
         script.say(changed(READY, max_num_seqs=3))
@@ -568,10 +570,12 @@ async def test_a_replica_of_another_machine_joins_with_the_key_and_only_with_it(
 async def test_a_machine_is_told_what_it_has_to_know(address: Address) -> None:
     layout = over_network(free_ports(4))
     both = Replicated(address, layout, servers=2)
-    welcome = await asyncio.to_thread(join, layout.door(0))
-    assert (welcome.servers, welcome.replicas, welcome.taken) == (2, 2, 1)
+    welcome = await asyncio.to_thread(join, layout.tcp_address(0))
+    assert (welcome.servers, welcome.replicas, welcome.local_replicas) == (2, 2, 1)
     with pytest.raises(Refused, match="FACET_CLUSTER_KEY"):
-        await asyncio.to_thread(join, msgspec.structs.replace(layout.door(0), secret="not the same one"))
+        await asyncio.to_thread(
+            join, msgspec.structs.replace(layout.tcp_address(0), secret="not the same one")
+        )
     both.close()
 
 
@@ -579,12 +583,12 @@ async def test_a_machine_that_runs_no_engine_waits_for_the_next_one(address: Add
     layout = over_network(free_ports(2), here=0)
     both = Replicated(address, layout)
     assert both.client.ready is None
-    first = await both.start(1, at=layout.door(0))
+    first = await both.start(1, at=layout.tcp_address(0))
     both.end(first)
     await both.until(lambda: both.client.ready is None)
     assert both.client.dead is None
     stream = both.client.submit([1], PARAMS)
     assert await anext(stream) == Failed(stream.id, 503, "no engine can take requests now")
-    await both.start(0, at=layout.door(0))
+    await both.start(0, at=layout.tcp_address(0))
     assert both.client.ready is not None
     both.close()

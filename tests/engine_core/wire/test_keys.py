@@ -54,20 +54,20 @@ def cable() -> Iterator[Cable]:
 
 
 def test_the_secret_opens(cable: Cable) -> None:
-    door = cable.listener(OURS)
+    listener = cable.listener(OURS)
     cable.send(ClusterKeys.derive(SECRET), b"a word")
-    assert door.poll(2000)
-    assert door.recv() == b"a word"
+    assert listener.poll(2000)
+    assert listener.recv() == b"a word"
 
 
 @pytest.mark.parametrize("keys", [OTHERS, None], ids=["another secret", "no key"])
 def test_nothing_else_does(cable: Cable, keys: ClusterKeys | None) -> None:
-    door = cable.listener(OURS)
+    listener = cable.listener(OURS)
     cable.send(keys, b"a lie")
     cable.send(OURS, b"a word")  # who comes later, and is let in: the first is not merely slow
-    assert door.poll(2000)
-    assert door.recv() == b"a word"
-    assert not door.poll(200)
+    assert listener.poll(2000)
+    assert listener.recv() == b"a word"
+    assert not listener.poll(200)
 
 
 @pytest.mark.parametrize("keys", [OTHERS, None], ids=["another secret", "no key"])

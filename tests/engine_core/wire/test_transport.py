@@ -129,9 +129,9 @@ def test_an_engine_that_ends_is_noticed(server: ServerEnd, address: Address) -> 
     context = zmq.Context()
     engine = EngineEnd(context, address, engine=0)
     greeted(server)
-    assert server.left() == []
+    assert server.disconnected() == []
     engine.close()
     context.term()
     wait(server.monitor)
-    assert server.left() == [0]
-    assert server.left() == []
+    assert server.disconnected() == [0]
+    assert server.disconnected() == []

@@ -185,10 +185,12 @@ def test_where_replicas_of_other_machines_call() -> None:
     layout = read(
         "-dp", "2", "--data-parallel-address", "10.0.0.7", "--data-parallel-rpc-port", "400"
     ).replicas
-    first, second = layout.door(0), layout.door(1)
+    first, second = layout.tcp_address(0), layout.tcp_address(1)
     assert (first.requests, first.answers) == ("tcp://10.0.0.7:400", "tcp://10.0.0.7:401")
     assert (second.requests, second.answers) == ("tcp://10.0.0.7:402", "tcp://10.0.0.7:403")
-    assert read("--data-parallel-address", "fd00::7").replicas.door(0).requests == "tcp://[fd00::7]:29550"
+    assert (
+        read("--data-parallel-address", "fd00::7").replicas.tcp_address(0).requests == "tcp://[fd00::7]:29550"
+    )
 
 
 def test_neutral_values_of_the_peers_flags_are_accepted() -> None:

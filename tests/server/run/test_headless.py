@@ -25,15 +25,15 @@ def test_machines_must_agree_on_the_numbers_of_replicas(
 ) -> None:
     asked: list[Address] = []
 
-    def join(door: Address) -> Welcome:
-        asked.append(door)
-        return Welcome(PROTOCOL, servers=1, replicas=4, taken=2)
+    def join(address: Address) -> Welcome:
+        asked.append(address)
+        return Welcome(PROTOCOL, servers=1, replicas=4, local_replicas=2)
 
     monkeypatch.setattr(headless, "join", join)
     config = parse(["-dp", str(size), "--data-parallel-start-rank", str(first), *KEY], {})
     with pytest.raises(Refused, match=reason):
         headless.run(config)
-    assert [door.requests for door in asked] == ["tcp://127.0.0.1:29550"]
+    assert [address.requests for address in asked] == ["tcp://127.0.0.1:29550"]
 
 
 def test_a_node_runs_ranks_and_no_replica(monkeypatch: pytest.MonkeyPatch) -> None:
