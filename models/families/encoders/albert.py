@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 
 from models.config import family_fields
 from models.families.encoders.encoder import MLP, Embeddings, Encoder, EncoderLayer, LayerNames
-from models.families.encoders.encoder_model import EncoderModel, Head
+from models.families.encoders.encoder_model import Head, encoder_classes
 from models.model import ModelSetup
 
 _NAMES = LayerNames(
@@ -66,23 +68,10 @@ def _layer(setup: ModelSetup, fields: AlbertFields) -> EncoderLayer:
     return EncoderLayer(setup, _NAMES, mlp, eps=fields.layer_norm_eps)
 
 
-class _Albert(EncoderModel):
-    prefix = ("albert",)
-    heads = ("predictions", "sop_classifier", "classifier")
-
-
-class AlbertModel(_Albert):
-    def __init__(self, setup: ModelSetup) -> None:
-        super().__init__(albert_trunk(setup))
-
-
-class AlbertForSequenceClassification(_Albert):
-    def __init__(self, setup: ModelSetup) -> None:
-        super().__init__(albert_trunk(setup), Head(setup, dense=("albert.pooler", "pooler")))
-
-
-class AlbertForTokenClassification(_Albert):
-    token_head = True
-
-    def __init__(self, setup: ModelSetup) -> None:
-        super().__init__(albert_trunk(setup), Head(setup))
+AlbertModel, AlbertForSequenceClassification, AlbertForTokenClassification = encoder_classes(
+    "Albert",
+    albert_trunk,
+    partial(Head, dense=("albert.pooler", "pooler")),
+    prefix=("albert",),
+    heads=("predictions", "sop_classifier", "classifier"),
+)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 import torch.nn.functional as F
 
 from models.config import ConfigError, ModelConfig, family_fields
 from models.families.encoders.encoder import MLP, Embeddings, Encoder, EncoderLayer, LayerNames
-from models.families.encoders.encoder_model import EncoderModel, Head
+from models.families.encoders.encoder_model import Head, encoder_classes
 from models.model import ModelSetup
 
 _NAMES = LayerNames(
@@ -80,70 +82,26 @@ def roberta_trunk(setup: ModelSetup) -> Encoder:
     return bert_trunk(setup, first_position=bert_fields(setup.config).pad_token_id + 1)
 
 
-class _Bert(EncoderModel):
-    prefix = ("bert",)
-    heads = ("cls", "classifier")
+BertModel, BertForSequenceClassification, BertForTokenClassification = encoder_classes(
+    "Bert",
+    bert_trunk,
+    partial(Head, dense=("bert.pooler.dense", "pooler.dense")),
+    prefix=("bert",),
+    heads=("cls", "classifier"),
+)
 
+RobertaModel, RobertaForSequenceClassification, RobertaForTokenClassification = encoder_classes(
+    "Roberta",
+    roberta_trunk,
+    partial(Head, dense=("classifier.dense",), out="classifier.out_proj"),
+    prefix=("roberta",),
+    heads=("lm_head", "classifier"),
+)
 
-class BertModel(_Bert):
-    def __init__(self, setup: ModelSetup) -> None:
-        super().__init__(bert_trunk(setup))
-
-
-class BertForSequenceClassification(_Bert):
-    def __init__(self, setup: ModelSetup) -> None:
-        head = Head(setup, dense=("bert.pooler.dense", "pooler.dense"))
-        super().__init__(bert_trunk(setup), head)
-
-
-class BertForTokenClassification(_Bert):
-    token_head = True
-
-    def __init__(self, setup: ModelSetup) -> None:
-        super().__init__(bert_trunk(setup), Head(setup))
-
-
-class _Roberta(EncoderModel):
-    prefix = ("roberta",)
-    heads = ("lm_head", "classifier")
-
-
-class RobertaModel(_Roberta):
-    def __init__(self, setup: ModelSetup) -> None:
-        super().__init__(roberta_trunk(setup))
-
-
-class RobertaForSequenceClassification(_Roberta):
-    def __init__(self, setup: ModelSetup) -> None:
-        head = Head(setup, dense=("classifier.dense",), out="classifier.out_proj")
-        super().__init__(roberta_trunk(setup), head)
-
-
-class RobertaForTokenClassification(_Roberta):
-    token_head = True
-
-    def __init__(self, setup: ModelSetup) -> None:
-        super().__init__(roberta_trunk(setup), Head(setup))
-
-
-class _Electra(EncoderModel):
-    prefix = ("electra",)
-    heads = ("generator_predictions", "generator_lm_head", "discriminator_predictions", "classifier")
-
-
-class ElectraModel(_Electra):
-    def __init__(self, setup: ModelSetup) -> None:
-        super().__init__(bert_trunk(setup))
-
-
-class ElectraForSequenceClassification(_Electra):
-    def __init__(self, setup: ModelSetup) -> None:
-        head = Head(setup, dense=("classifier.dense",), activation=F.gelu, out="classifier.out_proj")
-        super().__init__(bert_trunk(setup), head)
-
-
-class ElectraForTokenClassification(_Electra):
-    token_head = True
-
-    def __init__(self, setup: ModelSetup) -> None:
-        super().__init__(bert_trunk(setup), Head(setup))
+ElectraModel, ElectraForSequenceClassification, ElectraForTokenClassification = encoder_classes(
+    "Electra",
+    bert_trunk,
+    partial(Head, dense=("classifier.dense",), activation=F.gelu, out="classifier.out_proj"),
+    prefix=("electra",),
+    heads=("generator_predictions", "generator_lm_head", "discriminator_predictions", "classifier"),
+)

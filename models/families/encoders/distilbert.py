@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 import torch.nn.functional as F
 
 from models.config import family_fields
 from models.families.encoders.encoder import MLP, Embeddings, Encoder, EncoderLayer, LayerNames
-from models.families.encoders.encoder_model import EncoderModel, Head
+from models.families.encoders.encoder_model import Head, encoder_classes
 from models.model import ModelSetup
 
 _EPS = 1e-12
@@ -47,24 +49,10 @@ def _layer(setup: ModelSetup, fields: DistilBertFields) -> EncoderLayer:
     return EncoderLayer(setup, _NAMES, mlp, eps=_EPS)
 
 
-class _DistilBert(EncoderModel):
-    prefix = ("distilbert",)
-    heads = ("vocab_transform", "vocab_layer_norm", "vocab_projector", "pre_classifier", "classifier")
-
-
-class DistilBertModel(_DistilBert):
-    def __init__(self, setup: ModelSetup) -> None:
-        super().__init__(distilbert_trunk(setup))
-
-
-class DistilBertForSequenceClassification(_DistilBert):
-    def __init__(self, setup: ModelSetup) -> None:
-        head = Head(setup, dense=("pre_classifier",), activation=F.relu)
-        super().__init__(distilbert_trunk(setup), head)
-
-
-class DistilBertForTokenClassification(_DistilBert):
-    token_head = True
-
-    def __init__(self, setup: ModelSetup) -> None:
-        super().__init__(distilbert_trunk(setup), Head(setup))
+DistilBertModel, DistilBertForSequenceClassification, DistilBertForTokenClassification = encoder_classes(
+    "DistilBert",
+    distilbert_trunk,
+    partial(Head, dense=("pre_classifier",), activation=F.relu),
+    prefix=("distilbert",),
+    heads=("vocab_transform", "vocab_layer_norm", "vocab_projector", "pre_classifier", "classifier"),
+)

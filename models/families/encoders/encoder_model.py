@@ -7,7 +7,7 @@ the pooler's business, which reads the attributes here.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +49,31 @@ class EncoderModel(nn.Module):
     def attention_layers(self) -> list[Attention]:
         """None of them reads the cache."""
         return []
+
+
+def encoder_classes(
+    family: str,
+    trunk: Callable[[ModelSetup], nn.Module],
+    head: Callable[[ModelSetup], nn.Module],
+    *,
+    prefix: tuple[str, ...],
+    heads: tuple[str, ...],
+) -> tuple[type[EncoderModel], type[EncoderModel], type[EncoderModel]]:
+    """A family's classes: its trunk alone, with `head` for whole texts, and with a matrix for tokens."""
+
+    def derive(ending: str, head: Callable[[ModelSetup], nn.Module] | None, token_head: bool = False) -> Any:
+        def build(self: EncoderModel, setup: ModelSetup) -> None:
+            EncoderModel.__init__(self, trunk(setup), None if head is None else head(setup))
+
+        names = {"prefix": prefix, "heads": heads, "token_head": token_head}
+        members = {"__init__": build, "__module__": trunk.__module__, **names}
+        return type(f"{family}{ending}", (EncoderModel,), members)
+
+    return (
+        derive("Model", None),
+        derive("ForSequenceClassification", head),
+        derive("ForTokenClassification", Head, token_head=True),
+    )
 
 
 class Head(nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from models.checkpoint.weights import Weights
 from models.config import ConfigError, ModelConfig, family_fields
 from models.families.encoders.encoder import Embeddings, Encoder, EncoderLayer, LayerNames
-from models.families.encoders.encoder_model import EncoderModel, Head
+from models.families.encoders.encoder_model import Head, encoder_classes
 from models.layers.linear import GatedLinear, RowLinear
 from models.layers.mlp import activation_kind
 from models.layers.rotary import Rotary, read_rope
@@ -97,24 +98,10 @@ class UpGate(GatedLinear):
         return [gate, up]
 
 
-class _Gte(EncoderModel):
-    prefix = ("new", "gte")
-    heads = ("lm_head", "classifier")
-
-
-class GteModel(_Gte):
-    def __init__(self, setup: ModelSetup) -> None:
-        super().__init__(gte_trunk(setup))
-
-
-class GteForSequenceClassification(_Gte):
-    def __init__(self, setup: ModelSetup) -> None:
-        head = Head(setup, dense=("new.pooler.dense", "gte.pooler.dense"))
-        super().__init__(gte_trunk(setup), head)
-
-
-class GteForTokenClassification(_Gte):
-    token_head = True
-
-    def __init__(self, setup: ModelSetup) -> None:
-        super().__init__(gte_trunk(setup), Head(setup))
+GteModel, GteForSequenceClassification, GteForTokenClassification = encoder_classes(
+    "Gte",
+    gte_trunk,
+    partial(Head, dense=("new.pooler.dense", "gte.pooler.dense")),
+    prefix=("new", "gte"),
+    heads=("lm_head", "classifier"),
+)

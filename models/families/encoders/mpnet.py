@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import msgspec
 import torch
@@ -12,7 +13,7 @@ from models.checkpoint.files import Cut
 from models.checkpoint.weights import Weights
 from models.config import ModelConfig, family_fields
 from models.families.encoders.encoder import MLP, Embeddings, Encoder, EncoderLayer, LayerNames
-from models.families.encoders.encoder_model import EncoderModel, Head
+from models.families.encoders.encoder_model import Head, encoder_classes
 from models.layers.linear import frozen
 from models.model import ModelSetup
 from models.parallel.parallel import Parallel
@@ -97,24 +98,10 @@ def _buckets(distance: Tensor) -> Tensor:
     return torch.where(distance > 0, half, 0) + torch.where(away < near, away, far)
 
 
-class _MPNet(EncoderModel):
-    prefix = ("mpnet",)
-    heads = ("lm_head", "classifier")
-
-
-class MPNetModel(_MPNet):
-    def __init__(self, setup: ModelSetup) -> None:
-        super().__init__(mpnet_trunk(setup))
-
-
-class MPNetForSequenceClassification(_MPNet):
-    def __init__(self, setup: ModelSetup) -> None:
-        head = Head(setup, dense=("classifier.dense",), out="classifier.out_proj")
-        super().__init__(mpnet_trunk(setup), head)
-
-
-class MPNetForTokenClassification(_MPNet):
-    token_head = True
-
-    def __init__(self, setup: ModelSetup) -> None:
-        super().__init__(mpnet_trunk(setup), Head(setup))
+MPNetModel, MPNetForSequenceClassification, MPNetForTokenClassification = encoder_classes(
+    "MPNet",
+    mpnet_trunk,
+    partial(Head, dense=("classifier.dense",), out="classifier.out_proj"),
+    prefix=("mpnet",),
+    heads=("lm_head", "classifier"),
+)

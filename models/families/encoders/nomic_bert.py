@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 import torch
 from torch import Tensor, nn
@@ -12,7 +14,7 @@ from models.checkpoint.weights import Weights
 from models.config import ConfigError, family_fields
 from models.context import context
 from models.families.encoders.encoder import MLP, Embeddings, Encoder, EncoderLayer, LayerNames
-from models.families.encoders.encoder_model import EncoderModel, Head
+from models.families.encoders.encoder_model import Head, encoder_classes
 from models.layers.linear import GatedLinear, Linear, RowLinear, frozen
 from models.layers.mlp import activation_kind
 from models.layers.rotary import Rope, Rotary, plain_rope, read_rope
@@ -207,24 +209,10 @@ class StretchedRotary(nn.Module):
         return ops.angles(positions, torch.tensor(rope.frequencies, device=positions.device), rope.scale)
 
 
-class _NomicBert(EncoderModel):
-    prefix = ("nomic_bert", "bert")
-    heads = ("cls", "classifier")
-
-
-class NomicBertModel(_NomicBert):
-    def __init__(self, setup: ModelSetup) -> None:
-        super().__init__(nomic_trunk(setup))
-
-
-class NomicBertForSequenceClassification(_NomicBert):
-    def __init__(self, setup: ModelSetup) -> None:
-        head = Head(setup, dense=("nomic_bert.pooler.dense", "bert.pooler.dense"))
-        super().__init__(nomic_trunk(setup), head)
-
-
-class NomicBertForTokenClassification(_NomicBert):
-    token_head = True
-
-    def __init__(self, setup: ModelSetup) -> None:
-        super().__init__(nomic_trunk(setup), Head(setup))
+NomicBertModel, NomicBertForSequenceClassification, NomicBertForTokenClassification = encoder_classes(
+    "NomicBert",
+    nomic_trunk,
+    partial(Head, dense=("nomic_bert.pooler.dense", "bert.pooler.dense")),
+    prefix=("nomic_bert", "bert"),
+    heads=("cls", "classifier"),
+)
