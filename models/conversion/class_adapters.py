@@ -17,13 +17,13 @@ from models.conversion.served_as import Conversion, stem
 from models.conversion.task_heads import embedding_pooler, generating_pooler, label_pooler
 from models.layers.attention import Attention
 from models.model import ModelSetup
-from models.parallel.stages import held
+from models.parallel.stages import if_held
 from models.pooling.pooler import Pooler
 from models.pooling.projection import Matrix
 from models.pooling.sentence_files import Mode
 
 
-class Pooling(nn.Module):
+class PoolingModel(nn.Module):
     """A model that pools: the one it is made of, and the pooler that its hidden states go to.
 
     Every stage has the pooler, to know what is offered; its tensors are in the last one.
@@ -53,7 +53,7 @@ class Pooling(nn.Module):
         return self.base.attention_layers()
 
 
-class _Native(Pooling):
+class _Native(PoolingModel):
     """An encoder, with the head it was published with, if any."""
 
     def __init__(self, setup: ModelSetup) -> None:
@@ -66,7 +66,7 @@ class _Native(Pooling):
             )
 
 
-class _ForEmbedding(Pooling):
+class _ForEmbedding(PoolingModel):
     def __init__(self, setup: ModelSetup) -> None:
         super().__init__(replace(setup, head_tokens=()))
         self.pooler = embedding_pooler(setup, self.default_mode)
@@ -76,7 +76,7 @@ class _ForEmbedding(Pooling):
         super().pull(weights)
 
 
-class _WithTokenLogits(Pooling):
+class _WithTokenLogits(PoolingModel):
     """Labels may be tokens of the vocabulary."""
 
     def pull(self, weights: Weights) -> None:
@@ -96,7 +96,7 @@ class _ForClassification(_WithTokenLogits):
         tokens = setup.pooling.classifier_tokens
         super().__init__(replace(setup, head_tokens=tokens))
         size, labels = setup.config.output_size, setup.pooling.num_labels
-        self.score = None if tokens else held(self.last, Matrix(size, labels, bias=None))
+        self.score = None if tokens else if_held(self.last, Matrix(size, labels, bias=None))
         classifier = self.score or self.token_logits
         self.pooler = label_pooler(setup, classifier, self.default_mode, for_texts=self.for_texts)
 
@@ -180,7 +180,7 @@ def with_pooler(cls: type) -> type:
     return _derive(_WithPooler, cls, f"{cls.__name__}WithPooler")
 
 
-def _derive(kind: type[Pooling], cls: type, name: str) -> type:
+def _derive(kind: type[PoolingModel], cls: type, name: str) -> type:
     """A class that pools already stays as it is."""
     if getattr(cls, "is_pooling_model", False):
         return cls

@@ -7,15 +7,25 @@ from torch import Tensor
 from models.config import ConfigError
 from models.model import ModelSetup
 from models.pooling.config import PoolingConfig
-from models.pooling.pooler import ACTIVATIONS, Every, Function, Merged, Pooler, Route, Rows, Tagged, normalize
+from models.pooling.pooler import (
+    ACTIVATIONS,
+    Every,
+    Function,
+    Merged,
+    Pooler,
+    Rows,
+    Tagged,
+    TaskHead,
+    normalize,
+)
 from models.pooling.projection import Projection
 from models.pooling.sentence_files import Mode
 
 
 def embedding_pooler(setup: ModelSetup, default: Mode) -> Pooler:
     """Vectors for texts and for tokens. `default`: how the family merges tokens if nobody says."""
-    routes, projections = _embedding_routes(setup, default)
-    return Pooler(routes, projections)
+    heads, projections = _embedding_heads(setup, default)
+    return Pooler(heads, projections)
 
 
 def label_pooler(
@@ -32,29 +42,29 @@ def label_pooler(
     `classifier` turns rows [K, output_size] float32 into [K, labels], or into the logits of the tokens that
     stand for the labels. `activates`, `tag`: as the family does it if nobody says.
     """
-    return Pooler(_label_routes(setup, classifier, default, for_texts, activates, tag))
+    return Pooler(_label_heads(setup, classifier, default, for_texts, activates, tag))
 
 
 def generating_pooler(setup: ModelSetup, classifier: Function | None, default: Mode) -> Pooler:
     """What a model offers beside generating: vectors, and labels if there is a classifier."""
-    routes, projections = _embedding_routes(setup, default)
+    heads, projections = _embedding_heads(setup, default)
     if classifier is not None:
-        routes |= _label_routes(setup, classifier, default, for_texts=True, activates=True, tag=None)
-    return Pooler(routes, projections)
+        heads |= _label_heads(setup, classifier, default, for_texts=True, activates=True, tag=None)
+    return Pooler(heads, projections)
 
 
-def _embedding_routes(setup: ModelSetup, default: Mode) -> tuple[dict[str, Route], list[Projection]]:
+def _embedding_heads(setup: ModelSetup, default: Mode) -> tuple[dict[str, TaskHead], list[Projection]]:
     config = setup.pooling
     modes = config.modes or (default,)
     before = Projection(config.token_steps, setup.config.output_size, setup.folder, setup.load_format)
     after = Projection(config.steps, before.width * len(modes), setup.folder, setup.load_format)
     activates = config.normalize if config.use_activation is None else config.use_activation
 
-    def route(rows: Rows, head: Projection) -> Route:
-        return Route(
+    def head(rows: Rows, project: Projection) -> TaskHead:
+        return TaskHead(
             rows=rows,
-            head=head,
-            width=head.width,
+            project=project,
+            width=project.width,
             activation=normalize,
             activates=activates,
             dimensions=config.dimensions,
@@ -63,16 +73,16 @@ def _embedding_routes(setup: ModelSetup, default: Mode) -> tuple[dict[str, Route
 
     # A token is one row: what expects several side by side cannot follow.
     none = Projection((), before.width, setup.folder, setup.load_format)
-    routes = {
-        "embed": route(Merged(modes), after),
-        "token_embed": route(_token_rows(config, tag=None), after if len(modes) == 1 else none),
+    heads = {
+        "embed": head(Merged(modes), after),
+        "token_embed": head(_token_rows(config, tag=None), after if len(modes) == 1 else none),
     }
-    return routes, [before, after]
+    return heads, [before, after]
 
 
-def _label_routes(
+def _label_heads(
     setup: ModelSetup, classifier: Function, default: Mode, for_texts: bool, activates: bool, tag: int | None
-) -> dict[str, Route]:
+) -> dict[str, TaskHead]:
     config = setup.pooling
     modes = config.modes or (default,)
     if len(modes) > 1:
@@ -84,19 +94,19 @@ def _label_routes(
             logits = logits[:, 1:] - logits[:, :1]
         return (logits - config.logit_mean) / config.logit_sigma
 
-    def route(rows: Rows) -> Route:
-        return Route(
+    def head(rows: Rows) -> TaskHead:
+        return TaskHead(
             rows=rows,
-            head=label,
+            project=label,
             width=config.num_labels,
             activation=ACTIVATIONS[config.activation],
             activates=activates if config.use_activation is None else config.use_activation,
         )
 
-    routes = {"token_classify": route(_token_rows(config, tag))}
+    heads = {"token_classify": head(_token_rows(config, tag))}
     if for_texts:
-        routes["classify"] = route(Merged(modes))
-    return routes
+        heads["classify"] = head(Merged(modes))
+    return heads
 
 
 def _token_rows(config: PoolingConfig, tag: int | None) -> Rows:

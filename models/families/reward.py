@@ -12,24 +12,24 @@ import msgspec
 from torch import Tensor, nn
 
 from models.checkpoint.weights import Weights, load
-from models.conversion.class_adapters import Pooling
+from models.conversion.class_adapters import PoolingModel
 from models.conversion.task_heads import label_pooler
 from models.families.decoders.internlm2 import InternLM2ForCausalLM
 from models.families.decoders.qwen2 import Qwen2ForCausalLM
 from models.model import ModelSetup
-from models.parallel.stages import held
+from models.parallel.stages import if_held
 from models.pooling.projection import Matrix
 
 _STEP_END = 151651  # <extra_0> in the vocabulary of Qwen2
 
 
-class InternLM2ForRewardModel(Pooling):
+class InternLM2ForRewardModel(PoolingModel):
     base_class = InternLM2ForCausalLM
 
     def __init__(self, setup: ModelSetup) -> None:
         setup = _with_labels(setup, 1)
         super().__init__(setup)
-        self.v_head = held(self.last, Matrix(setup.config.hidden_size, 1, bias=False))
+        self.v_head = if_held(self.last, Matrix(setup.config.hidden_size, 1, bias=False))
         self.pooler = label_pooler(setup, self.v_head, "LAST", for_texts=False, activates=False)
 
     def pull(self, weights: Weights) -> None:
@@ -37,13 +37,13 @@ class InternLM2ForRewardModel(Pooling):
         load(self.v_head, weights / "v_head")
 
 
-class _Qwen2Reward(Pooling):
+class _Qwen2Reward(PoolingModel):
     base_class = Qwen2ForCausalLM
 
     def __init__(self, setup: ModelSetup, *, labels: int, activates: bool, tag: int | None) -> None:
         setup = _with_labels(setup, labels)
         super().__init__(setup)
-        self.score = held(self.last, _RewardHead(setup.config.hidden_size, labels))
+        self.score = if_held(self.last, _RewardHead(setup.config.hidden_size, labels))
         self.pooler = label_pooler(setup, self.score, "LAST", for_texts=False, activates=activates, tag=tag)
 
     def pull(self, weights: Weights) -> None:

@@ -24,12 +24,12 @@ class Layers(nn.ModuleList):
             load(layer, weights / str(number))
 
 
-def held(here: bool, module: nn.Module) -> nn.Module:
+def if_held(here: bool, module: nn.Module) -> nn.Module:
     """What one stage alone holds: all others have nothing in its place."""
-    return module if here else Elsewhere()
+    return module if here else NotHere()
 
 
-class Elsewhere(nn.Module):
+class NotHere(nn.Module):
     """Stands where another stage has something. What the checkpoint has for it is left to that stage."""
 
     def pull(self, weights: Weights) -> None:

@@ -131,11 +131,11 @@ def normalize(rows: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Route:
+class TaskHead:
     """The way of one task."""
 
     rows: Rows
-    head: Function
+    project: Function
     width: int
     """Of a row that leaves the head."""
     activation: Function
@@ -157,7 +157,7 @@ class Route:
         """A sequence's hidden states [L, H] -> [K, width] float32."""
         if self.before is not None:
             rows = self.before(rows.float())
-        return self.head(self.rows(rows, ids, skip))
+        return self.project(self.rows(rows, ids, skip))
 
     def finish(self, rows: Tensor, use_activation: bool | None, dimensions: int | None) -> Tensor:
         """[R, width] -> [R, the cut width]."""
@@ -169,16 +169,16 @@ class Route:
 
 
 class Pooler(nn.Module):
-    """Answers each sequence of a batch by the route of its task.
+    """Answers each sequence of a batch by the head of its task.
 
     `projections` are the heads whose weights lie beside the checkpoint. Other heads belong to the model,
     which fills them.
     """
 
-    def __init__(self, routes: Mapping[str, Route], projections: Sequence[nn.Module] = ()) -> None:
+    def __init__(self, heads: Mapping[str, TaskHead], projections: Sequence[nn.Module] = ()) -> None:
         super().__init__()
-        self.routes = dict(routes)
-        self.tasks = frozenset(routes)
+        self.heads = dict(heads)
+        self.tasks = frozenset(heads)
         self.projections = nn.ModuleList(projections)
 
     def pull(self, weights: Weights) -> None:
@@ -186,28 +186,28 @@ class Pooler(nn.Module):
             load(projection, weights)
 
     def needs_all_rows(self, params: PoolingLike) -> bool:
-        return self._route(params.task).rows.needs_all
+        return self._head(params.task).rows.needs_all
 
     def width(self, params: PoolingLike) -> int:
         """Of each vector that `forward` answers with."""
-        return self._route(params.task).cut(params.dimensions)
+        return self._head(params.task).cut(params.dimensions)
 
     def forward(self, batch: PoolBatch) -> list[Tensor]:
         """float32, in the order of the batch: [D] for a merged sequence, else [K, D]."""
         hidden, ids = batch.hidden.split(batch.lengths), batch.ids.split(batch.lengths)
         answers: dict[int, Tensor] = {}
         for (task, use_activation, dimensions), members in _alike(batch.params).items():
-            route = self._route(task)
-            pooled = [route.pool(hidden[i], ids[i], batch.params[i].skip) for i in members]
-            finished = route.finish(torch.cat(pooled), use_activation, dimensions)
-            pieces = finished if route.is_merged else finished.split([len(rows) for rows in pooled])
+            head = self._head(task)
+            pooled = [head.pool(hidden[i], ids[i], batch.params[i].skip) for i in members]
+            finished = head.finish(torch.cat(pooled), use_activation, dimensions)
+            pieces = finished if head.is_merged else finished.split([len(rows) for rows in pooled])
             answers |= zip(members, pieces, strict=True)
         return [answers[i] for i in range(len(batch.lengths))]
 
-    def _route(self, task: str) -> Route:
-        if task not in self.routes:
+    def _head(self, task: str) -> TaskHead:
+        if task not in self.heads:
             raise ValueError(f"this model has no task {task!r}; it has {', '.join(sorted(self.tasks))}")
-        return self.routes[task]
+        return self.heads[task]
 
 
 def _alike(params: Sequence[PoolingLike]) -> dict[tuple[str, bool | None, int | None], list[int]]:

@@ -28,7 +28,7 @@ from models.layers.rotary import Rope, Rotary
 from models.model import ModelSetup
 from models.ops.head_prep import HeadPrep
 from models.parallel.parallel import Parallel
-from models.parallel.stages import Layers, held
+from models.parallel.stages import Layers, if_held
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ class Decoder(nn.Module):
             parallel,
             lambda number: DecoderLayer(config, spec, spec.layers[number], parallel),
         )
-        self.norm = held(parallel.last, RMSNorm(config.hidden_size, spec.eps, offset=spec.norm_offset))
+        self.norm = if_held(parallel.last, RMSNorm(config.hidden_size, spec.eps, offset=spec.norm_offset))
         ropes = dict.fromkeys(layer.rope for layer in spec.layers if layer.rope)
         self.rotaries = nn.ModuleList(Rotary(rope) for rope in ropes)
 

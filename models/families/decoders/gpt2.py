@@ -15,7 +15,7 @@ from models.layers.mlp import activation_kind
 from models.layers.norm import LayerNorm
 from models.model import ModelSetup
 from models.parallel.parallel import Parallel
-from models.parallel.stages import Layers, held
+from models.parallel.stages import Layers, if_held
 
 
 class GPT2Fields(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +70,7 @@ class GPT2Model(nn.Module):
         self.wte = Embedding(config.vocab_size, config.hidden_size, setup.parallel)
         self.wpe = Embedding(config.max_len, config.hidden_size, setup.parallel.undivided)
         self.h = Layers(config.num_layers, setup.parallel, lambda number: GPT2Block(setup, fields, number))
-        self.ln_f = held(setup.parallel.last, LayerNorm(config.hidden_size, fields.layer_norm_epsilon))
+        self.ln_f = if_held(setup.parallel.last, LayerNorm(config.hidden_size, fields.layer_norm_epsilon))
 
     def forward(self, ids: Tensor, positions: Tensor, stream: Tensor | None = None) -> Tensor:
         hidden = ops.add(self.wte(ids), self.wpe(positions)) if stream is None else stream  # [T, H]

@@ -14,7 +14,7 @@ from models.layers.linear import Linear, RowLinear
 from models.layers.mlp import activation_kind
 from models.layers.norm import LayerNorm
 from models.model import ModelSetup
-from models.parallel.stages import Layers, held
+from models.parallel.stages import Layers, if_held
 
 _FIRST_POSITION = 2  # rows 0 and 1 of the position table were meant for padding
 _EPS = 1e-5
@@ -78,10 +78,10 @@ class OPTDecoder(nn.Module):
         norm = LayerNorm(size, _EPS) if has_norm else nn.Identity()
         self.embed_tokens = Embedding(config.vocab_size, width, parallel)
         self.embed_positions = Embedding(config.max_len + _FIRST_POSITION, size, parallel.undivided)
-        self.project_in = held(parallel.first, project_in)
+        self.project_in = if_held(parallel.first, project_in)
         self.layers = Layers(config.num_layers, parallel, lambda _: OPTLayer(setup, fields))
-        self.final_layer_norm = held(parallel.last, norm)
-        self.project_out = held(parallel.last, project_out)
+        self.final_layer_norm = if_held(parallel.last, norm)
+        self.project_out = if_held(parallel.last, project_out)
 
     def forward(self, ids: Tensor, positions: Tensor, stream: Tensor | None = None) -> Tensor:
         hidden = self._embed(ids, positions) if stream is None else stream  # [T, H]

@@ -23,7 +23,7 @@ from models.layers.norm import LayerNorm
 from models.model import ModelSetup
 from models.ops.head_prep import HeadPrep
 from models.parallel.parallel import Parallel
-from models.parallel.stages import held
+from models.parallel.stages import if_held
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,16 +168,16 @@ class Encoder(nn.Module):
         super().__init__()
         size = setup.config.hidden_size
         first = setup.parallel.first
-        self.embeddings = held(first, embeddings)
-        self.norm = held(first, LayerNorm(width or size, eps))
-        self.project = held(first, Linear(width or size, size, bias=True)) if project else None
+        self.embeddings = if_held(first, embeddings)
+        self.norm = if_held(first, LayerNorm(width or size, eps))
+        self.project = if_held(first, Linear(width or size, size, bias=True)) if project else None
         self.rotary = rotary
         self.bias = bias
         self.names = {"norm": norm, "project": project}
         order = order or range(len(layers))
         self.order = [order[step] for step in setup.parallel.share_layers(len(order))]
         self.layers = nn.ModuleList(
-            held(index in self.order, layer) for index, layer in enumerate(layers.values())
+            if_held(index in self.order, layer) for index, layer in enumerate(layers.values())
         )
         self.layer_names = list(layers)
 

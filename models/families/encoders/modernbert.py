@@ -21,7 +21,7 @@ from models.layers.norm import LayerNorm
 from models.layers.rotary import Rope, Rotary, read_rope
 from models.model import ModelSetup
 from models.ops.head_prep import HeadPrep
-from models.parallel.stages import Layers, held
+from models.parallel.stages import Layers, if_held
 from models.pooling.projection import Matrix
 
 _NEAR, _FAR = "sliding_attention", "full_attention"
@@ -57,11 +57,11 @@ class ModernBert(nn.Module):
         config, fields = setup.config, family_fields(setup.config, ModernBertFields)
         parallel, kinds = setup.parallel, _kinds(config, fields)
         ropes = {kind: _rope(setup, fields, kind) for kind in dict.fromkeys(kinds)}
-        self.embeddings = held(parallel.first, ModernBertEmbeddings(setup, fields))
+        self.embeddings = if_held(parallel.first, ModernBertEmbeddings(setup, fields))
         self.layers = Layers(
             len(kinds), parallel, lambda number: ModernBertLayer(setup, fields, number, kinds[number])
         )
-        self.final_norm = held(parallel.last, _norm(config, fields))
+        self.final_norm = if_held(parallel.last, _norm(config, fields))
         self.rotaries = nn.ModuleDict({kind: Rotary(rope) for kind, rope in ropes.items()})
 
     def forward(self, ids: Tensor, positions: Tensor, stream: Tensor | None = None) -> Tensor:

@@ -413,14 +413,14 @@ def test_a_checkpoint_is_taken_for_what_it_is(published: Published, tmp_path: Pa
     assert tuple(step.outputs for step in facts.steps if isinstance(step, Dense)) == published.widths
     scores = published.activation is not None
     assert model.pooler.tasks == ({"classify", "token_classify"} if scores else {"embed", "token_embed"})
-    route = model.pooler.routes["classify" if scores else "embed"]
-    assert isinstance(route.rows, Merged)
-    assert route.rows.modes == (published.mode,)
-    assert route.width == (1 if scores else 32)
+    head = model.pooler.heads["classify" if scores else "embed"]
+    assert isinstance(head.rows, Merged)
+    assert head.rows.modes == (published.mode,)
+    assert head.width == (1 if scores else 32)
     if scores:
         assert (facts.num_labels, facts.activation) == (1, published.activation)
     else:
-        assert route.activates == published.normalize
+        assert head.activates == published.normalize
 
 
 def test_qwen3_reranker(tmp_path: Path) -> None:
@@ -440,4 +440,4 @@ def test_qwen3_reranker(tmp_path: Path) -> None:
     assert conversion.architecture == "Qwen3ForCausalLM"
     assert (facts.num_labels, facts.two_way, facts.activation) == (1, True, "sigmoid")
     assert model.pooler.tasks == {"classify", "token_classify"}
-    assert model.pooler.routes["classify"].rows.modes == ("LAST",)
+    assert model.pooler.heads["classify"].rows.modes == ("LAST",)
