@@ -12,7 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from server.frontend import Frontend
 from server.http.endpoint import PathTable
 from server.http.error_answers import explain
-from server.http.middleware import Bounds, HttpNumbers, KeyGuard, RequestIds
+from server.http.middleware import HeaderBounds, HttpNumbers, KeyGuard, RequestIds
 from server.options.table import ServerConfig
 from server.routes import admin, chat, completions, embeddings, models, pooling, scores, tei, tokenize
 
@@ -62,7 +62,7 @@ def _make_app(*, docs: bool) -> FastAPI:
 def _add_middleware(app: FastAPI, config: ServerConfig) -> None:
     """Each is passed before those that were added earlier."""
     app.add_middleware(PathTable, routers=ROUTERS)
-    app.add_middleware(Bounds)
+    app.add_middleware(HeaderBounds)
     if config.api_key:
         app.add_middleware(KeyGuard, keys=config.api_key)
     if config.allowed_origins:

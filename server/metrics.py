@@ -2,7 +2,7 @@
 
 Only what has a value of its own is reported. With several API servers each process writes its share into the
 run's private folder and any of them answers for all; that mode is prometheus_client's own, and so are its
-counters. A process that is alone has plainer ones (`tallies.py`).
+counters. A process that is alone has plainer ones (`plain_metrics.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 
 from engine_core.client.replica import Replica
 from engine_core.protocol import Timing
-from server.tallies import Distribution, Distributions, Tallies, Tally
+from server.plain_metrics import PlainCounter, PlainCounters, PlainHistogram, PlainHistograms
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -64,8 +64,8 @@ class Metrics:
         self._shown = self._registry
         self._model = model_name
         self._read = self._written = 0
-        self._counters: type[Counter | Tallies] = Tallies
-        self._histograms: type[Histogram | Distributions] = Distributions
+        self._counters: type[Counter | PlainCounters] = PlainCounters
+        self._histograms: type[Histogram | PlainHistograms] = PlainHistograms
         if shared is not None:
             self._counters, self._histograms = Counter, Histogram
             self._shown = CollectorRegistry()
@@ -159,11 +159,11 @@ class Metrics:
     def page(self) -> bytes:
         return generate_latest(self._shown)
 
-    def _counter(self, name: str, text: str) -> Counter | Tally:
+    def _counter(self, name: str, text: str) -> Counter | PlainCounter:
         family = self._counters(f"vllm:{name}", text, _LABELS, registry=self._registry)
         return family.labels(self._model, "0")
 
-    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram | Distribution:
+    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram | PlainHistogram:
         family = self._histograms(f"vllm:{name}", text, _LABELS, buckets=buckets, registry=self._registry)
         return family.labels(self._model, "0")
 

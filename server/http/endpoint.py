@@ -21,6 +21,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.errors import ApiError
+from server.http.body import read_body
 from server.http.error_answers import CLIENT_GONE, explain, invalid_body
 from server.http.middleware import path_of
 
@@ -74,7 +75,7 @@ class Endpoint(APIRoute):
             arguments.update(request.path_params)
         if self._takes_request:
             arguments["request"] = request
-        raw = b"" if self._validate is None else await request.body()
+        raw = b"" if self._validate is None else await read_body(request.receive)
         for check in self._checks:
             await check(request)
         if self._validate is not None:

@@ -1,8 +1,10 @@
-"""What every HTTP request passes before its route: numbers, keys, bounds. Plain ASGI, cheap per message."""
+"""What every HTTP request passes before its route: counting, request ids, keys, bounds on headers.
+
+Plain ASGI, because it runs for every message of every answer.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
 import re
@@ -11,18 +13,15 @@ import uuid
 from collections.abc import Iterable
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.errors import ApiError, BadRequest, TooLarge, Unauthorized
+from server.errors import ApiError, BadRequest, Unauthorized
+from server.http import body
 from server.http.error_answers import error_response
 from server.metrics import Metrics
 
-MAX_BODY = 16 << 20
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 64 << 10
-BODY_SECONDS = 30
-"""How long a body may stand still before it is complete."""
 
 OPEN_PATHS = frozenset({"/live", "/health", "/ready", "/ping"})
 """All that answers without a key: whether the server lives, and nothing else."""
@@ -123,8 +122,8 @@ def path_of(scope: Scope) -> str:
     return scope["path"].removeprefix(scope.get("root_path", ""))
 
 
-class Bounds:
-    """Bounds on headers and body, applied while they are read."""
+class HeaderBounds:
+    """Refuses a request whose headers are too many, too long, or announce a body that is not taken."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -136,7 +135,7 @@ class Bounds:
         if error is not None:
             # What is left of the body must not be taken for the next request.
             return await error_response(error, close=True)(scope, receive, send)
-        await self._app(scope, _bounded(receive), send)
+        await self._app(scope, receive, send)
 
 
 def _header_error(scope: Scope) -> ApiError | None:
@@ -150,34 +149,8 @@ def _header_error(scope: Scope) -> ApiError | None:
         return BadRequest("The request needs one header Host, with a host and perhaps a port.")
     headers = dict(reversed(raw))  # of several of one name the first counts, as everywhere
     length = headers.get(b"content-length", b"0")
-    if length.isdigit() and int(length) > MAX_BODY:
-        return _too_large()
+    if length.isdigit() and int(length) > body.MAX_BODY:
+        return body.body_too_large()
     if headers.get(b"content-encoding", b"identity") != b"identity":
         return UnsupportedMediaType("Compressed bodies are not accepted: send the body as it is.")
     return None
-
-
-def _bounded(receive: Receive) -> Receive:
-    size = 0
-    complete = False
-
-    async def bounded() -> Message:
-        nonlocal size, complete
-        if complete:  # what is awaited now is the client's leaving, which may take as long as it likes
-            return await receive()
-        try:
-            async with asyncio.timeout(BODY_SECONDS):
-                message = await receive()
-        except TimeoutError:
-            raise HTTPException(408, f"The body stood still for {BODY_SECONDS} seconds.") from None
-        size += len(message.get("body", b""))
-        if size > MAX_BODY:
-            raise HTTPException(413, _too_large().message)
-        complete = not message.get("more_body", False)
-        return message
-
-    return bounded
-
-
-def _too_large() -> TooLarge:
-    return TooLarge(f"The body may have at most {MAX_BODY} bytes: send less text in one request.")

@@ -95,7 +95,7 @@ async def write_conversation(
         )
 
     short = len(messages) < MANY_MESSAGES and sum(len(message.text()) for message in messages) < LONG_TEXT
-    # a template of the request may loop for long; the sandbox ends it, but not before its time
+    # A template that comes with the request may take long.
     return render() if short and options.chat_template is None else await asyncio.to_thread(render)
 
 

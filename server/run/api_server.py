@@ -21,7 +21,6 @@ from engine_core.protocol import Progress
 from server.app import create_app
 from server.errors import ApiError
 from server.frontend import Frontend
-from server.http.http_protocol import HttpProtocol
 from server.metrics import Metrics
 from server.options.table import ServerConfig
 from server.run.progress import ProgressDisplay
@@ -223,7 +222,7 @@ def _uvicorn_config(config: ServerConfig, frontend: Frontend) -> uvicorn.Config:
     return uvicorn.Config(
         create_app(frontend),
         loop="none",  # it runs in ours
-        http=HttpProtocol,
+        http="httptools",
         ws="none",
         lifespan="off",
         log_config=None,

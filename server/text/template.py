@@ -14,7 +14,7 @@ from typing import Any, Literal
 from jinja2 import TemplateError, TemplateSyntaxError, nodes
 
 from server.errors import BadRequest
-from server.text.sandbox import TemplateSandbox
+from server.text.sandbox import make_sandbox
 
 Format = Literal["string", "openai"]
 """How a template wants a message's content: one string, or the list of parts as the client sent them."""
@@ -32,7 +32,7 @@ RESERVED = {
 }
 """Arguments of `render` that `chat_template_kwargs` may not replace."""
 
-_sandbox = TemplateSandbox()
+_sandbox = make_sandbox()
 
 
 class Compiled:
@@ -40,7 +40,7 @@ class Compiled:
 
     def __init__(self, source: str) -> None:
         tree = _sandbox.parse(source)
-        self.render: Callable[[dict[str, object]], str] = _sandbox.compile_bounded(source)
+        self.render: Callable[[dict[str, object]], str] = _sandbox.from_string(source).render
         self.format: Format = "openai" if _iterates_content(tree) else "string"
         self.takes_both = any(test.name == "string" for test in tree.find_all(nodes.Test))
         """It asks whether a content is a string, so strings need not be wrapped into parts."""
@@ -150,6 +150,7 @@ def _rendered(compiled: Compiled, variables: dict[str, object]) -> str:
         LookupError,
         AttributeError,
         ArithmeticError,
+        MemoryError,
         RecursionError,
     ) as error:
         raise BadRequest(

@@ -11,7 +11,7 @@ from fake_client import FakeClient
 
 from server.app import create_app
 from server.frontend import Frontend
-from server.http import middleware
+from server.http import body
 from server.http.error_answers import invalid_body
 
 Make = Callable[..., Frontend]
@@ -143,7 +143,7 @@ def test_long_lists_of_errors_are_cut() -> None:
 async def test_bodies_are_bounded_while_they_are_read(
     ready: GetReady, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(middleware, "MAX_BODY", 1000)
+    monkeypatch.setattr(body, "MAX_BODY", 1000)
     taken = 0
 
     async def endless() -> AsyncIterator[bytes]:
@@ -167,7 +167,7 @@ async def test_bodies_are_bounded_while_they_are_read(
 
 
 async def test_a_body_that_never_comes(ready: GetReady, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(middleware, "BODY_SECONDS", 0.01)
+    monkeypatch.setattr(body, "BODY_SECONDS", 0.01)
 
     async def stuck() -> AsyncIterator[bytes]:
         yield b'{"request_ids":'

@@ -1,14 +1,12 @@
-"""Chat templates: as transformers renders them, and never for longer or larger than allowed."""
+"""Chat templates: rendered as transformers renders them, and kept from reaching Python."""
 
 from __future__ import annotations
 
-import tracemalloc
 from typing import Any
 
 import pytest
 
 from server.errors import BadRequest
-from server.text import sandbox
 from server.text.template import ChatTemplate, compile_template
 
 CHATML = (
@@ -134,6 +132,7 @@ def test_failures_are_the_requests() -> None:
     assert "TypeError" in refusal("{{ 1 + 'a' }}")
     assert "undefined" in refusal("{{ nothing.here.at.all }}")
     assert "not valid Jinja" in refusal("{% for %}")
+    assert "MemoryError" in refusal("{{ [1] * 10 ** 15 }}")
     assert "RecursionError" in refusal("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}")
 
 
@@ -148,49 +147,3 @@ def test_failures_are_the_requests() -> None:
 )
 def test_templates_cannot_reach_out(template: str) -> None:
     refusal(template)
-
-
-@pytest.mark.parametrize(
-    "template",
-    [
-        "{{ 'a' * 1000000000 }}",
-        "{{ 1000000000 * 'a' }}",
-        "{{ [1] * 1000000000 }}",
-        "{{ 10 ** (10 ** 10) }}",
-        "{% set n = namespace(s='ab') %}{% for i in range(40) %}{% set n.s = n.s + n.s %}{% endfor %}",
-        "{% set n = namespace(s='ab') %}{% for i in range(40) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
-        "{% set n = namespace(s=99) %}{% for i in range(40) %}{% set n.s = n.s * n.s %}{% endfor %}",
-        "{% set b = 'ab' * 4000000 %}{% for i in range(100000) %}{{ b }}{% endfor %}",
-        "{% set b = 'ab' * 4000000 %}{% set c %}{% for i in range(99) %}{{ b }}{% endfor %}{% endset %}",
-        "{% set b = 'ab' * 4000000 %}{{ b.join(range(100000)) }}",
-        "{% set b = 'ab' * 4000000 %}{{ range(100000) | join(b) }}",
-        "{% set b = 'ab' * 4000000 %}{{ b.replace('a', b) }}",
-        "{% set b = 'ab' * 4000000 %}{{ b | replace('a', b) }}",
-        "{{ '%1000000000d' % 1 }}",
-        "{{ '{:>1000000000}'.format(1) }}",
-        "{{ '{:{}}'.format(1, 1000000000) }}",
-        "{{ 'a'.ljust(1000000000) }}",
-        "{{ 'a' | indent(1000000000, true) }}",
-        "{{ 'a' | center(1000000000) }}",
-        "{{ [1] | tojson(indent=1000000000) }}",
-        "{{ lipsum(n=100000) }}",
-        "{{ range(1000000000) | list }}",
-    ],
-)
-def test_templates_cannot_grow_without_bound(template: str) -> None:
-    tracemalloc.start()
-    refusal(template)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < 10 * sandbox.MAX_SIZE
-
-
-def test_templates_cannot_run_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "MAX_SECONDS", 0.05)
-    endless = "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}"
-    assert "ran for more than" in refusal(endless)
-    macro = "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}"
-    assert "ran for more than" in refusal(macro)
-    # A template cannot put itself in the place of the clock.
-    assert "ran for more than" in refusal("{% set tick = none %}" + endless, kwargs={"tick": None})
-    assert render(CHATML) == "<|user|>hi<|end|>\n"

@@ -1,8 +1,8 @@
 """Counters and histograms of a process that is alone: plain numbers until somebody asks for the page.
 
-The same calls as `prometheus_client`'s own, which lock, look up and check each time: a request is counted in
-twenty places, and each of its tokens in two. Those are for several processes (`metrics.py`). All counting is
-done in the one event loop.
+They have the methods of `prometheus_client`'s own, which lock and check at each call and take four times as
+long (docs/decisions/0009). Several processes share their numbers through those (`metrics.py`). All counting
+is done in the one event loop.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 
-class Tally:
+class PlainCounter:
     __slots__ = ("value",)
 
     def __init__(self) -> None:
@@ -27,29 +27,29 @@ class Tally:
         self.value += amount
 
 
-class Tallies(Collector):
+class PlainCounters(Collector):
     """A family of counters: one for each of its labels' values."""
 
     def __init__(self, name: str, text: str, labelnames: Sequence[str], registry: CollectorRegistry) -> None:
         self._about = name, text, labelnames
-        self._known: dict[tuple[str, ...], Tally] = {}
+        self._known: dict[tuple[str, ...], PlainCounter] = {}
         registry.register(self)
 
-    def labels(self, *values: str) -> Tally:
+    def labels(self, *values: str) -> PlainCounter:
         found = self._known.get(values)
         if found is None:
-            found = self._known[values] = Tally()
+            found = self._known[values] = PlainCounter()
         return found
 
     def collect(self) -> Iterator[Metric]:
         name, text, labels = self._about
         family = CounterMetricFamily(name, text, labels=labels)
-        for values, tally in self._known.items():
-            family.add_metric(values, tally.value)
+        for values, counter in self._known.items():
+            family.add_metric(values, counter.value)
         yield family
 
 
-class Distribution:
+class PlainHistogram:
     """How many of the observed values lie in each bucket."""
 
     __slots__ = ("_bounds", "_counts", "_sum")
@@ -69,7 +69,7 @@ class Distribution:
         family.add_metric(labels, list(zip(names, accumulate(self._counts), strict=True)), self._sum)
 
 
-class Distributions(Collector):
+class PlainHistograms(Collector):
     """A family of histograms: one for each of its labels' values."""
 
     def __init__(
@@ -83,18 +83,18 @@ class Distributions(Collector):
     ) -> None:
         self._about = name, text, labelnames
         self._buckets = buckets
-        self._known: dict[tuple[str, ...], Distribution] = {}
+        self._known: dict[tuple[str, ...], PlainHistogram] = {}
         registry.register(self)
 
-    def labels(self, *values: str) -> Distribution:
+    def labels(self, *values: str) -> PlainHistogram:
         found = self._known.get(values)
         if found is None:
-            found = self._known[values] = Distribution(self._buckets)
+            found = self._known[values] = PlainHistogram(self._buckets)
         return found
 
     def collect(self) -> Iterator[Metric]:
         name, text, labels = self._about
         family = HistogramMetricFamily(name, text, labels=labels)
-        for values, distribution in self._known.items():
-            distribution.add_to(family, values)
+        for values, histogram in self._known.items():
+            histogram.add_to(family, values)
         yield family
