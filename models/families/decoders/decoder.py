@@ -7,8 +7,8 @@ another switch here gets a file of its own instead.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import msgspec
 import torch
@@ -92,6 +92,17 @@ class DecoderFields(msgspec.Struct, frozen=True, kw_only=True):
     mlp_bias: bool = False
     sliding_window: int | None = None
     layer_types: tuple[str, ...] | None = None
+
+    def spec(self, config: ModelConfig, layers: tuple[LayerSpec, ...], **others: Any) -> DecoderSpec:
+        """The decoder that these fields describe; `others` are what the family sets itself."""
+        spec = DecoderSpec(
+            layers=layers,
+            intermediate_size=self.intermediate_size,
+            activation=self.hidden_act,
+            eps=self.rms_norm_eps,
+            attention_scale=config.head_dim**-0.5,
+        )
+        return replace(spec, **others)
 
 
 class DecoderAttention(nn.Module):

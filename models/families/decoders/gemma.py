@@ -105,11 +105,10 @@ def _spec(
     norms: Norms,
     per_head_norm: bool = False,
 ) -> DecoderSpec:
-    return DecoderSpec(
-        layers=layers,
-        intermediate_size=fields.intermediate_size,
+    return fields.spec(
+        config,
+        layers,
         activation=fields.activation,
-        eps=fields.rms_norm_eps,
         attention_scale=(fields.query_pre_attn_scalar or config.head_dim) ** -0.5,
         norms=norms,
         norm_offset=1.0,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from models.config import family_fields
-from models.families.decoders.decoder import DecoderFields, DecoderForCausalLM, DecoderSpec, LayerSpec
+from models.families.decoders.decoder import DecoderFields, DecoderForCausalLM, LayerSpec
 from models.layers.rotary import read_rope
 from models.model import ModelSetup
 
@@ -20,11 +20,10 @@ class GraniteForCausalLM(DecoderForCausalLM):
         config = setup.config
         fields = family_fields(config, GraniteFields)
         rope = read_rope(config.raw, config.head_dim, setup.max_len)
-        spec = DecoderSpec(
-            layers=(LayerSpec(rope=rope),) * config.num_layers,
-            intermediate_size=fields.intermediate_size,
-            activation=fields.hidden_act,
-            eps=fields.rms_norm_eps,
+        layers = (LayerSpec(rope=rope),) * config.num_layers
+        spec = fields.spec(
+            config,
+            layers,
             attention_scale=fields.attention_multiplier,
             qkv_bias=fields.attention_bias,
             o_bias=fields.attention_bias,

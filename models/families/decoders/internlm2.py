@@ -10,7 +10,7 @@ from torch import Tensor
 from models.checkpoint.files import Cut
 from models.checkpoint.weights import Reading, Weights
 from models.config import ModelConfig, family_fields
-from models.families.decoders.decoder import DecoderFields, DecoderForCausalLM, DecoderSpec, LayerSpec
+from models.families.decoders.decoder import DecoderFields, DecoderForCausalLM, LayerSpec
 from models.layers.rotary import read_rope
 from models.model import ModelSetup
 
@@ -38,15 +38,8 @@ class InternLM2ForCausalLM(DecoderForCausalLM):
         config = setup.config
         fields = family_fields(config, InternLM2Fields)
         rope = read_rope(config.raw, config.head_dim, setup.max_len)
-        spec = DecoderSpec(
-            layers=(LayerSpec(rope=rope),) * config.num_layers,
-            intermediate_size=fields.intermediate_size,
-            activation=fields.hidden_act,
-            eps=fields.rms_norm_eps,
-            attention_scale=config.head_dim**-0.5,
-            qkv_bias=fields.bias,
-            o_bias=fields.bias,
-        )
+        layers = (LayerSpec(rope=rope),) * config.num_layers
+        spec = fields.spec(config, layers, qkv_bias=fields.bias, o_bias=fields.bias)
         super().__init__(setup, spec)
         self.config = config
 

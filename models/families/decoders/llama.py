@@ -27,12 +27,10 @@ class MistralForCausalLM(DecoderForCausalLM):
 def _spec(setup: ModelSetup, fields: DecoderFields, window: int | None) -> DecoderSpec:
     config = setup.config
     rope = read_rope(config.raw, config.head_dim, setup.max_len)
-    return DecoderSpec(
-        layers=(LayerSpec(rope=rope, window=window),) * config.num_layers,
-        intermediate_size=fields.intermediate_size,
-        activation=fields.hidden_act,
-        eps=fields.rms_norm_eps,
-        attention_scale=config.head_dim**-0.5,
+    layers = (LayerSpec(rope=rope, window=window),) * config.num_layers
+    return fields.spec(
+        config,
+        layers,
         qkv_bias=fields.attention_bias,
         o_bias=fields.attention_bias,
         mlp_bias=fields.mlp_bias,

@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 from models.config import family_fields
-from models.families.decoders.decoder import (
-    POST_NORMS,
-    DecoderFields,
-    DecoderForCausalLM,
-    DecoderSpec,
-    LayerSpec,
-)
+from models.families.decoders.decoder import POST_NORMS, DecoderFields, DecoderForCausalLM, LayerSpec
 from models.layers.rotary import read_rope
 from models.model import ModelSetup
 
@@ -19,12 +13,10 @@ class Olmo2ForCausalLM(DecoderForCausalLM):
         config = setup.config
         fields = family_fields(config, DecoderFields)
         rope = read_rope(config.raw, config.head_dim, setup.max_len)
-        spec = DecoderSpec(
-            layers=(LayerSpec(rope=rope),) * config.num_layers,
-            intermediate_size=fields.intermediate_size,
-            activation=fields.hidden_act,
-            eps=fields.rms_norm_eps,
-            attention_scale=config.head_dim**-0.5,
+        layers = (LayerSpec(rope=rope),) * config.num_layers
+        spec = fields.spec(
+            config,
+            layers,
             norms=POST_NORMS,
             qk_norm="projection",
             qkv_bias=fields.attention_bias,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from models.config import family_fields
-from models.families.decoders.decoder import DecoderFields, DecoderForCausalLM, DecoderSpec, LayerSpec
+from models.families.decoders.decoder import DecoderFields, DecoderForCausalLM, LayerSpec
 from models.layers.rotary import read_rope
 from models.model import ModelSetup
 
@@ -15,12 +15,4 @@ class Phi3ForCausalLM(DecoderForCausalLM):
         layer = LayerSpec(
             rope=read_rope(config.raw, config.head_dim, setup.max_len), window=fields.sliding_window
         )
-        spec = DecoderSpec(
-            layers=(layer,) * config.num_layers,
-            intermediate_size=fields.intermediate_size,
-            activation=fields.hidden_act,
-            eps=fields.rms_norm_eps,
-            attention_scale=config.head_dim**-0.5,
-            fused=True,
-        )
-        super().__init__(setup, spec)
+        super().__init__(setup, fields.spec(config, (layer,) * config.num_layers, fused=True))

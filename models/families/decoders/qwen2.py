@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from models.config import ModelConfig, family_fields
-from models.families.decoders.decoder import DecoderFields, DecoderForCausalLM, DecoderSpec, LayerSpec
+from models.families.decoders.decoder import DecoderFields, DecoderForCausalLM, LayerSpec
 from models.layers.rotary import read_rope
 from models.model import ModelSetup
 
@@ -29,12 +29,5 @@ class Qwen2ForCausalLM(DecoderForCausalLM):
         config = setup.config
         fields = family_fields(config, QwenFields)
         rope = read_rope(config.raw, config.head_dim, setup.max_len)
-        spec = DecoderSpec(
-            layers=tuple(LayerSpec(rope=rope, window=window) for window in fields.windows(config)),
-            intermediate_size=fields.intermediate_size,
-            activation=fields.hidden_act,
-            eps=fields.rms_norm_eps,
-            attention_scale=config.head_dim**-0.5,
-            qkv_bias=True,
-        )
-        super().__init__(setup, spec)
+        layers = tuple(LayerSpec(rope=rope, window=window) for window in fields.windows(config))
+        super().__init__(setup, fields.spec(config, layers, qkv_bias=True))

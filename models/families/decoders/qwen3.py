@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from models.config import family_fields
-from models.families.decoders.decoder import DecoderForCausalLM, DecoderSpec, LayerSpec
+from models.families.decoders.decoder import DecoderForCausalLM, LayerSpec
 from models.families.decoders.qwen2 import QwenFields
 from models.layers.rotary import read_rope
 from models.model import ModelSetup
@@ -14,12 +14,10 @@ class Qwen3ForCausalLM(DecoderForCausalLM):
         config = setup.config
         fields = family_fields(config, QwenFields)
         rope = read_rope(config.raw, config.head_dim, setup.max_len)
-        spec = DecoderSpec(
-            layers=tuple(LayerSpec(rope=rope, window=window) for window in fields.windows(config)),
-            intermediate_size=fields.intermediate_size,
-            activation=fields.hidden_act,
-            eps=fields.rms_norm_eps,
-            attention_scale=config.head_dim**-0.5,
+        layers = tuple(LayerSpec(rope=rope, window=window) for window in fields.windows(config))
+        spec = fields.spec(
+            config,
+            layers,
             qk_norm="head",
             qkv_bias=fields.attention_bias,
             o_bias=fields.attention_bias,

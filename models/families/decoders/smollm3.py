@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from models.config import family_fields
-from models.families.decoders.decoder import DecoderFields, DecoderForCausalLM, DecoderSpec, LayerSpec
+from models.families.decoders.decoder import DecoderFields, DecoderForCausalLM, LayerSpec
 from models.layers.rotary import read_rope
 from models.model import ModelSetup
 
@@ -32,15 +32,13 @@ class SmolLM3ForCausalLM(DecoderForCausalLM):
         config = setup.config
         fields = family_fields(config, SmolLM3Fields)
         rope = read_rope(config.raw, config.head_dim, setup.max_len, default_theta=2000000.0)
-        spec = DecoderSpec(
-            layers=tuple(
-                LayerSpec(rope=rope if fields.has_rope(index) else None, window=fields.window(index))
-                for index in range(config.num_layers)
-            ),
-            intermediate_size=fields.intermediate_size,
-            activation=fields.hidden_act,
-            eps=fields.rms_norm_eps,
-            attention_scale=config.head_dim**-0.5,
+        layers = tuple(
+            LayerSpec(rope=rope if fields.has_rope(index) else None, window=fields.window(index))
+            for index in range(config.num_layers)
+        )
+        spec = fields.spec(
+            config,
+            layers,
             qkv_bias=fields.attention_bias,
             o_bias=fields.attention_bias,
             mlp_bias=fields.mlp_bias,
