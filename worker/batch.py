@@ -1,7 +1,7 @@
-"""A step as the engine plans it becomes the flat tensors that a model reads.
+"""The flat tensors of a step that a model reads, made from the step as the engine plans it.
 
-The only code that knows both layouts: `StepInput`, lists of rows and counts, and `ForwardContext`, packed
-tokens.
+This is the only code that knows both layouts: `StepInput`, lists of slots and counts, and `ForwardContext`,
+packed tokens.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from torch import Tensor
 from models.context import ForwardContext
 from worker.pooling.plan import PoolPlan, plan_pools
 from worker.protocol import NewSeq, Pooling, SeqStep, StepInput
-from worker.sampling.logprobs import PromptWanted
-from worker.sampling.sampler import GREEDY, Plan, plan_sampling
+from worker.sampling.logprobs import PromptLogprobPlan
+from worker.sampling.sampler import GREEDY, SamplingPlan, plan_sampling
 from worker.tables.positions import Columns, LayOut, lay_out
 from worker.tables.slots import SampleRows, Slots
 from worker.tables.staging import Packet
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
-    """The rows of a step that sample a token."""
+class SampleTargets:
+    """The rows of a step that sample a token: where their logits come from and where their tokens go."""
 
-    at: Tensor | None  # [R] place of each row's last token in the step; None: they are all its tokens
-    places: Tensor  # [R] where the new tokens go in the table of tokens, flat
-    rows: list[int]  # place of each row in StepInput.seqs
-    plan: Plan
+    last: Tensor | None  # [R] index of each row's last token in the step; None: they are all its tokens
+    flat: Tensor  # [R] flat indices of the new tokens in the table of tokens
+    rows: list[int]  # index of each row in StepInput.seqs
+    plan: SamplingPlan
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     ids: Tensor  # [T] int64
     context: ForwardContext
-    sampled: Sampled | None
-    prompts: list[PromptWanted]
+    sampled: SampleTargets | None
+    prompt_logprobs: list[PromptLogprobPlan]
     pooled: PoolPlan | None
 
 
@@ -52,28 +52,28 @@ def build(
     needs_all_rows: Callable[[Pooling], bool],
     lay_out: LayOut = lay_out,
 ) -> Batch:
-    """Enter the step's new sequences and blocks in the tables, and lay its tokens out."""
+    """Write the step's new sequences and blocks into the tables, and lay its tokens out."""
     for new in step.new:
         slots.admit(new)
     _check(step, slots, num_blocks)
     columns = Columns.of(step.seqs)
 
-    enter = _enter(step, slots, packet)
+    write_tables = _stage_tables(step, slots, packet)
     layout = lay_out(columns, slots, packet)
-    seconds = _second_texts(columns, slots, packet)
+    token_types = _token_types(columns, slots, packet)
     sampled = _plan_samples(step.seqs, columns, slots, packet, vocab_size)
     pooled = _plan_pools(step.seqs, columns, slots, packet, needs_all_rows)
     packet.send()  # from here on, the tensors made above hold their values
 
-    enter()
+    write_tables()
     ids, context = layout()
-    if seconds is not None:
-        context.token_types = seconds.long()
+    if token_types is not None:
+        context.token_types = token_types.long()
     return Batch(ids, context, sampled, _prompt_logprobs(columns, slots), pooled)
 
 
 def _check(step: StepInput, slots: Slots, num_blocks: int) -> None:
-    """A plan that contradicts the tables would write into other sequences: refuse it before it does."""
+    """Refuse a step that contradicts the tables, before it writes into other sequences."""
     if not step.seqs:
         raise ValueError(f"step {step.number} has no rows")
     for seq in step.seqs:
@@ -81,66 +81,69 @@ def _check(step: StepInput, slots: Slots, num_blocks: int) -> None:
         has_room = end <= held * slots.block_size if slots.paged else start == 0
         if not (0 <= start < end <= slots.max_len and has_room and held <= slots.most_blocks):
             raise ValueError(
-                f"step {step.number}: {seq} does not fit: a row has {slots.max_len} positions and "
+                f"step {step.number}: {seq} does not fit: a slot has {slots.max_len} positions and "
                 f"{slots.most_blocks} blocks of {slots.block_size}, this one would hold {held}"
             )
         if seq.blocks and not 0 <= min(seq.blocks) <= max(seq.blocks) <= num_blocks:
             raise ValueError(f"step {step.number} names a cache block beyond the {num_blocks} there are")
 
 
-def _enter(step: StepInput, slots: Slots, packet: Packet) -> Callable[[], None]:
-    """Bring what is new into the tables: at once, or by what is given, once the packet is on a device."""
-    gains = [seq for seq in step.seqs if seq.blocks]
-    if slots.on_host is not None:
-        tokens, blocks = slots.on_host
+def _stage_tables(step: StepInput, slots: Slots, packet: Packet) -> Callable[[], None]:
+    """Stage new tokens and blocks. The returned function writes them, once the packet is on the device.
+
+    Tables that the host can reach are written at once.
+    """
+    grown = [seq for seq in step.seqs if seq.blocks]
+    if slots.host_tables is not None:
+        tokens, blocks = slots.host_tables
         for new in step.new:
             tokens[new.slot, : len(new.tokens)] = new.tokens
-        for seq in gains:
+        for seq in grown:
             first = slots.blocks[seq.slot]
             blocks[seq.slot, first : first + len(seq.blocks)] = seq.blocks
             slots.blocks[seq.slot] += len(seq.blocks)
         return lambda: None
     staged: list[tuple[Tensor, Tensor, Tensor]] = []
     if step.new:
-        staged.append((slots.tokens, *_stage(packet, *_arrivals(step.new, slots))))
-    if gains:
-        staged.append((slots.block_table, *_stage(packet, *_enter_blocks(gains, slots))))
+        staged.append((slots.tokens, *_stage(packet, *_new_tokens(step.new, slots))))
+    if grown:
+        staged.append((slots.block_table, *_stage(packet, *_new_blocks(grown, slots))))
 
     def write() -> None:
-        for table, places, values in staged:
-            table.view(-1)[places] = values
+        for table, flat, values in staged:
+            table.view(-1)[flat] = values
 
     return write
 
 
-def _stage(packet: Packet, places: ArrayLike, values: ArrayLike) -> tuple[Tensor, Tensor]:
-    return packet.ints(places), packet.ints(values)
+def _stage(packet: Packet, flat: ArrayLike, values: ArrayLike) -> tuple[Tensor, Tensor]:
+    return packet.ints(flat), packet.ints(values)
 
 
-def _arrivals(new: list[NewSeq], slots: Slots) -> tuple[np.ndarray, list[int]]:
-    """Flat places in the table of tokens, and the tokens to write there."""
+def _new_tokens(new: list[NewSeq], slots: Slots) -> tuple[np.ndarray, list[int]]:
+    """Flat indices in the table of tokens, and the tokens to write there."""
     lengths = np.array([len(each.tokens) for each in new], np.int64)
     firsts = np.array([each.slot for each in new], np.int64) * slots.width
     starts = np.cumsum(lengths) - lengths
-    places = np.arange(lengths.sum()) + np.repeat(firsts - starts, lengths)
-    return places, [token for each in new for token in each.tokens]
+    flat = np.arange(lengths.sum()) + np.repeat(firsts - starts, lengths)
+    return flat, [token for each in new for token in each.tokens]
 
 
-def _enter_blocks(gains: list[SeqStep], slots: Slots) -> tuple[list[int], list[int]]:
-    """Flat places in the block table, and the blocks to write there."""
-    places: list[int] = []
+def _new_blocks(grown: list[SeqStep], slots: Slots) -> tuple[list[int], list[int]]:
+    """Flat indices in the block table, and the blocks to write there."""
+    flat: list[int] = []
     blocks: list[int] = []
-    for seq in gains:
+    for seq in grown:
         first = seq.slot * slots.most_blocks + slots.blocks[seq.slot]
-        places += range(first, first + len(seq.blocks))
+        flat += range(first, first + len(seq.blocks))
         blocks += seq.blocks
         slots.blocks[seq.slot] += len(seq.blocks)
-    return places, blocks
+    return flat, blocks
 
 
 def _plan_samples(
     seqs: list[SeqStep], columns: Columns, slots: Slots, packet: Packet, vocab_size: int
-) -> Sampled | None:
+) -> SampleTargets | None:
     chosen = [row for row, seq in enumerate(seqs) if seq.samples]
     if not chosen:
         return None
@@ -152,9 +155,9 @@ def _plan_samples(
             packet, slots, SampleRows(np.array(held), np.array(ends), output_index), vocab_size
         )
     last = [columns.query_starts[row + 1] - 1 for row in chosen]
-    return Sampled(
-        at=None if len(chosen) == columns.query_starts[-1] else packet.ints(last),
-        places=packet.ints([slot * slots.width + end for slot, end in zip(held, ends, strict=True)]),
+    return SampleTargets(
+        last=None if len(chosen) == columns.query_starts[-1] else packet.ints(last),
+        flat=packet.ints([slot * slots.width + end for slot, end in zip(held, ends, strict=True)]),
         rows=chosen,
         plan=plan,
     )
@@ -174,7 +177,7 @@ def _plan_pools(
     if len(asked) < len(chosen):
         raise ValueError("a step pools a sequence that was not admitted for it")
     needs_all = [needs_all_rows(params) for params in asked]
-    if len(chosen) == len(seqs) and all(needs_all) and not any(columns.starts):  # as texts of an encoder
+    if len(chosen) == len(seqs) and all(needs_all) and not any(columns.starts):  # an encoder's texts
         return PoolPlan(chosen, asked, columns.counts, None)
     return plan_pools(
         packet,
@@ -188,8 +191,8 @@ def _plan_pools(
     )
 
 
-def _second_texts(columns: Columns, slots: Slots, packet: Packet) -> Tensor | None:
-    """[T] 1 from where the second text of each row begins; None if no model asks or no row is a pair."""
+def _token_types(columns: Columns, slots: Slots, packet: Packet) -> Tensor | None:
+    """[T] 1 from where the second text of each pair begins, else 0; None for decoders, or without a pair."""
     if slots.paged:
         return None
     begins = [params.second_at if (params := slots.pooling[slot]) else 0 for slot in columns.slots]
@@ -199,16 +202,16 @@ def _second_texts(columns: Columns, slots: Slots, packet: Packet) -> Tensor | No
     return packet.ints([0 < second <= at for second, count in lengths for at in range(count)])
 
 
-def _prompt_logprobs(columns: Columns, slots: Slots) -> list[PromptWanted]:
-    """Position p of a prompt speaks about token p + 1, as long as that belongs to the prompt."""
-    wanted: list[PromptWanted] = []
-    if slots.tell_prompt.isdisjoint(columns.slots):
-        return wanted
+def _prompt_logprobs(columns: Columns, slots: Slots) -> list[PromptLogprobPlan]:
+    """The hidden state of position p predicts token p + 1, as long as that belongs to the prompt."""
+    plans: list[PromptLogprobPlan] = []
+    if slots.wants_prompt_logprobs.isdisjoint(columns.slots):
+        return plans
     for row, slot in enumerate(columns.slots):
         start, first = columns.starts[row], columns.query_starts[row]
         stop = min(columns.ends[row], int(slots.prompt_len[slot]) - 1)
-        top = slots.params[slot].prompt_logprobs
-        if slot in slots.tell_prompt and top is not None and start < stop:
-            chosen = slots.tokens[slot, start + 1 : stop + 1].long()  # [M]
-            wanted.append(PromptWanted(slot, slice(first, first + stop - start), chosen, top))
-    return wanted
+        count = slots.params[slot].prompt_logprobs
+        if slot in slots.wants_prompt_logprobs and count is not None and start < stop:
+            tokens = slots.tokens[slot, start + 1 : stop + 1].long()  # [M]
+            plans.append(PromptLogprobPlan(slot, slice(first, first + stop - start), tokens, count))
+    return plans

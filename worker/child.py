@@ -1,10 +1,9 @@
-"""Start a process of ours so that neither side outlives the other unnoticed. Knows nothing of what runs
-in it.
+"""Child processes that end when their parent does, and whose end the parent notices.
 
-One socket pair joins parent and child. The parent sends the child's configuration through it; from then
-on nothing is said, and the end of either process shows as end-of-file at the other: the child leaves at
-once when its parent is gone, and the parent waits for the child with any poll. The standard
-multiprocessing module is not used because it pickles.
+One socket pair joins parent and child. The parent sends the child's configuration through it; from then on
+nothing is sent, and the end of either process shows as end-of-file at the other: the child exits at once when
+its parent is gone, and the parent waits for the child with any poll. The standard multiprocessing module is
+not used because it pickles.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Child:
-    """A running process. Whoever holds it keeps the process alive: when it is dropped, the process ends."""
+    """A running process. It ends when this object is garbage."""
 
     def __init__(self, name: str, process: subprocess.Popen[bytes], lifeline: socket.socket) -> None:
         self.name = name
@@ -66,7 +65,7 @@ class Child:
         self._process.kill()
 
     def stop(self, seconds: float) -> int:
-        """Ask it to end, and end it if it has not after `seconds`."""
+        """Ask the process to end, and kill it if it has not after `seconds`."""
         self.terminate()
         if not self.ended_within(seconds):
             self.kill()
@@ -74,9 +73,9 @@ class Child:
 
 
 def start(name: str, module: str, payload: bytes, inherit: Sequence[int] = ()) -> Child:
-    """Run `python -m module FD`, whose main() calls adopt(FD) first. It gets the descriptors `inherit` too.
+    """Run `python -m module FD`, whose main() calls adopt(FD) first. `inherit`: descriptors that it gets too.
 
-    Call it from a thread that lives as long as the child may: Linux ends the child with that thread.
+    Call this from a thread that lives as long as the child may: Linux ends the child with that thread.
     """
     ours, theirs = socket.socketpair()
     with theirs:
@@ -86,13 +85,13 @@ def start(name: str, module: str, payload: bytes, inherit: Sequence[int] = ()) -
             stdin=subprocess.DEVNULL,
             process_group=0,  # a Ctrl-C at the terminal reaches the parent alone, which decides what follows
         )
-    with suppress(BrokenPipeError, ConnectionResetError):  # it is dead already, which the sentinel tells
+    with suppress(BrokenPipeError, ConnectionResetError):  # it is dead already, as the sentinel shows
         ours.sendall(len(payload).to_bytes(_LENGTH_BYTES, "little") + payload)
     return Child(name, process, ours)
 
 
 def adopt(fd: int) -> bytes:
-    """Called first in the child: returns the payload, and ties this process's life to its parent's."""
+    """Tie this process's life to its parent's, and return the payload. The child calls this first."""
     os.set_inheritable(fd, False)
     lifeline = socket.socket(fileno=fd)
     _die_with_parent()
@@ -110,7 +109,7 @@ def describe_exit(code: int) -> str:
 
 
 def _die_with_parent() -> None:
-    """Linux ends this process even while it holds the interpreter's lock; elsewhere the thread must do."""
+    """Have Linux end this process even while it holds the interpreter's lock; elsewhere a thread does."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -120,7 +119,7 @@ def _read(lifeline: socket.socket, count: int) -> bytes:
     while len(data) < count:
         part = lifeline.recv(count - len(data))
         if not part:
-            raise SystemExit("the parent process ended before it had said what to do")
+            raise SystemExit("the parent process ended before it had sent the configuration")
         data += part
     return bytes(data)
 

@@ -1,4 +1,4 @@
-"""What a worker is told at start. None means "decide from the device"; WorkerFacts says what was decided."""
+"""The options of a worker. None means "decide from the device"; WorkerFacts says what was decided."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from worker.options import WorkerOptions
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Which of the ranks that hold one model together a worker is, and where it meets the others."""
+    """The place of a worker among the ranks that hold one model together, and where it finds the others."""
 
     tensor_rank: int = 0
     tensor_size: int = 1
-    """How many ranks share each layer."""
+    """The number of ranks that share each layer."""
     stage: int = 0
     stages: int = 1
-    """Into how many runs of layers the model is cut; the ranks of one stage hold one of them together."""
+    """The number of runs of layers into which the model is cut; the ranks of one stage hold one of them."""
     local_rank: int = 0
-    """Among all workers on this machine, those of other replicas too: tells which device is this one's."""
+    """The number of this worker on its machine, those of other replicas counted: the number of its device."""
     local_ranks: int = 1
-    """Workers that share this machine's cores and memory."""
-    meeting: str = ""
+    """The number of workers that share this machine's cores and memory."""
+    rendezvous: str = ""
     """Where the ranks find each other: file:///... on one machine, tcp://host:port across several."""
     address: str = "127.0.0.1"
-    """Of this machine, as the other ranks reach it."""
+    """The address at which the other ranks reach this machine."""
     replica: int | None = None
-    """Which of several models like this one they hold."""
+    """The number of the replica to which these ranks belong, if there are several."""
 
     @property
     def rank(self) -> int:
@@ -39,13 +39,13 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         return self.stages * self.tensor_size
 
     @property
-    def answers(self) -> bool:
-        """Whether this is the one rank whose outputs the engine reads: the first of the last stage."""
+    def returns_outputs(self) -> bool:
+        """Whether the engine reads outputs from this rank, the first one of the last stage."""
         return self.stage == self.stages - 1 and self.tensor_rank == 0
 
     @property
     def name(self) -> str:
-        """Of a process that runs this worker alone, in its log."""
+        """The name of a process that runs this worker alone, as its log shows it."""
         own = f"rank {self.rank}" if self.size > 1 else "worker"
         return own if self.replica is None else f"engine {self.replica} {own}"
 

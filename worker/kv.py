@@ -1,8 +1,8 @@
 """The paged KV cache: how many blocks there are, and the memory behind them. Nothing is measured by running.
 
 All blocks lie in one tensor, layer after layer as [2, blocks, kv_heads, block_size, head_dim], and every
-attention layer is bound to its part. One block more than the engine knows belongs to the worker: what is
-written there is never read.
+attention layer is bound to its part. One block more than the engine knows belongs to the worker as scratch:
+keys and values that are written there are never read.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from models.config import ModelConfig
 from models.layers.attention import Attention
 from worker.config import WorkerConfig
 from worker.devices.base import GIB, Device
-from worker.limits import Limits
-from worker.pooling.late_interaction import KEPT_BYTES
+from worker.host.memory import PageToucher
+from worker.limits import WorkerLimits
+from worker.pooling.hidden import HiddenStore
+from worker.pooling.late_interaction import MOST_BYTES
 from worker.tables.slots import Slots
 from worker.tables.workspace import WORKSPACE
 
@@ -29,29 +31,45 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class CacheSize:
     num_blocks: int
-    """That the engine may use; the scratch block comes after them."""
+    """Blocks that the engine may use; the scratch block comes after them."""
     block_bytes: int
-    """Of all layers together, and of the hidden states that are kept beside them."""
+    """Bytes of a block in all layers together, and in the store of hidden states beside them."""
     max_model_len: int
-    """What was asked for, or as much of the model's as fits."""
+    """The length that was asked for, or as much of the model's as fits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """The cache of one rank. The attention layers hold keys and values themselves."""
+
+    size: CacheSize
+    hidden: HiddenStore | None = None
+    """The store of hidden states, if a task reads those of earlier steps."""
+    page_toucher: PageToucher | None = None
+
+
+def no_cache(max_model_len: int) -> Cache:
+    """An encoder computes each sequence whole, so it has no blocks."""
+    return Cache(CacheSize(0, 0, max_model_len))
 
 
 def block_bytes(layers: Sequence[Attention], block_size: int, dtype: torch.dtype) -> int:
-    """Of keys and values of all layers."""
+    """Bytes of the keys and values of a block in all layers."""
     return sum(2 * layer.kv_heads * block_size * layer.head_dim * dtype.itemsize for layer in layers)
 
 
 def size_cache(
     config: WorkerConfig,
-    limits: Limits,
+    limits: WorkerLimits,
     block_bytes: int,
     budget: int,
     flag: str,
-    least: Callable[[int], int] = int,
+    minimum: Callable[[int], int] = int,
 ) -> CacheSize:
-    """`budget` bytes by default, which `flag` changes; never more than all rows can fill.
+    """The number of blocks: `budget` bytes, unless an option says otherwise, up to what all slots can fill.
 
-    `least`: of a number that each rank has; all have room for the same sequences.
+    `flag`: the option that changes the budget. `minimum`: that of all ranks' numbers, for all must have room
+    for the same sequences.
     """
     per_sequence = -(-limits.max_model_len // limits.block_size)
     if config.options.num_gpu_blocks_override is not None:
@@ -60,7 +78,7 @@ def size_cache(
         if config.options.kv_cache_memory_bytes is not None:
             budget, flag = config.options.kv_cache_memory_bytes, "--kv-cache-memory-bytes"
         blocks = min(budget // block_bytes, limits.max_num_seqs * per_sequence)
-    blocks = least(blocks)
+    blocks = minimum(blocks)
     if blocks >= per_sequence:
         return CacheSize(blocks, block_bytes, limits.max_model_len)
 
@@ -81,7 +99,7 @@ def bind_cache(
 ) -> list[Tensor]:
     """Take the memory, without touching it, and give each layer its part.
 
-    Returns what lies together: of each layer the keys of all blocks, and the values.
+    Returns the contiguous parts: the keys of all blocks of a layer, its values, and so on.
     """
     blocks = size.num_blocks + 1
     memory = device.allocate(blocks * block_bytes(layers, block_size, dtype)).view(dtype)
@@ -98,16 +116,16 @@ def bind_cache(
 
 def step_bytes(
     model: ModelConfig,
-    limits: Limits,
+    limits: WorkerLimits,
     layers: Sequence[Attention],
     dtype: torch.dtype,
     *,
     pools: bool,
     ranks: int = 1,
 ) -> int:
-    """An upper bound of what a step takes beside weights and cache, from the shapes alone.
+    """An upper bound of the bytes that a step takes beside weights and cache, from the shapes alone.
 
-    `ranks`: among which heads and features of the MLP are divided.
+    `ranks`: the number of ranks that share heads and features of the MLP.
     """
     pooled = limits.max_pooled_tokens * model.hidden_size * (dtype.itemsize + 3 * 4) if pools else 0
     inner = model.raw.get("intermediate_size")
@@ -127,8 +145,8 @@ def step_bytes(
         + 3 * 4 * limits.max_num_seqs * model.vocab_size  # logits; two copies, to cap, mask and rank them
         + 3 * 4 * capped * longest_chunk * limits.max_model_len  # scores, and two copies to cap them
         + 6 * WORKSPACE
-        + pooled  # as the model gave them, and float32 copies on their way to answers
-        + (KEPT_BYTES if pools else 0)
+        + pooled  # the hidden states, and float32 copies on their way to results
+        + (MOST_BYTES if pools else 0)
         + Slots.nbytes(limits.max_num_seqs, limits.max_model_len, limits.block_size)
         + GIB // 2  # libraries' own workspaces and fragmentation
     )

@@ -1,4 +1,4 @@
-"""The sizes a worker runs with: what the operator asked for, the rest from the device and the model."""
+"""The sizes a worker runs with: those the operator asked for, the rest from the device and the model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from worker.options import WorkerOptions
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class WorkerLimits:
     block_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -19,11 +19,16 @@ class Limits:
 
     @property
     def max_pooled_tokens(self) -> int:
-        """Hidden states that are pooled in one step: those of earlier steps are among them."""
+        """The most hidden states that are pooled in one step, those of earlier steps among them."""
         return max(self.max_num_batched_tokens, self.max_model_len)
 
+    @property
+    def staged_words(self) -> int:
+        """The words that most steps stage; a step with more, for long prompts, makes a larger buffer."""
+        return 4 * (self.max_num_batched_tokens + 8 * self.max_num_seqs)
 
-def resolve_limits(config: WorkerConfig, device: Device) -> Limits:
+
+def resolve_limits(config: WorkerConfig, device: Device) -> WorkerLimits:
     asked = config.options
     pools = config.conversion.runner == "pooling"
     defaults = device.pooling_defaults if pools else device.defaults
@@ -38,11 +43,11 @@ def resolve_limits(config: WorkerConfig, device: Device) -> Limits:
         if value is not None and value < least:
             raise ValueError(f"{flag} must be at least {least}, not {value}")
     seqs, tokens = _batch_sizes(asked, defaults)
-    return Limits(asked.block_size or defaults.block_size, seqs, tokens, _model_len(config))
+    return WorkerLimits(asked.block_size or defaults.block_size, seqs, tokens, _model_len(config))
 
 
 def _batch_sizes(asked: WorkerOptions, defaults: Defaults) -> tuple[int, int]:
-    """A step must have room for one token of every sequence: the size that was not given makes way."""
+    """A step must have room for one token of every sequence: the size that was not given is adapted."""
     seqs, tokens = asked.max_num_seqs, asked.max_num_batched_tokens
     if tokens is None:
         seqs = seqs or defaults.max_num_seqs
@@ -57,17 +62,17 @@ def _batch_sizes(asked: WorkerOptions, defaults: Defaults) -> tuple[int, int]:
     return seqs, tokens
 
 
-def agree(limits: Limits, least: Callable[[int], int]) -> Limits:
-    """What the smallest of all ranks' devices can hold."""
+def agree(limits: WorkerLimits, minimum: Callable[[int], int]) -> WorkerLimits:
+    """The sizes that the smallest of all ranks' devices can hold. `minimum`: that of all ranks' numbers."""
     return replace(
         limits,
-        max_num_seqs=least(limits.max_num_seqs),
-        max_num_batched_tokens=least(limits.max_num_batched_tokens),
+        max_num_seqs=minimum(limits.max_num_seqs),
+        max_num_batched_tokens=minimum(limits.max_num_batched_tokens),
     )
 
 
-def hold_whole_sequences(limits: Limits, config: WorkerConfig) -> Limits:
-    """For a model whose tokens see what follows them: a step must have room for the longest sequence."""
+def fit_whole_sequences(limits: WorkerLimits, config: WorkerConfig) -> WorkerLimits:
+    """Give a step room for the longest sequence, which an encoder computes whole."""
     if limits.max_num_batched_tokens >= limits.max_model_len:
         return limits
     if config.options.max_num_batched_tokens is not None:

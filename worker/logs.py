@@ -1,6 +1,6 @@
-"""Logging of any process of Facet: one handler, one line format; the only module that touches handlers.
+"""Logging of any process of Facet: one handler, one line format. Only this module touches handlers.
 
-Torch-free: every floor uses it.
+Every floor uses it, so it imports no torch.
 """
 
 from __future__ import annotations
@@ -26,6 +26,6 @@ def setup(process: str, level: str) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """Errors that were foreseen explain themselves; others at least say what they are."""
+    """The text of an error in one line, with the type of one that was not foreseen."""
     text = " ".join(str(error).split())
     return text if isinstance(error, (ValueError, OSError)) and text else f"{type(error).__name__}: {text}"

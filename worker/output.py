@@ -1,4 +1,4 @@
-"""What a step answers: packed into one tensor on the device, unpacked on the host once that has arrived."""
+"""The output of a step: packed into one tensor on the device, unpacked on the host once that has arrived."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from torch import Tensor
 
 from worker.batch import Batch
 from worker.devices.base import Device, Fetch
-from worker.pooling.plan import Pooled
+from worker.pooling.plan import PooledVectors
 from worker.protocol import StepInput, StepOutput, TokenLogprobs, Vectors
-from worker.sampling.logprobs import read
-from worker.sampling.sampler import Choice
+from worker.sampling.logprobs import unpack_logprobs
+from worker.sampling.sampler import SampledTokens
 
 NOT_FINITE = "the model produced non-finite logits"
 NOT_FINITE_VALUES = "the model produced non-finite values"
 
 
-def send_back(
+def fetch_output(
     device: Device,
     step: StepInput,
     batch: Batch,
-    choice: Choice | None,
+    tokens: SampledTokens | None,
     prompt_tables: list[Tensor],
-    pooled: Pooled,
-) -> Handle:
-    """Start the one copy out. The handle keeps what it needs: rows may belong to others when it is read."""
-    tables = [*(choice.logprobs if choice else []), *prompt_tables]
-    parts = [choice.told.flatten()] if choice else []
+    pooled: PooledVectors,
+) -> StepHandle:
+    """Start the one copy to the host. Slots may have other sequences when the handle is read."""
+    tables = [*(tokens.logprobs if tokens else []), *prompt_tables]
+    parts = [tokens.packed.flatten()] if tokens else []
     parts += [table.flatten() for table in tables]
     if pooled.vectors:
         parts.append(torch.cat([vectors.flatten() for vectors in pooled.vectors]).view(torch.int32))
@@ -39,24 +39,24 @@ def send_back(
         parts = [torch.empty(0, dtype=torch.int32, device=device.target)]
     packed = torch.cat(parts) if len(parts) > 1 else parts[0]
     shapes = [(table.shape[0], table.shape[1]) for table in tables]
-    answers = [(row, tuple(vectors.shape)) for row, vectors in zip(pooled.rows, pooled.vectors, strict=True)]
-    return Handle(step, batch, shapes, answers, pooled.failed, device.fetch(packed))
+    vectors = [(row, tuple(vectors.shape)) for row, vectors in zip(pooled.rows, pooled.vectors, strict=True)]
+    return StepHandle(step, batch, shapes, vectors, pooled.failed, device.fetch(packed))
 
 
 @dataclass(frozen=True, slots=True)
-class Handle:
-    """A step under way."""
+class StepHandle:
+    """A step under way, with all that reading its output needs."""
 
     _step: StepInput
     _batch: Batch
     _shapes: list[tuple[int, int]]
-    _answers: list[tuple[int, tuple[int, ...]]]
-    """Of pooled sequences: place in StepInput.seqs, and shape."""
+    _vectors: list[tuple[int, tuple[int, ...]]]
+    """Index in StepInput.seqs and shape of each pooled sequence's vectors."""
     _refused: dict[int, str]
     _fetch: Fetch
 
     def result(self) -> StepOutput:
-        """Waits for this step's own answer, not for later steps."""
+        """Wait for the output of this step, but not for later steps."""
         words = self._fetch.wait()
         sampled = self._batch.sampled
         seqs = self._step.seqs
@@ -76,7 +76,9 @@ class Handle:
             number=self._step.number,
             tokens=tokens,
             logprobs=self._logprobs(tables),
-            prompt_logprobs={wanted.slot: read(next(tables)) for wanted in self._batch.prompts},
+            prompt_logprobs={
+                wanted.slot: unpack_logprobs(next(tables)) for wanted in self._batch.prompt_logprobs
+            },
             failed=failed,
             pooled=pooled,
         )
@@ -88,11 +90,11 @@ class Handle:
             start += rows * width
 
     def _pooled(self, words: np.ndarray, failed: dict[int, str]) -> dict[int, Vectors]:
-        """They are the last words. One that is not finite fails its own sequence."""
+        """Pooled vectors are the last int32 words of the copy. One that is not finite fails its sequence."""
         pooled: dict[int, Vectors] = {}
-        start = len(words) - sum(prod(shape) for _, shape in self._answers)
+        start = len(words) - sum(prod(shape) for _, shape in self._vectors)
         all_finite = np.isfinite(words[start:].view(np.float32)).all()
-        for row, shape in self._answers:
+        for row, shape in self._vectors:
             stop = start + prod(shape)
             numbers = words[start:stop].view(np.float32)
             slot = self._step.seqs[row].slot
@@ -109,6 +111,6 @@ class Handle:
             return []
         entries: list[TokenLogprobs | None] = [None] * len(self._step.seqs)
         for wanted in sampled.plan.logprobs:
-            for row, entry in zip(wanted.rows_host, read(next(tables)), strict=True):
+            for row, entry in zip(wanted.rows_host, unpack_logprobs(next(tables)), strict=True):
                 entries[sampled.rows[row]] = entry
         return entries

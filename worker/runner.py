@@ -1,10 +1,10 @@
-"""Runner: a model on a device that takes steps. Orchestration only; tensors are the other modules' business.
+"""Runner: a model on a device that takes steps. It only calls the other modules, which handle the tensors.
 
 `launch` never waits for the device and may be called again before the last step's result is read:
 everything a step needs of earlier ones is on the device already.
 
-A model may be spread over ranks. Each has a runner that takes the same steps; those of the last stage sample
-and pool, and one of them answers.
+A model may be spread over ranks. Each has a runner that takes the same steps; the ranks of the last stage
+sample and pool, and one of them returns outputs.
 """
 
 from __future__ import annotations
@@ -24,48 +24,56 @@ from models.parallel.parallel import Parallel
 from worker.batch import Batch, build
 from worker.config import WorkerConfig
 from worker.devices.selection import choose_dtype, dtype_name, open_device
-from worker.host.memory import PageToucher, release_after_loading
-from worker.kv import CacheSize, bind_cache, block_bytes, size_cache, step_bytes
-from worker.limits import Limits, agree, hold_whole_sequences, resolve_limits
-from worker.output import Handle, send_back
+from worker.host.memory import release_after_loading
+from worker.kv import Cache, bind_cache, block_bytes, no_cache, size_cache, step_bytes
+from worker.limits import WorkerLimits, agree, fit_whole_sequences, resolve_limits
+from worker.output import StepHandle, fetch_output
 from worker.pooling.hidden import HiddenStore
-from worker.pooling.late_interaction import Queries
-from worker.pooling.plan import Pooled, answer, gather, offered_tasks, whole_tasks, widths
+from worker.pooling.late_interaction import QueryStore
+from worker.pooling.plan import (
+    PooledVectors,
+    apply_late_interaction,
+    gather_hidden,
+    offered_tasks,
+    whole_tasks,
+    widths,
+)
 from worker.protocol import StepInput, WorkerFacts
-from worker.ranks.groups import meet
-from worker.ranks.stage import Stage, Unheard
-from worker.sampling.logprobs import rank_prompt
-from worker.sampling.sampler import Choice, choose
+from worker.ranks.groups import join_groups
+from worker.ranks.stage import SilentStep, Stage
+from worker.sampling.logprobs import prompt_logprob_table
+from worker.sampling.sampler import SampledTokens, sample
 from worker.tables.slots import Slots
 from worker.tables.staging import Staging
 from worker.warmup import warm_up_steps
 
 logger = logging.getLogger(__name__)
 
+Report = Callable[[str, float], None]
+"""Takes the phase of a load and how much of it is done, from 0 to 1."""
+
 
 class Runner:
-    def __init__(self, config: WorkerConfig, report: Callable[[str, float], None]) -> None:
+    def __init__(self, config: WorkerConfig, report: Report) -> None:
         place = config.place
-        self._answers = place.answers
+        self._config = config
         self._device = open_device(config)
         self._dtype = choose_dtype(config, self._device)
         limits = resolve_limits(config, self._device)
-        self._groups = meet(place, self._device.open_group, self._device.target)
-        limits = agree(limits, self._groups.least)
-        steps_behind = config.steps_ahead + place.stages - 1  # that may be under way when one starts
-        self._stage = self._open_stage(config, steps_behind)
-        self._vocab_size = config.model.vocab_size
-        self._model = self._load(config, limits, report)
+        self._groups = join_groups(place, self._device.open_group, self._device.target)
+        limits = agree(limits, self._groups.minimum)
+        steps_behind = config.steps_ahead + place.stages - 1  # steps that may be under way when one starts
+        self._stage = self._open_stage(steps_behind + 1)
+        self._model = self._load(limits, report)
         self._device.after_loading(self._model.parameters())
         release_after_loading(Path(config.folder))
-        tasks = offered_tasks(config, self._model.pooler)
-        whole = whole_tasks(tasks, self._model.pooler)
 
         report("cache", 0.0)
         if not self._model.causal:
-            limits = hold_whole_sequences(limits, config)
-        size = self._make_cache(config, limits, keeps_hidden=bool(whole), pools=tasks != ("generate",))
-        limits = replace(limits, max_model_len=size.max_model_len)
+            limits = fit_whole_sequences(limits, config)
+        tasks = offered_tasks(config, self._model.pooler)
+        self._cache = self._make_cache(limits, tasks)
+        limits = replace(limits, max_model_len=self._cache.size.max_model_len)
         self._slots = Slots(
             self._device.target,
             limits.max_num_seqs,
@@ -73,102 +81,84 @@ class Runner:
             limits.block_size,
             paged=self._model.causal,
         )
-        self._staging = Staging(
-            self._device.staging_buffer,
-            steps_behind,
-            4 * (limits.max_num_batched_tokens + 8 * limits.max_num_seqs),
-        )
-        self._queries = Queries()
+        self._staging = Staging(self._device.staging_buffer, steps_behind, limits.staged_words)
+        self._queries = QueryStore()
         self._lay_out, self._forward = self._device.captured(
             self._model.forward, self._slots, replays=place.size == 1
         )
         report("cache", 1.0)
 
-        self.facts = WorkerFacts(
-            device=self._device.name,
-            dtype=dtype_name(self._dtype),
-            block_size=limits.block_size,
-            num_blocks=size.num_blocks,
-            max_model_len=limits.max_model_len,
-            max_num_seqs=limits.max_num_seqs,
-            max_num_batched_tokens=limits.max_num_batched_tokens,
-            weight_bytes=sum(parameter.nbytes for parameter in self._model.parameters()),
-            kv_bytes=size.num_blocks * size.block_bytes,
-            tasks=tasks,
-            causal=self._model.causal,
-            widths=widths(tasks, self._model.pooler),
-            whole_tasks=whole,
-        )
+        self.facts = self._facts(limits, tasks)
         report("warmup", 0.0)
         self._warm_up()
-        if self._page_toucher is not None:
-            self._page_toucher.start()
+        if self._cache.page_toucher is not None:
+            self._cache.page_toucher.start()
         report("warmup", 1.0)
         logger.debug("ready: %s", self.facts)
 
     @torch.inference_mode()
-    def launch(self, step: StepInput) -> Handle | Unheard:
-        if self._page_toucher is not None:
-            self._page_toucher.follow(step)
+    def launch(self, step: StepInput) -> StepHandle | SilentStep:
+        if self._cache.page_toucher is not None:
+            self._cache.page_toucher.follow(step)
         stage = self._stage
         if stage:
-            stage.catch_up(step, self._slots.tokens)
+            stage.receive_tokens(step, self._slots.tokens)
         batch = build(
             step,
             self._slots,
             self._staging.open(),
             num_blocks=self.facts.num_blocks,
-            vocab_size=self._vocab_size,
+            vocab_size=self._config.model.vocab_size,
             needs_all_rows=self._model.pooler.needs_all_rows,
             lay_out=self._lay_out,
         )
-        stream = stage.receive(len(batch.ids)) if stage else None
+        stream = stage.receive_stream(len(batch.ids)) if stage else None
         with use_context(batch.context):
             hidden = self._forward(batch.ids, batch.context.positions, stream)
         if stage and not stage.last:
-            stage.pass_on(hidden, step, batch.sampled)
-            return Unheard(step.number)
+            stage.send_stream(hidden, step, batch.sampled)
+            return SilentStep(step.number)
         handle = self._finish(step, batch, hidden)
-        return handle if self._answers else Unheard(step.number)
+        return handle if self._config.place.returns_outputs else SilentStep(step.number)
 
     def close(self) -> None:
         """Give the cache back. The runner is of no use afterwards."""
-        if self._page_toucher is not None:
-            self._page_toucher.close()
+        if self._cache.page_toucher is not None:
+            self._cache.page_toucher.close()
         for layer in self._model.attention_layers():
             layer.kv = None
-        self._hidden = None
+        self._cache = no_cache(0)
         self._groups.close()
         self._device.close()
 
-    def _finish(self, step: StepInput, batch: Batch, hidden: Tensor) -> Handle:
-        """From the last hidden states of a step to what it answers."""
-        if self._hidden is not None:
-            self._hidden.write(hidden, batch.context)
+    def _finish(self, step: StepInput, batch: Batch, hidden: Tensor) -> StepHandle:
+        """Sample and pool from the last hidden states of a step, and start to fetch the output."""
+        if self._cache.hidden is not None:
+            self._cache.hidden.write(hidden, batch.context)
+        vocab_size = self._config.model.vocab_size
         prompt_tables = [
-            rank_prompt(hidden, wanted, self._model.logits, self._vocab_size) for wanted in batch.prompts
+            prompt_logprob_table(hidden, plan, self._model.logits, vocab_size)
+            for plan in batch.prompt_logprobs
         ]
-        choice = self._sample(batch, hidden)
+        tokens = self._sample(batch, hidden)
         pooled = self._pool(batch, hidden)
-        return send_back(self._device, step, batch, choice, prompt_tables, pooled)
+        return fetch_output(self._device, step, batch, tokens, prompt_tables, pooled)
 
-    def _open_stage(self, config: WorkerConfig, steps_behind: int) -> Stage | None:
+    def _open_stage(self, in_flight: int) -> Stage | None:
         links = self._groups.links
         if links is None:
             return None
         return Stage(
-            config.place,
+            self._config.place,
             links,
-            width=config.model.hidden_size,
+            width=self._config.model.hidden_size,
             dtype=self._dtype,
             target=self._device.target,
-            in_flight=steps_behind + 1,
+            in_flight=in_flight,
         )
 
-    def _load(
-        self, config: WorkerConfig, limits: Limits, report: Callable[[str, float], None]
-    ) -> ServedModel:
-        place = config.place
+    def _load(self, limits: WorkerLimits, report: Report) -> ServedModel:
+        config, place = self._config, self._config.place
         options = LoadOptions(
             config.model,
             Path(config.folder),
@@ -188,17 +178,15 @@ class Runner:
         )
         return load_model(options)
 
-    def _make_cache(
-        self, config: WorkerConfig, limits: Limits, *, keeps_hidden: bool, pools: bool
-    ) -> CacheSize:
-        self._hidden: HiddenStore | None = None
-        self._page_toucher: PageToucher | None = None
+    def _make_cache(self, limits: WorkerLimits, tasks: tuple[str, ...]) -> Cache:
         if not self._model.causal:
-            return CacheSize(0, 0, limits.max_model_len)
-        device, dtype, layers = self._device, self._dtype, self._model.attention_layers()
-        keeps_hidden = keeps_hidden and config.place.stage == config.place.stages - 1
-        width = config.model.output_size if keeps_hidden else 0
-        step = step_bytes(config.model, limits, layers, dtype, pools=pools, ranks=config.place.tensor_size)
+            return no_cache(limits.max_model_len)
+        config, device, dtype = self._config, self._device, self._dtype
+        layers, place = self._model.attention_layers(), config.place
+        stores_hidden = bool(whole_tasks(tasks, self._model.pooler)) and place.stage == place.stages - 1
+        width = config.model.output_size if stores_hidden else 0
+        pools = tasks != ("generate",)
+        step = step_bytes(config.model, limits, layers, dtype, pools=pools, ranks=place.tensor_size)
         size = size_cache(
             config,
             limits,
@@ -206,35 +194,52 @@ class Runner:
             + HiddenStore.block_bytes(limits.block_size, width, dtype),
             device.cache_budget(config.options.gpu_memory_utilization, step),
             device.cache_flag,
-            self._groups.least,
+            self._groups.minimum,
         )
         parts = bind_cache(size, layers, limits.block_size, dtype, device)
-        self._page_toucher = device.page_toucher(parts, size.num_blocks)
-        if keeps_hidden:
-            self._hidden = HiddenStore(size.num_blocks, limits.block_size, width, dtype, device.allocate)
-        return size
+        hidden = None
+        if stores_hidden:
+            hidden = HiddenStore(size.num_blocks, limits.block_size, width, dtype, device.allocate)
+        return Cache(size, hidden, device.page_toucher(parts, size.num_blocks))
 
-    def _sample(self, batch: Batch, hidden: Tensor) -> Choice | None:
+    def _facts(self, limits: WorkerLimits, tasks: tuple[str, ...]) -> WorkerFacts:
+        model, size = self._model, self._cache.size
+        return WorkerFacts(
+            device=self._device.name,
+            dtype=dtype_name(self._dtype),
+            block_size=limits.block_size,
+            num_blocks=size.num_blocks,
+            max_model_len=limits.max_model_len,
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            weight_bytes=sum(parameter.nbytes for parameter in model.parameters()),
+            kv_bytes=size.num_blocks * size.block_bytes,
+            tasks=tasks,
+            causal=model.causal,
+            widths=widths(tasks, model.pooler),
+            whole_tasks=whole_tasks(tasks, model.pooler),
+        )
+
+    def _sample(self, batch: Batch, hidden: Tensor) -> SampledTokens | None:
         sampled = batch.sampled
         if sampled is None:
             return None
-        logits = self._model.logits(hidden if sampled.at is None else hidden[sampled.at])
-        device, texts = self._device, self._slots.tokens
-        choice = choose(logits, sampled.plan, texts, device.scan, may_sync=device.may_sync)
-        tokens = choice.tokens
-        texts.view(-1)[sampled.places] = tokens
+        logits = self._model.logits(hidden if sampled.last is None else hidden[sampled.last])
+        device, table = self._device, self._slots.tokens
+        tokens = sample(logits, sampled.plan, table, device.scan, may_sync=device.may_sync)
+        table.view(-1)[sampled.flat] = tokens.tokens
         if self._stage:
-            self._stage.tell(tokens)
-        return choice
+            self._stage.send_tokens(tokens.tokens)
+        return tokens
 
-    def _pool(self, batch: Batch, hidden: Tensor) -> Pooled:
+    def _pool(self, batch: Batch, hidden: Tensor) -> PooledVectors:
         plan = batch.pooled
         if plan is None:
-            return Pooled()
-        vectors = self._model.pooler(gather(plan, hidden, batch.ids, self._hidden, self._slots))
-        return answer(plan, vectors, self._queries)
+            return PooledVectors()
+        inputs = gather_hidden(plan, hidden, batch.ids, self._cache.hidden, self._slots)
+        return apply_late_interaction(plan, self._model.pooler(inputs), self._queries)
 
     def _warm_up(self) -> None:
-        for step in warm_up_steps(self.facts, row=self._slots.dummy):
+        for step in warm_up_steps(self.facts, slot=self._slots.dummy):
             for reason in self.launch(step).result().failed.values():
                 logger.warning("at warm-up, %s: --dtype %s may be too narrow", reason, self.facts.dtype)

@@ -17,9 +17,9 @@ _NVIDIA = Path("/dev/nvidiactl")
 
 
 def start(config: WorkerConfig, report: Callable[[str, float], None]) -> Runner:
-    """Nothing before this imports torch."""
+    """Load a worker. Nothing before this imports torch."""
     with ThreadPoolExecutor(1, thread_name_prefix="prepare") as meanwhile:
         if config.options.device == "cpu" or (config.options.device == "auto" and not _NVIDIA.exists()):
-            meanwhile.submit(prepare)  # what goes wrong there is met again, and told, when kernels are opened
+            meanwhile.submit(prepare)  # an error is met again, and reported, when kernels are opened
         from worker.runner import Runner
     return Runner(config, report)

@@ -14,7 +14,7 @@ from engine_core.protocol import STAGES
 from engine_core.ranks.local import Crew
 from worker.config import Place, WorkerConfig
 from worker.protocol import StepInput, StepOutput, WorkerFacts
-from worker.ranks.channel import RankFailed, RankProgress, RankReady, RankSays, StepFailed
+from worker.ranks.channel import RankFailed, RankMessage, RankProgress, RankReady, StepFailed
 
 _LAG_MS = 300  # after the first word of a failure, those of other machines may still be under way
 
@@ -43,7 +43,7 @@ class RanksExecutor:
         self._dead: ExecutorDead | None = None
         self._poller = zmq.Poller()
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(RankSays)
+        self._decoder = msgspec.msgpack.Decoder(RankMessage)
 
     def start(self) -> WorkerFacts:
         for crew in self._crews:
@@ -103,12 +103,12 @@ class RanksExecutor:
         failed: dict[int, RankFailed] = {}
         for crew in self._crews:
             for rank, frame in crew.news():
-                says: RankSays = self._decoder.decode(frame)
+                says: RankMessage = self._decoder.decode(frame)
                 match says:
                     case StepOutput() | StepFailed():
                         self._landed[says.number] = says
                     case RankProgress():
-                        self._ranks[rank].stage, self._ranks[rank].fraction = says.stage, says.fraction
+                        self._ranks[rank].stage, self._ranks[rank].fraction = says.phase, says.fraction
                         self._tell_progress()
                     case RankReady(facts):
                         self._ranks[rank].facts = facts
@@ -125,7 +125,7 @@ class RanksExecutor:
 
     def _death(self, failed: dict[int, RankFailed]) -> ExecutorDead:
         """Names the one that failed first. One that was silenced comes before those that felt its loss."""
-        rank, failure = min(failed.items(), key=lambda item: (not item[1].silent, item[1].at))
+        rank, failure = min(failed.items(), key=lambda item: (not item[1].unreported, item[1].at))
         doing = STAGES["ready" if self._ranks[rank].facts else self._ranks[rank].stage]
         return ExecutorDead(f"{self._name(rank)} ended while {doing}: {failure.message}")
 
@@ -144,7 +144,9 @@ class RanksExecutor:
         """Those of the rank that answers, with what all of them hold together."""
         ranks = list(self._ranks.values())
         all_facts = [rank.facts for rank in ranks if rank.facts is not None]
-        answering = next(rank.facts for rank in ranks if rank.place.answers and rank.facts is not None)
+        answering = next(
+            rank.facts for rank in ranks if rank.place.returns_outputs and rank.facts is not None
+        )
         return replace(
             answering,
             weight_bytes=sum(facts.weight_bytes for facts in all_facts),

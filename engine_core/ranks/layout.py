@@ -56,7 +56,7 @@ def lay_out(
 ) -> list[Place]:
     """All ranks in order: machine by machine, equally many on each, the ranks of a stage side by side."""
     per_node = config.ranks // config.nnodes
-    meeting = f"tcp://{config.master_addr}:{config.master_port + 1}" if config.nnodes > 1 else ""
+    rendezvous = f"tcp://{config.master_addr}:{config.master_port + 1}" if config.nnodes > 1 else ""
     return [
         Place(
             tensor_rank=rank % config.tensor_parallel_size,
@@ -65,7 +65,7 @@ def lay_out(
             stages=config.pipeline_parallel_size,
             local_rank=local_index * per_node + rank % per_node,
             local_ranks=local_engines * per_node,
-            meeting=meeting,
+            rendezvous=rendezvous,
             address=config.master_addr if config.nnodes > 1 else "127.0.0.1",
             replica=replica,
         )

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from worker import child
 from worker.config import Place, WorkerConfig
-from worker.ranks.channel import Line, RankFailed, RankStart
+from worker.ranks.channel import EngineEnd, RankFailed, RankStart
 
 _STOP_SECONDS = 2.0
 _EXIT_SECONDS = 1.0  # between the end of a channel and that of its process
@@ -57,7 +57,7 @@ class Crew(Protocol):
 
 
 class LocalCrew:
-    """Ranks that have no meeting place yet are given one, in a folder of their own."""
+    """Ranks that have no rendezvous yet are given one, in a folder of their own."""
 
     def __init__(
         self, places: Sequence[Place], module: str = "worker.ranks.process", folder: str | None = None
@@ -68,7 +68,7 @@ class LocalCrew:
         self._home = folder
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._processes: dict[int, child.Child] = {}
-        self._lines: dict[int, Line] = {}
+        self._lines: dict[int, EngineEnd] = {}
 
     def start(self, config: WorkerConfig, log_level: str) -> None:
         for place in self._places:
@@ -76,7 +76,7 @@ class LocalCrew:
 
     def register(self, poller: zmq.Poller) -> None:
         for line in self._lines.values():
-            flags = zmq.POLLIN | zmq.POLLOUT if line.behind else zmq.POLLIN
+            flags = zmq.POLLIN | zmq.POLLOUT if line.has_unsent else zmq.POLLIN
             poller.register(line, 0 if line.ended else flags)
 
     @property
@@ -95,7 +95,7 @@ class LocalCrew:
             for frame in line.read():
                 yield rank, frame
             if line.ended:
-                ending = RankFailed(_ending(self._processes[rank]), time.time(), silent=True)
+                ending = RankFailed(_ending(self._processes[rank]), time.time(), unreported=True)
                 yield rank, _encoder.encode(ending)
 
     def where(self, rank: int) -> str:
@@ -116,11 +116,11 @@ class LocalCrew:
             self._folder.cleanup()
 
     def _invite(self, place: Place) -> Place:
-        if place.meeting or place.size == 1:
+        if place.rendezvous or place.size == 1:
             return place
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix="facet-", dir=self._home)  # mode 0700
-        return replace(place, meeting=f"file://{self._folder.name}/meeting")
+        return replace(place, rendezvous=f"file://{self._folder.name}/rendezvous")
 
     def _start(self, config: WorkerConfig, log_level: str) -> None:
         rank = config.place.rank
@@ -129,7 +129,7 @@ class LocalCrew:
             channel = theirs.fileno()
             payload = _encoder.encode(RankStart(config, channel, log_level))
             self._processes[rank] = child.start(f"rank {rank}", self._module, payload, inherit=[channel])
-        self._lines[rank] = Line(ours)
+        self._lines[rank] = EngineEnd(ours)
 
 
 def _ending(process: child.Child) -> str:

@@ -36,7 +36,7 @@ from models.checkpoint.hub import resolve
 from models.config import read_config
 from worker import logs
 from worker.child import BROKE, CANNOT_START, STOPPED
-from worker.ranks.channel import RankFailed, RankProgress, RankSays
+from worker.ranks.channel import RankFailed, RankMessage, RankProgress
 
 _ENDS = {STOP: STOPPED, KILL: BROKE}
 _REDIAL_MS, _SLOWEST_REDIAL_MS = 100, 1000
@@ -158,7 +158,7 @@ class Node:
             if frame != PING:
                 yield frame
 
-    def _say(self, task: NodeTask, what: RankSays) -> None:
+    def _say(self, task: NodeTask, what: RankMessage) -> None:
         """In the name of the first of its ranks, while these have no voice."""
         self._dealer.send_multipart([b"%d" % task.places[0].rank, self._encoder.encode(what)])
 

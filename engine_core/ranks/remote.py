@@ -23,7 +23,7 @@ from engine_core.wire import socket_events
 from engine_core.wire.keys import ClusterKeys
 from worker.config import Place, WorkerConfig
 from worker.protocol import StepInput
-from worker.ranks.channel import RankFailed, RankSays
+from worker.ranks.channel import RankFailed, RankMessage
 
 STOP, KILL, PING = b"stop", b"kill", b"ping"
 
@@ -59,7 +59,7 @@ class NodeTask(msgspec.Struct, frozen=True):
 
 
 def _digest() -> str:
-    types = [NodeHello, NodeTask, StepInput, RankSays]
+    types = [NodeHello, NodeTask, StepInput, RankMessage]
     _, parts = msgspec.json.schema_components(types, schema_hook=lambda kind: {"title": kind.__name__})
     return hashlib.sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()[:16]
 
@@ -155,7 +155,7 @@ class RemoteCrew:
             if len(parts) == 2:  # a second hello is nothing to anybody
                 yield int(parts[0]), parts[1]
         for node in lost:
-            failed = RankFailed("the connection to its machine is lost", time.time(), silent=True)
+            failed = RankFailed("the connection to its machine is lost", time.time(), unreported=True)
             for place in self._nodes[node]:
                 yield place.rank, self._encoder.encode(failed)
             self._gone.add(node)
@@ -195,7 +195,7 @@ class RemoteCrew:
         sharing = [node for node, hello in self._hellos.items() if hello.address == here.address]
         return replace(
             place,
-            meeting=place.meeting or f"tcp://{first.address}:{first.port}",
+            rendezvous=place.rendezvous or f"tcp://{first.address}:{first.port}",
             address=here.address,
             local_ranks=max(place.local_ranks, sum(len(self._nodes[node]) for node in sharing)),
         )

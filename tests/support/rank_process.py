@@ -38,7 +38,7 @@ def main(pipe: Connection) -> None:
             if kind == b"o":
                 _read.clear()
                 config = msgspec.msgpack.decode(body, type=WorkerConfig)
-                answers = config.place.answers
+                answers = config.place.returns_outputs
                 runner = Runner(config, lambda stage, fraction: None)
                 pipe.send_bytes(b"f" + msgspec.msgpack.encode((runner.facts, sum(_read))))
             elif runner is None:

@@ -36,7 +36,7 @@ class Layout:
     def size(self) -> int:
         return self.tensor * self.stages
 
-    def places(self, meeting: str) -> list[Place]:
+    def places(self, rendezvous: str) -> list[Place]:
         return [
             Place(
                 tensor_rank=rank % self.tensor,
@@ -45,7 +45,7 @@ class Layout:
                 stages=self.stages,
                 local_rank=rank,
                 local_ranks=self.size,
-                meeting=meeting,
+                rendezvous=rendezvous,
             )
             for rank in range(self.size)
         ]
@@ -59,7 +59,7 @@ class Ranks:
     def __init__(self, count: int, folder: Path) -> None:
         """`folder`: where the ranks of each model meet."""
         self._folder = folder
-        self._meetings = 0
+        self._models = 0
         self._processes: list[subprocess.Popen[bytes]] = []
         self.pipes: list[Connection] = []
         for _ in range(count):
@@ -73,9 +73,9 @@ class Ranks:
     def pids(self) -> list[int]:
         return [process.pid for process in self._processes]
 
-    def meeting(self) -> str:
-        self._meetings += 1
-        return f"file://{self._folder}/{self._meetings}"
+    def rendezvous(self) -> str:
+        self._models += 1
+        return f"file://{self._folder}/{self._models}"
 
     def open(self, configs: Sequence[WorkerConfig]) -> list[tuple[WorkerFacts, int]]:
         """One of them on each rank; -> facts, and bytes read."""
@@ -125,7 +125,7 @@ class RanksOfTests:
         self._ranks = ranks
         self._layout = layout
         self._configs = [
-            msgspec.structs.replace(config, place=place) for place in layout.places(ranks.meeting())
+            msgspec.structs.replace(config, place=place) for place in layout.places(ranks.rendezvous())
         ]
         self._pipes = ranks.pipes[: layout.size]
         self._asked = 0
@@ -154,7 +154,7 @@ class RanksOfTests:
 
     @property
     def _answering(self) -> int:
-        return next(rank for rank, config in enumerate(self._configs) if config.place.answers)
+        return next(rank for rank, config in enumerate(self._configs) if config.place.returns_outputs)
 
     def next_output(self) -> StepOutput:
         """Of the oldest step. A rank that fails is heard too, or the others would be waited for in vain."""

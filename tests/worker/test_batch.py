@@ -1,4 +1,4 @@
-"""A step's rows and counts against the flat tensors that models read."""
+"""The flat tensors that models read, made from a step's slots and counts."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ BLOCKS = 10
 
 @pytest.fixture(params=["written by the host", "sent to a device"], autouse=True)
 def tables(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How what is new gets into the tables. The device is the host in both."""
+    """New tokens and blocks reach the tables in one of two ways. The device is the host in both."""
     if request.param == "sent to a device":
         make = Slots.__init__
 
         def made(self: Slots, *args: Any, **options: Any) -> None:
             make(self, *args, **options)
-            self.on_host = None
+            self.host_tables = None
 
         monkeypatch.setattr(Slots, "__init__", made)
 
 
 class Table:
-    """Slots of four rows of up to 20 tokens, in blocks of 4, and the steps that enter them."""
+    """A table of four slots of up to 20 tokens, in blocks of 4, and the steps that change it."""
 
     def __init__(self) -> None:
         device = Cpu(1)
@@ -77,8 +77,8 @@ def test_chunked_prefill_and_decode_in_one_step() -> None:
     assert first.context.kv_lens_host == [6, 6]
     assert first.sampled is not None
     assert first.sampled.rows == [0]
-    assert first.sampled.at.tolist() == [0]
-    assert first.sampled.places.tolist() == [2 * 21 + 6]
+    assert first.sampled.last.tolist() == [0]
+    assert first.sampled.flat.tolist() == [2 * 21 + 6]
 
     last = table.step(seq(0, 6, 1))
     assert last.ids.tolist() == [16]
@@ -97,7 +97,7 @@ def test_a_row_without_samples_plans_none() -> None:
     assert batch.sampled is None
 
 
-def test_a_row_that_is_used_again_starts_with_an_empty_table() -> None:
+def test_a_slot_that_is_used_again_starts_with_an_empty_table() -> None:
     table = Table()
     table.step(seq(1, 0, 8, [4, 5]), new=[new(1, list(range(8)))])
     batch = table.step(seq(1, 0, 2, [9]), new=[new(1, [70, 71])])
@@ -120,20 +120,20 @@ def test_prompt_logprobs_cover_the_prompt_but_its_first_token() -> None:
     first = table.step(
         seq(0, 0, 2, [0]), seq(1, 0, 3, [1], samples=False), new=[new(0, [1, 2]), new(1, tokens, 5, asks)]
     )
-    (wanted,) = first.prompts
-    assert (wanted.slot, wanted.at, wanted.chosen.tolist()) == (1, slice(2, 5), [31, 32, 33])
-    (wanted,) = table.step(seq(1, 3, 3, [2])).prompts
-    assert (wanted.at, wanted.chosen.tolist()) == (slice(0, 1), [34])
-    assert table.step(seq(1, 6, 1)).prompts == []
+    (plan,) = first.prompt_logprobs
+    assert (plan.slot, plan.hidden, plan.tokens.tolist()) == (1, slice(2, 5), [31, 32, 33])
+    (plan,) = table.step(seq(1, 3, 3, [2])).prompt_logprobs
+    assert (plan.hidden, plan.tokens.tolist()) == (slice(0, 1), [34])
+    assert table.step(seq(1, 6, 1)).prompt_logprobs == []
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
         seq(0, 2, 3),  # five tokens, one block of four
-        seq(0, 20, 1, [2, 3, 4, 5]),  # beyond the row
+        seq(0, 20, 1, [2, 3, 4, 5]),  # beyond the slot
         seq(0, 2, 0),
-        seq(0, 2, 1, [2, 3, 4, 5, 6]),  # six blocks, a row has five
+        seq(0, 2, 1, [2, 3, 4, 5, 6]),  # six blocks, a slot has five
         seq(0, 2, 1, [BLOCKS + 1]),
         seq(0, 2, 1, [-1]),
     ],
@@ -149,8 +149,8 @@ def test_plans_that_contradict_the_tables_change_nothing(wrong: SeqStep) -> None
 
 
 @pytest.mark.parametrize("bad", [new(5, [1]), new(-1, [1]), new(0, []), new(0, [1] * 21)])
-def test_sequences_that_fit_no_row_are_refused(bad: NewSeq) -> None:
-    with pytest.raises(ValueError, match=r"row"):
+def test_sequences_that_fit_no_slot_are_refused(bad: NewSeq) -> None:
+    with pytest.raises(ValueError, match=r"slot"):
         Table().step(seq(0, 0, 1, [1]), new=[bad])
 
 

@@ -12,9 +12,9 @@ from sizes import MODEL, worker_config
 from models.layers.attention import Attention
 from worker.devices.cpu import Cpu
 from worker.kv import bind_cache, block_bytes, size_cache, step_bytes
-from worker.limits import Limits
+from worker.limits import WorkerLimits
 
-LIMITS = Limits(block_size=16, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=100)
+LIMITS = WorkerLimits(block_size=16, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=100)
 PER_SEQUENCE = 7  # blocks of 16 for 100 tokens
 
 

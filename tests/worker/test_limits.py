@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from sizes import MODEL, worker_config
 
+from models.conversion.served_as import Conversion
+from models.pooling.config import PoolingConfig
+from models.pooling.sentence_files import TextFacts
 from worker.devices.cpu import Cpu
-from worker.limits import Limits, resolve_limits
+from worker.limits import WorkerLimits, fit_whole_sequences, resolve_limits
 
 
 def test_sizes_by_default() -> None:
     limits = resolve_limits(worker_config(), Cpu(1))
-    assert limits == Limits(
+    assert limits == WorkerLimits(
         block_size=32, max_num_seqs=128, max_num_batched_tokens=2048, max_model_len=MODEL.max_len
     )
 
@@ -41,3 +46,25 @@ def test_a_step_holds_a_token_of_every_sequence(given: dict[str, int], seqs: int
 def test_sizes_that_cannot_be(given: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         resolve_limits(worker_config(**given), Cpu(1))
+
+
+def test_a_model_that_pools_has_other_sizes() -> None:
+    model = worker_config().model
+    pooling = Conversion(runner="pooling", convert="embed", architecture=model.architecture)
+    trained = PoolingConfig(texts=TextFacts(max_len=100))
+    assert resolve_limits(worker_config(conversion=pooling), Cpu(1)) == WorkerLimits(
+        32, 256, 4096, model.max_len
+    )
+    assert resolve_limits(worker_config(conversion=pooling, pooling=trained), Cpu(1)).max_model_len == 100
+    asked = worker_config(conversion=pooling, pooling=trained, max_model_len=200)
+    assert resolve_limits(asked, Cpu(1)).max_model_len == 200
+    assert resolve_limits(worker_config(pooling=trained), Cpu(1)).max_model_len == model.max_len
+
+
+def test_a_step_makes_room_for_the_longest_text_unless_the_operator_forbids() -> None:
+    limits = WorkerLimits(block_size=32, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=500)
+    assert fit_whole_sequences(limits, worker_config()) == replace(limits, max_num_batched_tokens=500)
+    roomy = replace(limits, max_num_batched_tokens=600)
+    assert fit_whole_sequences(roomy, worker_config(max_num_batched_tokens=600)) == roomy
+    with pytest.raises(ValueError, match=r"64 is less than --max-model-len \(500\)"):
+        fit_whole_sequences(limits, worker_config(max_num_batched_tokens=64))

@@ -13,7 +13,7 @@ from sizes import worker_config
 from tiny import EOS_ID, VOCAB_SIZE, hf_greedy, hf_logits, tiny_checkpoint
 
 from models.config import read_config
-from worker.output import NOT_FINITE, Handle
+from worker.output import NOT_FINITE, StepHandle
 from worker.protocol import NewSeq, Sampling, SeqStep, StepInput, StepOutput, TokenLogprobs
 from worker.runner import Runner
 
@@ -80,7 +80,7 @@ class Engine:
         self.runner, self.chunk, self.ahead = runner, chunk, ahead
         self.free = list(range(runner.facts.num_blocks))
         random.Random(0).shuffle(self.free)
-        self.flying: deque[tuple[list[tuple[Live, bool]], Handle]] = deque()
+        self.flying: deque[tuple[list[tuple[Live, bool]], StepHandle]] = deque()
 
     def plan(self, live: list[Live]) -> None:
         new, seqs, rows = [], [], []

@@ -1,6 +1,6 @@
-"""What this machine lets the process use: processor cores, memory, a folder for caches. No torch.
+"""Processor cores, memory and a folder for caches that this process may use, within the limits of containers.
 
-The limits of containers are heeded.
+This module imports no torch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 
 def cache_folder() -> Path:
-    """For what is made once and used again: compiled kernels, tokenizers."""
+    """The folder for compiled kernels and tokenizers, which are made once and used again."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "facet"
 
@@ -43,13 +43,13 @@ def _allowed_cpus() -> set[int]:
 
 
 def _siblings(root: Path, cpu: int) -> str:
-    """The hardware threads of this processor's core, as the kernel lists them; else the one itself."""
+    """The hardware threads of this processor's core, as the kernel lists them; else this processor alone."""
     text = _text(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
     return text if text is not None else str(cpu)
 
 
 def _quota(root: Path) -> int:
-    """Whole processors the tightest cgroup above this process grants."""
+    """Whole processors that the tightest cgroup above this process grants."""
     quota = os.cpu_count() or 1
     for group in _cgroups(root):
         text = _text(group / "cpu.max")

@@ -1,7 +1,7 @@
 """Late interaction: a document's score is the sum, over a query's tokens, of the best match in the document.
 
-A query's vectors stay here under a name, so that its documents bring nothing but themselves and answer with
-one number. They are kept within a bound: the query that was used longest ago makes way.
+A query's vectors are stored here under a name, so that its documents bring nothing but themselves and are
+answered with one number. The store is bounded: the query that was used longest ago is dropped first.
 """
 
 from __future__ import annotations
@@ -11,32 +11,32 @@ from collections import OrderedDict
 import torch
 from torch import Tensor
 
-KEPT_BYTES = 64 << 20
+MOST_BYTES = 64 << 20
 
 
-class Queries:
-    def __init__(self, max_bytes: int = KEPT_BYTES) -> None:
+class QueryStore:
+    def __init__(self, max_bytes: int = MOST_BYTES) -> None:
         self._max_bytes = max_bytes
         self._bytes = 0
-        self._kept: OrderedDict[str, Tensor] = OrderedDict()
+        self._vectors: OrderedDict[str, Tensor] = OrderedDict()
 
-    def keep(self, name: str, vectors: Tensor) -> None:
-        """The newest is always kept, however large it is."""
+    def put(self, name: str, vectors: Tensor) -> None:
+        """Store a query's vectors [Q, D]. The newest query is stored however large it is."""
         self._drop(name)
-        self._kept[name] = vectors.clone()  # or all that was pooled with it would stay in memory
+        self._vectors[name] = vectors.clone()  # or all that was pooled with it would stay in memory
         self._bytes += vectors.nbytes
-        while self._bytes > self._max_bytes and len(self._kept) > 1:
-            self._drop(next(iter(self._kept)))
+        while self._bytes > self._max_bytes and len(self._vectors) > 1:
+            self._drop(next(iter(self._vectors)))
 
-    def find(self, name: str) -> Tensor | None:
-        """[Q, D]; its use counts as recent."""
-        if name in self._kept:
-            self._kept.move_to_end(name)
-        return self._kept.get(name)
+    def get(self, name: str) -> Tensor | None:
+        """The vectors [Q, D] of a query, which counts as its latest use."""
+        if name in self._vectors:
+            self._vectors.move_to_end(name)
+        return self._vectors.get(name)
 
     def _drop(self, name: str) -> None:
-        gone = self._kept.pop(name, None)
-        self._bytes -= gone.nbytes if gone is not None else 0
+        vectors = self._vectors.pop(name, None)
+        self._bytes -= vectors.nbytes if vectors is not None else 0
 
 
 def max_sim(query: Tensor, document: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Sequences that are pooled: which hidden states go to the model's pooler, and what is answered for each."""
+"""The sequences that a step pools: which hidden states go to the model's pooler, and the result of each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from models.pooling.pooler import PoolBatch, Pooler
 from worker.config import WorkerConfig
 from worker.pooling.hidden import HiddenStore
-from worker.pooling.late_interaction import Queries, max_sim
+from worker.pooling.late_interaction import QueryStore, max_sim
 from worker.protocol import QUERY_GONE, Pooling, Task
 from worker.tables.slots import Slots
 from worker.tables.staging import Packet
@@ -23,7 +23,7 @@ _WAYS = "leave it out, or make another model of the checkpoint with --runner and
 
 
 def offered_tasks(config: WorkerConfig, pooler: Pooler) -> tuple[str, ...]:
-    """What requests may ask for: all that the model can do, or what the operator wants of it."""
+    """The tasks that requests may ask for: all that the model can do, or those the operator wants."""
     generates = ("generate",) if config.conversion.runner == "generate" else ()
     wanted = config.pooling.task
     able = generates + tuple(
@@ -42,7 +42,7 @@ def offered_tasks(config: WorkerConfig, pooler: Pooler) -> tuple[str, ...]:
         return tuple(task for task in able if task in config.tasks)
     if not generates or wanted is not None:
         return able
-    # Beside generation, answers for single tokens are offered on demand only: all hidden states must be kept.
+    # Beside generation, tasks for single tokens are offered on demand only: they store all hidden states.
     return tuple(task for task in able if not task.startswith("token_"))
 
 
@@ -51,32 +51,32 @@ def _list(tasks: frozenset[str]) -> str:
 
 
 def widths(tasks: tuple[str, ...], pooler: Pooler) -> dict[str, int]:
-    """Numbers in each vector of a task, before any cut."""
+    """The numbers in each vector of a task, before any cut."""
     return {task: pooler.width(Pooling(task=task, dimensions=_UNCUT)) for task in _TASKS if task in tasks}
 
 
 def whole_tasks(tasks: tuple[str, ...], pooler: Pooler) -> tuple[str, ...]:
-    """Those that read all hidden states of a sequence."""
+    """The tasks that read all hidden states of a sequence."""
     return tuple(task for task in _TASKS if task in tasks and pooler.needs_all_rows(Pooling(task=task)))
 
 
 @dataclass(frozen=True, slots=True)
-class Needed:
-    """Hidden states: of M tokens from the step, of the rest older."""
+class NeededStates:
+    """The N hidden states that a step pools: the first M are the step's own, the rest older."""
 
-    at: Tensor  # [M] places in the step
+    here: Tensor  # [M] indices in the step
     slots: Tensor  # [N]
     positions: Tensor  # [N]
 
 
 @dataclass(frozen=True, slots=True)
 class PoolPlan:
-    """What a step's pooled sequences are pooled from."""
+    """The sequences that a step pools, and the hidden states of each."""
 
-    rows: list[int]  # place of each sequence in StepInput.seqs, in the order of the hidden states
+    rows: list[int]  # index of each sequence in StepInput.seqs, in the order of the hidden states
     params: list[Pooling]
     lengths: list[int]  # hidden states of each sequence
-    needed: Needed | None  # None: all of the step, in its order
+    needed: NeededStates | None  # None: all of the step, in its order
 
 
 def plan_pools(
@@ -102,8 +102,8 @@ def plan_pools(
         rows=rows[order].tolist(),
         params=[params[index] for index in order],
         lengths=lengths.tolist(),
-        needed=Needed(
-            at=packet.ints(at[:here]),
+        needed=NeededStates(
+            here=packet.ints(at[:here]),
             slots=packet.ints(np.repeat(slots[order], lengths)),
             positions=packet.ints(positions),
         ),
@@ -111,51 +111,53 @@ def plan_pools(
 
 
 @dataclass(frozen=True, slots=True)
-class Pooled:
-    """Answers on the device, and those that failed before they were computed."""
+class PooledVectors:
+    """The results of pooling, on the device, and the sequences that failed before they had one."""
 
-    rows: list[int] = field(default_factory=list[int])  # places in StepInput.seqs
+    rows: list[int] = field(default_factory=list[int])  # indices in StepInput.seqs
     vectors: list[Tensor] = field(default_factory=list[Tensor])  # float32 [D] or [K, D] each
-    failed: dict[int, str] = field(default_factory=dict[int, str])  # place -> why
+    failed: dict[int, str] = field(default_factory=dict[int, str])  # index -> why
 
 
-def gather(plan: PoolPlan, hidden: Tensor, ids: Tensor, store: HiddenStore | None, slots: Slots) -> PoolBatch:
-    """`hidden`: what the step gave [T, H] for its tokens `ids` [T]."""
+def gather_hidden(
+    plan: PoolPlan, hidden: Tensor, ids: Tensor, store: HiddenStore | None, slots: Slots
+) -> PoolBatch:
+    """The pooler's input. `hidden` [T, H]: the step's hidden states of its tokens `ids` [T]."""
     needed = plan.needed
     if needed is None:
         return PoolBatch(hidden, ids, plan.lengths, plan.params)
-    rows = hidden[needed.at]  # [M, H]
-    here = len(rows)
-    if here < len(needed.positions):
+    states = hidden[needed.here]  # [M, H]
+    count = len(states)  # M
+    if count < len(needed.positions):
         if store is None:
-            raise ValueError("a pooled sequence needs hidden states of earlier steps, which are not kept")
-        older = store.read(slots.block_table, needed.slots[here:], needed.positions[here:])
-        rows = torch.cat([rows, older])  # [N, H]
-    return PoolBatch(rows, slots.tokens[needed.slots, needed.positions], plan.lengths, plan.params)
+            raise ValueError("a pooled sequence needs hidden states of earlier steps, which are not stored")
+        older = store.read(slots.block_table, needed.slots[count:], needed.positions[count:])
+        states = torch.cat([states, older])  # [N, H]
+    return PoolBatch(states, slots.tokens[needed.slots, needed.positions], plan.lengths, plan.params)
 
 
-def answer(plan: PoolPlan, vectors: list[Tensor], queries: Queries) -> Pooled:
-    """The pooler's vectors, or a score in their place where late interaction is asked for."""
+def apply_late_interaction(plan: PoolPlan, vectors: list[Tensor], queries: QueryStore) -> PooledVectors:
+    """The pooler's vectors, replaced by a score where late interaction is asked for."""
     for params, own in zip(plan.params, vectors, strict=True):
         if params.late_query:  # before any document of the same step
-            queries.keep(params.late_query, own)
-    answers = Pooled()
+            queries.put(params.late_query, own)
+    pooled = PooledVectors()
     for row, params, own in zip(plan.rows, plan.params, vectors, strict=True):
         result = _score(params, own, queries)
         if isinstance(result, str):
-            answers.failed[row] = result
+            pooled.failed[row] = result
         else:
-            answers.rows.append(row)
-            answers.vectors.append(result)
-    return answers
+            pooled.rows.append(row)
+            pooled.vectors.append(result)
+    return pooled
 
 
-def _score(params: Pooling, own: Tensor, queries: Queries) -> Tensor | str:
+def _score(params: Pooling, own: Tensor, queries: QueryStore) -> Tensor | str:
     if params.late_query:
         return max_sim(own, own)
     if not params.late_document:
         return own
-    query = queries.find(params.late_document)
+    query = queries.get(params.late_document)
     if query is None:
         return QUERY_GONE
     if query.shape[-1] != own.shape[-1]:

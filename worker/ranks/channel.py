@@ -1,7 +1,8 @@
-"""What goes between an engine and a rank that has a process of its own, and the socket through which it goes.
+"""The messages between an engine and a rank that has a process of its own, and the socket that carries them.
 
-The first word to a rank is a RankStart. From then on every frame to it is a StepInput, in the order in which
-steps have to run, and every frame from it a RankSays. The end of the channel ends the rank. No torch.
+The first message to a rank is a RankStart. From then on every frame to it is a StepInput, in the order in
+which steps have to run, and every frame from it a RankMessage. The end of the channel ends the rank. This
+module imports no torch.
 """
 
 from __future__ import annotations
@@ -20,23 +21,29 @@ _CHUNK = 1 << 18
 
 
 class RankStart(msgspec.Struct, frozen=True):
+    """The start of a rank: its options, and its end of the channel."""
+
     config: WorkerConfig
-    channel: int
-    """The descriptor of this rank's end."""
+    descriptor: int
+    """The file descriptor of the rank's end."""
     log_level: str
 
 
 class RankProgress(msgspec.Struct, frozen=True, tag=True, gc=False):
-    stage: str
+    """How far the load of the model is."""
+
+    phase: str
     fraction: float
 
 
 class RankReady(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """The model is loaded, and steps may come."""
+
     facts: WorkerFacts
 
 
 class StepFailed(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """This step broke, and the next one can run. Said by a rank that is alone; of several, none can go on."""
+    """This step failed, and the next one can run. Only a rank that is alone sends it."""
 
     number: int
     message: str
@@ -47,16 +54,16 @@ class RankFailed(msgspec.Struct, frozen=True, tag=True, gc=False):
 
     message: str
     at: float
-    """Seconds since the epoch. The first one to fail is to be named: others fail for want of it."""
-    silent: bool = False
-    """It said nothing itself: this is what was seen from outside."""
+    """Seconds since the epoch. The first rank to fail is the one to name: others fail because it did."""
+    unreported: bool = False
+    """True if the rank sent no message itself: this is what its parent saw."""
 
 
-RankSays = RankProgress | RankReady | StepOutput | StepFailed | RankFailed
+RankMessage = RankProgress | RankReady | StepOutput | StepFailed | RankFailed
 
 
-class Channel:
-    """A rank's end: every call waits until it is done."""
+class RankEnd:
+    """The rank's end of the channel: every call waits until it is done."""
 
     def __init__(self, descriptor: int) -> None:
         self._socket = socket.socket(fileno=descriptor)
@@ -69,12 +76,12 @@ class Channel:
             head = self._file.read(_LENGTH_BYTES)
             size = int.from_bytes(head, "little")
             frame = self._file.read(size)
-        except ConnectionResetError:  # the end, before all was read that this rank has said
+        except ConnectionResetError:  # the engine closed its end before it had read all of ours
             return None
         return frame if len(head) == _LENGTH_BYTES and len(frame) == size else None
 
     def write(self, frame: bytes) -> None:
-        """To an engine that is gone, nothing is written: the lifeline tells that to those who care."""
+        """Send a frame. If the engine is gone, do nothing: the reader sees that the channel has ended."""
         with suppress(BrokenPipeError, ConnectionResetError):
             self._socket.sendall(len(frame).to_bytes(_LENGTH_BYTES, "little") + frame)
 
@@ -83,8 +90,8 @@ class Channel:
         self._socket.close()
 
 
-class Line:
-    """The engine's end: no call waits. What a busy rank does not take yet is kept and sent by later calls."""
+class EngineEnd:
+    """The engine's end of the channel: no call waits. Bytes that a busy rank does not take are sent later."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -97,8 +104,7 @@ class Line:
         return self._socket.fileno()
 
     @property
-    def behind(self) -> bool:
-        """Something is still to be sent."""
+    def has_unsent(self) -> bool:
         return bool(self._unsent)
 
     def write(self, frame: bytes) -> None:
@@ -106,6 +112,7 @@ class Line:
         self.flush()
 
     def flush(self) -> None:
+        """Send what the socket takes now."""
         try:
             while self._unsent:
                 first = self._unsent[0]
@@ -116,10 +123,10 @@ class Line:
         except BlockingIOError:
             pass
         except (BrokenPipeError, ConnectionResetError):
-            self._unsent.clear()  # reading tells that it has ended, and what it said before
+            self._unsent.clear()  # the next read shows that the rank has ended, and its last messages
 
     def read(self) -> list[bytes]:
-        """All frames that have come."""
+        """All frames that have arrived. `ended` is set once there will be no more."""
         try:
             while part := self._socket.recv(_CHUNK):
                 self._received += part
@@ -134,6 +141,7 @@ class Line:
         self._socket.close()
 
     def _split(self) -> list[bytes]:
+        """The whole frames among the bytes received, which are removed from them."""
         frames: list[bytes] = []
         at = 0
         while len(self._received) - at >= _LENGTH_BYTES:

@@ -1,7 +1,7 @@
 """The ranks that hold one model together: how they find each other, and how tensors travel between them.
 
-Every purpose has a group of its own. NCCL does what it is asked on a group one thing after the other, so
-tokens that go back must not stand in line with the streams that go forward.
+Every purpose has a group of its own. NCCL runs the operations of one group in order, so tokens that go back
+to the first stage must not wait behind streams that go forward.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from models.parallel.parallel import Collectives
 from worker.config import Place
 
 TIMEOUT = timedelta(minutes=10)
-"""So long a rank waits for another one. Between steps nobody waits, and a dead rank is seen at once."""
+"""The longest that a rank waits for another one within a step. Between steps a dead rank is seen at once."""
 
 
-class Pending(Protocol):
-    """A tensor on its way; it must be kept until it has arrived."""
+class Transfer(Protocol):
+    """A tensor on its way; who sends it keeps it until `wait` returns."""
 
     def wait(self) -> object: ...
 
 
-class Carrier(Protocol):
-    """What gloo's groups and NCCL's have in common, which torch's own stubs do not say."""
+class ProcessGroup(Protocol):
+    """The methods that torch's groups of gloo and of NCCL share; torch's own stubs do not list them."""
 
-    def allreduce(self, tensors: list[Tensor]) -> Pending: ...
-    def allgather(self, outputs: list[list[Tensor]], tensors: list[Tensor]) -> Pending: ...
-    def send(self, tensors: list[Tensor], to: int, tag: int) -> Pending: ...
-    def recv(self, tensors: list[Tensor], source: int, tag: int) -> Pending: ...
+    def allreduce(self, tensors: list[Tensor]) -> Transfer: ...
+    def allgather(self, outputs: list[list[Tensor]], tensors: list[Tensor]) -> Transfer: ...
+    def send(self, tensors: list[Tensor], to: int, tag: int) -> Transfer: ...
+    def recv(self, tensors: list[Tensor], source: int, tag: int) -> Transfer: ...
     def shutdown(self) -> None: ...
     def abort(self) -> None: ...
 
 
 class Group(Collectives, Protocol):
-    """Some ranks, which number themselves from 0."""
+    """Some of the ranks, numbered from 0, that exchange tensors."""
 
-    def send(self, x: Tensor, to: int) -> Pending: ...
+    def send(self, x: Tensor, to: int) -> Transfer: ...
 
     def receive(self, x: Tensor, source: int) -> None:
-        """Into `x`, in the order in which they were sent."""
+        """Wait for the next tensor that `source` has sent, and write it into `x`."""
         ...
 
     def close(self) -> None: ...
@@ -58,21 +58,22 @@ class Group(Collectives, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """What a rank must know to join a group."""
+    """The facts that a rank needs to join a group."""
 
     name: str
     store: Store
     rank: int
     size: int
     address: str
-    """Of this machine. Nothing listens on any other."""
+    """The address of this machine on which the group listens, and on no other."""
 
 
 class HostGroup:
-    """Tensors in the host's memory, by gloo.
+    """A group that exchanges tensors in the host's memory, by gloo.
 
-    gloo only carries them. Sums are made here, in float32 and in the order of the ranks: so there is one
-    rounding, and each rank has the same bits. For what a decoding step sends it is three times as fast, too.
+    gloo only carries them. Sums are made here, in float32 and in the order of the ranks, so there is one
+    rounding, and each rank has the same bits. For the tensors of a decoding step it is also three times as
+    fast.
     """
 
     def __init__(self, member: Membership) -> None:
@@ -81,7 +82,7 @@ class HostGroup:
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=member.address)]
         options._timeout = TIMEOUT
         store = PrefixStore(member.name, member.store)
-        self._gloo = cast("Carrier", dist.ProcessGroupGloo(store, member.rank, member.size, options))
+        self._gloo = cast("ProcessGroup", dist.ProcessGroupGloo(store, member.rank, member.size, options))
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return reduce(torch.add, (each.float() for each in self._exchange(x))).to(x.dtype)
@@ -89,7 +90,7 @@ class HostGroup:
     def all_gather(self, x: Tensor) -> Tensor:
         return torch.cat(self._exchange(x), dim=-1)
 
-    def send(self, x: Tensor, to: int) -> Pending:
+    def send(self, x: Tensor, to: int) -> Transfer:
         return self._gloo.send([x], to, 0)
 
     def receive(self, x: Tensor, source: int) -> None:
@@ -99,7 +100,7 @@ class HostGroup:
         self._gloo.shutdown()
 
     def _exchange(self, x: Tensor) -> list[Tensor]:
-        """The tensors of all ranks."""
+        """The tensors of all ranks, in order."""
         x = x.contiguous()
         others = [rank for rank in range(self._size) if rank != self._rank]
         everyone = [x if rank == self._rank else torch.empty_like(x) for rank in range(self._size)]
@@ -111,16 +112,16 @@ class HostGroup:
 
 
 class DeviceGroup:
-    """Tensors in the memory of CUDA devices, by NCCL. The device's stream waits for them, never the host."""
+    """A group that exchanges tensors of CUDA devices, by NCCL. The device's stream waits, never the host."""
 
     def __init__(self, member: Membership) -> None:
         self._size = member.size
         if member.address == "127.0.0.1":
-            os.putenv("NCCL_SOCKET_IFNAME", "lo")  # NCCL can be told in no other way
+            os.putenv("NCCL_SOCKET_IFNAME", "lo")  # NCCL takes it from the environment alone
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = TIMEOUT
         store = PrefixStore(member.name, member.store)
-        self._nccl = cast("Carrier", dist.ProcessGroupNCCL(store, member.rank, member.size, options))
+        self._nccl = cast("ProcessGroup", dist.ProcessGroupNCCL(store, member.rank, member.size, options))
 
     def all_reduce(self, x: Tensor) -> Tensor:
         x = x.contiguous()
@@ -132,58 +133,59 @@ class DeviceGroup:
         self._nccl.allgather([everyone], [x.contiguous()]).wait()
         return torch.cat(everyone, dim=-1)
 
-    def send(self, x: Tensor, to: int) -> Pending:
+    def send(self, x: Tensor, to: int) -> Transfer:
         return self._nccl.send([x], to, 0)
 
     def receive(self, x: Tensor, source: int) -> None:
         self._nccl.recv([x], source, 0).wait()
 
     def close(self) -> None:
-        self._nccl.abort()  # to shut it down in order, all ranks would have to come
+        self._nccl.abort()  # an orderly shutdown would need all ranks
 
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Between one rank of each stage, numbered as the stages are."""
+    """Groups of one rank of each pipeline stage, numbered as the stages are."""
 
     stream: Group
-    """From each stage to the next."""
+    """Carries the residual stream from each stage to the next."""
     tokens: Group
-    """From the last to the first."""
+    """Carries sampled tokens from the last stage to the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Those of one rank; None where it would be alone."""
+    """The groups to which one rank belongs; None where it would be alone."""
 
-    everyone: HostGroup | None = None
+    world: HostGroup | None = None
+    """All ranks."""
     tensor: Group | None = None
     """The ranks that share each layer of this stage."""
     links: Links | None = None
 
-    def least(self, number: int) -> int:
-        """Of the numbers that all ranks have."""
-        if self.everyone is None:
+    def minimum(self, number: int) -> int:
+        """The smallest of the numbers with which all ranks call this."""
+        if self.world is None:
             return number
-        return int(self.everyone.all_gather(torch.tensor([number])).min())
+        return int(self.world.all_gather(torch.tensor([number])).min())
 
     def close(self) -> None:
         links = (self.links.stream, self.links.tokens) if self.links else ()
-        for group in (self.everyone, self.tensor, *links):
+        for group in (self.world, self.tensor, *links):
             if group is not None:
                 group.close()
 
 
-def meet(place: Place, open_group: Callable[[Membership], Group], target: torch.device) -> Groups:
-    """Find the other ranks. `open_group`: for tensors that lie where the device `target` has them."""
+def join_groups(place: Place, open_group: Callable[[Membership], Group], target: torch.device) -> Groups:
+    """Find the other ranks. `open_group` makes a group that exchanges tensors of the device `target`."""
     if place.size == 1:
         return Groups()
-    store = _meeting_point(place)
+    store = _open_store(place)
 
     def member(name: str, rank: int, size: int) -> Membership:
         return Membership(name, store, rank, size, place.address)
 
-    everyone = HostGroup(member("everyone", place.rank, place.size))
+    world = HostGroup(member("world", place.rank, place.size))
     tensor, links = None, None
     if place.tensor_size > 1:
         tensor = open_group(member(f"stage {place.stage}", place.tensor_rank, place.tensor_size))
@@ -195,23 +197,26 @@ def meet(place: Place, open_group: Callable[[Membership], Group], target: torch.
             for what in ("stream", "tokens")
         )
         links = Links(stream, tokens)
-    return Groups(everyone, tensor, links)
+    return Groups(world, tensor, links)
 
 
-def _meeting_point(place: Place) -> Store:
-    where = urlsplit(place.meeting)
+def _open_store(place: Place) -> Store:
+    """The store through which the ranks exchange addresses, at the place's rendezvous."""
+    where = urlsplit(place.rendezvous)
     if where.scheme == "file":
         store: Store = FileStore(where.path, place.size)
     elif where.scheme == "tcp" and where.hostname and where.port:
-        store = _common_store(where.hostname, where.port, place)
+        store = _tcp_store(where.hostname, where.port, place)
     else:
-        raise ValueError(f"{place.meeting!r} is no place to meet: write file:///path or tcp://host:port")
+        raise ValueError(
+            f"{place.rendezvous!r} is no rendezvous for ranks: write file:///path or tcp://host:port"
+        )
     store.set_timeout(TIMEOUT)
     return store
 
 
-def _common_store(host: str, port: int, place: Place) -> Store:
-    """Rank 0 holds it, and listens where the others reach its machine and nowhere else."""
+def _tcp_store(host: str, port: int, place: Place) -> Store:
+    """A store that rank 0 holds. It listens where others reach its machine, and nowhere else."""
     listener = None
     if place.rank == 0:
         family = socket.AF_INET6 if ":" in place.address else socket.AF_INET

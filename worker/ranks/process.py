@@ -1,8 +1,8 @@
-"""A rank's process, `python -m worker.ranks.process FD`: steps from the channel, outputs to it.
+"""The process of one rank, `python -m worker.ranks.process FD`: it reads steps and sends outputs.
 
 One thread launches steps as they come, another waits for their outputs: with a device that works on its own
-the next step is under way when the last one's output is told. It exits with 0 if the channel ended, with 2 if
-it could not load, and with 1 if it broke.
+the next step is under way when the output of the last one is sent. The process exits with 0 if the channel
+ended, with 2 if it could not load, and with 1 if a step failed that other ranks take part in.
 """
 
 from __future__ import annotations
@@ -23,24 +23,32 @@ from worker import child, logs
 from worker.child import BROKE, CANNOT_START, STOPPED
 from worker.config import Place, WorkerConfig
 from worker.protocol import DEVICE_LOST, StepInput, StepOutput, WorkerFacts
-from worker.ranks.channel import Channel, RankFailed, RankProgress, RankReady, RankSays, RankStart, StepFailed
+from worker.ranks.channel import (
+    RankEnd,
+    RankFailed,
+    RankMessage,
+    RankProgress,
+    RankReady,
+    RankStart,
+    StepFailed,
+)
 from worker.start import start
 
 _log = logging.getLogger(__name__)
 
 
-class Launched(Protocol):
+class LaunchedStep(Protocol):
     """A step under way."""
 
     def result(self) -> StepOutput: ...
 
 
 class Worker(Protocol):
-    """The Runner, as far as it is used here."""
+    """The methods of `Runner` that a rank needs."""
 
     facts: WorkerFacts
 
-    def launch(self, step: StepInput) -> Launched: ...
+    def launch(self, step: StepInput) -> LaunchedStep: ...
 
     def close(self) -> None: ...
 
@@ -49,22 +57,22 @@ Load = Callable[[WorkerConfig, Callable[[str, float], None]], Worker]
 
 
 def main(load: Load = start) -> int:
-    gc.disable()  # until all is loaded: of what is imported nothing is garbage, and looking takes a while
-    told = msgspec.msgpack.decode(child.adopt(int(sys.argv[1])), type=RankStart)
-    place = told.config.place
-    logs.setup(place.name, told.log_level)
-    channel = Channel(told.channel)
+    gc.disable()  # until all is loaded: nothing that is imported is garbage, and looking takes a while
+    rank_start = msgspec.msgpack.decode(child.adopt(int(sys.argv[1])), type=RankStart)
+    place = rank_start.config.place
+    logs.setup(place.name, rank_start.log_level)
+    channel = RankEnd(rank_start.descriptor)
     rank = Rank(channel, place)
-    rank.say(RankProgress("import", 0.0))
+    rank.send(RankProgress("import", 0.0))
     try:
-        worker = load(told.config, lambda stage, fraction: rank.say(RankProgress(stage, fraction)))
+        worker = load(rank_start.config, lambda phase, fraction: rank.send(RankProgress(phase, fraction)))
     except Exception as error:
         _log.debug("the rank cannot start", exc_info=True)
-        rank.say(RankFailed(logs.one_line(error), time.time()))
+        rank.send(RankFailed(logs.one_line(error), time.time()))
         return CANNOT_START
-    gc.freeze()  # what loading has left behind is here to stay: never look through it again
+    gc.freeze()  # loaded objects live as long as the process: never look through them again
     gc.enable()
-    rank.say(RankReady(worker.facts))
+    rank.send(RankReady(worker.facts))
     rank.serve(worker)
     worker.close()
     channel.close()
@@ -72,51 +80,53 @@ def main(load: Load = start) -> int:
 
 
 class Rank:
-    def __init__(self, channel: Channel, place: Place) -> None:
+    def __init__(self, channel: RankEnd, place: Place) -> None:
         self._channel = channel
-        self._answers = place.answers
+        self._returns_outputs = place.returns_outputs
         self._alone = place.size == 1
         self._encoder = msgspec.msgpack.Encoder()
-        self._speaking = threading.Lock()
-        self._launched: SimpleQueue[tuple[int, Launched] | None] = SimpleQueue()
+        self._sending = threading.Lock()
+        self._launched: SimpleQueue[tuple[int, LaunchedStep] | None] = SimpleQueue()
 
-    def say(self, what: RankSays) -> None:
-        with self._speaking:
-            self._channel.write(self._encoder.encode(what))
+    def send(self, message: RankMessage) -> None:
+        """Send a message to the engine, from any thread."""
+        with self._sending:
+            self._channel.write(self._encoder.encode(message))
 
     def serve(self, worker: Worker) -> None:
-        """Until the channel ends."""
-        teller = threading.Thread(target=self._tell, name="teller", daemon=True)
-        teller.start()
+        """Run steps until the channel ends."""
+        sender = threading.Thread(target=self._send_outputs, name="outputs", daemon=True)
+        sender.start()
         decoder = msgspec.msgpack.Decoder(StepInput)
         while (frame := self._channel.read()) is not None:
             step = decoder.decode(frame)
             try:
                 self._launched.put((step.number, worker.launch(step)))
             except Exception as error:
-                self._broke(step.number, error)
+                self._step_failed(step.number, error)
         self._launched.put(None)
-        teller.join()
+        sender.join()
 
-    def _tell(self) -> None:
+    def _send_outputs(self) -> None:
+        """Wait for each launched step, in order, and send its output if this is the rank that returns it."""
         while launched := self._launched.get():
-            number, pending = launched
+            number, step = launched
             try:
-                output = pending.result()
+                output = step.result()
             except Exception as error:
-                self._broke(number, error)
+                self._step_failed(number, error)
                 continue
-            if self._answers:
-                self.say(output)
+            if self._returns_outputs:
+                self.send(output)
 
-    def _broke(self, number: int, error: Exception) -> None:
-        """A rank that is alone goes on. Others would wait for this one in the middle of a step, for ever."""
+    def _step_failed(self, number: int, error: Exception) -> None:
+        """Go on if this rank is alone; otherwise end, or others would wait for it within a step for ever."""
         failed = RankFailed(logs.one_line(error), time.time())
         _log.error("step %d failed", number, exc_info=error)
         if self._alone and type(error).__name__ != DEVICE_LOST:
-            self.say(StepFailed(number, failed.message))
+            self.send(StepFailed(number, failed.message))
             return
-        self.say(failed)
+        self.send(failed)
         os._exit(BROKE)
 
 

@@ -1,9 +1,9 @@
-"""What goes from stage to stage of a model that is cut into runs of layers.
+"""The tensors that go between the stages of a model that is cut into runs of layers.
 
 The residual stream of each step goes to the next stage, and the tokens that the last stage samples go back
-to the first, which embeds them in the next step of their sequences. Each rank talks to the rank with its own
-place in the other stage. Nobody waits for a neighbour to take what is sent; the engine sees to it that a
-sequence is in one step at a time, and that no more than `in_flight` steps are under way.
+to the first, which embeds them in the next step of their sequences. Each rank exchanges with the rank of the
+same number in the other stage. No rank waits for another one to take what is sent. The engine sees to it that
+a sequence is in one step at a time, and that at most `in_flight` steps are under way.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from worker.batch import Sampled
+from worker.batch import SampleTargets
 from worker.config import Place
 from worker.protocol import StepInput, StepOutput
-from worker.ranks.groups import Group, Links, Pending
+from worker.ranks.groups import Group, Links, Transfer
 
 
 @dataclass(frozen=True, slots=True)
-class Unheard:
-    """A step whose outcome another rank tells."""
+class SilentStep:
+    """A step whose output another rank returns."""
 
     number: int
 
@@ -31,14 +31,16 @@ class Unheard:
 
 
 @dataclass(frozen=True, slots=True)
-class _Awaited:
+class _AwaitedTokens:
     """Tokens that the last stage has sampled, or will."""
 
-    rows: set[int]
-    places: Tensor  # [R] in the table, flat
+    slots: set[int]
+    flat: Tensor  # [R] flat indices in the table of tokens
 
 
 class Stage:
+    """This rank's pipeline stage, and its exchange with the others."""
+
     def __init__(
         self,
         place: Place,
@@ -49,33 +51,33 @@ class Stage:
         target: torch.device,
         in_flight: int,
     ) -> None:
-        """`width`, `dtype`: of the stream."""
+        """The residual stream is [T, `width`] of `dtype`."""
         self.last = place.stage == place.stages - 1
         self._first = place.stage == 0
         self._place = place
         self._width, self._dtype, self._target = width, dtype, target
         self._in_flight = in_flight
         self._stream, self._tokens = links.stream, links.tokens
-        self._awaited: deque[_Awaited] = deque()
-        self._sent: deque[tuple[Pending, Tensor]] = deque()
-        self._greet()
+        self._awaited: deque[_AwaitedTokens] = deque()
+        self._sent: deque[tuple[Transfer, Tensor]] = deque()
+        self._try_links()
 
-    def catch_up(self, step: StepInput, tokens: Tensor) -> None:
-        """The first stage takes what was sampled, into the table `tokens`, before a step reads it there.
+    def receive_tokens(self, step: StepInput, tokens: Tensor) -> None:
+        """On the first stage, write sampled tokens into the table `tokens` before `step` reads them there.
 
-        A row that changes hands waits too, or late tokens would land in the text of its new sequence.
+        A slot that gets a new sequence waits too, or late tokens would be written over the new text.
         """
-        wanted = {seq.slot for seq in step.seqs} | {new.slot for new in step.new}
+        slots = {seq.slot for seq in step.seqs} | {new.slot for new in step.new}
         while self._awaited and (
             len(self._awaited) >= self._in_flight
-            or any(not wanted.isdisjoint(each.rows) for each in self._awaited)
+            or any(not slots.isdisjoint(each.slots) for each in self._awaited)
         ):
-            arrived = self._awaited.popleft()
-            values = torch.empty(len(arrived.places), dtype=tokens.dtype, device=self._target)
+            awaited = self._awaited.popleft()
+            values = torch.empty(len(awaited.flat), dtype=tokens.dtype, device=self._target)
             self._tokens.receive(values, self._place.stages - 1)
-            tokens.view(-1)[arrived.places] = values
+            tokens.view(-1)[awaited.flat] = values
 
-    def receive(self, count: int) -> Tensor | None:
+    def receive_stream(self, count: int) -> Tensor | None:
         """The stream of `count` tokens [T, width] from the stage before; None if this is the first."""
         if self._first:
             return None
@@ -83,26 +85,26 @@ class Stage:
         self._stream.receive(stream, self._place.stage - 1)
         return stream
 
-    def pass_on(self, stream: Tensor, step: StepInput, sampled: Sampled | None) -> None:
-        """To the next stage. The first one notes what will come back."""
+    def send_stream(self, stream: Tensor, step: StepInput, sampled: SampleTargets | None) -> None:
+        """Send the stream to the next stage. The first stage notes which tokens will come back."""
         self._send(self._stream, stream.contiguous(), self._place.stage + 1)
         if self._first and sampled is not None:
-            rows = {step.seqs[row].slot for row in sampled.rows}
-            # A copy: what was staged for a step does not last until the step is over.
-            self._awaited.append(_Awaited(rows, sampled.places.clone()))
+            slots = {step.seqs[row].slot for row in sampled.rows}
+            # A copy: the staging buffer of a step may be used again before the step is over.
+            self._awaited.append(_AwaitedTokens(slots, sampled.flat.clone()))
 
-    def tell(self, tokens: Tensor) -> None:
-        """The last stage has sampled these."""
+    def send_tokens(self, tokens: Tensor) -> None:
+        """On the last stage, send sampled tokens to the first."""
         self._send(self._tokens, tokens, 0)
 
     def _send(self, group: Group, x: Tensor, to: int) -> None:
         self._sent.append((group.send(x, to), x))
         if len(self._sent) > self._in_flight + 1:
-            pending, _ = self._sent.popleft()
-            pending.wait()  # its step is over: it has long arrived
+            transfer, _ = self._sent.popleft()
+            transfer.wait()  # does not block: its step is over, so it has arrived
 
-    def _greet(self) -> None:
-        """Something along every link: one that does not work is found now, and has its memory from now on."""
+    def _try_links(self) -> None:
+        """Send a number along every link: a broken link fails now, and a working one takes its memory now."""
         word = torch.zeros(1, device=self._target)
         if not self._first:
             self._stream.receive(word, self._place.stage - 1)

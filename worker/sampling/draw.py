@@ -1,13 +1,13 @@
-"""The random choice: temperature, min_p, top_k, top_p, and one draw per row.
+"""The random draw of a token: temperature, min_p, top_k, top_p, and one draw per row.
 
-A row's logits become weights, exp((logit - largest) / temperature): probabilities but for a factor, the
-likeliest token at 1. Every filter is then a floor under the weights: min_p itself, the k-th largest weight,
-and the largest floor that leaves the mass top_p asks for. Tokens that tie with the last one kept are kept
-as well, so what is kept does not depend on the order in which a device sorts.
+A row's logits become masses, exp((logit - largest) / temperature): probabilities but for a factor, the
+likeliest token at 1. Every filter is then a floor under the masses: min_p itself, the k-th largest mass,
+and the largest floor that leaves the share of all mass that top_p asks for. Tokens that tie with the last one
+above the floor pass as well, so the result does not depend on the order in which a device sorts.
 
-The draw walks the kept weights in the order of the vocabulary up to a point that is a fixed hash of (seed,
-output index), computed on the host: no device, batch or rank can change it. The weights themselves, and what
-it costs to look at them, are `worker/sampling/mass.py`'s.
+The draw walks the masses above the floor in the order of the vocabulary up to a point that is a fixed hash of
+(seed, output index), computed on the host: no device, batch or rank can change it. Masses are computed in
+`worker/sampling/mass.py`.
 """
 
 from __future__ import annotations
@@ -18,24 +18,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.sampling.groups import GROUP, Grouped
-from worker.sampling.mass import AllWeights, FewWeights, Weights
+from worker.sampling.groups import GROUP, GroupedLogits
+from worker.sampling.mass import FullMass, LazyMass, Mass
 from worker.tables.slots import SampleRows, Slots
 from worker.tables.staging import Packet
 from worker.tables.workspace import slice_rows
 
 SHORTLIST = 64
-"""So many of the likeliest tokens nearly always hold the mass that top_p asks for."""
+"""The number of likeliest tokens that nearly always hold the mass that top_p asks for."""
 WIDEN = 16
+"""The factor by which more tokens are looked at where the shortlist does not hold it."""
 LONGEST = 1024
-"""Where they do not, so many times as many are looked at, as long as that is cheaper than a search."""
+"""The longest list of tokens that is cheaper than a search through all masses."""
 ONE = 0x3F80_0000
 """The bits of 1.0 in float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """Some rows of a step that are drawn at random."""
+    """A slice of a step's rows that are drawn at random."""
 
     rows: Tensor  # [N]
     temperature: Tensor  # [N, 1]
@@ -44,9 +45,9 @@ class Draws:
     min_p: Tensor  # [N, 1]
     points: Tensor  # [N, 1] where to draw, in units of 2**-31
     largest_k: int
-    cuts_low: bool  # any min_p or top_k
-    cuts_mass: bool  # any top_p
-    short: bool  # every row with a top_p has a top_k, too
+    has_min_p_or_top_k: bool
+    has_top_p: bool
+    bounded: bool  # every row with a top_p has a top_k, too
 
 
 def uniform(seeds: np.ndarray, counters: np.ndarray) -> np.ndarray:
@@ -84,87 +85,88 @@ def _plan_slice(packet: Packet, slots: Slots, rows: SampleRows, chosen: np.ndarr
         min_p=packet.floats(min_p)[:, None],
         points=packet.ints(uniform(slots.seed[held], rows.output_index[chosen]))[:, None],
         largest_k=int(top_k.max()),
-        cuts_low=bool((top_k > 0).any() or (min_p > 0).any()),
-        cuts_mass=bool((top_p < 1).any()),
-        short=not bool(((top_p < 1) & (top_k == 0)).any()),
+        has_min_p_or_top_k=bool((top_k > 0).any() or (min_p > 0).any()),
+        has_top_p=bool((top_p < 1).any()),
+        bounded=not bool(((top_p < 1) & (top_k == 0)).any()),
     )
 
 
-def draw(logits: Grouped, draws: Draws, *, may_sync: bool) -> Tensor:
-    """[N] int64. Leaves the logits as they are."""
-    kind = FewWeights if may_sync else AllWeights
-    weights = kind(logits, draws.rows, draws.temperature)
-    floor = _floor(weights, draws) if draws.cuts_low or draws.cuts_mass else None
-    return _pick(weights, floor, draws.points).clamp_(max=logits.vocab_size - 1)
+def draw(logits: GroupedLogits, draws: Draws, *, may_sync: bool) -> Tensor:
+    """The drawn tokens [N] int64. The logits stay as they are."""
+    kind = LazyMass if may_sync else FullMass
+    mass = kind(logits, draws.rows, draws.temperature)
+    floor = _floor(mass, draws) if draws.has_min_p_or_top_k or draws.has_top_p else None
+    return _pick(mass, floor, draws.points).clamp_(max=logits.vocab_size - 1)
 
 
-def _floor(weights: Weights, draws: Draws) -> Tensor:
-    """[N, 1] under which the filters refuse; 0 refuses nothing."""
-    by_mass = draws.cuts_mass and (draws.short or isinstance(weights, FewWeights))
-    top = weights.largest(max(draws.largest_k, SHORTLIST if by_mass else 0))  # [N, K], falling
+def _floor(mass: Mass, draws: Draws) -> Tensor:
+    """The floor [N, 1] under which the filters refuse a token; 0 refuses nothing."""
+    listed = draws.has_top_p and (draws.bounded or isinstance(mass, LazyMass))
+    top = mass.largest(max(draws.largest_k, SHORTLIST if listed else 0))  # [N, K], falling
     low = draws.min_p
     if draws.largest_k:
         last = top.gather(1, (draws.top_k.long() - 1).clamp(0, top.shape[1] - 1))
         low = torch.maximum(low, torch.where(draws.top_k > 0, last, 0.0))
-    if not draws.cuts_mass:
+    if not draws.has_top_p:
         return low
-    goal = torch.where(draws.top_p < 1, draws.top_p * _mass(weights, low if draws.cuts_low else None), 0.0)
-    if draws.short:
+    total = _total(mass, low if draws.has_min_p_or_top_k else None)
+    goal = torch.where(draws.top_p < 1, draws.top_p * total, 0.0)
+    if draws.bounded:
         high, _ = _listed_floor(_above(top, low), goal)
-    elif isinstance(weights, FewWeights):
-        high = _widening_floor(weights, top, low, goal)
+    elif isinstance(mass, LazyMass):
+        high = _widening_floor(mass, top, low, goal)
     else:
-        high = _search_floor(weights, low, goal)
+        high = _search_floor(mass, low, goal)
     return torch.maximum(low, torch.where(draws.top_p < 1, high, 0.0))
 
 
 def _listed_floor(top: Tensor, goal: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest floor that leaves the goal, and whether the weights hold that much; [N, 1] each."""
+    """The largest floor that leaves the goal, and whether these masses hold that much; [N, 1] each."""
     needed = (top.cumsum(-1, dtype=torch.float64) < goal).sum(-1, keepdim=True)  # tokens before the last one
     return top.gather(1, needed.clamp(max=top.shape[1] - 1)), needed < top.shape[1]
 
 
-def _widening_floor(weights: FewWeights, top: Tensor, low: Tensor, goal: Tensor) -> Tensor:
-    """Looks at more of the likeliest weights, or at all, for those rows only that need it."""
+def _widening_floor(mass: LazyMass, top: Tensor, low: Tensor, goal: Tensor) -> Tensor:
+    """The same floor; rows whose list does not hold the goal look at more masses, or at all."""
     floor, found = _listed_floor(_above(top, low), goal)
     missed = (~found).squeeze(1).nonzero().squeeze(1)
     if len(missed):
         wider = WIDEN * top.shape[1]
         if wider > LONGEST:
-            floor[missed] = _search_floor(weights.all_of(missed), low[missed], goal[missed])
+            floor[missed] = _search_floor(mass.full(missed), low[missed], goal[missed])
         else:
-            rest = weights.some(missed)
+            rest = mass.select(missed)
             floor[missed] = _widening_floor(rest, rest.largest(wider), low[missed], goal[missed])
     return floor
 
 
-def _search_floor(weights: Weights, low: Tensor, goal: Tensor) -> Tensor:
+def _search_floor(mass: Mass, low: Tensor, goal: Tensor) -> Tensor:
     """The floor by bisection over all float32 from 0 to 1: exact, and much cheaper than a sort."""
     least = torch.zeros(goal.shape, dtype=torch.int32, device=goal.device)  # positive floats are ordered
     most = torch.full_like(least, ONE + 1)  # as their bits are
     for _ in range(ONE.bit_length()):
         middle = (least + most) // 2
-        enough = _mass(weights, torch.maximum(low, middle.view(torch.float32))) >= goal
+        enough = _total(mass, torch.maximum(low, middle.view(torch.float32))) >= goal
         least, most = torch.where(enough, middle, least), torch.where(enough, most, middle)
     return least.view(torch.float32)
 
 
-def _pick(weights: Weights, floor: Tensor | None, points: Tensor) -> Tensor:
-    """[N] where each row's running sum passes its point: first the group, then the weight in it."""
-    sums = weights.sums(floor).cumsum(-1, dtype=torch.float64)  # [N, G]
+def _pick(mass: Mass, floor: Tensor | None, points: Tensor) -> Tensor:
+    """The token [N] at which each row's running sum passes its point: first its group, then itself."""
+    sums = mass.sums(floor).cumsum(-1, dtype=torch.float64)  # [N, G]
     target = (points.double() + 0.5) * 2.0**-31 * sums[:, -1:]  # [N, 1]
     group = torch.searchsorted(sums, target, right=True).clamp_(max=sums.shape[1] - 1)
     before = torch.where(group > 0, sums.gather(1, (group - 1).clamp(min=0)), 0.0)
-    inside = weights.group(group)  # [N, 64]
+    inside = mass.group(group)  # [N, 64]
     inner = (inside if floor is None else _above(inside, floor)).cumsum(-1, dtype=torch.float64)
-    # Rounding must not carry the rest past the group's end, where no weight would be left to pick.
+    # Rounding must not carry the rest past the group's end, where no token would be left to pick.
     rest = torch.minimum(target - before, inner[:, -1:] * (1 - 2.0**-40))
     return group.squeeze(1) * GROUP + (inner <= rest).sum(-1)
 
 
-def _mass(weights: Weights, floor: Tensor | None) -> Tensor:
-    return weights.sums(floor).sum(-1, keepdim=True, dtype=torch.float64)  # [N, 1]
+def _total(mass: Mass, floor: Tensor | None) -> Tensor:
+    return mass.sums(floor).sum(-1, keepdim=True, dtype=torch.float64)  # [N, 1]
 
 
-def _above(weights: Tensor, floor: Tensor) -> Tensor:
-    return torch.where(weights >= floor, weights, 0.0)
+def _above(masses: Tensor, floor: Tensor) -> Tensor:
+    return torch.where(masses >= floor, masses, 0.0)

@@ -1,7 +1,7 @@
-"""Log-probabilities of chosen tokens and their likeliest rivals, from the model's raw logits, in float32.
+"""Log-probabilities of tokens and of the likeliest ones beside them, from the model's raw logits, in float32.
 
-Computed on the device into one int32 table per group of rows, so that they leave it with the tokens in one
-copy.
+They are computed on the device into one int32 table per group of rows, so that they leave it with the tokens
+in one copy.
 """
 
 from __future__ import annotations
@@ -20,46 +20,49 @@ ALL = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """Rows that want the same number of rivals."""
+class LogprobPlan:
+    """Sampling rows that ask for the same number of likeliest tokens."""
 
     rows: Tensor  # [M] of the step's sampling rows
     rows_host: list[int]
-    top: int
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
-class PromptWanted:
-    """The tokens of one sequence's prompt that this step can speak about."""
+class PromptLogprobPlan:
+    """The tokens of one prompt whose log-probabilities this step can compute."""
 
     slot: int
-    at: slice  # [M] of the step's hidden states
-    chosen: Tensor  # [M] the tokens that come next
-    top: int
+    hidden: slice  # [M] of the step's hidden states
+    tokens: Tensor  # [M] the tokens that come after them
+    count: int
 
 
-def rank_chosen(logits: Tensor, chosen: Tensor, top: int) -> Tensor:
-    """[M, 1 + 2 * (1 + top)] int32: rank, ids, and the bits of the float32 values, the chosen token first."""
+def logprob_table(logits: Tensor, tokens: Tensor, count: int) -> Tensor:
+    """Logits [M, V] and a token of each row [M] -> [M, 1 + 2 * (1 + count)] int32.
+
+    A row holds the token's rank, then ids, then the bits of float32 values, the token first in both.
+    """
     logprobs = logits.log_softmax(-1)  # [M, V]
-    own = logprobs.gather(1, chosen[:, None])  # [M, 1]
+    own = logprobs.gather(1, tokens[:, None])  # [M, 1]
     rank = (logprobs > own).sum(-1, keepdim=True) + 1
-    best = logprobs.topk(logprobs.shape[1] if top == ALL else min(top, logprobs.shape[1]))
+    best = logprobs.topk(logprobs.shape[1] if count == ALL else min(count, logprobs.shape[1]))
     values = torch.cat([own, best.values], 1)
-    return torch.cat([rank.int(), chosen[:, None].int(), best.indices.int(), values.view(torch.int32)], 1)
+    return torch.cat([rank.int(), tokens[:, None].int(), best.indices.int(), values.view(torch.int32)], 1)
 
 
-def rank_prompt(
-    hidden: Tensor, wanted: PromptWanted, logits_of: Callable[[Tensor], Tensor], vocab_size: int
+def prompt_logprob_table(
+    hidden: Tensor, plan: PromptLogprobPlan, logits_of: Callable[[Tensor], Tensor], vocab_size: int
 ) -> Tensor:
-    """The same for a prompt, some tokens at a time: its logits together would not fit anywhere."""
+    """The table of a prompt, made of slices: its logits together would not fit anywhere."""
     size = slice_rows(vocab_size)
-    parts = zip(hidden[wanted.at].split(size), wanted.chosen.split(size), strict=True)
-    return torch.cat([rank_chosen(logits_of(states), chosen, wanted.top) for states, chosen in parts])
+    parts = zip(hidden[plan.hidden].split(size), plan.tokens.split(size), strict=True)
+    return torch.cat([logprob_table(logits_of(states), tokens, plan.count) for states, tokens in parts])
 
 
-def read(table: np.ndarray) -> list[TokenLogprobs]:
-    """What `rank_chosen` packed, row by row."""
-    width = table.shape[1] // 2  # 1 + top
+def unpack_logprobs(table: np.ndarray) -> list[TokenLogprobs]:
+    """The rows of a table that `logprob_table` packed."""
+    width = table.shape[1] // 2  # 1 + count
     ids = table[:, 1 : 1 + width].tolist()
     values = np.ascontiguousarray(table[:, 1 + width :]).view(np.float32).tolist()
     return [

@@ -1,6 +1,6 @@
-"""What a request forbids or favours: allowed_token_ids, bad_words, min_tokens and logit_bias, in this order.
+"""Tokens that requests forbid or favour: allowed_token_ids, bad_words, min_tokens, logit_bias, in this order.
 
-A step's masks are planned on the host as flat places in the logits (row * vocabulary + id), for the rows
+A step's masks are planned on the host as flat indices in the logits (row * vocabulary + id), for the rows
 that use them only. Bad words are matched on the device, because the tokens before the new one may still be
 in flight.
 """
@@ -20,21 +20,21 @@ from worker.tables.staging import Packet
 
 NEVER = -torch.inf
 ANY = -1
-"""Fills up short prefixes on the left: stands for any token."""
+"""Stands for any token, where a short prefix is filled up on the left."""
 
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """Everything else is forbidden in these rows."""
+    """The only tokens that are allowed in some rows."""
 
     rows: Tensor  # [A]
-    places: Tensor  # [I]
+    flat: Tensor  # [I] flat indices in the logits
 
     def apply(self, logits: Tensor) -> None:
-        flat = logits.view(-1)
-        kept = flat[self.places]
+        every = logits.view(-1)
+        allowed = every[self.flat]
         logits.index_fill_(0, self.rows, NEVER)
-        flat[self.places] = kept
+        every[self.flat] = allowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,37 +44,37 @@ class BadWords:
     prefixes: Tensor  # [W, K]
     slots: Tensor  # [W]
     lengths: Tensor  # [W]
-    places: Tensor  # [W]
+    flat: Tensor  # [W] flat indices of the last tokens in the logits
 
     def apply(self, logits: Tensor, tokens: Tensor) -> None:
         width = self.prefixes.shape[1]
         back = torch.arange(-width, 0, device=logits.device)  # [K]
         tail = tokens[self.slots[:, None], (self.lengths[:, None] + back).clamp_(min=0)]  # [W, K]
         completes = ((self.prefixes == ANY) | (self.prefixes == tail)).all(1)  # [W]
-        logits.view(-1).index_add_(0, self.places, torch.where(completes, NEVER, 0.0))
+        logits.view(-1).index_add_(0, self.flat, torch.where(completes, NEVER, 0.0))
 
 
 @dataclass(frozen=True, slots=True)
 class Masks:
     allowed: Allowed | None
     bad_words: BadWords | None
-    shift_places: Tensor  # [I] min_tokens and logit_bias
+    shifted: Tensor  # [I] flat indices of the tokens of min_tokens and logit_bias
     shifts: Tensor  # [I]
-    guarded: Tensor  # [G] rows that these may leave without any token
+    guarded: Tensor  # [G] rows that may be left without any token
 
     def apply(self, logits: Tensor, tokens: Tensor) -> None:
-        """In place. A row with no token left takes the likeliest of its allowed ones: never NaN."""
+        """Change the logits in place. A row with no token left takes the likeliest of its allowed ones."""
         if self.allowed is not None:
             self.allowed.apply(logits)
         likeliest = logits[self.guarded].max(-1)
         if self.bad_words is not None:
             self.bad_words.apply(logits, tokens)
         flat = logits.view(-1)
-        flat.index_add_(0, self.shift_places, self.shifts)
+        flat.index_add_(0, self.shifted, self.shifts)
         left = logits[self.guarded].amax(-1)  # [G]
         revive = (left == NEVER) & (likeliest.values > NEVER)
-        places = self.guarded * logits.shape[1] + likeliest.indices
-        flat[places] = torch.where(revive, 0.0, flat[places])
+        at = self.guarded * logits.shape[1] + likeliest.indices
+        flat[at] = torch.where(revive, 0.0, flat[at])
 
 
 def plan_masks(packet: Packet, slots: Slots, rows: SampleRows, vocab_size: int) -> Masks | None:
@@ -83,18 +83,18 @@ def plan_masks(packet: Packet, slots: Slots, rows: SampleRows, vocab_size: int) 
         return None
     params = {int(row): slots.params[rows.slots[row]] for row in masked}
     early = {row for row, each in params.items() if rows.output_index[row] < each.min_tokens}
-    shift_places: list[int] = []
+    shifted: list[int] = []
     shifts: list[float] = []
     for row, each in params.items():
-        stops = _places(row, each.stop_token_ids, vocab_size) if row in early else []
-        shift_places += stops
+        stops = _flat(row, each.stop_token_ids, vocab_size) if row in early else []
+        shifted += stops
         shifts += [NEVER] * len(stops)
-        shift_places += _places(row, each.logit_bias, vocab_size)
+        shifted += _flat(row, each.logit_bias, vocab_size)
         shifts += [bias for token, bias in each.logit_bias.items() if 0 <= token < vocab_size]
     return Masks(
         allowed=_plan_allowed(packet, params, vocab_size),
         bad_words=_plan_bad_words(packet, params, rows, vocab_size),
-        shift_places=packet.ints(shift_places),
+        shifted=packet.ints(shifted),
         shifts=packet.floats(shifts),
         guarded=packet.ints([row for row, each in params.items() if each.bad_words or row in early]),
     )
@@ -104,8 +104,8 @@ def _plan_allowed(packet: Packet, params: dict[int, Sampling], vocab_size: int) 
     chosen = [row for row, each in params.items() if each.allowed_token_ids]
     if not chosen:
         return None
-    places = [place for row in chosen for place in _places(row, params[row].allowed_token_ids, vocab_size)]
-    return Allowed(packet.ints(chosen).long(), packet.ints(places).long())
+    flat = [index for row in chosen for index in _flat(row, params[row].allowed_token_ids, vocab_size)]
+    return Allowed(packet.ints(chosen).long(), packet.ints(flat).long())
 
 
 def _plan_bad_words(
@@ -126,10 +126,10 @@ def _plan_bad_words(
         prefixes=packet.ints(np.reshape(prefixes, -1)).view(len(words), width),
         slots=packet.ints(rows.slots[of]),
         lengths=packet.ints(rows.lengths[of]),
-        places=packet.ints([row * vocab_size + word[-1] for row, word in words]),
+        flat=packet.ints([row * vocab_size + word[-1] for row, word in words]),
     )
 
 
-def _places(row: int, ids: Iterable[int], vocab_size: int) -> list[int]:
-    """Ids outside the vocabulary never come up; as places they would be another row's tokens."""
+def _flat(row: int, ids: Iterable[int], vocab_size: int) -> list[int]:
+    """The flat indices of a row's tokens. Ids outside the vocabulary would be another row's: left out."""
     return [row * vocab_size + token for token in ids if 0 <= token < vocab_size]

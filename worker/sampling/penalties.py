@@ -1,7 +1,7 @@
 """Penalties: repetition over prompt and output, then frequency and presence over the output.
 
-The tokens are read from the device's table, where also those are that the host has not seen yet. Work goes
-with the length of the text and not with the vocabulary: only logits of tokens that occurred are touched.
+The tokens are read from the device's table, which also has those that the host has not seen yet. The work
+grows with the length of the text and not with the vocabulary: only logits of tokens that occurred change.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch import Tensor
 from worker.tables.slots import SampleRows, Slots
 from worker.tables.staging import Packet
 
-WORKSPACE = 1 << 22
-"""Elements: rows whose texts are longer than this together are treated one slice after the other."""
+MOST_TOKENS = 1 << 22
+"""Rows whose texts are longer than this together are treated one slice after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,24 +32,24 @@ class Penalties:
     longest_output: int
 
     def apply(self, logits: Tensor, tokens: Tensor) -> None:
-        """In place. Several writes to one place carry the same value, so their order does not matter."""
+        """Change the logits in place. Several writes to one logit write the same value, in any order."""
         flat = logits.view(-1)
         ages = torch.arange(1, self.longest + 1, device=logits.device)  # [L] 1 is the newest token
-        places = self._places(tokens, ages, logits.shape[1])  # [P, L]
-        values = flat[places]
-        flat[places] = torch.where(values > 0, values / self.repetition, values * self.repetition)
+        indices = self._indices(tokens, ages, logits.shape[1])  # [P, L]
+        values = flat[indices]
+        flat[indices] = torch.where(values > 0, values / self.repetition, values * self.repetition)
         if self.longest_output:
-            self._count(flat, places[:, : self.longest_output], ages[: self.longest_output])
+            self._count(flat, indices[:, : self.longest_output], ages[: self.longest_output])
 
-    def _count(self, flat: Tensor, places: Tensor, ages: Tensor) -> None:
+    def _count(self, flat: Tensor, indices: Tensor, ages: Tensor) -> None:
         amounts = torch.where(ages <= self.outputs, -self.frequency, 0.0)  # [P, O]
-        flat.index_add_(0, places.reshape(-1), amounts.reshape(-1))
+        flat.index_add_(0, indices.reshape(-1), amounts.reshape(-1))
         newest = torch.minimum(ages, self.outputs.clamp(min=1))  # beyond the output: its first token again
-        seen = places.gather(1, newest - 1)  # [P, O]
+        seen = indices.gather(1, newest - 1)  # [P, O]
         flat[seen] -= torch.where(self.outputs > 0, self.presence, 0.0)
 
-    def _places(self, tokens: Tensor, ages: Tensor, vocab_size: int) -> Tensor:
-        """Where each row's token of each age has its logit; beyond the text, its first token again."""
+    def _indices(self, tokens: Tensor, ages: Tensor, vocab_size: int) -> Tensor:
+        """The flat index of the logit of a row's token of each age; beyond the text, of its first token."""
         positions = self.lengths - torch.minimum(ages, self.lengths)  # [P, L]
         return self.rows * vocab_size + tokens[self.slots, positions]
 
@@ -58,7 +58,7 @@ def plan_penalties(packet: Packet, slots: Slots, rows: SampleRows) -> list[Penal
     penalised = np.flatnonzero(slots.penalised[rows.slots])
     if not len(penalised):
         return []
-    size = max(1, WORKSPACE // int(rows.lengths[penalised].max()))
+    size = max(1, MOST_TOKENS // int(rows.lengths[penalised].max()))
     return [
         _plan_slice(packet, slots, rows, penalised[first : first + size])
         for first in range(0, len(penalised), size)

@@ -1,4 +1,4 @@
-"""From a step's raw logits to its tokens, in the order that `Sampling` documents.
+"""The step from raw logits to tokens, in the order that `Sampling` documents.
 
 Only rows that use an option pay for it; a step of greedy rows is one pass over its logits.
 """
@@ -11,8 +11,8 @@ import numpy as np
 from torch import Tensor
 
 from worker.sampling.draw import Draws, draw, plan_draws
-from worker.sampling.groups import Grouped, Scan
-from worker.sampling.logprobs import Wanted, rank_chosen
+from worker.sampling.groups import GroupedLogits, Scan
+from worker.sampling.logprobs import LogprobPlan, logprob_table
 from worker.sampling.masks import Masks, plan_masks
 from worker.sampling.penalties import Penalties, plan_penalties
 from worker.tables.slots import SampleRows, Slots
@@ -21,36 +21,36 @@ from worker.tables.workspace import slice_rows
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What a step's sampling rows ask for, staged on the device."""
+class SamplingPlan:
+    """The options of a step's sampling rows, staged on the device."""
 
     masks: Masks | None
     penalties: list[Penalties]
     draws: list[Draws]
-    logprobs: list[Wanted]
+    logprobs: list[LogprobPlan]
 
 
-GREEDY = Plan(masks=None, penalties=[], draws=[], logprobs=[])
+GREEDY = SamplingPlan(masks=None, penalties=[], draws=[], logprobs=[])
 """All rows take the likeliest token."""
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    told: Tensor  # [2, R] int32: tokens, and whether they count
-    logprobs: list[Tensor]  # one table for each of Plan.logprobs
+class SampledTokens:
+    packed: Tensor  # [2, R] int32: tokens, and whether the logits of each are finite
+    logprobs: list[Tensor]  # one table for each of SamplingPlan.logprobs
 
     @property
     def tokens(self) -> Tensor:  # [R]
-        return self.told[0]
+        return self.packed[0]
 
     @property
     def finite(self) -> Tensor:
         """[R] 0 where the logits give no answer; the token is then arbitrary."""
-        return self.told[1]
+        return self.packed[1]
 
 
-def plan_sampling(packet: Packet, slots: Slots, rows: SampleRows, vocab_size: int) -> Plan:
-    return Plan(
+def plan_sampling(packet: Packet, slots: Slots, rows: SampleRows, vocab_size: int) -> SamplingPlan:
+    return SamplingPlan(
         masks=plan_masks(packet, slots, rows, vocab_size),
         penalties=plan_penalties(packet, slots, rows),
         draws=plan_draws(packet, slots, rows, vocab_size),
@@ -58,36 +58,39 @@ def plan_sampling(packet: Packet, slots: Slots, rows: SampleRows, vocab_size: in
     )
 
 
-def _plan_logprobs(packet: Packet, slots: Slots, rows: SampleRows, vocab_size: int) -> list[Wanted]:
-    groups: dict[int, list[int]] = {}
+def _plan_logprobs(packet: Packet, slots: Slots, rows: SampleRows, vocab_size: int) -> list[LogprobPlan]:
+    """One plan for each slice of rows that ask for the same number of logprobs."""
+    by_count: dict[int, list[int]] = {}
     for row in np.flatnonzero(slots.logprobs[rows.slots]):
-        top = slots.params[rows.slots[row]].logprobs
-        if top is not None:
-            groups.setdefault(top, []).append(int(row))
+        count = slots.params[rows.slots[row]].logprobs
+        if count is not None:
+            by_count.setdefault(count, []).append(int(row))
     size = slice_rows(vocab_size)
     return [
-        Wanted(packet.ints(members[first : first + size]), members[first : first + size], top)
-        for top, members in groups.items()
+        LogprobPlan(packet.ints(members[first : first + size]), members[first : first + size], count)
+        for count, members in by_count.items()
         for first in range(0, len(members), size)
     ]
 
 
-def choose(logits: Tensor, plan: Plan, tokens: Tensor, scan: Scan, *, may_sync: bool) -> Choice:
-    """`logits` [R, V] float32 are used up; `tokens` is the device's table of all texts so far."""
+def sample(
+    logits: Tensor, plan: SamplingPlan, tokens: Tensor, scan: Scan, *, may_sync: bool
+) -> SampledTokens:
+    """Sample a token for each row. `logits` [R, V] float32 are overwritten; `tokens`: the table of tokens."""
     logits = logits.contiguous()
     raw = [logits[wanted.rows] for wanted in plan.logprobs]  # copies, before anything is masked
     if plan.masks is not None:
         plan.masks.apply(logits, tokens)
     for penalties in plan.penalties:
         penalties.apply(logits, tokens)
-    grouped = Grouped(logits, scan)
-    chosen = grouped.told[0]  # [R]
+    grouped = GroupedLogits(logits, scan)
+    sampled = grouped.best[0]  # [R] the likeliest tokens, overwritten where a row is drawn at random
     for draws in plan.draws:
-        chosen[draws.rows] = draw(grouped, draws, may_sync=may_sync).int()
-    return Choice(
-        told=grouped.told,
+        sampled[draws.rows] = draw(grouped, draws, may_sync=may_sync).int()
+    return SampledTokens(
+        packed=grouped.best,
         logprobs=[
-            rank_chosen(each, chosen[wanted.rows].long(), wanted.top)
+            logprob_table(each, sampled[wanted.rows].long(), wanted.count)
             for each, wanted in zip(raw, plan.logprobs, strict=True)
         ],
     )

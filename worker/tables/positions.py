@@ -1,7 +1,7 @@
-"""Where the tokens of a step lie: from its rows to what a model reads of them.
+"""The positions of a step's tokens, and the context in which a model reads them.
 
-`lay_out` does it by torch, on any device. Of a small step its dozen operations cost more than all that they
-compute, so the CPU has its own (`worker/kernels/cpu/positions.py`).
+`lay_out` computes them by torch, on any device. In a small step its dozen operations cost more than all that
+they compute, so the CPU has its own (`worker/kernels/cpu/positions.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from worker.tables.staging import Packet
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """StepInput.seqs, turned by 90 degrees."""
+    """The fields of StepInput.seqs as lists."""
 
     slots: list[int]  # [B]
     starts: list[int]  # [B]
@@ -42,18 +42,19 @@ class Columns:
 
 
 Laid = tuple[Tensor, ForwardContext]
-"""The ids of a step's tokens [T] int64, and where they are."""
+"""The ids of a step's tokens [T] int64, and their positions."""
 
 LayOut = Callable[[Columns, Slots, Packet], Callable[[], Laid]]
-"""To be called while the packet is filled; what it gives, once that is sent and the tables are up to date."""
+"""Called while the packet is filled. The returned function is called once the packet is sent and the tables
+are up to date."""
 
 
 def lay_out(columns: Columns, slots: Slots, packet: Packet) -> Callable[[], Laid]:
     counts, query_starts = np.array(columns.counts), np.array(columns.query_starts)
     rows = np.repeat(np.arange(len(counts)), counts)  # [T]
-    places = np.arange(len(rows)) + (np.array(columns.starts) - query_starts[:-1])[rows]  # [T]
+    token_positions = np.arange(len(rows)) + (np.array(columns.starts) - query_starts[:-1])[rows]  # [T]
     row_slots, row_of = packet.ints(columns.slots), packet.ints(rows)
-    staged = packet.ints(places), packet.ints(query_starts), packet.ints(columns.ends)
+    staged = packet.ints(token_positions), packet.ints(query_starts), packet.ints(columns.ends)
 
     def finish() -> Laid:
         positions, query_starts, kv_lens = staged
@@ -80,5 +81,5 @@ def lay_out(columns: Columns, slots: Slots, packet: Packet) -> Callable[[], Laid
 
 
 def blocks_of(columns: Columns, slots: Slots) -> int:
-    """Of the longest sequence."""
+    """The number of blocks that the longest sequence of a step has."""
     return -(-max(columns.ends) // slots.block_size) if slots.paged else 0

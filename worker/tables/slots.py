@@ -1,7 +1,7 @@
-"""The rows in which sequences live: tables on the device, and what the host must know about each row.
+"""The tables of slots: their rows on the device, and what the host must know about each slot.
 
-A sequence keeps its row from `NewSeq` to its end or preemption; the engine hands the numbers out. The last
-row is a dummy that belongs to nobody. Prompt tokens arrive once, sampled ones are written where they were
+A sequence keeps its slot from `NewSeq` to its end or preemption; the engine hands the numbers out. The last
+slot is a dummy that belongs to nobody. Prompt tokens arrive once, sampled ones are written where they were
 sampled, so the input of a step is always `tokens[slot, position]` and never waits for the host.
 """
 
@@ -19,7 +19,7 @@ _NO_SAMPLING = Sampling(max_tokens=1)
 
 @dataclass(frozen=True, slots=True)
 class SampleRows:
-    """The rows of a step that sample a token, on the host and in the order of their logits."""
+    """The rows of a step that sample a token, in the order of their logits. On the host."""
 
     slots: np.ndarray  # [R]
     lengths: np.ndarray  # [R] tokens before the new one
@@ -30,7 +30,7 @@ class Slots:
     def __init__(
         self, target: torch.device, count: int, max_len: int, block_size: int, *, paged: bool = True
     ) -> None:
-        """Not `paged`: no sequence has cache blocks, because each is computed whole."""
+        """`paged`: sequences have cache blocks. An encoder's have none, because each is computed whole."""
         self.count = count
         self.dummy = count
         self.max_len = max_len
@@ -38,14 +38,14 @@ class Slots:
         self.paged = paged
         rows, blocks = count + 1, -(-max_len // block_size) if paged else 0
         self.most_blocks = blocks
-        # One column more than positions: the token sampled after the last position has a place, too.
+        # One column more than positions, for the token that is sampled after the last position.
         self.width = max_len + 1
         self.tokens = torch.zeros(rows, self.width, dtype=torch.int32, device=target)  # [rows, width]
         self.block_table = torch.zeros(rows, blocks, dtype=torch.int32, device=target)  # [rows, blocks]
-        self.on_host: tuple[np.ndarray, np.ndarray] | None = None
-        """Both tables, if the host can write to them without waiting."""
+        self.host_tables: tuple[np.ndarray, np.ndarray] | None = None
+        """The arrays of both tables, if the host can write to them without waiting."""
         if target.type == "cpu":
-            self.on_host = self.tokens.numpy(), self.block_table.numpy()
+            self.host_tables = self.tokens.numpy(), self.block_table.numpy()
 
         self.params: list[Sampling] = [_NO_SAMPLING] * rows
         self.pooling: list[Pooling | None] = [None] * rows
@@ -60,27 +60,27 @@ class Slots:
         self.penalised = np.zeros(rows, bool)
         self.logprobs = np.zeros(rows, bool)
         self.demanding: set[int] = set()
-        """Rows whose next token is not simply the likeliest, or is told with more than its number."""
-        self.tell_prompt: set[int] = set()
-        """Rows that ask for the logprobs of their prompt."""
+        """Slots whose next token is not simply the likeliest, or that ask for logprobs."""
+        self.wants_prompt_logprobs: set[int] = set()
+        """Slots that ask for the logprobs of their prompt."""
 
     @staticmethod
     def nbytes(count: int, max_len: int, block_size: int) -> int:
-        """What the tables take on the device."""
+        """Bytes that the tables take on the device."""
         return 4 * (count + 1) * (max_len + 1 + -(-max_len // block_size))
 
     def admit(self, new: NewSeq) -> None:
-        """Note what the host must know. Tokens travel with the step that brings the sequence."""
+        """Note what the host must know of a new sequence. Its tokens travel with the step that brings it."""
         slot = new.slot
         if not 0 <= slot <= self.dummy:
-            raise ValueError(f"row {slot} does not exist: rows go from 0 to {self.count - 1}")
+            raise ValueError(f"slot {slot} does not exist: slots go from 0 to {self.count - 1}")
         if not 1 <= len(new.tokens) <= self.max_len:
             raise ValueError(
-                f"a sequence of {len(new.tokens)} tokens: a row has room for 1 to {self.max_len}"
+                f"a sequence of {len(new.tokens)} tokens: a slot has room for 1 to {self.max_len}"
             )
         self.prompt_len[slot] = new.prompt_len
         self.blocks[slot] = 0
-        self.tell_prompt.discard(slot)
+        self.wants_prompt_logprobs.discard(slot)
         if isinstance(new.params, Pooling):
             self.pooling[slot] = new.params
         else:
@@ -106,4 +106,4 @@ class Slots:
         else:
             self.demanding.discard(slot)
         if params.prompt_logprobs is not None:
-            self.tell_prompt.add(slot)
+            self.wants_prompt_logprobs.add(slot)

@@ -1,4 +1,4 @@
-"""One copy from host to device per step: everything a step brings is written into one int32 buffer.
+"""The one copy from host to device of each step: all that a step brings is written into an int32 buffer.
 
 `Packet.ints` and `Packet.floats` write on the host and hand out the tensor on the device at once; it holds
 the values after `send`. Buffers form a ring, because the device may still read those of the steps ahead.
@@ -34,32 +34,32 @@ class Packet:
         return self._put(np.asarray(values, dtype=np.float32).view(np.int32)).view(torch.float32)
 
     def send(self) -> None:
-        if self._host is self._there:
+        if self._host is self._on_device:
             return
-        for host, there in [*self._full, (self._host[: self._used], self._there[: self._used])]:
-            there.copy_(host, non_blocking=True)
+        for host, on_device in [*self._full, (self._host[: self._used], self._on_device[: self._used])]:
+            on_device.copy_(host, non_blocking=True)
 
     def _put(self, words: np.ndarray) -> Tensor:
         if self._used + len(words) > len(self._words):
             self._grow(len(words))
-        place = slice(self._used, self._used + len(words))
-        self._words[place] = words
-        self._used = place.stop
-        return self._there[place]
+        piece = slice(self._used, self._used + len(words))
+        self._words[piece] = words
+        self._used = piece.stop
+        return self._on_device[piece]
 
     def _grow(self, words: int) -> None:
-        """Long prompts outgrow the buffer: it is sent as it is, and a larger one takes its place for good."""
-        self._full.append((self._host[: self._used], self._there[: self._used]))
+        """Long prompts outgrow the buffer: it is sent as it is, and a larger one is used from now on."""
+        self._full.append((self._host[: self._used], self._on_device[: self._used]))
         self._take(*self._make_buffer(2 * max(words, len(self._host))))
 
-    def _take(self, host: Tensor, there: Tensor) -> None:
-        self._host, self._words, self._there = host, host.numpy(), there
+    def _take(self, host: Tensor, on_device: Tensor) -> None:
+        self._host, self._words, self._on_device = host, host.numpy(), on_device
         self._used = 0
 
 
 class Staging:
     def __init__(self, make_buffer: MakeBuffer, steps_ahead: int, words: int) -> None:
-        """A step's result is read before the step `steps_ahead + 1` later starts: one more is enough."""
+        """A step's result is read before the step `steps_ahead + 1` later starts: one more packet will do."""
         self._ring = [Packet(make_buffer, words) for _ in range(steps_ahead + 2)]
         self._next = 0
 

@@ -88,7 +88,7 @@ def test_ranks_of_a_stage_lie_side_by_side_and_machines_have_equally_many() -> N
         (2, 0, 1, 0),
         (3, 1, 1, 1),
     ]
-    assert {place.meeting for place in places} == {"tcp://10.0.0.1:5001"}
+    assert {place.rendezvous for place in places} == {"tcp://10.0.0.1:5001"}
     assert {place.local_ranks for place in places} == {2}
 
 
@@ -96,7 +96,7 @@ def test_replicas_share_the_devices_of_their_machine() -> None:
     first, second = (lay_out(asked(2), index, 2) for index in (0, 1))
     assert [place.local_rank for place in first + second] == [0, 1, 2, 3]
     assert {place.local_ranks for place in first + second} == {4}
-    assert {place.meeting for place in first + second} == {""}, "each finds its own, on this machine"
+    assert {place.rendezvous for place in first + second} == {""}, "each finds its own, on this machine"
 
 
 def test_a_worker_in_the_engines_process_knows_its_neighbours() -> None:

@@ -1,8 +1,7 @@
-"""What pooling adds to a worker: its memory, its plan of rows, and the queries it keeps."""
+"""Pooling adds memory to a worker, and to its steps a plan of the hidden states that are pooled."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,16 +10,12 @@ from sizes import worker_config
 from tiny import tiny_checkpoint
 
 from models.config import read_config
-from models.context import ForwardContext
-from models.conversion.served_as import Conversion, resolve_conversion
-from models.pooling.config import PoolingConfig, read_pooling
-from models.pooling.sentence_files import TextFacts
+from models.conversion.served_as import resolve_conversion
+from models.pooling.config import read_pooling
 from worker.batch import Batch, build
 from worker.devices.cpu import Cpu
-from worker.limits import Limits, hold_whole_sequences, resolve_limits
 from worker.pooling.hidden import HiddenStore
-from worker.pooling.late_interaction import Queries, max_sim
-from worker.pooling.plan import gather
+from worker.pooling.plan import gather_hidden
 from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, StepInput, WorkerFacts
 from worker.runner import Runner
 from worker.tables.slots import Slots
@@ -77,28 +72,8 @@ def test_hidden_states_may_be_narrower_than_the_layers(tmp_path: Path) -> None:
     assert facts.kv_bytes == 64 * 32 * (3 * 2 * 4 * 8 + 16) * 4
 
 
-def test_limits_of_what_pools() -> None:
-    model = worker_config().model
-    pooling = Conversion(runner="pooling", convert="embed", architecture=model.architecture)
-    trained = PoolingConfig(texts=TextFacts(max_len=100))
-    assert resolve_limits(worker_config(conversion=pooling), Cpu(1)) == Limits(32, 256, 4096, model.max_len)
-    assert resolve_limits(worker_config(conversion=pooling, pooling=trained), Cpu(1)).max_model_len == 100
-    asked = worker_config(conversion=pooling, pooling=trained, max_model_len=200)
-    assert resolve_limits(asked, Cpu(1)).max_model_len == 200
-    assert resolve_limits(worker_config(pooling=trained), Cpu(1)).max_model_len == model.max_len
-
-
-def test_a_step_makes_room_for_the_longest_text_unless_the_operator_forbids() -> None:
-    limits = Limits(block_size=32, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=500)
-    assert hold_whole_sequences(limits, worker_config()) == replace(limits, max_num_batched_tokens=500)
-    roomy = replace(limits, max_num_batched_tokens=600)
-    assert hold_whole_sequences(roomy, worker_config(max_num_batched_tokens=600)) == roomy
-    with pytest.raises(ValueError, match=r"64 is less than --max-model-len \(500\)"):
-        hold_whole_sequences(limits, worker_config(max_num_batched_tokens=64))
-
-
 class Table:
-    """Slots of four rows of up to 20 tokens, in blocks of 4 where there are any."""
+    """A table of four slots of up to 20 tokens, in blocks of 4 where there are any."""
 
     def __init__(self, *, paged: bool = True) -> None:
         self.device = Cpu(1)
@@ -125,7 +100,7 @@ def seq(slot: int, start: int, count: int, blocks: list[int] | None = None, *, p
 
 
 def states(batch: Batch) -> torch.Tensor:
-    """Hidden states that say which token they belong to."""
+    """Hidden states whose numbers are their token ids."""
     return batch.ids[:, None].float().expand(-1, 3)
 
 
@@ -147,12 +122,12 @@ def test_rows_come_from_the_step_or_from_earlier_ones() -> None:
     plan = second.pooled
     assert plan is not None
     assert (plan.rows, plan.lengths, plan.params) == ([1, 2, 0], [1, 4, 6], [LAST, WHOLE, WHOLE])
-    pooled = gather(plan, states(second), second.ids, store, table.slots)
+    pooled = gather_hidden(plan, states(second), second.ids, store, table.slots)
     expected = [22, 30, 31, 32, 33, 10, 11, 12, 13, 14, 15]
     assert pooled.ids.tolist() == expected
     assert pooled.hidden[:, 0].tolist() == expected
-    with pytest.raises(ValueError, match="earlier steps, which are not kept"):
-        gather(plan, states(second), second.ids, None, table.slots)
+    with pytest.raises(ValueError, match="earlier steps, which are not stored"):
+        gather_hidden(plan, states(second), second.ids, None, table.slots)
 
 
 def test_a_step_of_whole_sequences_is_pooled_as_it_is() -> None:
@@ -162,24 +137,24 @@ def test_a_step_of_whole_sequences_is_pooled_as_it_is() -> None:
     assert plan is not None
     assert (plan.rows, plan.lengths, plan.params, plan.needed) == ([0, 1], [4, 2], [WHOLE, WHOLE], None)
     hidden = states(batch)
-    pooled = gather(plan, hidden, batch.ids, None, table.slots)
+    pooled = gather_hidden(plan, hidden, batch.ids, None, table.slots)
     assert pooled.hidden is hidden
     assert pooled.ids.tolist() == [10, 11, 12, 13, 30, 31]
 
 
 @pytest.mark.parametrize("other", [LAST, None])
 def test_a_step_with_another_sequence_is_sorted_out(other: Pooling | None) -> None:
-    """One that needs its last row alone, or that is not pooled."""
+    """The other sequence needs its last hidden state alone, or is not pooled."""
     table = Table(paged=False)
     news = [new(1, 4, WHOLE), new(3, 2, other or WHOLE)]
     batch = table.step(seq(1, 0, 4), seq(3, 0, 2, pools=other is not None), new=news)
     assert batch.pooled is not None
-    pooled = gather(batch.pooled, states(batch), batch.ids, None, table.slots)
+    pooled = gather_hidden(batch.pooled, states(batch), batch.ids, None, table.slots)
     assert pooled.ids.tolist() == ([10, 11, 12, 13, 31] if other else [10, 11, 12, 13])
     assert pooled.hidden[:, 0].tolist() == pooled.ids.tolist()
 
 
-def test_a_row_that_was_admitted_to_be_sampled_is_not_pooled() -> None:
+def test_a_sequence_that_was_admitted_to_be_sampled_is_not_pooled() -> None:
     table = Table()
     with pytest.raises(ValueError, match="was not admitted"):
         table.step(seq(1, 0, 5, [7, 3]), new=[new(1, 5, Sampling(max_tokens=1))])
@@ -197,33 +172,3 @@ def test_whole_sequences_have_token_types_and_no_blocks() -> None:
     assert plain.context.token_types is None
     with pytest.raises(ValueError, match="does not fit"):
         table.step(seq(1, 1, 3))
-
-
-def test_a_store_keeps_what_was_written_in_its_dtype() -> None:
-    store = HiddenStore(4, 2, 3, torch.bfloat16, Cpu(1).allocate)
-    context = ForwardContext(*[torch.empty(0)] * 4, torch.tensor([9, 2]), 2, [2], [2])
-    store.write(torch.tensor([[1.0, 2, 3], [4, 5, 6]]), context)
-    table = torch.tensor([[0, 0], [1, 4]], dtype=torch.int32)
-    rows = store.read(table, torch.tensor([1, 1]), torch.tensor([0, 3]))
-    assert rows.tolist() == [[4, 5, 6], [1, 2, 3]]
-    assert rows.dtype == torch.bfloat16
-
-
-def test_the_query_that_was_used_longest_ago_makes_way() -> None:
-    queries = Queries(max_bytes=100)
-    for name in ("a", "b"):
-        queries.keep(name, torch.ones(3, 4))  # 48 bytes
-    assert queries.find("a") is not None
-    queries.keep("c", torch.ones(3, 4))
-    assert queries.find("b") is None
-    assert queries.find("a") is not None and queries.find("c") is not None
-    queries.keep("a", torch.zeros(3, 4))  # takes its own place
-    assert queries.find("c") is not None
-    queries.keep("huge", torch.ones(100, 4))
-    assert [queries.find(name) is None for name in ("a", "c", "huge")] == [True, True, False]
-
-
-def test_max_sim() -> None:
-    query, document = torch.tensor([[1.0, 0], [0, 2]]), torch.tensor([[0.5, 0.5], [0.1, 0.9], [-3, 0]])
-    assert max_sim(query, document).tolist() == pytest.approx([0.5 + 1.8])
-    assert max_sim(query, torch.empty(0, 2)).tolist() == [0.0]

@@ -271,7 +271,7 @@ def test_texts_and_vectors_from_one_copy(llama: Path, open_engine: Open) -> None
 def configs(folder: Path, layout: Layout, ranks: Ranks, **given: object) -> list[WorkerConfig]:
     sizes = {"block_size": 4, "max_model_len": 32, "max_num_seqs": 4, "cpu_threads": 1, **given}
     whole = worker_config(folder=str(folder), model=read_config(folder), **sizes)
-    return [msgspec.structs.replace(whole, place=place) for place in layout.places(ranks.meeting())]
+    return [msgspec.structs.replace(whole, place=place) for place in layout.places(ranks.rendezvous())]
 
 
 def test_all_ranks_have_room_for_as_much_as_the_smallest(ranks: Ranks, llama: Path) -> None:

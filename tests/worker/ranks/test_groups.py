@@ -1,4 +1,4 @@
-"""Ranks that find each other and exchange tensors: here they are threads, with real sockets between them."""
+"""Ranks find each other and exchange tensors: here they are threads, with real sockets between them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from torch import Tensor
 
 from worker.config import Place
 from worker.devices.cpu import Cpu
-from worker.ranks.groups import Group, Groups, meet
+from worker.ranks.groups import Group, Groups, join_groups
 
 Result = TypeVar("Result")
 
 
 def join(places: Sequence[Place]) -> list[Groups]:
-    return at_once(lambda place: meet(place, Cpu(1).open_group, Cpu.target), places)
+    return at_once(lambda place: join_groups(place, Cpu(1).open_group, Cpu.target), places)
 
 
 def at_once(run: Callable[..., Result], *of_each: Sequence[object]) -> list[Result]:
@@ -32,7 +32,7 @@ def at_once(run: Callable[..., Result], *of_each: Sequence[object]) -> list[Resu
 
 
 def places(folder: Path, tensor: int, stages: int = 1) -> list[Place]:
-    return Layout(tensor, stages).places(f"file://{folder}/meeting")
+    return Layout(tensor, stages).places(f"file://{folder}/rendezvous")
 
 
 def tensor_group(groups: Groups) -> Group:
@@ -79,16 +79,16 @@ def test_pieces_lie_side_by_side_in_the_order_of_the_ranks(tmp_path: Path) -> No
     close(groups)
 
 
-def test_least_of_all_ranks(tmp_path: Path) -> None:
+def test_minimum_of_all_ranks(tmp_path: Path) -> None:
     groups = join(places(tmp_path, 2, 2))
-    assert at_once(lambda own, number: own.least(number), groups, [7, 5, 1 << 40, 6]) == [5] * 4
+    assert at_once(lambda own, number: own.minimum(number), groups, [7, 5, 1 << 40, 6]) == [5] * 4
     close(groups)
 
 
 def test_alone() -> None:
-    groups = meet(Place(), Cpu(1).open_group, Cpu.target)
+    groups = join_groups(Place(), Cpu(1).open_group, Cpu.target)
     assert groups == Groups()
-    assert groups.least(3) == 3
+    assert groups.minimum(3) == 3
     groups.close()
 
 
@@ -126,7 +126,7 @@ def test_two_machines_meet_at_an_address(tmp_path: Path) -> None:
         for place in everyone
     ]
     groups = join(machines)
-    assert at_once(lambda own: own.least(4), groups) == [4, 4]
+    assert at_once(lambda own: own.minimum(4), groups) == [4, 4]
     assert listening() == {"127.0.0.2", "127.0.0.3"}
     close(groups)
 
@@ -140,10 +140,10 @@ def test_a_lost_rank_is_noticed_at_once(tmp_path: Path) -> None:
         tensor_group(groups[0]).all_reduce(torch.ones(1))
 
 
-def test_a_place_to_meet_is_needed() -> None:
-    place = Place(tensor_size=2, meeting="http://somewhere")
-    with pytest.raises(ValueError, match="'http://somewhere' is no place to meet: write file:///path"):
-        meet(place, Cpu(1).open_group, Cpu.target)
+def test_a_rendezvous_is_needed() -> None:
+    place = Place(tensor_size=2, rendezvous="http://somewhere")
+    with pytest.raises(ValueError, match="'http://somewhere' is no rendezvous for ranks: write file:///path"):
+        join_groups(place, Cpu(1).open_group, Cpu.target)
 
 
 def close(groups: list[Groups]) -> None:

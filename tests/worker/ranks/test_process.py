@@ -20,19 +20,19 @@ from worker import child
 from worker.config import Place
 from worker.protocol import NewSeq, Sampling, SeqStep, StepInput, StepOutput
 from worker.ranks.channel import (
-    Channel,
-    Line,
+    EngineEnd,
+    RankEnd,
     RankFailed,
+    RankMessage,
     RankProgress,
     RankReady,
-    RankSays,
     RankStart,
     StepFailed,
 )
 
 SUPPORT = Path(__file__).parents[2] / "support"
 
-decoder = msgspec.msgpack.Decoder(RankSays)
+decoder = msgspec.msgpack.Decoder(RankMessage)
 
 
 class Rank:
@@ -43,14 +43,14 @@ class Rank:
             start = RankStart(config, theirs.fileno(), "critical")
             payload = msgspec.msgpack.encode(start)
             self.process = child.start("rank", module, payload, inherit=[theirs.fileno()])
-        self.line = Line(ours)
+        self.line = EngineEnd(ours)
 
     def say(self, step: StepInput) -> None:
         self.line.write(msgspec.msgpack.encode(step))
 
-    def hear(self) -> list[RankSays]:
+    def hear(self) -> list[RankMessage]:
         """What comes until it is ready, has answered a step, or has ended."""
-        heard: list[RankSays] = []
+        heard: list[RankMessage] = []
         while not self.line.ended and not any(isinstance(says, (RankReady, StepOutput)) for says in heard):
             assert select.select([self.line], [], [], 10)[0], "it says nothing"
             heard += [decoder.decode(frame) for frame in self.line.read()]
@@ -105,7 +105,7 @@ def test_what_stops_the_load_is_told_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "no-weights").touch()
     rank = Rank(tmp_path)
     failed = rank.hear()[-1]
-    assert isinstance(failed, RankFailed) and not failed.silent
+    assert isinstance(failed, RankFailed) and not failed.unreported
     assert failed.message == "model.safetensors: tensor 'lm_head.weight' is missing"
     assert rank.process.ended_within(5) and rank.process.wait() == 2
     rank.line.close()
@@ -155,9 +155,9 @@ def test_torch_is_loaded_with_the_model_only() -> None:
 # The channel.
 
 
-def pair() -> tuple[Line, Channel]:
+def pair() -> tuple[EngineEnd, RankEnd]:
     ours, theirs = socket.socketpair()
-    return Line(ours), Channel(theirs.detach())
+    return EngineEnd(ours), RankEnd(theirs.detach())
 
 
 def test_frames_arrive_whole_whatever_their_size() -> None:
@@ -165,11 +165,11 @@ def test_frames_arrive_whole_whatever_their_size() -> None:
     frames = [b"", b"x", os.urandom(3_000_000), b"last"]
     for frame in frames:
         line.write(frame)
-    assert line.behind, "the large one does not fit into the pipe"
+    assert line.has_unsent, "the large one does not fit into the pipe"
     heard: list[bytes | None] = []
     reader = threading.Thread(target=lambda: heard.extend(channel.read() for _ in frames))
     reader.start()
-    while line.behind:
+    while line.has_unsent:
         select.select([], [line], [])
         line.flush()
     reader.join()
@@ -194,5 +194,5 @@ def test_frames_that_come_in_pieces_are_put_together() -> None:
     channel.close()
     assert line.read() == [] and line.ended
     line.write(b"to nobody")
-    assert not line.behind
+    assert not line.has_unsent
     line.close()

@@ -1,4 +1,4 @@
-"""When the first stage takes what the last one has sampled, and that nobody waits for a neighbour."""
+"""The first stage takes the tokens of the last one in time, and no stage waits for another to receive."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import torch
 from ranks import Layout
 from torch import Tensor
 
-from worker.batch import Sampled
+from worker.batch import SampleTargets
 from worker.protocol import NewSeq, Sampling, SeqStep, StepInput
-from worker.ranks.groups import Links, Pending
+from worker.ranks.groups import Links, Transfer
 from worker.ranks.stage import Stage
-from worker.sampling.sampler import Plan
+from worker.sampling.sampler import SamplingPlan
 
 IN_FLIGHT = 3
 WIDTH = 4
 
 
-class Arrived:
+class FakeTransfer:
     def __init__(self) -> None:
         self.waited = False
 
@@ -28,20 +28,20 @@ class Arrived:
         self.waited = True
 
 
-class Post:
-    """Carries what is sent to whoever asks, and notes for which of it was waited."""
+class FakeGroup:
+    """A group that hands every tensor to whoever asks, and notes for which transfers somebody waited."""
 
     def __init__(self) -> None:
-        self.letters: deque[Tensor] = deque()
-        self.sent: list[Arrived] = []
+        self.queue: deque[Tensor] = deque()
+        self.sent: list[FakeTransfer] = []
 
-    def send(self, x: Tensor, to: int) -> Pending:
-        self.letters.append(x.clone())
-        self.sent.append(Arrived())
+    def send(self, x: Tensor, to: int) -> Transfer:
+        self.queue.append(x.clone())
+        self.sent.append(FakeTransfer())
         return self.sent[-1]
 
     def receive(self, x: Tensor, source: int) -> None:
-        x.copy_(self.letters.popleft())
+        x.copy_(self.queue.popleft())
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return x
@@ -54,12 +54,12 @@ class Post:
 
 
 @pytest.fixture
-def stages() -> Iterator[tuple[Stage, Stage, Post]]:
-    """The first, the last, and the post from the last to the first."""
-    stream, tokens = Post(), Post()
-    greeting = torch.zeros(1)
-    stream.letters.append(greeting)
-    tokens.letters.append(greeting)
+def stages() -> Iterator[tuple[Stage, Stage, FakeGroup]]:
+    """The first stage, the last one, and the group that carries tokens between them."""
+    stream, tokens = FakeGroup(), FakeGroup()
+    number = torch.zeros(1)
+    stream.queue.append(number)
+    tokens.queue.append(number)
     first, last = (
         Stage(
             place,
@@ -71,8 +71,8 @@ def stages() -> Iterator[tuple[Stage, Stage, Post]]:
         )
         for place in Layout(1, 2).places("")
     )
-    stream.letters.clear()
-    tokens.letters.clear()
+    stream.queue.clear()
+    tokens.queue.clear()
     yield first, last, tokens
 
 
@@ -85,12 +85,12 @@ def step(*rows: int, new: tuple[int, ...] = ()) -> StepInput:
     )
 
 
-def sampled(*rows: int, position: int = 1) -> Sampled:
-    return Sampled(
-        at=torch.arange(len(rows)),
-        places=torch.tensor([row * WIDTH + position for row in rows]),
+def sampled(*rows: int, position: int = 1) -> SampleTargets:
+    return SampleTargets(
+        last=torch.arange(len(rows)),
+        flat=torch.tensor([row * WIDTH + position for row in rows]),
         rows=list(range(len(rows))),
-        plan=Plan(masks=None, penalties=[], draws=[], logprobs=[]),
+        plan=SamplingPlan(masks=None, penalties=[], draws=[], logprobs=[]),
     )
 
 
@@ -98,60 +98,62 @@ def table() -> Tensor:
     return torch.zeros(8, WIDTH, dtype=torch.int32)
 
 
-def tell(stage: Stage, *tokens: int) -> None:
-    stage.tell(torch.tensor(tokens, dtype=torch.int32))
+def send(stage: Stage, *tokens: int) -> None:
+    stage.send_tokens(torch.tensor(tokens, dtype=torch.int32))
 
 
-def test_tokens_are_taken_when_their_sequence_goes_on(stages: tuple[Stage, Stage, Post]) -> None:
-    first, last, post = stages
+def test_tokens_are_taken_when_their_sequence_goes_on(stages: tuple[Stage, Stage, FakeGroup]) -> None:
+    first, last, group = stages
     texts = table()
-    first.pass_on(torch.zeros(2, 2), step(3, 5), sampled(3, 5))
-    first.pass_on(torch.zeros(1, 2), step(1), sampled(1, position=2))
-    first.catch_up(step(0), texts)  # nothing is there to be taken, and nothing is needed
-    tell(last, 33, 55)
-    tell(last, 11)
-    first.catch_up(step(0), texts)
-    assert len(post.letters) == 2
-    first.catch_up(step(5), texts)
+    first.send_stream(torch.zeros(2, 2), step(3, 5), sampled(3, 5))
+    first.send_stream(torch.zeros(1, 2), step(1), sampled(1, position=2))
+    first.receive_tokens(step(0), texts)  # nothing is there to be taken, and nothing is needed
+    send(last, 33, 55)
+    send(last, 11)
+    first.receive_tokens(step(0), texts)
+    assert len(group.queue) == 2
+    first.receive_tokens(step(5), texts)
     assert (texts[3, 1], texts[5, 1], texts[1, 2]) == (33, 55, 0)
-    first.catch_up(step(1), texts)
+    first.receive_tokens(step(1), texts)
     assert texts[1, 2] == 11
-    assert not post.letters
+    assert not group.queue
 
 
-def test_a_row_that_changes_hands_waits_for_late_tokens(stages: tuple[Stage, Stage, Post]) -> None:
-    first, last, post = stages
+def test_a_slot_that_gets_a_new_sequence_waits_for_late_tokens(
+    stages: tuple[Stage, Stage, FakeGroup],
+) -> None:
+    first, last, group = stages
     texts = table()
-    first.pass_on(torch.zeros(1, 2), step(3), sampled(3))
-    tell(last, 33)
-    first.catch_up(step(3, new=(3,)), texts)
-    assert not post.letters, "or it would be written over the new text later"
-    first.pass_on(torch.zeros(1, 2), step(4), sampled(4))
-    tell(last, 44)
-    first.catch_up(step(0, new=(4,)), texts)
-    assert not post.letters
+    first.send_stream(torch.zeros(1, 2), step(3), sampled(3))
+    send(last, 33)
+    first.receive_tokens(step(3, new=(3,)), texts)
+    assert not group.queue, "or it would be written over the new text later"
+    first.send_stream(torch.zeros(1, 2), step(4), sampled(4))
+    send(last, 44)
+    first.receive_tokens(step(0, new=(4,)), texts)
+    assert not group.queue
 
 
-def test_tokens_that_nobody_needs_do_not_pile_up(stages: tuple[Stage, Stage, Post]) -> None:
-    first, last, post = stages
+def test_tokens_that_nobody_needs_do_not_pile_up(stages: tuple[Stage, Stage, FakeGroup]) -> None:
+    first, last, group = stages
     texts = table()
     for row in range(7):
-        first.catch_up(step(row), texts)
-        first.pass_on(torch.zeros(1, 2), step(row), sampled(row))
-        tell(last, row)
-    assert len(post.letters) == IN_FLIGHT
+        first.receive_tokens(step(row), texts)
+        first.send_stream(torch.zeros(1, 2), step(row), sampled(row))
+        send(last, row)
+    assert len(group.queue) == IN_FLIGHT
     assert texts[:4, 1].tolist() == [0, 1, 2, 3]
 
 
-def test_a_step_that_samples_nothing_is_not_waited_for(stages: tuple[Stage, Stage, Post]) -> None:
+def test_a_step_that_samples_nothing_is_not_waited_for(stages: tuple[Stage, Stage, FakeGroup]) -> None:
     first, _, _ = stages
     for _ in range(9):
-        first.pass_on(torch.zeros(1, 2), step(0), None)
-        first.catch_up(step(0), table())
+        first.send_stream(torch.zeros(1, 2), step(0), None)
+        first.receive_tokens(step(0), table())
 
 
-def test_only_steps_that_are_long_over_are_waited_for(stages: tuple[Stage, Stage, Post]) -> None:
-    _, last, post = stages
+def test_only_steps_that_are_long_over_are_waited_for(stages: tuple[Stage, Stage, FakeGroup]) -> None:
+    _, last, group = stages
     for number in range(6):
-        tell(last, number)
-    assert [arrived.waited for arrived in post.sent[-6:]] == [True] * 2 + [False] * (IN_FLIGHT + 1)
+        send(last, number)
+    assert [transfer.waited for transfer in group.sent[-6:]] == [True] * 2 + [False] * (IN_FLIGHT + 1)

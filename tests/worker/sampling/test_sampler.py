@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from worker.devices.cpu import Cpu
 from worker.protocol import NewSeq, Sampling
+from worker.sampling import sampler
 from worker.sampling.draw import mix, uniform
-from worker.sampling.groups import BY_TORCH, Grouped
-from worker.sampling.logprobs import read
-from worker.sampling.mass import AllWeights, FewWeights
-from worker.sampling.sampler import Choice, Plan, choose, plan_sampling
+from worker.sampling.groups import BY_TORCH, GroupedLogits
+from worker.sampling.logprobs import unpack_logprobs
+from worker.sampling.mass import FullMass, LazyMass
+from worker.sampling.sampler import SampledTokens, SamplingPlan, plan_sampling
 from worker.tables.slots import SampleRows, Slots
 from worker.tables.staging import Staging
 
@@ -33,10 +34,10 @@ class Row:
 
 @dataclass
 class Step:
-    """Rows as the runner brings them to the sampler; their tokens are on the device only."""
+    """Some rows as the runner brings them to the sampler; their tokens are on the device only."""
 
     slots: Slots
-    plan: Plan
+    plan: SamplingPlan
     logits: torch.Tensor
 
     @classmethod
@@ -57,12 +58,12 @@ class Step:
         return cls(slots, plan, torch.from_numpy(logits))
 
 
-def sample(rows: list[Row], *, may_sync: bool = True, first_slot: int = 0) -> Choice:
-    """As the CPU does it, or in the way of a GPU."""
+def sample(rows: list[Row], *, may_sync: bool = True, first_slot: int = 0) -> SampledTokens:
+    """Sample as the CPU does, which may read results within a step, or as a GPU does."""
     step = Step.of(rows, first_slot)
     scan = Cpu(1).scan if may_sync else BY_TORCH
     with torch.inference_mode():
-        return choose(step.logits, step.plan, step.slots.tokens, scan, may_sync=may_sync)
+        return sampler.sample(step.logits, step.plan, step.slots.tokens, scan, may_sync=may_sync)
 
 
 def masked(row: Row) -> np.ndarray:
@@ -164,13 +165,13 @@ def test_masks_and_penalties_equal_the_oracle(many: list[Sampling], seed: int) -
 
 
 @settings(max_examples=60, deadline=None)
-@given(many=st.lists(filters, min_size=1, max_size=40), seed=st.integers(0, 2**32), at_once=st.booleans())
-def test_draws_equal_the_oracle(many: list[Sampling], seed: int, at_once: bool) -> None:
+@given(many=st.lists(filters, min_size=1, max_size=40), seed=st.integers(0, 2**32), may_sync=st.booleans())
+def test_draws_equal_the_oracle(many: list[Sampling], seed: int, may_sync: bool) -> None:
     rng = np.random.default_rng(seed)
     rows = [random_row(rng, each) for each in many]
-    choice = sample(rows, may_sync=at_once)
-    assert choice.finite.all()
-    for row, token in zip(rows, choice.tokens.tolist(), strict=True):
+    sampled = sample(rows, may_sync=may_sync)
+    assert sampled.finite.all()
+    for row, token in zip(rows, sampled.tokens.tolist(), strict=True):
         expected, margin = drawn(row)
         if margin > 1e-5:  # else rounding may put the point on either side of a border
             assert token == expected
@@ -194,7 +195,7 @@ def test_greedy_and_random_rows_with_every_option_share_a_step() -> None:
 
 
 def test_long_texts_are_penalised_slice_by_slice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worker.sampling.penalties.WORKSPACE", 40)  # two rows of up to 20 tokens
+    monkeypatch.setattr("worker.sampling.penalties.MOST_TOKENS", 40)  # two rows of up to 20 tokens
     rng = np.random.default_rng(2)
     params = Sampling(max_tokens=9, temperature=0, repetition_penalty=1.5, presence_penalty=1.0)
     rows = [random_row(rng, params) for _ in range(5)]
@@ -206,27 +207,27 @@ def test_long_texts_are_penalised_slice_by_slice(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("vocab", [1, 63, 64, 65, 1000, 5000])
-@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("may_sync", [True, False])
 @pytest.mark.parametrize("top_k", [0, 300])
-def test_filters_beyond_the_shortlist(vocab: int, at_once: bool, top_k: int) -> None:
+def test_filters_beyond_the_shortlist(vocab: int, may_sync: bool, top_k: int) -> None:
     """Flat distributions: the mass, or top_k, needs more tokens than any shortlist has."""
     rng = np.random.default_rng(vocab)
     rows = [
         Row(Sampling(max_tokens=1, top_p=p, top_k=top_k, seed=seed), rng.normal(0, 0.1, vocab), [0], [])
         for seed, p in enumerate([0.001, 0.1, 0.5, 0.9, 1.0, 0.99] * 4)
     ]
-    choice = sample(rows, may_sync=at_once)
-    for row, token in zip(rows, choice.tokens.tolist(), strict=True):
+    sampled = sample(rows, may_sync=may_sync)
+    for row, token in zip(rows, sampled.tokens.tolist(), strict=True):
         expected, margin = drawn(row)
         if margin > 1e-7:
             assert token == expected
 
 
-@pytest.mark.parametrize("at_once", [True, False])
-def test_draws_follow_the_kept_distribution(at_once: bool) -> None:
+@pytest.mark.parametrize("may_sync", [True, False])
+def test_draws_follow_the_kept_distribution(may_sync: bool) -> None:
     logits = np.log(np.array([0.4, 0.3, 0.2, 0.07, 0.03]))
     rows = [Row(Sampling(max_tokens=1, top_p=0.85, seed=seed), logits, [0], []) for seed in range(20_000)]
-    tokens = sample(rows, may_sync=at_once).tokens
+    tokens = sample(rows, may_sync=may_sync).tokens
     shares = torch.bincount(tokens, minlength=5) / len(rows)
     torch.testing.assert_close(shares, torch.tensor([4 / 9, 3 / 9, 2 / 9, 0, 0]), atol=0.012, rtol=0)
 
@@ -257,19 +258,19 @@ def test_ties_are_kept_wherever_they_stand() -> None:
 
 
 @pytest.mark.parametrize("vocab", [1, 64, 1000, 4097])
-def test_weights_are_the_same_however_many_are_computed(vocab: int) -> None:
-    logits = Grouped(torch.randn(5, vocab, generator=torch.Generator().manual_seed(vocab)), Cpu(1).scan)
+def test_masses_are_the_same_however_many_are_computed(vocab: int) -> None:
+    logits = GroupedLogits(torch.randn(5, vocab, generator=torch.Generator().manual_seed(vocab)), Cpu(1).scan)
     rows, temperature = torch.tensor([3, 0, 4]), torch.tensor([[0.7], [1.0], [1.9]])
-    few, all = FewWeights(logits, rows, temperature), AllWeights(logits, rows, temperature)
+    lazy, full = LazyMass(logits, rows, temperature), FullMass(logits, rows, temperature)
     for count in (1, 64, 5000):
-        top = all.largest(count)
+        top = full.largest(count)
         assert top.shape == (3, min(count, logits.logits.shape[1]))
-        assert torch.equal(few.largest(count), top)
+        assert torch.equal(lazy.largest(count), top)
         floor = top[:, -1:]
-        torch.testing.assert_close(few.sums(floor), all.sums(floor))
-    torch.testing.assert_close(few.sums(None), all.sums(None))
+        torch.testing.assert_close(lazy.sums(floor), full.sums(floor))
+    torch.testing.assert_close(lazy.sums(None), full.sums(None))
     last = torch.full((3, 1), logits.largest.shape[1] - 1)
-    assert torch.equal(few.group(last), all.group(last))
+    assert torch.equal(lazy.group(last), full.group(last))
 
 
 def test_draw_depends_on_seed_and_index_only() -> None:
@@ -288,7 +289,7 @@ def test_seed_and_index_both_move_the_draw() -> None:
 
 
 def test_uniform_is_splitmix64() -> None:
-    """First outputs of the published generator for seed 1234567, whose state is not mixed before."""
+    """The first output of the published generator for seed 1234567, whose state is not mixed before."""
     first = mix(np.array([1234567], np.uint64) + np.uint64(0x9E3779B97F4A7C15))
     assert int(first[0]) == 6457827717110365317
     points = uniform(np.arange(1000, dtype=np.uint64), np.zeros(1000, np.int64))
@@ -322,9 +323,9 @@ def test_everything_forbidden_takes_the_likeliest_allowed() -> None:
     greedy = Sampling(max_tokens=1, temperature=0, allowed_token_ids=(1, 2), bad_words=((1,), (2,)))
     random = Sampling(max_tokens=1, allowed_token_ids=(1, 2), bad_words=((1,), (2,)), top_p=0.5)
     stops = Sampling(max_tokens=9, min_tokens=3, stop_token_ids=(0, 1, 2, 3))
-    choice = sample([Row(each, logits, [0], []) for each in (greedy, random, stops)])
-    assert choice.tokens.tolist() == [2, 2, 0]
-    assert choice.finite.all()
+    sampled = sample([Row(each, logits, [0], []) for each in (greedy, random, stops)])
+    assert sampled.tokens.tolist() == [2, 2, 0]
+    assert sampled.finite.all()
 
 
 def test_ids_outside_the_vocabulary_touch_no_other_row() -> None:
@@ -354,11 +355,11 @@ def test_non_finite_rows_are_reported_and_alone(bad: float) -> None:
     for row in broken:
         row.logits[13] = bad
     hopeless = Row(shapes[0], np.full(50, -np.inf), [0], [])
-    choice = sample([good[0], broken[0], hopeless, broken[1], good[1]])
-    assert choice.finite.tolist() == [True, False, False, False, True]
+    sampled = sample([good[0], broken[0], hopeless, broken[1], good[1]])
+    assert sampled.finite.tolist() == [True, False, False, False, True]
     alone = sample(good).tokens
-    assert choice.tokens[[0, 4]].tolist() == alone.tolist()
-    assert ((choice.tokens >= 0) & (choice.tokens < 50)).all()
+    assert sampled.tokens[[0, 4]].tolist() == alone.tolist()
+    assert ((sampled.tokens >= 0) & (sampled.tokens < 50)).all()
 
 
 def test_logprobs_are_of_the_raw_logits() -> None:
@@ -370,14 +371,14 @@ def test_logprobs_are_of_the_raw_logits() -> None:
         random_row(rng, Sampling(max_tokens=1, temperature=0, allowed_token_ids=(9,), logprobs=-1)),
         random_row(rng, Sampling(max_tokens=1, temperature=0, logprobs=2)),
     ]
-    choice = sample(rows)
+    sampled = sample(rows)
     by_row = {}
-    for members, table in zip([[0, 4], [2], [3]], choice.logprobs, strict=True):
-        by_row.update(zip(members, read(table.numpy()), strict=True))
+    for members, table in zip([[0, 4], [2], [3]], sampled.logprobs, strict=True):
+        by_row.update(zip(members, unpack_logprobs(table.numpy()), strict=True))
     for index, entry in by_row.items():
         x = rows[index].logits
         raw = x - np.log(np.exp(x - x.max()).sum()) - x.max()
-        token, top = int(choice.tokens[index]), rows[index].params.logprobs
+        token, top = int(sampled.tokens[index]), rows[index].params.logprobs
         best = np.argsort(-raw)[: None if top == -1 else top]
         assert entry.ids == [token, *best.tolist()]
         assert entry.values == pytest.approx(raw[entry.ids], abs=1e-5)

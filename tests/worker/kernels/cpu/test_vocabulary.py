@@ -22,11 +22,11 @@ def scan(request: pytest.FixtureRequest) -> Scan:
 @pytest.mark.parametrize("groups", [1, 3, 200])
 def test_a_survey_finds_the_largest(scan: Scan, groups: int) -> None:
     logits = torch.randn(40, groups * GROUP)
-    told, largest = scan.survey(logits)
-    expected, groups_largest = BY_TORCH.survey(logits)
+    told, largest = scan.find_largest(logits)
+    expected, groups_largest = BY_TORCH.find_largest(logits)
     assert torch.equal(told, expected)
     assert torch.equal(largest, groups_largest)
-    alone, _ = scan.survey(logits[7:8].clone())
+    alone, _ = scan.find_largest(logits[7:8].clone())
     assert torch.equal(alone[:, 0], told[:, 7])
 
 
@@ -34,7 +34,7 @@ def test_of_equals_the_first_is_taken(scan: Scan) -> None:
     logits = torch.zeros(3, 5 * GROUP)
     logits[1, [70, 131, 200]] = 2.0
     logits[2, [319, 255, 130]] = 2.0
-    assert scan.survey(logits)[0].tolist() == [[0, 70, 130], [1, 1, 1]]
+    assert scan.find_largest(logits)[0].tolist() == [[0, 70, 130], [1, 1, 1]]
 
 
 @pytest.mark.parametrize("place", [0, 63, 64, 150])
@@ -44,7 +44,7 @@ def test_rows_without_an_answer_are_told_and_harm_no_other(scan: Scan, place: in
     logits[0, place], logits[1, place], logits[2, place] = NAN, INF, -INF
     logits[3] = -INF
     logits[4] = NAN
-    (tokens, finite), _ = scan.survey(logits)
+    (tokens, finite), _ = scan.find_largest(logits)
     assert finite.tolist() == [0, 0, 1, 0, 0, 1]
     assert tokens[[2, 5]].tolist() == [20, 20]
     assert ((tokens >= 0) & (tokens < 3 * GROUP)).all()
@@ -53,7 +53,7 @@ def test_rows_without_an_answer_are_told_and_harm_no_other(scan: Scan, place: in
 def test_a_row_of_one_token_that_is_left(scan: Scan) -> None:
     logits = torch.full((1, 2 * GROUP), -INF)
     logits[0, 127] = -1e30
-    assert scan.survey(logits)[0].tolist() == [[127], [1]]
+    assert scan.find_largest(logits)[0].tolist() == [[127], [1]]
 
 
 @pytest.mark.parametrize("groups", [1, 3, 200])
@@ -65,11 +65,9 @@ def test_weights_are_added_up(scan: Scan, groups: int) -> None:
         torch.tensor([[0.3], [1.0], [2.5], [1e-3]]),
     )
     one = logits[rows].amax(-1, keepdim=True)
-    sums = scan.sum_weights(logits, rows, one, temperature)
+    sums = scan.sum_mass(logits, rows, one, temperature)
     exact = ((logits[rows].double() - one) / temperature).exp().unflatten(1, (-1, GROUP)).sum(-1)
     torch.testing.assert_close(sums.double(), exact, rtol=1e-5, atol=1e-7)
-    torch.testing.assert_close(
-        sums, BY_TORCH.sum_weights(logits, rows, one, temperature), rtol=1e-5, atol=1e-7
-    )
-    alone = scan.sum_weights(logits, rows[2:3], one[2:3], temperature[2:3])
+    torch.testing.assert_close(sums, BY_TORCH.sum_mass(logits, rows, one, temperature), rtol=1e-5, atol=1e-7)
+    alone = scan.sum_mass(logits, rows[2:3], one[2:3], temperature[2:3])
     assert torch.equal(alone[0], sums[2])
