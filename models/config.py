@@ -42,6 +42,16 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """All ids that end a text, those of generation_config.json included; the primary one first."""
     raw: dict[str, object]
     """config.json, after --hf-overrides; for composite checkpoints, its text part."""
+    problems: dict[str, str] = {}
+    """Fields above that config.json leaves out, or that do not fit each other, and what is wrong with them.
+
+    Their values here are guesses. Not every architecture has all fields, so this is no error by itself."""
+
+    def require(self, *names: str) -> None:
+        """Raise if there is a problem with one of the fields `names`, or, without names, with any field."""
+        for name, problem in self.problems.items():
+            if not names or name in names:
+                raise ConfigError(problem)
 
     @property
     def brings_code(self) -> bool:
@@ -64,16 +74,16 @@ def read_config(folder: Path, overrides: Mapping[str, object] | None = None) -> 
     raw = cast("dict[str, object]", text) if isinstance(text, dict) else whole
     fields = _Fields(path, raw, whole)
 
-    hidden_size = fields.positive("hidden_size", "n_embd", "d_model", "dim")
-    num_heads = fields.positive("num_attention_heads", "n_head", "n_heads", "num_heads")
+    hidden_size = fields.size("hidden_size", ("hidden_size", "n_embd", "d_model", "dim"))
+    num_heads = fields.size("num_heads", ("num_attention_heads", "n_head", "n_heads", "num_heads"))
     architectures = _architectures(path, whole)
     return ModelConfig(
         architecture=architectures[0],
         architectures=architectures,
         dtype=_dtype(folder, fields),
-        vocab_size=fields.positive("vocab_size"),
+        vocab_size=fields.size("vocab_size", ("vocab_size",)),
         hidden_size=hidden_size,
-        num_layers=fields.positive("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+        num_layers=fields.size("num_layers", ("num_hidden_layers", "n_layer", "n_layers", "num_layers")),
         num_heads=num_heads,
         num_kv_heads=_num_kv_heads(fields, num_heads),
         head_dim=_head_dim(fields, hidden_size, num_heads),
@@ -82,6 +92,7 @@ def read_config(folder: Path, overrides: Mapping[str, object] | None = None) -> 
         bos_token_id=next(iter(fields.token_ids("bos_token_id")), None),
         eos_token_ids=_eos_token_ids(folder, fields),
         raw=raw,
+        problems=fields.problems,
     )
 
 
@@ -106,6 +117,7 @@ class _Fields:
         self.path = path
         self.raw = raw
         self.whole = whole
+        self.problems: dict[str, str] = {}
 
     def find(self, *names: str) -> tuple[str, object]:
         """The first name that has a value, and it: families call the same thing differently."""
@@ -118,11 +130,15 @@ class _Fields:
     def get(self, *names: str) -> object:
         return self.find(*names)[1]
 
-    def positive(self, *names: str, default: int | None = None) -> int:
+    def size(self, fact: str, names: tuple[str, ...], guess: int = 1) -> int:
+        """A positive number that not every architecture has: if it is missing, a problem is noted."""
+        if self.get(*names) is None:
+            self.problems[fact] = f"{self.path}: the field {_alternatives(names)} is missing"
+        return self.positive(*names, default=guess)
+
+    def positive(self, *names: str, default: int = 1) -> int:
         name, value = self.find(*names)
         if value is None:
-            if default is None:
-                raise ConfigError(f"{self.path}: the field {_alternatives(names)} is missing")
             return default
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise self.wrong(name, value, "a positive integer")
@@ -158,7 +174,7 @@ def _alternatives(names: tuple[str, ...]) -> str:
 
 def _read_json(path: Path) -> dict[str, object]:
     try:
-        value: object = json.loads(path.read_bytes())
+        value: object = json.loads(path.read_bytes(), object_hook=_special_float)
     except FileNotFoundError:
         raise ConfigError(
             f"{path} does not exist; a model's folder holds config.json, its *.safetensors and tokenizer.json"
@@ -168,6 +184,12 @@ def _read_json(path: Path) -> dict[str, object]:
     if not isinstance(value, dict):
         raise ConfigError(f"{path} must hold a JSON object, but holds {type(value).__name__}")
     return cast("dict[str, object]", value)
+
+
+def _special_float(value: dict[str, object]) -> object:
+    """transformers writes infinity, which JSON has no word for, as {"__float__": "Infinity"}."""
+    name = value.get("__float__")
+    return float(name) if len(value) == 1 and isinstance(name, str) else value
 
 
 def _merged(base: Mapping[str, object], changes: Mapping[str, object]) -> dict[str, object]:
@@ -197,7 +219,7 @@ def _num_kv_heads(fields: _Fields, num_heads: int) -> int:
     shared = fields.boolean("multi_query", default=False)
     num_kv_heads = fields.positive("num_key_value_heads", "num_kv_heads", default=1 if shared else num_heads)
     if num_heads % num_kv_heads:
-        raise ConfigError(
+        fields.problems["num_kv_heads"] = (
             f"{fields.path}: {num_heads} attention heads cannot share {num_kv_heads} key-value heads evenly "
             "('num_attention_heads' must be a multiple of 'num_key_value_heads')"
         )
@@ -206,7 +228,7 @@ def _num_kv_heads(fields: _Fields, num_heads: int) -> int:
 
 def _head_dim(fields: _Fields, hidden_size: int, num_heads: int) -> int:
     if fields.get("head_dim") is None and hidden_size % num_heads:
-        raise ConfigError(
+        fields.problems["head_dim"] = (
             f"{fields.path}: the hidden size {hidden_size} cannot be divided by {num_heads} attention heads, "
             "and the field 'head_dim' is missing"
         )
@@ -239,11 +261,14 @@ def _positions(fields: _Fields) -> int:
     if fields.get("max_trained_positions") is not None and fields.get("rotary_scaling_factor") is None:
         # Nomic's models reach n_positions only if their rotation is slowed for long texts.
         return fields.positive("max_trained_positions")
-    length = fields.positive("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
+    names = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
+    length = fields.size("max_len", names, guess=_ANY_LENGTH)
     if fields.get("model_type") in _AFTER_PADDING:
         length -= max(fields.token_ids("pad_token_id"), default=1) + 1
     return length
 
+
+_ANY_LENGTH = 1 << 30
 
 _AFTER_PADDING = ("roberta", "xlm-roberta", "camembert", "mpnet")
 """Model types whose texts begin in the table of learned positions after the row of the padding token."""

@@ -87,6 +87,8 @@ def load_model(options: LoadOptions) -> ServedModel:
 
 def _model_class(options: LoadOptions, config: ModelConfig) -> type:
     model_class = resolve(config, options.model_impl, options.trust_remote_code)
+    if getattr(model_class, "trusts_config", True):
+        config.require()
     return model_class if options.conversion is None else adapt(model_class, options.conversion)
 
 

@@ -125,14 +125,13 @@ def step_bytes(
 ) -> int:
     """An upper bound of the bytes that a step takes beside weights and cache, from the shapes alone.
 
-    `ranks`: the number of ranks that share heads and features of the MLP.
+    `layers`: the attention layers of this rank; `ranks`: the number of ranks that share features of the MLP.
     """
     pooled = limits.max_pooled_tokens * model.hidden_size * (dtype.itemsize + 3 * 4) if pools else 0
     inner = model.raw.get("intermediate_size")
     inner = inner if isinstance(inner, int) else 4 * model.hidden_size
-    heads, kv_heads = (
-        -(-count // ranks) * model.head_dim for count in (model.num_heads, model.num_kv_heads)
-    )  # features
+    heads = max((layer.heads * layer.head_dim for layer in layers), default=0)  # features
+    kv_heads = max((layer.kv_heads * layer.head_dim for layer in layers), default=0)
     per_token = 4 * model.hidden_size + 3 * (heads + 2 * kv_heads) + 4 * -(-inner // ranks)
     # The plain attention gathers one sequence's keys and values, and writes its mask out.
     per_position = 4 * kv_heads * dtype.itemsize + limits.max_num_batched_tokens * (1 + dtype.itemsize)

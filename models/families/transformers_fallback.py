@@ -6,30 +6,32 @@ as a batch of one, without a cache and without a mask. Weights are pulled as for
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from copy import deepcopy
+from typing import Any, ClassVar
 
+import torch
 import transformers
 from torch import Tensor, nn
-from transformers import AttentionInterface, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from models.checkpoint.weights import Weights
+from models.families.attention_calls import NAME, AttentionCalls, UnsupportedModel
 from models.layers.attention import Attention
 from models.layers.linear import frozen
 from models.model import ModelSetup
 
-_ATTENTION = "facet"
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
-
-
-class UnsupportedModel(ValueError):
-    """transformers' code for this model cannot run on our attention; the message says what is in the way."""
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_PARTS_OF_LAYERS = {"attn_config", "ffn_config"}
+_TRIAL_TOKENS = 3
 
 
 def knows(architecture: str) -> bool:
@@ -41,6 +43,10 @@ def knows(architecture: str) -> bool:
 
 
 class TransformersForCausalLM(nn.Module):
+    """Any causal language model of transformers, or of the checkpoint's own code, on one rank."""
+
+    trusts_config: ClassVar[bool] = False
+    """False: heads and layers are what a trial run shows, whatever config.json says of them."""
     trunk: nn.Module
     head: nn.Module
 
@@ -52,47 +58,57 @@ class TransformersForCausalLM(nn.Module):
                 f"{config.architecture} runs on transformers' code, which cannot be cut over ranks: leave "
                 "--tensor-parallel-size and --pipeline-parallel-size at 1; --data-parallel-size may be more"
             )
-        model_class = _model_class(setup)
-        self.hf_config = _hf_config(model_class, setup)
-        for obstacle in _obstacles(model_class, self.hf_config):
-            raise UnsupportedModel(f"{config.architecture} cannot run on transformers' code here: {obstacle}")
         self.vocab_size = config.vocab_size
         self.head_tokens = setup.head_tokens
-        self.trust_remote_code = setup.trust_remote_code
-        self.attention = nn.ModuleList(
-            Attention(
-                heads=config.num_heads,
-                kv_heads=config.num_kv_heads,
-                head_dim=config.head_dim,
-                scale=config.head_dim**-0.5,
+        self.model_class = _model_class(setup)
+        self.calls = AttentionCalls()
+        with _obstacles_named(config.architecture):
+            _refuse(_obstacles_of(self.model_class))
+            self.hf_config = _hf_config(self.model_class, setup)
+            _refuse(_obstacles_by(self.hf_config))
+            self._try_out(config.output_size)
+        config.require("vocab_size", "hidden_size", "max_len")
+
+    @torch.inference_mode()
+    def _try_out(self, output_size: int) -> None:
+        """Run a copy of the model without weights: finds its calls of attention, and what is in the way."""
+        config = deepcopy(self.hf_config)
+        with torch.device("meta"):
+            model = self._build(config, torch.float32, experts_implementation="eager")
+        _refuse(_obstacles_in(model))
+        self.trunk, self.head = _parts(model)
+        ids = torch.arange(_TRIAL_TOKENS) % self.vocab_size
+        with self.calls.noted():
+            hidden = self._hidden(ids, ids)
+            if self.head_tokens != ():
+                self.logits(hidden)
+        if not self.calls.layers:
+            raise UnsupportedModel("it never calls attention through transformers' attention interface")
+        if hidden.shape[1] != output_size:
+            raise UnsupportedModel(
+                f"its hidden states are {hidden.shape[1]} wide, and config.json says {output_size}"
             )
-            for _ in range(config.num_layers)
-        )
+
+    def _build(self, config: PretrainedConfig, dtype: torch.dtype, **options: str) -> PreTrainedModel:
+        model = self.model_class._from_config(config, dtype=dtype, attn_implementation=NAME, **options)
+        return model.eval()
 
     def pull(self, weights: Weights) -> None:
         with _parameters_on_meta():
-            model = AutoModelForCausalLM.from_config(
-                self.hf_config,
-                dtype=weights.dtype,
-                attn_implementation=_ATTENTION,
-                trust_remote_code=self.trust_remote_code,
-            )
-        if any(getattr(module, "is_causal", True) is False for module in model.modules()):
-            raise UnsupportedModel(f"{type(model).__name__} is not a decoder: its attention looks ahead")
+            model = self._build(self.hf_config, weights.dtype)
         _fill(model, weights, with_head=self.head_tokens != ())
-        self.trunk = getattr(model, model.base_model_prefix)
-        setattr(model, model.base_model_prefix, _GivenHidden())
-        self.head = nn.Identity() if self.head_tokens == () else model
-        self.to(weights.device).eval()  # the parameters are there; buffers such as rotary frequencies follow
+        self.trunk, self.head = _parts(model)
+        if self.head_tokens == ():
+            self.head = nn.Identity()
+        self.to(weights.device)  # the parameters are there; buffers such as rotary frequencies follow
 
     def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
-        output = self.trunk(
-            input_ids=ids[None],
-            position_ids=positions[None],
-            use_cache=False,
-            attention_layers=self.attention_layers(),  # passed on to `_attend`
-        )
-        return output.last_hidden_state[0]  # [T, hidden_size]
+        with self.calls.answered():
+            return self._hidden(ids, positions)
+
+    def _hidden(self, ids: Tensor, positions: Tensor) -> Tensor:
+        output = self.trunk(input_ids=ids[None], position_ids=positions[None], use_cache=False)
+        return output.last_hidden_state[0]  # [T, output_size]
 
     def logits(self, hidden: Tensor) -> Tensor:
         output = self.head(inputs_embeds=hidden[None], use_cache=False)
@@ -100,10 +116,25 @@ class TransformersForCausalLM(nn.Module):
         return logits if self.head_tokens is None else logits[:, self.head_tokens]
 
     def attention_layers(self) -> list[Attention]:
-        return [layer for layer in self.attention if isinstance(layer, Attention)]
+        return self.calls.layers
 
 
-def _model_class(setup: ModelSetup) -> type[PreTrainedModel]:
+@contextmanager
+def _obstacles_named(architecture: str) -> Iterator[None]:
+    """Turns whatever is raised in this context into a refusal of the architecture, with the reason."""
+    try:
+        yield
+    except Exception as error:
+        obstacle = " ".join(str(error).split())
+        if isinstance(error, KeyError) and error.args == (NAME,):
+            obstacle = "its code knows no attention but its own"
+        elif not isinstance(error, UnsupportedModel):
+            obstacle = f"a trial run fails with {type(error).__name__}: {obstacle}"
+        raise UnsupportedModel(f"{architecture} cannot run on transformers' code here: {obstacle}") from error
+
+
+def _model_class(setup: ModelSetup) -> Any:
+    """A class that extends PreTrainedModel; some of what is asked of it has private names there."""
     architecture, auto_map = setup.config.architecture, setup.config.raw.get("auto_map")
     own_code = auto_map.get("AutoModelForCausalLM") if isinstance(auto_map, dict) else None
     if own_code and setup.trust_remote_code:
@@ -120,28 +151,46 @@ def _model_class(setup: ModelSetup) -> type[PreTrainedModel]:
     return getattr(transformers, architecture)
 
 
-def _hf_config(model_class: type[PreTrainedModel], setup: ModelSetup) -> PretrainedConfig:
-    if model_class.config_class is None:
-        raise UnsupportedModel(f"the code of {setup.config.architecture} names no config_class")
+def _hf_config(model_class: Any, setup: ModelSetup) -> PretrainedConfig:
     config = model_class.config_class.from_dict(setup.config.raw)
-    config.name_or_path = str(setup.folder)  # where from_config looks for code of the checkpoint
+    config.name_or_path = str(setup.folder)  # where code of the checkpoint is looked for
     return config
 
 
-def _obstacles(model_class: type[PreTrainedModel], config: PretrainedConfig) -> Iterator[str]:
-    """Why a model would run and be wrong, or fail without saying why."""
+def _refuse(obstacles: Iterator[str]) -> None:
+    """Raise for the first of the reasons why a model would run and be wrong, or fail without saying why."""
+    for obstacle in obstacles:
+        raise UnsupportedModel(obstacle)
+
+
+def _obstacles_of(model_class: Any) -> Iterator[str]:
+    if model_class.config_class is None:
+        yield "its code names no config_class"
+    elif parts := model_class.config_class.sub_configs.keys() - _PARTS_OF_LAYERS:
+        yield f"it is made of several models ({', '.join(sorted(parts))}), of which text is one"
+    if model_class._is_stateful:
+        yield "its layers keep a state of their own beside keys and values"
+
+
+def _obstacles_by(config: PretrainedConfig) -> Iterator[str]:
     if config.is_encoder_decoder:
         yield "it is not a decoder"
-    if config.sub_configs:
-        yield f"it is made of several models ({', '.join(config.sub_configs)}), of which text is one"
-    if not model_class.is_backend_compatible():
-        yield "its code does not call attention through transformers' attention interface"
     if kinds := set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES:
         yield f"it has layers of the kind {', '.join(sorted(kinds))}"
-    if getattr(config, "kv_lora_rank", None):
-        yield "it caches latent vectors instead of keys and values"
     if kinds := _rope_types(config) & {"dynamic", "longrope"}:
         yield f"its rotary embedding ({', '.join(kinds)}) would depend on the longest text in the batch"
+
+
+def _obstacles_in(model: PreTrainedModel) -> Iterator[str]:
+    trunk = getattr(model, model.base_model_prefix, None)
+    if not isinstance(trunk, nn.Module):
+        yield "its code does not part the layers from the head"
+    elif "position_ids" not in inspect.signature(trunk.forward).parameters:
+        yield "its code takes no position_ids, and would count the positions of a chunk from 0"
+    if any(hasattr(module, "create_position_ids_from_input_ids") for module in model.modules()):
+        yield "its learned positions begin after that of its padding token"
+    if kinds := {type(module).__name__ for module in model.modules() if isinstance(module, _CONVOLUTIONS)}:
+        yield f"its layers mix neighbouring tokens ({', '.join(sorted(kinds))})"
 
 
 def _rope_types(config: PretrainedConfig) -> set[str]:
@@ -213,8 +262,20 @@ def _ignore_leftovers(model: PreTrainedModel, weights: Weights) -> None:
             weights.ignore(name)
 
 
+def _parts(model: PreTrainedModel) -> tuple[nn.Module, nn.Module]:
+    """The trunk, and the model without it, which turns hidden states into logits."""
+    trunk = getattr(model, model.base_model_prefix)
+    setattr(model, model.base_model_prefix, _GivenHidden())
+    return trunk, model
+
+
 class _GivenHidden(nn.Module):
     """Stands where the trunk was, so that a model's own code turns hidden states into logits."""
+
+    @property
+    def decoder(self) -> _GivenHidden:
+        """Models of the BART and OPT kinds call a part of their trunk for their logits."""
+        return self
 
     def forward(self, *args: object, inputs_embeds: Tensor, **kwargs: object) -> _Output:
         return _Output([inputs_embeds])
@@ -229,35 +290,3 @@ class _Output(tuple[Tensor, ...]):
 
     def __getattr__(self, name: str) -> None:
         return None
-
-
-def _attend(
-    module: Any,
-    query: Tensor,  # [1, H, T, D]
-    key: Tensor,  # [1, G, T, D]
-    value: Tensor,  # [1, G, T, D]
-    attention_mask: None,
-    *,
-    attention_layers: Sequence[Attention],
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    position_bias: Tensor | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """transformers' attention interface, answered by ours: -> [1, T, H, D], and no attention weights."""
-    if s_aux is not None or position_bias is not None:
-        raise UnsupportedModel(
-            f"{type(module).__name__} uses attention sinks or biases, which are not supported"
-        )
-    layer = attention_layers[module.layer_idx]
-    # transformers says these with each call, not when the layer is built.
-    layer.scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    layer.window = sliding_window
-    layer.softcap = softcap
-    q, k, v = (heads[0].transpose(0, 1).flatten(1) for heads in (query, key, value))  # [T, heads * D] each
-    return layer(q, k, v).unflatten(-1, (layer.heads, layer.head_dim))[None], None
-
-
-AttentionInterface.register(_ATTENTION, _attend)

@@ -41,11 +41,12 @@ class Attention(nn.Module):
         """q [T, heads * head_dim], k and v [T, kv_heads * head_dim] -> [T, heads * head_dim]."""
         if self.kv is None:
             raise RuntimeError("an attention layer ran before the worker bound its cache")
-        step = context()
+        step, tokens = context(), len(q)
+        # With -1 in place of `tokens`, heads of another number or width would be read as other tokens.
         q = ops.rotary_and_cache(
-            q.view(-1, self.heads, self.head_dim),
-            k.view(-1, self.kv_heads, self.head_dim),
-            v.view(-1, self.kv_heads, self.head_dim),
+            q.view(tokens, self.heads, self.head_dim),
+            k.view(tokens, self.kv_heads, self.head_dim),
+            v.view(tokens, self.kv_heads, self.head_dim),
             self.kv,
             step,
             prep,

@@ -34,6 +34,8 @@ class Span:
 
 def check_cut(model: ModelConfig, ranks: int, stages: int) -> None:
     """What cannot be cut so is told before a process is started for each piece."""
+    if ranks * stages > 1:
+        model.require()
     layers_of(0, stages, model.num_layers)
     heads_of(0, ranks, model.num_heads)
     kv_heads_of(0, ranks, model.num_kv_heads)

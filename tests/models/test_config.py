@@ -190,9 +190,24 @@ def test_gemma3_states_the_stretched_length(tmp_path: Path) -> None:
 def test_errors_name_the_file_and_the_field(tmp_path: Path, config: object, message: str) -> None:
     write(tmp_path, config)
     with pytest.raises(ConfigError, match=message) as caught:
-        read_config(tmp_path)
+        read_config(tmp_path).require()
     assert str(tmp_path / "config.json") in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_what_a_class_does_not_read_may_be_missing(tmp_path: Path) -> None:
+    config = read_config(write(tmp_path, {**without("num_hidden_layers"), "num_key_value_heads": 3}))
+    config.require("hidden_size", "max_len")
+    assert sorted(config.problems) == ["num_kv_heads", "num_layers"]
+
+
+def test_infinity_as_transformers_writes_it(tmp_path: Path) -> None:
+    limit = [0.0, {"__float__": "Infinity"}]
+    config = read_config(
+        write(tmp_path, {**LLAMA, "time_step_limit": limit, "more": {"__float__": "-Infinity"}})
+    )
+    assert config.raw["time_step_limit"] == [0.0, float("inf")]
+    assert config.raw["more"] == float("-inf")
 
 
 def test_a_missing_file(tmp_path: Path) -> None:

@@ -113,14 +113,9 @@ _FAMILIES: dict[str, dict[str, object]] = {
         "max_position_embeddings": 512,
     },
     # Families that we do not write ourselves: they run on transformers' own code.
-    "StableLmForCausalLM": {
-        **_SHAPE,
-        "partial_rotary_factor": 0.5,
-        "qk_layernorm": True,
-        "use_qkv_bias": True,
-    },
     "MixtralForCausalLM": {**_SHAPE, "num_local_experts": 2},
-    "GPTNeoXForCausalLM": {**_SHAPE, "num_key_value_heads": 4, "rotary_pct": 0.5},
+    "GPTNeoXForCausalLM": {**_SHAPE, "rotary_pct": 0.5},  # its code does not read num_key_value_heads
+    "JetMoeForCausalLM": {**_SHAPE, "kv_channels": 16, "num_local_experts": 4},  # repeats its keys
     "CohereForCausalLM": {**_SHAPE, "logit_scale": 1.0, "use_qk_norm": True, "tie_word_embeddings": True},
     "Starcoder2ForCausalLM": {**_SHAPE, "sliding_window": _WINDOW, "tie_word_embeddings": True},
 }

@@ -141,7 +141,20 @@ CONFIG = {
             {"model_type": "gemma3"},
             r"made of several models \(\S.*vision_config.*\)",
         ),
-        ("StableLmForCausalLM", {"model_type": "stablelm"}, "does not call attention through"),
+        ("FalconForCausalLM", {"model_type": "falcon"}, "its code knows no attention but its own"),
+        (
+            "GPTNeoXJapaneseForCausalLM",
+            {"model_type": "gpt_neox_japanese"},
+            "it never calls attention through",
+        ),
+        ("MambaForCausalLM", {"model_type": "mamba"}, "its layers keep a state of their own"),
+        ("DogeForCausalLM", {"model_type": "doge"}, "it makes an attention mask of its own"),
+        (
+            "RobertaForCausalLM",
+            {"model_type": "roberta", "is_decoder": True},
+            "its learned positions begin after that of its padding token",
+        ),
+        ("MptForCausalLM", {"model_type": "mpt", "d_model": 32}, "its code takes no position_ids"),
         (
             "Qwen3ForCausalLM",
             {"model_type": "qwen3", "layer_types": ["full_attention", "chunked_attention"]},
@@ -152,7 +165,11 @@ CONFIG = {
             {"model_type": "llama", "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
             r"rotary embedding \(dynamic\) would depend on the longest text",
         ),
-        ("DeepseekV3ForCausalLM", {"model_type": "deepseek_v3", "head_dim": 8}, "latent vectors"),
+        (
+            "Qwen3ForCausalLM",
+            {"model_type": "qwen3", "layer_types": ["full_attention"]},
+            "a trial run fails with",
+        ),
         ("NoSuchForCausalLM", {"model_type": "llama"}, "no causal language model named NoSuchForCausalLM"),
     ],
 )

@@ -7,12 +7,14 @@ from typing import TypeVar
 
 import pytest
 import torch
+from paged import make_step
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from models.checkpoint.weights import Weights, load, open_weights
+from models.context import use_context
 from models.layers.attention import Attention
 from models.layers.embedding import Embedding, LMHead
 from models.layers.linear import Linear, RowLinear
@@ -325,3 +327,11 @@ class TestNames:
         x = torch.zeros(1, 4)
         with pytest.raises(RuntimeError, match="before the worker bound its cache"):
             attention(x, x, x)
+
+    def test_heads_of_another_number_are_not_read_as_other_tokens(self) -> None:
+        attention = Attention(heads=2, kv_heads=1, head_dim=4, scale=1.0)
+        attention.kv = torch.zeros(2, 1, 1, 4, 4)
+        q, k = torch.zeros(2, 8), torch.zeros(2, 4)
+        for wrong in ((q, q, k), (q, k, q), (torch.zeros(2, 16), k, k), (q, torch.zeros(4, 4), k)):
+            with pytest.raises(RuntimeError, match="shape"), use_context(make_step([2], [2], 4)):
+                attention(*wrong)
