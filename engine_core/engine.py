@@ -1,4 +1,4 @@
-"""An engine without its process: requests in, steps, outputs out. Knows no socket.
+"""An engine without its process: requests go in, steps are run, outputs come out. It knows no socket.
 
 The offline LLM class drives it directly; engine_core/process.py drives it from the wire.
 """
@@ -11,19 +11,19 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from engine_core.config import EngineConfig, ProcessConfig
-from engine_core.executor import Executor, ExecutorDead, MakeExecutor, Pending
+from engine_core.executor import Executor, ExecutorDead, MakeExecutor, StepFuture
 from engine_core.protocol import Add, Failed, Progress, Ready, Stats
-from engine_core.ranks.placement import choose
+from engine_core.ranks.placement import make_executor
 from engine_core.ready import describe, make_ready
 from engine_core.scheduling.scheduler import OutputsByClient, Scheduler
 from engine_core.scheduling.step import PlannedStep
-from engine_core.startup import worker_config
+from engine_core.worker_config import make_worker_config
 from models.checkpoint.hub import resolve
 from models.config import read_config
 from models.parallel.shares import check_cut
 
-Report = Callable[[Progress], None]
-"""Told how far the start-up has come, from any thread."""
+ReportProgress = Callable[[Progress], None]
+"""A function that is called from any thread to say how far the start has come."""
 
 _BROKEN = "the engine failed while it computed this request"  # what exactly failed is for the log alone
 
@@ -31,15 +31,15 @@ _log = logging.getLogger(__name__)
 
 
 class Engine:
-    """A request is added for a client, a number that comes back as the key of its outputs."""
+    """Runs the requests of numbered clients; `step` returns outputs by client number."""
 
     def __init__(self, ready: Ready, scheduler: Scheduler, executor: Executor, depth: int) -> None:
-        """`depth`: most steps in flight."""
+        """`depth` is the most steps that may be in flight."""
         self.ready = ready
         self._scheduler = scheduler
         self._executor = executor
         self._depth = depth
-        self._in_flight: deque[tuple[PlannedStep, Pending]] = deque()
+        self._in_flight: deque[tuple[PlannedStep, StepFuture]] = deque()
         self._outputs: OutputsByClient = {}
         self._draining = False
 
@@ -47,14 +47,14 @@ class Engine:
     def start(
         cls,
         config: EngineConfig,
-        report: Report,
-        executor: MakeExecutor | None = None,
+        report: ReportProgress,
+        make: MakeExecutor | None = None,
     ) -> Engine:
-        """Find the model, load it, make room for its cache. Returns when a request can run.
+        """Find the model, load it, allocate its cache. Returns when a request can run.
 
-        `executor` runs its steps; by default the one that the configuration asks for.
+        `make` makes the executor; by default the one that the configuration asks for.
         """
-        make_executor = executor or choose(ProcessConfig(engine=config, servers=[], log_level="warning"))
+        make = make or make_executor(ProcessConfig(engine=config, servers=[], log_level="warning"))
         found = resolve(
             config.model,
             config.revision,
@@ -64,20 +64,21 @@ class Engine:
         )
         model = read_config(found, config.hf_overrides)
         check_cut(model, config.tensor_parallel_size, config.pipeline_parallel_size)
-        told = worker_config(config, model, found)
-        report(Progress(stage="import", fraction=0.0, folder=told.folder))
+        worker_config = make_worker_config(config, model, found)
+        folder = worker_config.folder
+        report(Progress(stage="import", fraction=0.0, folder=folder))
 
-        def tell(stage: str, fraction: float, detail: str = "") -> None:
-            report(Progress(stage=stage, fraction=fraction, folder=told.folder, detail=detail))
+        def report_stage(stage: str, fraction: float, detail: str = "") -> None:
+            report(Progress(stage=stage, fraction=fraction, folder=folder, detail=detail))
 
-        worker = make_executor(told, tell)
+        executor = make(worker_config, report_stage)
         try:
-            facts = worker.start()
+            facts = executor.start()
             scheduler = Scheduler(config, facts, model.vocab_size)
             _log.info(describe(facts))
-            return cls(make_ready(config, model, found, facts), scheduler, worker, config.depth)
+            return cls(make_ready(config, model, found, facts), scheduler, executor, config.depth)
         except Exception:
-            worker.stop()
+            executor.stop()
             raise
 
     def stop(self) -> None:
@@ -85,7 +86,7 @@ class Engine:
 
     @property
     def sentinels(self) -> Sequence[int]:
-        """Descriptors to watch while it is not busy: if one becomes readable, `check`."""
+        """Descriptors to watch while the engine is not busy. When one becomes readable, call `check`."""
         return self._executor.sentinels
 
     def check(self) -> None:
@@ -94,57 +95,59 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Whether step() has something to do or to tell."""
+        """Whether step() has something to do or to return."""
         return bool(self._scheduler.live or self._in_flight or self._outputs)
 
     def stats(self) -> Stats:
         return self._scheduler.stats()
 
     def add(self, client: int, request: Add) -> None:
-        """Whatever happens, the outputs of later steps hold exactly one terminal answer to it."""
+        """Take a request in. Whatever happens, later steps return exactly one terminal answer to it."""
         if self._draining:
             failed = Failed(id=request.id, code=503, message="the engine is shutting down")
         else:
             failed = self._scheduler.add(client, request, time.monotonic())
         if failed is not None:
-            self._tell({client: [failed]})
+            self._collect({client: [failed]})
 
     def abort(self, client: int, ids: Iterable[int]) -> None:
-        self._tell(self._scheduler.abort([(client, id) for id in ids], time.monotonic()))
+        self._collect(self._scheduler.abort([(client, id) for id in ids], time.monotonic()))
 
     def abort_all(self, client: int | None = None) -> None:
-        """Of one client, or of all."""
+        """End all requests of one client, or of all clients."""
         keys = [key for key in self._scheduler.live if client is None or key[0] == client]
-        self._tell(self._scheduler.abort(keys, time.monotonic()))
+        self._collect(self._scheduler.abort(keys, time.monotonic()))
 
     def drain(self) -> None:
-        """From now on requests are refused; those that are here run on."""
+        """Refuse requests from now on; those that are here run on."""
         self._draining = True
 
     def reset_prefix_cache(self) -> None:
         self._scheduler.cache.pool.withdraw_all()
 
     def step(self) -> OutputsByClient:
-        """Keep as many steps in flight as there may be; return what there is to tell."""
+        """Plan a step if another one may be in flight, else wait for the oldest; returns all new outputs."""
         full = len(self._in_flight) >= self._depth
-        plan = None if full else self._scheduler.schedule(time.monotonic())
-        if plan is not None:
-            self._in_flight.append((plan, self._executor.submit(plan.step)))
-        if len(self._in_flight) >= self._depth or (self._in_flight and plan is None):
-            self._tell(self._land(*self._in_flight.popleft()))
+        planned = None if full else self._scheduler.schedule(time.monotonic())
+        if planned is not None:
+            self._in_flight.append((planned, self._executor.submit(planned.step)))
+        if len(self._in_flight) >= self._depth or (self._in_flight and planned is None):
+            self._collect(self._finish(*self._in_flight.popleft()))
         outputs, self._outputs = self._outputs, {}
         return outputs
 
-    def _land(self, plan: PlannedStep, pending: Pending) -> OutputsByClient:
+    def _finish(self, planned: PlannedStep, future: StepFuture) -> OutputsByClient:
+        """Wait for a step and turn what it brings into outputs."""
         try:
-            output = pending.result()
+            output = future.result()
         except ExecutorDead:
             raise
         except Exception:
-            _log.exception("step %d failed; its %d requests end", plan.step.number, len(plan.seqs))
-            return self._scheduler.fail(plan, _BROKEN)
-        return self._scheduler.update(plan, output, time.monotonic())
+            _log.exception("step %d failed; its %d requests end", planned.step.number, len(planned.seqs))
+            return self._scheduler.fail(planned, _BROKEN)
+        return self._scheduler.update(planned, output, time.monotonic())
 
-    def _tell(self, outputs: OutputsByClient) -> None:
-        for client, told in outputs.items():
-            self._outputs.setdefault(client, []).extend(told)
+    def _collect(self, outputs: OutputsByClient) -> None:
+        """Keep outputs until the next call of `step`, or its end."""
+        for client, new in outputs.items():
+            self._outputs.setdefault(client, []).extend(new)

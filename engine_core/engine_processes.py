@@ -1,6 +1,6 @@
-"""Start the engines of this machine and end them: a private folder of sockets, their lives, their exit codes.
+"""Starts the engine processes of this machine, follows them, and ends them.
 
-Used by the process that holds everything together, which may or may not be an API server itself.
+The process that does so may or may not be an API server itself. Its engines' sockets lie in a private folder.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from worker.child import CANNOT_START, STOPPED
 RESTARTS = 5
 """How often in a row an engine is started again."""
 FIRST_PAUSE = 1.0
-"""Seconds before that; each further pause is twice as long."""
+"""Seconds before the first restart; each further pause is twice as long."""
 LONG_LIFE = 300.0
-"""Seconds of life after which earlier deaths are forgotten."""
+"""Seconds of life after which earlier deaths do not count."""
 
 _LONGEST_PARENT = 75  # a socket's path may have 107 characters on Linux, 103 elsewhere; ours add 28
 
 _log = logging.getLogger(__name__)
 
 
-class EngineHandle:
-    """A started engine. Whoever holds it keeps the engine alive."""
+class EngineProcess:
+    """The process of one engine, and of those that take its place. They end when this object is dropped."""
 
     def __init__(self, config: ProcessConfig, module: str) -> None:
         self.number = config.index
@@ -51,16 +51,16 @@ class EngineHandle:
 
     async def exited(self) -> int:
         """Waits for the process to end, for whatever reason; returns its exit code."""
-        await ended(self.process)
+        await wait_for_end(self.process)
         return self.process.wait()
 
 
-class Fleet:
-    """All engines of this machine."""
+class EngineProcesses:
+    """All engine processes of this machine."""
 
     def __init__(
         self,
-        engines: list[EngineHandle],
+        engines: list[EngineProcess],
         folder: tempfile.TemporaryDirectory[str],
         addresses: list[Address],
         *,
@@ -68,27 +68,27 @@ class Fleet:
     ) -> None:
         self.engines = engines
         self.addresses = addresses
-        """One for each API server of this machine, which gives it to its EngineClient."""
+        """The address of each API server, which gives it to its EngineClient."""
         self._folder = folder
         self._restarts = restarts
 
     @property
     def run_folder(self) -> Path:
-        """Private to this run, and gone after it."""
+        """A folder that is private to this run, and removed after it."""
         return Path(self._folder.name)
 
-    async def keep(self, lost: Callable[[int, int], None] = lambda number, code: None) -> None:
-        """Follows every engine; one that breaks is started again, if it is one of several.
+    async def supervise(self, on_exit: Callable[[int, int], None] = lambda number, code: None) -> None:
+        """Follows every engine until none is left; one of several that breaks is started again.
 
-        Returns when none is left. `lost` is called at each end with the engine's number and the exit code.
+        `on_exit` is called at each end with the engine's number and the exit code.
         """
-        await asyncio.gather(*(self._keep(engine, lost) for engine in self.engines))
+        await asyncio.gather(*(self._supervise(engine, on_exit) for engine in self.engines))
 
-    async def _keep(self, engine: EngineHandle, lost: Callable[[int, int], None]) -> None:
+    async def _supervise(self, engine: EngineProcess, on_exit: Callable[[int, int], None]) -> None:
         deaths = 0
         while True:
             code = await engine.exited()
-            lost(engine.number, code)
+            on_exit(engine.number, code)
             deaths = 1 if time.monotonic() - engine.started > LONG_LIFE else deaths + 1
             if not self._restarts or code in (STOPPED, CANNOT_START):
                 return  # it was asked to end, or would fail to start again
@@ -102,12 +102,12 @@ class Fleet:
             engine.start()
 
     def terminate(self) -> None:
-        """Ask all of them to end. Asked again, they do not wait for their requests."""
+        """Ask all engines to end. Asked again, they do not wait for their requests."""
         for engine in self.engines:
             engine.process.terminate()
 
     def stop(self, seconds: float) -> list[int]:
-        """End all of them, by force those that have not ended by themselves after `seconds`, and clean up."""
+        """End all engines, by force those that live after `seconds`, and clean up; returns exit codes."""
         self.terminate()
         until = time.monotonic() + seconds
         for engine in self.engines:
@@ -118,28 +118,28 @@ class Fleet:
         return codes
 
 
-def launch(
+def start_engines(
     config: EngineConfig,
     replicas: Replicas = Replicas(),
     *,
     api_servers: int = 1,
-    doors: Sequence[Address] = (),
+    addresses: Sequence[Address] = (),
     drain_seconds: float = 0.0,
     log_level: str = "info",
     module: str = "engine_core.process",
-) -> Fleet:
+) -> EngineProcesses:
     """Returns as soon as the processes are started. `module` is what `python -m` runs.
 
-    The API servers are on this machine, or where `doors` says.
+    The API servers are so many on this machine, or those at `addresses`.
     """
     _check_length(Path(tempfile.gettempdir()))
-    folder = tempfile.TemporaryDirectory(prefix="facet-")  # mode 0700: what listens in it is ours alone
-    addresses = list(doors) or [_address(folder.name, index) for index in range(api_servers)]
+    folder = tempfile.TemporaryDirectory(prefix="facet-")  # mode 0700: only this user can connect
+    servers = list(addresses) or [_address(folder.name, index) for index in range(api_servers)]
     engines = [
-        EngineHandle(
+        EngineProcess(
             ProcessConfig(
                 engine=config,
-                servers=addresses,
+                servers=servers,
                 index=number,
                 alone=replicas.size == 1,
                 local_index=index,
@@ -152,10 +152,11 @@ def launch(
         )
         for index, number in enumerate(replicas.local)
     ]
-    return Fleet(engines, folder, addresses, restarts=replicas.size > 1)
+    return EngineProcesses(engines, folder, servers, restarts=replicas.size > 1)
 
 
-async def ended(process: child.Child) -> None:
+async def wait_for_end(process: child.Child) -> None:
+    """Waits for a child process to end, without a thread."""
     loop = asyncio.get_running_loop()
     gone = asyncio.Event()
     loop.add_reader(process.sentinel, gone.set)

@@ -1,4 +1,7 @@
-"""The one door to the torch world: what an engine asks of its workers, and the worker that runs inline."""
+"""The executor's interface, which runs an engine's steps, and the executor of a worker in the same process.
+
+Only through it does the engine reach code that needs torch.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +17,24 @@ if TYPE_CHECKING:
     from worker.runner import Runner
 
 
-class Report(Protocol):
-    """Told the stage of loading, its fraction and, for people, what more there is to say; from any thread."""
+class ReportStage(Protocol):
+    """A function that is called while a model loads, from any thread, with the stage and its share done.
+
+    `detail` is for people.
+    """
 
     def __call__(self, stage: str, fraction: float, detail: str = "") -> None: ...
 
 
 class ExecutorDead(OSError):
-    """No step can run any more. Like any error of the system, it explains itself."""
+    """No step can run any more. Its message is for people, like that of any OSError."""
 
 
-class Pending(Protocol):
-    """A step on its way."""
+class StepFuture(Protocol):
+    """The output of a step, which may not be there yet."""
 
     def result(self) -> StepOutput:
-        """Waits. Raises ExecutorDead, or whatever made this one step fail."""
+        """Waits for the output. Raises ExecutorDead, or the error that made this one step fail."""
         ...
 
 
@@ -37,13 +43,13 @@ class Executor(Protocol):
 
     def start(self) -> WorkerFacts: ...
 
-    def submit(self, step: StepInput) -> Pending: ...
+    def submit(self, step: StepInput) -> StepFuture: ...
 
     def stop(self) -> None: ...
 
     @property
     def sentinels(self) -> Sequence[int]:
-        """Descriptors to watch while no step is awaited: if one becomes readable, `check`."""
+        """Descriptors to watch while no step is awaited. When one becomes readable, call `check`."""
         ...
 
     def check(self) -> None:
@@ -51,18 +57,18 @@ class Executor(Protocol):
         ...
 
 
-MakeExecutor = Callable[[WorkerConfig, Report], Executor]
+MakeExecutor = Callable[[WorkerConfig, ReportStage], Executor]
 
 
 class InlineExecutor:
-    """The worker in a thread of the engine's process.
+    """Runs the worker in a thread of the engine's process.
 
-    Torch lets go of the interpreter while it computes, so the engine plans and tells meanwhile.
+    Torch releases the interpreter's lock while it computes, so the engine plans and sends meanwhile.
     """
 
     sentinels: Sequence[int] = ()
 
-    def __init__(self, config: WorkerConfig, report: Report) -> None:
+    def __init__(self, config: WorkerConfig, report: ReportStage) -> None:
         self._config = config
         self._report = report
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="worker")
@@ -73,7 +79,7 @@ class InlineExecutor:
         self._runner = self._thread.submit(start, self._config, self._report).result()
         return self._runner.facts
 
-    def submit(self, step: StepInput) -> Pending:
+    def submit(self, step: StepInput) -> StepFuture:
         if self._runner is None:
             raise ExecutorDead("the worker is not started")
         return _InlineStep(self._thread.submit(self._runner.launch, step))
@@ -84,11 +90,11 @@ class InlineExecutor:
         self._thread.shutdown()
 
     def check(self) -> None:
-        """It lives as long as this process does."""
+        """Nothing to check: the worker lives as long as this process does."""
 
 
 class _InlineStep:
-    def __init__(self, launched: Future[Pending]) -> None:
+    def __init__(self, launched: Future[StepFuture]) -> None:
         self._launched = launched
 
     def result(self) -> StepOutput:

@@ -1,8 +1,6 @@
-"""The engine's process, `python -m engine_core.process FD`: requests from the wire, steps, answers to the
-wire.
+"""The engine's process, `python -m engine_core.process FD`: it reads requests, runs steps and sends answers.
 
-One thread, one loop. It exits with 0 if it was asked to, with 2 if it could not start, and with 1 if it
-broke.
+It has one thread and one loop. Its exit codes are those of worker/child.py.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ from engine_core.protocol import (
     Request,
     ResetPrefixCache,
 )
-from engine_core.ranks.placement import choose
+from engine_core.ranks.placement import make_executor
 from engine_core.scheduling.scheduler import OutputsByClient
 from engine_core.scheduling.stats import StatsFilter
 from engine_core.wire.transport import EngineEnd
@@ -48,51 +46,52 @@ _BROKEN = "the engine failed and has to be restarted; its log says why"
 _log = logging.getLogger(__name__)
 
 
-def main(executor: MakeExecutor | None = None) -> int:
-    """`executor` takes the place of the one that the configuration asks for."""
-    gc.disable()  # until all is loaded: of what is imported nothing is garbage, and looking takes a while
+def main(make: MakeExecutor | None = None) -> int:
+    """Runs the engine and returns the exit code. `make` makes another executor than the configuration's."""
+    gc.disable()  # until all is loaded: nothing that is imported is garbage, and collecting takes a while
     config = msgspec.msgpack.decode(child.adopt(int(sys.argv[1])), type=ProcessConfig)
     logs.setup("engine" if config.alone else f"engine {config.index}", config.log_level)
     context = zmq.Context()
     ends = [EngineEnd(context, address, config.index) for address in config.servers]
     try:
-        return _serve(config, ends, executor)
+        return _serve(config, ends, make)
     finally:
         for end in ends:
             end.close()
         context.term()
 
 
-def _serve(config: ProcessConfig, ends: list[EngineEnd], executor: MakeExecutor | None) -> int:
+def _serve(config: ProcessConfig, ends: list[EngineEnd], make: MakeExecutor | None) -> int:
     # Loading cannot be asked to stop half-way, and has nothing to lose.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(STOPPED))
     try:
-        engine = Engine.start(config.engine, _ProgressTeller(ends), executor or choose(config))
+        engine = Engine.start(config.engine, _ProgressSender(ends), make or make_executor(config))
     except Exception as error:
         _log.debug("the engine cannot start", exc_info=True)
-        _give_up(ends, logs.one_line(error))
+        _report_end(ends, logs.one_line(error))
         return CANNOT_START
     try:
         EngineLoop(engine, ends, config.drain_seconds).run()
     except Exception as error:
         _log.exception("the engine broke")
-        _give_up(ends, str(error) if isinstance(error, ExecutorDead) else _BROKEN)
+        _report_end(ends, str(error) if isinstance(error, ExecutorDead) else _BROKEN)
         return BROKE
     finally:
         engine.stop()
-    _tell_all(ends, Dead("the engine has been stopped"))
+    _send_all(ends, Dead("the engine has been stopped"))
     return STOPPED
 
 
 class EngineLoop:
-    """Each end is a server; its place in the list is the client's number in the engine."""
+    """Moves requests and answers between the engine and its API servers, and runs the engine's steps."""
 
     def __init__(self, engine: Engine, ends: list[EngineEnd], drain_seconds: float) -> None:
+        """`ends[i]` is API server i, which the engine knows as client i."""
         self._engine = engine
         self._ends = ends
         self._drain_seconds = drain_seconds
         self._drain_until: float | None = None
-        self._asked_to_end = False
+        self._terminated = False
         self._stats_filter = StatsFilter()
         self._signalled, self._wake = socket.socketpair()
         self._poller = zmq.Poller()
@@ -105,9 +104,9 @@ class EngineLoop:
 
     def run(self) -> None:
         self._catch_signals()
-        gc.freeze()  # what loading has left behind is here to stay: never look through it again
+        gc.freeze()  # what loading has left behind is here to stay: the collector never visits it again
         gc.enable()
-        _tell_all(self._ends, self._engine.ready)
+        _send_all(self._ends, self._engine.ready)
         while self._engine.busy or self._drain_until is None:
             self._read()
             if self._drain_until is not None and time.monotonic() >= self._drain_until:
@@ -115,25 +114,25 @@ class EngineLoop:
             self._write(self._engine.step())
 
     def _catch_signals(self) -> None:
-        """A signal leaves a mark and wakes the poll; the loop acts on it. A second one ends all at once."""
+        """Let SIGTERM wake the poll, so that the loop acts on it. A second one ends the process at once."""
         self._wake.setblocking(False)
         signal.set_wakeup_fd(self._wake.fileno())
 
         def stop(*_: object) -> None:
-            if self._asked_to_end:
+            if self._terminated:
                 os._exit(STOPPED)
-            self._asked_to_end = True
+            self._terminated = True
 
         signal.signal(signal.SIGTERM, stop)
 
     def _drain(self, seconds: float) -> None:
-        """Servers hear of it before the first request is refused, and give that one to another engine."""
-        _tell_all(self._ends, Leaving())
+        """Finish what is here and end. The servers are told first: they give what is refused to others."""
+        _send_all(self._ends, Leaving())
         self._drain_until = time.monotonic() + seconds
         self._engine.drain()
 
     def _read(self) -> None:
-        """Take in all that has come. With nothing to do, wait for it."""
+        """Handle all messages that have come. With nothing else to do, wait for one."""
         for end in self._ends:
             self._poller.register(end.push, zmq.POLLOUT if end.backlog else 0)
         idle = not self._engine.busy and self._drain_until is None
@@ -153,6 +152,7 @@ class EngineLoop:
                     self._handle(client, request)
 
     def _follow(self, client: int, end: EngineEnd) -> None:
+        """Abort the requests of a server that has gone; greet one that has taken its place."""
         for change in end.changes():
             if change == "lost":
                 self._engine.abort_all(client)
@@ -175,20 +175,21 @@ class EngineLoop:
                 self._engine.reset_prefix_cache()
 
     def _write(self, outputs: OutputsByClient) -> None:
-        news = self._stats_filter.due(self._engine.stats(), time.monotonic())
+        """Send its outputs to each server, and statistics now and then."""
+        stats = self._stats_filter.due(self._engine.stats(), time.monotonic())
         for client, end in enumerate(self._ends):
-            told = outputs.get(client)
-            if told:
-                keeps_up = end.send(Outputs(outputs=told, stats=news))
+            own = outputs.get(client)
+            if own:
+                keeps_up = end.send(Outputs(outputs=own, stats=stats))
             else:
-                keeps_up = news is None or bool(end.backlog) or end.send(news)
+                keeps_up = stats is None or bool(end.backlog) or end.send(stats)
             if not keeps_up:
                 _log.error("server %d does not read its answers: its requests are aborted", client)
                 self._engine.abort_all(client)
 
 
-class _ProgressTeller:
-    """Called from whichever thread loads; only here are the sockets used by more than one thread."""
+class _ProgressSender:
+    """Sends how far the start has come, from whichever thread loads, to all servers."""
 
     def __init__(self, ends: list[EngineEnd]) -> None:
         self._ends = ends
@@ -202,16 +203,16 @@ class _ProgressTeller:
             if same and step < _SMALLEST_PROGRESS:
                 return
             self._last = progress
-            _tell_all(self._ends, progress)
+            _send_all(self._ends, progress)
 
 
-def _tell_all(ends: list[EngineEnd], answer: Answer) -> None:
+def _send_all(ends: list[EngineEnd], answer: Answer) -> None:
     for end in ends:
         end.send(answer)
 
 
-def _give_up(ends: list[EngineEnd], reason: str) -> None:
-    _tell_all(ends, Dead(reason))
+def _report_end(ends: list[EngineEnd], reason: str) -> None:
+    _send_all(ends, Dead(reason))
     print(f"error: {reason}", file=sys.stderr, flush=True)
 
 

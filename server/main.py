@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from engine_core.engine_processes import launch
+from engine_core.engine_processes import start_engines
 from server.options.reader import OptionError
 from server.options.table import ServerConfig, parse
 from worker import logs
@@ -111,7 +111,7 @@ def _run(config: ServerConfig, listener: socket.socket, started: float) -> int:
     # Until the event loop takes over the signals: leaving is what was asked for, and children leave with us.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     logs.setup("server", config.uvicorn_log_level)
-    engines = launch(
+    engines = start_engines(
         config.engine,
         config.replicas,
         api_servers=config.api_server_count,

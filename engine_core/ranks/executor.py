@@ -9,7 +9,7 @@ import msgspec
 import zmq
 from msgspec.structs import replace
 
-from engine_core.executor import ExecutorDead, Report
+from engine_core.executor import ExecutorDead, ReportStage
 from engine_core.protocol import STAGES
 from engine_core.ranks.local import Crew
 from worker.config import Place, WorkerConfig
@@ -28,7 +28,7 @@ class RanksExecutor:
     def __init__(
         self,
         config: WorkerConfig,
-        report: Report,
+        report: ReportStage,
         *,
         places: Sequence[Place],
         crews: Sequence[Crew],

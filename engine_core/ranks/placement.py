@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from engine_core.config import EngineConfig, ProcessConfig
-from engine_core.executor import Executor, InlineExecutor, MakeExecutor, Report
+from engine_core.executor import Executor, InlineExecutor, MakeExecutor, ReportStage
 from engine_core.ranks.executor import RanksExecutor
 from engine_core.ranks.layout import backend_of, lay_out
 from engine_core.ranks.local import Crew, LocalCrew
@@ -15,7 +15,7 @@ from engine_core.wire.keys import ClusterKeys
 from worker.config import Place, WorkerConfig
 
 
-def choose(process: ProcessConfig) -> MakeExecutor:
+def make_executor(process: ProcessConfig) -> MakeExecutor:
     """What runs the steps of the engine in this process."""
     config = process.engine
     backend = backend_of(config, process.local_engines)
@@ -24,14 +24,14 @@ def choose(process: ProcessConfig) -> MakeExecutor:
     if backend == "uni":
         return lambda worker, report: InlineExecutor(replace(worker, place=places[0]), report)
 
-    def make(worker: WorkerConfig, report: Report) -> Executor:
+    def make(worker: WorkerConfig, report: ReportStage) -> Executor:
         crews = _crews(process, backend, places, report)
         return RanksExecutor(worker, report, places=places, crews=crews, log_level=process.log_level)
 
     return make
 
 
-def _crews(process: ProcessConfig, backend: str, places: list[Place], report: Report) -> list[Crew]:
+def _crews(process: ProcessConfig, backend: str, places: list[Place], report: ReportStage) -> list[Crew]:
     config = process.engine
     if backend == "ray":
         return [RayCrew(config, places, report)]
@@ -41,7 +41,7 @@ def _crews(process: ProcessConfig, backend: str, places: list[Place], report: Re
     return [*_elsewhere(config, others, report), local]
 
 
-def _elsewhere(config: EngineConfig, others: list[Place], report: Report) -> list[Crew]:
+def _elsewhere(config: EngineConfig, others: list[Place], report: ReportStage) -> list[Crew]:
     """The ranks of other machines, if there are any."""
     if not others:
         return []

@@ -17,7 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from engine_core.config import EngineConfig
-from engine_core.executor import ExecutorDead, Report
+from engine_core.executor import ExecutorDead, ReportStage
 from engine_core.ranks.node import Node
 from engine_core.ranks.remote import RemoteCrew
 from engine_core.wire.keys import ClusterKeys
@@ -43,7 +43,7 @@ class RayCrew(RemoteCrew):
         self,
         config: EngineConfig,
         places: Sequence[Place],
-        report: Report,
+        report: ReportStage,
         module: str = "worker.ranks.process",
     ) -> None:
         self._ray, self._ours = _connect()

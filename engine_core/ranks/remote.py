@@ -18,7 +18,7 @@ import msgspec
 import zmq
 from msgspec.structs import replace
 
-from engine_core.executor import Report
+from engine_core.executor import ReportStage
 from engine_core.wire import socket_events
 from engine_core.wire.keys import ClusterKeys
 from worker.config import Place, WorkerConfig
@@ -89,7 +89,7 @@ class RemoteCrew:
         port: int | None,
         keys: ClusterKeys,
         nodes: Mapping[int, Sequence[Place]],
-        report: Report,
+        report: ReportStage,
     ) -> None:
         """Listens on that address of this machine. Without a port, on any; `port` says which."""
         self._nodes = nodes

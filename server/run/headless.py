@@ -9,7 +9,7 @@ import signal
 import uvloop
 
 from engine_core.client.join import Refused, join
-from engine_core.engine_processes import Fleet, launch
+from engine_core.engine_processes import EngineProcesses, start_engines
 from engine_core.ranks.node import run_node
 from server.options.table import ServerConfig
 from worker.child import BROKE, CANNOT_START, STOPPED
@@ -24,14 +24,14 @@ def run(config: ServerConfig) -> int:
     """Returns the exit code, 0 only if the end was asked for. Raises Refused if it may not join."""
     if config.engine.nnodes > 1:
         return run_node(config.engine, config.uvicorn_log_level)
-    engines = _launch(config)
+    engines = _start_engines(config)
     try:
         return uvloop.run(_follow(config, engines))
     finally:
         engines.stop(0)
 
 
-def _launch(config: ServerConfig) -> Fleet:
+def _start_engines(config: ServerConfig) -> EngineProcesses:
     replicas = config.replicas
     welcome = join(replicas.tcp_address(0))
     if welcome.replicas != replicas.size:
@@ -46,16 +46,16 @@ def _launch(config: ServerConfig) -> Fleet:
         )
     numbers = ", ".join(map(str, replicas.local))
     _log.info("runs replica %s of %d, for the API at %s", numbers, replicas.size, replicas.address)
-    return launch(
+    return start_engines(
         config.engine,
         replicas,
-        doors=[replicas.tcp_address(server) for server in range(welcome.servers)],
+        addresses=[replicas.tcp_address(server) for server in range(welcome.servers)],
         drain_seconds=config.shutdown_timeout,
         log_level=config.uvicorn_log_level,
     )
 
 
-async def _follow(config: ServerConfig, engines: Fleet) -> int:
+async def _follow(config: ServerConfig, engines: EngineProcesses) -> int:
     """Until a signal comes, or no engine is left. A second signal does not wait for running requests."""
     stop = asyncio.Event()
 
@@ -66,9 +66,9 @@ async def _follow(config: ServerConfig, engines: Fleet) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
-    keep, stopped = asyncio.create_task(engines.keep()), asyncio.create_task(stop.wait())
-    await asyncio.wait((keep, stopped), return_when=asyncio.FIRST_COMPLETED)
-    keep.cancel()
+    ended, stopped = asyncio.create_task(engines.supervise()), asyncio.create_task(stop.wait())
+    await asyncio.wait((ended, stopped), return_when=asyncio.FIRST_COMPLETED)
+    ended.cancel()
     stopped.cancel()
     if not stop.is_set():
         return CANNOT_START if CANNOT_START in [one.exit_code for one in engines.engines] else BROKE

@@ -14,7 +14,7 @@ import socket
 import msgspec
 import uvloop
 
-from engine_core.engine_processes import Fleet, ended
+from engine_core.engine_processes import EngineProcesses, wait_for_end
 from server.options.table import ServerConfig
 from server.run.api_server import LAST_WORDS_SECONDS, NO_ENGINE_LEFT, ApiServer
 from server.run.process import ApiProcess
@@ -28,16 +28,18 @@ PATIENCE = 10.0
 _log = logging.getLogger(__name__)
 
 
-def run(config: ServerConfig, listener: socket.socket, engines: Fleet, started: float) -> int:
+def run(config: ServerConfig, listener: socket.socket, engines: EngineProcesses, started: float) -> int:
     """Serves until the end; returns the exit code, 0 only if the end was asked for."""
     serving = _serve_here if config.api_server_count == 1 else _serve_in_processes
     return uvloop.run(serving(config, listener, engines, started))
 
 
-async def _serve_here(config: ServerConfig, listener: socket.socket, engines: Fleet, started: float) -> int:
+async def _serve_here(
+    config: ServerConfig, listener: socket.socket, engines: EngineProcesses, started: float
+) -> int:
     server = ApiServer(config, listener, engines.addresses[0], started=started, display=ProgressDisplay())
     # The line to an engine tells of its end too, but not before it is up.
-    watch = asyncio.create_task(engines.keep(server.client.engine_exited))
+    watch = asyncio.create_task(engines.supervise(server.client.engine_exited))
     code = await server.run()
     watch.cancel()
     if code == STOPPED:
@@ -48,7 +50,7 @@ async def _serve_here(config: ServerConfig, listener: socket.socket, engines: Fl
 
 
 async def _serve_in_processes(
-    config: ServerConfig, listener: socket.socket, engines: Fleet, started: float
+    config: ServerConfig, listener: socket.socket, engines: EngineProcesses, started: float
 ) -> int:
     shared = engines.run_folder / "metrics"
     shared.mkdir(mode=0o700)
@@ -59,7 +61,7 @@ async def _serve_in_processes(
     listener.close()
     stop = asyncio.Event()
     _forward_signals(servers, stop)
-    ends = [asyncio.create_task(ended(server)) for server in servers]
+    ends = [asyncio.create_task(wait_for_end(server)) for server in servers]
     engines_end = asyncio.create_task(_engines_end(config, engines))
     watched = [*ends, engines_end, asyncio.create_task(stop.wait())]
     await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
@@ -79,9 +81,9 @@ async def _serve_in_processes(
     return code
 
 
-async def _engines_end(config: ServerConfig, engines: Fleet) -> None:
+async def _engines_end(config: ServerConfig, engines: EngineProcesses) -> None:
     """When none is left, here or elsewhere. What each end means to requests, the API servers see."""
-    await engines.keep(_log_silent_end)
+    await engines.supervise(_log_silent_end)
     if config.replicas.elsewhere:
         await asyncio.Event().wait()  # only they know how many there are
 

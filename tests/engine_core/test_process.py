@@ -19,12 +19,12 @@ from sizes import engine_config
 from engine_core.client.client import EngineClient
 from engine_core.client.streams import Stream
 from engine_core.config import Address, Replicas
-from engine_core.engine_processes import EngineHandle, Fleet, launch
+from engine_core.engine_processes import EngineProcess, EngineProcesses, start_engines
 from engine_core.protocol import Failed, Pooled, Progress, Tokens
 from engine_core.wire.transport import ServerEnd
 from worker.protocol import Pooling, Sampling
 
-Start = Callable[..., Awaitable[tuple[Fleet, EngineClient]]]
+Start = Callable[..., Awaitable[tuple[EngineProcesses, EngineClient]]]
 
 SUPPORT = Path(__file__).parents[1] / "support"
 
@@ -33,7 +33,7 @@ SUPPORT = Path(__file__).parents[1] / "support"
 async def start(model: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
     """Starts engines of the fake worker, with a client of the first server, and ends them."""
     monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
-    started: list[tuple[Fleet, EngineClient]] = []
+    started: list[tuple[EngineProcesses, EngineClient]] = []
 
     async def begin(
         *,
@@ -45,23 +45,25 @@ async def start(model: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[S
         watched: bool = False,
         on_progress: Callable[[Progress], None] | None = None,
         **changes: object,
-    ) -> tuple[Fleet, EngineClient]:
+    ) -> tuple[EngineProcesses, EngineClient]:
         config = engine_config(model, **changes)
         layout = Replicas(size=replicas, here=replicas)
-        fleet = launch(config, layout, module=module, api_servers=api_servers, drain_seconds=drain_seconds)
-        client = EngineClient(
-            fleet.addresses[0], layout, servers=api_servers, watched=watched, on_progress=on_progress
+        engines = start_engines(
+            config, layout, module=module, api_servers=api_servers, drain_seconds=drain_seconds
         )
-        started.append((fleet, client))
+        client = EngineClient(
+            engines.addresses[0], layout, servers=api_servers, watched=watched, on_progress=on_progress
+        )
+        started.append((engines, client))
         if ready:
             await soon(client.ready_or_dead.wait())
             assert client.dead is None
-        return fleet, client
+        return engines, client
 
     yield begin
-    for fleet, client in started:
+    for engines, client in started:
         client.close()
-        fleet.stop(2)
+        engines.stop(2)
 
 
 async def soon(awaitable: Awaitable[object], seconds: float = 10) -> None:
@@ -98,13 +100,13 @@ async def test_many_streams_at_once(start: Start) -> None:
 
 async def test_the_start_is_told_stage_by_stage(start: Start, model: Path) -> None:
     told: list[Progress] = []
-    fleet, client = await start(ready=False, on_progress=told.append)
+    engines, client = await start(ready=False, on_progress=told.append)
     await soon(client.folder_known.wait())
     assert client.folder == str(model)
     await soon(client.ready_or_dead.wait())
     assert client.ready is not None and client.ready.vocab_size == 50
     assert [progress.stage for progress in told] == ["import", "weights", "cache", "warmup"]
-    assert stat.S_IMODE(os.stat(fleet.run_folder).st_mode) == 0o700
+    assert stat.S_IMODE(os.stat(engines.run_folder).st_mode) == 0o700
 
 
 async def test_what_was_not_read_comes_at_once(start: Start) -> None:
@@ -136,8 +138,8 @@ async def test_stats_tell_the_end_of_work(start: Start) -> None:
 
 
 async def test_two_servers_share_an_engine_and_one_may_vanish(start: Start) -> None:
-    fleet, client = await start(api_servers=2, max_num_seqs=1)
-    other = EngineClient(fleet.addresses[1])
+    engines, client = await start(api_servers=2, max_num_seqs=1)
+    other = EngineClient(engines.addresses[1])
     await soon(other.ready_or_dead.wait())
     running = other.submit([5], Sampling(max_tokens=100))
     await first(running)
@@ -145,18 +147,18 @@ async def test_two_servers_share_an_engine_and_one_may_vanish(start: Start) -> N
     other.close()
     assert text(await collect(waiting)) == reference([6], 3)
     # A server in its place is greeted and served.
-    another = EngineClient(fleet.addresses[1])
+    another = EngineClient(engines.addresses[1])
     await soon(another.ready_or_dead.wait())
     assert text(await collect(another.submit([7], Sampling(max_tokens=3)))) == reference([7], 3)
     another.close()
 
 
 async def test_an_idle_engine_uses_no_time(start: Start) -> None:
-    fleet, client = await start()
+    engines, client = await start()
     await collect(client.submit([1], Sampling(max_tokens=2)))
-    before = cpu_seconds(fleet.engines[0].process.pid)
+    before = cpu_seconds(engines.engines[0].process.pid)
     await asyncio.sleep(0.5)
-    assert cpu_seconds(fleet.engines[0].process.pid) - before <= 1 / os.sysconf("SC_CLK_TCK")
+    assert cpu_seconds(engines.engines[0].process.pid) - before <= 1 / os.sysconf("SC_CLK_TCK")
 
 
 def cpu_seconds(pid: int) -> float:
@@ -173,7 +175,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def test_drain_finishes_what_runs_and_exits_with_0(start: Start) -> None:
-    fleet, client = await start()
+    engines, client = await start()
     stream = client.submit([1, 2], Sampling(max_tokens=60))
     await first(stream)
     client.drain(10)
@@ -183,35 +185,35 @@ async def test_drain_finishes_what_runs_and_exits_with_0(start: Start) -> None:
     (refused,) = await collect(late)
     assert isinstance(refused, Failed) and refused.code == 503
     await soon(client.died.wait())
-    assert await fleet.engines[0].exited() == 0
+    assert await engines.engines[0].exited() == 0
 
 
 async def test_sigterm_gives_the_time_that_was_agreed_and_no_more(start: Start) -> None:
-    fleet, client = await start(drain_seconds=0.1)
+    engines, client = await start(drain_seconds=0.1)
     stream = client.submit([1, 2], Sampling(max_tokens=120))
     await first(stream)
-    fleet.engines[0].process.terminate()
+    engines.engines[0].process.terminate()
     outputs = await collect(stream)
     assert isinstance(outputs[-1], Tokens) and outputs[-1].finish == "abort"
-    await soon(fleet.engines[0].exited(), 2)
-    assert fleet.engines[0].exit_code == 0
+    await soon(engines.engines[0].exited(), 2)
+    assert engines.engines[0].exit_code == 0
 
 
 async def test_a_second_sigterm_does_not_wait(start: Start) -> None:
-    fleet, client = await start(drain_seconds=60)
+    engines, client = await start(drain_seconds=60)
     stream = client.submit([1, 2], Sampling(max_tokens=120))
     await first(stream)
-    fleet.engines[0].process.terminate()
+    engines.engines[0].process.terminate()
     await asyncio.sleep(0.05)
-    fleet.engines[0].process.terminate()
-    await soon(fleet.engines[0].exited(), 2)
+    engines.engines[0].process.terminate()
+    await soon(engines.engines[0].exited(), 2)
     assert isinstance((await collect(stream))[-1], Failed)
 
 
 async def test_stop_leaves_no_folder(start: Start) -> None:
-    fleet, _ = await start()
-    folder = fleet.run_folder
-    assert fleet.stop(5) == [0]
+    engines, _ = await start()
+    folder = engines.run_folder
+    assert engines.stop(5) == [0]
     assert not folder.exists()
 
 
@@ -219,25 +221,25 @@ async def test_stop_leaves_no_folder(start: Start) -> None:
 
 
 async def test_a_killed_engine_ends_every_stream_once(start: Start) -> None:
-    fleet, client = await start(max_num_seqs=2)
+    engines, client = await start(max_num_seqs=2)
     streams = [client.submit([n], Sampling(max_tokens=100)) for n in range(6)]
     await first(streams[0])
-    fleet.engines[0].process.kill()
+    engines.engines[0].process.kill()
     began = time.monotonic()
     for outputs in await asyncio.gather(*map(collect, streams)):
         assert [output.code for output in outputs if isinstance(output, Failed)] == [503]
         assert isinstance(outputs[-1], Failed)
     assert time.monotonic() - began < 1
-    assert await fleet.engines[0].exited() == -signal.SIGKILL
+    assert await engines.engines[0].exited() == -signal.SIGKILL
     (refused,) = await collect(client.submit([1], Sampling(max_tokens=1)))
     assert isinstance(refused, Failed) and refused.code == 503
 
 
 async def test_an_engine_that_kills_itself_in_a_step(start: Start) -> None:
-    fleet, client = await start()
+    engines, client = await start()
     (failed,) = await collect(client.submit([KILLS_PROCESS], Sampling(max_tokens=3)))
     assert failed == Failed(id=failed.id, code=503, message="the engine process ended while serving")
-    assert await fleet.engines[0].exited() == -signal.SIGKILL
+    assert await engines.engines[0].exited() == -signal.SIGKILL
 
 
 async def test_a_broken_step_ends_its_requests_and_not_the_engine(start: Start) -> None:
@@ -249,10 +251,10 @@ async def test_a_broken_step_ends_its_requests_and_not_the_engine(start: Start) 
 
 
 async def test_a_lost_device_ends_the_process_with_1(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
-    fleet, client = await start()
+    engines, client = await start()
     (failed,) = await collect(client.submit([LOSES_DEVICE], Sampling(max_tokens=3)))
     assert isinstance(failed, Failed) and failed.code == 503
-    assert await fleet.engines[0].exited() == 1
+    assert await engines.engines[0].exited() == 1
     assert capfd.readouterr().err.splitlines()[-1] == f"error: {client.dead}"
 
 
@@ -260,26 +262,26 @@ async def test_a_start_that_fails_says_why_in_one_line_and_exits_with_2(
     start: Start, model: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (model / "no-weights").touch()
-    fleet, client = await start(ready=False)
+    engines, client = await start(ready=False)
     await soon(client.ready_or_dead.wait())
     assert client.dead == "model.safetensors: tensor 'lm_head.weight' is missing"
-    assert await fleet.engines[0].exited() == 2
+    assert await engines.engines[0].exited() == 2
     assert capfd.readouterr().err.splitlines()[-1] == f"error: {client.dead}"
 
 
 async def test_sigterm_while_loading_exits_at_once(start: Start) -> None:
-    fleet, client = await start(ready=False, hf_overrides={"slow": True})
+    engines, client = await start(ready=False, hf_overrides={"slow": True})
     await soon(until(lambda: client.progress.stage == "weights"))
-    fleet.engines[0].process.terminate()
-    await soon(fleet.engines[0].exited(), 2)
-    assert client.ready is None and fleet.engines[0].exit_code == 0
+    engines.engines[0].process.terminate()
+    await soon(engines.engines[0].exited(), 2)
+    assert client.ready is None and engines.engines[0].exit_code == 0
 
 
 async def test_an_engine_killed_while_it_loads_is_explained(start: Start) -> None:
-    fleet, client = await start(ready=False, watched=True, hf_overrides={"slow": True})
-    keeping = asyncio.create_task(fleet.keep(client.engine_exited))
+    engines, client = await start(ready=False, watched=True, hf_overrides={"slow": True})
+    keeping = asyncio.create_task(engines.supervise(client.engine_exited))
     await soon(until(lambda: client.progress.stage == "weights"))
-    fleet.engines[0].process.kill()
+    engines.engines[0].process.kill()
     await soon(client.died.wait())
     assert client.dead == (
         "the engine process ended while loading weights: "
@@ -299,16 +301,16 @@ async def test_an_engine_that_says_why_it_cannot_start_is_explained_by_itself(
 
 
 async def test_the_end_of_all_engines_is_known_without_a_connection(start: Start) -> None:
-    fleet, client = await start(ready=False)
-    fleet.engines[0].process.kill()  # before it has connected
-    await soon(fleet.engines[0].exited())
+    engines, client = await start(ready=False)
+    engines.engines[0].process.kill()  # before it has connected
+    await soon(engines.engines[0].exited())
     client.all_engines_exited()
     assert client.dead == "the engine process ended while starting"
 
 
 async def test_unreadable_frames_are_dropped(start: Start) -> None:
-    fleet, client = await start(api_servers=2)
-    other = ServerEnd(fleet.addresses[1])
+    engines, client = await start(api_servers=2)
+    other = ServerEnd(engines.addresses[1])
     await soon(until(lambda: bool(list(other.read_greetings()))))
     for frame in (b"", b"\xc1", b"\x81\xa4type\xa3Add", os.urandom(1000), b"\x93" * 100_000):
         other.greetings.sock.send_multipart([b"engine-0", frame])
@@ -317,12 +319,12 @@ async def test_unreadable_frames_are_dropped(start: Start) -> None:
 
 
 async def test_a_frame_beyond_the_limit_is_refused(start: Start) -> None:
-    fleet, client = await start(api_servers=2)
-    other = ServerEnd(fleet.addresses[1])
+    engines, client = await start(api_servers=2)
+    other = ServerEnd(engines.addresses[1])
     await soon(until(lambda: bool(list(other.read_greetings()))))
     other.greetings.sock.send_multipart([b"engine-0", bytes(65 << 20)])
     assert text(await collect(client.submit([2], Sampling(max_tokens=3)))) == reference([2], 3)
-    assert resident_mb(fleet.engines[0].process.pid) < 150
+    assert resident_mb(engines.engines[0].process.pid) < 150
     (refused,) = await collect(client.submit([2**62] * (8 << 20), Sampling(max_tokens=3)))
     assert isinstance(refused, Failed) and refused.code == 400
     other.close()
@@ -349,25 +351,25 @@ def test_a_folder_too_long_for_sockets_is_named(
     deep.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(deep))
     with pytest.raises(ValueError, match="set TMPDIR"):
-        launch(engine_config(model))
+        start_engines(engine_config(model))
 
 
 async def test_ranks_in_processes_of_their_own_serve_and_end_with_their_engine(
     start: Start, model: Path
 ) -> None:
-    fleet, client = await start(module="fake_spread")
+    engines, client = await start(module="fake_spread")
     assert text(await collect(client.submit([2, 3], Sampling(max_tokens=6)))) == reference([2, 3], 6)
     pids = [int((model / f"pid-{rank}").read_text()) for rank in (0, 1)]
-    fleet.engines[0].process.kill()
+    engines.engines[0].process.kill()
     await soon(until(lambda: not any(is_alive(pid) for pid in pids)), 2)
 
 
 async def test_a_rank_that_ends_while_nothing_runs_ends_its_engine_by_name(
     start: Start, model: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    fleet, client = await start(module="fake_spread")
+    engines, client = await start(module="fake_spread")
     os.kill(int((model / "pid-1").read_text()), signal.SIGKILL)
-    assert await asyncio.wait_for(fleet.engines[0].exited(), 2) == 1
+    assert await asyncio.wait_for(engines.engines[0].exited(), 2) == 1
     reason = "rank 1 (tensor 1 of 2, stage 0 of 1) ended while serving: it was ended by SIGKILL"
     assert reason in (client.dead or "")
     assert reason in capfd.readouterr().err.splitlines()[-1]
@@ -376,8 +378,8 @@ async def test_a_rank_that_ends_while_nothing_runs_ends_its_engine_by_name(
 
 async def test_a_rank_that_cannot_load_ends_the_start_by_name(start: Start, model: Path) -> None:
     (model / "no-weights").touch()
-    fleet, client = await start(ready=False, module="fake_spread")
-    assert await asyncio.wait_for(fleet.engines[0].exited(), 10) == 2
+    engines, client = await start(ready=False, module="fake_spread")
+    assert await asyncio.wait_for(engines.engines[0].exited(), 10) == 2
     await soon(client.ready_or_dead.wait())
     assert client.dead == (
         "rank 1 (tensor 1 of 2, stage 0 of 1) ended while loading libraries: model.safetensors: "
@@ -413,11 +415,11 @@ def working(client: EngineClient) -> list[int]:
 
 
 async def test_a_killed_replica_takes_nothing_with_it_that_it_had_not_begun(start: Start) -> None:
-    fleet, client = await start(replicas=2, max_num_seqs=2)
+    engines, client = await start(replicas=2, max_num_seqs=2)
     await soon(until(lambda: working(client) == [0, 1]))
     streams = [client.submit([n], Sampling(max_tokens=60)) for n in range(20)]
     await first(streams[0])
-    fleet.engines[0].process.kill()
+    engines.engines[0].process.kill()
     answers = await asyncio.gather(*map(collect, streams))
     failed = [n for n, outputs in enumerate(answers) if isinstance(outputs[-1], Failed)]
     assert 1 <= len(failed) <= 2, "those that ran, and no other"
@@ -430,7 +432,7 @@ async def test_a_replica_that_breaks_is_started_again_and_one_that_is_asked_to_e
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engine_core.engine_processes.FIRST_PAUSE", 0.05)
-    fleet, client = await start(replicas=2)
+    engines, client = await start(replicas=2)
     await soon(until(lambda: working(client) == [0, 1]))
     ends: list[tuple[int, int]] = []
 
@@ -438,13 +440,13 @@ async def test_a_replica_that_breaks_is_started_again_and_one_that_is_asked_to_e
         ends.append((number, code))
         client.engine_exited(number, code)
 
-    keeping = asyncio.create_task(fleet.keep(lost))
-    fleet.engines[1].process.kill()
+    keeping = asyncio.create_task(engines.supervise(lost))
+    engines.engines[1].process.kill()
     await soon(until(lambda: working(client) == [0]))
     await soon(until(lambda: working(client) == [0, 1]))
     assert ends == [(1, -signal.SIGKILL)]
     assert text(await collect(client.submit([3], Sampling(max_tokens=3), replica=1))) == reference([3], 3)
-    for engine in fleet.engines:
+    for engine in engines.engines:
         engine.process.terminate()
     await soon(keeping)
     assert sorted(ends[1:]) == [(0, 0), (1, 0)]
@@ -456,10 +458,10 @@ async def test_a_replica_that_breaks_again_and_again_is_given_up(
 ) -> None:
     monkeypatch.setattr("engine_core.engine_processes.FIRST_PAUSE", 0.01)
     monkeypatch.setattr("engine_core.engine_processes.RESTARTS", 2)
-    fleet, _ = await start(replicas=2)
-    monkeypatch.setattr(EngineHandle, "start", lambda self: None)  # each new life is over at once
-    for engine in fleet.engines:
+    engines, _ = await start(replicas=2)
+    monkeypatch.setattr(EngineProcess, "start", lambda self: None)  # each new life is over at once
+    for engine in engines.engines:
         engine.process.kill()
     told: list[int] = []
-    await soon(fleet.keep(lambda number, _: told.append(number)))
+    await soon(engines.supervise(lambda number, _: told.append(number)))
     assert sorted(told) == [0, 0, 0, 1, 1, 1]

@@ -6,14 +6,14 @@ import sys
 
 from engine_core import process
 from engine_core.config import EngineConfig
-from engine_core.executor import Report
+from engine_core.executor import ReportStage
 from engine_core.ranks.executor import RanksExecutor
 from engine_core.ranks.layout import lay_out
 from engine_core.ranks.local import LocalCrew
 from worker.config import WorkerConfig
 
 
-def executor(config: WorkerConfig, report: Report) -> RanksExecutor:
+def executor(config: WorkerConfig, report: ReportStage) -> RanksExecutor:
     places = lay_out(EngineConfig(model="", tensor_parallel_size=2))
     crews = [LocalCrew(places, "fake_rank")]
     return RanksExecutor(config, report, places=places, crews=crews, log_level="critical")

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from sizes import worker_config
 
 from engine_core.config import EngineConfig
-from engine_core.executor import ExecutorDead, Report
+from engine_core.executor import ExecutorDead, ReportStage
 from engine_core.ranks.executor import RanksExecutor
 from engine_core.ranks.layout import lay_out
 from engine_core.ranks.local import LocalCrew
@@ -49,14 +49,14 @@ def make(tmp_path: Path) -> Iterator[Callable[..., RanksExecutor]]:
         executor.stop()
 
 
-def build(config: WorkerConfig, report: Report, **sizes: int) -> RanksExecutor:
+def build(config: WorkerConfig, report: ReportStage, **sizes: int) -> RanksExecutor:
     wanted = {f"{name}_parallel_size": size for name, size in sizes.items()}
     places = lay_out(EngineConfig(model="", **wanted))  # pyright: ignore[reportArgumentType]
     crews = [LocalCrew(places, "fake_rank")]
     return RanksExecutor(config, report, places=places, crews=crews, log_level="critical")
 
 
-def quiet(told: Told | None) -> Report:
+def quiet(told: Told | None) -> ReportStage:
     def tell(stage: str, fraction: float, detail: str = "") -> None:
         if told is not None:
             told.append((stage, fraction, detail))

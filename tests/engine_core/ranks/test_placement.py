@@ -8,10 +8,10 @@ from sizes import worker_config
 
 from engine_core.config import EngineConfig, ProcessConfig
 from engine_core.engine import Engine
-from engine_core.executor import Executor, InlineExecutor, Report
+from engine_core.executor import Executor, InlineExecutor, ReportStage
 from engine_core.ranks.executor import RanksExecutor
 from engine_core.ranks.layout import backend_of, lay_out
-from engine_core.ranks.placement import choose
+from engine_core.ranks.placement import make_executor
 from worker.config import Place, WorkerConfig
 
 KEY = "0123456789abcdef"
@@ -56,7 +56,7 @@ def test_one_worker_is_inline_and_more_are_processes(config: EngineConfig, backe
 )
 def test_what_cannot_be_is_refused_with_the_remedy(config: EngineConfig, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        choose(process(config))
+        make_executor(process(config))
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_what_cannot_be_is_refused_with_the_remedy(config: EngineConfig, reason:
     ],
 )
 def test_what_cannot_be_cut_is_refused_before_a_process_is_started(config: EngineConfig, reason: str) -> None:
-    def start(worker: WorkerConfig, report: Report) -> Executor:
+    def start(worker: WorkerConfig, report: ReportStage) -> Executor:
         pytest.fail("is asked for ranks")
 
     with pytest.raises(ValueError, match=reason):
@@ -76,7 +76,7 @@ def test_what_cannot_be_cut_is_refused_before_a_process_is_started(config: Engin
 
 def test_a_replica_over_machines_is_alone_on_each() -> None:
     with pytest.raises(ValueError, match="2 are to start here: start one `serve` for each"):
-        choose(process(asked(2, nnodes=2, cluster_key=KEY), local_index=0, local_engines=2))
+        make_executor(process(asked(2, nnodes=2, cluster_key=KEY), local_index=0, local_engines=2))
 
 
 def test_ranks_of_a_stage_lie_side_by_side_and_machines_have_equally_many() -> None:
@@ -100,14 +100,14 @@ def test_replicas_share_the_devices_of_their_machine() -> None:
 
 
 def test_a_worker_in_the_engines_process_knows_its_neighbours() -> None:
-    executor = choose(process(asked(), local_index=1, local_engines=3))(worker_config(), quiet)
+    executor = make_executor(process(asked(), local_index=1, local_engines=3))(worker_config(), quiet)
     assert isinstance(executor, InlineExecutor)
     place = executor._config.place  # pyright: ignore[reportPrivateUsage]
     assert place == replace(Place(), local_rank=1, local_ranks=3)
 
 
 def test_more_workers_are_a_ranks_executor() -> None:
-    assert isinstance(choose(process(asked(2)))(worker_config(), quiet), RanksExecutor)
+    assert isinstance(make_executor(process(asked(2)))(worker_config(), quiet), RanksExecutor)
 
 
 def test_workers_are_called_by_their_replica_if_there_are_several() -> None:

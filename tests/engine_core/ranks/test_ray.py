@@ -18,9 +18,9 @@ from engine_core.config import EngineConfig, ProcessConfig
 from engine_core.executor import ExecutorDead
 from engine_core.ranks.executor import RanksExecutor
 from engine_core.ranks.layout import lay_out
-from engine_core.ranks.placement import choose
+from engine_core.ranks.placement import make_executor
 from engine_core.ranks.ray import RayCrew
-from engine_core.startup import worker_config
+from engine_core.worker_config import make_worker_config
 from models.config import read_config
 from worker.protocol import NewSeq, Sampling, SeqStep, StepInput
 
@@ -57,7 +57,7 @@ def executor(cluster: str, model: Path) -> Iterator[RanksExecutor]:
     config = EngineConfig(model=str(model), tensor_parallel_size=2)
     places = lay_out(config)
     crew = RayCrew(config, places, quiet, "fake_rank")
-    worker = worker_config(config, read_config(model, {}), model)
+    worker = make_worker_config(config, read_config(model, {}), model)
     executor = RanksExecutor(worker, quiet, places=places, crews=[crew], log_level="info")
     yield executor
     executor.stop()
@@ -113,7 +113,7 @@ def test_a_cluster_without_room_is_told(
     config = EngineConfig(model=str(model), tensor_parallel_size=4)
     crew = RayCrew(config, lay_out(config), quiet)
     with pytest.raises(OSError, match="no room for 4 workers of 1 CPU each"):
-        crew.start(worker_config(config, read_config(model, {}), model), "info")
+        crew.start(make_worker_config(config, read_config(model, {}), model), "info")
     crew.stop(at_once=True)
 
 
@@ -129,9 +129,9 @@ def test_without_a_cluster_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -
 def test_without_ray_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     config = EngineConfig(model=str(model), distributed_executor_backend="ray", tensor_parallel_size=2)
-    make = choose(ProcessConfig(engine=config, servers=[]))
+    make = make_executor(ProcessConfig(engine=config, servers=[]))
     with pytest.raises(ValueError, match=r"ray needs Ray, .*: `pip install .*`facet serve`"):
-        make(worker_config(config, read_config(model, {}), model), quiet)
+        make(make_worker_config(config, read_config(model, {}), model), quiet)
 
 
 def parent_of(pid: int) -> int:

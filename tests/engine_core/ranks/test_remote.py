@@ -24,8 +24,8 @@ from engine_core.ranks.executor import RanksExecutor
 from engine_core.ranks.layout import lay_out
 from engine_core.ranks.local import LocalCrew
 from engine_core.ranks.remote import RemoteCrew
-from engine_core.startup import worker_config
 from engine_core.wire.keys import ClusterKeys
+from engine_core.worker_config import make_worker_config
 from models.config import read_config
 from worker.protocol import NewSeq, Sampling, SeqStep, StepInput
 
@@ -58,7 +58,7 @@ class Cluster:
         config, places = self.config, lay_out(self.config)
         keys = ClusterKeys.derive(config.cluster_key or "")
         self.remote = RemoteCrew(config.master_addr, config.master_port, keys, {1: places[1:]}, self.tell)
-        worker = worker_config(config, read_config(self.here, {}), self.here)
+        worker = make_worker_config(config, read_config(self.here, {}), self.here)
         crews = [self.remote, LocalCrew(places[:1], "fake_rank")]
         return RanksExecutor(worker, self.tell, places=places, crews=crews, log_level="critical")
 

@@ -1,4 +1,4 @@
-"""What a start decides from options and files alone, before anything heavy is loaded."""
+"""The options of an engine's workers, which follow from its own options and the checkpoint's files alone."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from models.pooling.config import read_pooling
 from worker.config import WorkerConfig
 
 
-def worker_config(config: EngineConfig, model: ModelConfig, folder: Path) -> WorkerConfig:
+def make_worker_config(config: EngineConfig, model: ModelConfig, folder: Path) -> WorkerConfig:
     options = config.worker
     if options.max_num_batched_tokens is None and not config.enable_chunked_prefill:
-        whole_prompt = options.max_model_len or model.max_len
+        whole_prompt = options.max_model_len or model.max_len  # which each step must be able to hold
         options = replace(options, max_num_batched_tokens=whole_prompt)
     return WorkerConfig(
         options=options,
@@ -30,7 +30,7 @@ def worker_config(config: EngineConfig, model: ModelConfig, folder: Path) -> Wor
 
 
 def _conversion(config: EngineConfig, model: ModelConfig, folder: Path) -> Conversion:
-    """Tasks say a runner, too: without generation among them no LM head is loaded."""
+    """How the checkpoint is served. Tasks imply a runner: without generation no LM head is loaded."""
     if unknown := [task for task in config.tasks if task not in TASKS]:
         raise ConfigError(f"--tasks: no task {unknown[0]!r}; there are {', '.join(TASKS)}")
     runner = config.runner
