@@ -16,8 +16,7 @@ from worker.kernels.cpu import operations, vocabulary
 from worker.kernels.cpu.linear import Packed
 from worker.kernels.cpu.positions import Layout
 from worker.kernels.cpu.quantized import describe_savings
-from worker.kernels.cpu.replay import Replayed
-from worker.kernels.cpu.replay_texts import replay_texts
+from worker.kernels.cpu.recorder import recorded
 from worker.ranks.groups import Group, HostGroup, Membership
 from worker.sampling.groups import BY_TORCH
 from worker.tables.positions import LayOut, lay_out
@@ -65,11 +64,7 @@ class Cpu:
         if library is None:
             return lay_out, forward
         layout = Layout(library, slots)
-        if not replays:
-            return layout, forward
-        if slots.paged:
-            return layout, Replayed(forward, library, layout)
-        return layout, replay_texts(forward, library, layout, slots.max_len)
+        return layout, recorded(forward, library, layout) if replays else forward
 
     def cache_budget(self, utilization: float, reserve: int) -> int:
         """A share of what is available. Pages are made when they are first used, so this is a ceiling."""

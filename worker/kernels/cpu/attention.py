@@ -16,6 +16,7 @@ from models.ops import reference
 from models.ops.head_prep import AS_PROJECTED, HeadPrep
 from worker.kernels.cpu.library import FLOAT, INT, LONG, POINTER, Library
 from worker.kernels.cpu.linear import KINDS
+from worker.kernels.cpu.outputs import empty
 from worker.kernels.cpu.shapes import refuse, refuse_window
 
 _MAX_DIM, _TILE = 256, 64
@@ -61,7 +62,7 @@ def _rotary_and_cache(library: Library) -> Callable[..., Tensor]:
         if not (_fit(q, k, v) and _suits(kv, q) and _agree(q_norm, k_norm, q.dtype) and _plain(cos_sin)):
             return reference.rotary_and_cache(q, k, v, kv, context, prep)
         tokens, heads, _ = q.shape
-        out = torch.empty_like(q)
+        out = empty(q.shape, q.dtype)
         run(
             *(q.data_ptr(), q.stride(0), k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0)),
             *(out.data_ptr(), kv.data_ptr(), *kv.shape[1:]),
@@ -81,7 +82,7 @@ def _rotate(library: Library) -> Callable[..., Tensor]:
         _check_turn("rotate", x, cos_sin)
         if not (_fit(x) and _plain(cos_sin)):
             return reference.rotate(x, cos_sin)
-        out = torch.empty_like(x)
+        out = empty(x.shape, x.dtype)
         run(x.data_ptr(), x.stride(0), out.data_ptr(), *_angles(cos_sin), *x.shape, KINDS[x.dtype])
         return out
 
@@ -115,12 +116,12 @@ def _attention(library: Library) -> Callable[..., Tensor]:
         if not (_fit(q) and _suits(kv, q)) or heads > _TILE * kv_heads:
             return reference.attention(q, kv, context, scale=scale, window=window, softcap=softcap)
         q = q.contiguous()
-        out = torch.empty_like(q)
+        out = empty(q.shape, q.dtype)
         table = context.block_table
         run(
             *(q.data_ptr(), out.data_ptr(), kv.data_ptr(), *kv.shape[1:], heads),
             *(context.query_starts.data_ptr(), context.kv_lens.data_ptr(), table.data_ptr()),
-            *(table.stride(0), len(table), scale, softcap or 0.0, window or 0, KINDS[q.dtype]),
+            *(table.stride(0), table.shape[0], scale, softcap or 0.0, window or 0, KINDS[q.dtype]),
         )
         return out
 
@@ -157,7 +158,7 @@ def _encoder_attention(library: Library) -> Callable[..., Tensor]:
         most = _TILE if bias is None else 1  # query heads that share a key head
         if not _fit(q, k, v) or heads > most * kv_heads:
             return reference.encoder_attention(q, k, v, context, scale=scale, window=window, bias=bias)
-        out = torch.empty_like(q)
+        out = empty(q.shape, q.dtype)
         added = None if bias is None else bias.float().contiguous()
         run(
             *(

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from models.ops import reference
 from worker.kernels.cpu import portable
 from worker.kernels.cpu.library import FLOAT, INT, LONG, POINTER, Library
 from worker.kernels.cpu.linear import FLOAT32, FUNCTIONS, KINDS
+from worker.kernels.cpu.outputs import empty
 from worker.kernels.cpu.shapes import refuse
 
 
@@ -36,7 +36,7 @@ def _rms_norms(library: Library) -> dict[str, Callable[..., Any]]:
         if kinds is None:
             return reference.rms_norm(x, weight, eps)
         x, stride, rows, width = _rows(x)
-        out = torch.empty_like(x)
+        out = empty(x.shape, x.dtype)
         run(
             *(x.data_ptr(), stride, None, 0, weight.data_ptr()),
             *(out.data_ptr(), None, rows, width, eps, *kinds),
@@ -49,7 +49,7 @@ def _rms_norms(library: Library) -> dict[str, Callable[..., Any]]:
             return reference.add_rms_norm(x, residual, weight, eps)
         x, stride, rows, width = _rows(x)
         residual, residual_stride, _, _ = _rows(residual)
-        out, total = torch.empty_like(x), torch.empty_like(x)
+        out, total = empty(x.shape, x.dtype), empty(x.shape, x.dtype)
         run(
             *(x.data_ptr(), stride, residual.data_ptr(), residual_stride, weight.data_ptr()),
             *(out.data_ptr(), total.data_ptr(), rows, width, eps, *kinds),
@@ -72,7 +72,7 @@ def _layer_norms(library: Library) -> dict[str, Callable[..., Any]]:
         if kinds is None:
             return reference.layer_norm(x, weight, bias, eps)
         x, stride, rows, width = _rows(x)
-        out = torch.empty_like(x)
+        out = empty(x.shape, x.dtype)
         run(
             *(x.data_ptr(), stride, None, 0, weight.data_ptr(), None if bias is None else bias.data_ptr()),
             *(out.data_ptr(), None, rows, width, eps, *kinds),
@@ -87,7 +87,7 @@ def _layer_norms(library: Library) -> dict[str, Callable[..., Any]]:
             return reference.add_layer_norm(x, residual, weight, bias, eps)
         x, stride, rows, width = _rows(x)
         residual, residual_stride, _, _ = _rows(residual)
-        out, total = torch.empty_like(x), torch.empty_like(x)
+        out, total = empty(x.shape, x.dtype), empty(x.shape, x.dtype)
         run(
             *(x.data_ptr(), stride, residual.data_ptr(), residual_stride, weight.data_ptr()),
             *(None if bias is None else bias.data_ptr(), out.data_ptr(), total.data_ptr()),
@@ -107,7 +107,7 @@ def _sums(library: Library) -> dict[str, Callable[..., Any]]:
             return reference.add(x, y)
         x, stride, rows, width = _rows(x)
         y, y_stride, _, _ = _rows(y)
-        out = torch.empty_like(x)
+        out = empty(x.shape, x.dtype)
         repeated = 0 if y.dim() == 1 else y_stride
         run(x.data_ptr(), stride, y.data_ptr(), repeated, out.data_ptr(), rows, width, KINDS[x.dtype])
         return out
@@ -116,7 +116,7 @@ def _sums(library: Library) -> dict[str, Callable[..., Any]]:
         if x.dtype not in KINDS:
             return reference.scale(x, factor)
         x, stride, rows, width = _rows(x)
-        out = torch.empty_like(x)
+        out = empty(x.shape, x.dtype)
         multiply(x.data_ptr(), stride, out.data_ptr(), rows, width, factor, KINDS[x.dtype])
         return out
 
@@ -130,7 +130,7 @@ def _activations(library: Library) -> dict[str, Callable[..., Any]]:
         if x.dtype not in KINDS or kind not in FUNCTIONS:
             return portable.activation(x, kind)
         x, stride, rows, width = _rows(x)
-        out = torch.empty_like(x)
+        out = empty(x.shape, x.dtype)
         run(x.data_ptr(), stride, out.data_ptr(), rows, width, 0, FUNCTIONS[kind], KINDS[x.dtype])
         return out
 
@@ -140,7 +140,7 @@ def _activations(library: Library) -> dict[str, Callable[..., Any]]:
         if gate_up.shape[-1] % 2:
             refuse("gated", gate_up=gate_up)
         x, stride, rows, width = _rows(gate_up)
-        out = torch.empty((*x.shape[:-1], width // 2), dtype=x.dtype)
+        out = empty((*x.shape[:-1], width // 2), x.dtype)
         run(x.data_ptr(), stride, out.data_ptr(), rows, width // 2, 1, FUNCTIONS[kind], KINDS[x.dtype])
         return out
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from models.ops import reference
 from worker.kernels.cpu.library import FLOAT, LONG, POINTER, Library
+from worker.kernels.cpu.outputs import empty
 
 
 def bind(library: Library) -> dict[str, Callable[..., Any]]:
@@ -21,7 +22,7 @@ def bind(library: Library) -> dict[str, Callable[..., Any]]:
         if not (_are_numbers(ids) and weight.is_contiguous()):
             return reference.embed(ids, weight)
         known, width = weight.shape
-        out = weight.new_empty(len(ids), width)
+        out = empty((len(ids), width), weight.dtype)
         look_up(ids.data_ptr(), weight.data_ptr(), out.data_ptr(), len(ids), known, width * weight.itemsize)
         return out
 
@@ -30,7 +31,7 @@ def bind(library: Library) -> dict[str, Callable[..., Any]]:
         if not (known and _are_numbers(positions) and frequencies.is_contiguous()):
             return reference.angles(positions, frequencies, scale)
         tokens, pairs = len(positions), len(frequencies)
-        out = frequencies.new_empty(tokens, 2 * pairs)
+        out = empty((tokens, 2 * pairs), torch.float32)
         turn(positions.data_ptr(), frequencies.data_ptr(), out.data_ptr(), tokens, pairs, scale)
         return out
 

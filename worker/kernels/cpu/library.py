@@ -69,11 +69,9 @@ class BuildError(RuntimeError):
     """The library is not to be had on this machine; the message says why."""
 
 
-Listener = Callable[[str, int | None, Sequence[Any], Sequence[Any]], bool]
-"""Is told of a call: the kernel, the address of its entry for `replay`, types of arguments, arguments.
-
--> Whether that was all: the kernel is not called.
-"""
+Record = Callable[[str, int | None, Sequence[Any], Sequence[Any]], None]
+"""The type of a function that gets a call in place of the kernel: the kernel's name, the address of its entry
+for `replay`, types of arguments, arguments."""
 
 
 class Library:
@@ -82,7 +80,7 @@ class Library:
     def __init__(self, level: Level, path: Path) -> None:
         self.level = level
         self.path = path
-        self._listener: Listener | None = None
+        self._record: Record | None = None
         self._long = ctypes.CDLL(str(path))
         self._quick = ctypes.PyDLL(str(path))
 
@@ -96,20 +94,20 @@ class Library:
         entry = self._entry(name)
 
         def call(*given: Any) -> Any:
-            if self._listener is not None and self._listener(name, entry, arguments, given):
-                return None
+            if self._record is not None:
+                return self._record(name, entry, arguments, given)
             return function(*given)
 
         return call
 
     @contextmanager
-    def told_to(self, listener: Listener) -> Iterator[None]:
-        """All calls that are made meanwhile."""
-        self._listener = listener
+    def record_to(self, record: Record) -> Iterator[None]:
+        """Hand all calls to `record` instead of making them."""
+        self._record = record
         try:
             yield
         finally:
-            self._listener = None
+            self._record = None
 
     def _entry(self, name: str) -> int | None:
         """Of the kernel that takes its arguments as words, if there is one."""

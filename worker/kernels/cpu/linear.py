@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from worker.host.memory import Arena
 from worker.kernels.cpu import portable, quantized
 from worker.kernels.cpu.library import INT, LONG, POINTER, Library
+from worker.kernels.cpu.outputs import empty
 from worker.kernels.cpu.quantized import HEAD, Scheme
 from worker.kernels.cpu.shapes import refuse
 
@@ -116,10 +117,7 @@ def bind(library: Library, scheme: Scheme | None = None) -> dict[str, Callable[.
             bias = bias.contiguous()
         if step != 1:
             x, stride = x.contiguous(), inputs
-        if wide:
-            out = torch.empty(rows, weight.columns, dtype=torch.float32)
-        else:
-            out = x.new_empty(rows, weight.columns)
+        out = empty((rows, weight.columns), torch.float32 if wide else x.dtype)
         run(
             weight.address,
             x.data_ptr(),

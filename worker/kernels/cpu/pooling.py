@@ -11,6 +11,7 @@ from torch import Tensor
 from models.ops import reference
 from worker.kernels.cpu.library import INT, LONG, POINTER, Library
 from worker.kernels.cpu.linear import KINDS
+from worker.kernels.cpu.outputs import empty
 
 
 def bind(library: Library) -> dict[str, Callable[..., Any]]:
@@ -22,14 +23,14 @@ def bind(library: Library) -> dict[str, Callable[..., Any]]:
         kind, (count, width) = KINDS.get(rows.dtype), rows.shape
         if kind is None or rows.stride(1) != 1:
             return reference.mean(rows)
-        out = torch.empty(1, width)
+        out = empty((1, width), torch.float32)
         add_up(rows.data_ptr(), rows.stride(0), count, width, out.data_ptr(), kind)
         return out
 
     def normalize(rows: Tensor) -> Tensor:
         if rows.dtype != torch.float32 or rows.stride(1) != 1:
             return reference.normalize(rows)
-        out = torch.empty(rows.shape)
+        out = empty(rows.shape, torch.float32)
         scale(rows.data_ptr(), rows.stride(0), *rows.shape, out.data_ptr())
         return out
 

@@ -1,15 +1,15 @@
-"""Where the tokens of a step lie, by `csrc/layout.c`.
+"""Lays a step's tokens out by `csrc/layout.c`: their ids, positions, and places in the cache.
 
-Steps that bring one new token to each of their sequences get the same memory each time, and so do small steps
-of an encoder's texts: what was written down of one holds for the next (`worker/kernels/cpu/replay.py` and
-`replay_texts.py`).
+Small steps lie in the same memory each time, so that a recording of one can be replayed for the next
+(`worker/kernels/cpu/recorder.py`).
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -21,30 +21,30 @@ from worker.tables.slots import Slots
 from worker.tables.staging import Packet
 
 MOST_TOKENS = 512
-"""Of a small step of texts: beyond, what Python costs is little beside the computing."""
+"""The tokens of the largest small step: in larger ones, Python takes little time beside the computing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What a model reads of T tokens of B sequences, and where it lies."""
+    """The tensors that a model reads of a step with T tokens of B sequences, and their addresses."""
 
-    ids: Tensor
+    ids: Tensor  # [T] int64, as are the next two
     positions: Tensor
     slot_mapping: Tensor
-    query_starts: Tensor
-    kv_lens: Tensor
-    block_table: Tensor
+    query_starts: Tensor  # [B + 1] int32
+    kv_lens: Tensor  # [B] int32
+    block_table: Tensor  # [B, blocks] int32
     addresses: tuple[int, ...]
 
     @classmethod
-    def made(cls, tokens: int, rows: int, blocks: int) -> Inputs:
+    def make(cls, tokens: int, rows: int, blocks: int) -> Inputs:
         ids, positions, slot_mapping = torch.zeros(3, tokens, dtype=torch.int64)
         query_starts, kv_lens = torch.zeros(rows + 1, dtype=torch.int32), torch.zeros(rows, dtype=torch.int32)
         block_table = torch.zeros(rows, blocks, dtype=torch.int32)
         return cls._of(ids, positions, slot_mapping, query_starts, kv_lens, block_table)
 
     def first(self, tokens: int, rows: int) -> Inputs:
-        """Those of the first tokens, and of the first sequences, in the same memory."""
+        """The inputs of a smaller step at the beginning of the same memory."""
         return self._of(
             self.ids[:tokens],
             self.positions[:tokens],
@@ -55,6 +55,7 @@ class Inputs:
         )
 
     def laid(self, block_size: int, counts: list[int], ends: list[int]) -> Laid:
+        """The ids, and the context of a step in which sequences get `counts` tokens and then have `ends`."""
         return self.ids, ForwardContext(
             positions=self.positions,
             query_starts=self.query_starts,
@@ -72,7 +73,7 @@ class Inputs:
 
 
 class Layout:
-    """In place of `worker.tables.positions.lay_out`. On the host nothing needs to be staged."""
+    """The CPU's `worker.tables.positions.LayOut`. It writes where models read, so it needs no packet."""
 
     def __init__(self, library: Library, slots: Slots) -> None:
         self._slots = slots
@@ -82,21 +83,13 @@ class Layout:
             *(POINTER, POINTER, POINTER, POINTER, POINTER, POINTER, LONG, LONG),  # results
             quick=True,
         )
-        most = (slots.count, slots.count) if slots.paged else (MOST_TOKENS, MOST_TOKENS)
-        self._kept = Inputs.made(*most, slots.most_blocks)
-        self._by_rows: dict[int, Inputs] = {}
+        largest = Inputs.make(MOST_TOKENS, MOST_TOKENS, slots.most_blocks)
+        self.fixed_inputs = lru_cache(maxsize=256)(largest.first)
+        """The inputs of all small steps with so many tokens and rows."""
 
-    def kept(self, rows: int) -> Inputs:
-        """Of every step that brings one new token to each of so many sequences."""
-        inputs = self._by_rows.get(rows)
-        if inputs is None:
-            inputs = self._by_rows[rows] = self._kept.first(rows, rows)
-        return inputs
-
-    def texts(self, lengths: Sequence[int]) -> Laid:
-        """Where a small step of such texts lies. Nothing is written there."""
-        inputs = self._kept.first(sum(lengths), len(lengths))
-        return inputs.laid(self._slots.block_size, list(lengths), list(lengths))
+    def small_batch(self, tokens: int, rows: int) -> Laid:
+        """The ids and the context of a small step, with anything in them, and nothing that the host knows."""
+        return self.fixed_inputs(tokens, rows).laid(self._slots.block_size, [], [])
 
     def __call__(self, columns: Columns, slots: Slots, packet: Packet) -> Callable[[], Laid]:
         return lambda: self._lay_out(columns)
@@ -104,7 +97,8 @@ class Layout:
     def _lay_out(self, columns: Columns) -> Laid:
         slots, rows, tokens = self._slots, len(columns.slots), columns.query_starts[-1]
         blocks = blocks_of(columns, slots)
-        inputs = self._place(tokens, rows, blocks)
+        is_small = tokens <= MOST_TOKENS
+        inputs = self.fixed_inputs(tokens, rows) if is_small else Inputs.make(tokens, rows, blocks)
         table = array("i", columns.slots + columns.starts + columns.counts)
         self._run(
             *(table.buffer_info()[0], rows, slots.tokens.data_ptr(), slots.width),
@@ -112,10 +106,3 @@ class Layout:
             *(*inputs.addresses, blocks, inputs.block_table.shape[1]),
         )
         return inputs.laid(slots.block_size, columns.counts, columns.ends)
-
-    def _place(self, tokens: int, rows: int, blocks: int) -> Inputs:
-        if self._slots.paged and rows == tokens <= self._slots.count:
-            return self.kept(rows)
-        if not self._slots.paged and tokens <= MOST_TOKENS:
-            return self._kept.first(tokens, rows)
-        return Inputs.made(tokens, rows, blocks)

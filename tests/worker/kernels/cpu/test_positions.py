@@ -79,27 +79,19 @@ def test_without_a_cache() -> None:
     assert_same(in_c(layout, columns, slots), by_torch(columns, slots))
 
 
-def test_small_steps_of_texts_lie_where_they_lay_before() -> None:
-    slots = filled(paged=False)
+@pytest.mark.parametrize("paged", [False, True])
+def test_small_steps_lie_in_the_same_memory(paged: bool) -> None:
+    slots = filled(paged=paged)
     layout = Layout(library_of(NAMES[0]), slots)
-    expected_ids, expected = layout.texts([LENGTH, 7])
+    expected_ids, expected = layout.small_batch(LENGTH + 7, 2)
     columns = Columns.of([SeqStep(3, 0, LENGTH, [], False), SeqStep(1, 0, 7, [], False)])
     ids, context = found = in_c(layout, columns, slots)
     assert_same(found, by_torch(columns, slots))
-    assert_same((expected_ids, expected), found)
-    assert ids.data_ptr() == expected_ids.data_ptr() == layout.texts([1])[0].data_ptr()
+    assert torch.equal(ids, expected_ids)
+    assert ids.data_ptr() == expected_ids.data_ptr() == layout.fixed_inputs(1, 1).ids.data_ptr()
     assert context.query_starts.data_ptr() == expected.query_starts.data_ptr()
+    assert context.block_table.data_ptr() == expected.block_table.data_ptr()
     many = [SeqStep(row % ROWS, 0, LENGTH, [], False) for row in range(MOST_TOKENS // LENGTH + 1)]
     larger, _ = in_c(layout, Columns.of(many), slots)
     assert larger.data_ptr() != ids.data_ptr()
     assert len(larger) > MOST_TOKENS
-
-
-def test_single_tokens_lie_where_they_lay_before() -> None:
-    slots = filled()
-    layout = Layout(library_of(NAMES[0]), slots)
-    first, _ = in_c(layout, Columns.of([SeqStep(3, 9, 1, [], True), SeqStep(0, 2, 1, [], True)]), slots)
-    again, _ = in_c(layout, Columns.of([SeqStep(5, 1, 1, [], True), SeqStep(4, 30, 1, [], True)]), slots)
-    assert again is first is layout.kept(2).ids
-    longer, _ = in_c(layout, Columns.of([SeqStep(5, 1, 2, [], True)]), slots)
-    assert longer is not first

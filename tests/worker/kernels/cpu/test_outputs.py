@@ -1,10 +1,10 @@
-"""The memory of recordings."""
+"""Memory for the results of kernels."""
 
 from __future__ import annotations
 
 import torch
 
-from worker.kernels.cpu.tape import Memory
+from worker.kernels.cpu.outputs import Memory, allocated_by, empty
 
 
 def test_memory_is_used_again_when_no_view_of_it_is_left() -> None:
@@ -19,3 +19,11 @@ def test_memory_is_used_again_when_no_view_of_it_is_left() -> None:
     again = memory.take(90)  # in pieces of 64 bytes as many
     assert again is not None
     assert again.data_ptr() == place
+
+
+def test_memory_is_allocated_as_asked() -> None:
+    made = torch.zeros(6)
+    with allocated_by(lambda shape, dtype: made.view(*shape).to(dtype)):
+        assert empty((2, 3), torch.float32).data_ptr() == made.data_ptr()
+    fresh = empty((2, 3), torch.bfloat16)
+    assert (fresh.shape, fresh.dtype) == ((2, 3), torch.bfloat16)

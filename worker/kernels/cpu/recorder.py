@@ -1,0 +1,177 @@
+"""Small steps without Python: the calls of kernels are recorded once, and replayed by one call of C.
+
+Steps of up to MOST_TOKENS tokens call the same kernels with the same arguments as long as all tensors stay
+where they are: inputs in the fixed memory of `positions.py`, results in memory with room for the most tokens.
+Only two arguments differ, the numbers of tokens and of rows. Which words of the calls they are shows when
+steps of other sizes are written down. Nothing is computed meanwhile. A model that leaves anything to torch,
+reads values or lengths on the host, or calls kernels that differ in more is not recorded, and runs as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from models.context import ForwardContext, context, use_context
+from models.model import Forward
+from worker.host.memory import huge_pages
+from worker.kernels.cpu.library import FLOAT, LONG, POINTER, Library
+from worker.kernels.cpu.outputs import Memory, allocated_by
+from worker.kernels.cpu.positions import MOST_TOKENS, Layout
+
+logger = logging.getLogger(__name__)
+
+RESULT_BYTES = 512 << 20
+"""Room for the results that a step needs at the same time. Memory is committed as it is written."""
+
+_SIZES = ((1, 1), (3, 2), (MOST_TOKENS, 7))
+"""Tokens and rows of the steps that are written down: the least, and two in which all numbers differ."""
+
+
+class Unrecordable(Exception):
+    """The model cannot be recorded; the message says why."""
+
+
+def recorded(forward: Forward, library: Library, layout: Layout) -> Forward:
+    """A model's forward pass with small steps replayed; called under `use_context`, as the model's own is."""
+    buffer = huge_pages(RESULT_BYTES)
+    try:
+        scripts = [_write_down(forward, library, layout, buffer, *size) for size in _SIZES]
+        return _Replayed(forward, library, layout, *scripts)
+    except Unrecordable as reason:
+        logger.debug("small steps are not replayed: %s", reason)
+        return forward
+
+
+class _Replayed:
+    def __init__(
+        self, forward: Forward, library: Library, layout: Layout, least: _Script, few: _Script, most: _Script
+    ) -> None:
+        if any((each.entries, each.row_bytes) != (most.entries, most.row_bytes) for each in (least, few)):
+            raise Unrecordable("it calls other kernels for another number of tokens")
+        self._forward = forward
+        self._replay = library.function("replay", POINTER, LONG)
+        self._fixed_ids = layout.fixed_inputs(1, 1).ids.data_ptr()
+        self._words, others = np.array(most.words), np.array(few.words)  # int64
+        self._address, self._count = self._words.ctypes.data, len(most.entries)
+        is_tokens = (others == few.tokens) & (self._words == most.tokens)
+        is_rows = (others == few.rows) & (self._words == most.rows)
+        if not np.array_equal(others != self._words, is_tokens | is_rows):
+            raise Unrecordable("its calls differ in more than the numbers of tokens and rows")
+        self._token_words, self._row_words = np.flatnonzero(is_tokens), np.flatnonzero(is_rows)
+        self._tokens, self._rows = most.tokens, most.rows
+        self._all_hidden = self._hidden = most.hidden  # [MOST_TOKENS, H], and those of the step
+
+    def __call__(self, ids: Tensor, positions: Tensor, stream: Tensor | None = None) -> Tensor:
+        step = context()
+        if stream is not None or step.token_types is not None or ids.data_ptr() != self._fixed_ids:
+            return self._forward(ids, positions, stream)
+        if ids.shape[0] != self._tokens:
+            self._tokens = ids.shape[0]
+            self._words[self._token_words] = self._tokens
+            self._hidden = self._all_hidden[: self._tokens]
+        if step.kv_lens.shape[0] != self._rows:
+            self._rows = step.kv_lens.shape[0]
+            self._words[self._row_words] = self._rows
+        self._replay(self._address, self._count)
+        return self._hidden.clone()  # the next step writes to the same memory
+
+
+@torch.inference_mode()
+def _write_down(
+    forward: Forward, library: Library, layout: Layout, buffer: Tensor, tokens: int, rows: int
+) -> _Script:
+    ids, step = layout.small_batch(tokens, rows)
+    step = _UnreadStep(**{field.name: getattr(step, field.name) for field in fields(step)})
+    script = _Script(tokens, rows, Memory(buffer))
+    with use_context(step), library.record_to(script.call), allocated_by(script.empty), _OpWatcher():
+        script.hidden = forward(ids, step.positions, None)
+    script.words.append(script.hidden.data_ptr())  # which must not differ either
+    return script
+
+
+class _Script:
+    """The calls of a step, written down instead of made, and its results, placed where they stay."""
+
+    hidden: Tensor  # [tokens, H]
+
+    def __init__(self, tokens: int, rows: int, memory: Memory) -> None:
+        self.tokens, self.rows = tokens, rows
+        self.entries: list[int] = []
+        """The kernels that are called."""
+        self.words = array("q")
+        """The calls, as `csrc/replay.c` reads them."""
+        self.row_bytes: list[int] = []
+        """The bytes of a token in each result, in the order of results."""
+        self._memory = memory
+
+    def call(self, name: str, entry: int | None, types: Sequence[Any], arguments: Sequence[Any]) -> None:
+        if entry is None:
+            raise Unrecordable(f"C cannot replay {name}")
+        self.entries.append(entry)
+        self.words.extend((entry, len(arguments), *map(_word, types, arguments)))
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Memory for a result of this step, with room behind it for the most tokens."""
+        nbytes = torch.Size(shape).numel() * dtype.itemsize
+        if not nbytes or shape[0] != self.tokens:
+            raise Unrecordable(f"a result {list(shape)} is not a row for each token")
+        self.row_bytes.append(nbytes // self.tokens)
+        piece = self._memory.take(self.row_bytes[-1] * MOST_TOKENS)
+        if piece is None:
+            raise Unrecordable(f"there is no room for results of {self.row_bytes[-1]} bytes for each token")
+        return piece[:nbytes].view(dtype).view(shape)
+
+
+def _word(kind: Any, value: Any) -> int:
+    """An argument as the number that `word` of `csrc/words.h` has in its place."""
+    if kind is FLOAT:
+        return int.from_bytes(struct.pack("<f", value), "little")
+    return 0 if value is None else int(value)
+
+
+class _UnreadStep(ForwardContext):
+    """A step whose lengths must not be read on the host.
+
+    By them a model may choose to compute something else next time, of which a recording would know nothing.
+    """
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("query_lens_host", "kv_lens_host"):
+            raise Unrecordable(f"it reads {name}")
+        return super().__getattribute__(name)
+
+
+_aten = torch.ops.aten
+_MEET_THE_HOST = {_aten.lift_fresh.default, _aten.resolve_conj.default, _aten.resolve_neg.default}
+"""The first brings numbers from the host, the others come before it reads some by `tolist` or `numpy`."""
+
+
+class _OpWatcher(TorchDispatchMode):
+    """Lets torch make views of tensors, and refuses all else: what torch computes would not be replayed."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Without this, torch would import its compiler to keep it away from here, which takes a second."""
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if not func.is_view or func in _MEET_THE_HOST:
+            raise Unrecordable(f"it needs {func}")
+        out = func(*args, **(kwargs or {}))
+        memory = args[0].untyped_storage().data_ptr()
+        for view in [out] if isinstance(out, Tensor) else out:
+            if view.untyped_storage().data_ptr() != memory:  # a copy, as a reshape may make
+                raise Unrecordable(f"it needs {func}")
+        return out
