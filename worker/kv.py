@@ -17,7 +17,7 @@ from torch import Tensor
 from models.config import ModelConfig
 from models.layers.attention import Attention
 from worker.config import WorkerConfig
-from worker.devices.base import GIB, Device
+from worker.devices.base import GIB, CacheBudget, Device
 from worker.host.memory import PageToucher
 from worker.limits import WorkerLimits
 from worker.pooling.hidden import HiddenStore
@@ -62,22 +62,20 @@ def size_cache(
     config: WorkerConfig,
     limits: WorkerLimits,
     block_bytes: int,
-    budget: int,
-    flag: str,
+    budget: CacheBudget,
     minimum: Callable[[int], int] = int,
 ) -> CacheSize:
-    """The number of blocks: `budget` bytes, unless an option says otherwise, up to what all slots can fill.
+    """The number of blocks that `budget` or an option gives, up to what all slots can fill.
 
-    `flag`: the option that changes the budget. `minimum`: that of all ranks' numbers, for all must have room
-    for the same sequences.
+    `minimum`: that of all ranks' numbers, for all must have room for the same sequences.
     """
+    asked = config.options
     per_sequence = -(-limits.max_model_len // limits.block_size)
-    if config.options.num_gpu_blocks_override is not None:
-        blocks, flag = config.options.num_gpu_blocks_override, "--num-gpu-blocks-override"
-    else:
-        if config.options.kv_cache_memory_bytes is not None:
-            budget, flag = config.options.kv_cache_memory_bytes, "--kv-cache-memory-bytes"
-        blocks = min(budget // block_bytes, limits.max_num_seqs * per_sequence)
+    if asked.kv_cache_memory_bytes is not None:
+        budget = CacheBudget(asked.kv_cache_memory_bytes, "--kv-cache-memory-bytes")
+    blocks, flag = min(budget.nbytes // block_bytes, limits.max_num_seqs * per_sequence), budget.flag
+    if asked.num_gpu_blocks_override is not None:
+        blocks, flag = asked.num_gpu_blocks_override, "--num-gpu-blocks-override"
     blocks = minimum(blocks)
     if blocks >= per_sequence:
         return CacheSize(blocks, block_bytes, limits.max_model_len)
@@ -87,7 +85,7 @@ def size_cache(
         f"one sequence of {limits.max_model_len} tokens needs {_gib(per_sequence * block_bytes)} of KV cache "
         f"and {_gib(blocks * block_bytes)} are there"
     )
-    if config.options.max_model_len is not None or fits < 2:
+    if asked.max_model_len is not None or fits < 2:
         lower = f", or lower --max-model-len to {fits} at most" if fits >= 2 else ""
         raise ValueError(f"{shortage}: raise {flag}{lower}")
     logger.warning("%s: the longest sequence is now %d tokens; raise %s for more", shortage, fits, flag)

@@ -115,8 +115,16 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     gpu_memory_utilization: Annotated[
-        float, Doc(MEMORY, "Share of the device's memory to use.", least=0.01, most=1)
-    ] = 0.92
+        float | None,
+        Doc(
+            MEMORY,
+            "Share of the device's memory to use; default on CUDA: 0.92. On the CPU it is the share of the "
+            "machine's or container's memory for weights and KV cache, up to what is available; default "
+            "there: a cache of 40 % of what is available, 4G at most.",
+            least=0.01,
+            most=1,
+        ),
+    ] = None
     kv_cache_memory_bytes: Annotated[
         int | None,
         Doc(MEMORY, "Size of the KV cache, in place of a share; 4G and 800m work.", least=1, read=size),

@@ -193,7 +193,6 @@ class Runner:
             block_bytes(layers, limits.block_size, dtype)
             + HiddenStore.block_bytes(limits.block_size, width, dtype),
             device.cache_budget(config.options.gpu_memory_utilization, step),
-            device.cache_flag,
             self._groups.minimum,
         )
         parts = bind_cache(size, layers, limits.block_size, dtype, device)

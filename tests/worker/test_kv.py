@@ -10,6 +10,7 @@ import torch
 from sizes import MODEL, worker_config
 
 from models.layers.attention import Attention
+from worker.devices.base import CacheBudget
 from worker.devices.cpu import Cpu
 from worker.kv import bind_cache, block_bytes, size_cache, step_bytes
 from worker.limits import WorkerLimits
@@ -18,20 +19,24 @@ LIMITS = WorkerLimits(block_size=16, max_num_seqs=4, max_num_batched_tokens=64, 
 PER_SEQUENCE = 7  # blocks of 16 for 100 tokens
 
 
+def budget(nbytes: int, flag: str = "--x") -> CacheBudget:
+    return CacheBudget(nbytes, flag)
+
+
 def layer(kv_heads: int, head_dim: int, softcap: float | None = None) -> Attention:
     return Attention(heads=kv_heads, kv_heads=kv_heads, head_dim=head_dim, scale=1.0, softcap=softcap)
 
 
 def test_budget_decides_up_to_what_all_rows_can_fill() -> None:
-    assert size_cache(worker_config(), LIMITS, 1000, 9_999, "--x").num_blocks == 9
-    assert size_cache(worker_config(), LIMITS, 1000, 10**9, "--x").num_blocks == 4 * PER_SEQUENCE
+    assert size_cache(worker_config(), LIMITS, 1000, budget(9_999)).num_blocks == 9
+    assert size_cache(worker_config(), LIMITS, 1000, budget(10**9)).num_blocks == 4 * PER_SEQUENCE
 
 
 def test_operator_decides_before_the_budget() -> None:
     by_bytes = worker_config(kv_cache_memory_bytes=8_000)
-    assert size_cache(by_bytes, LIMITS, 1000, 10**9, "--x").num_blocks == 8
+    assert size_cache(by_bytes, LIMITS, 1000, budget(10**9)).num_blocks == 8
     by_count = worker_config(num_gpu_blocks_override=300, kv_cache_memory_bytes=8_000)
-    assert size_cache(by_count, LIMITS, 1000, 0, "--x").num_blocks == 300
+    assert size_cache(by_count, LIMITS, 1000, budget(0)).num_blocks == 300
 
 
 @pytest.mark.parametrize(
@@ -44,9 +49,8 @@ def test_operator_decides_before_the_budget() -> None:
 )
 def test_too_little_for_the_length_asked_for(given: dict[str, int], flag: str) -> None:
     with pytest.raises(ValueError) as error:
-        size_cache(
-            worker_config(max_model_len=100, **given), LIMITS, 1 << 20, 3 << 20, "--gpu-memory-utilization"
-        )
+        config = worker_config(max_model_len=100, **given)
+        size_cache(config, LIMITS, 1 << 20, budget(3 << 20, "--gpu-memory-utilization"))
     message = str(error.value)
     assert "one sequence of 100 tokens needs 7.00 MiB" in message
     assert "3.00 MiB are there" in message
@@ -56,7 +60,7 @@ def test_too_little_for_the_length_asked_for(given: dict[str, int], flag: str) -
 
 def test_length_not_asked_for_is_fitted(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        size = size_cache(worker_config(), LIMITS, 1 << 20, 3 << 20, "--kv-cache-memory-bytes")
+        size = size_cache(worker_config(), LIMITS, 1 << 20, budget(3 << 20, "--kv-cache-memory-bytes"))
     assert (size.num_blocks, size.max_model_len) == (3, 48)
     assert "now 48 tokens" in caplog.text
     assert "--kv-cache-memory-bytes" in caplog.text
@@ -64,13 +68,13 @@ def test_length_not_asked_for_is_fitted(caplog: pytest.LogCaptureFixture) -> Non
 
 def test_no_room_for_a_single_block() -> None:
     with pytest.raises(ValueError, match=r"raise --x$"):
-        size_cache(worker_config(), LIMITS, 1000, 999, "--x")
+        size_cache(worker_config(), LIMITS, 1000, budget(999))
 
 
 def test_layers_of_different_shapes_share_one_tensor() -> None:
     layers = [layer(2, 8), layer(1, 4), layer(2, 8)]
     nbytes = block_bytes(layers, 16, torch.float32)
-    size = size_cache(worker_config(num_gpu_blocks_override=7), LIMITS, nbytes, 0, "--x")
+    size = size_cache(worker_config(num_gpu_blocks_override=7), LIMITS, nbytes, budget(0))
     bind_cache(size, layers, 16, torch.float32, Cpu(1))
     assert [each.kv.shape for each in layers if each.kv is not None] == [
         (2, 8, 2, 16, 8),

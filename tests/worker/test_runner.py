@@ -334,6 +334,19 @@ def test_narrow_dtypes_run(folder: Path, dtype: str) -> None:
     assert all(len(each.output) == OUTPUT for each in live)
 
 
+def test_a_share_of_the_machines_memory_bounds_the_cache(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine's memory is what the weights and 40 blocks take twice."""
+    block = 4 * BLOCK * 3 * 2 * 2 * 8  # float32, layers, keys and values, heads
+    weights = open_runner(folder).facts.weight_bytes
+    monkeypatch.setattr("worker.devices.cpu.total_memory", lambda: 2 * (weights + 40 * block))
+    runner = open_runner(folder, gpu_memory_utilization=0.5, num_gpu_blocks_override=None)
+    assert (runner.facts.num_blocks, runner.facts.kv_bytes) == (40, 40 * block)
+    with pytest.raises(ValueError, match=r"and 0\.00 MiB are there: raise --gpu-memory-utilization"):
+        open_runner(folder, gpu_memory_utilization=0.1, num_gpu_blocks_override=None)
+
+
 def test_the_longest_sequence_fills_its_row(folder: Path) -> None:
     """The last position may be computed, and a token sampled after it."""
     runner = open_runner(folder, max_model_len=12, num_gpu_blocks_override=3)

@@ -33,6 +33,13 @@ class Defaults:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheBudget:
+    nbytes: int
+    flag: str
+    """The option that an operator changes to get another budget."""
+
+
+@dataclass(frozen=True, slots=True)
 class Fetch:
     """Values on their way to the host."""
 
@@ -52,8 +59,6 @@ class Device(Protocol):
     kernels: Mapping[str, Callable[..., Any]]
     """Operations that this device computes by its own code; the reference in `models.ops` does the others."""
     scan: Scan
-    cache_flag: str
-    """The option that an operator changes to get another `cache_budget`."""
     may_sync: bool
     """Whether a step may read a result in its middle: on a GPU the host would wait for all that is queued."""
     defaults: Defaults
@@ -75,8 +80,11 @@ class Device(Protocol):
         """
         ...
 
-    def cache_budget(self, utilization: float, reserve: int) -> int:
-        """Bytes for the KV cache if none were asked for; a step needs `reserve` beside it."""
+    def cache_budget(self, share: float | None, reserve: int) -> CacheBudget:
+        """The memory for the KV cache, called after loading; a step needs `reserve` bytes beside it.
+
+        `share`: the part of the device's memory that may be used, if the operator has chosen one.
+        """
         ...
 
     def allocate(self, nbytes: int) -> Tensor:

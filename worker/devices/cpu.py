@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from models.model import Forward
-from worker.devices.base import GIB, Defaults, Fetch
-from worker.host.machine import available_memory, usable_cores
+from worker.devices.base import GIB, CacheBudget, Defaults, Fetch
+from worker.host.machine import available_memory, total_memory, usable_cores
 from worker.host.memory import PageToucher, huge_pages, keep_freed_memory
 from worker.kernels.cpu import operations, vocabulary
 from worker.kernels.cpu.linear import Packed
@@ -31,7 +31,6 @@ _TORCH_THREADS = torch.get_num_threads()
 class Cpu:
     target = torch.device("cpu")
     name = "cpu"
-    cache_flag = "--kv-cache-memory-bytes"
     may_sync = True
     defaults = Defaults(block_size=32, max_num_seqs=128, max_num_batched_tokens=2048)
     pooling_defaults = Defaults(block_size=32, max_num_seqs=256, max_num_batched_tokens=4096)
@@ -40,6 +39,7 @@ class Cpu:
         """`ranks`: how many workers share this machine."""
         self._ranks = ranks
         self._quantization = quantization
+        self._weight_bytes = 0
         self.threads = threads or min(max(1, usable_cores() // ranks), _TORCH_THREADS)
         self.kernels = operations.open_kernels(self.threads, quantization)
         library, _ = operations.choose()
@@ -54,6 +54,7 @@ class Cpu:
         """If none were packed (float16, transformers' own layers), torch computes and gets all threads."""
         keep_freed_memory()
         held = list(weights)
+        self._weight_bytes = sum(weight.nbytes for weight in held)
         if not any(isinstance(weight, Packed) for weight in held):
             torch.set_num_threads(self.threads)
         if self._quantization is not None:
@@ -66,9 +67,17 @@ class Cpu:
         layout = Layout(library, slots)
         return layout, recorded(forward, library, layout) if replays else forward
 
-    def cache_budget(self, utilization: float, reserve: int) -> int:
-        """A share of what is available. Pages are made when they are first used, so this is a ceiling."""
-        return min(4 * GIB, available_memory() * 2 // 5) // self._ranks
+    def cache_budget(self, share: float | None, reserve: int) -> CacheBudget:
+        """A part of the available memory, or the chosen share less the weights, up to what is available.
+
+        Pages are made when they are first used, so the budget is a ceiling.
+        """
+        available = available_memory()
+        if share is None:
+            return CacheBudget(min(4 * GIB, available * 2 // 5) // self._ranks, "--kv-cache-memory-bytes")
+        asked = int(total_memory() * share) // self._ranks - self._weight_bytes
+        budget = min(asked, available // self._ranks - reserve)
+        return CacheBudget(max(0, budget), "--gpu-memory-utilization")
 
     def allocate(self, nbytes: int) -> Tensor:
         """Memory in huge pages, where the system has them: all of the cache is read in each step."""

@@ -9,17 +9,18 @@ import torch
 from torch import Tensor
 
 from models.model import Forward
-from worker.devices.base import GIB, Defaults, Fetch
+from worker.devices.base import GIB, CacheBudget, Defaults, Fetch
 from worker.host.memory import PageToucher
 from worker.ranks.groups import DeviceGroup, Group, Membership
 from worker.sampling.groups import BY_TORCH
 from worker.tables.positions import LayOut, lay_out
 from worker.tables.slots import Slots
 
+_SHARE = 0.92
+
 
 class Cuda:
     kernels: Mapping[str, Callable[..., Any]] = {}
-    cache_flag = "--gpu-memory-utilization"
     may_sync = False
     scan = BY_TORCH
 
@@ -53,11 +54,12 @@ class Cuda:
         """The plain functions: nothing is recorded on this device yet."""
         return lay_out, forward
 
-    def cache_budget(self, utilization: float, reserve: int) -> int:
-        """The wanted share of all memory, less what is in use and what a step needs."""
+    def cache_budget(self, share: float | None, reserve: int) -> CacheBudget:
+        """The wanted share of all memory, less the bytes in use and those that a step needs."""
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(self.target)
-        return max(0, int(total * utilization) - (total - free) - reserve)
+        wanted = int(total * (_SHARE if share is None else share))
+        return CacheBudget(max(0, wanted - (total - free) - reserve), "--gpu-memory-utilization")
 
     def allocate(self, nbytes: int) -> Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device=self.target)

@@ -28,12 +28,18 @@ def cache_folder() -> Path:
 
 def available_memory(root: Path = Path("/")) -> int:
     """Bytes that can still be taken without swapping, in this container as on the machine."""
-    available = _machine_available(root)
+    available = _meminfo(root, "MemAvailable")
     for group in _cgroups(root):
         limit, used = _number(group / "memory.max"), _number(group / "memory.current")
         if limit is not None and used is not None:
             available = min(available, max(0, limit - used))
     return available
+
+
+def total_memory(root: Path = Path("/")) -> int:
+    """Bytes of this machine's memory, or of this container's share of it."""
+    limits = [limit for group in _cgroups(root) if (limit := _number(group / "memory.max")) is not None]
+    return min([_meminfo(root, "MemTotal"), *limits])
 
 
 def _allowed_cpus() -> set[int]:
@@ -59,9 +65,10 @@ def _quota(root: Path) -> int:
     return quota
 
 
-def _machine_available(root: Path) -> int:
+def _meminfo(root: Path, field: str) -> int:
+    """Bytes in a field of /proc/meminfo; all memory where there is no such file."""
     for line in (_text(root / "proc/meminfo") or "").splitlines():
-        if line.startswith("MemAvailable:"):
+        if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 

@@ -12,7 +12,7 @@ from models import ops
 from models.ops import reference
 from worker.config import Place
 from worker.devices import cpu as cpu_module
-from worker.devices.base import GIB
+from worker.devices.base import GIB, CacheBudget
 from worker.devices.cpu import Cpu
 from worker.devices.selection import open_device
 from worker.kernels import check
@@ -36,7 +36,27 @@ def test_workers_on_one_machine_share_it(monkeypatch: pytest.MonkeyPatch) -> Non
         device = open_device(worker_config(place=Place(local_ranks=ranks)))
         assert isinstance(device, Cpu)
         assert device.threads == threads
-        assert device.cache_budget(0.9, 0) == 2 * GIB // ranks
+        assert device.cache_budget(None, 0).nbytes == 2 * GIB // ranks
+
+
+@pytest.mark.parametrize(
+    ("share", "ranks", "gib"),
+    [
+        (0.5, 1, 50 - 2),  # less the weights
+        (0.5, 2, 25 - 2),
+        (0.9, 1, 60 - 3),  # no more than is available and a step leaves
+        (0.9, 2, 30 - 3),
+        (0.01, 1, 0),
+    ],
+)
+def test_a_chosen_share_of_memory_is_for_weights_and_cache(
+    share: float, ranks: int, gib: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_module, "total_memory", lambda: 100 * GIB)
+    monkeypatch.setattr(cpu_module, "available_memory", lambda: 60 * GIB)
+    device = Cpu(1, ranks)
+    device.after_loading([torch.empty(GIB, dtype=torch.uint8)] * 2)
+    assert device.cache_budget(share, reserve=3 * GIB) == CacheBudget(gib * GIB, "--gpu-memory-utilization")
 
 
 def test_torch_has_all_threads_where_nothing_was_packed() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.host.machine import available_memory, cache_folder, usable_cores
+from worker.host.machine import available_memory, cache_folder, total_memory, usable_cores
 
 GIB = 1 << 30
 
@@ -51,8 +51,10 @@ def test_quota_of_a_group_above_bounds_the_cores(four_threads: Path, quota: str,
 
 
 def test_memory_is_what_machine_and_container_leave(tmp_path: Path) -> None:
-    write(tmp_path, {"proc/meminfo": f"MemTotal: 1 kB\nMemAvailable: {16 * GIB // 1024} kB"})
+    meminfo = f"MemTotal: {32 * GIB // 1024} kB\nMemAvailable: {16 * GIB // 1024} kB"
+    write(tmp_path, {"proc/meminfo": meminfo})
     assert available_memory(tmp_path) == 16 * GIB
+    assert total_memory(tmp_path) == 32 * GIB
     groups = {
         "proc/self/cgroup": "1:cpu:/x\n0::/box",
         "sys/fs/cgroup/box/memory.max": str(6 * GIB),
@@ -60,13 +62,14 @@ def test_memory_is_what_machine_and_container_leave(tmp_path: Path) -> None:
         "sys/fs/cgroup/memory.max": "max",
     }
     assert available_memory(write(tmp_path, groups)) == 4 * GIB
+    assert total_memory(tmp_path) == 6 * GIB
     write(tmp_path, {"sys/fs/cgroup/box/memory.current": str(7 * GIB)})
     assert available_memory(tmp_path) == 0
 
 
 def test_this_machine_answers() -> None:
     assert usable_cores() >= 1
-    assert available_memory() > 0
+    assert 0 < available_memory() <= total_memory()
 
 
 def test_caches_lie_where_the_user_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
