@@ -10,6 +10,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from models.registry import register_model
+    from server.errors import ApiError, BadRequest, Unavailable
+    from server.offline.async_llm import AsyncLLM
+    from server.offline.engine import LLMEngine
+    from server.offline.engine_args import AsyncEngineArgs, EngineArgs
     from server.offline.llm import LLM
     from server.offline.outputs import (
         ClassificationOutput,
@@ -31,11 +35,17 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LLM",
+    "ApiError",
+    "AsyncEngineArgs",
+    "AsyncLLM",
+    "BadRequest",
     "ClassificationOutput",
     "ClassificationRequestOutput",
     "CompletionOutput",
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
+    "EngineArgs",
+    "LLMEngine",
     "Logprob",
     "PoolingOutput",
     "PoolingParams",
@@ -48,16 +58,24 @@ __all__ = [
     "ScoringRequestOutput",
     "TextPrompt",
     "TokensPrompt",
+    "Unavailable",
     "register_model",
 ]
 
 _HOMES = {
     "LLM": "server.offline.llm",
+    "ApiError": "server.errors",
+    "AsyncEngineArgs": "server.offline.engine_args",
+    "AsyncLLM": "server.offline.async_llm",
+    "BadRequest": "server.errors",
+    "EngineArgs": "server.offline.engine_args",
+    "LLMEngine": "server.offline.engine",
     "PoolingParams": "server.requests.pooling",
     "RequestOutputKind": "server.requests.sampling",
     "SamplingParams": "server.requests.sampling",
     "TextPrompt": "server.offline.prompts",
     "TokensPrompt": "server.offline.prompts",
+    "Unavailable": "server.errors",
     "register_model": "models.registry",
 }
 

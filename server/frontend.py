@@ -71,7 +71,8 @@ class Frontend:
         self.live = 0
         """Choices that are being generated, and texts that are being pooled."""
         self._client = client
-        self._folder = Path()
+        self.folder = Path()
+        """The checkpoint's folder on this machine, once it is known."""
         self._facts: Facts | None = None
         self._tokenizer: Tokenizer | None = None
         self._draining = False
@@ -86,10 +87,10 @@ class Frontend:
         if self.config.replicas.here:
             await self._client.folder_known.wait()
             self._raise_if_dead()
-            self._folder = Path(self._client.folder)
+            self.folder = Path(self._client.folder)
         else:
-            self._folder = await asyncio.to_thread(find_folder, self.config)
-        self._tokenizer = await asyncio.to_thread(open_tokenizer, self.config, self._folder)
+            self.folder = await asyncio.to_thread(find_folder, self.config)
+        self._tokenizer = await asyncio.to_thread(open_tokenizer, self.config, self.folder)
         await self._client.ready_or_dead.wait()
         self._raise_if_dead()
         self._learn()
@@ -98,7 +99,7 @@ class Frontend:
     def _learn(self) -> None:
         """What can be asked for depends on which replicas work. While there is none, the last still holds."""
         if self._client.ready is not None and self._tokenizer is not None:
-            self._facts = find_facts(self.config, self._client.ready, self._folder, self._tokenizer)
+            self._facts = find_facts(self.config, self._client.ready, self.folder, self._tokenizer)
 
     @property
     def facts(self) -> Facts:

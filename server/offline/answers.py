@@ -23,6 +23,13 @@ WHOLE = 1 << 30
 """Tokens of a delta for an answer that is read as a whole."""
 
 
+def tokens_per_output(sampling: SamplingParams, least: int, kind: RequestOutputKind | None = None) -> int:
+    """Tokens from one output of an answer to the next. `kind` takes the place of the parameters' own."""
+    if (kind or sampling.output_kind) == RequestOutputKind.FINAL_ONLY:
+        return WHOLE
+    return max(least, sampling.stream_interval or 1)
+
+
 class RequestAnswers:
     """All n answers to one prompt while they are generated: deltas go in, outputs come out."""
 

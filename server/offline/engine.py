@@ -8,6 +8,7 @@ from typing import Any
 
 from engine_core.engine import Engine
 from engine_core.protocol import Add, Tokens
+from server.offline.engine_args import EngineArgs
 from server.offline.pooling import read_items
 from server.offline.prompts import Prompt, PromptLike, encode_prompts, read_prompt
 from server.offline.transformers_tokenizer import open_transformers_tokenizer
@@ -47,6 +48,10 @@ class LLMEngine:
         """Number of a sequence in the engine -> its request, and which of the request's sequences it is."""
         self._sequences: dict[str, set[int]] = {}
         """Request id -> numbers of its sequences that go on."""
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> LLMEngine:
+        return cls(**engine_args.options())
 
     def add_request(
         self,
@@ -131,7 +136,16 @@ class LLMEngine:
         for request_id, prompt, tokens, sampling in zip(request_ids, prompts, encoded, params, strict=True):
             self.facts.check_token_ids(tokens, "prompt")
             works.append(
-                Generation(request_id, prompt.text, tokens, sampling, self.facts, self.tokenizer, kind=kind)
+                Generation(
+                    request_id,
+                    prompt.text,
+                    tokens,
+                    sampling,
+                    self.facts,
+                    self.tokenizer,
+                    kind=kind,
+                    least_interval=self.config.stream_interval,
+                )
             )
         return works
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from engine_core.protocol import Failed, Pooled, Tokens
 from server.errors import ApiError, from_engine
-from server.offline.answers import WHOLE, RequestAnswers
+from server.offline.answers import RequestAnswers, tokens_per_output
 from server.offline.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from server.requests.facts import Facts
 from server.requests.pooling import Item
@@ -55,6 +55,7 @@ class Generation:
         tokenizer: Tokenizer,
         *,
         kind: RequestOutputKind | None = None,
+        least_interval: int = 1,
     ) -> None:
         """Raises BadRequest. `kind` takes the place of the one that the parameters ask for."""
         self.request_id = request_id
@@ -62,8 +63,7 @@ class Generation:
         self.params: Sequence[Sampling | Pooling] = sampling.resolve(facts, tokenizer, len(tokens))
         self._answers = RequestAnswers(request_id, prompt, tokens, sampling, tokenizer, kind)
         self._error: ApiError | None = None
-        whole = self._answers.kind == RequestOutputKind.FINAL_ONLY
-        interval = WHOLE if whole else sampling.stream_interval or 1
+        interval = tokens_per_output(sampling, least_interval, kind)
         self._texts = [
             TextOutput(index, tokens, sampling, tokenizer, facts.eos_token_ids, interval)
             for index in range(sampling.n)

@@ -1,0 +1,278 @@
+"""`AsyncLLM`: the HTTP server without HTTP, for one's own asyncio program."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+import weakref
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+
+from engine_core.client.client import EngineClient
+from engine_core.engine_processes import EngineProcesses, start_engines
+from engine_core.protocol import Progress
+from server.errors import ApiError, Unavailable
+from server.frontend import Frontend
+from server.metrics import Metrics
+from server.offline.answers import RequestAnswers, tokens_per_output
+from server.offline.engine_args import EngineArgs
+from server.offline.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
+from server.offline.pooling import read_items
+from server.offline.prompts import Prompt, PromptLike, read_prompt
+from server.offline.transformers_tokenizer import open_transformers_tokenizer
+from server.options.table import ServerConfig, from_python
+from server.requests.pooling import PoolingParams
+from server.requests.sampling import SamplingParams
+from server.requests.task_names import GENERATE, require_task
+from server.requests.unsupported import refuse_keywords
+from server.requests.vectors import as_array
+from server.run.progress import ProgressDisplay
+from server.text.tokenizer import LONG_TEXT
+from worker import logs
+
+SECONDS_TO_END = 3.0
+"""After so long, an engine process that was asked to end is ended by force."""
+UNLIMITED = 1 << 62
+"""Requests that may wait: a program that sends them itself needs no protection from its clients."""
+
+_OF_VLLM = (
+    "lora_request",
+    "tokenization_kwargs",
+    "trace_headers",
+    "session_id",
+    "reasoning_ended",
+    "reasoning_parser_kwargs",
+)
+
+
+class AsyncLLM:
+    """Starts the engine's processes at construction; they end with this object, and with this program.
+
+    Options are those of `serve`, with underscores. The first request, or `start`, binds it to the event loop
+    that runs then. Create it in a thread that lives as long as it is used: Linux ends processes with the
+    thread that started them.
+
+    async with AsyncLLM("Qwen/Qwen3-0.6B") as engine:
+        async for output in engine.generate("Hello", SamplingParams(max_tokens=16), "1"):
+            print(output.outputs[0].text)
+    """
+
+    def __init__(self, model: str = "demo", **options: Any) -> None:
+        self.config = from_python({"model": model, **options})
+        if self.config.headless:
+            raise ValueError("headless: an AsyncLLM answers requests itself; `serve --headless` does not")
+        self._engines = start_engines(
+            self.config.engine, self.config.replicas, log_level=self.config.uvicorn_log_level
+        )
+        self._connection: Connection | None = None
+        self._opened: list[Connection] = []
+        self._end = weakref.finalize(self, _end, self._engines, self._opened)
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> AsyncLLM:
+        return cls(**engine_args.options())
+
+    async def start(self) -> None:
+        """Waits until the model can be used, as the first request does; raises Unavailable if it cannot."""
+        await self._ready()
+
+    async def generate(
+        self,
+        prompt: PromptLike,
+        sampling_params: SamplingParams,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        data_parallel_rank: int | None = None,
+        prompt_text: str | None = None,
+        **others: Any,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """The outputs of a request as they come, each with all of the answer so far.
+
+        `output_kind` of the parameters asks for other outputs. Closing the generator, or cancelling the task
+        that reads it, ends the request in the engine. `data_parallel_rank` names the replica to use.
+        """
+        refuse_keywords("generate", others, _OF_VLLM)
+        if not isinstance(sampling_params, SamplingParams):
+            raise TypeError(f"generate() takes SamplingParams, not {type(sampling_params).__name__}")
+        read = read_prompt(prompt)
+        frontend = await self._ready()
+        require_task(GENERATE, frontend.facts.tasks)
+        tokens = await _encode(read, frontend)
+        name = uuid.uuid4().hex if request_id is None else request_id
+        deltas = frontend.generate(
+            tokens,
+            sampling_params,
+            priority=priority,
+            salt=read.salt,
+            interval=tokens_per_output(sampling_params, self.config.stream_interval),
+            request_id=name,
+            replica=data_parallel_rank,
+        )
+        text = read.text if prompt_text is None else prompt_text
+        answers = RequestAnswers(name, text, tokens, sampling_params, frontend.tokenizer)
+        async with aclosing(deltas):
+            async for delta in deltas:
+                answers.push(delta)
+                output = answers.output()
+                if output is not None:
+                    yield output
+
+    async def encode(
+        self,
+        prompt: PromptLike,
+        pooling_params: PoolingParams,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        data_parallel_rank: int | None = None,
+        **others: Any,
+    ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
+        """The one output of a text that is pooled."""
+        refuse_keywords("encode", others, _OF_VLLM)
+        if not isinstance(pooling_params, PoolingParams):
+            raise TypeError(f"encode() takes PoolingParams, not {type(pooling_params).__name__}")
+        read = read_prompt(prompt)
+        frontend = await self._ready()
+        reading = ([read], [pooling_params], frontend.facts, frontend.tokenizer)
+        is_long = read.text is not None and len(read.text) >= LONG_TEXT
+        items = await asyncio.to_thread(read_items, *reading) if is_long else read_items(*reading)
+        name = uuid.uuid4().hex if request_id is None else request_id
+        [answer] = await frontend.pool(
+            items, priority=priority, salt=read.salt, request_id=name, replica=data_parallel_rank
+        )
+        pooled = PoolingOutput(as_array(answer.vectors).copy())
+        yield PoolingRequestOutput(name, pooled, items[0].tokens, answer.cached)
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """Ends requests: their generators finish, with the reason "abort". Unknown ids are passed over."""
+        if self._connection is not None:
+            names = [request_id] if isinstance(request_id, str) else request_id
+            await self._connection.frontend.abort(names)
+
+    async def get_tokenizer(self) -> Any:
+        """The tokenizer as a class of transformers, which is imported for it."""
+        frontend = await self._ready()
+        return await asyncio.to_thread(open_transformers_tokenizer, self.config, frontend.folder)
+
+    async def reset_prefix_cache(self) -> bool:
+        await self._ready()
+        if self._connection is not None:
+            self._connection.client.reset_prefix_cache()
+        return True
+
+    async def check_health(self) -> None:
+        """Raises Unavailable if no engine works any more."""
+        if self.dead_error is not None:
+            raise self.dead_error
+
+    @property
+    def is_running(self) -> bool:
+        """Whether requests can be sent; they wait while the model is loading."""
+        return self.dead_error is None
+
+    @property
+    def is_stopped(self) -> bool:
+        return not self.is_running
+
+    @property
+    def errored(self) -> bool:
+        return not self.is_running
+
+    @property
+    def dead_error(self) -> ApiError | None:
+        """Why no request can be run any more."""
+        if not self._end.alive:
+            return Unavailable("The engine has been shut down.")
+        if self._connection is not None and self._connection.client.dead is not None:
+            return Unavailable(f"The engine has stopped: {self._connection.client.dead}")
+        if self.config.replicas.here and all(one.exit_code is not None for one in self._engines.engines):
+            return Unavailable("The engine has stopped: its process has ended")
+        return None
+
+    def shutdown(self) -> None:
+        """Ends the engine's processes, and with them all requests. Further calls do nothing."""
+        self._end()
+
+    async def __aenter__(self) -> AsyncLLM:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.to_thread(self.shutdown)  # other tasks of the program go on meanwhile
+
+    async def _ready(self) -> Frontend:
+        if not self._end.alive:
+            raise Unavailable("The engine has been shut down.")
+        if self._connection is None:
+            self._connection = Connection(self.config, self._engines)
+            self._opened.append(self._connection)
+        return await self._connection.ready()
+
+
+class Connection:
+    """The way from one event loop to the engines. Create it in that loop."""
+
+    def __init__(self, config: ServerConfig, engines: EngineProcesses) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._display = ProgressDisplay()
+        self.client = EngineClient(engines.addresses[0], config.replicas, on_progress=self._show)
+        self.frontend = Frontend(_without_bound(config), self.client, Metrics(config.model_names[0]))
+        self._watch = self._loop.create_task(engines.supervise(self.client.engine_exited))
+        self._start = self._loop.create_task(self._prepare())
+
+    async def ready(self) -> Frontend:
+        if asyncio.get_running_loop() is not self._loop:
+            raise RuntimeError("this AsyncLLM is used in another event loop already: one loop, one AsyncLLM")
+        await asyncio.shield(self._start)
+        return self.frontend
+
+    def close(self) -> None:
+        """May be called from any thread, and after the loop."""
+        if self._loop.is_running() and asyncio._get_running_loop() is not self._loop:
+            self._loop.call_soon_threadsafe(self._close)
+        else:
+            self._close()
+
+    def _close(self) -> None:
+        if not self._loop.is_closed():
+            self._watch.cancel()
+            self._start.cancel()
+        self.client.close()
+
+    async def _prepare(self) -> None:
+        try:
+            await self.frontend.start()
+        except (ValueError, OSError) as error:
+            self.client.fail(logs.one_line(error))
+            raise
+        finally:
+            self._display.done()
+
+    def _show(self, progress: Progress) -> None:
+        self._display.show(progress.stage, progress.fraction, progress.detail)
+
+
+def _end(engines: EngineProcesses, opened: Sequence[Connection]) -> None:
+    for connection in opened:
+        connection.close()
+    engines.stop(SECONDS_TO_END)
+
+
+def _without_bound(config: ServerConfig) -> ServerConfig:
+    if config.engine.max_num_queued_reqs is not None:
+        return config
+    engine = msgspec.structs.replace(config.engine, max_num_queued_reqs=UNLIMITED)
+    return msgspec.structs.replace(config, engine=engine)
+
+
+async def _encode(prompt: Prompt, frontend: Frontend) -> list[int]:
+    if prompt.ids is not None:
+        frontend.facts.check_token_ids(prompt.ids, "prompt")
+        return prompt.ids
+    text, tokenizer = prompt.text or "", frontend.tokenizer
+    tokenizer.check_text_length(text, frontend.facts)
+    return await tokenizer.encode_async(text)

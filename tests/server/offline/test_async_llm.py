@@ -1,0 +1,253 @@
+"""`AsyncLLM` on real engine processes: streams, ends of requests, ends of engines, ends of programs."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, contextmanager
+
+import pytest
+import pytest_asyncio
+
+from facet import (
+    AsyncEngineArgs,
+    AsyncLLM,
+    BadRequest,
+    PoolingParams,
+    RequestOutput,
+    RequestOutputKind,
+    SamplingParams,
+    Unavailable,
+)
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CAPITAL = "The capital of France is"
+OPTIONS = {"dtype": "float32", "kv_cache_memory_bytes": "64m", "cpu_threads": 1}
+ENDLESS = SamplingParams(max_tokens=None, ignore_eos=True)
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def engine() -> AsyncIterator[AsyncLLM]:
+    async with AsyncLLM.from_engine_args(AsyncEngineArgs("demo", **OPTIONS)) as engine:
+        yield engine
+
+
+def live(engine: AsyncLLM) -> int:
+    """Answers under way on this side; the engine's own count follows in `running`."""
+    assert engine._connection is not None
+    return engine._connection.frontend.live
+
+
+async def idle(engine: AsyncLLM) -> None:
+    """Waits until the engine process itself has nothing to do."""
+    assert engine._connection is not None
+    client = engine._connection.client
+    for _ in range(500):
+        if not live(engine) and client.stats is not None and client.stats.running == 0:
+            return
+        await asyncio.sleep(0.01)
+    raise TimeoutError(f"still {client.stats}")
+
+
+def pid_of(engine: AsyncLLM) -> int:
+    return engine._engines.engines[0].process.pid
+
+
+async def text(engine: AsyncLLM, prompt: str, **params: object) -> str:
+    kind = RequestOutputKind.FINAL_ONLY
+    sampling = SamplingParams(temperature=0, max_tokens=6, output_kind=kind, **params)  # pyright: ignore
+    outputs = [output async for output in engine.generate(prompt, sampling)]
+    assert len(outputs) == 1 and outputs[0].finished
+    return outputs[0].outputs[0].text
+
+
+async def test_outputs_grow_until_they_are_finished(engine: AsyncLLM):
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    outputs = [output async for output in engine.generate(CAPITAL, params, request_id="mine")]
+    texts = [output.outputs[0].text for output in outputs]
+    assert "Paris" in texts[-1] and all(texts[-1].startswith(one) for one in texts)
+    last = outputs[-1]
+    assert (last.request_id, last.prompt, last.finished) == ("mine", CAPITAL, True)
+    assert len(last.outputs[0].token_ids) == 8 and last.outputs[0].finish_reason == "length"
+    assert last.metrics is not None and last.metrics.scheduled_ts > 0
+    assert engine.is_running and not engine.errored and engine.dead_error is None
+    await engine.check_health()
+
+
+async def test_deltas_add_up(engine: AsyncLLM):
+    params = SamplingParams(n=2, temperature=1, seed=3, max_tokens=9, ignore_eos=True)
+    whole = [output async for output in engine.generate("Once upon", params)][-1]
+    params.output_kind = RequestOutputKind.DELTA
+    outputs = [output async for output in engine.generate("Once upon", params)]
+    for expected in whole.outputs:
+        parts = [part for output in outputs for part in output.outputs if part.index == expected.index]
+        assert "".join(part.text for part in parts) == expected.text
+        assert [id for part in parts for id in part.token_ids] == expected.token_ids
+
+
+async def test_many_at_once(engine: AsyncLLM):
+    prompts = [f"{CAPITAL} {number}" for number in range(200)]  # more than run at once
+    alone = [await text(engine, prompt) for prompt in prompts[:3]]
+    together = await asyncio.gather(*(text(engine, prompt) for prompt in prompts))
+    assert together[:3] == alone
+
+
+async def test_vectors(engine: AsyncLLM):
+    [pooled] = [one async for one in engine.encode(CAPITAL, PoolingParams(task="embed"), "v")]
+    assert (pooled.request_id, pooled.finished, pooled.outputs.data.ndim) == ("v", True, 1)
+    prompt = {"prompt_token_ids": pooled.prompt_token_ids}
+    [same] = [one async for one in engine.encode(prompt, PoolingParams(task="embed"))]
+    assert same.outputs.data.tolist() == pytest.approx(pooled.outputs.data.tolist(), abs=1e-5)
+
+
+async def test_closing_the_generator_ends_the_request(engine: AsyncLLM):
+    async with aclosing(engine.generate(CAPITAL, ENDLESS)) as outputs:
+        await anext(outputs)
+        assert live(engine) == 1
+    assert live(engine) == 0
+    await idle(engine)
+
+
+async def test_leaving_the_loop_over_a_generator_ends_the_request(engine: AsyncLLM):
+    async for _ in engine.generate(CAPITAL, ENDLESS):
+        break
+    gc.collect()
+    await idle(engine)
+
+
+async def test_cancelling_the_task_ends_the_request(engine: AsyncLLM):
+    begun = asyncio.Event()
+
+    async def read() -> None:
+        async for _ in engine.generate(CAPITAL, ENDLESS):
+            begun.set()
+
+    task = asyncio.create_task(read())
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert live(engine) == 0
+    await idle(engine)
+
+
+async def test_abort_ends_the_stream_with_what_there_is(engine: AsyncLLM):
+    outputs: list[RequestOutput] = []
+    async for output in engine.generate(CAPITAL, ENDLESS, request_id="x"):
+        if not outputs:
+            await engine.abort(["x", "unknown"])
+        outputs.append(output)
+    assert outputs[-1].finished and outputs[-1].outputs[0].finish_reason == "abort"
+    assert outputs[-1].outputs[0].text.startswith(outputs[0].outputs[0].text)
+    await idle(engine)
+
+
+async def test_refused_requests(engine: AsyncLLM):
+    async def refused(kind: type[Exception], message: str, prompt: object, params: object, **more: object):
+        with pytest.raises(kind, match=message):
+            await anext(engine.generate(prompt, params, **more))  # pyright: ignore
+
+    await refused(BadRequest, "temperature", "a", SamplingParams(temperature=5))
+    await refused(BadRequest, "out-of-vocab", [10**7], SamplingParams())
+    await refused(BadRequest, "longer than|exceeds", [5] * 5000, SamplingParams())
+    await refused(TypeError, "a prompt is a text", 5, SamplingParams())
+    await refused(TypeError, "takes SamplingParams, not PoolingParams", "a", PoolingParams())
+    await refused(TypeError, "does not support 'lora_request'", "a", SamplingParams(), lora_request=1)
+    with pytest.raises(BadRequest, match="'classify'"):
+        await anext(engine.encode("a", PoolingParams(task="classify")))
+    with pytest.raises(TypeError, match="takes PoolingParams"):
+        await anext(engine.encode("a", SamplingParams()))  # pyright: ignore[reportArgumentType]
+    assert live(engine) == 0
+
+
+async def test_the_tokenizer_of_transformers(engine: AsyncLLM):
+    tokenizer = await engine.get_tokenizer()
+    async for output in engine.generate(CAPITAL, SamplingParams(max_tokens=1)):
+        assert output.prompt_token_ids == tokenizer.encode(CAPITAL)
+
+
+async def test_a_forgotten_prefix_cache(engine: AsyncLLM):
+    prompt = [*range(300, 340)]
+
+    async def cached() -> int | None:
+        return [output async for output in engine.generate(prompt, SamplingParams())][-1].num_cached_tokens
+
+    await cached()
+    assert await cached()
+    assert await engine.reset_prefix_cache()
+    assert await cached() == 0
+
+
+async def test_another_event_loop_is_refused(engine: AsyncLLM):
+    with pytest.raises(RuntimeError, match="used in another event loop already"):
+        await asyncio.to_thread(asyncio.run, engine.start())
+
+
+async def test_two_at_once_and_the_death_of_one(engine: AsyncLLM):
+    async with AsyncLLM("demo", data_parallel_size=1, max_num_seqs=2, **OPTIONS) as other:
+        answers = await asyncio.gather(*(text(one, CAPITAL) for one in (engine, other) * 3))
+        assert len(set(answers)) == 1
+
+        async def endless() -> None:
+            async for _ in other.generate(CAPITAL, ENDLESS):
+                if not begun.is_set():
+                    begun.set()
+
+        begun = asyncio.Event()
+        task = asyncio.create_task(endless())
+        await begun.wait()
+        os.kill(pid_of(other), signal.SIGKILL)
+        with pytest.raises(Unavailable, match="engine process ended"):
+            await task
+        assert other.errored and not other.is_running and isinstance(other.dead_error, Unavailable)
+        with pytest.raises(Unavailable, match="The engine has stopped"):
+            await text(other, CAPITAL)
+        with pytest.raises(Unavailable, match="The engine has stopped"):
+            await other.check_health()
+    assert await text(engine, CAPITAL) == answers[0]
+
+
+@contextmanager
+def shut_down(engine: AsyncLLM) -> Iterator[AsyncLLM]:
+    try:
+        yield engine
+    finally:
+        engine.shutdown()
+
+
+async def test_replicas():
+    with shut_down(AsyncLLM("demo", data_parallel_size=2, **OPTIONS)) as engine:
+        await engine.start()
+        numbers = (0, 1)
+        params = SamplingParams(temperature=0, max_tokens=4)
+
+        async def by(number: int) -> list[int]:
+            stream = engine.generate(CAPITAL, params, data_parallel_rank=number)
+            return [output async for output in stream][-1].outputs[0].token_ids
+
+        while any(not one.works for one in engine._connection.client.replicas):  # pyright: ignore
+            await asyncio.sleep(0.05)
+        assert len({tuple(await by(number)) for number in numbers}) == 1
+
+
+async def test_a_model_that_cannot_be_loaded():
+    with shut_down(AsyncLLM("/no such")) as engine:
+        for _ in range(2):
+            with pytest.raises(Unavailable, match="'/no such' is not a folder here"):
+                await engine.start()
+        assert engine.errored
+    engine.shutdown()  # once more does nothing
+    assert str(engine.dead_error) == "The engine has been shut down."
+    with pytest.raises(Unavailable, match="shut down"):
+        await engine.start()
+
+
+async def test_a_tokenizer_that_cannot_be_loaded():
+    with shut_down(AsyncLLM("demo", default_prompt_name="absent", **OPTIONS)) as engine:
+        with pytest.raises(ValueError, match="no prompt named 'absent'"):
+            await engine.start()
+        assert engine.errored
