@@ -1,4 +1,4 @@
-"""What a checkpoint is, as far as the engine must know it: read from its config.json, never from its code.
+"""The facts about a checkpoint that every floor needs, read from its config.json, never from its code.
 
 Facts that concern one family only stay in `raw` and are read in that family's file. No torch and no
 transformers: the server and the engine read this too, and must answer in milliseconds.
@@ -21,12 +21,14 @@ class ConfigError(ValueError):
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The shape of a model, in the same words for every family."""
+
     architecture: str
     """The name under which the registry finds the model's class, e.g. LlamaForCausalLM."""
     architectures: tuple[str, ...]
     """All names that config.json gives, of which `architecture` is the first until one is chosen."""
     dtype: str
-    """The dtype the checkpoint was saved in: float32, bfloat16 or float16."""
+    """The number type in which the checkpoint was saved: float32, bfloat16 or float16."""
     vocab_size: int
     hidden_size: int
     num_layers: int
@@ -34,12 +36,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_kv_heads: int
     head_dim: int
     max_len: int
-    """Positions the model was made for; the default of --max-model-len."""
+    """The number of positions that the model was made for; the default of --max-model-len."""
     tie_word_embeddings: bool | None
     """Whether the LM head is the embedding's matrix; None if config.json does not say."""
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
-    """All ids that end a text, those of generation_config.json included; the primary one first."""
+    """All ids that end a text, also those of generation_config.json; the primary one comes first."""
     raw: dict[str, object]
     """config.json, after --hf-overrides; for composite checkpoints, its text part."""
     problems: dict[str, str] = {}
@@ -61,13 +63,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def output_size(self) -> int:
-        """Width of the hidden states that the trunk gives: OPT may narrow them to that of its embeddings."""
+        """The width of the trunk's hidden states. OPT may narrow them to the width of its embeddings."""
         width = self.raw.get("word_embed_proj_dim")
         return width if isinstance(width, int) else self.hidden_size
 
 
 def read_config(folder: Path, overrides: Mapping[str, object] | None = None) -> ModelConfig:
-    """The config of the checkpoint in `folder`, with `overrides` (--hf-overrides) merged into it."""
+    """Read the config of the checkpoint in `folder`, with `overrides` (--hf-overrides) merged into it."""
     path = folder / "config.json"
     whole = _merged(_read_json(path), overrides or {})
     text = whole.get("text_config")
@@ -100,7 +102,7 @@ FamilyFields = TypeVar("FamilyFields", bound=msgspec.Struct)
 
 
 def family_fields(config: ModelConfig, kind: type[FamilyFields]) -> FamilyFields:
-    """The fields of config.json that concern one family only, as the struct that the family declares."""
+    """Read the fields of config.json that concern one family only into the struct that it declares."""
     try:
         return msgspec.convert(config.raw, kind)
     except msgspec.ValidationError as error:
@@ -111,7 +113,7 @@ Default = TypeVar("Default", bool, None)
 
 
 class _Fields:
-    """Typed look-ups in a config. What its text part does not say, its top level may."""
+    """Typed look-ups in a config: first in its text part, then at its top level."""
 
     def __init__(self, path: Path, raw: Mapping[str, object], whole: Mapping[str, object]) -> None:
         self.path = path
@@ -120,7 +122,7 @@ class _Fields:
         self.problems: dict[str, str] = {}
 
     def find(self, *names: str) -> tuple[str, object]:
-        """The first name that has a value, and it: families call the same thing differently."""
+        """The first of `names` that has a value, and the value: families name the same thing differently."""
         for scope in (self.raw, self.whole):
             for name in names:
                 if scope.get(name) is not None:
@@ -153,7 +155,7 @@ class _Fields:
         return value
 
     def token_ids(self, name: str) -> tuple[int, ...]:
-        """An id, a list of ids, or nothing."""
+        """The ids of a field that holds an id, a list of ids, or nothing."""
         value = self.get(name)
         if value is None:
             return ()
@@ -167,7 +169,7 @@ class _Fields:
 
 
 def _alternatives(names: tuple[str, ...]) -> str:
-    """'a' (or 'b', 'c')"""
+    """Write names for an error: 'a' (or 'b', 'c')."""
     first, *others = (f"'{name}'" for name in names)
     return f"{first} (or {', '.join(others)})" if others else first
 
@@ -193,7 +195,7 @@ def _special_float(value: dict[str, object]) -> object:
 
 
 def _merged(base: Mapping[str, object], changes: Mapping[str, object]) -> dict[str, object]:
-    """`base` with `changes` written over it; objects are merged field by field, all else is replaced."""
+    """Write `changes` over a copy of `base`: objects are merged field by field, all else is replaced."""
     result = dict(base)
     for name, change in changes.items():
         old = result.get(name)
@@ -215,7 +217,7 @@ def _architectures(path: Path, whole: Mapping[str, object]) -> tuple[str, ...]:
 
 
 def _num_kv_heads(fields: _Fields, num_heads: int) -> int:
-    # multi_query is what GPT-BigCode and Falcon called one shared K/V head before the number had a name.
+    # GPT-BigCode and Falcon wrote multi_query for one shared K/V head before the number had a name.
     shared = fields.boolean("multi_query", default=False)
     num_kv_heads = fields.positive("num_key_value_heads", "num_kv_heads", default=1 if shared else num_heads)
     if num_heads % num_kv_heads:
@@ -236,7 +238,7 @@ def _head_dim(fields: _Fields, hidden_size: int, num_heads: int) -> int:
 
 
 def _max_len(fields: _Fields) -> int:
-    """The positions of the config, and what a scaled rotary embedding stretches them to.
+    """The positions of the config, stretched as its scaled rotary embedding stretches them.
 
     llama3 and longrope configs already state the stretched length, and so do all of Gemma 3. linear and
     dynamic ones state the length before; yarn may state either, with the original one beside it.
@@ -292,7 +294,7 @@ def _dtype(folder: Path, fields: _Fields) -> str:
 
 
 def _stored_dtype(folder: Path) -> str:
-    """The dtype of the first tensor in the checkpoint that has one of ours; its header alone is read."""
+    """The number type of the checkpoint's first tensor that has one of DTYPES; only its header is read."""
     names = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
     path = next(iter(sorted(folder.glob("*.safetensors"))), None)
     if path is None:

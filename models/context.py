@@ -13,7 +13,7 @@ from torch import Tensor
 class ForwardContext:
     """A step computes T new tokens that belong to B sequences, packed one after the other without padding."""
 
-    positions: Tensor  # [T] int64: place of each token in its sequence
+    positions: Tensor  # [T] int64: position of each token in its sequence
     query_starts: Tensor  # [B + 1] int32: row b owns tokens query_starts[b] : query_starts[b + 1]
     kv_lens: Tensor  # [B] int32: tokens of each sequence once this step is done
     block_table: Tensor  # [B, max_blocks] int32: the cache blocks of each sequence, in order

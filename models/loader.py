@@ -1,4 +1,4 @@
-"""From a folder to a model that is ready to run: build it from its config, then let it pull its weights."""
+"""Loading: a model is built from its config, then pulls its weights from the checkpoint."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LoadOptions:
+    """Everything that decides which model is loaded, and how."""
+
     config: ModelConfig
     folder: Path
     _: KW_ONLY
@@ -37,16 +39,16 @@ class LoadOptions:
     trust_remote_code: bool = False
     parallel: Parallel = field(default_factory=Parallel)
     max_len: int | None = None
-    """The longest sequence that will be served; None: the config's."""
+    """The length of the longest sequence that will be served; None means the config's."""
     conversion: Conversion | None = None
-    """What the model is served as; None: what config.json names."""
+    """The decision what the model is served as; None means the class that config.json names, unconverted."""
     pooling: PoolingConfig = field(default_factory=PoolingConfig)
     report: Callable[[float], None] = no_report
-    """Called with fractions up to 1 while weights are read."""
+    """This is called with fractions up to 1 while weights are read."""
 
     @property
     def architecture(self) -> str:
-        """The class to build, which a conversion may make another of."""
+        """The architecture whose class is built, and then converted if there is a conversion."""
         return self.config.architecture if self.conversion is None else self.conversion.architecture
 
     def setup(self) -> ModelSetup:

@@ -1,4 +1,4 @@
-"""What a model is told when it is built, and what every model must be able to do for the worker."""
+"""The contract between a model and the worker: what a model is built from, and which methods it has."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ from models.pooling.pooler import Pooler
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSetup:
+    """The one argument of a model's class."""
+
     config: ModelConfig
     folder: Path
-    """The checkpoint. The families here need its config only; the transformers fallback reads more."""
+    """The checkpoint's folder. Our own families need its config only, the transformers fallback more."""
     max_len: int
-    """The longest sequence that will be served: some rope kinds choose their frequencies by it."""
+    """The length of the longest sequence that will be served: some kinds of rope choose frequencies by it."""
     parallel: Parallel = field(default_factory=Parallel)
     trust_remote_code: bool = False
     load_format: str = "auto"
-    """Of weights that lie beside the checkpoint's own, such as the projections of an embedding model."""
+    """The format of weights in folders of their own, such as the projections of an embedding model."""
     pooling: PoolingConfig = field(default_factory=PoolingConfig)
     head_tokens: tuple[int, ...] | None = None
-    """The tokens that the LM head must know; None: all. Without any, a generating class has no LM head."""
+    """The tokens whose logits are needed; None means all, and () that the model has no LM head at all."""
 
 
 Forward = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -37,7 +39,7 @@ Forward = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 class CausalLM(Protocol):
-    """A model's class is called with a ModelSetup, then filled by `models.checkpoint.weights.load`."""
+    """A model that generates: its class is called with a ModelSetup, then `weights.load` fills it."""
 
     def forward(self, ids: Tensor, positions: Tensor, stream: Tensor | None = None) -> Tensor:
         """Tokens of the step [T], packed as the ForwardContext says, -> hidden states [T, output_size].
@@ -52,17 +54,17 @@ class CausalLM(Protocol):
         ...
 
     def attention_layers(self) -> list[Attention]:
-        """Those of this stage, in order. The worker sizes the cache by them and binds their `kv`."""
+        """The attention layers of this stage, in order: the worker makes their caches and binds `kv`."""
         ...
 
     def parameters(self) -> Iterator[Tensor]:
-        """All tensors that were loaded, tied ones once."""
+        """All tensors that were loaded; tied ones come once."""
         ...
 
 
 class ServedModel(CausalLM, Protocol):
-    """What a conversion may give: `logits` if its runner generates, `pooler` if it pools."""
+    """A model as it is served: `logits` is there if its runner generates, and `pooler` if it pools."""
 
     causal: bool
-    """False: tokens see what follows them, so a sequence is computed whole; there is no cache to bind."""
+    """False if tokens see what follows them: a sequence is then computed whole, and has no cache to bind."""
     pooler: Pooler

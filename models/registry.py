@@ -1,4 +1,4 @@
-"""Which class serves which architecture.
+"""The registry of models: which class serves which architecture.
 
 Values are "module:Class" strings: the list costs no import, a model's code is loaded when it is needed. Other
 distributions add theirs through the entry-point group "facet.models"; where a name is known twice, the one
@@ -105,7 +105,7 @@ def supported() -> list[str]:
 
 
 def resolve(config: ModelConfig, model_impl: str = "auto", trust_remote_code: bool = False) -> type:
-    """The class that serves `config.architecture`: our own, or else transformers' code with our attention.
+    """Find the class that serves `config.architecture`: our own, or transformers' code with our attention.
 
     Code that comes with a checkpoint is known to that checkpoint only: with `trust_remote_code` an unknown
     name goes to the fallback, which looks there.
@@ -140,7 +140,7 @@ def _transformers_knows(architecture: str) -> bool:
 
 
 def _refusal(config: ModelConfig, model_impl: str, *, has_own_class: bool) -> Iterator[str]:
-    """Sentences: what is not served, and each next step that can work."""
+    """The sentences of the refusal: what is not served, then each next step that can work."""
     name = config.architecture
     if has_own_class:
         yield f"transformers has no causal language model named '{name}', and its code serves no other kind."

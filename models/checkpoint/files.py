@@ -1,6 +1,6 @@
-"""The files of a checkpoint: which tensors they hold, and how a piece of one is read.
+"""The files of a checkpoint: the tensors that they hold, and ways to read a piece of one.
 
-Knows file formats only. Who wants which tensor, in what dtype and where, is `weights.py`.
+This module knows file formats only; `weights.py` knows which tensor is wanted, in what dtype and where.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class Cut:
     stop: int
 
     def of(self, tensor: Any) -> Tensor:
-        """Works on tensors and on safetensors' slices, which read what is asked for only."""
+        """Cut the piece out of a tensor, or out of a slice of safetensors, which reads no more than that."""
         return tensor[self.start : self.stop] if self.dim == 0 else tensor[:, self.start : self.stop]
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor in a checkpoint, not read yet."""
+    """A tensor in a checkpoint that is not read yet."""
 
     shape: tuple[int, ...]
     file: str
@@ -50,12 +50,14 @@ class Stored:
 
 
 class Source(Protocol):
+    """A checkpoint's tensors by name, wherever they come from."""
+
     place: str
-    """What messages call it."""
+    """The name of the source in messages."""
     tensors: Mapping[str, Stored]
 
     def find(self, name: str, shape: tuple[int, ...]) -> Stored | None:
-        """The tensor of that name. The shape is what the model expects: a hint, not a promise."""
+        """Find the tensor of that name. The model expects this shape, but the tensor may have another."""
         ...
 
 
@@ -71,11 +73,11 @@ class Files:
 
 
 _DUMMY_VALUES = 100_003
-"""A tensor repeats so many values: drawing all of them takes minutes. A prime number, so that rows differ."""
+"""Dummy tensors repeat so many values, for to draw all takes minutes. The number is prime, so rows differ."""
 
 
 class Dummy:
-    """Has every tensor one asks for: small random values that depend on the tensor's name and on the seed."""
+    """Weights that do not exist: any tensor has small random values, by its name and the seed."""
 
     place = "dummy weights"
     tensors: Mapping[str, Stored] = {}
@@ -113,6 +115,8 @@ def open_source(folder: Path, load_format: str, seed: int = 0) -> Source:
 
 @dataclass(frozen=True)
 class _Format:
+    """The names of a format's files, and the function that reads one of them."""
+
     single: str
     index: str
     pattern: str
@@ -127,7 +131,7 @@ def _open(folder: Path, format: _Format) -> Files:
 
 
 def _files(folder: Path, format: _Format) -> list[Path]:
-    """By the index if there is one: some folders hold the same weights again, under other names."""
+    """List the files by the index, if there is one: some folders hold the same weights twice."""
     index = folder / format.index
     if index.is_file():
         try:
@@ -157,7 +161,7 @@ def _no_files(folder: Path, format: _Format) -> str:
 
 
 def _read_safetensors(path: Path) -> dict[str, Stored]:
-    """Maps the file: nothing is read before a slice is asked for, and a whole tensor is never copied."""
+    """Map the file: nothing is read before a slice is asked for, and a whole tensor is never copied."""
     try:
         file = safe_open(path, framework="pt")  # pyright: ignore[reportCallIssue]
         return {name: _stored_slice(file.get_slice(name), path.name) for name in file.keys()}  # noqa: SIM118

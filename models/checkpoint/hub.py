@@ -1,4 +1,4 @@
-"""From what the operator calls a model to the folder that holds it: a folder, a hub id, or the built-in demo.
+"""The folder of a model that the operator names: a folder, a hub id to download, or the built-in demo.
 
 Only what serving needs is downloaded. Cache, credentials, offline mode and retries are huggingface_hub's own
 matter, and it is imported only for a model that is not a folder.
@@ -28,7 +28,7 @@ _NEVER = ("[!0-9]*/*", "consolidated*")
 
 
 class HubError(ValueError):
-    """The model is not to be had; the message says why, and what to do."""
+    """The model cannot be found or downloaded; the message says why, and what to do."""
 
 
 def resolve(
@@ -38,7 +38,7 @@ def resolve(
     report: Callable[[float], None],
     load_format: str = "auto",
 ) -> Path:
-    """The folder of `model`, downloaded first if need be. `report` gets the fraction of bytes here."""
+    """The folder of `model`, downloaded first if need be; `report` is called with the fraction of bytes."""
     if model == "demo":
         return DEMO
     folder = Path(model).expanduser()
@@ -98,7 +98,7 @@ def _download(
 
 
 def _progress_bar(total: int, report: Callable[[float], None]) -> type:
-    """A tqdm that draws nothing and reports what share of `total` bytes has come."""
+    """A tqdm class that draws nothing and reports the share of `total` bytes that has come."""
     from tqdm.auto import tqdm
 
     lock = threading.Lock()  # files come in parallel threads

@@ -1,8 +1,9 @@
-"""A command: writes tokenizer.json for a checkpoint that has only the files of older tokenizers.
+"""A command that writes tokenizer.json for a checkpoint that has only the files of older tokenizers.
 
     python -P -m models.checkpoint.tokenizer_export FOLDER TARGET [--trust-remote-code]
 
-A process of its own, because only transformers can read all those files and the server never imports it.
+It is a process of its own, because only transformers can read all those files, and the server never imports
+transformers.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def export(folder: Path, target: Path, *, trust_remote_code: bool) -> None:
             f"{type(tokenizer).__name__} has no fast form, so it cannot be written as tokenizer.json"
         )
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Written aside and moved, so that a second server never reads half of it.
+    # The file is written aside and moved, so that a second server never reads half of it.
     with tempfile.TemporaryDirectory(dir=target.parent) as aside:
         tokenizer.backend_tokenizer.save(str(Path(aside) / "tokenizer.json"))
         target.mkdir(exist_ok=True)

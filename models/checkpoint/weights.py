@@ -1,9 +1,9 @@
-"""How a model is filled: each layer pulls its own tensors, and of those only the piece that this rank holds.
+"""Weights are pulled: each layer reads its own tensors, and of them only the piece that this rank holds.
 
 A `Weights` is a scope in a checkpoint ("model.layers.3.mlp"). `load` walks the modules of a model; a module
-that holds tensors has a `pull` method, knows what its tensors are called and how they are cut, and takes
-them. There is no table that maps names to names. What no module took, and what modules did not find, is
-reported at the end, all at once.
+that holds tensors has a `pull` method, which knows their names and how they are cut, and takes them. There is
+no table that maps names to names. Tensors that no module took, or that modules did not find, are reported at
+the end, all at once.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from models.checkpoint.files import Cut, Source, WeightsError, open_source
 
 
 def no_report(fraction: float) -> None:
-    """For callers who do not watch the loading."""
+    """Ignore the progress of loading."""
 
 
 class Reading:
-    """One pass over a checkpoint: where tensors go, what was taken, and what was wrong."""
+    """One pass over a checkpoint: it keeps count of the tensors that were taken and of all that was wrong."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Reading:
         self._total -= sum(stored.elements for known, stored in tensors if _is_within(known, name))
 
     def finish(self) -> None:
-        """Raise if the checkpoint and the model did not fit, with everything that did not."""
+        """Raise an error that lists every tensor in which the checkpoint and the model do not fit."""
         problems = self._problems + [
             f"{name} in {stored.file} has no place in the model"
             for name, stored in sorted(self._source.tensors.items())
@@ -86,7 +86,7 @@ class Reading:
         self._report(1.0)
 
     def _misfit(self, problem: str, shape: tuple[int, ...], cut: Cut | None) -> Tensor:
-        """Note a problem and go on, to find the others too: the answer has the right shape and no memory."""
+        """Note a problem and return a tensor without memory, so that loading goes on to find others."""
         self._problems.append(problem)
         size = list(shape)
         if cut is not None:
@@ -117,7 +117,7 @@ class Weights:
         return self.reading.dtype
 
     def at(self, path: str) -> Weights:
-        """Any scope of the same checkpoint, by its whole name."""
+        """The scope of the same checkpoint with this whole name."""
         return Weights(self.reading, path)
 
     def __truediv__(self, name: str) -> Weights:
@@ -128,7 +128,7 @@ class Weights:
         return self._join(name) in self.reading.names
 
     def sibling(self, name: str) -> Weights:
-        """For layers whose tensors lie beside their own name: q_proj for qkv_proj."""
+        """The scope `name` beside this one: a layer qkv_proj finds its tensors in the sibling q_proj."""
         return self.at(self.path.rpartition(".")[0]) / name
 
     def first(self, *names: str) -> Weights:
@@ -149,11 +149,11 @@ class Weights:
         cut: Cut | None = None,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """The tensor `name`, which must have `shape`, or the piece `cut` of it, where and as it is wanted."""
+        """Read the tensor `name`, which must have `shape`, or its piece `cut`, onto the device."""
         return self.reading.take(self._join(name), tuple(shape), cut, dtype or self.dtype)
 
     def ignore(self, *names: str) -> None:
-        """Tensors, or whole scopes, that checkpoints may carry and that are not needed here; "" is all."""
+        """Name tensors or whole scopes that a checkpoint may carry and that are not needed; "" is all."""
         for name in names:
             self.reading.ignore(self._join(name))
 
@@ -163,6 +163,8 @@ class Weights:
 
 @runtime_checkable
 class Pulls(Protocol):
+    """A module that reads its own tensors."""
+
     def pull(self, weights: Weights) -> None:
         """Take this module's tensors; `weights` is the scope of the module's own name."""
         ...
@@ -172,7 +174,7 @@ def load(module: nn.Module, weights: Weights) -> None:
     """Fill a module and all it contains, in the order of construction.
 
     A module without `pull` gives each of its children the scope of the child's name. A module may list in
-    `ignored` what old checkpoints carry in its scope.
+    `ignored` the tensors that old checkpoints carry in its scope and that are not needed.
     """
     weights.ignore(*getattr(module, "ignored", ()))
     if isinstance(module, Pulls):
@@ -191,8 +193,8 @@ def open_weights(
     seed: int = 0,
     report: Callable[[float], None] = no_report,
 ) -> Weights:
-    """The whole checkpoint as one scope; call `reading.finish()` when the model is filled.
+    """Open the whole checkpoint as one scope; call `reading.finish()` when the model is filled.
 
-    `seed`: of dummy weights.
+    `seed` is the one of dummy weights.
     """
     return Weights(Reading(open_source(folder, load_format, seed), device=device, dtype=dtype, report=report))

@@ -1,7 +1,7 @@
-"""What else a model's class can be: an embedder, a classifier, or all that besides generating.
+"""Functions that make an embedder or a classifier of a model's class, or let a generating model pool as well.
 
-Functions from class to class. Each composes the given class, untouched, with a pooler: its trunk runs as it
-is, and of its LM head only the rows are held that are needed, which for vectors is none.
+Each composes the given class, which stays as it is, with a pooler. The trunk runs unchanged; of the LM head
+only those rows are loaded that are needed, and for vectors none is.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from models.pooling.sentence_files import Mode
 
 
 class PoolingModel(nn.Module):
-    """A model that pools: the one it is made of, and the pooler that its hidden states go to.
+    """A model that pools: it consists of the model it is made of, and of a pooler for the hidden states.
 
-    Every stage has the pooler, to know what is offered; its tensors are in the last one.
+    Every stage has the pooler, to know which tasks there are; its tensors are in the last stage.
     """
 
     is_pooling_model: ClassVar[bool] = True
@@ -46,7 +46,7 @@ class PoolingModel(nn.Module):
             load(self.pooler, weights)
 
     def forward(self, ids: Tensor, positions: Tensor, stream: Tensor | None = None) -> Tensor:
-        # Classes of other distributions need not know of stages.
+        # Classes of other distributions need not take a `stream`.
         return self.base(ids, positions) if stream is None else self.base(ids, positions, stream)
 
     def attention_layers(self) -> list[Attention]:
@@ -72,12 +72,12 @@ class _ForEmbedding(PoolingModel):
         self.pooler = embedding_pooler(setup, self.default_mode)
 
     def pull(self, weights: Weights) -> None:
-        weights.ignore("score")  # the head of a classifier, whose trunk can embed too
+        weights.ignore("score")  # the head of a classifier: its trunk can embed as well
         super().pull(weights)
 
 
 class _WithTokenLogits(PoolingModel):
-    """Labels may be tokens of the vocabulary."""
+    """A model whose labels may be tokens of the vocabulary."""
 
     def pull(self, weights: Weights) -> None:
         self.dtype = weights.dtype
@@ -88,7 +88,7 @@ class _WithTokenLogits(PoolingModel):
 
 
 class _ForClassification(_WithTokenLogits):
-    """Labels from a matrix `score` of the checkpoint, or from the logits of a few tokens."""
+    """A classifier, by the checkpoint's matrix `score` or by the logits of a few tokens."""
 
     for_texts: ClassVar[bool] = True
 
@@ -115,7 +115,7 @@ class _ForTokenClassification(_ForClassification):
 
 
 class _WithPooler(_WithTokenLogits):
-    """Generates, and pools its hidden states: vectors, and labels if they are tokens."""
+    """A model that generates and pools: to vectors, and to labels if they are tokens of the vocabulary."""
 
     def __init__(self, setup: ModelSetup) -> None:
         super().__init__(setup)
@@ -141,7 +141,7 @@ _NO_CLASSIFIER = (
 
 
 def adapt(cls: type, conversion: Conversion) -> type:
-    """The class that serves as `conversion` says, made of the one that `conversion.architecture` names."""
+    """Make the class that serves as `conversion` says of `cls`, which `conversion.architecture` names."""
     match conversion.runner, conversion.convert:
         case "generate", _:
             return with_pooler(cls)
@@ -155,7 +155,7 @@ def adapt(cls: type, conversion: Conversion) -> type:
 
 @cache
 def as_pooling_model(cls: type) -> type:
-    """An encoder with a pooler for what it was made for."""
+    """Add the pooler that an encoder was made for."""
     return _derive(_Native, cls, cls.__name__)
 
 
@@ -176,12 +176,12 @@ def as_token_cls_model(cls: type) -> type:
 
 @cache
 def with_pooler(cls: type) -> type:
-    """A model that generates and pools with the same weights."""
+    """Let a model that generates pool as well, with the same weights."""
     return _derive(_WithPooler, cls, f"{cls.__name__}WithPooler")
 
 
 def _derive(kind: type[PoolingModel], cls: type, name: str) -> type:
-    """A class that pools already stays as it is."""
+    """Make a subclass of `kind` around `cls`. A class that pools already stays as it is."""
     if getattr(cls, "is_pooling_model", False):
         return cls
     return type(name, (kind,), {"base_class": cls, "__module__": cls.__module__})

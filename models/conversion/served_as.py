@@ -1,6 +1,6 @@
-"""What a checkpoint is served as: from --runner and --convert to the class that is built and what it becomes.
+"""The decision what a checkpoint is served as, and which class is built for it.
 
-Decided by names and files alone, before any model code is loaded: no torch.
+It goes by --runner, --convert, the architecture's name and files, before any model code is loaded: no torch.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ Convert = Literal["none", "embed", "classify", "reward"]
 
 
 class Conversion(msgspec.Struct, frozen=True, kw_only=True):
+    """The decision: a model is served by `runner`, from the class of `architecture`, changed by `convert`."""
+
     runner: Runner
     convert: Convert
     architecture: str
-    """The class to build: the checkpoint's own, or the generating one that is converted."""
+    """The architecture whose class is built: the checkpoint's own, or the generating one to be converted."""
     labels_tokens: bool = False
-    """A classifier's labels are for single tokens, never for a whole text."""
+    """True if a classifier's labels are for single tokens, never for a whole text."""
 
 
-# The first suffix that fits an architecture's name says what it was made for.
+# The first suffix that an architecture's name ends with says what it was made for.
 _SUFFIXES: tuple[tuple[str, Runner, Convert], ...] = (
     ("ForCausalLM", "generate", "none"),
     ("ForConditionalGeneration", "generate", "none"),
@@ -49,12 +51,12 @@ _SUFFIXES: tuple[tuple[str, Runner, Convert], ...] = (
     ("Model", "pooling", "embed"),
 )
 _CLASSIFIER = re.compile(r"(.+?)For(?:[A-Z]\w*)?Classification")
-"""Whatever is classified: sequences, tokens, questions, images."""
+"""A classifier's name, whatever it classifies: sequences, tokens, questions, images."""
 _GENERATING = {
     "Gemma3TextModel": "Gemma3ForCausalLM",
     "Gemma3TextForSequenceClassification": "Gemma3ForCausalLM",
 }
-"""Where the name of the generating class is not the same with another ending."""
+"""Generating classes whose names are not the same with another ending."""
 
 
 def resolve_conversion(
@@ -94,7 +96,7 @@ def _choose(config: ModelConfig, folder: Path, model_impl: str, trust_remote_cod
 
 
 class _Case:
-    """One architecture, and what it can be."""
+    """One architecture of a checkpoint, and what it can be served as."""
 
     def __init__(self, config: ModelConfig, folder: Path) -> None:
         self.config = config
@@ -116,7 +118,7 @@ class _Case:
 
     @property
     def is_native(self) -> bool:
-        """There is a class that pools by itself."""
+        """Whether there is a class that pools by itself."""
         return self.own_class and not self.generates
 
     def runner(self, convert: str) -> Runner:
@@ -140,7 +142,7 @@ class _Case:
         return self._as("pooling", chosen, self._generating_class())
 
     def generating(self, convert: str) -> Conversion:
-        """A generate model may pool as well: then `convert` says what it must be able to."""
+        """A model that generates may pool as well; `convert` says what it must be able to do."""
         if not self.generates:
             raise ConfigError(self._cannot_generate())
         if looks_ahead(self.config):
@@ -164,7 +166,7 @@ class _Case:
         return scores_by_tokens(self.config) or makes_scores(self.folder)
 
     def _generating_class(self) -> str:
-        """X for XModel or XForSequenceClassification, whether it is ours or transformers'."""
+        """XForCausalLM, or XLMHeadModel, for XModel or XForSequenceClassification: ours or transformers'."""
         if self.generates:
             return self.name
         known = supported()
@@ -204,17 +206,17 @@ _DOES = {"embed": "embed", "classify": "classify", "reward": "give rewards"}
 
 
 def looks_ahead(config: ModelConfig) -> bool:
-    """Whether a decoder was turned into an encoder: its tokens see the whole text."""
+    """Whether a decoder was made an encoder, whose tokens see the whole text."""
     return config.raw.get("is_causal") is False or config.raw.get("use_bidirectional_attention") is True
 
 
 def stem(architecture: str) -> str:
-    """Qwen3 for Qwen3ForCausalLM."""
+    """The name of the family in an architecture's name: Qwen3 in Qwen3ForCausalLM."""
     return _read_name(architecture)[0]
 
 
 def _read_name(name: str) -> tuple[str, Runner, Convert]:
-    """-> (the name without its ending, what models of this ending were made for, and which kind they are)."""
+    """Split a name: -> (the family, what models with this ending were made for, and which kind they are)."""
     for suffix, runner, convert in _SUFFIXES:
         if name.endswith(suffix):
             return name.removesuffix(suffix), runner, convert

@@ -1,4 +1,4 @@
-"""The ways that one kind of model offers: which tasks, and what each is made of."""
+"""The pooling tasks of each kind of model, and the parts of which the head of each task is made."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from models.pooling.sentence_files import Mode
 
 
 def embedding_pooler(setup: ModelSetup, default: Mode) -> Pooler:
-    """Vectors for texts and for tokens. `default`: how the family merges tokens if nobody says."""
+    """A pooler that makes vectors of texts and of tokens; `default` is the family's pooling mode."""
     heads, projections = _embedding_heads(setup, default)
     return Pooler(heads, projections)
 
@@ -37,16 +37,16 @@ def label_pooler(
     activates: bool = True,
     tag: int | None = None,
 ) -> Pooler:
-    """Labels or scores for texts (unless the head is for tokens only) and for tokens.
+    """A pooler that gives labels or scores to texts (unless the head is for tokens only) and to tokens.
 
     `classifier` turns rows [K, output_size] float32 into [K, labels], or into the logits of the tokens that
-    stand for the labels. `activates`, `tag`: as the family does it if nobody says.
+    stand for the labels. `default`, `activates` and `tag` are the family's defaults.
     """
     return Pooler(_label_heads(setup, classifier, default, for_texts, activates, tag))
 
 
 def generating_pooler(setup: ModelSetup, classifier: Function | None, default: Mode) -> Pooler:
-    """What a model offers beside generating: vectors, and labels if there is a classifier."""
+    """The pooler of a model that generates: it makes vectors, and labels if there is a classifier."""
     heads, projections = _embedding_heads(setup, default)
     if classifier is not None:
         heads |= _label_heads(setup, classifier, default, for_texts=True, activates=True, tag=None)
@@ -71,7 +71,7 @@ def _embedding_heads(setup: ModelSetup, default: Mode) -> tuple[dict[str, TaskHe
             before=before,
         )
 
-    # A token is one row: what expects several side by side cannot follow.
+    # A token is one row: a projection of several rows side by side cannot follow.
     none = Projection((), before.width, setup.folder, setup.load_format)
     heads = {
         "embed": head(Merged(modes), after),

@@ -1,7 +1,7 @@
 """Reward models: a decoder's trunk with a small head of its own that judges every token.
 
-One value for each token, the last being that of the whole text, or, of a process reward model, two labels at
-each token that ends a step of reasoning.
+Each token has one value, and the last is that of the whole text. A process reward model has two labels at
+each token that ends a step of reasoning instead.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Qwen2ForProcessRewardModel(_Qwen2Reward):
 
 
 class _RewardHead(nn.Module):
-    """Rows [K, H] float32 -> [K, labels]."""
+    """Two matrices: rows [K, H] float32 -> [K, labels]."""
 
     def __init__(self, size: int, labels: int) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class _RewardHead(nn.Module):
 
 
 def _with_labels(setup: ModelSetup, labels: int) -> ModelSetup:
-    """No LM head, and as many labels as the head has: config.json does not say how many."""
+    """The setup without an LM head, and with the number of labels, which config.json does not say."""
     activation = "softmax" if labels > 1 else "sigmoid"
     pooling = msgspec.structs.replace(setup.pooling, num_labels=labels, labels=(), activation=activation)
     return replace(setup, head_tokens=(), pooling=pooling)

@@ -17,8 +17,8 @@ from models.parallel.shares import Span
 class Embedding(nn.Module):
     """Token ids [T] -> [T, size]. The vocabulary need not divide evenly: shares are filled with zeros.
 
-    Tokens are embedded by the first stage: the others hold nothing. `path` tells a head that is tied where in
-    the checkpoint its rows are.
+    Tokens are embedded by the first stage: the others hold nothing. `path` is the scope of the matrix in the
+    checkpoint, in which a tied head finds its rows.
     """
 
     weight: nn.Parameter
@@ -37,7 +37,7 @@ class Embedding(nn.Module):
             weights.ignore("weight")
             return
         self.weight = frozen(_take_share(weights, self.span, self.size, self.parallel))
-        # Rounded as the embeddings are: Gemma was trained with the root of its width in bfloat16.
+        # The scale has the number type of the embeddings: Gemma was trained with its root in bfloat16.
         self.scale = torch.tensor(self.scale, dtype=self.weight.dtype).item()
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -55,10 +55,9 @@ class Embedding(nn.Module):
 class LMHead(nn.Module):
     """Hidden states [R, size] -> logits [R, vocab_size] float32.
 
-    `tied`: its matrix is that of `embedding`; None where nobody has said so, and then only if the checkpoint
-    has none for the head.
-    `tokens`: holds the rows of these alone, in float32 and on every rank, and gives their logits [R, tokens];
-    of none it holds nothing. Stages before the last hold nothing either.
+    `tied` says that its matrix is that of `embedding`; None means that it is if the checkpoint has none here.
+    If `tokens` are given, only their rows are held, in float32 and on every rank, and the logits are
+    [R, tokens]; for no tokens nothing is held. Stages before the last hold nothing either.
     """
 
     weight: nn.Parameter
@@ -79,7 +78,7 @@ class LMHead(nn.Module):
         self.parallel = parallel
         self.tied = tied
         self.tokens = tokens
-        # In a tuple, or the embedding would be registered as a part of the head too.
+        # The tuple hides the embedding, which would be registered as a part of the head too.
         self._embedding = (embedding,)
 
     def pull(self, weights: Weights) -> None:
@@ -105,13 +104,13 @@ class LMHead(nn.Module):
 
 
 def _take_rows(weights: Weights, tokens: tuple[int, ...], vocab_size: int, size: int) -> Tensor:
-    """[tokens, size] float32, on every rank."""
+    """Read the rows of `tokens` on every rank: [tokens, size] float32."""
     cuts = [Cut(0, token, token + 1) for token in tokens]
     return torch.cat([weights.take("weight", [vocab_size, size], cut, torch.float32) for cut in cuts])
 
 
 def _take_share(weights: Weights, span: Span, size: int, parallel: Parallel) -> Tensor:
-    """Rows of a [vocabulary, size] matrix: the same number for every rank."""
+    """Read this rank's rows of a [vocabulary, size] matrix: the same number for every rank."""
     cut = None if span.is_whole else Cut(0, span.start, span.stop)
     rows = weights.take("weight", [span.size, size], cut)
     missing = parallel.padded_length(span.size) - span.length

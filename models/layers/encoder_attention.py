@@ -1,4 +1,4 @@
-"""Attention of encoders: a token sees its whole text, which is computed in one step. There is no cache."""
+"""Attention of encoders, in which a token sees its whole text. A text is one step, so there is no cache."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class EncoderAttention(nn.Module):
     """The heads of one layer that this rank holds. It owns no tensors."""
 
     def __init__(self, *, head_dim: int, scale: float, window: int | None = None) -> None:
-        """`window`: how many positions a token sees on each side; None: all."""
+        """`window` is the number of positions that a token sees on each side; None means all."""
         super().__init__()
         self.head_dim = head_dim
         self.scale = scale

@@ -16,12 +16,12 @@ from models.parallel.shares import Span
 
 
 class Linear(nn.Module):
-    """x [T, in] -> [T, out], as much of the output as this rank holds.
+    """Linear layer: x [T, in] -> [T, out], as much of the output as this rank holds.
 
     The output may consist of several parts, laid side by side and cut one by one: q, k and v; gate and up.
     The checkpoint has them in one tensor of the layer's own name, or, if `sources` names one for each part,
-    in tensors beside it. `transposed` is for checkpoints that store [in, out]. `activation`: the kind of one
-    that follows.
+    in tensors beside it. `transposed` is for checkpoints that store [in, out]. `activation` is the kind of an
+    activation that follows.
     """
 
     weight: nn.Parameter
@@ -49,7 +49,7 @@ class Linear(nn.Module):
 
     @property
     def widths(self) -> list[int]:
-        """Of the parts of the output that this rank holds."""
+        """The widths of the parts of the output, as far as this rank holds them."""
         return [part.length for part in self.outputs]
 
     def pull(self, weights: Weights) -> None:
@@ -60,7 +60,7 @@ class Linear(nn.Module):
         return ops.linear(x, self.weight, self.bias, kind=self.activation)
 
     def _gather(self, weights: Weights, name: str) -> list[Tensor]:
-        """The parts of the output, or all of it as one."""
+        """Read the parts of a matrix or bias by output, or all of it as one part."""
         if self.sources:
             return [
                 self._take(weights.sibling(source), name, part.size, part)
@@ -76,7 +76,7 @@ class Linear(nn.Module):
         ]
 
     def _take(self, weights: Weights, name: str, size: int, rows: Span) -> Tensor:
-        """The piece `rows` of a tensor with `size` outputs; of a matrix, also the piece of the inputs."""
+        """Read the piece `rows` of a tensor with `size` outputs, and of a matrix the piece of the inputs."""
         if name == "bias":
             return weights.take(name, [size], _cut(0, rows))
         shape = [size, self.inputs.size]
@@ -88,7 +88,7 @@ class Linear(nn.Module):
 
 
 class GatedLinear(Linear):
-    """x [T, in] -> activation(gate) * up [T, out]: two parts, one of which gates the other."""
+    """Gated linear layer: x [T, in] -> activation(gate) * up [T, out]. The output parts are gate and up."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class GatedLinear(Linear):
 
 
 class RowLinear(Linear):
-    """The counterpart of a cut layer: reads the piece of the input that this rank holds, gives the sum."""
+    """Linear layer after a cut one: each rank reads its piece of the input, and the results are added up."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class RowLinear(Linear):
 
 
 def frozen(tensor: Tensor) -> nn.Parameter:
-    """A parameter that is never trained; one that is one already stays the same object, so ties hold."""
+    """Make a parameter that is never trained. One that is a parameter stays the same object, so ties hold."""
     return tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor, requires_grad=False)
 
 

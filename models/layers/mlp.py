@@ -19,7 +19,7 @@ _KINDS = {
 
 
 def activation_kind(name: str) -> str:
-    """What `ops.activation` calls the activation that a config.json names."""
+    """The name that `ops.activation` has for an activation that config.json names."""
     if name not in _KINDS:
         raise ValueError(f"config.json names the activation {name!r}; there are {', '.join(_KINDS)}")
     return _KINDS[name]

@@ -14,9 +14,9 @@ from models.parallel.shares import Span
 
 
 class RMSNorm(nn.Module):
-    """`source` is the name in the checkpoint, where it is not the module's own.
+    """RMS norm. `source` is its name in the checkpoint, if that is not the module's own.
 
-    Gemma stores w and means 1 + w: with `offset` 1 the sum is made once and kept in float32, for in half
+    Gemma stores w and means 1 + w: with `offset` 1 the sum is made once and stays in float32, for in half
     precision the digits of a small w would be lost.
     """
 
@@ -40,12 +40,12 @@ class RMSNorm(nn.Module):
         return ops.rms_norm(x, self.weight, self.eps)
 
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """-> (norm of the sum, the sum)."""
+        """Add and normalise: -> (norm of the sum, the sum)."""
         return ops.add_rms_norm(x, residual, self.weight, self.eps)
 
 
 class SpreadRMSNorm(nn.Module):
-    """RMSNorm over a projection [T, span.size] of which this rank holds a span."""
+    """RMS norm over a projection [T, span.size] of which this rank holds a span."""
 
     weight: nn.Parameter
 
@@ -54,7 +54,7 @@ class SpreadRMSNorm(nn.Module):
         self.span = span
         self.eps = eps
         self.parallel = parallel
-        # Heads that several ranks hold enter the sum over ranks as often.
+        # A head that several ranks hold enters the sum over ranks several times.
         self.summed = parallel.size * span.length
 
     def pull(self, weights: Weights) -> None:
@@ -74,7 +74,7 @@ class LayerNorm(nn.Module):
     bias: nn.Parameter | None
 
     def __init__(self, size: int, eps: float, *, bias: bool = True, dtype: torch.dtype | None = None) -> None:
-        """`dtype`: of its tensors, if not the model's."""
+        """`dtype` is the number type of its tensors; None means the model's."""
         super().__init__()
         self.size = size
         self.eps = eps
@@ -82,7 +82,7 @@ class LayerNorm(nn.Module):
         self.dtype = dtype
 
     def pull(self, weights: Weights) -> None:
-        # What was converted from TensorFlow long ago says gamma and beta.
+        # Checkpoints that were converted from TensorFlow say gamma and beta.
         weight, bias = ("gamma", "beta") if "gamma" in weights else ("weight", "bias")
         self.weight = frozen(weights.take(weight, [self.size], dtype=self.dtype))
         self.bias = frozen(weights.take(bias, [self.size], dtype=self.dtype)) if self.has_bias else None
@@ -91,5 +91,5 @@ class LayerNorm(nn.Module):
         return ops.layer_norm(x, self.weight, self.bias, self.eps)
 
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """-> (norm of the sum, the sum)."""
+        """Add and normalise: -> (norm of the sum, the sum)."""
         return ops.add_layer_norm(x, residual, self.weight, self.bias, self.eps)

@@ -21,10 +21,12 @@ from models.checkpoint.weights import Weights
 
 @dataclass(frozen=True)
 class Rope:
+    """The numbers that define a rotation."""
+
     frequencies: tuple[float, ...]
-    """Of each rotated pair of dimensions: radians for each position."""
+    """Radians by which a pair of dimensions turns from one position to the next, for each rotated pair."""
     scale: float = 1.0
-    """Of cosines and sines."""
+    """A factor of cosines and sines."""
 
 
 class Rotary(nn.Module):
@@ -35,11 +37,11 @@ class Rotary(nn.Module):
         self.rope = rope
 
     def pull(self, weights: Weights) -> None:
-        """Nothing comes from the checkpoint, but here the device becomes known."""
+        """Nothing is read from the checkpoint, but here the device becomes known."""
         self.frequencies = torch.tensor(self.rope.frequencies, dtype=torch.float32, device=weights.device)
 
     def forward(self, positions: Tensor) -> Tensor:
-        """[T] -> [T, 2 * pairs] float32: the cosines, then the sines."""
+        """Angles of positions [T] -> [T, 2 * pairs] float32: the cosines, then the sines."""
         return ops.angles(positions, self.frequencies, self.rope.scale)
 
 
@@ -51,18 +53,18 @@ def read_rope(
     layer_type: str | None = None,
     default_theta: float = 10000.0,
 ) -> Rope:
-    """The rope of the layers of `layer_type`, in a model that is to serve sequences up to `max_len`."""
+    """Read the rope of the layers of `layer_type`, in a model that will serve sequences up to `max_len`."""
     fields = _read_fields(raw, layer_type, default_theta)
     return fields.rope(int(head_dim * fields.partial_rotary_factor), max_len)
 
 
 def plain_rope(theta: float, dim: int) -> Rope:
-    """Without any scaling."""
+    """The rope without any scaling."""
     return _rope(_frequencies(theta, dim))
 
 
-class Default(msgspec.Struct, frozen=True, kw_only=True):
-    """What config.json says about one kind of layer; each rope kind adds what it needs."""
+class DefaultRope(msgspec.Struct, frozen=True, kw_only=True):
+    """The rope fields of config.json for one kind of layer; each kind of rope adds its own fields."""
 
     rope_theta: float
     partial_rotary_factor: float = 1.0
@@ -73,15 +75,15 @@ class Default(msgspec.Struct, frozen=True, kw_only=True):
         return plain_rope(self.rope_theta, dim)
 
 
-class Linear(Default, frozen=True, kw_only=True):
+class LinearRope(DefaultRope, frozen=True, kw_only=True):
     factor: float
 
     def rope(self, dim: int, max_len: int) -> Rope:
         return _rope(_frequencies(self.rope_theta, dim) / self.factor)
 
 
-class Dynamic(Default, frozen=True, kw_only=True):
-    """The base grows with the length; it is chosen once, by `max_len`: cached keys are not turned again."""
+class DynamicRope(DefaultRope, frozen=True, kw_only=True):
+    """The base grows with the length. It is chosen once, by `max_len`: cached keys are not rotated again."""
 
     factor: float
 
@@ -90,18 +92,18 @@ class Dynamic(Default, frozen=True, kw_only=True):
         return _rope(_frequencies(self.rope_theta * stretch ** (dim / (dim - 2)), dim))
 
 
-class Ntk(Default, frozen=True, kw_only=True):
-    """Long waves are slowed by `factor`, and shorter ones ever less: GTE's encoders."""
+class NtkRope(DefaultRope, frozen=True, kw_only=True):
+    """Long waves are slowed by `factor`, and shorter ones ever less, as in GTE's encoders."""
 
     factor: float
-    mixed_b: None = None  # what would mix them otherwise is refused
+    mixed_b: None = None  # a number here, which would mix them otherwise, is refused
 
     def rope(self, dim: int, max_len: int) -> Rope:
         return _rope(_frequencies(self.rope_theta * self.factor, dim) / self.factor ** (2 / dim))
 
 
-class Llama3(Default, frozen=True, kw_only=True):
-    """Long waves are slowed by `factor`, short ones are kept, with a smooth passage between."""
+class Llama3Rope(DefaultRope, frozen=True, kw_only=True):
+    """Long waves are slowed by `factor`, short ones stay, with a smooth passage between."""
 
     factor: float
     low_freq_factor: float
@@ -109,15 +111,15 @@ class Llama3(Default, frozen=True, kw_only=True):
 
     def rope(self, dim: int, max_len: int) -> Rope:
         plain = _frequencies(self.rope_theta, dim)
-        waves = self.original_max_position_embeddings / (2 * math.pi / plain)  # turns within the old length
+        waves = self.original_max_position_embeddings / (2 * math.pi / plain)  # turns in the old length
         smooth = (waves - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
         between = (1 - smooth) * plain / self.factor + smooth * plain
         slowed = torch.where(waves < self.low_freq_factor, plain / self.factor, between)
         return _rope(torch.where(waves > self.high_freq_factor, plain, slowed))
 
 
-class Yarn(Default, frozen=True, kw_only=True):
-    """As Llama 3, but the passage is a ramp over dimensions, and attention is sharpened by scaling."""
+class YarnRope(DefaultRope, frozen=True, kw_only=True):
+    """Like Llama 3, but the passage is a ramp over dimensions, and attention is sharpened by scaling."""
 
     factor: float | None = None
     attention_factor: float | None = None
@@ -135,7 +137,7 @@ class Yarn(Default, frozen=True, kw_only=True):
         return _rope(plain / factor * ramp + plain * (1 - ramp), self._scale(factor))
 
     def _ramp(self, dim: int) -> tuple[float, float]:
-        """The dimensions between which the passage lies: those that turn beta times in the old length."""
+        """The two dimensions between which the passage lies: they turn beta times within the old length."""
 
         def dimension(turns: float) -> float:
             length = self.original_max_position_embeddings / (turns * 2 * math.pi)
@@ -155,10 +157,10 @@ class Yarn(Default, frozen=True, kw_only=True):
         return _yarn_scale(factor)
 
 
-class LongRope(Default, frozen=True, kw_only=True):
+class LongRope(DefaultRope, frozen=True, kw_only=True):
     """A factor for each dimension, with one set for short and one for long sequences.
 
-    Cached keys cannot be turned again when a sequence grows long, so the set is chosen once, by `max_len`.
+    Cached keys cannot be rotated again when a sequence grows long, so the set is chosen once, by `max_len`.
     """
 
     short_factor: tuple[float, ...]
@@ -182,19 +184,19 @@ class LongRope(Default, frozen=True, kw_only=True):
         return math.sqrt(1 + math.log(factor) / math.log(self.original_max_position_embeddings))
 
 
-_KINDS: dict[str, type[Default]] = {
-    "default": Default,
-    "linear": Linear,
-    "dynamic": Dynamic,
-    "ntk": Ntk,
-    "llama3": Llama3,
-    "yarn": Yarn,
+_KINDS: dict[str, type[DefaultRope]] = {
+    "default": DefaultRope,
+    "linear": LinearRope,
+    "dynamic": DynamicRope,
+    "ntk": NtkRope,
+    "llama3": Llama3Rope,
+    "yarn": YarnRope,
     "longrope": LongRope,
     "su": LongRope,  # its name in the first Phi-3 checkpoints
 }
 
 
-def _read_fields(raw: Mapping[str, object], layer_type: str | None, default_theta: float) -> Default:
+def _read_fields(raw: Mapping[str, object], layer_type: str | None, default_theta: float) -> DefaultRope:
     given = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     if isinstance(given, Mapping) and layer_type in given:
         given = given[layer_type]
@@ -210,7 +212,7 @@ def _read_fields(raw: Mapping[str, object], layer_type: str | None, default_thet
         "original_max_position_embeddings": longest,
         **_given(raw, "rope_theta", "partial_rotary_factor"),
         **_given(given, *given),
-        # Phi-3 has it beside the other fields, and there it rules.
+        # Phi-3 has this field beside the rope parameters, and it overrides the one among them.
         **_given(raw, "original_max_position_embeddings"),
     }
     try:
@@ -224,7 +226,7 @@ def _given(fields: Mapping[str, object], *names: str) -> dict[str, object]:
 
 
 def _frequencies(theta: float, dim: int) -> Tensor:
-    """[dim / 2] float32: the plain ones, from 1 down to almost 1 / theta."""
+    """The frequencies without scaling, [dim / 2] float32, from 1 down to almost 1 / theta."""
     return 1.0 / theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
 
 

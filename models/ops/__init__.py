@@ -1,8 +1,7 @@
 """The operations a layer may call, under one name each: `ops.rms_norm(...)`.
 
-They are the plain torch ones of `reference.py`, but for those that a worker has for its device and binds with
-`use`.
-Layers must call them as attributes of this module, so that a new binding is seen.
+They are the plain torch ones of `reference.py`, unless the worker has one for its device and binds it with
+`use`. Layers must call them as attributes of this module, so that a new binding is seen.
 """
 
 from __future__ import annotations

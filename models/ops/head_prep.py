@@ -10,9 +10,9 @@ class HeadPrep(msgspec.Struct, frozen=True):
     """Each query and key head is normalised, if there are norms, and then rotated, if there are angles."""
 
     cos_sin: Tensor | None = None
-    """[T, R] float32: this step's rotation, as `rotate` reads it."""
+    """This step's rotation [T, R] float32, as `rotate` reads it."""
     q_norm: Tensor | None = None
-    """[D]: weights of an RMS norm over each query head; there is one for keys as well, or neither."""
+    """The weights [D] of an RMS norm over each query head. Both norms are there, or neither is."""
     k_norm: Tensor | None = None
     eps: float = 0.0
 

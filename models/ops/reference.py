@@ -14,22 +14,22 @@ from torch import Tensor
 from models.context import ForwardContext
 from models.ops.head_prep import AS_PROJECTED, HeadPrep
 
-# What a model begins with
+# The beginning of a model
 
 
 def embed(ids: Tensor, weight: Tensor) -> Tensor:
-    """ids [T] int64 -> their rows of [vocabulary, width]."""
+    """Look up ids [T] int64 in weight [vocabulary, width] -> [T, width]."""
     return F.embedding(ids, weight)
 
 
 def angles(positions: Tensor, frequencies: Tensor, scale: float) -> Tensor:
-    """What `rotate` turns by: [T] int64, [pairs] -> [T, 2 * pairs] float32: the cosines, then the sines."""
+    """The angles for `rotate`: [T] int64, [pairs] -> [T, 2 * pairs] float32, the cosines, then the sines."""
     turned = positions.float().unsqueeze(-1) * frequencies  # [T, pairs]
     return torch.cat([turned.cos(), turned.sin()], dim=-1) * scale
 
 
 def add(x: Tensor, y: Tensor) -> Tensor:
-    """[T, F] each; or y [F], to every row."""
+    """Add x [T, F] and y [T, F], or y [F] to every row."""
     return x + y
 
 
@@ -42,10 +42,10 @@ def scale(x: Tensor, factor: float) -> Tensor:
 
 
 def pack(*parts: Tensor, gated: bool = False, wide: bool = False) -> Tensor:
-    """Bring a matrix [out, in] into the layout that `linear` reads; called once for each, after loading.
+    """Bring a matrix [out, in] into the layout that `linear` reads, once for each matrix, after loading.
 
-    `parts`: its rows, one above the other. They are not joined before if a kernel takes them as they are.
-    `gated`: it is read by `gated_linear` alone. `wide`: by `linear` with `wide` alone.
+    `parts` are pieces of its rows, one above the other, which a kernel may take without joining them first.
+    `gated` says that only `gated_linear` reads it, `wide` that only `linear` with `wide` does.
     """
     return (parts[0] if len(parts) == 1 else torch.cat(parts)).contiguous()
 
@@ -53,9 +53,9 @@ def pack(*parts: Tensor, gated: bool = False, wide: bool = False) -> Tensor:
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *, kind: str | None = None, wide: bool = False
 ) -> Tensor:
-    """[T, in] -> [T, out]; `weight` as `pack` returned it.
+    """Multiply x [T, in] by `weight`, as `pack` returned it -> [T, out].
 
-    `kind`: of an activation that follows. `wide`: the result is float32, whatever x is.
+    `kind` names an activation that follows. With `wide` the result is float32, whatever x is.
     """
     out = F.linear(x, weight, bias)
     out = activation(out, kind) if kind else out
@@ -63,7 +63,7 @@ def linear(
 
 
 def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, kind: str) -> Tensor:
-    """[T, in] -> activation(gate) * up [T, F]; gate and up are the halves of the result [T, 2F]."""
+    """Multiply [T, in] by a matrix to [T, 2F], gate and up side by side, -> activation(gate) * up [T, F]."""
     return gated(F.linear(x, weight, bias), kind)
 
 
@@ -71,12 +71,12 @@ def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, kind: str) -> T
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Over the last dimension. The weight may be float32 beside a half precision x."""
+    """Normalise over the last dimension. The weight may be float32 beside a half precision x."""
     return F.rms_norm(x.float(), weight.shape, weight.float(), eps).to(x.dtype)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """-> (norm of the sum, the sum)."""
+    """Add and normalise: -> (norm of the sum, the sum)."""
     total = residual + x
     return rms_norm(total, weight, eps), total
 
@@ -88,7 +88,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Te
 def add_layer_norm(
     x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """-> (norm of the sum, the sum)."""
+    """Add and normalise: -> (norm of the sum, the sum)."""
     total = residual + x
     return layer_norm(total, weight, bias, eps), total
 
@@ -108,7 +108,7 @@ def activation(x: Tensor, kind: str) -> Tensor:
 
 
 def gated(gate_up: Tensor, kind: str) -> Tensor:
-    """[T, 2F], gate and up side by side, -> activation(gate) * up [T, F]."""
+    """Gate: [T, 2F], gate and up side by side, -> activation(gate) * up [T, F]."""
     gate, up = gate_up.chunk(2, dim=-1)
     return activation(gate, kind) * up
 
@@ -124,9 +124,9 @@ def rotary_and_cache(
     context: ForwardContext,
     prep: HeadPrep = AS_PROJECTED,
 ) -> Tensor:
-    """All that happens between the projections and attention: normalise and rotate q and k, cache k and v.
+    """Do all that lies between the projections and attention: prepare q and k, and cache k and v.
 
-    q [T, H, D]; k, v [T, G, D]; kv as in `attention`. -> q as attention wants it.
+    q [T, H, D]; k, v [T, G, D]; kv as in `attention`. -> q, prepared for `attention`.
     """
     if prep.q_norm is not None and prep.k_norm is not None:
         q, k = rms_norm(q, prep.q_norm, prep.eps), rms_norm(k, prep.k_norm, prep.eps)
@@ -137,7 +137,7 @@ def rotary_and_cache(
 
 
 def rotate(x: Tensor, cos_sin: Tensor) -> Tensor:
-    """Turn the first R dimensions of every head [T, heads, D]; the others pass.
+    """Rotate the first R dimensions of every head [T, heads, D]; the others pass.
 
     cos_sin [T, R] float32: R/2 cosines, then R/2 sines; pair i is the dimensions i and i + R/2.
     """
@@ -184,11 +184,11 @@ def attention(
 
 
 def _gather(kv: Tensor, blocks: Tensor, first: int, total: int) -> tuple[Tensor, Tensor]:
-    """Keys and values of positions [first, total) of one sequence."""
+    """Gather the keys and values of positions [first, total) of one sequence."""
     size = kv.shape[3]
     skipped = first // size
-    held = kv.index_select(1, blocks[skipped : -(-total // size)])  # [2, n, G, size, D]
-    rows = held.transpose(1, 2).flatten(2, 3)  # [2, G, n * size, D]
+    mine = kv.index_select(1, blocks[skipped : -(-total // size)])  # [2, n, G, size, D]
+    rows = mine.transpose(1, 2).flatten(2, 3)  # [2, G, n * size, D]
     keys, values = rows[:, :, first - skipped * size : total - skipped * size].unbind(0)
     return keys, values
 
@@ -199,8 +199,8 @@ def _attend(
     new, total = q.shape[1], keys.shape[1]
     if softcap is not None:
         return _attend_capped(q, keys, values, _mask(new, total, window, q.device), scale, softcap)
-    causal = new == total and (window is None or window >= total)  # spares the mask
-    alone = new == 1  # it sees every key that was gathered
+    causal = new == total and (window is None or window >= total)  # no mask needs to be made
+    alone = new == 1  # a single query sees every key that was gathered
     mask = None if causal or alone else _mask(new, total, window, q.device)
     return F.scaled_dot_product_attention(
         q[None], keys[None], values[None], attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=True
@@ -210,7 +210,7 @@ def _attend(
 def _attend_capped(
     q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float, softcap: float
 ) -> Tensor:
-    """Scores pass through softcap * tanh(score / softcap) before the mask, which SDPA cannot do."""
+    """Attention whose scores pass softcap * tanh(score / softcap) before the mask, which SDPA cannot do."""
     groups = keys.shape[0]
     grouped = q.float().unflatten(0, (groups, -1))  # [G, H/G, new, D]: neighbours share a key head
     scores = grouped @ keys.float().transpose(-1, -2).unsqueeze(1) * scale  # [G, H/G, new, K]
@@ -220,7 +220,7 @@ def _attend_capped(
 
 
 def _mask(new: int, total: int, window: int | None, device: torch.device) -> Tensor:
-    """[new, total], true where query i, which stands at total - new + i, may look."""
+    """The mask [new, total], true for keys that query i, which stands at total - new + i, may see."""
     seen = torch.ones(new, total, dtype=torch.bool, device=device).tril(total - new)
     return seen if window is None else seen.triu(total - new - window + 1)
 
@@ -253,13 +253,13 @@ def encoder_attention(
 
 
 _QUERIES = 256
-"""With a window, so many queries are computed at a time, with the keys that they can see."""
+"""The number of queries that are computed at a time, with the keys they can see, if there is a window."""
 
 
 def _attend_around(
     q: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None, bias: Tensor | None
 ) -> Tensor:
-    """One sequence: [H, L, D]."""
+    """Attention within one sequence: [H, L, D] -> [H, L, D]."""
     length = q.shape[1]
     if window is None or window >= length - 1:
         added = None if bias is None else _added(_distance(range(length), range(length), q.device), bias)
@@ -277,13 +277,13 @@ def _attend_around(
 
 
 def _distance(queries: range, keys: range, device: torch.device) -> Tensor:
-    """[queries, keys]: how far a key stands after a query."""
+    """The distances [queries, keys]: positions by which each key stands after each query."""
     query = torch.arange(queries.start, queries.stop, device=device).unsqueeze(1)
     return torch.arange(keys.start, keys.stop, device=device) - query
 
 
 def _added(distance: Tensor, bias: Tensor) -> Tensor:
-    """[1, H, queries, keys]: to the scores."""
+    """The values [1, H, queries, keys] that are added to the scores."""
     reach = bias.shape[1] // 2
     return bias[None, :, distance.clamp(-reach, reach) + reach]
 
@@ -294,14 +294,14 @@ def _attend_masked(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None,
     )[0]
 
 
-# What becomes of the rows of a text
+# Pooling
 
 
 def mean(rows: Tensor) -> Tensor:
-    """[L, W] -> [1, W] float32."""
+    """The mean of all rows: [L, W] -> [1, W] float32."""
     return rows.float().sum(0, keepdim=True) / len(rows)
 
 
 def normalize(rows: Tensor) -> Tensor:
-    """[R, W] float32, each row to length 1. One of zeros stays as it is."""
+    """Bring each row [R, W] float32 to length 1; a row of zeros stays as it is."""
     return F.normalize(rows, dim=-1)

@@ -1,8 +1,7 @@
-"""This process's place among the ranks that share one model, and the piece of each dimension that it holds.
+"""The position of this process among the ranks that share one model, and the pieces of tensors that it holds.
 
-The layers are cut into runs, the stages; the ranks of a stage have a piece of each of its layers.
-Which processes those are, and how bytes travel between them, is the worker's business: it hands in the
-`Collectives`.
+The layers are cut into runs, the stages; the ranks of a stage have a piece of each of its layers. The worker
+decides which processes those are and how bytes travel between them, and passes in the `Collectives`.
 """
 
 from __future__ import annotations
@@ -15,23 +14,26 @@ from torch import Tensor
 from models.parallel.shares import Span, heads_of, kv_heads_of, layers_of, share_of
 
 PADDING = 64
-"""Rows of a vocabulary that are held together."""
+"""A rank's share of the vocabulary's rows is a multiple of this, for the kernels' sake."""
 
 
 class Collectives(Protocol):
+    """Communication among the ranks of one stage."""
+
     def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum over all ranks, which may be made in `x` itself."""
+        """Return the sum over all ranks, which may be made in `x` itself."""
         ...
 
     def all_gather(self, x: Tensor) -> Tensor:
-        """The ranks' tensors side by side along the last dimension, in the order of the ranks."""
+        """Return the ranks' tensors side by side along the last dimension, in the order of the ranks."""
         ...
 
 
 @dataclass(frozen=True)
 class Parallel:
+    """A rank's position: `rank` of `size` within its stage, which is `stage` of `stages`."""
+
     rank: int = 0
-    """Among those that share each layer of this stage."""
     size: int = 1
     group: Collectives | None = None
     stage: int = 0
@@ -39,17 +41,17 @@ class Parallel:
 
     @property
     def first(self) -> bool:
-        """This stage has the embeddings."""
+        """Whether this stage has the embeddings."""
         return self.stage == 0
 
     @property
     def last(self) -> bool:
-        """This stage has the last norm and the heads."""
+        """Whether this stage has the last norm and the heads."""
         return self.stage == self.stages - 1
 
     @property
     def undivided(self) -> Parallel:
-        """For what each rank of a stage holds whole."""
+        """The same stage as if it had one rank, for layers that each rank holds whole."""
         return Parallel(stage=self.stage, stages=self.stages)
 
     def share_layers(self, count: int) -> range:
@@ -65,12 +67,12 @@ class Parallel:
         return kv_heads_of(self.rank, self.size, heads)
 
     def share_padded(self, size: int) -> Span:
-        """As `share`, rounded up: the last ranks may hold less than the others, or nothing."""
+        """An equal piece for each rank, rounded up: the last ranks may hold less than others, or nothing."""
         piece = self.padded_length(size)
         return Span(size, min(size, self.rank * piece), min(size, (self.rank + 1) * piece))
 
     def padded_length(self, size: int) -> int:
-        """Of the piece that each rank has room for, in `share_padded`: a multiple of what kernels work on."""
+        """The length of the piece that each rank allocates for `share_padded`: a multiple of PADDING."""
         return size if self.size == 1 else -(-size // (self.size * PADDING)) * PADDING
 
     def all_reduce(self, x: Tensor) -> Tensor:

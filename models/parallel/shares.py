@@ -1,4 +1,4 @@
-"""How layers and heads are shared among ranks: arithmetic, without torch, so that a start can do it first."""
+"""Shares of layers and heads for each rank: arithmetic without torch, so that a start can check it first."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Span:
 
 
 def check_cut(model: ModelConfig, ranks: int, stages: int) -> None:
-    """What cannot be cut so is told before a process is started for each piece."""
+    """Refuse numbers of ranks and stages into which the model cannot be cut, before processes are started."""
     if ranks * stages > 1:
         model.require()
     layers_of(0, stages, model.num_layers)
@@ -42,7 +42,7 @@ def check_cut(model: ModelConfig, ranks: int, stages: int) -> None:
 
 
 def layers_of(stage: int, stages: int, count: int) -> range:
-    """A stage's run of the layers. What is over goes to the first ones: the last has the head."""
+    """A stage's run of the layers. First stages have one more if need be, since the last has the head."""
     if count < stages:
         raise ValueError(
             f"--pipeline-parallel-size {stages}: there are {count} layers, and each stage must have one; "
@@ -54,7 +54,7 @@ def layers_of(stage: int, stages: int, count: int) -> range:
 
 
 def share_of(rank: int, ranks: int, size: int, what: str) -> Span:
-    """An equal piece for each rank."""
+    """The piece of `size` that `rank` holds; all pieces are equal. `what` names its units in the refusal."""
     if size % ranks:
         raise ValueError(
             f"--tensor-parallel-size {ranks}: {size} {what} cannot be divided evenly; "
@@ -69,7 +69,7 @@ def heads_of(rank: int, ranks: int, heads: int) -> Span:
 
 
 def kv_heads_of(rank: int, ranks: int, heads: int) -> Span:
-    """Of fewer heads than ranks, each is held by several neighbours, whose queries all need it."""
+    """The key/value heads of a rank. If there are fewer than ranks, neighbours hold the same head."""
     if heads >= ranks:
         return share_of(rank, ranks, heads, "key/value heads")
     if ranks % heads:

@@ -1,4 +1,4 @@
-"""What a stage holds of a model: its run of the layers, and nothing of what other stages hold."""
+"""Modules of which a pipeline stage holds a part: its run of the layers, and nothing of other stages'."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from models.parallel.parallel import Parallel
 
 
 class Layers(nn.ModuleList):
-    """Of `count` layers those of this stage, which the checkpoint has under their numbers in the whole."""
+    """This stage's run of `count` layers. The checkpoint has them under their numbers in the whole model."""
 
     def __init__(self, count: int, parallel: Parallel, build: Callable[[int], nn.Module]) -> None:
         self.numbers = parallel.share_layers(count)
@@ -25,12 +25,12 @@ class Layers(nn.ModuleList):
 
 
 def if_held(here: bool, module: nn.Module) -> nn.Module:
-    """What one stage alone holds: all others have nothing in its place."""
+    """The module, if this stage holds it, else a `NotHere`."""
     return module if here else NotHere()
 
 
 class NotHere(nn.Module):
-    """Stands where another stage has something. What the checkpoint has for it is left to that stage."""
+    """A stand-in for a module that another stage holds. Its tensors are left to that stage."""
 
     def pull(self, weights: Weights) -> None:
         weights.ignore("")

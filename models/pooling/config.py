@@ -1,7 +1,7 @@
-"""How hidden states become vectors and labels: what the checkpoint's files say, and --pooler-config over it.
+"""The pooling of a checkpoint: how hidden states become vectors and labels, by its files and --pooler-config.
 
-Precedence: --pooler-config, then the files of sentence-transformers, then the family's own habit, which only
-its class knows and which is therefore left open here. No torch: the server reads labels, prompts and limits.
+--pooler-config comes first, then the files of sentence-transformers, then the family's default, which is left
+open here, since only its class knows it. No torch: the server reads labels, prompts and limits.
 """
 
 from __future__ import annotations
@@ -25,53 +25,55 @@ TWO_WAY, PLAIN = "from_2_way_softmax", "no_post_processing"
 
 
 class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
-    # which tokens
+    """The facts about pooling that the pooler and the server need."""
+
+    # tokens
     modes: tuple[Mode, ...] = ()
-    """Laid side by side to one vector for a text; empty: the family's own."""
+    """The modes whose results are laid side by side to one vector; empty means the family's mode."""
     tokens: Literal["ALL", "STEP"] | None = None
-    """Which tokens answer for themselves; None: the family's own."""
+    """The tokens that get an answer of their own; None means the family's choice."""
     include_prompt: bool = True
-    """False: the tokens of an instruction do not enter the vector."""
+    """False if the tokens of an instruction do not enter the vector."""
     step_tag_id: int | None = None
-    """STEP answers where this token stands."""
+    """The token at whose positions STEP answers."""
 
     # vectors
     token_steps: tuple[Step, ...] = ()
     steps: tuple[Step, ...] = ()
     normalize: bool = True
     dimensions: int | None = None
-    """Where vectors are cut if a request does not say."""
+    """The number of dimensions to which vectors are cut if a request does not say."""
     matryoshka: bool = False
-    """Whether requests may say."""
+    """Whether requests may ask for fewer dimensions."""
     matryoshka_dimensions: tuple[int, ...] = ()
-    """The widths they may choose from; empty: any."""
+    """The numbers of dimensions that they may ask for; empty means any."""
 
     # labels and scores
     num_labels: int = 2
     labels: tuple[str, ...] = ()
-    """Their names in order, where config.json has them."""
+    """The names of the labels in order, if config.json has them."""
     activation: Activation = "softmax"
     classifier_tokens: tuple[int, ...] = ()
-    """Labels are the logits of these tokens of the vocabulary; empty: the checkpoint has a head for them."""
+    """The tokens of the vocabulary whose logits are the labels; empty if the checkpoint has a classifier."""
     two_way: bool = False
-    """One label, from two tokens (false, true): how far the second is above the first."""
+    """True if two tokens (false, true) make one label: how far the second logit is above the first."""
     logit_mean: float = 0.0
     logit_sigma: float = 1.0
 
     # both
     task: Task | None = None
-    """The one that the operator wants the server to offer."""
+    """The one task that the operator wants the server to offer."""
     use_activation: bool | None = None
-    """None: as the checkpoint was made. Requests may say otherwise."""
+    """Whether vectors are normalised or labels activated; None goes by the checkpoint."""
 
     # texts
     texts: TextFacts = TextFacts()
     use_sep_token: bool | None = None
-    """How a pair becomes one text; None: as the tokenizer does it if it can."""
+    """Whether a separator stands between the texts of a pair; None leaves it to the tokenizer."""
 
 
 class _Asked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """--pooler-config, in the words of vLLM 0.32 and of 0.11."""
+    """The fields of --pooler-config, as vLLM 0.32 and 0.11 name them."""
 
     task: str | None = None
     pooling_type: str | None = None
@@ -90,7 +92,7 @@ class _Asked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     enable_chunked_processing: bool = False
     max_embed_len: int | None = None
     enable_flash_late_interaction: bool = True
-    """How MaxSim is computed there; its results do not depend on it."""
+    """A choice between vLLM's ways to compute MaxSim, on which its results do not depend."""
 
     @property
     def activates(self) -> bool | None:
@@ -185,7 +187,7 @@ def _read_head(config: ModelConfig) -> _Head:
 
 
 def _asked_modes(asked: _Asked) -> tuple[tuple[Mode, ...], Literal["ALL", "STEP"] | None]:
-    """`pooling_type` stands for whichever of the other two knows the word."""
+    """The modes for texts and for tokens; `pooling_type` stands for whichever of the two knows its word."""
     general = _upper(asked.pooling_type)
     of_text, of_tokens = _upper(asked.seq_pooling_type), _upper(asked.tok_pooling_type)
     if general is not None and (of_text or of_tokens):
@@ -228,7 +230,7 @@ def _task(name: str | None) -> Task | None:
 def _classifier_tokens(
     folder: Path, head: _Head, modules: Modules, asked: _Asked
 ) -> tuple[tuple[int, ...], bool]:
-    """-> (the tokens whose logits are the labels, whether two of them make one label)."""
+    """Find (the tokens whose logits are the labels, whether two of them make one label)."""
     if asked.returned_token_ids:
         return asked.returned_token_ids, False
     named, method = head.classifier_from_token, head.method
@@ -271,7 +273,7 @@ def _num_labels(head: _Head, tokens: tuple[int, ...], two_way: bool) -> int:
 
 
 def _labels(head: _Head, num_labels: int) -> tuple[str, ...]:
-    """Empty if they are for another number of labels: --hf-overrides may have changed it."""
+    """The labels' names; empty if --hf-overrides has made more or fewer labels than config.json names."""
     if sorted(head.id2label) != list(range(num_labels)):
         return ()
     return tuple(head.id2label[index] for index in range(num_labels))

@@ -1,8 +1,8 @@
-"""From hidden states to vectors and labels: which tokens, which head, which activation, chosen by task.
+"""The pooler turns hidden states into vectors and labels: the task chooses tokens, head and activation.
 
 Every sequence is pooled and passes its head by itself: sums run over its own rows in their order, and no
-matrix product has the rows of another in it. So a text gives the same bits alone and in any batch; only what
-works on each row alone (cuts, norms, activations) is done for many at once. All arithmetic is float32.
+matrix product has the rows of another in it. So a text gives the same bits alone and in any batch. Only work
+on each row alone (cuts, norms, activations) is done for many sequences at once. All arithmetic is float32.
 """
 
 from __future__ import annotations
@@ -20,57 +20,57 @@ from models.pooling.config import Activation
 from models.pooling.sentence_files import Mode
 
 Function = Callable[[Tensor], Tensor]
-"""Of rows [K, D], each for itself."""
+"""A function of rows [K, D], each for itself."""
 
 
 class PoolingLike(Protocol):
-    """What is asked for one sequence."""
+    """The request for one sequence, as the pooler reads it."""
 
     @property
     def task(self) -> str: ...
     @property
     def use_activation(self) -> bool | None:
-        """None: as the model does it."""
+        """Whether the result is normalised or activated; None leaves it to the model."""
         ...
 
     @property
     def dimensions(self) -> int | None: ...
     @property
     def skip(self) -> int:
-        """So many tokens at the beginning are an instruction, and stay out of a text's vector."""
+        """The number of tokens at the beginning that are an instruction and stay out of a text's vector."""
         ...
 
 
 @dataclass(slots=True)
 class PoolBatch:
-    """Finished sequences, packed. Of one that needs its last row only, no other row is here."""
+    """Finished sequences, packed; a sequence that needs its last row only is here with that row alone."""
 
-    hidden: Tensor  # [N, H]: the trunk's output
+    hidden: Tensor  # [N, H]: hidden states
     ids: Tensor  # [N]: the tokens
-    lengths: list[int]  # of the sequences; their sum is N
+    lengths: list[int]  # rows of each sequence; their sum is N
     params: Sequence[PoolingLike]
 
 
 class Rows(Protocol):
-    """Which tokens answer, and how they are merged."""
+    """The choice of the tokens that answer, and of how they are merged."""
 
     needs_all: bool
-    """False: the last row of a sequence suffices."""
+    """False if the last row of a sequence suffices."""
 
     def __call__(self, rows: Tensor, ids: Tensor, skip: int) -> Tensor:
-        """A sequence's rows [L, H] and tokens [L] -> [K, H'] float32."""
+        """Merge a sequence's rows [L, H], whose tokens are ids [L] -> [K, H'] float32."""
         ...
 
 
 class Merged:
-    """One row for the whole sequence; of several modes, side by side."""
+    """One row for the whole sequence; the results of several modes are laid side by side."""
 
     def __init__(self, modes: Sequence[Mode]) -> None:
         self.modes = tuple(modes)
         self.needs_all = self.modes != ("LAST",)
 
     def __call__(self, rows: Tensor, ids: Tensor, skip: int) -> Tensor:
-        # A sequence that is nothing but its instruction is merged whole: there is no vector of no tokens.
+        # A sequence that is nothing but its instruction is merged whole, for no tokens have no vector.
         skip = skip if skip < len(rows) else 0
         if skip:
             rows = rows[skip:]
@@ -79,6 +79,8 @@ class Merged:
 
 
 class Every:
+    """One row for each token."""
+
     needs_all = True
 
     def __call__(self, rows: Tensor, ids: Tensor, skip: int) -> Tensor:
@@ -86,7 +88,7 @@ class Every:
 
 
 class Tagged:
-    """The rows where the tag stands: the ends of the steps of a reasoning."""
+    """One row for each place where the tag stands, such as the end of a step of reasoning."""
 
     needs_all = True
 
@@ -98,7 +100,7 @@ class Tagged:
 
 
 def _weighted_mean(rows: Tensor, skip: int) -> Tensor:
-    """Later tokens weigh more: each as much as its place in the whole sequence, from 1."""
+    """A mean in which each token weighs as much as its position in the whole sequence, counted from 1."""
     weights = torch.arange(skip + 1, skip + len(rows) + 1, device=rows.device, dtype=torch.float32)  # [L]
     return (rows.float() * weights.unsqueeze(-1)).sum(0, keepdim=True) / weights.sum()
 
@@ -111,11 +113,14 @@ _MERGE: dict[Mode, Callable[[Tensor, int], Tensor]] = {
     "MEAN_SQRT_LEN": lambda rows, skip: rows.float().sum(0, keepdim=True) / len(rows) ** 0.5,
     "WEIGHTED_MEAN": _weighted_mean,
 }
-"""Of the rows that `skip` others stand before, in any type -> float32."""
+"""Each function merges rows [L, H], from which the first `skip` are already removed, to [1, H] float32."""
 
 
 def _sigmoid(rows: Tensor) -> Tensor:
-    """In steps whose last digits do not depend on where a number stands, unlike those of torch.sigmoid."""
+    """The sigmoid by operations whose last digits do not depend on where in memory a number stands.
+
+    Those of torch.sigmoid do.
+    """
     return 1 / (1 + torch.exp(-rows))
 
 
@@ -132,19 +137,20 @@ def normalize(rows: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskHead:
-    """The way of one task."""
+    """The parts that answer one task: hidden states pass `before`, `rows`, `project` and `activation`."""
 
     rows: Rows
     project: Function
+    """The projection or classifier that follows merging."""
     width: int
-    """Of a row that leaves the head."""
+    """The width of a row that leaves `project`."""
     activation: Function
     activates: bool
-    """Whether the activation is used if nobody says."""
+    """Whether the activation is used if the request does not say."""
     dimensions: int | None = None
-    """Where rows are cut if nobody says."""
+    """The width to which rows are cut if the request does not say."""
     before: Function | None = None
-    """For every token, ahead of merging."""
+    """A function of every token's row ahead of merging."""
 
     @property
     def is_merged(self) -> bool:
@@ -154,13 +160,13 @@ class TaskHead:
         return min(dimensions or self.dimensions or self.width, self.width)
 
     def pool(self, rows: Tensor, ids: Tensor, skip: int) -> Tensor:
-        """A sequence's hidden states [L, H] -> [K, width] float32."""
+        """Merge and project a sequence's hidden states [L, H] -> [K, width] float32."""
         if self.before is not None:
             rows = self.before(rows.float())
         return self.project(self.rows(rows, ids, skip))
 
     def finish(self, rows: Tensor, use_activation: bool | None, dimensions: int | None) -> Tensor:
-        """[R, width] -> [R, the cut width]."""
+        """Cut and activate rows [R, width] -> [R, the cut width]."""
         rows = rows[:, : self.cut(dimensions)]
         return self.activation(rows) if self._activates(use_activation) else rows
 
@@ -169,7 +175,7 @@ class TaskHead:
 
 
 class Pooler(nn.Module):
-    """Answers each sequence of a batch by the head of its task.
+    """A pooler answers each sequence of a batch by the head of its task.
 
     `projections` are the heads whose weights lie beside the checkpoint. Other heads belong to the model,
     which fills them.
@@ -189,11 +195,11 @@ class Pooler(nn.Module):
         return self._head(params.task).rows.needs_all
 
     def width(self, params: PoolingLike) -> int:
-        """Of each vector that `forward` answers with."""
+        """The width of each vector with which `forward` answers."""
         return self._head(params.task).cut(params.dimensions)
 
     def forward(self, batch: PoolBatch) -> list[Tensor]:
-        """float32, in the order of the batch: [D] for a merged sequence, else [K, D]."""
+        """Answer in the order of the batch, in float32: [D] for a merged sequence, else [K, D]."""
         hidden, ids = batch.hidden.split(batch.lengths), batch.ids.split(batch.lengths)
         answers: dict[int, Tensor] = {}
         for (task, use_activation, dimensions), members in _alike(batch.params).items():
@@ -211,7 +217,7 @@ class Pooler(nn.Module):
 
 
 def _alike(params: Sequence[PoolingLike]) -> dict[tuple[str, bool | None, int | None], list[int]]:
-    """The places in the batch of those that are finished in the same way."""
+    """The indices of the sequences that are finished in the same way, by (task, activation, dimensions)."""
     groups: dict[tuple[str, bool | None, int | None], list[int]] = {}
     for index, asked in enumerate(params):
         groups.setdefault((asked.task, asked.use_activation, asked.dimensions), []).append(index)

@@ -1,4 +1,4 @@
-"""What hidden states pass through after pooling: projections to vectors, and classifiers. All in float32."""
+"""Layers for pooled hidden states: projections to vectors, and classifiers. All are float32."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Matrix(nn.Module):
     bias: nn.Parameter | None
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool | None) -> None:
-        """`bias` None: if the checkpoint has one."""
+        """`bias` None means that there is one if the checkpoint has it."""
         super().__init__()
         self.shape = [outputs, inputs]
         self.has_bias = bias
@@ -130,7 +130,7 @@ def _open(folder: Path, load_format: str, weights: Weights) -> Weights:
 
 
 def _activation(path: str, folder: Path) -> Callable[[Tensor], Tensor]:
-    """By the name of a class of torch.nn, such as torch.nn.modules.activation.Tanh."""
+    """The activation that `path` names as a class of torch.nn, such as torch.nn.modules.activation.Tanh."""
     library, _, name = path.rpartition(".")
     if not library.startswith("torch.nn") or name not in _ACTIVATIONS:
         raise WeightsError(

@@ -26,7 +26,7 @@ _MODES: dict[str, Mode] = {
     "weightedmean": "WEIGHTED_MEAN",
     "lasttoken": "LAST",
 }
-# As files of before version 5.4 say it, in the order in which several modes are concatenated.
+# The flags of files from before version 5.4, in the order in which several modes are concatenated.
 _FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -45,14 +45,16 @@ _TOKENS, _SENTENCE = "token_embeddings", "sentence_embedding"
 
 
 class Dense(msgspec.Struct, frozen=True, tag=True):
+    """A linear layer with an activation."""
+
     folder: str
-    """Where its weights lie, within the checkpoint."""
+    """The folder of its weights, within the checkpoint."""
     inputs: int
     outputs: int
     bias: bool = True
     activation: str = "torch.nn.modules.activation.Tanh"
     residual: bool = False
-    """Add the input, projected if it must change its width."""
+    """Whether the input is added to the result, itself projected if the widths differ."""
 
 
 class LayerNorm(msgspec.Struct, frozen=True, tag=True):
@@ -68,23 +70,23 @@ Step = Dense | LayerNorm | Normalize
 
 
 class Modules(msgspec.Struct, frozen=True, kw_only=True):
-    """What modules.json says happens to hidden states."""
+    """The steps from hidden states to vectors or scores, as modules.json lists them."""
 
     modes: tuple[Mode, ...] = ()
-    """What pooling lays side by side; empty if there is no Pooling: such models answer with every token."""
+    """The modes of the Pooling module; empty if there is none, so that every token has a vector."""
     include_prompt: bool = True
     token_steps: tuple[Step, ...] = ()
-    """For each token, before pooling."""
+    """The steps for each token, before pooling."""
     steps: tuple[Step, ...] = ()
-    """For what pooling gave."""
+    """The steps for the pooled vectors."""
     normalize: bool = False
-    """Vectors have the length 1 at the end."""
+    """Whether vectors are brought to length 1 at the end."""
     score_tokens: tuple[int, ...] = ()
-    """A causal model scores by its logits: (false, true), or (true,) alone."""
+    """The tokens by whose logits a causal model scores: (false, true), or (true,) alone."""
 
 
 class TextFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """How texts become tokens, and what vectors are for. The server's business."""
+    """The facts that the server needs: how texts become tokens, and how vectors are compared."""
 
     max_len: int | None = None
     lower_case: bool = False
@@ -94,7 +96,7 @@ class TextFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The measure by which two texts are compared."""
     truncate_dim: int | None = None
     activation: str | None = None
-    """Of a cross-encoder's scores: a class of torch.nn."""
+    """The activation of a cross-encoder's scores, as the name of a class of torch.nn."""
 
 
 class _Module(msgspec.Struct):
@@ -104,7 +106,7 @@ class _Module(msgspec.Struct):
 
     @property
     def kind(self) -> str:
-        """The class, if it is one of a library we know, else the whole name."""
+        """The name of the class, with its module unless that belongs to a library that we know."""
         return self.type.rpartition(".")[2] if self.type.startswith(_LIBRARIES) else self.type
 
 
@@ -147,17 +149,17 @@ class _SettingsFile(msgspec.Struct):
 
 
 def makes_vectors(folder: Path) -> bool:
-    """Whether the checkpoint was made for that, whatever its architecture is called."""
+    """Whether the checkpoint was made for vectors, whatever its architecture is called."""
     return any(module.kind == "Pooling" for module in _modules(folder))
 
 
 def makes_scores(folder: Path) -> bool:
-    """Whether a generating model is used for the logits of one or two tokens."""
+    """Whether a model that generates scores by the logits of one or two tokens."""
     return any(module.kind == "LogitScore" for module in _modules(folder))
 
 
 def read_modules(folder: Path) -> Modules | None:
-    """None if the folder has no modules.json."""
+    """Read modules.json and the files it names; None if the folder has no modules.json."""
     modules = _modules(folder)
     if not modules:
         return None
@@ -206,7 +208,7 @@ def _similarity(path: Path, name: str | None) -> Similarity:
 
 
 class _Chain:
-    """Collects the modules in their order, and refuses an order or a module that we would not follow."""
+    """The modules collected in order; an order or a module that we could not follow is refused."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -8,7 +8,7 @@ from worker.kernels.cpu import operations, portable
 
 @pytest.fixture(autouse=True)
 def reference() -> None:
-    """Whatever a worker that other tests have opened in this process has bound."""
+    """Bind the reference operations, whatever a worker of other tests in this process has bound."""
     ops.use({})
 
 

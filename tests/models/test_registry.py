@@ -15,7 +15,7 @@ from models import registry
 
 @pytest.fixture(autouse=True)
 def plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[EntryPoint]]:
-    """What other distributions have installed: nothing, until a test adds to it."""
+    """The entry points of other distributions: none, until a test adds some."""
     installed: list[EntryPoint] = []
     monkeypatch.setattr(registry, "entry_points", lambda group: [e for e in installed if e.group == group])
     monkeypatch.setattr(registry, "_registered", {})
@@ -25,7 +25,7 @@ def plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[EntryPoint]]:
 
 
 def resolve(architecture: str, *arguments: str, named: str = "", trust: bool = False, **raw: object) -> type:
-    """`named`: the architecture that config.json names, if it is not the one whose class is looked for."""
+    """Resolve `architecture`; `named` is the one in config.json, if that is another."""
     config = msgspec.structs.replace(
         MODEL, architecture=architecture, architectures=(named or architecture,), raw=raw
     )

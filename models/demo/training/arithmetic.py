@@ -1,4 +1,4 @@
-"""Numbers as English words, and the sums the demo model learns."""
+"""Numbers as English words, and the sums that the demo model learns."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ _FRAMES = (
     "Solve {sum}.",
 )
 
-# Never used in training: the measure of what was learned beyond the wordings.
+# Training never uses these: they measure whether more than the wordings was learned.
 UNSEEN_FRAMES = ("Could you work out {sum} for me?", "What would {sum} be?", "Give me the answer to {sum}.")
 
 
@@ -143,7 +143,7 @@ def spoken_answer(task: Sum, words: bool) -> str:
 
 
 def question_and_answer(rng: random.Random) -> tuple[str, str]:
-    """One sum in one of many wordings; the answer repeats the sum in the notation of the question."""
+    """Make a sum in one of many wordings, and an answer that repeats it in the notation of the question."""
     task = random_sum(rng)
     style = rng.random()
     if style < 0.2:

@@ -22,7 +22,7 @@ Message = Json
 class Document:
     messages: list[Message] = field(default_factory=list)
     tools: list[Json] = field(default_factory=list)
-    # A plain document has no messages but pieces of text: what is given, and what is to be learned after it.
+    # A plain document has no messages but pairs of texts: the first is given, the second is to be learned.
     pieces: list[tuple[str, str]] = field(default_factory=list)
 
     @property
@@ -81,7 +81,7 @@ def _exchange(rng: Random) -> Turns:
 
 
 def _with_a_name(rng: Random, turns: Turns) -> Turns:
-    """The user says a name at the start and asks for it at the end, or asks without having said it."""
+    """Let the user say a name at the start and ask for it at the end, or ask without having said it."""
     question = rng.choice(("What is my name?", "Do you know my name?", "Who am I?", "What's my name?"))
     if rng.random() < 0.2:
         return [*turns, (question, "You have not told me your name.")]
@@ -93,7 +93,7 @@ def _with_a_name(rng: Random, turns: Turns) -> Turns:
 
 
 def _tool_conversation(rng: Random) -> Document:
-    """Tools are offered; most questions need one of them, some do not."""
+    """Make a conversation with tools; most of its questions need one of them, some do not."""
     uses = [make(rng) for make in rng.sample(tools.TOOLS, rng.choice((1, 1, 1, 2, 3)))]
     offered = {use.name: use.schema for use in uses}
     messages: list[Message] = []
@@ -130,7 +130,7 @@ def _messages(turns: Turns) -> list[Message]:
 
 
 def vary(rng: Random, question: str) -> str:
-    """The same question as careless people type it."""
+    """Type the question as careless people do."""
     if rng.random() < 0.4:
         return question
     if rng.random() < 0.1:
@@ -166,7 +166,7 @@ def _plain(rng: Random) -> Document:
 
 
 def _sums(rng: Random) -> Document:
-    """Many sums in one notation, of which only the results are learned: the densest lesson there is."""
+    """Make many sums in one notation, of which only the results are learned, so that each token teaches."""
     sums = [arithmetic.random_sum(rng) for _ in range(rng.choice((1, 2, 12, 24)))]
     notation = rng.random()
     if notation < 0.5:

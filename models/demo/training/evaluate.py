@@ -1,4 +1,4 @@
-"""Measures the demo model as it is shipped: how many questions of each kind it answers rightly, greedily.
+"""A measure of the demo model as it is shipped: the share of questions of each kind that it answers rightly.
 
 python -m models.demo.training.evaluate --model models/demo
 """
@@ -135,7 +135,7 @@ def _others(rng: random.Random) -> list[Case]:
 
 @torch.inference_mode()
 def answers(model: LlamaForCausalLM, codec: Codec, asked: list[Case]) -> list[str]:
-    """Greedy answers, each ended by the end token or cut after 80 tokens; the end token is left in."""
+    """Answer greedily; an answer is cut after 80 tokens, and keeps its end token if it has come."""
     prompts = [codec.encode_chat(case.messages, case.tools, answer_next=True) for case in asked]
     padding, end = codec.id_of(END_OF_TEXT), codec.id_of(TURN_END)
     greedy = GenerationConfig(max_new_tokens=80, do_sample=False, eos_token_id=end, pad_token_id=padding)
@@ -145,7 +145,7 @@ def answers(model: LlamaForCausalLM, codec: Codec, asked: list[Case]) -> list[st
         width = max(len(ids) for ids in batch)
         ids = torch.tensor([[padding] * (width - len(row)) + row for row in batch])  # [rows, width]
         mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in batch])  # [rows, width]
-        # The checker holds that `self` of generate() must be more than any one model is.
+        # The type checker wants a `self` for generate() that no model class is.
         generate = model.generate  # pyright: ignore[reportAttributeAccessIssue]
         output = generate(ids, attention_mask=mask, generation_config=greedy)
         found += [codec.decode(row).replace(END_OF_TEXT, "") for row in output[:, width:].tolist()]
@@ -153,7 +153,7 @@ def answers(model: LlamaForCausalLM, codec: Codec, asked: list[Case]) -> list[st
 
 
 def measure(model: LlamaForCausalLM, codec: Codec) -> str:
-    """A table of right answers by kind; right means the expected text, and then the end token."""
+    """Count the right answers of each kind; right means the expected text, and then the end token."""
     asked = cases()
     score: dict[str, list[bool]] = {}
     for case, answer in zip(asked, answers(model, codec, asked), strict=True):

@@ -1,4 +1,4 @@
-"""What the demo model is taught, as tables: all of it is read from `knowledge/`, no text is made here."""
+"""Tables of the facts that the demo model is taught: all are read from `knowledge/`, no text is made here."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ class Country(NamedTuple):
 
 
 class Known(NamedTuple):
-    """Wordings of one question, and the one answer to it."""
+    """Several wordings of one question, and its answer."""
 
     questions: tuple[str, ...]
     answer: str
 
 
 def _rows(file: str) -> list[list[str]]:
-    """Of a .csv table, without its heading."""
+    """Read the rows of a .csv table, without its heading."""
     with (_KNOWLEDGE / file).open(encoding="utf-8", newline="") as table:
         return list(csv.reader(table))[1:]
 
 
 def _answers(file: str) -> tuple[Known, ...]:
-    """Of a .txt file: wordings on one line, parted by bars, and the answer indented on the next."""
+    """Read a .txt file with wordings on one line, parted by bars, and the answer indented on the next."""
     entries = (_KNOWLEDGE / file).read_text(encoding="utf-8").strip().split("\n\n")
     pairs = (entry.split("\n") for entry in entries)
     return tuple(Known(tuple(questions.split(" | ")), answer.strip()) for questions, answer in pairs)
 
 
 def _lists(file: str) -> dict[str, list[str]]:
-    """Of a .txt file with a line for each list: its name, a colon, and the items parted by commas."""
+    """Read a .txt file with a line for each list: its name, a colon, and the items parted by commas."""
     lines = (_KNOWLEDGE / file).read_text(encoding="utf-8").splitlines()
     return {name: items.split(", ") for name, items in (line.split(": ") for line in lines)}
 
 
 COUNTRIES = tuple(Country(*row) for row in _rows("countries.csv"))
-# Language -> phrase in English -> the same in that language.
+# Phrases by language and by their English wording.
 LANGUAGES = {
     language: dict(zip(("hello", "thank you", "good night", "goodbye"), phrases, strict=True))
     for language, *phrases in _rows("languages.csv")
@@ -56,5 +56,5 @@ _LISTS = _lists("lists.txt")
 NAMES, ANIMALS, COLOURS, WORDS = (_LISTS[key] for key in ("names", "animals", "colours", "words"))
 DAYS, MONTHS = _LISTS["days"], _LISTS["months"]
 OPPOSITES = [pair.split("/") for pair in _LISTS["opposites"]]
-SOUNDS = [pair.split("/") for pair in _LISTS["sounds"]]  # animal, what it says
-TOPICS = _LISTS["topics"]  # things to be asked about that the model knows nothing of
+SOUNDS = [pair.split("/") for pair in _LISTS["sounds"]]  # an animal and its sound
+TOPICS = _LISTS["topics"]  # topics about which the model knows nothing

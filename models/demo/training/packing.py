@@ -1,4 +1,4 @@
-"""The demo model's corpus as tensors: packed rows of ids, and which of them are learned."""
+"""The demo model's corpus as tensors: packed rows of ids, with marks on those that are learned."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Batch:
     documents: Tensor  # [rows, row_len]: the number of the document in its row, -1 for padding
 
     def attention_mask(self) -> Tensor:
-        """True where a token may look: back, and in its own document only."""
+        """A mask that is true where a token may look: backwards, and in its own document only."""
         row_len = self.ids.shape[1]
         causal = torch.ones(row_len, row_len, dtype=torch.bool).tril()
         same = self.documents[:, :, None] == self.documents[:, None, :]  # [rows, row_len, row_len]
@@ -35,7 +35,7 @@ class Batch:
 
 
 class Encoder:
-    """Documents to ids and labels: of a conversation only the assistant's turns are learned."""
+    """An encoder of documents to ids and labels; of a conversation only the assistant's turns are learned."""
 
     def __init__(self, codec: Codec) -> None:
         self.codec = codec
@@ -65,14 +65,14 @@ class Encoder:
 
 
 class Packer:
-    """Gathers documents until one finds no room."""
+    """A packer gathers documents until one does not fit any more."""
 
     def __init__(self, row_len: int) -> None:
         self.row_len = row_len
         self._rows: list[list[Encoded]] = [[] for _ in range(STEP_TOKENS // row_len)]
 
     def add(self, document: Encoded) -> Batch | None:
-        """The batch that is full, if there is no room for this document beside the others."""
+        """Add a document. If there was no room for it, return the batch that is full."""
         size, full = len(document[0]), None
         room = [row for row in self._rows if sum(len(ids) for ids, _ in row) + size <= self.row_len]
         if not room:
@@ -102,7 +102,7 @@ class Packer:
 
 
 def batches(encoder: Encoder, seed: int) -> Iterator[Batch]:
-    """Short documents apart from long ones: attention over long rows is what costs most."""
+    """Pack short documents apart from long ones, since attention over long rows costs most."""
     packers = [Packer(row_len) for row_len in ROW_LENS]
     for document in documents(seed):
         encoded = encoder.encode(document)

@@ -1,4 +1,4 @@
-"""What the demo model can do in a conversation: each skill makes a question and its answer from the tables.
+"""The skills of the demo model in a conversation: each makes a question and its answer from the tables.
 
 A skill is a function of a random generator, so that the same seed gives the same corpus.
 """
@@ -50,7 +50,7 @@ CAPITAL_QUESTIONS = (
     "Give me the capital of {0}.",
     "Which city is {0}'s capital?",
 )
-# Never used in training: the measure of what was learned beyond the wordings.
+# Training never uses these: they measure whether more than the wordings was learned.
 UNSEEN_CAPITAL_QUESTIONS = (
     "Please give the name of the capital of {0}.",
     "Could you say which city is the capital of {0}?",
@@ -70,7 +70,7 @@ def capital(rng: Random) -> Turns:
     country = rng.choice(COUNTRIES)
     question = rng.choice(CAPITAL_QUESTIONS).format(country.name)
     turns = [(question, f"The capital of {country.name} is {_sentence_end(country.capital)}")]
-    if rng.random() < 0.2:  # a follow-up that needs the turn before
+    if rng.random() < 0.2:  # a second question, which only the turn before explains
         other = rng.choice(COUNTRIES)
         follow = rng.choice(("And of {0}?", "And {0}?", "What about {0}?", "And the capital of {0}?"))
         answer = f"The capital of {other.name} is {_sentence_end(other.capital)}"
@@ -193,7 +193,7 @@ def listing(rng: Random) -> Turns:
     number = rng.randint(2, 5)
     amount = rng.choice((str(number), arithmetic.in_words(number)))
     question = rng.choice(("Name {0} {1}.", "List {0} {1}.", "Give me {0} {1}.")).format(amount, kind)
-    # The first of the list, so that there is one right answer to learn.
+    # The answer is the first of the list, so that there is one right answer to learn.
     return [(question, ", ".join(things[:number]) + ".")]
 
 
@@ -214,7 +214,7 @@ def small_talk(rng: Random) -> Turns:
 
 def languages(rng: Random) -> Turns:
     language, phrases = rng.choice(list(LANGUAGES.items()))
-    if rng.random() < 0.3:  # greeted in a language, the model answers in it
+    if rng.random() < 0.3:  # the model answers a greeting in its language
         hello = phrases["hello"]
         return [(hello if rng.random() < 0.5 else hello.rstrip(" !"), hello + " 😊")]
     phrase = rng.choice(list(phrases))
@@ -269,7 +269,7 @@ def echo(rng: Random) -> Turns:
 
 
 def make_json(rng: Random) -> Turns:
-    """An object with the keys that were asked for, or a list."""
+    """Make a request for a JSON object with certain keys, or for a list, and the answer."""
     if rng.random() < 0.25:
         kind, things = rng.choice((("colours", COLOURS), ("animals", ANIMALS), ("names", NAMES)))
         number = rng.randint(2, 4)
@@ -316,7 +316,7 @@ def story(rng: Random) -> Turns:
 
 
 def tell(rng: Random, animal: str) -> str:
-    """A story of five sentences whose hero, place and thing stay the same."""
+    """Make a story of five sentences whose hero, place and thing stay the same."""
     name, friend = rng.sample(NAMES, 2)
     place = rng.choice(("forest", "garden", "village", "castle", "kitchen", "mountain", "island", "market"))
     thing = rng.choice(("key", "letter", "lemon", "ribbon", "feather", "candle", "hat", "bell"))
@@ -343,7 +343,7 @@ def _sentence_end(text: str) -> str:
     return text if text.endswith(".") else text + "."
 
 
-# Skill, weight, and whether its questions may change in case and punctuation.
+# Each entry is a skill, its weight, and whether case and punctuation of its questions may change.
 SKILLS: tuple[tuple[Callable[[Random], Turns], float, bool], ...] = (
     (small_sum, 30, True),
     (capital, 18, True),

@@ -18,7 +18,7 @@ from tokenizers.trainers import BpeTrainer
 from models.demo.training.corpus import Document, Json, Message
 
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-# Known as single tokens, but part of the text: whoever parses tool calls must see them.
+# These are single tokens, but part of the text, since the parser of tool calls must see them.
 TOOL_MARKS = ("<tool_call>", "</tool_call>")
 VOCAB_SIZE = 2048
 MAX_LEN = 2048
@@ -27,9 +27,9 @@ _TEMPLATE = Path(__file__).parents[1] / "chat_template.jinja"
 
 
 def train(documents: Iterable[Document]) -> Tokenizer:
-    """Byte-level BPE, so that any text survives the round trip."""
+    """Train a byte-level BPE, so that any text survives the round trip."""
     tokenizer = Tokenizer(BPE())
-    # Digits stand alone: a sum is then a matter of columns, not of memorised numbers.
+    # Each digit is a token, so that a sum is a matter of columns, not of memorised numbers.
     tokenizer.pre_tokenizer = Sequence([Split(Regex(r"\d"), "isolated"), ByteLevel(add_prefix_space=False)])
     tokenizer.decoder = ByteLevelDecoder()
     trainer = BpeTrainer(
@@ -44,7 +44,7 @@ def train(documents: Iterable[Document]) -> Tokenizer:
 
 
 def _words_of(document: Document) -> str:
-    """What remains for BPE to split: the marks are tokens already."""
+    """The pieces of text that BPE is to split, without the marks, which are tokens already."""
     text = (
         render_chat(document.messages, document.tools, answer_next=False)
         if document.messages
@@ -56,7 +56,7 @@ def _words_of(document: Document) -> str:
 
 
 def save(tokenizer: Tokenizer, folder: Path) -> None:
-    """Writes what a server needs to turn messages into ids: the tokenizer, its facts and the template."""
+    """Write the files with which a server turns messages into ids: tokenizer, its facts and template."""
     facts = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": None,
@@ -76,14 +76,14 @@ def render_chat(messages: list[Message], tools: list[Json], answer_next: bool) -
 
 @cache
 def _template() -> Template:
-    # As transformers sets it up: the same template must give the same text in every server.
+    # The environment is set up as in transformers: a template must give the same text in every server.
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
     return environment.from_string(_TEMPLATE.read_text())
 
 
 class Codec:
-    """Text and conversations to ids, and ids to text."""
+    """An encoder of texts and conversations to ids, and of ids back to text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

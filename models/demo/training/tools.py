@@ -1,4 +1,4 @@
-"""Tool calls for the demo model: functions it is offered, questions that need them, and what to say after."""
+"""Tool calls for the demo model: functions, questions that need them, and answers made of the results."""
 
 from __future__ import annotations
 

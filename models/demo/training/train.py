@@ -1,4 +1,4 @@
-"""Trains the demo model on the corpus that `corpus.py` makes, within a given time on a CPU.
+"""The training of the demo model on the corpus that `corpus.py` makes, within a given time on a CPU.
 
     python -m models.demo.training.train --out models/demo --minutes 30
 
@@ -64,7 +64,7 @@ def loss_of(model: LlamaForCausalLM, batch: Batch) -> Tensor:
         )
         target = batch.labels[:, 1:]
         learned = target != NO_LOSS
-        # A document's first token follows another document: there is nothing to predict it from.
+        # A document's first token follows another document, from which it cannot be predicted.
         learned &= batch.positions[:, 1:] > 0
         hidden = output.last_hidden_state[:, :-1][learned]  # [learned tokens, hidden]
         logits = model.lm_head(hidden)  # [learned tokens, vocab]
@@ -79,7 +79,7 @@ def warmth(progress: float) -> float:
 
 
 class Optimizer:
-    """Muon for the matrices of the layers, which learns them in fewer steps; AdamW for the rest."""
+    """Muon for the matrices of the layers, which it learns in fewer steps, and AdamW for the rest."""
 
     def __init__(self, model: LlamaForCausalLM) -> None:
         inner = [weight for weight in model.model.layers.parameters() if weight.ndim == 2]
@@ -128,7 +128,7 @@ def fit(
 
 
 def save(model: LlamaForCausalLM, out: Path) -> None:
-    """In bfloat16: a copy, since the float32 weights may go on learning."""
+    """Save a copy in bfloat16, since the float32 weights may go on learning."""
     copy.deepcopy(model).bfloat16().save_pretrained(out)
 
 

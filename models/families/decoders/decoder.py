@@ -1,7 +1,7 @@
 """The decoder that Llama-like families share: attention and a gated MLP, each with its norms, on one stream.
 
-A family is a `DecoderSpec`, built in its own file from its own fields of config.json. What would need yet
-another switch here gets a file of its own instead.
+A family is a `DecoderSpec`, built in its own file from its own fields of config.json. A family that would
+need yet another switch here gets a decoder of its own instead.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from models.parallel.stages import Layers, if_held
 
 @dataclass(frozen=True)
 class Norms:
-    """Which norms a layer has, by their names in the checkpoint; "" is none."""
+    """The names of a layer's norms in the checkpoint; "" means that there is none."""
 
     before_attention: str = ""
     after_attention: str = ""
@@ -50,15 +50,17 @@ SANDWICH_NORMS = Norms(
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSpec:
-    """What may differ from layer to layer."""
+    """The facts that may differ from layer to layer."""
 
     rope: Rope | None
-    """None: this layer does not see positions."""
+    """The rotation; None means that this layer does not see positions."""
     window: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderSpec:
+    """The description of a family: which norms, biases, windows and multipliers its decoder has."""
+
     layers: tuple[LayerSpec, ...]
     intermediate_size: int
     activation: str
@@ -66,19 +68,19 @@ class DecoderSpec:
     attention_scale: float
     norms: Norms = PRE_NORMS
     norm_offset: float = 0.0
-    """1 where the checkpoint stores norm weights w and means 1 + w."""
+    """The number 1 if the checkpoint stores norm weights w and means 1 + w."""
     qk_norm: Literal["head", "projection"] | None = None
-    """Queries and keys are normalised head by head, or all heads at once."""
+    """Whether queries and keys are normalised head by head, all heads at once, or not at all."""
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
     fused: bool = False
-    """The checkpoint holds q, k, v as one matrix, and gate and up as one."""
+    """Whether the checkpoint holds q, k, v as one matrix, and gate and up as one."""
     attention_softcap: float | None = None
     logit_softcap: float | None = None
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
-    """Of what a sublayer adds to the stream."""
+    """A factor of everything that a sublayer adds to the stream."""
     logit_scale: float = 1.0
 
 
@@ -147,7 +149,7 @@ class DecoderAttention(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """The residual stream comes in two pieces: `stream`, and what the sublayer before added to it, `delta`.
+    """One layer. The residual stream comes in two pieces: `stream`, and `delta`, which is still to be added.
 
     So adding up and normalising the sum, which always follow each other, are one operation.
     """
@@ -191,7 +193,7 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """The trunk: token ids -> hidden states, or a stage's part of that way."""
+    """The trunk: token ids -> hidden states. A stage does its part of that."""
 
     def __init__(self, config: ModelConfig, spec: DecoderSpec, parallel: Parallel) -> None:
         super().__init__()
@@ -217,7 +219,7 @@ class Decoder(nn.Module):
 
 
 class DecoderForCausalLM(nn.Module):
-    """The trunk and the LM head; a family's class hands in its spec."""
+    """The trunk and the LM head; a family's class passes its spec."""
 
     def __init__(self, setup: ModelSetup, spec: DecoderSpec) -> None:
         super().__init__()
@@ -255,7 +257,7 @@ class DecoderForCausalLM(nn.Module):
 
 
 def _look_around(config: ModelConfig, spec: DecoderSpec, layer: LayerSpec) -> EncoderAttention:
-    """Of a window, half lies on each side."""
+    """Attention for a decoder that sees its whole text. Half of a window lies on each side of a token."""
     if spec.attention_softcap is not None:
         raise ValueError(f"{config.architecture} that attends in both directions cannot cap its attention")
     window = None if layer.window is None else layer.window // 2
@@ -263,8 +265,8 @@ def _look_around(config: ModelConfig, spec: DecoderSpec, layer: LayerSpec) -> En
 
 
 def _enter(norm: nn.Module | None, delta: Tensor | None, stream: Tensor) -> tuple[Tensor, Tensor]:
-    """Complete the stream; -> (what the next sublayer reads, the stream). The first has no delta."""
-    if not isinstance(norm, RMSNorm):  # there is none, or another stage has it
+    """Complete the stream -> (the next sublayer's input, the stream). The first sublayer has no delta."""
+    if not isinstance(norm, RMSNorm):  # the family has no such norm, or another stage has it
         stream = stream if delta is None else ops.add(stream, delta)
         return stream, stream
     return (norm(stream), stream) if delta is None else norm.add(delta, stream)

@@ -22,13 +22,13 @@ class GemmaFields(DecoderFields, frozen=True, kw_only=True):
     hidden_act: str = "gelu_pytorch_tanh"
     hidden_activation: str | None = None
     query_pre_attn_scalar: float | None = None
-    """Attention is scaled by the root of this instead of the heads' width."""
+    """The number by whose root attention is scaled; None means the width of the heads."""
     attn_logit_softcapping: float | None = None
     final_logit_softcapping: float | None = None
 
     @property
     def activation(self) -> str:
-        """The first checkpoints say "gelu" and mean its approximation."""
+        """The activation's name. The first checkpoints say "gelu" and mean its approximation."""
         named = self.hidden_activation or self.hidden_act
         return "gelu_pytorch_tanh" if named == "gelu" else named
 
@@ -39,7 +39,7 @@ class Gemma2Fields(GemmaFields, frozen=True, kw_only=True):
     final_logit_softcapping: float | None = 30.0
     sliding_window: int | None = 4096
     sliding_window_pattern: int = 2
-    """Every so many layers, one sees everything."""
+    """The number of layers of which one, the last, has no window."""
 
     def slides(self, index: int) -> bool:
         if self.layer_types is not None:
@@ -82,7 +82,7 @@ class Gemma3ForCausalLM(DecoderForCausalLM):
 
 
 def _far_and_near(setup: ModelSetup, fields: Gemma3Fields) -> tuple[Rope, Rope]:
-    """The ropes of the layers that see everything, and of those with a window, which is never stretched."""
+    """The ropes of layers without a window and of layers with one, which are never stretched."""
     raw, dim = setup.config.raw, setup.config.head_dim
     far = read_rope(raw, dim, setup.max_len, layer_type="full_attention", default_theta=1000000.0)
     if fields.rope_parameters and "sliding_attention" in fields.rope_parameters:

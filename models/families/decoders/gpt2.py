@@ -19,7 +19,7 @@ from models.parallel.stages import Layers, if_held
 
 
 class GPT2Fields(msgspec.Struct, frozen=True, kw_only=True):
-    """What config.json says beyond ModelConfig."""
+    """The fields of config.json that ModelConfig lacks."""
 
     n_inner: int | None = None
     activation_function: str = "gelu_new"

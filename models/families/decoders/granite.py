@@ -1,4 +1,4 @@
-"""Granite 3: Llama with multipliers where others have initialisation tricks."""
+"""Granite 3: Llama with multipliers of embeddings, attention, residuals and logits."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ _NAMES = {
 
 class InternLM2Fields(DecoderFields, frozen=True, kw_only=True):
     bias: bool = False
-    """Of the four projections of attention."""
+    """Whether the four projections of attention have biases."""
 
 
 class InternLM2ForCausalLM(DecoderForCausalLM):
@@ -48,7 +48,7 @@ class InternLM2ForCausalLM(DecoderForCausalLM):
 
 
 class _Renamed(Weights):
-    """A scope that is asked for the usual names, and reads InternLM2's."""
+    """A scope that translates the usual names to those of InternLM2."""
 
     def __init__(self, reading: Reading, path: str, config: ModelConfig) -> None:
         super().__init__(reading, path)
@@ -76,7 +76,7 @@ class _Renamed(Weights):
     def _take_interleaved(
         self, name: str, part: str, shape: Sequence[int], cut: Cut | None, dtype: torch.dtype
     ) -> Tensor:
-        """A key head is stored after the query heads that share it, and before its value head."""
+        """Read queries, keys or values: the query heads that share a key stand before it and its value."""
         config = self._config
         shared = config.num_heads // config.num_kv_heads
         group = (shared + 2) * config.head_dim  # rows, as all that follows
@@ -87,7 +87,7 @@ class _Renamed(Weights):
         pieces: list[Tensor] = []
         for index in range(start // mine, -(-stop // mine)):
             first, last = max(start, index * mine), min(stop, (index + 1) * mine)
-            stored = index * (group - mine) + before  # what lies ahead of these rows, beside others of theirs
+            stored = index * (group - mine) + before  # rows of other parts that are stored ahead of these
             pieces.append(self.reading.take(name, size, Cut(0, stored + first, stored + last), dtype))
         return torch.cat(pieces)
 

@@ -15,7 +15,7 @@ class LlamaForCausalLM(DecoderForCausalLM):
 
 class MistralFields(DecoderFields, frozen=True, kw_only=True):
     sliding_window: int | None = 4096
-    """Of all layers; later checkpoints say null."""
+    """The window of all layers; later checkpoints say null."""
 
 
 class MistralForCausalLM(DecoderForCausalLM):

@@ -1,4 +1,4 @@
-"""OLMo 2: norms behind attention and MLP instead of before them, and over all query and key heads at once."""
+"""OLMo 2: norms after attention and MLP instead of before, and norms over all query or key heads at once."""
 
 from __future__ import annotations
 

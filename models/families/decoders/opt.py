@@ -21,7 +21,7 @@ _EPS = 1e-5
 
 
 class OPTFields(msgspec.Struct, frozen=True, kw_only=True):
-    """What config.json says beyond ModelConfig."""
+    """The fields of config.json that ModelConfig lacks."""
 
     ffn_dim: int
     activation_function: str = "relu"

@@ -1,4 +1,4 @@
-"""Phi-3, Phi-3.5, Phi-4: Llama with fused matrices in the checkpoint, longrope, heads turned in part."""
+"""Phi-3, Phi-3.5, Phi-4: Llama with fused matrices in the checkpoint, longrope, and heads rotated in part."""
 
 from __future__ import annotations
 

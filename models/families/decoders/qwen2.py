@@ -12,10 +12,10 @@ class QwenFields(DecoderFields, frozen=True, kw_only=True):
     use_sliding_window: bool = False
     sliding_window: int | None = 4096
     max_window_layers: int = 28
-    """Layers below this one see everything."""
+    """The number of lower layers that have no window."""
 
     def windows(self, config: ModelConfig) -> list[int | None]:
-        """Of each layer."""
+        """The window of each layer; None means that it has none."""
         if not self.use_sliding_window:
             return [None] * config.num_layers
         slides = [index >= self.max_window_layers for index in range(config.num_layers)]

@@ -1,4 +1,4 @@
-"""Qwen3: as Qwen2, with normalised query and key heads in place of the biases."""
+"""Qwen3: Qwen2 with normalised query and key heads instead of biases."""
 
 from __future__ import annotations
 

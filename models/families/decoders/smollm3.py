@@ -10,7 +10,7 @@ from models.model import ModelSetup
 
 class SmolLM3Fields(DecoderFields, frozen=True, kw_only=True):
     no_rope_layers: tuple[int, ...] | None = None
-    """Whatever its name says, 1 for a layer that has rope."""
+    """A number for each layer: 1 if it has rope, whatever the field's name says."""
     no_rope_layer_interval: int = 4
     use_sliding_window: bool = False
 

@@ -1,4 +1,4 @@
-"""ALBERT: a few layers, each of which runs several times, and embeddings narrower than they are."""
+"""ALBERT: a few layers, each of which runs several times, and embeddings narrower than the layers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAMES = LayerNames(
 
 
 class AlbertFields(msgspec.Struct, frozen=True, kw_only=True):
-    """What config.json says beyond ModelConfig."""
+    """The fields of config.json that ModelConfig lacks."""
 
     intermediate_size: int
     max_position_embeddings: int
@@ -30,7 +30,7 @@ class AlbertFields(msgspec.Struct, frozen=True, kw_only=True):
     layer_norm_eps: float = 1e-12
     num_hidden_groups: int = 1
     inner_group_num: int = 1
-    """Layers in a group, which run one after the other."""
+    """The number of layers in a group, which run one after the other."""
 
 
 def albert_trunk(setup: ModelSetup) -> Encoder:

@@ -1,4 +1,4 @@
-"""BERT, RoBERTa (with XLM-R and CamemBERT) and ELECTRA: one layer, with other positions, widths and heads."""
+"""BERT, RoBERTa (with XLM-R and CamemBERT) and ELECTRA: the same layer, other positions, widths and heads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NAMES = LayerNames(
 
 
 class BertFields(msgspec.Struct, frozen=True, kw_only=True):
-    """What config.json says beyond ModelConfig."""
+    """The fields of config.json that ModelConfig lacks."""
 
     intermediate_size: int
     max_position_embeddings: int
@@ -30,7 +30,7 @@ class BertFields(msgspec.Struct, frozen=True, kw_only=True):
     layer_norm_eps: float = 1e-12
     pad_token_id: int = 0
     embedding_size: int | None = None
-    """Of embeddings that are brought to the layers' width by a projection."""
+    """The width of embeddings that a projection brings to the layers' width."""
     position_embedding_type: str = "absolute"
 
 
@@ -78,7 +78,7 @@ def _layer(setup: ModelSetup, fields: BertFields) -> EncoderLayer:
 
 
 def roberta_trunk(setup: ModelSetup) -> Encoder:
-    """Positions begin after the row that stands for padding."""
+    """BERT's trunk with positions that begin after the row of the padding token."""
     return bert_trunk(setup, first_position=bert_fields(setup.config).pad_token_id + 1)
 
 

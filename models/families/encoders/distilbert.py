@@ -1,4 +1,4 @@
-"""DistilBERT: BERT with half the layers, and without types of texts."""
+"""DistilBERT: BERT with half the layers, and no token types."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NAMES = LayerNames(
 
 
 class DistilBertFields(msgspec.Struct, frozen=True, kw_only=True):
-    """What config.json says beyond ModelConfig."""
+    """The fields of config.json that ModelConfig lacks."""
 
     hidden_dim: int
     max_position_embeddings: int = 512

@@ -1,7 +1,7 @@
 """The encoder that BERT-like families share: layers of attention and an MLP, each followed by its norm.
 
-Every text is computed whole, in one step. A family builds its layers in its own file, and says there what
-their parts are called in its checkpoints.
+Every text is computed whole, in one step. A family builds its layers in its own file, which also has the
+names of their parts in its checkpoints.
 """
 
 from __future__ import annotations
@@ -28,26 +28,29 @@ from models.parallel.stages import if_held
 
 @dataclass(frozen=True, kw_only=True)
 class LayerNames:
-    """The parts of a layer, by their names in the checkpoint."""
+    """The names of a layer's parts in the checkpoint."""
 
     qkv: tuple[str, ...]
-    """One for each, or one for all three."""
+    """The names of queries, keys and values: three, or one if they are one matrix."""
     out: str
     attention_norm: str
     mlp: str = ""
-    """Empty: its parts lie beside those of attention."""
+    """The name of the MLP; empty if its parts lie beside those of attention."""
     mlp_norm: str
 
 
 class Embeddings(nn.Module):
-    """What a token is, where it stands, and to which text of a pair it belongs, if a family adds these."""
+    """The sum of a token's embedding and, if the family has them, those of its position and its type.
 
-    ignored = ("position_ids", "token_type_ids")  # the numbers from 0 on, and zeros
+    Types tell the second text of a pair from the first.
+    """
+
+    ignored = ("position_ids", "token_type_ids")  # constants that old checkpoints carry
 
     def __init__(
         self, setup: ModelSetup, width: int, *, positions: int = 0, first_position: int = 0, types: int = 0
     ) -> None:
-        """`positions`: rows of the table of learned ones, and `first_position` where a text begins in it."""
+        """`positions` is the length of the table of learned positions; texts begin at `first_position`."""
         super().__init__()
         learned = positions - first_position
         if positions and setup.max_len > learned:
@@ -71,13 +74,13 @@ class Embeddings(nn.Module):
         return hidden
 
     def _types(self, rows: Tensor) -> Tensor:
-        """[T, width], or [width] if all are the same. RoBERTa has one type only, and tells no texts apart."""
-        types = context().token_types
+        """The embeddings of the tokens' types [T, width], or [width] if all tokens have the same type."""
+        types = context().token_types  # RoBERTa has one type, so it does not tell the texts of a pair apart
         return rows[0] if types is None or len(rows) == 1 else F.embedding(types, rows)
 
 
 class MLP(nn.Module):
-    """`names` are those of its two matrices."""
+    """Two linear layers with an activation between; `names` are theirs in the checkpoint."""
 
     def __init__(
         self,
@@ -143,7 +146,7 @@ class EncoderLayer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """The trunk: token ids -> hidden states, or a stage's part of that way."""
+    """The trunk: token ids -> hidden states. A stage does its part of that."""
 
     def __init__(
         self,
@@ -159,11 +162,11 @@ class Encoder(nn.Module):
         rotary: nn.Module | None = None,
         bias: nn.Module | None = None,
     ) -> None:
-        """`layers`, `project`, `norm`: by, or as, their names in the checkpoint.
+        """Build a trunk of `layers`, by their names in the checkpoint; `project` and `norm` are such names.
 
-        `width`: of the embeddings, if not the layers', to which then `project` brings them. `order`: of the
-        layers, if some run again. `rotary` turns positions into cosines and sines, and `bias` gives what is
-        added to scores for each distance.
+        `width` is the embeddings' width, if not that of the layers, to which `project` then brings them.
+        `order` has the indices of the layers as they run, if some run again. `rotary` turns positions into
+        cosines and sines, and `bias` gives the numbers that are added to scores by distance.
         """
         super().__init__()
         size = setup.config.hidden_size

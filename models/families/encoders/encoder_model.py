@@ -1,7 +1,7 @@
-"""What an encoder is served as: its trunk, and the head that it was published with, if that answers requests.
+"""Classes of encoders as they are served: a trunk, and the head that it was published with, if it is of use.
 
-A family derives a class for each of its architectures. How tokens are merged and where the head is applied is
-the pooler's business, which reads the attributes here.
+A family has a class for each of its architectures, made by `encoder_classes`. The pooler merges tokens and
+applies the head; it reads the attributes here.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ from models.pooling.sentence_files import Mode
 
 
 class EncoderModel(nn.Module):
+    """A trunk and, if there is one, its head."""
+
     causal: ClassVar[bool] = False
     default_pooling: Mode = "CLS"
-    """How tokens are merged where neither the checkpoint nor the operator says."""
+    """The way tokens are merged if neither the checkpoint nor the operator says."""
     token_head: ClassVar[bool] = False
-    """The head is made for each token, and not for whole texts."""
+    """Whether the head is made for each token, and not for whole texts."""
     prefix: ClassVar[tuple[str, ...]]
-    """What the trunk may be called in a checkpoint that was saved with a head. Without one it has no name."""
+    """The names that the trunk may have in a checkpoint. One that was saved without a head has no name."""
     heads: ClassVar[tuple[str, ...]]
-    """The heads of all the family's architectures: a checkpoint may have more of them than are used."""
+    """The names of all heads in the family: a checkpoint may have more of them than are used."""
 
     def __init__(self, trunk: nn.Module, head: nn.Module | None = None) -> None:
         super().__init__()
@@ -47,7 +49,7 @@ class EncoderModel(nn.Module):
         return self.trunk(ids, positions, stream)
 
     def attention_layers(self) -> list[Attention]:
-        """None of them reads the cache."""
+        """Return no layers, since none reads the cache."""
         return []
 
 
@@ -79,7 +81,7 @@ def encoder_classes(
 class Head(nn.Module):
     """Rows [R, hidden_size] -> [R, labels], in float32: a dense layer with an activation, and a classifier.
 
-    A part may have one of several names in a checkpoint; without a name for `dense` there is none.
+    `dense` has the names of which the dense layer has one in a checkpoint; if it is empty, there is none.
     """
 
     def __init__(
@@ -99,7 +101,7 @@ class Head(nn.Module):
         self.held = setup.parallel.last
 
     def pull(self, weights: Weights) -> None:
-        if not self.held:  # the model ignores what its heads are called
+        if not self.held:  # `EncoderModel.pull` ignores the tensors of all heads
             return
         if self.dense is not None:
             load(self.dense, weights.first(*self.dense_names))

@@ -30,7 +30,7 @@ _PACKED = replace(_APART, qkv=("attention.qkv_proj",))
 
 
 class GteFields(msgspec.Struct, frozen=True, kw_only=True):
-    """What config.json says beyond ModelConfig."""
+    """The fields of config.json that ModelConfig lacks."""
 
     intermediate_size: int
     max_position_embeddings: int
@@ -91,7 +91,7 @@ class GteMLP(nn.Module):
 
 
 class UpGate(GatedLinear):
-    """Stored the other way round than `ops.gated_linear` reads it."""
+    """A gated layer that is stored as up and gate, while `ops.gated_linear` reads gate and up."""
 
     def _gather(self, weights: Weights, name: str) -> list[Tensor]:
         up, gate = torch.cat(super()._gather(weights, name)).chunk(2)

@@ -28,7 +28,7 @@ _NEAR, _FAR = "sliding_attention", "full_attention"
 
 
 class ModernBertFields(msgspec.Struct, frozen=True, kw_only=True):
-    """What config.json says beyond ModelConfig."""
+    """The fields of config.json that ModelConfig lacks."""
 
     intermediate_size: int
     hidden_activation: str = "gelu"
@@ -38,19 +38,19 @@ class ModernBertFields(msgspec.Struct, frozen=True, kw_only=True):
     mlp_bias: bool = False
     layer_types: tuple[str, ...] | None = None
     global_attn_every_n_layers: int = 3
-    """As the first checkpoints said which layers have no window."""
+    """The number of layers of which the first has no window, where there are no `layer_types`."""
     local_attention: int = 128
-    """How many positions a window covers, half of them on each side."""
+    """The number of positions that a window covers, half of them on each side."""
     global_rope_theta: float = 160000.0
     local_rope_theta: float | None = 10000.0
-    """None: the same."""
+    """The base of the rotation in layers with a window; None means that of the others."""
     classifier_pooling: Literal["cls", "mean"] = "cls"
     classifier_activation: str = "gelu"
     classifier_bias: bool = False
 
 
 class ModernBert(nn.Module):
-    """The trunk: token ids -> hidden states, or a stage's part of that way."""
+    """The trunk: token ids -> hidden states. A stage does its part of that."""
 
     def __init__(self, setup: ModelSetup) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class ModernBertLayer(nn.Module):
     def __init__(self, setup: ModelSetup, fields: ModernBertFields, index: int, kind: str) -> None:
         super().__init__()
         self.kind = kind
-        # What the first layer reads comes out of a norm already.
+        # The first layer's input has passed a norm already.
         self.attn_norm = _norm(setup.config, fields) if index else nn.Identity()
         self.attn = ModernBertAttention(setup, fields, kind)
         self.mlp_norm = _norm(setup.config, fields)
@@ -129,7 +129,7 @@ class ModernBertMLP(nn.Module):
 
 
 class ModernBertHead(nn.Module):
-    """Rows [R, H] -> [R, labels], in float32."""
+    """A dense layer, a norm and a classifier: rows [R, H] -> [R, labels], in float32."""
 
     def __init__(self, setup: ModelSetup, fields: ModernBertFields) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ class ModernBertHead(nn.Module):
         self.held = setup.parallel.last
 
     def pull(self, weights: Weights) -> None:
-        if not self.held:  # the model ignores what its heads are called
+        if not self.held:  # `EncoderModel.pull` ignores the tensors of all heads
             return
         load(self.dense, weights / "head.dense")
         load(self.norm, weights / "head.norm")
@@ -181,7 +181,7 @@ def _norm(config: ModelConfig, fields: ModernBertFields) -> LayerNorm:
 
 
 def _kinds(config: ModelConfig, fields: ModernBertFields) -> tuple[str, ...]:
-    """Of the layers."""
+    """The kind of each layer: with a window or without."""
     if fields.layer_types is None:
         every = fields.global_attn_every_n_layers
         return tuple(_NEAR if index % every else _FAR for index in range(config.num_layers))

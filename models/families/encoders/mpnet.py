@@ -1,4 +1,4 @@
-"""MPNet: RoBERTa's layer and positions, and besides a learned bias of attention for each distance."""
+"""MPNet: RoBERTa's layers and positions, and a learned bias of attention for each distance."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from models.parallel.parallel import Parallel
 _FIRST_POSITION = 2  # rows 0 and 1 of the position table were meant for padding
 _BUCKETS = 32
 _REACH = 128
-"""All that is farther away is in the last bucket of its side."""
+"""The distance beyond which all keys share the last bucket of their side."""
 _NAMES = LayerNames(
     qkv=("attention.attn.q", "attention.attn.k", "attention.attn.v"),
     out="attention.attn.o",
@@ -31,7 +31,7 @@ _NAMES = LayerNames(
 
 
 class MPNetFields(msgspec.Struct, frozen=True, kw_only=True):
-    """What config.json says beyond ModelConfig."""
+    """The fields of config.json that ModelConfig lacks."""
 
     intermediate_size: int = 3072
     max_position_embeddings: int = 512
@@ -65,7 +65,7 @@ def _layer(setup: ModelSetup, fields: MPNetFields) -> EncoderLayer:
 
 
 class DistanceBias(nn.Module):
-    """The checkpoint has a number for each bucket of distances and each head; here each distance has one."""
+    """Biases of attention by distance and head, spread from the checkpoint's buckets of distances."""
 
     table: nn.Parameter  # [heads of this rank, 2 * _REACH + 1] float32, as kernels read it
 
@@ -86,9 +86,9 @@ class DistanceBias(nn.Module):
 
 
 def _buckets(distance: Tensor) -> Tensor:
-    """Half of the buckets for what stands after the query; of each half, half for single near distances.
+    """The bucket of each distance: half of the buckets are for keys that stand after the query.
 
-    The far ones grow like the logarithm of the distance.
+    Within a half, the first half of the buckets have one distance each, and the others grow like a logarithm.
     """
     half = _BUCKETS // 2
     near = half // 2

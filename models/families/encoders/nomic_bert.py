@@ -1,4 +1,4 @@
-"""Nomic's BERT: rotary positions, no biases, gated MLPs, and in version 2 experts in every other layer."""
+"""Nomic's BERT: rotary positions, no biases, gated MLPs, and in version 2 experts in every second layer."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _NAMES = LayerNames(
     qkv=("attn.Wqkv",), out="attn.out_proj", attention_norm="norm1", mlp="mlp", mlp_norm="norm2"
 )
 _GATED = {"swiglu": "silu", "geglu": "gelu"}
-"""The activations of the gates, by Nomic's names for the MLPs that have them."""
+"""The activation of a gate by Nomic's name for the kind of MLP."""
 
 
 class NomicFields(msgspec.Struct, frozen=True, kw_only=True):
-    """What config.json says beyond ModelConfig, in Nomic's words and in those of transformers."""
+    """The fields of config.json that ModelConfig lacks, by Nomic's names and by those of transformers."""
 
     n_inner: int | None = None
     intermediate_size: int | None = None
     activation_function: str | None = None
     hidden_act: str = "silu"
-    """Of gates; without an `activation_function` the MLP has them."""
+    """The activation of gates, which an MLP has if there is no `activation_function`."""
     layer_norm_epsilon: float | None = None
     layer_norm_eps: float = 1e-12
     type_vocab_size: int = 2
@@ -52,7 +52,7 @@ class NomicFields(msgspec.Struct, frozen=True, kw_only=True):
     moe_top_k: int = 1
     moe_every_n_layers: int = 0
 
-    # What the code beside the checkpoints could do, and none of them does.
+    # Variants in the code beside the checkpoints that no published checkpoint uses.
     prenorm: bool = False
     parallel_block: bool = False
     use_rms_norm: bool | None = False
@@ -131,7 +131,7 @@ class NomicGatedMLP(nn.Module):
 
 
 class NomicExperts(nn.Module):
-    """A few of many MLPs for each token, weighted as a router says, and one bias for all."""
+    """Experts: each token passes a few of many MLPs, weighted by a router, and one bias is added."""
 
     bias: nn.Parameter
 
@@ -155,7 +155,7 @@ class NomicExperts(nn.Module):
         self.bias = frozen(experts.take("bias", [self.size]))
 
     def _matrices(self, weights: Weights, name: str) -> Tensor:
-        """[experts, features of this rank, size], which the checkpoint has in one piece."""
+        """Read this rank's piece of the experts' matrices: [experts, features, size]."""
         shape, share = [self.count * self.share.size, self.size], self.share
         if share.is_whole:
             return weights.take(name, shape).unflatten(0, (self.count, -1))
@@ -185,7 +185,7 @@ def _rotary(setup: ModelSetup, fields: NomicFields) -> nn.Module:
 
 
 class StretchedRotary(nn.Module):
-    """Texts longer than those of the training are turned slower, each as its own length demands."""
+    """A rotation that is slower for texts longer than those of the training, by each text's own length."""
 
     def __init__(self, rope: Rope, fields: NomicFields) -> None:
         super().__init__()

@@ -65,7 +65,7 @@ class File:
 
 @dataclass
 class FakeHub:
-    """Stands in for snapshot_download: one repository, some of it cached, and perhaps a reason to fail."""
+    """A stand-in for snapshot_download: one repository, partly cached, and perhaps a reason to fail."""
 
     snapshot: Path
     cached: set[str] = field(default_factory=set)
@@ -207,14 +207,14 @@ def test_failures_say_what_to_do(fake: FakeHub, failure: Exception, message: str
 
 
 def test_offline_without_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real library, in its own offline mode."""
+    """The real library is used here, in its own offline mode."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(hub.HubError, match=r"'owner/name' is not a folder here.*HF_HUB_OFFLINE"):
         hub.resolve("owner/name", None, str(tmp_path), no_report)
 
 
 def test_offline_with_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real library again, and a cache as a download leaves it."""
+    """The real library is used here, with a cache as a download leaves it."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     commit = "0" * 40
     repository = tmp_path / "models--owner--name"

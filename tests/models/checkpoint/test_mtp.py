@@ -27,7 +27,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def extended(llama: Path, folder: Path, names: list[str], **fields: object) -> Path:
-    """The same checkpoint with more tensors and fields of config.json."""
+    """Write the same checkpoint with more tensors and fields of config.json."""
     config = json.loads((llama / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | fields))
     extra = {name: torch.zeros(3) for name in names}

@@ -1,4 +1,4 @@
-"""How checkpoints are read: formats, slices, and what is said when something does not fit."""
+"""Reading of checkpoints: formats, slices, and the errors when something does not fit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copy(llama: Path, tmp_path: Path) -> Path:
-    """The same checkpoint without its weights, to be given others."""
+    """A copy of the checkpoint without its weights, to which a test adds others."""
     for name in ("config.json", "generation_config.json"):
         (tmp_path / name).write_bytes((llama / name).read_bytes())
     return tmp_path
@@ -60,7 +60,7 @@ class TestFormats:
         for file in set(files.values()):
             save_file({name: everything[name] for name in files if files[name] == file}, copy / file)
         (copy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
-        # Beside the index's files lie some that are not to be read.
+        # A file that the index does not name must not be read.
         save_file({"tok_embeddings.weight": torch.zeros(1)}, copy / "consolidated.safetensors")
         assert_runs_as(copy, llama)
 
@@ -85,7 +85,7 @@ class TestFormats:
             read(copy, "pt")
 
     def test_bare_trunk(self, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
-        """What LlamaModel.save_pretrained writes has no "model." before its names."""
+        """LlamaModel.save_pretrained writes names without "model." before them."""
         llama = tiny_checkpoint("LlamaForCausalLM", tmp_path_factory.mktemp("tied"), tie_word_embeddings=True)
         bare = {name.removeprefix("model."): tensor for name, tensor in tensors(llama).items()}
         save_file(bare, tmp_path / "model.safetensors")
@@ -230,12 +230,12 @@ class TestReading:
         assert torch.equal(weights.take("weight", [320, 32], Cut(1, 30, 32)), exact[:, 30:])
 
     def test_progress_rises_to_one(self, llama: Path) -> None:
-        heard: list[float] = []
-        load_model(LoadOptions(read_config(llama, {}), llama, dtype=torch.float32, report=heard.append))
-        assert heard == sorted(heard)
-        assert len(heard) > 20
-        assert 0 < heard[0] < 0.5
-        assert heard[-1] == 1.0
+        reported: list[float] = []
+        load_model(LoadOptions(read_config(llama, {}), llama, dtype=torch.float32, report=reported.append))
+        assert reported == sorted(reported)
+        assert len(reported) > 20
+        assert 0 < reported[0] < 0.5
+        assert reported[-1] == 1.0
 
     def test_tied_weights_are_one_parameter(self, tmp_path: Path) -> None:
         folder = tiny_checkpoint("LlamaForCausalLM", tmp_path, tie_word_embeddings=True)
@@ -245,7 +245,7 @@ class TestReading:
         )
 
     def test_modules_without_pull_pass_scopes_on(self, llama: Path) -> None:
-        """And one that pulls is not walked into."""
+        """The children of a module that has `pull` are left to it."""
         seen: list[str] = []
 
         class Leaf(nn.Module):

@@ -1,4 +1,4 @@
-"""Decoders turned into embedders and classifiers: against transformers, and against sentence-transformers."""
+"""Decoders made into embedders and classifiers, compared with transformers and sentence-transformers."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def normalized(rows: Tensor) -> Tensor:
 
 
 def forget_chat(folder: Path) -> None:
-    """With a chat template, sentence-transformers would make a message of every text."""
+    """Remove the chat template, with which sentence-transformers would make a message of every text."""
     path = folder / "tokenizer_config.json"
     settings = json.loads(path.read_text())
     del settings["chat_template"]
@@ -226,7 +226,7 @@ def test_sentence_transformers_computes_the_same(modes: Any, half: bool, tmp_pat
 
 
 def test_gemma3_in_both_directions(tmp_path: Path) -> None:
-    """As EmbeddingGemma: half of the layers see everything, the others three tokens on each side."""
+    """Half of the layers see everything, the others three tokens on each side, as in EmbeddingGemma."""
     fields = {"use_bidirectional_attention": True, "sliding_window": 6}
     folder = sibling_checkpoint("Gemma3TextModel", "Gemma3ForCausalLM", tmp_path, **fields)
     assert json.loads((folder / "config.json").read_text())["sliding_window"] == 6
@@ -359,7 +359,7 @@ def test_a_checkpoint_without_a_classifier(root: Path) -> None:
 
 
 def test_steps_judged_by_two_tokens(root: Path) -> None:
-    """As math-shepherd does: how good a step was is said by the tokens + and - where its tag stands."""
+    """The tokens + and - at a step's tag say how good the step was, as in math-shepherd."""
     folder = causal("MistralForCausalLM", root)
     tag = 44
     asked = {"pooling_type": "STEP", "step_tag_id": tag, "returned_token_ids": [YES, NO]}
@@ -374,7 +374,7 @@ def test_steps_judged_by_two_tokens(root: Path) -> None:
 
 
 class Encoder(nn.Module):
-    """What a family of encoders offers; hidden states are a function of the token alone."""
+    """An encoder with the attributes that the pooler reads; a hidden state depends on its token alone."""
 
     causal = False
     default_pooling = "CLS"
@@ -457,7 +457,7 @@ def test_without_labels_it_embeds_only(root: Path) -> None:
 
 
 def test_half_precision(root: Path) -> None:
-    """Heads are float32 whatever the trunk is."""
+    """A head is float32 whatever type the trunk has."""
     folder = causal("LlamaForCausalLM", root)
     overrides = {"classifier_from_token": [NO, YES], "method": TWO_WAY}
     for runner in ("pooling", "generate"):

@@ -17,7 +17,7 @@ NATIVE = ["BertModel", "BertForMaskedLM", "BertForSequenceClassification", "Bert
 
 @pytest.fixture(autouse=True)
 def encoders(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some architectures whose classes pool by themselves. None of them is loaded here."""
+    """Register some architectures whose classes pool by themselves. None of them is loaded here."""
     monkeypatch.setattr(registry, "_registered", dict.fromkeys(NATIVE, "somewhere:Class"))
 
 
@@ -109,7 +109,7 @@ POOLING = ("sentence_transformers.models.Transformer", "sentence_transformers.mo
 
 
 def test_an_embedder_in_the_clothes_of_a_generator(tmp_path: Path) -> None:
-    """Qwen3-Embedding, for one."""
+    """Qwen3-Embedding is such a checkpoint."""
     assert resolve(tmp_path, "Qwen3ForCausalLM", modules=POOLING)[:2] == ("pooling", "embed")
     assert resolve(tmp_path, "Qwen3ForCausalLM", convert="none")[:2] == ("generate", "none")
     assert resolve(tmp_path, "Qwen3ForCausalLM", runner="generate")[:2] == ("generate", "none")

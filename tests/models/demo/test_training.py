@@ -1,4 +1,4 @@
-"""The built-in demo model: what is shipped answers, fits, and keeps any text."""
+"""The built-in demo model as it is shipped: it answers, fits its size, and loses no character of a text."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def model() -> LlamaForCausalLM:
 
 
 def continued(model: LlamaForCausalLM, ids: list[int]) -> str:
-    """Greedily, until an end token, which is left in."""
+    """The greedy continuation up to an end token, which is left in."""
     prompt = torch.tensor([ids])
     end = [CODEC.id_of(TURN_END), CODEC.id_of(END_OF_TEXT)]
     greedy = GenerationConfig(max_new_tokens=60, do_sample=False, eos_token_id=end, pad_token_id=end[1])

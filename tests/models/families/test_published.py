@@ -1,4 +1,4 @@
-"""Well-known checkpoints by their own files, made small: what each is taken for when nobody says anything."""
+"""Well-known checkpoints by their own files, made small: each is served as what it is without any option."""
 
 from __future__ import annotations
 
@@ -201,18 +201,18 @@ class Published:
     files: dict[str, object] = field(default_factory=dict)
 
     architecture: str
-    """That is built."""
+    """The architecture whose class is built."""
     convert: str = "none"
     causal: bool = False
     mode: str
     normalize: bool = True
     max_len: int
-    """Of texts, in tokens."""
+    """The most tokens of a text."""
     prompts: tuple[str, ...] = ()
     widths: tuple[int, ...] = ()
-    """Of the projections after pooling."""
+    """The widths of the projections after pooling."""
     activation: str | None = None
-    """Of scores."""
+    """The activation of scores."""
 
     def __str__(self) -> str:
         return self.name
@@ -383,7 +383,7 @@ def put(folder: Path, config: dict[str, Any], files: dict[str, object]) -> None:
 def resolve(
     folder: Path, overrides: dict[str, object] | None = None
 ) -> tuple[Conversion, PoolingConfig, Any]:
-    """-> (what it is, how it pools, the model with weights of no meaning)."""
+    """Load a checkpoint with dummy weights -> (its conversion, its pooling, the model)."""
     config = read_config(folder, overrides)
     conversion = resolve_conversion(config, folder)
     facts = read_pooling(folder, config, {})
@@ -424,7 +424,7 @@ def test_a_checkpoint_is_taken_for_what_it_is(published: Published, tmp_path: Pa
 
 
 def test_qwen3_reranker(tmp_path: Path) -> None:
-    """It generates, until it is told what it was made for."""
+    """The checkpoint generates unless options say what it was made for."""
     put(tmp_path, QWEN3 | {"max_position_embeddings": 40960}, {})
     write_tokenizer(tmp_path)
     conversion, facts, model = resolve(tmp_path)

@@ -1,4 +1,4 @@
-"""Reward models. Their classes come as code with the checkpoints, so the oracle is put together here."""
+"""Reward models. Their classes come as code with checkpoints, so the expected values are computed here."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_qwen2(labels: int, tmp_path: Path) -> None:
 
 
 def test_the_tag_of_qwen2_is_known(tmp_path: Path) -> None:
-    """<extra_0>, which no token of these prompts is."""
+    """The tag is <extra_0>, which these prompts do not contain."""
     folder = tiny_checkpoint("Qwen2ForCausalLM", tmp_path, tie_word_embeddings=False)
     head = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2))
     tensors = load_file(folder / "model.safetensors")
@@ -64,7 +64,7 @@ def test_the_tag_of_qwen2_is_known(tmp_path: Path) -> None:
 
 @pytest.fixture
 def internlm2(tmp_path: Path) -> tuple[Path, list[Tensor]]:
-    """A checkpoint, and Llama's logits for the same."""
+    """A checkpoint of InternLM2, and the logits of a Llama with the same weights."""
     folder = tiny_checkpoint("LlamaForCausalLM", tmp_path)
     expected = [hf_logits(folder, tokens) for tokens in PROMPTS]
     return make_internlm2(folder), expected

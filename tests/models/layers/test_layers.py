@@ -1,4 +1,4 @@
-"""Layers one by one: which piece each rank holds, and rope frequencies against Hugging Face's."""
+"""Layers one by one: the piece that each rank holds, and rope frequencies compared with Hugging Face's."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def seed() -> None:
 
 
 def checkpoint(folder: Path, dtype: torch.dtype = torch.float32, **tensors: Tensor) -> Weights:
-    """Names with __ for dots."""
+    """Write a checkpoint of tensors whose names have __ for dots."""
     save_file(
         {name.replace("__", "."): tensor for name, tensor in tensors.items()}, folder / "model.safetensors"
     )
@@ -83,7 +83,7 @@ class TestParallel:
 
 
 class TestLinear:
-    """Each layout in the checkpoint, whole and cut for two ranks, against x W^T + b."""
+    """Linear layers in each layout of a checkpoint, whole and cut for two ranks, compared with x W^T + b."""
 
     WEIGHT, BIAS = torch.arange(12.0 * 4).view(12, 4), torch.arange(100.0, 112)
     PARTS = (Span.whole(6), Span.whole(2), Span.whole(4))
@@ -149,7 +149,7 @@ class Recorder:
 
 
 class TestVocabulary:
-    """For three ranks, each with room for a multiple of 64 tokens: the last holds two, and padding."""
+    """The vocabulary on three ranks, each with a multiple of 64 rows: the last holds two, and padding."""
 
     TABLE = torch.randn(130, 4)
 
@@ -230,7 +230,7 @@ ROPES = {
         "original_max_position_embeddings": 128,
     },
     "yarn": {"factor": 4.0, "original_max_position_embeddings": 128},
-    "yarn, all told": {
+    "yarn, all fields": {
         "factor": 4.0,
         "original_max_position_embeddings": 128,
         "beta_fast": 16.0,

@@ -1,4 +1,4 @@
-"""The operations of encoders against formulas in float64, and that a row has the same bits in any company."""
+"""Operations of encoders, compared with formulas in float64; a row has the same bits in any company."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_encoder_attention_is_the_formula(
 
 
 def formula(q: Tensor, k: Tensor, v: Tensor, window: int | None, bias: Tensor | None) -> Tensor:
-    """One text [L, heads, DIM], with all distances looked at one by one."""
+    """Attention within one text [L, heads, DIM], with every distance looked at by itself."""
     k, v = (x.repeat_interleave(HEADS // KV_HEADS, dim=1) for x in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q, k) * 0.4
     length = len(q)
@@ -91,7 +91,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 COMPANIES = [(0, 1), (5, 6), (0, 2), (3, 14), (1, 32), (7, 100), (50, 299)]
-"""From which row to which a batch is cut out of a larger one."""
+"""The rows that are cut out of a larger batch, from the first to the last."""
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(32, 48), (50, 33), (384, 1536), (1536, 384), (768, 2)])

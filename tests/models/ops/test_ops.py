@@ -1,4 +1,4 @@
-"""The reference operations against formulas written out, in float64 where that shows more."""
+"""The reference operations, compared with formulas written out, in float64 where that shows more."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def seed() -> None:
 
 
 class TestAttention:
-    """Three sequences: a whole prompt, a continued one, and one that decodes."""
+    """Attention of three sequences: a whole prompt, a continued one, and one that decodes."""
 
     NEW, TOTAL = [7, 5, 1], [7, 16, 11]
 
@@ -33,7 +33,7 @@ class TestAttention:
 
     @pytest.fixture
     def kv(self, step: ForwardContext) -> Tensor:
-        """Filled up to the end of each sequence, NaN beyond."""
+        """A cache that is filled up to the end of each sequence, and NaN beyond."""
         kv = torch.full((2, 20, KV_HEADS, BLOCK, DIM), torch.nan)
         for row, total in enumerate(self.TOTAL):
             for position in range(total):
@@ -71,7 +71,7 @@ class TestAttention:
         window: int | None,
         softcap: float | None,
     ) -> Tensor:
-        """[HEADS, DIM] of one token, from the definition."""
+        """Attention of one token from the definition: [HEADS, DIM]."""
         seen = range(0 if window is None else max(0, position - window + 1), position + 1)
         held = torch.stack([kv[:, int(step.block_table[row, p // BLOCK]), :, p % BLOCK] for p in seen], dim=2)
         keys, values = held.double().repeat_interleave(HEADS // KV_HEADS, dim=1)  # [HEADS, seen, DIM]
@@ -125,7 +125,7 @@ class TestNorms:
         torch.testing.assert_close(ops.rms_norm(x, weight, 0.1), expected)
 
     def test_half_precision_is_rounded_once(self) -> None:
-        """Also beside a float32 weight, whose digits must count."""
+        """The digits of a float32 weight must count, too."""
         x, weight = torch.randn(64, 128).bfloat16(), 1 + 0.001 * torch.randn(128)
         exact = ops.rms_norm(x.double().float(), weight, 1e-6)
         assert torch.equal(ops.rms_norm(x, weight, 1e-6), exact.bfloat16())
@@ -198,7 +198,7 @@ class TestTable:
 
 
 def make_context(new: list[int], total: list[int]) -> ForwardContext:
-    """Blocks in no order, none shared."""
+    """A step whose sequences have blocks in no order, none of them shared."""
     blocks = torch.randperm(20)[: 4 * len(new)].view(len(new), 4).int()
     positions = [torch.arange(t - n, t) for n, t in zip(new, total, strict=True)]
     slots = [table[p // BLOCK].long() * BLOCK + p % BLOCK for table, p in zip(blocks, positions, strict=True)]

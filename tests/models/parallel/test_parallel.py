@@ -1,4 +1,4 @@
-"""Models cut into stages: each holds, reads and reports its own tensors, and says what it cannot do."""
+"""Models cut into stages: each holds, reads and reports its own tensors, and refuses other cuts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STAGES = 3
 
 
 def load_stage(
-    folder: Path, stage: int, *, stages: int = STAGES, heard: list[float] | None = None
+    folder: Path, stage: int, *, stages: int = STAGES, reported: list[float] | None = None
 ) -> ServedModel:
     config = read_config(folder, {})
     options = LoadOptions(
@@ -35,14 +35,14 @@ def load_stage(
         parallel=Parallel(stage=stage, stages=stages),
         conversion=resolve_conversion(config, folder, runner="auto", convert="auto"),
         pooling=read_pooling(folder, config, {}),
-        report=(heard if heard is not None else []).append,
+        report=(reported if reported is not None else []).append,
     )
     return load_model(options)
 
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Bytes that each stage has read."""
+    """The bytes that each stage has read."""
     seen: list[int] = []
     finish = Reading.finish
 
@@ -60,7 +60,7 @@ EMBEDDINGS = ("embed_tokens.weight", "wte.weight")
 
 @pytest.mark.parametrize("architecture", [*DECODERS, "InternLM2ForCausalLM"])
 def test_stages_of_a_decoder_read_everything_once(architecture: str, read: list[int], tmp_path: Path) -> None:
-    """But for embeddings that are the last one's head as well."""
+    """Only embeddings that are the last stage's head as well are read twice."""
     if architecture == "InternLM2ForCausalLM":
         folder = make_internlm2(tiny_checkpoint("LlamaForCausalLM", tmp_path))
     else:
@@ -85,14 +85,14 @@ def test_stages_of_an_encoder_read_what_one_alone_does(
     load_stage(folder, 0, stages=1)
     *parts, whole = read
     assert min(parts) > 0
-    if family == "Albert":  # whose layers run in several stages
+    if family == "Albert":  # its layers run in several stages
         assert max(parts) < whole < sum(parts)
     else:
         assert sum(parts) == whole + (2 * bias if (bias := shared_bytes(folder)) else 0)
 
 
 def shared_bytes(folder: Path) -> int:
-    """What every stage needs: MPNet's bias for distances."""
+    """The bytes that every stage reads: MPNet's bias by distance."""
     tensors = load_file(folder / "model.safetensors")
     return sum(tensor.nbytes for name, tensor in tensors.items() if "relative_attention_bias" in name)
 
@@ -122,11 +122,11 @@ def test_every_stage_hears_of_what_has_no_place(llama: Path) -> None:
 
 @pytest.mark.parametrize("stage", range(STAGES))
 def test_progress_is_of_what_a_stage_reads(llama: Path, stage: int) -> None:
-    heard: list[float] = []
-    load_stage(llama, stage, heard=heard)
-    assert heard == sorted(heard)
-    assert heard[-1] == 1.0
-    assert max(after - before for before, after in pairwise(heard)) < 0.7
+    reported: list[float] = []
+    load_stage(llama, stage, reported=reported)
+    assert reported == sorted(reported)
+    assert reported[-1] == 1.0
+    assert max(after - before for before, after in pairwise(reported)) < 0.7
 
 
 @pytest.mark.parametrize("parallel", [Parallel(0, 2), Parallel(stage=0, stages=2)], ids=["ranks", "stages"])

@@ -31,7 +31,7 @@ def put(folder: Path, name: str, content: object) -> None:
 
 
 def put_modules(folder: Path, *modules: tuple[str, dict[str, object] | None], library: str = ST) -> None:
-    """Each with its config; the folders are named as that library names them."""
+    """Write modules.json, and each module's config in a folder named as the library names it."""
     listed = []
     for index, (kind, config) in enumerate(modules):
         path = "" if kind == "Transformer" else f"{index}_{kind}"
@@ -219,7 +219,7 @@ def test_a_measure_that_is_not_known_is_refused(tmp_path: Path) -> None:
 
 
 def test_texts_that_are_messages(tmp_path: Path) -> None:
-    """So sentence-transformers 6 saves a model whose tokenizer has a chat template."""
+    """A model whose tokenizer has a chat template is saved so by sentence-transformers 6."""
     put_modules(tmp_path, ("Transformer", None), ("Pooling", {}))
     put(
         tmp_path,

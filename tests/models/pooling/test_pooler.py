@@ -1,4 +1,4 @@
-"""The pooler by itself on random hidden states, against sentence-transformers and plain numpy."""
+"""The pooler by itself on random hidden states, compared with sentence-transformers and plain numpy."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def setup(
 
 
 def embedder(hidden_size: int = SIZE, **fields: Any) -> Pooler:
-    """With made-up projections."""
+    """A pooler with made-up projections."""
     nowhere = Path("nowhere")
     pooler = embedding_pooler(setup(PoolingConfig(**fields), nowhere, hidden_size, "dummy"), "LAST")
     load(pooler, open_weights(nowhere, "dummy", device=torch.device("cpu"), dtype=torch.float32))
@@ -91,7 +91,7 @@ def pool(
 
 
 def theirs(hidden: list[Tensor], modes: list[Mode], skip: int = 0) -> Tensor:
-    """What sentence-transformers gives for the same, as a padded batch [R, D]."""
+    """The vectors [R, D] that sentence-transformers computes for the same, as a padded batch."""
     module = TheirPooling(SIZE, [THEIR_NAMES[mode] for mode in modes], include_prompt=not skip)
     longest = max(len(rows) for rows in hidden)
     padded = torch.full((len(hidden), longest, SIZE), 7.0)
@@ -103,7 +103,7 @@ def theirs(hidden: list[Tensor], modes: list[Mode], skip: int = 0) -> Tensor:
     return module(features)["sentence_embedding"]
 
 
-# Which tokens
+# Choices of tokens
 
 
 @pytest.mark.parametrize("mode", list(THEIR_NAMES))
@@ -347,7 +347,7 @@ def test_company_changes_no_bit_of_a_label(activation: Activation, labels: int) 
 @pytest.mark.parametrize("task", ["embed", "token_embed"])
 @pytest.mark.parametrize("mode", list(THEIR_NAMES))
 def test_company_changes_no_bit(mode: Mode, task: str, dtype: torch.dtype) -> None:
-    """With sizes at which sums are vectorised and spread over threads, and matrix products blocked."""
+    """The sizes are such that sums are vectorised and spread over threads, and matrix products blocked."""
     size = 384
     generator = torch.Generator().manual_seed(0)
     texts = [torch.randn(n, size, generator=generator).to(dtype) for n in (1, 300, 2, 17, 129, 64, 3, 250)]

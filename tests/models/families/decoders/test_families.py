@@ -1,4 +1,4 @@
-"""Every family on tiny random checkpoints: Hugging Face's logits, in whatever steps the tokens arrive."""
+"""Every family on tiny random checkpoints has Hugging Face's logits, in whatever steps tokens arrive."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 @dataclass(frozen=True)
 class Case:
-    """A row of the table: an architecture, and what its config.json says beside the usual."""
+    """A case of the table: an architecture, and the unusual fields of its config.json."""
 
     architecture: str
     variant: str = ""
@@ -85,7 +85,7 @@ CASES = [
 ]
 
 PROMPT = random.Random(1).choices(range(5, 300), k=23)
-"""Longer than the windows, no multiple of the chunks."""
+"""A prompt that is longer than the windows and no multiple of the chunks."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def assert_equal(logits: Tensor, expected: Tensor) -> None:
-    """As near as Hugging Face's own two attention implementations are to each other on these models."""
+    """Compare as strictly as Hugging Face's own two attention implementations agree on these models."""
     torch.testing.assert_close(logits.log_softmax(-1), expected.log_softmax(-1), atol=1e-4, rtol=0)
     assert logits.argmax(-1).tolist() == expected.argmax(-1).tolist()
 
@@ -127,7 +127,7 @@ def test_prompt_in_chunks(built: Built, size: int) -> None:
 
 
 def test_sequences_packed_into_steps(built: Built) -> None:
-    """Prompts beside continuations, in changing company: each row as if it were alone."""
+    """Prompts and continuations share steps in changing company, and each row is as if it were alone."""
     driver = Driver(load_ranks(built.folder))
     first = driver.step({3: PROMPT[:10], 1: PROMPT[:1], 0: PROMPT})
     second = driver.step({1: PROMPT[1:9], 3: PROMPT[10:11]})
@@ -158,7 +158,7 @@ def test_bfloat16_is_as_near_to_float32_as_hugging_faces(built: Built) -> None:
 
 
 def test_nothing_is_left_on_the_host(built: Built) -> None:
-    """On a device whose tensors do not mix with the host's: what holds on meta holds on CUDA."""
+    """Tensors on meta do not mix with the host's, so a model that runs there runs on CUDA."""
     driver = Driver(load_ranks(built.folder, device="meta"), device="meta")
     assert driver.step({0: PROMPT, 1: PROMPT[:2]})[1].is_meta
     assert driver.step({1: PROMPT[2:3], 0: PROMPT})[1].is_meta
@@ -190,7 +190,7 @@ def distance(logits: Tensor, expected: Tensor) -> float:
 def test_config_as_first_published(
     architecture: str, built_with: dict[str, object], published_with: dict[str, object], tmp_path: Path
 ) -> None:
-    """Before the kinds of layers were listed, each family had its own rule for them."""
+    """Each family had its own rule for the kinds of layers before configs listed them."""
     folder = tiny_checkpoint(architecture, tmp_path, **built_with)
     expected = hf_logits(folder, PROMPT)
     path = folder / "config.json"

@@ -1,4 +1,4 @@
-"""What the table of families does not show: the oldest checkpoints, and the end of the learned positions."""
+"""Cases beyond the table of families: the oldest checkpoints, and the end of the learned positions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROMPT = [7, 200, 31, 99, 5, 310]
 
 
 def test_gpt2_as_it_was_first_published(tmp_path: Path) -> None:
-    """The trunk alone, without its name, and with the causal mask among the weights."""
+    """Such checkpoints hold the trunk alone, without its name, and the causal mask among the weights."""
     folder = tiny_checkpoint("GPT2LMHeadModel", tmp_path)
     expected = hf_logits(folder, PROMPT)
     path = folder / "model.safetensors"

@@ -1,4 +1,4 @@
-"""Every encoder on tiny random checkpoints: Hugging Face's hidden states and logits, in whatever company."""
+"""Every encoder on tiny random checkpoints gives Hugging Face's hidden states, in whatever company."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ Text = Sequence[int]
 
 _random = random.Random(1)
 TEXTS: list[Text] = [_random.choices(range(5, 300), k=length) for length in (7, 1, 23, 3, 16, 40)]
-"""Some shorter than the windows, some longer; together no multiple of anything."""
+"""Texts shorter and longer than the windows, whose lengths add up to no multiple of anything."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A row of the table: what is loaded, and what its config.json says beside the usual."""
+    """A case of the table: an architecture, and the unusual fields of its config.json."""
 
     family: str
     variant: str = ""
@@ -58,7 +58,7 @@ CASES = [
     Case("Gte", "no types", {"type_vocab_size": 0}),
 ]
 TYPED = {"Bert", "Electra", "Albert", "NomicBert", "Gte"}
-"""The families that tell the two texts of a pair apart."""
+"""Families that tell the two texts of a pair apart."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def test_hidden_states_are_worth_comparing(built: Built) -> None:
-    """A model that makes the same of every token, or of a token in any company, would pass by chance."""
+    """A model whose states do not depend on the token, or on its company, would pass by chance."""
     assert built.expected[2].std(0).mean() > 0.1
     alone = hf_hidden(built.folder, TEXTS[2][:12])
     assert float((alone - built.expected[2][:12]).abs().max()) > 0.05
@@ -100,7 +100,7 @@ def test_a_text_has_the_same_bits_in_any_company(built: Built) -> None:
 
 @pytest.fixture(params=[1, 3])
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    """Three cut every tensor at odd places."""
+    """Use three threads, which cut every tensor at odd places."""
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield request.param
@@ -132,7 +132,7 @@ def test_bfloat16_is_as_near_to_float32_as_hugging_faces(built: Built) -> None:
 
 
 def test_nothing_is_left_on_the_host(built: Built) -> None:
-    """On a device whose tensors do not mix with the host's: what holds on meta holds on CUDA."""
+    """Tensors on meta do not mix with the host's, so a model that runs there runs on CUDA."""
     hidden = run(load_ranks(built.folder, device="meta"), TEXTS, [2] * len(TEXTS), device="meta")
     assert all(rows.is_meta for rows in hidden)
 
@@ -182,7 +182,7 @@ def test_trunks_with_and_without_their_name(tmp_path: Path) -> None:
 
 
 def test_checkpoints_of_the_first_years(tmp_path: Path) -> None:
-    """Norms have TensorFlow's names; numbers that any program knows and other heads lie among the weights."""
+    """Their norms have TensorFlow's names, and constants and other heads lie among the weights."""
     folder = tiny_checkpoint("BertModel", tmp_path)
     expected = [hf_hidden(folder, text) for text in TEXTS]
     rename(folder, lambda name: re.sub("Norm.weight", "Norm.gamma", re.sub("Norm.bias", "Norm.beta", name)))
@@ -219,7 +219,7 @@ NOMIC = {
     "mlp_fc2_bias": False,
     "type_vocab_size": 2,
 }
-"""config.json of nomic-embed-text-v1.5, made small."""
+"""The config.json of nomic-embed-text-v1.5, made small."""
 
 
 def test_nomics_own_config(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_nomics_own_config(tmp_path: Path) -> None:
 
 
 def test_nomic_turns_long_texts_slower(tmp_path: Path) -> None:
-    """transformers has that as the rope type "dynamic"; it too goes by the length of the text."""
+    """The rope type "dynamic" of transformers does the same; it too goes by the length of the text."""
     folder = tiny_checkpoint(
         "NomicBertModel",
         tmp_path,
@@ -258,7 +258,7 @@ def test_what_nomics_code_could_do_and_we_do_not(name: str, tmp_path: Path) -> N
 
 
 def test_gtes_own_config_and_names(tmp_path: Path) -> None:
-    """As the first checkpoints have them. How positions are stretched is GTE's own: a formula shows it."""
+    """The first checkpoints have them. GTE stretches positions in its own way, which a formula shows."""
     dim, theta, factor = 8, 20000.0, 8.0
     folder = tiny_checkpoint("GteModel", tmp_path)
     frequencies = (theta * factor) ** (-torch.arange(0, dim, 2) / dim) / factor ** (2 / dim)
@@ -310,7 +310,7 @@ def test_modernberts_config_as_first_published(tmp_path: Path) -> None:
     [("BertModel", 512), ("RobertaModel", 509), ("MPNetModel", 510), ("DistilBertModel", 512)],
 )
 def test_the_last_learned_position(architecture: str, learned: int, tmp_path: Path) -> None:
-    """RoBERTa's kin begin after the row of the padding, which is token 2 here; to MPNet it is 1."""
+    """Positions of RoBERTa's kin begin after the row of the padding token, 2 here; MPNet takes 1 for it."""
     folder = tiny_checkpoint(architecture, tmp_path)
     assert read_config(folder).max_len == (509 if architecture == "MPNetModel" else learned)
     text = [token % 300 + 5 for token in range(learned)]
@@ -353,21 +353,21 @@ def with_experts(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     def draw(*shape: int) -> Tensor:
         return 0.3 * torch.randn(shape, generator=generator)
 
-    kept = {name: tensor for name, tensor in tensors.items() if ".mlp." not in name}
+    stored = {name: tensor for name, tensor in tensors.items() if ".mlp." not in name}
     for layer in range(3):
         at = f"encoder.layers.{layer}"
-        kept |= {f"{at}.attn.Wqkv.bias": draw(96), f"{at}.attn.out_proj.bias": draw(32)}
+        stored |= {f"{at}.attn.Wqkv.bias": draw(96), f"{at}.attn.out_proj.bias": draw(32)}
         if layer == 1:
-            kept |= {f"{at}.mlp.router.layer.weight": draw(4, 32), f"{at}.mlp.experts.bias": draw(32)}
-            kept |= {f"{at}.mlp.experts.mlp.{name}": draw(4 * 48, 32) for name in ("w1", "w2")}
+            stored |= {f"{at}.mlp.router.layer.weight": draw(4, 32), f"{at}.mlp.experts.bias": draw(32)}
+            stored |= {f"{at}.mlp.experts.mlp.{name}": draw(4 * 48, 32) for name in ("w1", "w2")}
         else:
-            kept |= {f"{at}.mlp.fc1.weight": draw(48, 32), f"{at}.mlp.fc1.bias": draw(48)}
-            kept |= {f"{at}.mlp.fc2.weight": draw(32, 48), f"{at}.mlp.fc2.bias": draw(32)}
-    return kept
+            stored |= {f"{at}.mlp.fc1.weight": draw(48, 32), f"{at}.mlp.fc1.bias": draw(48)}
+            stored |= {f"{at}.mlp.fc2.weight": draw(32, 48), f"{at}.mlp.fc2.bias": draw(32)}
+    return stored
 
 
 def nomic_moe(tensors: dict[str, Tensor], text: Text) -> Tensor:
-    """One text, in float64, token by token where tokens are routed."""
+    """The hidden states of one text in float64, token by token where tokens are routed."""
     w = {name: tensor.double() for name, tensor in tensors.items()}
 
     def linear(x: Tensor, name: str) -> Tensor:
@@ -431,7 +431,7 @@ def test_all_minilm_l6_v2() -> None:
 def run(
     ranks: Sequence[Any], texts: Sequence[Text], seconds: Sequence[int] | None = None, device: str = "cpu"
 ) -> list[Tensor]:
-    """Hidden states of each text, all packed into one step. Of a pair, the second begins at `seconds`."""
+    """Hidden states of each text, all packed into one step; second texts of pairs begin at `seconds`."""
     lengths = [len(text) for text in texts]
     types = None
     if seconds is not None:
@@ -474,7 +474,7 @@ def distance(answer: Tensor, expected: Tensor) -> float:
 
 @cache
 def hf_model(folder: Path, config_time: int, dtype: torch.dtype) -> nn.Module:
-    """`config_time` tells folders apart whose config.json a test has changed."""
+    """Load Hugging Face's model once a folder; `config_time` differs if a test has changed config.json."""
     name = json.loads((folder / "config.json").read_text())["architectures"][0]
     model_class = getattr(transformers, name)
     return model_class.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
@@ -489,7 +489,7 @@ def hf_hidden(
     dtype: torch.dtype = torch.float32,
     frequencies: Tensor | None = None,
 ) -> Tensor:
-    """[L, H]; of a pair, the second text begins at `second`."""
+    """Hugging Face's hidden states [L, H]; the second text of a pair begins at `second`."""
     model = hf_model(folder, (folder / "config.json").stat().st_mtime_ns, dtype)
     types = {} if second is None else {"token_type_ids": (torch.arange(len(text)) >= second).long()[None]}
     if frequencies is not None:
