@@ -192,7 +192,7 @@ def _plan_pools(
 
 
 def _token_types(columns: Columns, slots: Slots, packet: Packet) -> Tensor | None:
-    """[T] 1 from where the second text of each pair begins, else 0; None for decoders, or without a pair."""
+    """The token types [T]: 1 in the second text of a pair, else 0. None for decoders and without a pair."""
     if slots.paged:
         return None
     begins = [params.second_at if (params := slots.pooling[slot]) else 0 for slot in columns.slots]

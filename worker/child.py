@@ -29,7 +29,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Child:
-    """A running process. It ends when this object is garbage."""
+    """A running process. It ends when this object is collected."""
 
     def __init__(self, name: str, process: subprocess.Popen[bytes], lifeline: socket.socket) -> None:
         self.name = name
@@ -44,7 +44,7 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; negative is the signal that ended it."""
+        """The exit code: None while the process runs, negative for the signal that ended it."""
         return self._process.poll()
 
     def ended_within(self, seconds: float) -> bool:

@@ -1,4 +1,4 @@
-"""The options of a worker. None means "decide from the device"; WorkerFacts says what was decided."""
+"""The configuration that an engine gives each of its workers; WorkerFacts says what the worker decided."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     local_ranks: int = 1
     """The number of workers that share this machine's cores and memory."""
     rendezvous: str = ""
-    """Where the ranks find each other: file:///... on one machine, tcp://host:port across several."""
+    """The address at which ranks find each other: file:///... on one machine, tcp://host:port on several."""
     address: str = "127.0.0.1"
     """The address at which the other ranks reach this machine."""
     replica: int | None = None
@@ -51,14 +51,14 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine tells each of its workers: the operator's options, and what was decided from files."""
+    """The operator's options for a worker, and facts that the engine has found in the checkpoint's files."""
 
     options: WorkerOptions = WorkerOptions()
     folder: str
     """The checkpoint's folder on this machine."""
     model: ModelConfig
     conversion: Conversion
-    """What the checkpoint is served as."""
+    """The kind of model that the checkpoint is served as."""
     pooling: PoolingConfig = PoolingConfig()
     tasks: tuple[str, ...] = ()
     """Tasks to offer, of all that the model can do; empty: everything."""

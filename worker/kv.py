@@ -49,7 +49,7 @@ class Cache:
 
 
 def no_cache(max_model_len: int) -> Cache:
-    """An encoder computes each sequence whole, so it has no blocks."""
+    """The cache of an encoder: no blocks, because each sequence is computed whole."""
     return Cache(CacheSize(0, 0, max_model_len))
 
 

@@ -91,6 +91,6 @@ def _model_len(config: WorkerConfig) -> int:
             f"--max-model-len {asked} is more than the {longest} positions this model was "
             "made for: lower it, or extend the model's positions with --hf-overrides"
         )
-    # What sentence-transformers cuts its texts to is how the model was trained, not what it can hold.
+    # The length to which sentence-transformers cuts texts is that of the training; the model can hold more.
     trained = config.pooling.texts.max_len if config.conversion.runner == "pooling" else None
     return asked or min(longest, trained or longest)

@@ -1,7 +1,8 @@
 """Options of a worker, and what any option declares beside its name, type and default.
 
 An option is a field of a frozen struct whose annotation holds a `Doc`. The floors above declare theirs in the
-same way, and `server.options` reads all of them. Imports nothing heavy, because `serve --help` imports this.
+same way, and `server.options` reads all of them. This module imports nothing heavy, because `serve --help`
+imports it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Doc:
     least: float | None = None
     most: float | None = None
     read: Callable[[str], object] | None = None
-    """Reads the written form, if the field's type does not say how."""
+    """A function that reads the written form, if the field's type does not say how."""
     short: str = ""
     """A second flag with one dash."""
 
@@ -36,7 +37,7 @@ _SIZE = re.compile(r"([\d.]+)\s*([kmgtKMGT]?)(i?[bB])?")
 
 
 def size(text: str) -> int:
-    """Reads 32k as 32000 and 32K as 32768, as vLLM does; likewise m, g and t, and KiB, GB and the like."""
+    """Read 32k as 32000 and 32K as 32768, as vLLM does; likewise m, g and t, and KiB, GB and the like."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"{text!r} is not a size; write for example 4096, 32k (thousands) or 4G (binary)")

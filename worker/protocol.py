@@ -49,7 +49,7 @@ class Sampling(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=Fal
     bad_words: tuple[tuple[int, ...], ...] = ()
     """Token sequences that must not be completed: only the last token of a completing sequence is masked."""
     allowed_token_ids: tuple[int, ...] = ()
-    """Empty: all."""
+    """Token ids that may be sampled; empty: all."""
     logprobs: int | None = None
     """The number of most likely tokens to report beside the sampled one; -1 is the whole vocabulary."""
     prompt_logprobs: int | None = None
@@ -60,13 +60,13 @@ class Pooling(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=Fals
 
     task: Task
     use_activation: bool | None = None
-    """Normalise, or turn scores into probabilities; None is the model's own default."""
+    """Whether vectors are normalised, or scores made probabilities; None is the model's own default."""
     dimensions: int | None = None
-    """Keep the first so many numbers of each vector."""
+    """The count of numbers that are kept of each vector, from its beginning; None: all."""
     second_at: int = 0
     """The position of the second text of a pair, for models that distinguish them; 0 if there is one text."""
     skip: int = 0
-    """Tokens at the beginning, an instruction, that a vector for the whole text leaves out."""
+    """The number of tokens at the beginning, an instruction, that a vector for the whole text leaves out."""
     late_query: str = ""
     """Late interaction, for token_embed: the worker stores the vectors of this query under this name.
 
@@ -125,17 +125,17 @@ class Vectors(msgspec.Struct, frozen=True, gc=False):
 
     data: bytes
     shape: tuple[int, ...]
-    """[D], or [tokens, D]."""
+    """The shape [D], or [tokens, D]."""
 
 
 class StepOutput(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """Lists follow the order of StepInput.seqs."""
+    """The output of a step. Lists follow the order of StepInput.seqs."""
 
     number: int
     tokens: list[int]
     """The sampled tokens; -1 for a sequence that did not sample."""
     logprobs: list[TokenLogprobs | None]
-    """Empty if no sequence asked for them."""
+    """One entry for each sequence; an empty list if none asked for logprobs."""
     prompt_logprobs: dict[int, list[TokenLogprobs]]
     """slot -> one entry for each position p of this step with p + 1 < prompt_len, about token p + 1."""
     failed: dict[int, str] = {}
@@ -163,4 +163,4 @@ class WorkerFacts(msgspec.Struct, frozen=True, gc=False):
     whole_tasks: tuple[str, ...] = ()
     """The tasks that read all hidden states of a sequence, not its last one only."""
     causal: bool = True
-    """False: a sequence is computed whole, in one step, and holds no cache blocks (num_blocks is 0)."""
+    """False for encoders: a sequence is computed in one step, without cache blocks (num_blocks is 0)."""

@@ -50,7 +50,7 @@ from worker.warmup import warm_up_steps
 logger = logging.getLogger(__name__)
 
 Report = Callable[[str, float], None]
-"""Takes the phase of a load and how much of it is done, from 0 to 1."""
+"""A function that is told the phase of a load, and how much of it is done, from 0 to 1."""
 
 
 class Runner:

@@ -160,7 +160,7 @@ def test_an_empty_step_is_refused() -> None:
 
 
 class TwoSided(Cpu):
-    """A device whose memory is not the host's, as CUDA's."""
+    """A device whose memory is not the host's, like CUDA's."""
 
     def staging_buffer(self, words: int) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.zeros(words, dtype=torch.int32), torch.zeros(words, dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""Real processes: neither outlives the other."""
+"""Parent and child are real processes, and neither outlives the other."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def until(path: Path) -> None:
 
 
 def is_gone(pid: int) -> bool:
-    """A zombie counts as gone: who inherits it in a container may never reap it."""
+    """Whether a process has ended. A zombie counts: its new parent in a container may never reap it."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
@@ -120,7 +120,7 @@ def test_no_child_survives_its_parent(modules: Path, how: str) -> None:
 
 
 def test_without_the_kernels_help_the_lifeline_suffices(modules: Path) -> None:
-    """As on systems without PR_SET_PDEATHSIG: dropping the child's object closes the lifeline only."""
+    """Systems without PR_SET_PDEATHSIG have the lifeline alone; dropping the child's object closes it."""
     up = modules / "up"
     process = child.start("stubborn", "stubborn_child", str(up).encode())
     until(up)

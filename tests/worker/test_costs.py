@@ -1,4 +1,4 @@
-"""What a step costs the worker beside the arithmetic, by counts, as in those of the engine.
+"""The cost of a step in the worker beside the arithmetic, in counts of calls and of torch's operations.
 
 On a small model it is the number of calls that costs, and one that grows with layers or rows costs most.
 """
@@ -26,13 +26,13 @@ ROWS = 8
 OPERATIONS_OF_A_STEP = 150
 """Operations of torch outside of the layers: batch, embedding, head, greedy sampling."""
 OPERATIONS_OF_A_LAYER = 100
-"""Fewer where the C kernels are; where no compiler is, torch does their work."""
+"""The operations of torch in a layer without C kernels, which leave fewer."""
 CALLS_OF_A_STEP, CALLS_OF_A_LAYER = 1000, 270
-"""Of Python and of C functions together."""
+"""Calls of Python and of C functions together."""
 OPERATIONS_REPLAYED, CALLS_REPLAYED, CALLS_OF_A_ROW = 20, 210, 3
-"""The same of a whole step where the C kernels are, however many layers there are."""
+"""The counts of a whole step with C kernels, however many layers there are."""
 CALLS_OF_TEXTS, CALLS_OF_A_TEXT = 270, 52
-"""The same of a step of texts."""
+"""The calls of a step of texts with C kernels."""
 
 
 class Operations(TorchDispatchMode):
@@ -44,7 +44,7 @@ class Operations(TorchDispatchMode):
 
 
 class Decoding:
-    """Rows that take one token a step, on a tiny Llama of so many layers."""
+    """Some rows that take one token a step, on a tiny Llama of so many layers."""
 
     def __init__(self, folder: Path, layers: int, rows: int) -> None:
         tiny_checkpoint("LlamaForCausalLM", folder, num_hidden_layers=layers)

@@ -1,4 +1,4 @@
-"""How many cache blocks there are, and what is said when they are too few."""
+"""The number of cache blocks, and the error if they are too few."""
 
 from __future__ import annotations
 

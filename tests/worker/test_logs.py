@@ -1,4 +1,4 @@
-"""One handler, one line format; libraries speak from warnings up."""
+"""Logs have one handler and one line format; libraries log from warnings up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The runner on a tiny Llama against Hugging Face's own, however its steps are cut and however far ahead."""
+"""The runner on a tiny Llama gives Hugging Face's tokens, however steps are cut and however far ahead."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Live:
 
 
 class Engine:
-    """The least that plans steps: up to `chunk` tokens for each live sequence; blocks never come back."""
+    """A minimal engine: up to `chunk` tokens of each live sequence in a step; blocks are never freed."""
 
     def __init__(self, runner: Runner, chunk: int, ahead: int) -> None:
         self.runner, self.chunk, self.ahead = runner, chunk, ahead
@@ -133,7 +133,7 @@ class Engine:
                 self.land()
 
     def preempt(self, each: Live) -> None:
-        """Nothing of it may be in flight."""
+        """Take a sequence's slot away. None of its steps may be in flight."""
         each.entered, each.computed, each.blocks, each.planned = False, 0, 0, len(each.output)
 
 

@@ -1,4 +1,4 @@
-"""What a worker's start does beside loading the model, and what it leaves alone."""
+"""The start of a worker prepares kernels, and imports nothing that it does not need."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ print(*sys.modules)
 
 
 def test_nothing_is_imported_that_takes_long_and_is_not_needed(tmp_path: Path) -> None:
-    """Each of these costs a second. torch brings its compiler, and with it sympy, where one does not look."""
+    """Each of these imports takes a second. Some plain calls of torch import its compiler, and so sympy."""
     tiny_checkpoint("LlamaForCausalLM", tmp_path)
     config = worker_config(folder=str(tmp_path), model=read_config(tmp_path), device="cpu", cpu_threads=1)
     told = msgspec.msgpack.encode(config)

@@ -33,7 +33,7 @@ LENGTH = 7
 
 
 class Meta(Cpu):
-    """Stands for a GPU: tensors of the host and of the device may meet in the copies of a step only."""
+    """A device that stands for a GPU: its tensors may meet the host's in the copies of a step only."""
 
     target = torch.device("meta")
     name = "meta"
@@ -59,7 +59,7 @@ class Meta(Cpu):
 
 
 class NoMixing(TorchDispatchMode):
-    """An index on the host, or a copy from it in the middle of a step, makes the host wait for the device."""
+    """A mode that refuses an index on the host, or a copy from it within a step: the host would wait."""
 
     def __torch_dispatch__(
         self,

@@ -1,4 +1,4 @@
-"""What the rest of the worker asks of a device: its memory, number types, transfers and sizes by default.
+"""The interface of a device to the rest of the worker: memory, number types, transfers, sizes by default.
 
 Everything above holds a `Device` and never looks which one it is; `selection.py` opens it.
 """
@@ -25,7 +25,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """The sizes an operator who said nothing gets."""
+    """The sizes of blocks and steps if the operator gives none."""
 
     block_size: int
     max_num_seqs: int
@@ -70,7 +70,7 @@ class Device(Protocol):
         ...
 
     def after_loading(self, weights: Iterable[Tensor]) -> None:
-        """Do what depends on the weights as they lie in memory now."""
+        """Adapt to the loaded weights. Called once, after loading."""
         ...
 
     def captured(self, forward: Forward, slots: Slots, *, replays: bool) -> tuple[LayOut, Forward]:
@@ -92,7 +92,7 @@ class Device(Protocol):
         ...
 
     def page_toucher(self, parts: Sequence[Tensor], blocks: int) -> PageToucher | None:
-        """The thread that makes the pages of a cache before they are needed; None where they are there."""
+        """The thread that makes the pages of a cache before they are needed; None where it has them."""
         ...
 
     def staging_buffer(self, words: int) -> tuple[Tensor, Tensor]:

@@ -51,7 +51,7 @@ class Cpu:
             logger.warning("float16 is slow on most processors: bfloat16 or float32 (--dtype) may be faster")
 
     def after_loading(self, weights: Iterable[Tensor]) -> None:
-        """If none were packed (float16, transformers' own layers), torch computes and gets all threads."""
+        """Give torch all threads if no weights are packed (float16, transformers' layers): it computes."""
         keep_freed_memory()
         held = list(weights)
         self._weight_bytes = sum(weight.nbytes for weight in held)
@@ -87,7 +87,7 @@ class Cpu:
         return PageToucher(parts, blocks)
 
     def staging_buffer(self, words: int) -> tuple[Tensor, Tensor]:
-        """The same tensor twice."""
+        """One tensor in both roles."""
         buffer = torch.empty(words, dtype=torch.int32)
         return buffer, buffer
 

@@ -65,7 +65,7 @@ class Cuda:
         return torch.empty(nbytes, dtype=torch.uint8, device=self.target)
 
     def page_toucher(self, parts: Sequence[Tensor], blocks: int) -> PageToucher | None:
-        """None: memory that was allocated is there."""
+        """Return no thread: memory of the device has no pages that are made later."""
         return None
 
     def staging_buffer(self, words: int) -> tuple[Tensor, Tensor]:

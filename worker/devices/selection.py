@@ -1,4 +1,4 @@
-"""Which device a worker runs on, and with which number type. The only place that asks "am I on CUDA?"."""
+"""The choice of a worker's device and number type: the only place that asks "am I on CUDA?"."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _find_device(config: WorkerConfig) -> Device:
 
 
 def choose_dtype(config: WorkerConfig, device: Device) -> torch.dtype:
-    """auto is what the checkpoint was saved in; a type that the device cannot compute with is refused."""
+    """The number type of the model: auto is the checkpoint's. One that the device lacks is refused."""
     wanted = config.model.dtype if config.options.dtype == "auto" else config.options.dtype
     if wanted not in DTYPES:
         raise ValueError(f"unsupported dtype {wanted!r}: pass --dtype with one of {', '.join(DTYPES)}")

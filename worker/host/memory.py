@@ -22,7 +22,7 @@ _HUGE = 2 << 20
 _PAGE = 4096
 _MADV_DONTNEED = 4
 _MADV_POPULATE_WRITE = 23
-"""Exists since Linux 5.14. An older system refuses it, and pages are made when they are needed."""
+"""The advice to make pages, since Linux 5.14. An older system refuses it, and pages are made when needed."""
 _MAPS = Path("/proc/self/maps")
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # in malloc.h
@@ -47,8 +47,9 @@ def huge_pages(nbytes: int) -> Tensor:
 
 
 class Arena:
-    """Hands out pieces of memory in huge pages, many of which are smaller than one. They are never given back
-    one by one: the memory goes when all that was made of it has gone.
+    """A source of pieces of memory in huge pages, many of which are smaller than one page.
+
+    Pieces are not given back one by one: a chunk of memory is freed with the last of its pieces.
     """
 
     _CHUNK = 64 << 20
@@ -122,7 +123,7 @@ class PageToucher:
 
 
 def keep_freed_memory() -> None:
-    """From now on the heap keeps what a step frees, and the next one finds it there, with its pages.
+    """Have the heap keep what a step frees from now on, so that the next step finds it there, with its pages.
 
     Otherwise each step would give its tensors back and have new pages made for the same ones: up to a sixth
     of the time of a step of 1,000 tokens. Tensors beyond 32 MB still do.

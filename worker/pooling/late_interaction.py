@@ -40,7 +40,7 @@ class QueryStore:
 
 
 def max_sim(query: Tensor, document: Tensor) -> Tensor:
-    """[Q, D] and [K, D] float32 -> [1]. A text without tokens has nothing in common with any."""
+    """The score [1] of a document [K, D] for a query [Q, D], float32; 0 if one of them has no tokens."""
     if not len(query) or not len(document):
         return torch.zeros(1, device=document.device)
     return (query @ document.T).amax(dim=1).sum().unsqueeze(0)

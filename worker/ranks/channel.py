@@ -30,7 +30,7 @@ class RankStart(msgspec.Struct, frozen=True):
 
 
 class RankProgress(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """How far the load of the model is."""
+    """The progress of loading the model."""
 
     phase: str
     fraction: float

@@ -24,7 +24,7 @@ from models.parallel.parallel import Collectives
 from worker.config import Place
 
 TIMEOUT = timedelta(minutes=10)
-"""The longest that a rank waits for another one within a step. Between steps a dead rank is seen at once."""
+"""The longest time that a rank waits for another within a step. Between steps a dead one is seen at once."""
 
 
 class Transfer(Protocol):

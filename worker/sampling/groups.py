@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.nn import functional
 
 GROUP = 64
-"""Wide enough that groups are few, narrow enough that those read again are small."""
+"""The tokens in a group: enough that groups are few, few enough that reading one again is quick."""
 
 CACHED = 1 << 20
-"""Bytes: rows are treated in slices of this size, which stay in the caches of most processors."""
+"""The bytes of a slice of rows, which stay in the caches of most processors."""
 
 
 @dataclass(frozen=True, slots=True)

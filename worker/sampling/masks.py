@@ -20,7 +20,7 @@ from worker.tables.staging import Packet
 
 NEVER = -torch.inf
 ANY = -1
-"""Stands for any token, where a short prefix is filled up on the left."""
+"""The stand-in for any token, with which short prefixes are filled up on the left."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ class Mass(Protocol):
 
 class FullMass:
     def __init__(self, logits: GroupedLogits, rows: Tensor, temperature: Tensor) -> None:
-        """rows [N] of the logits; temperature [N, 1]."""
+        """`rows` [N] of the logits, `temperature` [N, 1] of each."""
         peak = logits.largest[rows].amax(-1, keepdim=True)  # [N, 1]
         self._mass = logits.logits[rows].sub_(peak).div_(temperature).exp_()  # [N, V]
         self._groups = self._mass.unflatten(1, (-1, GROUP))  # [N, G, 64]
@@ -54,7 +54,7 @@ class FullMass:
 
 class LazyMass:
     def __init__(self, logits: GroupedLogits, rows: Tensor, temperature: Tensor) -> None:
-        """rows [N] of the logits; temperature [N, 1]."""
+        """`rows` [N] of the logits, `temperature` [N, 1] of each."""
         self._logits = logits
         self._rows = rows
         self._temperature = temperature
@@ -88,7 +88,7 @@ class LazyMass:
         return FullMass(self._logits, self._rows[chosen], self._temperature[chosen])
 
     def _of_groups(self, rows: Tensor, groups: Tensor) -> Tensor:
-        """[M] of our rows, and a group in each -> their masses [M, 64]."""
+        """The masses [M, 64] of one group [M] of each of these rows [M]."""
         logits = self._logits.gather(self._rows[rows], groups)
         return _mass(logits, self._peak[rows], self._temperature[rows])
 
@@ -98,5 +98,5 @@ def _mass(logits: Tensor, peak: Tensor, temperature: Tensor) -> Tensor:
 
 
 def _numbers(rows: Tensor) -> Tensor:
-    """[N, ...] -> [N, 1] 0, 1, 2 ..."""
+    """The numbers of these rows [N, 1]: 0, 1, 2 ..."""
     return torch.arange(len(rows), device=rows.device)[:, None]

@@ -45,7 +45,7 @@ class SampledTokens:
 
     @property
     def finite(self) -> Tensor:
-        """[R] 0 where the logits give no answer; the token is then arbitrary."""
+        """Whether each row's logits are finite [R]; where they are not, its token is arbitrary."""
         return self.packed[1]
 
 

@@ -41,22 +41,22 @@ class Columns:
         )
 
 
-Laid = tuple[Tensor, ForwardContext]
-"""The ids of a step's tokens [T] int64, and their positions."""
+StepTokens = tuple[Tensor, ForwardContext]
+"""The ids of a step's tokens [T] int64, and the context with their positions."""
 
-LayOut = Callable[[Columns, Slots, Packet], Callable[[], Laid]]
-"""Called while the packet is filled. The returned function is called once the packet is sent and the tables
-are up to date."""
+LayOut = Callable[[Columns, Slots, Packet], Callable[[], StepTokens]]
+"""The type of `lay_out`. It is called while the packet is filled, and the function that it returns once the
+packet is sent and the tables are up to date."""
 
 
-def lay_out(columns: Columns, slots: Slots, packet: Packet) -> Callable[[], Laid]:
+def lay_out(columns: Columns, slots: Slots, packet: Packet) -> Callable[[], StepTokens]:
     counts, query_starts = np.array(columns.counts), np.array(columns.query_starts)
     rows = np.repeat(np.arange(len(counts)), counts)  # [T]
     token_positions = np.arange(len(rows)) + (np.array(columns.starts) - query_starts[:-1])[rows]  # [T]
     row_slots, row_of = packet.ints(columns.slots), packet.ints(rows)
     staged = packet.ints(token_positions), packet.ints(query_starts), packet.ints(columns.ends)
 
-    def finish() -> Laid:
+    def finish() -> StepTokens:
         positions, query_starts, kv_lens = staged
         positions = positions.long()  # [T]
         width = blocks_of(columns, slots)

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 MakeBuffer = Callable[[int], tuple[Tensor, Tensor]]
-"""Makes an int32 buffer of so many words on the host, and its copy on the device: `Device.staging_buffer`."""
+"""The type of `Device.staging_buffer`: so many int32 words on the host, and their copy on the device."""
 
 
 class Packet:

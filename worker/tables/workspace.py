@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 WORKSPACE = 64 << 20
-"""Bytes: work on [rows, vocabulary] tensors that can be cut into slices never makes larger ones."""
+"""The most bytes of a tensor [slice of rows, vocabulary], where work can be cut into slices of rows."""
 
 
 def slice_rows(vocab_size: int) -> int:
-    """How many rows of float32 logits fill the workspace."""
+    """The number of rows of float32 logits that fill the workspace."""
     return max(1, WORKSPACE // (4 * vocab_size))

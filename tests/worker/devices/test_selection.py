@@ -1,4 +1,4 @@
-"""Choice of device and of number type."""
+"""The choice of device and of number type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the machine and its containers grant, read from a made-up /proc and /sys."""
+"""The cores and memory that a machine and its containers grant, read from a made-up /proc and /sys."""
 
 from __future__ import annotations
 

@@ -79,32 +79,32 @@ keep_freed_memory()
 with ThreadPoolExecutor(1) as thread:
     print([thread.submit(step).result() for _ in range(10)][-1])
 """
-"""In a thread, as steps are, whose heap shrinks more readily. The first few steps find their places."""
+"""The steps run in a thread, as real ones do: its heap shrinks more readily. The first few make pages."""
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="its heap keeps what it likes to")
 def test_what_a_step_frees_is_there_for_the_next_with_its_pages() -> None:
-    """In a process of its own: this one's heap may hold more than is kept already."""
+    """The steps run in another process, because this one's heap may hold enough already."""
     done = subprocess.run([sys.executable, "-c", _STEPS], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 100  # those of one tensor are 1,000
 
 
 def untouched() -> Tensor:
-    """[BLOCKS + 1, SHARE], page by page."""
+    """Memory [BLOCKS + 1, SHARE] in small pages, none of which has been made."""
     pages = mmap.mmap(-1, (BLOCKS + 1) * SHARE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     pages.madvise(mmap.MADV_NOHUGEPAGE)
     return torch.frombuffer(pages, dtype=torch.uint8).view(BLOCKS + 1, SHARE)
 
 
-def there(part: Tensor) -> list[int]:
+def made_blocks(part: Tensor) -> list[int]:
     """Blocks all of whose pages are in memory."""
     count = SHARE // mmap.PAGESIZE
     found: list[int] = []
     for number, block in enumerate(part):
-        told = (ctypes.c_ubyte * count)()
+        pages = (ctypes.c_ubyte * count)()
         address = ctypes.c_void_p(block.data_ptr())
-        assert ctypes.CDLL(None).mincore(address, ctypes.c_size_t(SHARE), told) == 0
-        if all(page & 1 for page in told):
+        assert ctypes.CDLL(None).mincore(address, ctypes.c_size_t(SHARE), pages) == 0
+        if all(page & 1 for page in pages):
             found.append(number)
     return found
 
@@ -116,7 +116,7 @@ def step(*blocks: int) -> StepInput:
 
 def wait_for(part: Tensor, blocks: range) -> None:
     deadline = time.monotonic() + 30
-    while not set(blocks) <= set(there(part)):
+    while not set(blocks) <= set(made_blocks(part)):
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -130,11 +130,11 @@ def test_an_eighth_of_the_cache_is_made_ahead_in_every_part() -> None:
     toucher.follow(step(2))
     for part in parts:
         wait_for(part, range(2 + BLOCKS // 8))
-        assert not set(there(part)) & set(range(BLOCKS // 2, BLOCKS + 1))
+        assert not set(made_blocks(part)) & set(range(BLOCKS // 2, BLOCKS + 1))
     assert bool((parts[0][3] == 7).all())
     toucher.follow(step(BLOCKS - 1))
     wait_for(parts[1], range(BLOCKS))
-    assert there(parts[1]) == list(range(BLOCKS))
+    assert made_blocks(parts[1]) == list(range(BLOCKS))
     toucher.close()
 
 
@@ -144,7 +144,7 @@ def test_as_much_is_made_before_the_first_step() -> None:
     toucher = PageToucher([part], BLOCKS)
     toucher.start()
     wait_for(part, range(BLOCKS // 8))
-    assert there(part) == list(range(BLOCKS // 8))
+    assert made_blocks(part) == list(range(BLOCKS // 8))
     toucher.close()
 
 
@@ -155,7 +155,7 @@ def test_the_spare_block_and_steps_without_new_ones_ask_for_nothing() -> None:
     for each in (step(), step(BLOCKS), step(0)):
         toucher.follow(each)
     wait_for(part, range(BLOCKS // 8))
-    assert not set(there(part)) & set(range(BLOCKS // 2, BLOCKS + 1))
+    assert not set(made_blocks(part)) & set(range(BLOCKS // 2, BLOCKS + 1))
     toucher.close()
 
 

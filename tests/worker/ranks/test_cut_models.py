@@ -1,4 +1,4 @@
-"""Models spread over real processes, under a real engine: what one worker answers, for every family."""
+"""Models of every family, spread over real rank processes under a real engine, give one worker's results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from worker.protocol import Pooling, Sampling
 BOTH = Layout(2, 2)
 LAYOUTS = [Layout(2), Layout(4), Layout(1, 2), BOTH]
 DECODERS = [name for name in ARCHITECTURES if name in registry.ARCHITECTURES]
-"""The others run on transformers' code, which cannot be cut."""
+"""Decoders with a page of their own. The others run on transformers' code, which cannot be cut."""
 OUTPUT = 6
 
 _random = random.Random(1)
@@ -38,14 +38,14 @@ TEXTS += [SHARED + text for text in TEXTS[:3]]
 
 
 @dataclass
-class Answers:
-    """By the ids of requests."""
+class Results:
+    """Results by the ids of requests."""
 
     tokens: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
     logprobs: dict[int, list[float]] = field(default_factory=dict[int, list[float]])
     vectors: dict[int, np.ndarray] = field(default_factory=dict[int, np.ndarray])
 
-    def assert_like(self, other: Answers) -> None:
+    def assert_like(self, other: Results) -> None:
         assert self.tokens == other.tokens
         for id, values in other.logprobs.items():
             assert self.logprobs[id] == pytest.approx(values, abs=1e-5)
@@ -54,23 +54,23 @@ class Answers:
             np.testing.assert_allclose(self.vectors[id], vector, atol=1e-5, rtol=0)
 
 
-def run(engine: Engine, adds: list[Add]) -> Answers:
+def run(engine: Engine, adds: list[Add]) -> Results:
     for add in adds:
         engine.add(0, add)
-    answers = Answers()
+    results = Results()
     while engine.busy:
-        for told in engine.step().get(0, []):
-            match told:
+        for output in engine.step().get(0, []):
+            match output:
                 case Failed():
-                    raise RuntimeError(told.message)
+                    raise RuntimeError(output.message)
                 case Tokens():
-                    answers.tokens.setdefault(told.id, []).extend(told.tokens)
-                    values = [entry.values[0] for entry in told.logprobs]
-                    answers.logprobs.setdefault(told.id, []).extend(values)
+                    results.tokens.setdefault(output.id, []).extend(output.tokens)
+                    values = [entry.values[0] for entry in output.logprobs]
+                    results.logprobs.setdefault(output.id, []).extend(values)
                 case Pooled():
-                    vectors = told.vectors
-                    answers.vectors[told.id] = np.frombuffer(vectors.data, "<f4").reshape(vectors.shape)
-    return answers
+                    vectors = output.vectors
+                    results.vectors[output.id] = np.frombuffer(vectors.data, "<f4").reshape(vectors.shape)
+    return results
 
 
 def write(id: int, tokens: list[int], **given: object) -> Add:
@@ -84,7 +84,7 @@ def pool(id: int, tokens: list[int], task: str) -> Add:
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    ranks = Ranks(4, tmp_path_factory.mktemp("meetings"))
+    ranks = Ranks(4, tmp_path_factory.mktemp("rendezvous"))
     yield ranks
     ranks.stop()
 
@@ -121,7 +121,7 @@ def open_engine(ranks: Ranks) -> Iterator[Open]:
 def compare(
     open_engine: Open, folder: Path, adds: list[Add], layouts: Sequence[Layout] = LAYOUTS, **given: object
 ) -> None:
-    """Each layout against one worker."""
+    """Compare each layout with one worker."""
     expected = run(open_engine(folder, **given)[0], adds)
     for layout in layouts:
         engine, _ = open_engine(folder, layout, **given)
@@ -130,7 +130,7 @@ def compare(
 
 @pytest.mark.parametrize("architecture", [*DECODERS, "InternLM2ForCausalLM"])
 def test_decoders_write(architecture: str, open_engine: Open, tmp_path: Path) -> None:
-    """In chunks, behind what is cached, in changing company."""
+    """Prompts are read in chunks and behind cached prefixes, in steps with changing others."""
     if architecture == "InternLM2ForCausalLM":
         folder = make_internlm2(tiny_checkpoint("LlamaForCausalLM", tmp_path))
     else:
@@ -140,7 +140,7 @@ def test_decoders_write(architecture: str, open_engine: Open, tmp_path: Path) ->
 
 
 def test_a_vocabulary_that_does_not_divide(open_engine: Open, tmp_path: Path) -> None:
-    """Four ranks hold 128, 128, 45 and no rows of it; the head is tied, and so in two stages."""
+    """Four ranks hold 128, 128, 45 and no rows of the vocabulary; the head is tied, and so in two stages."""
     folder = tiny_checkpoint("LlamaForCausalLM", tmp_path, vocab_size=301, tie_word_embeddings=True)
     adds = [write(id, text, temperature=1.0, seed=id) for id, text in enumerate(TEXTS)]
     compare(open_engine, folder, adds, tasks=["generate"])
@@ -172,7 +172,7 @@ def test_cached_beginnings(llama: Path, open_engine: Open) -> None:
 
 
 def test_options_of_sampling(llama: Path, open_engine: Open) -> None:
-    """Each rank draws for itself: all must draw the same."""
+    """Each rank draws for itself, and all must draw the same."""
     options: list[dict[str, object]] = [
         {"temperature": 1.0, "seed": 1},
         {"temperature": 0.8, "top_p": 0.7, "seed": 2},
@@ -185,7 +185,7 @@ def test_options_of_sampling(llama: Path, open_engine: Open) -> None:
 
 
 def test_stages_work_at_the_same_time(llama: Path, open_engine: Open) -> None:
-    """The one in the middle, too, which neither embeds nor samples."""
+    """The middle stage, which neither embeds nor samples, works at the same time, too."""
     adds = [write(id, text, temperature=1.0, seed=id) for id, text in enumerate(TEXTS)]
     expected = run(open_engine(llama)[0], adds)
     engine, executor = open_engine(llama, Layout(1, 3))
@@ -210,7 +210,7 @@ def test_encoders(family: str, open_engine: Open, tmp_path: Path) -> None:
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "GPT2LMHeadModel", "OPTForCausalLM"])
 @pytest.mark.parametrize("mode", ["LAST", "MEAN"])
 def test_embedders_made_of_decoders(architecture: str, mode: str, open_engine: Open, tmp_path: Path) -> None:
-    """A mean needs the hidden states of chunks that came before, and of what is cached."""
+    """A mean needs the hidden states of earlier chunks and of cached prefixes."""
     folder = tiny_checkpoint(architecture, tmp_path)
     adds = [pool(id, text, "embed") for id, text in enumerate(TEXTS)]
     compare(
@@ -233,7 +233,7 @@ def test_classifiers_made_of_decoders(open_engine: Open, tmp_path: Path) -> None
 
 
 def test_labels_that_are_tokens(llama: Path, open_engine: Open) -> None:
-    """Every rank of the last stage has their rows of the head. One that generates asks its whole head."""
+    """Every rank of the last stage has the labels' rows of the head. Generation asks its whole head."""
     labels = {"classifier_from_token": ["a", "b"], "method": "no_post_processing"}
     given = {"hf_overrides": labels, "max_num_batched_tokens": 9}
     adds = [pool(id, text, "classify") for id, text in enumerate(TEXTS)]
@@ -275,7 +275,7 @@ def configs(folder: Path, layout: Layout, ranks: Ranks, **given: object) -> list
 
 
 def test_all_ranks_have_room_for_as_much_as_the_smallest(ranks: Ranks, llama: Path) -> None:
-    """Two layers here and one there: blocks are of another size, too."""
+    """The stages have two layers and one, so their blocks differ in size."""
     own = configs(llama, Layout(2, 2), ranks)
     block = 2 * 4 * 8 * 4  # of one layer: keys and values of four positions of a head, on each tensor rank
     room = [20 * 2 * block, 20 * 2 * block, 15 * block, 12 * block]

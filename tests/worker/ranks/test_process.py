@@ -1,4 +1,4 @@
-"""A rank's process, as the engine sees it through the channel; and the channel itself."""
+"""The process of a rank, as the engine sees it through the channel; and the channel itself."""
 
 from __future__ import annotations
 
@@ -43,18 +43,20 @@ class Rank:
             start = RankStart(config, theirs.fileno(), "critical")
             payload = msgspec.msgpack.encode(start)
             self.process = child.start("rank", module, payload, inherit=[theirs.fileno()])
-        self.line = EngineEnd(ours)
+        self.end = EngineEnd(ours)
 
-    def say(self, step: StepInput) -> None:
-        self.line.write(msgspec.msgpack.encode(step))
+    def send(self, step: StepInput) -> None:
+        self.end.write(msgspec.msgpack.encode(step))
 
-    def hear(self) -> list[RankMessage]:
-        """What comes until it is ready, has answered a step, or has ended."""
-        heard: list[RankMessage] = []
-        while not self.line.ended and not any(isinstance(says, (RankReady, StepOutput)) for says in heard):
-            assert select.select([self.line], [], [], 10)[0], "it says nothing"
-            heard += [decoder.decode(frame) for frame in self.line.read()]
-        return heard
+    def receive(self) -> list[RankMessage]:
+        """Messages until the rank is ready, has returned an output, or has ended."""
+        received: list[RankMessage] = []
+        while not self.end.ended and not any(
+            isinstance(message, (RankReady, StepOutput)) for message in received
+        ):
+            assert select.select([self.end], [], [], 10)[0], "it sends nothing"
+            received += [decoder.decode(frame) for frame in self.end.read()]
+        return received
 
 
 @pytest.fixture(autouse=True)
@@ -69,46 +71,46 @@ def read(number: int, token: int) -> StepInput:
 
 def test_a_life_without_accidents(tmp_path: Path) -> None:
     rank = Rank(tmp_path)
-    *progress, ready = rank.hear()
+    *progress, ready = rank.receive()
     assert isinstance(ready, RankReady)
     assert progress[0] == RankProgress("import", 0.0) and progress[-1] == RankProgress("warmup", 1.0)
-    rank.say(read(1, 5))
-    (output,) = rank.hear()
+    rank.send(read(1, 5))
+    (output,) = rank.receive()
     assert isinstance(output, StepOutput) and output.tokens == reference([5], 1)
-    rank.line.close()
+    rank.end.close()
     assert rank.process.ended_within(5) and rank.process.wait() == 0
     assert (tmp_path / "closed-0").exists()
 
 
-def test_a_rank_that_does_not_answer_is_silent(tmp_path: Path) -> None:
+def test_a_rank_that_does_not_return_outputs_sends_none(tmp_path: Path) -> None:
     rank = Rank(tmp_path, place=Place(tensor_rank=1, tensor_size=2))
-    rank.hear()
-    rank.say(read(1, 5))
-    assert not select.select([rank.line], [], [], 0.2)[0]
-    rank.line.close()
+    rank.receive()
+    rank.send(read(1, 5))
+    assert not select.select([rank.end], [], [], 0.2)[0]
+    rank.end.close()
     assert rank.process.stop(5) <= 0
 
 
-def test_a_broken_step_is_told_and_the_next_one_runs(tmp_path: Path) -> None:
+def test_a_failed_step_is_reported_and_the_next_one_runs(tmp_path: Path) -> None:
     rank = Rank(tmp_path)
-    rank.hear()
-    rank.say(read(1, BREAKS_STEP))
-    rank.say(read(2, 5))
-    failed, output = rank.hear()
+    rank.receive()
+    rank.send(read(1, BREAKS_STEP))
+    rank.send(read(2, 5))
+    failed, output = rank.receive()
     assert failed == StepFailed(1, "RuntimeError: odd input")
     assert isinstance(output, StepOutput) and output.number == 2
-    rank.line.close()
+    rank.end.close()
     rank.process.stop(5)
 
 
-def test_what_stops_the_load_is_told_in_one_line(tmp_path: Path) -> None:
+def test_an_error_of_the_load_is_reported_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "no-weights").touch()
     rank = Rank(tmp_path)
-    failed = rank.hear()[-1]
+    failed = rank.receive()[-1]
     assert isinstance(failed, RankFailed) and not failed.unreported
     assert failed.message == "model.safetensors: tensor 'lm_head.weight' is missing"
     assert rank.process.ended_within(5) and rank.process.wait() == 2
-    rank.line.close()
+    rank.end.close()
 
 
 PARENT = """
@@ -117,7 +119,7 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from test_process import Rank
 rank = Rank(Path(sys.argv[1]))
-rank.hear()
+rank.receive()
 print(rank.process.pid, flush=True)
 sys.stdin.read()
 """
@@ -127,7 +129,7 @@ sys.stdin.read()
 def test_no_rank_outlives_its_engine(tmp_path: Path, waiting: str) -> None:
     if waiting == "loading":
         (tmp_path / "hangs").touch()
-    code = PARENT if waiting == "loaded" else PARENT.replace("rank.hear()", "")
+    code = PARENT if waiting == "loaded" else PARENT.replace("rank.receive()", "")
     command = [sys.executable, "-P", "-c", code, str(tmp_path), str(Path(__file__).parent)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
         assert parent.stdin is not None and parent.stdout is not None
@@ -161,38 +163,38 @@ def pair() -> tuple[EngineEnd, RankEnd]:
 
 
 def test_frames_arrive_whole_whatever_their_size() -> None:
-    line, channel = pair()
+    engine, rank = pair()
     frames = [b"", b"x", os.urandom(3_000_000), b"last"]
     for frame in frames:
-        line.write(frame)
-    assert line.has_unsent, "the large one does not fit into the pipe"
-    heard: list[bytes | None] = []
-    reader = threading.Thread(target=lambda: heard.extend(channel.read() for _ in frames))
+        engine.write(frame)
+    assert engine.has_unsent, "the large one does not fit into the pipe"
+    received: list[bytes | None] = []
+    reader = threading.Thread(target=lambda: received.extend(rank.read() for _ in frames))
     reader.start()
-    while line.has_unsent:
-        select.select([], [line], [])
-        line.flush()
+    while engine.has_unsent:
+        select.select([], [engine], [])
+        engine.flush()
     reader.join()
-    assert heard == frames
-    line.close()
-    assert channel.read() is None
-    channel.write(b"to nobody")
-    channel.close()
+    assert received == frames
+    engine.close()
+    assert rank.read() is None
+    rank.write(b"to nobody")
+    rank.close()
 
 
 def test_frames_that_come_in_pieces_are_put_together() -> None:
-    line, channel = pair()
+    engine, rank = pair()
     frames = [os.urandom(size) for size in (10, 1_000_000, 0, 5)]
-    writer = threading.Thread(target=lambda: [channel.write(frame) for frame in frames])
+    writer = threading.Thread(target=lambda: [rank.write(frame) for frame in frames])
     writer.start()
-    heard: list[bytes] = []
-    while len(heard) < len(frames):
-        select.select([line], [], [])
-        heard += line.read()
+    received: list[bytes] = []
+    while len(received) < len(frames):
+        select.select([engine], [], [])
+        received += engine.read()
     writer.join()
-    assert heard == frames
-    channel.close()
-    assert line.read() == [] and line.ended
-    line.write(b"to nobody")
-    assert not line.has_unsent
-    line.close()
+    assert received == frames
+    rank.close()
+    assert engine.read() == [] and engine.ended
+    engine.write(b"to nobody")
+    assert not engine.has_unsent
+    engine.close()

@@ -95,7 +95,7 @@ def masked(row: Row) -> np.ndarray:
 
 
 def kept(row: Row) -> np.ndarray:
-    """Probabilities after temperature, min_p, top_k and top_p; zero for what they refuse."""
+    """Probabilities after temperature, min_p, top_k and top_p; zero for tokens that they refuse."""
     params = row.params
     x = masked(row) / params.temperature
     p = np.exp(x - x.max())
@@ -210,7 +210,7 @@ def test_long_texts_are_penalised_slice_by_slice(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("may_sync", [True, False])
 @pytest.mark.parametrize("top_k", [0, 300])
 def test_filters_beyond_the_shortlist(vocab: int, may_sync: bool, top_k: int) -> None:
-    """Flat distributions: the mass, or top_k, needs more tokens than any shortlist has."""
+    """The distributions are flat: top_p, or top_k, needs more tokens than any shortlist has."""
     rng = np.random.default_rng(vocab)
     rows = [
         Row(Sampling(max_tokens=1, top_p=p, top_k=top_k, seed=seed), rng.normal(0, 0.1, vocab), [0], [])
@@ -243,7 +243,7 @@ def test_tokens_that_tie_with_the_last_one_are_kept() -> None:
 
 
 def test_ties_are_kept_wherever_they_stand() -> None:
-    """More of them than any shortlist has, in every part of the vocabulary."""
+    """There are more ties than any shortlist has, in every part of the vocabulary."""
     logits = np.zeros(20_000)
     tied = np.arange(3, 20_000, 50)  # 400 tokens
     logits[tied] = 9.0

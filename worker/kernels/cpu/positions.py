@@ -16,7 +16,7 @@ from torch import Tensor
 
 from models.context import ForwardContext
 from worker.kernels.cpu.library import LONG, POINTER, Library
-from worker.tables.positions import Columns, Laid, blocks_of
+from worker.tables.positions import Columns, StepTokens, blocks_of
 from worker.tables.slots import Slots
 from worker.tables.staging import Packet
 
@@ -54,7 +54,7 @@ class Inputs:
             self.block_table[:rows],
         )
 
-    def laid(self, block_size: int, counts: list[int], ends: list[int]) -> Laid:
+    def laid(self, block_size: int, counts: list[int], ends: list[int]) -> StepTokens:
         """The ids, and the context of a step in which sequences get `counts` tokens and then have `ends`."""
         return self.ids, ForwardContext(
             positions=self.positions,
@@ -87,14 +87,14 @@ class Layout:
         self.fixed_inputs = lru_cache(maxsize=256)(largest.first)
         """The inputs of all small steps with so many tokens and rows."""
 
-    def small_batch(self, tokens: int, rows: int) -> Laid:
+    def small_batch(self, tokens: int, rows: int) -> StepTokens:
         """The ids and the context of a small step, with anything in them, and nothing that the host knows."""
         return self.fixed_inputs(tokens, rows).laid(self._slots.block_size, [], [])
 
-    def __call__(self, columns: Columns, slots: Slots, packet: Packet) -> Callable[[], Laid]:
+    def __call__(self, columns: Columns, slots: Slots, packet: Packet) -> Callable[[], StepTokens]:
         return lambda: self._lay_out(columns)
 
-    def _lay_out(self, columns: Columns) -> Laid:
+    def _lay_out(self, columns: Columns) -> StepTokens:
         slots, rows, tokens = self._slots, len(columns.slots), columns.query_starts[-1]
         blocks = blocks_of(columns, slots)
         is_small = tokens <= MOST_TOKENS

@@ -13,7 +13,7 @@ from torch import Tensor
 from worker.devices.cpu import Cpu
 from worker.kernels.cpu.positions import MOST_TOKENS, Layout
 from worker.protocol import SeqStep
-from worker.tables.positions import Columns, Laid, lay_out
+from worker.tables.positions import Columns, StepTokens, lay_out
 from worker.tables.slots import Slots
 from worker.tables.staging import Packet
 
@@ -29,18 +29,18 @@ def filled(*, paged: bool = True) -> Slots:
     return slots
 
 
-def by_torch(columns: Columns, slots: Slots) -> Laid:
+def by_torch(columns: Columns, slots: Slots) -> StepTokens:
     packet = Packet(Cpu(1).staging_buffer, words=8)
     finish = lay_out(columns, slots, packet)
     packet.send()
     return finish()
 
 
-def in_c(layout: Layout, columns: Columns, slots: Slots) -> Laid:
+def in_c(layout: Layout, columns: Columns, slots: Slots) -> StepTokens:
     return layout(columns, slots, Packet(Cpu(1).staging_buffer, words=0))()
 
 
-def assert_same(found: Laid, expected: Laid) -> None:
+def assert_same(found: StepTokens, expected: StepTokens) -> None:
     """But for the blocks beyond those of the longest sequence."""
     (ids, context), (expected_ids, expected_context) = found, expected
     assert torch.equal(ids, expected_ids)

@@ -20,7 +20,7 @@ from models.context import context, use_context
 from worker.kernels.cpu import operations, recorder
 from worker.kernels.cpu.positions import MOST_TOKENS
 from worker.protocol import SeqStep
-from worker.tables.positions import Columns, Laid
+from worker.tables.positions import Columns, StepTokens
 from worker.tables.slots import Slots
 
 BLOCK = 16
@@ -62,7 +62,7 @@ class Texts:
     def replays(self) -> int:
         return self.compared.replays
 
-    def _lay_out(self, columns: Columns) -> Laid:
+    def _lay_out(self, columns: Columns) -> StepTokens:
         return self._layout(columns, self._slots, None)()  # pyright: ignore[reportArgumentType]
 
 
