@@ -12,7 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from server.frontend import Frontend
 from server.http.endpoint import PathTable
 from server.http.error_answers import explain
-from server.http.middleware import HeaderBounds, HttpNumbers, KeyGuard, RequestIds
+from server.http.middleware import HeaderBounds, HttpMetrics, KeyGuard, RequestIds
 from server.options.table import ServerConfig
 from server.routes import admin, chat, completions, embeddings, models, pooling, scores, tei, tokenize
 
@@ -37,7 +37,7 @@ def create_app(frontend: Frontend) -> FastAPI:
     for kind in (HTTPException, Exception):
         app.add_exception_handler(kind, handler)
     _add_middleware(app, frontend.config)
-    app.add_middleware(HttpNumbers, metrics=frontend.metrics)
+    app.add_middleware(HttpMetrics, metrics=frontend.metrics)
     return app
 
 

@@ -1,4 +1,4 @@
-"""Tokens in, text out: what every endpoint and `LLM` build on. Knows no HTTP; knows one engine.
+"""Tokens in, text out: every endpoint and `AsyncLLM` build on this. Knows no HTTP; knows one engine client.
 
 Takes a request only if the engine is ready and its queue not full, follows it until its last delta, and tells
 the engine at once when nobody waits for the rest.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Sequence
@@ -20,12 +19,13 @@ from typing import Any, TypedDict
 from engine_core.client.client import EngineClient
 from engine_core.client.streams import Stream
 from engine_core.protocol import Failed, Pooled, Tokens
-from server.errors import NotFound, Overloaded, Unavailable, from_engine
+from server.errors import NotFound, Unavailable, from_engine
 from server.merging import merged
 from server.metrics import Metrics, RequestRecord
 from server.options.table import ServerConfig
 from server.requests.facts import Facts
 from server.requests.loading import find_facts, find_folder, open_tokenizer
+from server.requests.overload import OverloadGuard
 from server.requests.pooling import Item
 from server.requests.sampling import SamplingParams
 from server.status import Dead, Draining, Ready, Starting, Status
@@ -35,13 +35,9 @@ from worker.protocol import Sampling
 
 _log = logging.getLogger(__name__)
 
-DEFAULT_QUEUE = 8192
-"""Waiting requests when --max-num-queued-reqs is not given: beyond any wait a client would sit through."""
-
-
 POOLING_WINDOW = 2
-"""How many steps' worth of one request's texts are in the engine at once: the next step is never short of
-them, and whoever comes after a request of ten thousand texts waits for few of them."""
+"""Steps' worth of one request's texts that are in the engine at once. The next step is never short of texts,
+and a request that comes after one of ten thousand texts waits for few of them."""
 
 
 class Placement(TypedDict):
@@ -54,7 +50,7 @@ class Placement(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A request that was found right: one choice for each of `params`."""
+    """A checked request: one choice for each of `params`."""
 
     prompt: list[int]
     sampling: SamplingParams
@@ -79,7 +75,7 @@ class Frontend:
         self._idle = asyncio.Event()
         self._idle.set()
         self._requests: dict[str, set[int]] = {}
-        self._pace = Pace()
+        self._overload = OverloadGuard(config.engine.max_num_queued_reqs, metrics.rejected)
         metrics.watch(lambda: client.replicas)
 
     async def start(self) -> None:
@@ -93,11 +89,11 @@ class Frontend:
         self._tokenizer = await asyncio.to_thread(open_tokenizer, self.config, self.folder)
         await self._client.ready_or_dead.wait()
         self._raise_if_dead()
-        self._learn()
-        self._client.on_change = self._learn
+        self._update_facts()
+        self._client.on_change = self._update_facts
 
-    def _learn(self) -> None:
-        """What can be asked for depends on which replicas work. While there is none, the last still holds."""
+    def _update_facts(self) -> None:
+        """Reads the facts again: which replicas work decides them. While none does, the last ones stay."""
         if self._client.ready is not None and self._tokenizer is not None:
             self._facts = find_facts(self.config, self._client.ready, self.folder, self._tokenizer)
 
@@ -143,7 +139,7 @@ class Frontend:
                 pass
 
     def check_model(self, name: str | None) -> None:
-        """None is the served model."""
+        """Raises NotFound unless `name` is a name of the served model, or None."""
         names = self.facts.model_names
         if name is not None and name not in names:
             raise NotFound(f"The model `{name}` does not exist. Valid aliases: {', '.join(names)}", "model")
@@ -159,15 +155,15 @@ class Frontend:
         request_id: str = "",
         replica: int | None = None,
     ) -> AsyncGenerator[Delta, None]:
-        """The deltas of all n choices as they come. Closing the generator ends the request in the engine.
+        """Yields the deltas of all n choices as they come. Closing the generator ends the request.
 
-        Checks at once and raises here what is wrong with the request; sends it with the first step of the
-        generator. Deltas hold at least `interval` tokens, but for the first and the last of a choice. No
-        replica but the one that is named runs it.
+        The request is checked at once, and sent when the generator is first asked for a delta. A delta holds
+        at least `interval` tokens, unless it is the first or the last of its choice. `replica` names the only
+        replica that may run the request.
         """
         self.require_ready()
         params = sampling.resolve(self.facts, self.tokenizer, len(prompt))
-        self._admit(len(params))
+        self._refuse_if_busy(len(params))
         if self.config.enable_log_requests:
             _log.info(
                 "request %s: %d prompt tokens, %d x %s", request_id, len(prompt), len(params), params[0]
@@ -185,10 +181,10 @@ class Frontend:
         request_id: str = "",
         replica: int | None = None,
     ) -> list[Pooled]:
-        """What became of each item, in order. All or nothing: the first failure ends the others."""
+        """Returns the result of each item, in order. The first failure ends the others and is raised."""
         self.require_ready()
         window = POOLING_WINDOW * self.facts.ready.worker.max_num_seqs
-        self._admit(min(len(items), window))
+        self._refuse_if_busy(min(len(items), window))
         if self.config.enable_log_requests:
             _log.info("request %s: %d texts to pool, %s", request_id, len(items), items[0].params)
         answers: list[Pooled] = []
@@ -217,7 +213,7 @@ class Frontend:
             self.metrics.finished("error")
             raise from_engine(answer.code, answer.message)
         self.metrics.pooled(tokens, answer.cached, time.monotonic() - since, answer.timing)
-        self._pace.finished()
+        self._overload.note_finished()
         return answer
 
     async def abort(self, request_ids: Iterable[str]) -> int:
@@ -240,7 +236,7 @@ class Frontend:
                 yield delta
 
     async def _generate(self, work: Work, index: int) -> AsyncGenerator[Delta, None]:
-        """One choice."""
+        """Yields the deltas of one choice."""
         prompt, params, eos = work.prompt, work.params[index], self.facts.eos_token_ids
         stream = self._client.submit(prompt, params, **work.placement)
         text = TextOutput(index, prompt, work.sampling, self.tokenizer, eos, work.interval)
@@ -250,8 +246,8 @@ class Frontend:
             async for new in stream:
                 delta = choice.push(new)
                 if choice.finished:
-                    self._pace.finished()
-                    self._client.abort([stream.id])  # of a stop string the engine does not know yet
+                    self._overload.note_finished()
+                    self._client.abort([stream.id])  # a stop string ended it, which the engine does not know
                 if delta is not None:
                     yield delta
                 if choice.finished:
@@ -277,20 +273,10 @@ class Frontend:
             if not mine:
                 del self._requests[request_id]
 
-    def _admit(self, count: int) -> None:
-        """Refuses what would wait behind a full queue, before it costs the engine anything."""
-        given = self.config.engine.max_num_queued_reqs
-        # Our own count is exact but knows of no memory shortage; the engine's does, a moment late.
-        reported = self._client.stats.waiting if self._client.stats else 0
+    def _refuse_if_busy(self, new: int) -> None:
         slots = self.facts.ready.worker.max_num_seqs
-        waiting = max(self.live + count - slots, reported + count if reported else 0)
-        if waiting > (DEFAULT_QUEUE if given is None else given):
-            self.metrics.rejected()
-            raise Overloaded(
-                "The engine is currently busy and cannot accept new requests. Please try again later or on a "
-                "different instance.",
-                retry_after=self._pace.seconds_for(waiting),
-            )
+        reported = self._client.stats.waiting if self._client.stats else 0
+        self._overload.check(new, self.live, slots, reported)
 
     def _raise_if_dead(self) -> None:
         if self._client.dead is not None:
@@ -298,7 +284,7 @@ class Frontend:
 
 
 class Choice:
-    """One of the n answers to a request, on its way."""
+    """One of the n answers to a request while it is generated: its text and its times."""
 
     __slots__ = ("_record", "_text", "finished")
 
@@ -323,19 +309,3 @@ class Choice:
     def close(self) -> None:
         if not self.finished:
             self._record.finish("abort", None)
-
-
-class Pace:
-    """How fast requests are finished lately: what a refused client is told to wait."""
-
-    def __init__(self) -> None:
-        self._times: deque[float] = deque(maxlen=64)
-
-    def finished(self) -> None:
-        self._times.append(time.monotonic())
-
-    def seconds_for(self, waiting: int) -> int:
-        if len(self._times) < 2:
-            return 5
-        each = (time.monotonic() - self._times[0]) / len(self._times)
-        return min(60, max(1, math.ceil(each * waiting)))

@@ -89,7 +89,7 @@ def _serve(arguments: Sequence[str], command: str) -> int:
         listener = bind(config)
     except OSError as error:
         return _explain_bind(config, error)
-    if config.replicas.elsewhere and (reason := _why_no_door(config)):
+    if config.replicas.elsewhere and (reason := _why_unreachable(config)):
         return _fail(reason, PORT_IN_USE)
     return _run(config, listener, started)
 
@@ -193,7 +193,7 @@ def _explain_bind(config: ServerConfig, error: OSError) -> int:
     return _fail(f"cannot listen on {where}: {error.strerror or error}", BAD_USAGE)
 
 
-def _why_no_door(config: ServerConfig) -> str | None:
+def _why_unreachable(config: ServerConfig) -> str | None:
     """Replicas of other machines call here. What forbids that is better told before a model is loaded."""
     address, first = config.data_parallel_address, config.data_parallel_rpc_port
     try:

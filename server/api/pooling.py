@@ -78,7 +78,7 @@ class PoolingBody(Body):
 
     def terms(self, facts: Facts) -> Terms:
         return Terms(
-            Truncation.asked(self.truncate_prompt_tokens, self.truncation_side, facts),
+            Truncation.from_request(self.truncate_prompt_tokens, self.truncation_side, facts),
             self.model,
             self.request_id,
             self.priority,

@@ -40,7 +40,7 @@ class UnsupportedMediaType(ApiError):
     type = "UnsupportedMediaTypeError"
 
 
-class HttpNumbers:
+class HttpMetrics:
     """Counts and times each request by the route that answered it, never by what the client wrote."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:

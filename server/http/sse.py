@@ -26,11 +26,11 @@ T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 
-QUICK = 0.02
+WATCH_AFTER = 0.02
 """Seconds within which most errors and many short answers are complete: until then nobody watches whether the
 client is still there."""
 
-PATIENCE = 1.0
+OPEN_AFTER = 1.0
 """Seconds for which an answer that has not begun may still become an error with a status of its own.
 
 After them the headers go out, so that no client or proxy takes a long prompt for a dead server.
@@ -51,9 +51,9 @@ class Chunks:
         self._head = b"data: " + encode(empty).removesuffix(b"]}")
 
     def event(self, choice: msgspec.Struct | None, usage: msgspec.Struct | UnsetType = UNSET) -> bytes:
-        told = b"" if choice is None else encode(choice)
+        data = b"" if choice is None else encode(choice)
         tail = b"]}\n\n" if isinstance(usage, UnsetType) else b'],"usage":' + encode(usage) + b"}\n\n"
-        return self._head + told + tail
+        return self._head + data + tail
 
 
 def json_response(message: msgspec.Struct) -> Response:
@@ -75,7 +75,7 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         gone = True
         task.cancel()
 
-    watching = _Later(QUICK, watch)
+    watching = _DelayedTask(WATCH_AFTER, watch)
     try:
         return await work
     except asyncio.CancelledError:
@@ -86,7 +86,7 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         watching.stop()
 
 
-class _Later:
+class _DelayedTask:
     """A task that begins after a while, if it is wanted that long."""
 
     __slots__ = ("_task", "_timer")
@@ -126,49 +126,49 @@ class EventStream(Response):
         """Seconds of silence after which a comment is sent; 0 sends none."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        wire = _Wire(send, {"status": self.status_code, "headers": self.raw_headers})
+        sender = _StreamSender(send, {"status": self.status_code, "headers": self.raw_headers})
         try:
-            await while_connected(receive, self._run(wire))
+            await while_connected(receive, self._run(sender))
         except ClientGone:
             log.debug("a client left its stream")
 
-    async def _run(self, wire: _Wire) -> None:
-        beat = _Later(PATIENCE, lambda: self._beat(wire))
+    async def _run(self, sender: _StreamSender) -> None:
+        opener = _DelayedTask(OPEN_AFTER, lambda: self._fill_silence(sender))
         try:
-            await self._send_events(wire)
+            await self._send_events(sender)
         finally:
-            beat.stop()
+            opener.stop()
 
-    async def _send_events(self, wire: _Wire) -> None:
+    async def _send_events(self, sender: _StreamSender) -> None:
         try:
             async with aclosing(self._events) as events:
                 async for data in events:
-                    await wire.write(data, more=not data.endswith(DONE))
+                    await sender.write(data, more=not data.endswith(DONE))
         except ApiError as error:
-            if not wire.started:
+            if not sender.started:
                 raise  # in time for a status of its own
-            await wire.write(b"data: " + encode(error.body()) + b"\n\n", more=False)
+            await sender.write(b"data: " + encode(error.body()) + b"\n\n", more=False)
         except Exception:
-            if not wire.started:
+            if not sender.started:
                 raise
             log.exception("a stream broke off")
-            told = Internal("Internal server error").body()
-            await wire.write(b"data: " + encode(told) + b"\n\n", more=False)
+            data = Internal("Internal server error").body()
+            await sender.write(b"data: " + encode(data) + b"\n\n", more=False)
 
-    async def _beat(self, wire: _Wire) -> None:
+    async def _fill_silence(self, sender: _StreamSender) -> None:
         """Opens the stream when the first event is late, then fills its silences."""
-        if not wire.started:
-            await wire.write(b"")
+        if not sender.started:
+            await sender.write(b"")
         loop = asyncio.get_running_loop()
-        while self._keep_alive > 0 and not wire.ended:
-            silence = loop.time() - wire.written
+        while self._keep_alive > 0 and not sender.ended:
+            silence = loop.time() - sender.written
             if silence >= self._keep_alive:
-                await wire.write(KEEP_ALIVE)
+                await sender.write(KEEP_ALIVE)
                 silence = 0.0
             await asyncio.sleep(self._keep_alive - silence)
 
 
-class _Wire:
+class _StreamSender:
     """The ASGI side of one stream."""
 
     def __init__(self, send: Send, head: Mapping[str, Any]) -> None:

@@ -180,7 +180,7 @@ class LLM:
         keep = asked.truncate_prompt_tokens if truncate_prompt_tokens is None else truncate_prompt_tokens
         options = ScoreOptions(
             use_activation=asked.activates(),
-            truncation=Truncation.asked(keep, None, self.facts),
+            truncation=Truncation.from_request(keep, None, self.facts),
             instruction=instruction,
             names=("data_1", "data_2"),
         )

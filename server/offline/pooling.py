@@ -56,7 +56,7 @@ def _read(
     reader = TextReader(
         facts,
         tokenizer,
-        Truncation.asked(keep, reading.truncation_side, facts),
+        Truncation.from_request(keep, reading.truncation_side, facts),
         find_prompt(reading.prompt_name, facts, resolved.task),
     )
     return reader.read([prompt.source for prompt in prompts], resolved, first)

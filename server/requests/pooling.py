@@ -76,7 +76,7 @@ class Truncation:
     """The beginning is dropped."""
 
     @classmethod
-    def asked(cls, tokens: int | None, side: str | None, facts: Facts) -> Truncation:
+    def from_request(cls, tokens: int | None, side: str | None, facts: Facts) -> Truncation:
         """By a request's truncate_prompt_tokens, where -1 is the whole window, and truncation_side."""
         if tokens is not None and tokens > facts.max_text_len:
             raise invalid(
@@ -90,7 +90,7 @@ class Truncation:
         return cls(facts.max_text_len if tokens == -1 else tokens, side == "left")
 
 
-WHOLE = Truncation()
+NO_TRUNCATION = Truncation()
 """Nothing is cut: too long a text is refused."""
 
 
@@ -98,7 +98,7 @@ WHOLE = Truncation()
 class Terms:
     """What a request asks for all of its texts."""
 
-    truncation: Truncation = WHOLE
+    truncation: Truncation = NO_TRUNCATION
     model: str | None = None
     request_id: str | None = None
     priority: int = 0
@@ -111,7 +111,7 @@ class TextReader:
 
     facts: Facts
     tokenizer: Tokenizer
-    truncation: Truncation = WHOLE
+    truncation: Truncation = NO_TRUNCATION
     prompt: str = ""
     """An instruction that is written before each text. Token ids are taken as they are."""
     add_special_tokens: bool = True

@@ -16,7 +16,7 @@ import msgspec
 from server.errors import BadRequest, Unavailable
 from server.requests.facts import Facts
 from server.requests.pooling import (
-    WHOLE,
+    NO_TRUNCATION,
     Item,
     PoolingParams,
     TextReader,
@@ -55,7 +55,7 @@ Note that the answer can only be "yes" or "no".<|im_end|>
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreOptions:
     use_activation: bool | None = None
-    truncation: Truncation = WHOLE
+    truncation: Truncation = NO_TRUNCATION
     max_tokens_per_query: int = 0
     """0 is no limit."""
     max_tokens_per_doc: int = 0

@@ -65,18 +65,18 @@ class _Chat:
 
 async def _whole(chat: _Chat) -> ChatCompletion:
     job, body = chat.job, chat.body
-    turns = [_Turn(chat, index) for index in range(job.choices)]
-    chunks: list[list[ChatChunkChoice]] = [[] for _ in turns]
+    choices = [_ChatChoiceChunks(chat, index) for index in range(job.choices)]
+    chunks: list[list[ChatChunkChoice]] = [[] for _ in choices]
     prompt_entries: list[TokenLogprobs] | None = None
     async with aclosing(job.deltas()) as deltas:
         async for index, delta in deltas:
-            chunks[index].append(turns[index].chunk(delta))
+            chunks[index].append(choices[index].chunk(delta))
             prompt_entries = delta.prompt_logprobs or prompt_entries
     return ChatCompletion(
         id=job.id,
         created=job.created,
         model=job.model,
-        choices=[turn.join(parts) for turn, parts in zip(turns, chunks, strict=True)],
+        choices=[choice.join(parts) for choice, parts in zip(choices, chunks, strict=True)],
         usage=job.usage(),
         prompt_logprobs=None if prompt_entries is None else prompt_logprobs(prompt_entries, job.names),
         prompt_token_ids=job.prompts[0].ids if body.return_token_ids else None,
@@ -85,17 +85,17 @@ async def _whole(chat: _Chat) -> ChatCompletion:
 
 async def _events(chat: _Chat) -> AsyncGenerator[bytes]:
     job = chat.job
-    turns = [_Turn(chat, index) for index in range(job.choices)]
+    choices = [_ChatChoiceChunks(chat, index) for index in range(job.choices)]
     empty = ChatChunk(id=job.id, created=job.created, model=job.model, choices=[])
     chunks, opening, last = Chunks(empty), _opening(chat, empty), b""
     async with aclosing(job.deltas()) as deltas:
         async for index, delta in deltas:
-            chunk = turns[index].chunk(delta)
-            told = chunks.event(chunk, job.usage_of(index) if job.tells_usage_always else UNSET)
+            chunk = choices[index].chunk(delta)
+            event_bytes = chunks.event(chunk, job.usage_of(index) if job.sends_usage_always else UNSET)
             if job.running:
-                yield opening + told
+                yield opening + event_bytes
             else:
-                last = opening + told
+                last = opening + event_bytes
             opening = b""
     yield last + job.end(chunks)
 
@@ -108,7 +108,7 @@ def _opening(chat: _Chat, empty: ChatChunk) -> bytes:
         for index in range(job.choices):
             delta = ChatDelta(content=content) if content else ChatDelta(role=chat.role, content="")
             chunk = msgspec.structs.replace(empty, choices=[ChatChunkChoice(index=index, delta=delta)])
-            if job.tells_usage_always:
+            if job.sends_usage_always:
                 chunk.usage = job.usage_of(index)
             if chat.body.return_token_ids and not content:
                 chunk.prompt_token_ids = job.prompts[0].ids
@@ -116,7 +116,7 @@ def _opening(chat: _Chat, empty: ChatChunk) -> bytes:
     return b"".join(events)
 
 
-class _Turn:
+class _ChatChoiceChunks:
     """One choice as it grows. The whole answer is the join of its chunks: streamed or not, it is the same."""
 
     def __init__(self, chat: _Chat, index: int) -> None:

@@ -63,7 +63,7 @@ async def _job(body: CompletionRequest, request: Request) -> Job:
 
 
 async def _whole(job: Job, body: CompletionRequest) -> Completion:
-    texts = [_Text(job, body, index) for index in range(job.choices)]
+    texts = [_ChoiceChunks(job, body, index) for index in range(job.choices)]
     chunks: list[list[CompletionChunkChoice]] = [[] for _ in texts]
     async with aclosing(job.deltas()) as deltas:
         async for index, delta in deltas:
@@ -78,13 +78,13 @@ async def _whole(job: Job, body: CompletionRequest) -> Completion:
 
 
 async def _events(job: Job, body: CompletionRequest) -> AsyncGenerator[bytes]:
-    texts = [_Text(job, body, index) for index in range(job.choices)]
+    texts = [_ChoiceChunks(job, body, index) for index in range(job.choices)]
     chunks = Chunks(CompletionChunk(id=job.id, created=job.created, model=job.model, choices=[]))
     last = b""
     async with aclosing(job.deltas()) as deltas:
         async for index, delta in deltas:
             chunk = texts[index].chunk(delta)
-            event = chunks.event(chunk, job.usage_of(index) if job.tells_usage_always else UNSET)
+            event = chunks.event(chunk, job.usage_of(index) if job.sends_usage_always else UNSET)
             if job.running:
                 yield event
             else:
@@ -92,7 +92,7 @@ async def _events(job: Job, body: CompletionRequest) -> AsyncGenerator[bytes]:
     yield last + job.end(chunks)
 
 
-class _Text:
+class _ChoiceChunks:
     """One choice as it grows. The whole answer is the join of its chunks: streamed or not, it is the same."""
 
     def __init__(self, job: Job, body: CompletionRequest, index: int) -> None:
@@ -138,16 +138,16 @@ class _Text:
             if chunk.logprobs is not None:
                 logprobs.extend(chunk.logprobs)
         last = chunks[-1]
-        tells_ids = bool(self._body.return_token_ids)
+        returns_ids = bool(self._body.return_token_ids)
         return CompletionChoice(
             index=self._index,
             text="".join(chunk.text for chunk in chunks),
             logprobs=None if self._body.logprobs is None else logprobs,
             finish_reason=last.finish_reason,
             stop_reason=None if isinstance(last.stop_reason, UnsetType) else last.stop_reason,
-            token_ids=[id for chunk in chunks for id in chunk.token_ids or ()] if tells_ids else None,
-            prompt_logprobs=self._told_prompt_logprobs(),
-            prompt_token_ids=self._prompt.ids if tells_ids else None,
+            token_ids=[id for chunk in chunks for id in chunk.token_ids or ()] if returns_ids else None,
+            prompt_logprobs=self._separate_prompt_logprobs(),
+            prompt_token_ids=self._prompt.ids if returns_ids else None,
         )
 
     def _logprobs(self, ids: list[int], entries: list[TokenLogprobs | None]) -> CompletionLogprobs:
@@ -157,7 +157,7 @@ class _Text:
     def _prompt_text(self) -> str:
         return self._decode(self._prompt.ids) if self._prompt.text is None else self._prompt.text
 
-    def _told_prompt_logprobs(self) -> PromptLogprobs | None:
+    def _separate_prompt_logprobs(self) -> PromptLogprobs | None:
         """Those of an echo stand in `logprobs` already."""
         if self._body.prompt_logprobs is None or self._prompt_logprobs is None:
             return None

@@ -15,7 +15,7 @@ from server.http.sse import encode, json_response
 from server.requests.pooling import PoolingParams, find_prompt, prompt_for
 from server.requests.vectors import as_base64_json, as_bits, as_bytes, as_json
 from server.routes.generation import frontend_of, respond
-from server.routes.pooling_call import EMBEDS, Call
+from server.routes.pooling_call import EMBEDS, PoolingCall
 from worker.protocol import Task, Vectors
 
 router = APIRouter(route_class=Endpoint, tags=["pool"])
@@ -27,7 +27,7 @@ MOST_IN_A_HEADER = 256
 @router.post("/v1/embeddings", dependencies=EMBEDS)
 async def create_embeddings(body: EmbeddingRequest, request: Request) -> Response:
     """A vector for each text, or for each conversation."""
-    call = Call(request, body.terms(frontend_of(request).facts), "embd-")
+    call = PoolingCall(request, body.terms(frontend_of(request).facts), "embd-")
 
     async def work() -> Response:
         items = await call.read(body, body.params(), prompt_of(body, "embed", call))
@@ -43,7 +43,7 @@ async def create_embeddings(body: EmbeddingRequest, request: Request) -> Respons
 @router.post("/v2/embed", dependencies=EMBEDS)
 async def embed_for_cohere(body: CohereRequest, request: Request) -> Response:
     """As Cohere's API: texts in, vectors in each of the types asked for."""
-    call = Call(request, body.terms(frontend_of(request).facts))
+    call = PoolingCall(request, body.terms(frontend_of(request).facts))
     prompt = prompt_for(body.input_type, call.facts) if body.input_type else find_prompt(None, call.facts)
 
     async def work() -> Response:
@@ -55,7 +55,7 @@ async def embed_for_cohere(body: CohereRequest, request: Request) -> Response:
     return await respond(request, work())
 
 
-def prompt_of(body: PromptedBody, task: Task, call: Call) -> str:
+def prompt_of(body: PromptedBody, task: Task, call: PoolingCall) -> str:
     if body.input_type is not None:
         return prompt_for(body.input_type, call.facts)
     return find_prompt(body.prompt_name, call.facts, task)
@@ -76,7 +76,7 @@ def check_encoding(form: Encoding, number: int) -> None:
         )
 
 
-def bytes_response(call: Call, form: Encoding, vectors: Sequence[Vectors]) -> Response:
+def bytes_response(call: PoolingCall, form: Encoding, vectors: Sequence[Vectors]) -> Response:
     """The bare numbers, one vector after the other, and perhaps a header that tells them apart."""
     parts = [as_bytes(one, form.embed_dtype, form.endianness) for one in vectors]
     headers = {}
@@ -106,7 +106,7 @@ def _ranges(form: Encoding, vectors: Sequence[Vectors], parts: Sequence[bytes]) 
         start += len(part)
 
 
-def _for_cohere(call: Call, body: CohereRequest, vectors: Sequence[Vectors]) -> CohereEmbedded:
+def _for_cohere(call: PoolingCall, body: CohereRequest, vectors: Sequence[Vectors]) -> CohereEmbedded:
     types = body.types
     if ("binary" in types or "ubinary" in types) and vectors[0].shape[-1] % 8:
         raise BadRequest(

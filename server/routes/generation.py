@@ -27,7 +27,7 @@ from server.requests.task_names import GENERATE, require_task
 
 REPLICA = "X-data-parallel-rank"
 """Header that names the replica to use. Names and meaning are the peer's."""
-WHOLE = 1 << 30
+ALL_TOKENS = 1 << 30
 """Tokens per delta for an answer that is not streamed: all of them."""
 
 
@@ -93,7 +93,7 @@ class Job:
         self.body = body
         self.sampling = sampling
         self.prompts = prompts
-        self.id = prefix + request_name(request, body.request_id)
+        self.id = prefix + request_id_of(request, body.request_id)
         self.created = int(time.time())
         self.model = self.frontend.facts.model_names[0]
         as_ids = body.return_tokens_as_token_ids
@@ -104,12 +104,12 @@ class Job:
         )
         options = body.stream_options
         forced = config.enable_force_include_usage
-        self.tells_usage = forced or (options is not None and bool(options.include_usage))
-        self.tells_usage_always = forced or (
-            self.tells_usage and options is not None and bool(options.continuous_usage_stats)
+        self.sends_usage = forced or (options is not None and bool(options.include_usage))
+        self.sends_usage_always = forced or (
+            self.sends_usage and options is not None and bool(options.continuous_usage_stats)
         )
-        self._interval = max(config.stream_interval, body.stream_interval or 1) if body.stream else WHOLE
-        self._tells_cached = config.enable_prompt_tokens_details
+        self._interval = max(config.stream_interval, body.stream_interval or 1) if body.stream else ALL_TOKENS
+        self._shows_cached = config.enable_prompt_tokens_details
         self._counts_output = counts_output
         self._replica = replica_of(request)
         # checks the sampling, so that n can be trusted from here on
@@ -163,17 +163,17 @@ class Job:
 
     def end(self, chunks: Chunks) -> bytes:
         """With what a stream ends, after its last delta."""
-        return (chunks.event(None, self.usage()) if self.tells_usage else b"") + DONE
+        return (chunks.event(None, self.usage()) if self.sends_usage else b"") + DONE
 
     def usage_of(self, choice: int) -> Usage:
         prompt = choice // self.sampling.n
         return self._usage(len(self.prompts[prompt].ids), self._output[choice], self._cached[prompt])
 
     def _usage(self, prompt: int, output: int, cached: int) -> Usage:
-        return count(prompt, output, cached if self._tells_cached else None)
+        return count(prompt, output, cached if self._shows_cached else None)
 
 
-def request_name(request: Request, asked: str | None) -> str:
+def request_id_of(request: Request, asked: str | None) -> str:
     """Ours, unless the client names its request."""
     for where, given in (
         ("X-Request-Id", request.headers.get("x-request-id")),

@@ -11,7 +11,7 @@ from server.requests.facts import Facts
 from server.requests.vectors import as_array
 from server.routes.embeddings import bytes_response, check_encoding, prompt_of, written
 from server.routes.generation import frontend_of, respond
-from server.routes.pooling_call import CLASSIFIES, POOLS, Call
+from server.routes.pooling_call import CLASSIFIES, POOLS, PoolingCall
 from worker.protocol import Vectors
 
 router = APIRouter(route_class=Endpoint, tags=["pool"])
@@ -20,7 +20,7 @@ router = APIRouter(route_class=Endpoint, tags=["pool"])
 @router.post("/pooling", dependencies=POOLS)
 async def pool(body: PoolingRequest, request: Request) -> Response:
     """Vectors, or labels, for each text or for each of its tokens."""
-    call = Call(request, body.terms(frontend_of(request).facts), "pooling-")
+    call = PoolingCall(request, body.terms(frontend_of(request).facts), "pooling-")
 
     async def work() -> Response:
         task = body.params().resolve(call.facts).task
@@ -37,7 +37,7 @@ async def pool(body: PoolingRequest, request: Request) -> Response:
 @router.post("/classify", dependencies=CLASSIFIES)
 async def classify(body: ClassifyRequest, request: Request) -> Response:
     """The probability of each label, and the likeliest of them."""
-    call = Call(request, body.terms(frontend_of(request).facts), "classify-")
+    call = PoolingCall(request, body.terms(frontend_of(request).facts), "classify-")
 
     async def work() -> Response:
         vectors = await call.run(await call.read(body, body.params(), ""))

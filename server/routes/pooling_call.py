@@ -21,13 +21,13 @@ from server.requests.pooling import Item, PoolingParams, Source, Terms, TextRead
 from server.requests.prompt import write_conversation
 from server.requests.scoring import Pairs, ScoreOptions, score
 from server.requests.task_names import POOLING, no_scores, no_task, require_task
-from server.routes.generation import ENTRY, config_of, frontend_of, replica_of, request_name
+from server.routes.generation import ENTRY, config_of, frontend_of, replica_of, request_id_of
 from server.text.tokenizer import LONG_TEXT
 from worker.protocol import Vectors
 
 TEXTS_AT_ONCE = 256
 """Made to tokens in one go, in a thread."""
-PIECE = 256 << 10
+PIECE_BYTES = 256 << 10
 """Bytes of an answer from which on it is written in pieces, so that it never lies in memory as a whole."""
 
 T = TypeVar("T")
@@ -59,14 +59,14 @@ POOLS = [*ENTRY, Depends(require_pooling)]
 SCORES = [*ENTRY, Depends(require_scores)]
 
 
-class Call:
+class PoolingCall:
     """One request on its way to an answer."""
 
     def __init__(self, request: Request, terms: Terms, prefix: str = "") -> None:
         self.frontend = frontend_of(request)
         self.frontend.check_model(terms.model)
         self.facts = self.frontend.facts
-        self.id = prefix + request_name(request, terms.request_id)
+        self.id = prefix + request_id_of(request, terms.request_id)
         self.created = int(time.time())
         self.model = self.facts.model_names[0]
         self.tokens = 0
@@ -183,7 +183,7 @@ def _pieces(parts: Iterable[bytes]) -> Iterator[bytes]:
     for part in parts:
         gathered.append(part)
         size += len(part)
-        if size >= PIECE:
+        if size >= PIECE_BYTES:
             yield b"".join(gathered)
             gathered, size = [], 0
     if gathered:

@@ -20,7 +20,7 @@ from server.api.tei import RankedText, TextsRequest
 from server.http.endpoint import Endpoint
 from server.http.sse import encode, json_response
 from server.routes.generation import frontend_of, respond
-from server.routes.pooling_call import SCORES, Call
+from server.routes.pooling_call import SCORES, PoolingCall
 
 router = APIRouter(route_class=Endpoint, tags=["score"], dependencies=SCORES)
 
@@ -30,7 +30,7 @@ router = APIRouter(route_class=Endpoint, tags=["score"], dependencies=SCORES)
 async def score(body: ScoreRequest, request: Request) -> Response:
     """A score for each pair of texts; one text may be compared with many."""
     terms = body.terms(frontend_of(request).facts)
-    call = Call(request, terms, "score-")
+    call = PoolingCall(request, terms, "score-")
 
     async def work() -> Response:
         scores = await call.score(body.pairs(), body.options(terms, body.names))
@@ -39,12 +39,13 @@ async def score(body: ScoreRequest, request: Request) -> Response:
     return await respond(request, work())
 
 
-def _whose(body: object) -> str:
+def _rerank_form(body: object) -> str:
     return "(tei)" if isinstance(body, dict) and "texts" in body else "(usual)"
 
 
 EitherRerank = Annotated[
-    Annotated[RerankRequest, Tag("(usual)")] | Annotated[TextsRequest, Tag("(tei)")], Discriminator(_whose)
+    Annotated[RerankRequest, Tag("(usual)")] | Annotated[TextsRequest, Tag("(tei)")],
+    Discriminator(_rerank_form),
 ]
 
 
@@ -59,7 +60,7 @@ async def rerank(body: EitherRerank, request: Request) -> Response:
 
 async def _rank(body: RerankRequest, request: Request) -> Response:
     terms = body.terms(frontend_of(request).facts)
-    call = Call(request, terms, "score-")
+    call = PoolingCall(request, terms, "score-")
     scores = await call.score(body.pairs(), body.options(terms, ("query", "documents")))
     results = [Ranked(index, scores[index]) for index in best_first(scores)[: body.top_n or None]]
     if body.return_documents is not False:
@@ -70,7 +71,7 @@ async def _rank(body: RerankRequest, request: Request) -> Response:
 
 async def _rank_texts(body: TextsRequest, request: Request) -> Response:
     terms = body.terms(frontend_of(request).facts)
-    scores = await Call(request, terms).score(body.pairs(), body.options(terms))
+    scores = await PoolingCall(request, terms).score(body.pairs(), body.options(terms))
     results = [RankedText(index, scores[index]) for index in best_first(scores)]
     if body.return_text:
         for one in results:

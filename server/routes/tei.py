@@ -19,7 +19,7 @@ from server.requests.task_names import require_task
 from server.requests.vectors import as_array, as_json, compare
 from server.routes.generation import frontend_of, require_ready, respond
 from server.routes.pooling import label_of
-from server.routes.pooling_call import CLASSIFIES, EMBEDS, POOLS, TEXTS_AT_ONCE, Call, maybe_in_thread
+from server.routes.pooling_call import CLASSIFIES, EMBEDS, POOLS, TEXTS_AT_ONCE, PoolingCall, maybe_in_thread
 from server.text.tokenizer import LONG_TEXT
 from worker.protocol import Vectors
 
@@ -42,7 +42,7 @@ async def embed_all(body: EmbedAllRequest, request: Request) -> Response:
 
 async def _vectors(body: EmbedRequest | EmbedAllRequest, params: PoolingParams, request: Request) -> Response:
     facts = frontend_of(request).facts
-    call = Call(request, body.terms(facts))
+    call = PoolingCall(request, body.terms(facts))
     prompt = find_prompt(body.prompt_name, facts)
     vectors = await call.run(await call.items(body.inputs or [], params, prompt, name="inputs"))
     return _json([msgspec.Raw(as_json(one)) for one in vectors])
@@ -53,7 +53,7 @@ async def predict(body: PredictRequest, request: Request) -> Response:
     """The labels of each text or pair of texts, the likeliest first."""
     facts = frontend_of(request).facts
     terms = body.terms(facts)
-    call = Call(request, terms)
+    call = PoolingCall(request, terms)
     many = isinstance(body.inputs, list)
     inputs = body.inputs if isinstance(body.inputs, list) else [body.inputs]
     params = PoolingParams(task="classify", use_activation=False if body.raw_scores else None)
@@ -81,7 +81,7 @@ def _predictions(vectors: Vectors, facts: Facts) -> list[Prediction]:
 async def similarity(body: SimilarityRequest, request: Request) -> Response:
     """The similarity of each sentence to the source sentence, by the measure that the checkpoint names."""
     facts = frontend_of(request).facts
-    call = Call(request, body.parameters.terms(facts))
+    call = PoolingCall(request, body.parameters.terms(facts))
     prompt = find_prompt(body.parameters.prompt_name, facts)
 
     async def work() -> Response:

@@ -26,7 +26,7 @@ from server.options.table import ServerConfig
 from server.run.progress import ProgressDisplay
 from worker.child import BROKE, CANNOT_START, STOPPED
 
-LAST_WORDS_SECONDS = 3
+FLUSH_SECONDS = 3
 """For answers that are complete to reach their clients, after all generation has ended."""
 STATS_SECONDS = 10.0
 NO_ENGINE_LEFT = signal.SIGUSR1
@@ -113,10 +113,10 @@ class ApiServer:
         except (ValueError, OSError, ApiError) as error:
             self.client.fail(" ".join(str(error).split()))
             return False
-        _calm_collector()
+        _freeze_heap()
         seconds = time.monotonic() - self._started
         name = self._config.model_names[0]
-        self._say(f"Serving {name} at {self._where()} after {seconds:.1f} s{self._part()}")
+        self._print(f"Serving {name} at {self._where()} after {seconds:.1f} s{self._replicas_so_far()}")
         return True
 
     def _explain_death(self, *, served: bool) -> int:
@@ -125,10 +125,10 @@ class ApiServer:
             _log.error("the engine has stopped: %s", self.client.dead)
             return BROKE
         if not self.client.explained:
-            self._say(f"error: {self.client.dead}")
+            self._print(f"error: {self.client.dead}")
         return CANNOT_START
 
-    def _part(self) -> str:
+    def _replicas_so_far(self) -> str:
         """Of several replicas those that work already: the others join when they are ready."""
         size = self._config.data_parallel_size
         working = sum(one.works for one in self.client.replicas)
@@ -139,14 +139,14 @@ class ApiServer:
         self._frontend.begin_drain()
         if self._frontend.live:
             _log.info("stopping: %d running requests may finish", self._frontend.live)
-        await _first(self._frontend.drained(), self._force.wait(), seconds=self._config.shutdown_timeout)
+        await _first_of(self._frontend.drained(), self._force.wait(), seconds=self._config.shutdown_timeout)
         if self._frontend.live:
             _log.warning("stopping: %d running requests are cut off", self._frontend.live)
 
     async def _leave(self, http: asyncio.Task[None]) -> None:
         """Ends what still runs with an error, so that no answer looks complete that is not."""
         self.client.fail("the server is shutting down")
-        await _first(self._frontend.drained(), self._force.wait(), seconds=LAST_WORDS_SECONDS)
+        await _first_of(self._frontend.drained(), self._force.wait(), seconds=FLUSH_SECONDS)
         self._http.should_exit = True
         await http
         self.client.close()
@@ -167,7 +167,7 @@ class ApiServer:
         if self._display is not None:
             self._display.show(progress.stage, progress.fraction, progress.detail)
 
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         if self._display is not None:
             self._display.done(line)
 
@@ -200,13 +200,13 @@ class ApiServer:
             before = now
 
 
-def _calm_collector() -> None:
+def _freeze_heap() -> None:
     """What loading has left behind is here to stay, and requests leave few cycles: look for them seldom."""
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
 
 
-async def _first(*things: Awaitable[object], seconds: float) -> None:
+async def _first_of(*things: Awaitable[object], seconds: float) -> None:
     """Waits for one of these, or for that long."""
     tasks = [asyncio.ensure_future(thing) for thing in things]
     try:
@@ -231,7 +231,7 @@ def _uvicorn_config(config: ServerConfig, frontend: Frontend) -> uvicorn.Config:
         root_path=config.root_path,
         backlog=2048,
         timeout_keep_alive=5,
-        timeout_graceful_shutdown=LAST_WORDS_SECONDS,
+        timeout_graceful_shutdown=FLUSH_SECONDS,
         ssl_keyfile=config.ssl_keyfile,
         ssl_certfile=config.ssl_certfile,
         ssl_ca_certs=config.ssl_ca_certs,

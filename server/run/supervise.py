@@ -16,13 +16,13 @@ import uvloop
 
 from engine_core.engine_processes import EngineProcesses, wait_for_end
 from server.options.table import ServerConfig
-from server.run.api_server import LAST_WORDS_SECONDS, NO_ENGINE_LEFT, ApiServer
+from server.run.api_server import FLUSH_SECONDS, NO_ENGINE_LEFT, ApiServer
 from server.run.process import ApiProcess
 from server.run.progress import ProgressDisplay
 from worker import child
 from worker.child import BROKE, CANNOT_START, STOPPED
 
-PATIENCE = 10.0
+EXTRA_SECONDS = 10.0
 """Seconds beyond its own time-outs after which a process that does not leave is ended."""
 
 _log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ async def _serve_here(
     if code == STOPPED:
         return STOPPED
     # An engine that could not start has said so with a code of its own.
-    codes = await asyncio.to_thread(engines.stop, LAST_WORDS_SECONDS)
+    codes = await asyncio.to_thread(engines.stop, FLUSH_SECONDS)
     return CANNOT_START if CANNOT_START in (code, *codes) else BROKE
 
 
@@ -73,7 +73,7 @@ async def _serve_in_processes(
     for server in servers:
         if not stop.is_set() and server.exit_code is None:
             server.signal(NO_ENGINE_LEFT if engines_end.done() else signal.SIGTERM)
-    await asyncio.wait(ends, timeout=config.shutdown_timeout + PATIENCE)
+    await asyncio.wait(ends, timeout=config.shutdown_timeout + EXTRA_SECONDS)
     for server in servers:
         server.stop(seconds=0)
     for task in watched:

@@ -26,7 +26,7 @@ class Client:
 
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sse, "QUICK", 0.005)
+    monkeypatch.setattr(sse, "WATCH_AFTER", 0.005)
 
 
 async def test_quick_work_costs_no_task_and_no_watch() -> None:

@@ -112,7 +112,7 @@ def test_texts_that_cannot_be_pooled() -> None:
         BadRequest, match="input 0 contains 100000 characters"
     ):  # told without tokenizing all of it
         reader.read(["a" * 100_000], EMBED)
-    cutting = TextReader(facts(), bert(), Truncation.asked(-1, None, facts()))
+    cutting = TextReader(facts(), bert(), Truncation.from_request(-1, None, facts()))
     lengths = [len(item.tokens) for item in cutting.read(["fox", LONG, "dog " * 50_000, [3] * 50], EMBED)]
     assert lengths[1:] == [20, 20, 20] and lengths[0] < 20
     assert [
@@ -120,7 +120,7 @@ def test_texts_that_cannot_be_pooled() -> None:
     ] == [[2, 3]]
     for asked, told in ((21, "cannot be greater than max_model_len = 20"), (0, "would keep no token")):
         with pytest.raises(BadRequest, match=told):
-            Truncation.asked(asked, None, facts())
+            Truncation.from_request(asked, None, facts())
 
 
 def test_dimensions() -> None:

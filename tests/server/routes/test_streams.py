@@ -159,7 +159,7 @@ async def test_a_bug_in_a_stream_tells_nothing_of_itself(
 async def test_a_late_stream_opens_before_its_first_token(
     frontend: FakeFrontend, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sse, "PATIENCE", 0.01)
+    monkeypatch.setattr(sse, "OPEN_AFTER", 0.01)
     frontend.delay = 0.05
     frontend.error = Unavailable("too late for a status")
     path, body = TEXT
@@ -171,7 +171,7 @@ async def test_a_late_stream_opens_before_its_first_token(
 async def test_silence_is_filled_with_comments(
     frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sse, "PATIENCE", 0.01)
+    monkeypatch.setattr(sse, "OPEN_AFTER", 0.01)
     frontend.delay = 0.1
     path, body = TEXT
     async with make_client(make_app(frontend, sse_keep_alive_interval=0.02)) as client:
@@ -184,7 +184,7 @@ async def test_silence_is_filled_with_comments(
 async def test_no_comments_unless_asked(
     frontend: FakeFrontend, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sse, "PATIENCE", 0.01)
+    monkeypatch.setattr(sse, "OPEN_AFTER", 0.01)
     frontend.delay = 0.05
     path, body = TEXT
     assert "keep-alive" not in (await client.post(path, json={**body, "stream": True})).text
