@@ -37,6 +37,7 @@ format: $(INSTALLED)
 
 docs: $(INSTALLED)
 	$(BIN)/python docs/generate.py
+	$(BIN)/python tests/support/models_page.py
 
 compare: $(INSTALLED)
 	$(BIN)/python tests/bench/compare.py $(ARGS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
@@ -91,6 +92,27 @@ def test_preemption(checkpoint: Path, expected: list[list[int]], steps_ahead: in
     texts, _, engine = generate(checkpoint, prompts(), enable_prefix_caching=False, **tight)
     assert texts == expected
     assert engine.stats().preemptions > 0
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config", "message"),
+    [
+        ("MambaForCausalLM", {"vocab_size": 320, "hidden_size": 32}, "its layers keep a state of their own"),
+        ("BloomForCausalLM", {"vocab_size": 320, "hidden_size": 32, "n_head": 4}, "takes no position_ids"),
+        (
+            "BambaForCausalLM",
+            {"time_step_limit": [0, {"__float__": "Infinity"}]},
+            "keep a state of their own",
+        ),
+        ("Qwen3ForCausalLM", {"vocab_size": 320}, "the field 'hidden_size' .* is missing"),
+    ],
+)
+def test_a_refusal_comes_before_fields_that_are_missing(
+    tmp_path: Path, architecture: str, config: dict[str, object], message: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": [architecture]}))
+    with pytest.raises(ValueError, match=message):
+        Engine.start(engine_config(tmp_path, load_format="dummy"), lambda _: None)
 
 
 def test_the_oracle_looks_at_every_token(checkpoint: Path) -> None:

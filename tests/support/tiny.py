@@ -170,7 +170,7 @@ def tiny_checkpoint(arch: str, folder: Path, **overrides: object) -> Path:
     )
     model = model_class(config)
     # With larger ones the norms behind each layer of an encoder would leave nothing of what tokens differ in.
-    _randomise(model, seed=0, scale=0.3 if arch in _FAMILIES else 0.15)
+    randomise(model, seed=0, scale=0.3 if arch in _FAMILIES else 0.15)
     model.to(config.dtype).save_pretrained(folder)
     write_tokenizer(folder)
     generation = {"bos_token_id": BOS_ID, "eos_token_id": [EOS_ID, TURN_END_ID], "pad_token_id": PAD_ID}
@@ -222,7 +222,7 @@ def _tokenizer_json() -> str:
 
 
 @torch.no_grad()
-def _randomise(model: nn.Module, seed: int, scale: float) -> None:
+def randomise(model: nn.Module, seed: int, scale: float) -> None:
     """Weights large enough to matter. Norms and biases keep their initial 0 or 1 as the mean.
 
     Embeddings stay small: where the head is tied to them, a token would otherwise mostly predict itself.
