@@ -203,3 +203,7 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     drain_seconds: float = 0.0
     """How long SIGTERM lets requests run on."""
     log_level: str = "info"
+    model_classes: dict[str, str] = {}
+    """Classes that the starting program has registered: architecture -> "module:Class"."""
+    search_path: list[str] = []
+    """Folders in which that program looks for modules."""

@@ -132,6 +132,9 @@ def start_engines(
 
     The API servers are so many on this machine, or those at `addresses`.
     """
+    from models.registrations import registrations  # after `serve` has checked whose `models` this is
+
+    registered = registrations()
     _check_length(Path(tempfile.gettempdir()))
     folder = tempfile.TemporaryDirectory(prefix="facet-")  # mode 0700: only this user can connect
     servers = list(addresses) or [_address(folder.name, index) for index in range(api_servers)]
@@ -147,6 +150,8 @@ def start_engines(
                 folder=folder.name,
                 drain_seconds=drain_seconds,
                 log_level=log_level,
+                model_classes=registered.classes,
+                search_path=registered.search_path,
             ),
             module,
         )

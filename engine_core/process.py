@@ -37,6 +37,7 @@ from engine_core.ranks.placement import make_executor
 from engine_core.scheduling.scheduler import OutputsByClient
 from engine_core.scheduling.stats import StatsFilter
 from engine_core.wire.transport import EngineEnd
+from models.registrations import Registrations, use_registrations
 from worker import child, logs
 from worker.child import BROKE, CANNOT_START, STOPPED
 
@@ -50,6 +51,7 @@ def main(make: MakeExecutor | None = None) -> int:
     """Runs the engine and returns the exit code. `make` makes another executor than the configuration's."""
     gc.disable()  # until all is loaded: nothing that is imported is garbage, and collecting takes a while
     config = msgspec.msgpack.decode(child.adopt(int(sys.argv[1])), type=ProcessConfig)
+    use_registrations(Registrations(config.model_classes, config.search_path))
     logs.setup("engine" if config.alone else f"engine {config.index}", config.log_level)
     context = zmq.Context()
     ends = [EngineEnd(context, address, config.index) for address in config.servers]

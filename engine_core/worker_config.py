@@ -10,6 +10,7 @@ from engine_core.config import TASKS, EngineConfig
 from models.config import ConfigError, ModelConfig
 from models.conversion.served_as import Conversion, resolve_conversion
 from models.pooling.config import read_pooling
+from models.registrations import registrations
 from worker.config import WorkerConfig
 
 
@@ -26,6 +27,7 @@ def make_worker_config(config: EngineConfig, model: ModelConfig, folder: Path) -
         pooling=read_pooling(folder, model, config.pooler_config),
         tasks=tuple(config.tasks),
         steps_ahead=config.depth - 1,
+        registrations=registrations(),
     )
 
 

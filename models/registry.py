@@ -1,8 +1,8 @@
 """The registry of models: which class serves which architecture.
 
 Values are "module:Class" strings: the list costs no import, a model's code is loaded when it is needed. Other
-distributions add theirs through the entry-point group "facet.models"; where a name is known twice, the one
-that was installed or registered on purpose wins.
+distributions add theirs through the entry-point group "facet.models", programs with `register_model`; where a
+name is known twice, the class that was installed or registered on purpose wins.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 
 from models.config import ModelConfig
+from models.registrations import load, registered
 
 ARCHITECTURES: dict[str, str] = {
     "AlbertForMaskedLM": "encoders.albert:AlbertModel",
@@ -84,24 +85,15 @@ ARCHITECTURES: dict[str, str] = {
 
 _FAMILIES = "models.families."
 _FALLBACK = "models.families.transformers_fallback"
-_registered: dict[str, str] = {}
 
 
 class UnknownArchitecture(ValueError):
     """No class serves this architecture; the message names the next step."""
 
 
-def register_model(architecture: str, path: str) -> None:
-    """Serve `architecture` with the class at `path`, written "module:Class"."""
-    module, colon, name = path.partition(":")
-    if not (module and colon and name):
-        raise ValueError(f"{path!r} does not name a class; write it as 'module:Class'")
-    _registered[architecture] = path
-
-
 def supported() -> list[str]:
     """The architectures that have a class of their own, without those that run on transformers' code."""
-    return sorted({**ARCHITECTURES, **_plugins(), **_registered}, key=str.lower)
+    return sorted({**ARCHITECTURES, **_plugins(), **registered()}, key=str.lower)
 
 
 def resolve(config: ModelConfig, model_impl: str = "auto", trust_remote_code: bool = False) -> type:
@@ -113,12 +105,12 @@ def resolve(config: ModelConfig, model_impl: str = "auto", trust_remote_code: bo
     if model_impl not in ("auto", "facet", "transformers"):
         raise ValueError(f"model_impl is {model_impl!r}, but must be one of auto, facet, transformers")
     name = config.architecture
-    path = _registered.get(name) or _plugins().get(name) or _built_in(name)
-    if path is not None and model_impl != "transformers":
-        return _load(path)
+    own = _of_others(name) or _built_in(name)
+    if own is not None and model_impl != "transformers":
+        return load(name, own)
     if model_impl != "facet" and (trust_remote_code or _transformers_knows(name)):
         return import_module(_FALLBACK).TransformersForCausalLM
-    raise UnknownArchitecture(" ".join(_refusal(config, model_impl, has_own_class=path is not None)))
+    raise UnknownArchitecture(" ".join(_refusal(config, model_impl, has_own_class=own is not None)))
 
 
 def is_served(config: ModelConfig, model_impl: str = "auto", trust_remote_code: bool = False) -> bool:
@@ -128,6 +120,19 @@ def is_served(config: ModelConfig, model_impl: str = "auto", trust_remote_code: 
     if model_impl == "facet":
         return False
     return (trust_remote_code and config.brings_code) or _transformers_knows(config.architecture)
+
+
+def generates(architecture: str) -> bool:
+    """Whether the class that a program or another distribution brings for this name generates text.
+
+    Our own classes are not loaded to answer this: their names tell.
+    """
+    own = _of_others(architecture)
+    return own is not None and hasattr(load(architecture, own), "logits")
+
+
+def _of_others(architecture: str) -> type | str | None:
+    return registered().get(architecture) or _plugins().get(architecture)
 
 
 def _built_in(architecture: str) -> str | None:
@@ -173,8 +178,3 @@ def _sibling(config: ModelConfig) -> str | None:
 @cache
 def _plugins() -> dict[str, str]:
     return {entry.name: entry.value for entry in entry_points(group="facet.models")}
-
-
-def _load(path: str) -> type:
-    module, _, name = path.partition(":")
-    return getattr(import_module(module), name)

@@ -7,6 +7,7 @@ import msgspec
 from models.config import ModelConfig
 from models.conversion.served_as import Conversion
 from models.pooling.config import PoolingConfig
+from models.registrations import Registrations
 from worker.options import WorkerOptions
 
 
@@ -65,3 +66,5 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     steps_ahead: int = 1
     """Steps that may be planned beyond the one that runs; sizes the staging buffers."""
     place: Place = Place()
+    registrations: Registrations = Registrations()
+    """Classes of models that the program has registered."""

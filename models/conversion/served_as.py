@@ -15,7 +15,7 @@ import msgspec
 from models.config import ConfigError, ModelConfig
 from models.pooling.config import scores_by_tokens
 from models.pooling.sentence_files import makes_scores, makes_vectors
-from models.registry import is_served, supported
+from models.registry import generates, is_served, supported
 
 logger = logging.getLogger(__name__)
 
@@ -105,6 +105,8 @@ class _Case:
         self.made_for: Runner
         self.kind: Convert
         self.stem, self.made_for, self.kind = _read_name(self.name)
+        if self.made_for == "pooling" and generates(self.name):
+            self.made_for, self.kind = "generate", "none"  # whatever its name says, its class generates
         self.own_class = self.name in supported()
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import runpy
 import signal
 import socket
 import ssl
@@ -237,3 +238,7 @@ def _uvicorn_config(config: ServerConfig, frontend: Frontend) -> uvicorn.Config:
         ssl_ca_certs=config.ssl_ca_certs,
         ssl_cert_reqs=ssl.CERT_REQUIRED if config.ssl_ca_certs else ssl.CERT_NONE,
     )
+
+
+if __name__ == "__main__":
+    runpy.run_module("server.main", run_name="__main__")  # users of vLLM start such a module: it is `serve`

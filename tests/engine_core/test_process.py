@@ -22,6 +22,7 @@ from engine_core.config import Address, Replicas
 from engine_core.engine_processes import EngineProcess, EngineProcesses, start_engines
 from engine_core.protocol import Failed, Pooled, Progress, Tokens
 from engine_core.wire.transport import ServerEnd
+from models import registrations
 from worker.protocol import Pooling, Sampling
 
 Start = Callable[..., Awaitable[tuple[EngineProcesses, EngineClient]]]
@@ -352,6 +353,16 @@ def test_a_folder_too_long_for_sockets_is_named(
     monkeypatch.setattr("tempfile.tempdir", str(deep))
     with pytest.raises(ValueError, match="set TMPDIR"):
         start_engines(engine_config(model))
+
+
+async def test_an_engine_knows_the_classes_that_the_program_has_registered(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "module_beside_the_program.py").write_text("class Writer:\n    def logits(self): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(registrations, "_classes", {"WriterModel": "module_beside_the_program:Writer"})
+    _, client = await start(runner="generate", hf_overrides={"architectures": ["WriterModel"]})
+    assert client.ready is not None and client.ready.architecture == "WriterModel"
 
 
 async def test_ranks_in_processes_of_their_own_serve_and_end_with_their_engine(

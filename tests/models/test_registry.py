@@ -1,16 +1,20 @@
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from sizes import MODEL
 
-from models import registry
+from models import registrations, registry
+from models.registrations import register_model
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +22,7 @@ def plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[EntryPoint]]:
     """The entry points of other distributions: none, until a test adds some."""
     installed: list[EntryPoint] = []
     monkeypatch.setattr(registry, "entry_points", lambda group: [e for e in installed if e.group == group])
-    monkeypatch.setattr(registry, "_registered", {})
+    monkeypatch.setattr(registrations, "_classes", {})
     registry._plugins.cache_clear()
     yield installed
     registry._plugins.cache_clear()
@@ -48,8 +52,8 @@ def test_every_path_leads_to_a_model(architecture: str) -> None:
 
 
 def test_registered_models_come_first() -> None:
-    registry.register_model("LlamaForCausalLM", "collections:OrderedDict")
-    registry.register_model("BrandNewForCausalLM", "collections:Counter")
+    register_model("LlamaForCausalLM", "collections:OrderedDict")
+    register_model("BrandNewForCausalLM", "collections:Counter")
     assert resolve("LlamaForCausalLM").__name__ == "OrderedDict"
     assert resolve("BrandNewForCausalLM", "facet").__name__ == "Counter"
     assert "BrandNewForCausalLM" in registry.supported()
@@ -65,10 +69,38 @@ def test_plugins_of_our_group_are_found(plugins: list[EntryPoint]) -> None:
     assert "OtherForCausalLM" not in registry.supported()
 
 
-@pytest.mark.parametrize("path", ["collections", "collections:", ":deque"])
-def test_a_path_that_names_no_class(path: str) -> None:
-    with pytest.raises(ValueError, match="'module:Class'"):
-        registry.register_model("BrandNewForCausalLM", path)
+class Writer:
+    def logits(self) -> None: ...
+
+
+class Reader: ...
+
+
+def test_a_class_of_others_is_asked_whether_it_generates(plugins: list[EntryPoint]) -> None:
+    register_model("WriterModel", Writer)
+    register_model("ReaderModel", Reader)
+    plugins.append(EntryPoint("CounterModel", "collections:Counter", "facet.models"))
+    assert registry.generates("WriterModel") and not registry.generates("ReaderModel")
+    assert not registry.generates("BertModel") and not registry.generates("UnknownModel")
+    assert not registry.generates("CounterModel")
+
+
+def test_an_installed_distribution_is_found_by_its_entry_point(tmp_path: Path) -> None:
+    info = tmp_path / "plugged-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plugged\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[facet.models]\nPluggedModel = plugged:Plugged\n")
+    (tmp_path / "plugged.py").write_text("class Plugged:\n    def logits(self): ...\n")
+    code = "from models import registry; print(registry.generates('PluggedModel'))"
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert done.stdout == "True\n", done.stderr
 
 
 def test_what_only_transformers_knows_runs_on_the_fallback() -> None:

@@ -46,6 +46,18 @@ def test_bad_usage_is_told_in_one_line(arguments: list[str], told: str) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("module", ["server.main", "server.run.api_server", "facet"])
+def test_modules_that_may_be_run_do_what_the_command_does(module: str) -> None:
+    arguments = ["serve"] if module == "facet" else []
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments, "--model", "demo", "--enable-lora"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (BAD_USAGE, "error: --enable-lora is not supported yet\n")
+
+
 def test_the_version_is_the_packages() -> None:
     done = command("--version")
     assert done.returncode == 0

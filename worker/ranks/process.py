@@ -19,6 +19,7 @@ from typing import Protocol
 
 import msgspec
 
+from models.registrations import use_registrations
 from worker import child, logs
 from worker.child import BROKE, CANNOT_START, STOPPED
 from worker.config import Place, WorkerConfig
@@ -60,6 +61,7 @@ def main(load: Load = start) -> int:
     gc.disable()  # until all is loaded: nothing that is imported is garbage, and looking takes a while
     rank_start = msgspec.msgpack.decode(child.adopt(int(sys.argv[1])), type=RankStart)
     place = rank_start.config.place
+    use_registrations(rank_start.config.registrations)
     logs.setup(place.name, rank_start.log_level)
     channel = RankEnd(rank_start.descriptor)
     rank = Rank(channel, place)

@@ -8,17 +8,9 @@ from typing import Any
 
 import pytest
 
-from models import registry
+from models import registrations
 from models.config import ConfigError, read_config
 from models.conversion.served_as import resolve_conversion, stem
-
-NATIVE = ["BertModel", "BertForMaskedLM", "BertForSequenceClassification", "BertForTokenClassification"]
-
-
-@pytest.fixture(autouse=True)
-def encoders(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Register some architectures whose classes pool by themselves. None of them is loaded here."""
-    monkeypatch.setattr(registry, "_registered", dict.fromkeys(NATIVE, "somewhere:Class"))
 
 
 def write(folder: Path, architectures: list[str], **fields: object) -> None:
@@ -76,6 +68,22 @@ def resolve(
 )
 def test_by_name_alone(tmp_path: Path, architecture: str, expected: tuple[str, str, str]) -> None:
     assert resolve(tmp_path, architecture) == expected
+
+
+class Writer:
+    def logits(self) -> None: ...
+
+
+class Reader: ...
+
+
+def test_a_registered_class_that_generates_does_so_whatever_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registrations, "_classes", {"WriterModel": Writer, "ReaderModel": Reader})
+    assert resolve(tmp_path, "WriterModel") == ("generate", "none", "WriterModel")
+    assert resolve(tmp_path, "WriterModel", "pooling") == ("pooling", "embed", "WriterModel")
+    assert resolve(tmp_path, "ReaderModel") == ("pooling", "none", "ReaderModel")
 
 
 @pytest.mark.parametrize(

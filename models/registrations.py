@@ -1,0 +1,77 @@
+"""Model classes that a program registers, and how they reach the other processes that run its models."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from operator import attrgetter
+
+import msgspec
+
+_classes: dict[str, type | str] = {}
+
+
+class Registrations(msgspec.Struct, frozen=True):
+    """The classes that a process has registered, in a form that another process can use."""
+
+    classes: dict[str, str] = {}
+    """Architecture -> "module:Class"."""
+    search_path: list[str] = []
+    """Folders in which the registering process looks for modules."""
+
+
+def register_model(model_arch: str, model_cls: type | str) -> None:
+    """Serve the architecture `model_arch` with a class, given itself or as "module:Class".
+
+    Several processes (ranks, or an engine of its own) import the class one by one, so for them it must stand
+    at the top level of a module that is not the main program.
+    """
+    if isinstance(model_cls, str):
+        module, colon, name = model_cls.partition(":")
+        if not (module and colon and name):
+            raise ValueError(f"{model_cls!r} does not name a class; write it as 'module:Class'")
+    elif not isinstance(model_cls, type):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"model_cls is a class or 'module:Class', not {model_cls!r}")
+    _classes[model_arch] = model_cls
+
+
+def registered() -> dict[str, type | str]:
+    return dict(_classes)
+
+
+def registrations() -> Registrations:
+    """Everything that was registered here, to be sent to a process that this one starts."""
+    if not _classes:
+        return Registrations()
+    named = {name: one if isinstance(one, str) else _path(one) for name, one in _classes.items()}
+    return Registrations(named, [folder or os.getcwd() for folder in sys.path])
+
+
+def use_registrations(given: Registrations) -> None:
+    """Register in this process what another one has registered."""
+    for folder in given.search_path:
+        if folder not in sys.path:
+            sys.path.append(folder)  # behind our own packages, which have common names
+    _classes.update(given.classes)
+
+
+def load(architecture: str, model_cls: type | str) -> type:
+    """Import the class. Raises ValueError with the remedy if there is none of this name."""
+    if isinstance(model_cls, type):
+        return model_cls
+    module, _, name = model_cls.partition(":")
+    try:
+        found = attrgetter(name)(import_module(module))
+    except (ImportError, AttributeError) as error:
+        why = f"cannot be imported: {error}"
+        if module == "__main__" or "<locals>" in name:
+            why = "other processes cannot import: define it at the top level of a module of its own"
+        raise ValueError(f"{architecture} is registered with the class {model_cls}, which {why}") from error
+    if not isinstance(found, type):
+        raise ValueError(f"{architecture} is registered with {model_cls}, which is not a class")
+    return found
+
+
+def _path(model_cls: type) -> str:
+    return f"{model_cls.__module__}:{model_cls.__qualname__}"
