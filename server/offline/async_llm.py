@@ -17,8 +17,8 @@ from engine_core.protocol import Progress
 from server.errors import ApiError, Unavailable
 from server.frontend import Frontend
 from server.metrics import Metrics
-from server.offline.answers import RequestAnswers, tokens_per_output
 from server.offline.engine_args import EngineArgs
+from server.offline.output_builder import OutputBuilder, tokens_per_output
 from server.offline.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from server.offline.pooling import read_items
 from server.offline.prompts import Prompt, PromptLike, read_prompt
@@ -34,11 +34,11 @@ from server.text.tokenizer import LONG_TEXT
 from worker import logs
 
 SECONDS_TO_END = 3.0
-"""After so long, an engine process that was asked to end is ended by force."""
+"""An engine process that has not ended by itself after this time is killed."""
 UNLIMITED = 1 << 62
-"""Requests that may wait: a program that sends them itself needs no protection from its clients."""
+"""The default bound on waiting requests: a program needs no protection from its own requests."""
 
-_OF_VLLM = (
+_UNSUPPORTED = (
     "lora_request",
     "tokenization_kwargs",
     "trace_headers",
@@ -63,13 +63,13 @@ class AsyncLLM:
     def __init__(self, model: str = "demo", **options: Any) -> None:
         self.config = from_python({"model": model, **options})
         if self.config.headless:
-            raise ValueError("headless: an AsyncLLM answers requests itself; `serve --headless` does not")
+            raise ValueError("headless: an AsyncLLM builder requests itself; `serve --headless` does not")
         self._engines = start_engines(
             self.config.engine, self.config.replicas, log_level=self.config.uvicorn_log_level
         )
         self._connection: Connection | None = None
         self._opened: list[Connection] = []
-        self._end = weakref.finalize(self, _end, self._engines, self._opened)
+        self._stop = weakref.finalize(self, _stop_engines, self._engines, self._opened)
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> AsyncLLM:
@@ -90,12 +90,12 @@ class AsyncLLM:
         prompt_text: str | None = None,
         **others: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """The outputs of a request as they come, each with all of the answer so far.
+        """Yields the outputs of a request as they come, each with all of the answer so far.
 
         `output_kind` of the parameters asks for other outputs. Closing the generator, or cancelling the task
         that reads it, ends the request in the engine. `data_parallel_rank` names the replica to use.
         """
-        refuse_keywords("generate", others, _OF_VLLM)
+        refuse_keywords("generate", others, _UNSUPPORTED)
         if not isinstance(sampling_params, SamplingParams):
             raise TypeError(f"generate() takes SamplingParams, not {type(sampling_params).__name__}")
         read = read_prompt(prompt)
@@ -113,11 +113,11 @@ class AsyncLLM:
             replica=data_parallel_rank,
         )
         text = read.text if prompt_text is None else prompt_text
-        answers = RequestAnswers(name, text, tokens, sampling_params, frontend.tokenizer)
+        builder = OutputBuilder(name, text, tokens, sampling_params, frontend.tokenizer)
         async with aclosing(deltas):
             async for delta in deltas:
-                answers.push(delta)
-                output = answers.output()
+                builder.push(delta)
+                output = builder.output()
                 if output is not None:
                     yield output
 
@@ -131,8 +131,8 @@ class AsyncLLM:
         data_parallel_rank: int | None = None,
         **others: Any,
     ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
-        """The one output of a text that is pooled."""
-        refuse_keywords("encode", others, _OF_VLLM)
+        """Yields one output: the vector of the text, or whatever else the task makes of it."""
+        refuse_keywords("encode", others, _UNSUPPORTED)
         if not isinstance(pooling_params, PoolingParams):
             raise TypeError(f"encode() takes PoolingParams, not {type(pooling_params).__name__}")
         read = read_prompt(prompt)
@@ -154,7 +154,7 @@ class AsyncLLM:
             await self._connection.frontend.abort(names)
 
     async def get_tokenizer(self) -> Any:
-        """The tokenizer as a class of transformers, which is imported for it."""
+        """Returns the tokenizer of transformers, which is imported for this call."""
         frontend = await self._ready()
         return await asyncio.to_thread(open_transformers_tokenizer, self.config, frontend.folder)
 
@@ -171,7 +171,7 @@ class AsyncLLM:
 
     @property
     def is_running(self) -> bool:
-        """Whether requests can be sent; they wait while the model is loading."""
+        """True while requests can be sent; they wait if the model is still loading."""
         return self.dead_error is None
 
     @property
@@ -184,8 +184,8 @@ class AsyncLLM:
 
     @property
     def dead_error(self) -> ApiError | None:
-        """Why no request can be run any more."""
-        if not self._end.alive:
+        """The reason why no request can be run any more; None while requests can be run."""
+        if not self._stop.alive:
             return Unavailable("The engine has been shut down.")
         if self._connection is not None and self._connection.client.dead is not None:
             return Unavailable(f"The engine has stopped: {self._connection.client.dead}")
@@ -195,7 +195,7 @@ class AsyncLLM:
 
     def shutdown(self) -> None:
         """Ends the engine's processes, and with them all requests. Further calls do nothing."""
-        self._end()
+        self._stop()
 
     async def __aenter__(self) -> AsyncLLM:
         await self.start()
@@ -205,7 +205,7 @@ class AsyncLLM:
         await asyncio.to_thread(self.shutdown)  # other tasks of the program go on meanwhile
 
     async def _ready(self) -> Frontend:
-        if not self._end.alive:
+        if not self._stop.alive:
             raise Unavailable("The engine has been shut down.")
         if self._connection is None:
             self._connection = Connection(self.config, self._engines)
@@ -214,7 +214,7 @@ class AsyncLLM:
 
 
 class Connection:
-    """The way from one event loop to the engines. Create it in that loop."""
+    """Connects one event loop to the engines. Create it in that loop."""
 
     def __init__(self, config: ServerConfig, engines: EngineProcesses) -> None:
         self._loop = asyncio.get_running_loop()
@@ -256,7 +256,7 @@ class Connection:
         self._display.show(progress.stage, progress.fraction, progress.detail)
 
 
-def _end(engines: EngineProcesses, opened: Sequence[Connection]) -> None:
+def _stop_engines(engines: EngineProcesses, opened: Sequence[Connection]) -> None:
     for connection in opened:
         connection.close()
     engines.stop(SECONDS_TO_END)

@@ -11,8 +11,8 @@ from engine_core.protocol import Add, Tokens
 from server.offline.engine_args import EngineArgs
 from server.offline.pooling import read_items
 from server.offline.prompts import Prompt, PromptLike, encode_prompts, read_prompt
+from server.offline.requests import EngineRequest, GenerationRequest, Output, PoolingRequest
 from server.offline.transformers_tokenizer import open_transformers_tokenizer
-from server.offline.work import Generation, Output, PooledText, Work
 from server.options.table import ServerConfig, from_python
 from server.requests.loading import find_facts, open_tokenizer
 from server.requests.pooling import PoolingParams
@@ -22,7 +22,7 @@ from server.requests.unsupported import refuse_keywords
 from server.run.progress import ProgressDisplay
 
 _CLIENT = 0
-_OF_VLLM = ("arrival_time", "lora_request", "tokenization_kwargs", "trace_headers", "prompt_text")
+_UNSUPPORTED = ("arrival_time", "lora_request", "tokenization_kwargs", "trace_headers", "prompt_text")
 
 
 class LLMEngine:
@@ -44,10 +44,10 @@ class LLMEngine:
         self.facts = find_facts(self.config, self._engine.ready, self._folder, self.tokenizer)
         self._transformers_tokenizer: Any = None
         self._last_id = 0
-        self._running: dict[int, tuple[Work, int]] = {}
-        """Number of a sequence in the engine -> its request, and which of the request's sequences it is."""
+        self._running: dict[int, tuple[EngineRequest, int]] = {}
+        """Id of a sequence in the engine -> its request, and its index among the request's sequences."""
         self._sequences: dict[str, set[int]] = {}
-        """Request id -> numbers of its sequences that go on."""
+        """Request id -> ids of its sequences that are not finished."""
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> LLMEngine:
@@ -62,35 +62,35 @@ class LLMEngine:
         priority: int = 0,
         **others: Any,
     ) -> None:
-        """Checks the request and queues it; step() answers. Raises BadRequest if it cannot be run."""
-        refuse_keywords("add_request", others, _OF_VLLM)
+        """Checks a request and queues it; step() returns its outputs. Raises BadRequest."""
+        refuse_keywords("add_request", others, _UNSUPPORTED)
         read = read_prompt(prompt)
         if isinstance(params, PoolingParams):
             [item] = read_items([read], [params], self.facts, self.tokenizer)
-            work: Work = PooledText(request_id, item)
+            request: EngineRequest = PoolingRequest(request_id, item)
         elif isinstance(params, SamplingParams):
-            [work] = self.generations([request_id], [read], [params])
+            [request] = self.generation_requests([request_id], [read], [params])
         else:
             raise TypeError(f"params are SamplingParams or PoolingParams, not {type(params).__name__}")
-        self.submit(work, priority=priority, salt=read.salt)
+        self.submit(request, priority=priority, salt=read.salt)
 
     def step(self) -> list[Output]:
-        """Runs one step; returns the outputs of the requests that it changed."""
-        changed: dict[str, Work] = {}
+        """Runs one step of the model, and returns the outputs of requests that have new ones."""
+        changed: dict[str, EngineRequest] = {}
         for answer in self._engine.step().get(_CLIENT, []):
             if answer.id not in self._running:
                 continue  # the request was ended while this step ran
-            work, index = self._running[answer.id]
-            if work.take(index, answer):
+            request, index = self._running[answer.id]
+            if request.take(index, answer):
                 del self._running[answer.id]
-                self._sequences[work.request_id].discard(answer.id)
+                self._sequences[request.request_id].discard(answer.id)
                 if isinstance(answer, Tokens) and answer.finish is None:
                     self._engine.abort(_CLIENT, [answer.id])  # a stop string, which the engine cannot see
-            changed[work.request_id] = work
-        for request_id, work in changed.items():
-            if work.finished:
+            changed[request.request_id] = request
+        for request_id, request in changed.items():
+            if request.finished:
                 self.abort_request(request_id)  # the other answers of a request that failed
-        return [output for work in changed.values() if (output := work.output()) is not None]
+        return [output for request in changed.values() if (output := request.output()) is not None]
 
     def has_unfinished_requests(self) -> bool:
         return bool(self._sequences)
@@ -108,7 +108,7 @@ class LLMEngine:
                 self._engine.abort(_CLIENT, ids)
 
     def get_tokenizer(self) -> Any:
-        """The tokenizer as a class of transformers, which is imported for it."""
+        """Returns the tokenizer of transformers, which is imported for this call."""
         if self._transformers_tokenizer is None:
             self._transformers_tokenizer = open_transformers_tokenizer(self.config, self._folder)
         return self._transformers_tokenizer
@@ -120,7 +120,7 @@ class LLMEngine:
         """Gives the memory back. The engine cannot be used afterwards."""
         self._engine.stop()
 
-    def generations(
+    def generation_requests(
         self,
         request_ids: list[str],
         prompts: list[Prompt],
@@ -128,15 +128,15 @@ class LLMEngine:
         *,
         kind: RequestOutputKind | None = None,
         add_special_tokens: bool = True,
-    ) -> list[Generation]:
-        """Checks requests before any of them is submitted. Raises BadRequest."""
+    ) -> list[GenerationRequest]:
+        """Checks and encodes requests, so that all are right before one is submitted. Raises BadRequest."""
         require_task(GENERATE, self.facts.tasks)
         encoded = encode_prompts(prompts, self.tokenizer, add_special_tokens=add_special_tokens)
-        works: list[Generation] = []
+        requests: list[GenerationRequest] = []
         for request_id, prompt, tokens, sampling in zip(request_ids, prompts, encoded, params, strict=True):
             self.facts.check_token_ids(tokens, "prompt")
-            works.append(
-                Generation(
+            requests.append(
+                GenerationRequest(
                     request_id,
                     prompt.text,
                     tokens,
@@ -147,21 +147,21 @@ class LLMEngine:
                     least_interval=self.config.stream_interval,
                 )
             )
-        return works
+        return requests
 
-    def submit(self, work: Work, *, priority: int = 0, salt: str = "") -> None:
-        if work.request_id in self._sequences:
-            raise ValueError(f"a request with the id {work.request_id!r} is not finished yet")
-        ids = self._sequences[work.request_id] = set[int]()
-        for index, params in enumerate(work.params):
+    def submit(self, request: EngineRequest, *, priority: int = 0, salt: str = "") -> None:
+        if request.request_id in self._sequences:
+            raise ValueError(f"a request with the id {request.request_id!r} is not finished yet")
+        ids = self._sequences[request.request_id] = set[int]()
+        for index, params in enumerate(request.params):
             self._last_id += 1
-            self._running[self._last_id] = work, index
+            self._running[self._last_id] = request, index
             ids.add(self._last_id)
-            add = Add(id=self._last_id, tokens=work.tokens, params=params, priority=priority, salt=salt)
+            add = Add(id=self._last_id, tokens=request.tokens, params=params, priority=priority, salt=salt)
             self._engine.add(_CLIENT, add)
 
-    def settle(self) -> None:
-        """Brings steps that still run to their end, if they are of no request any more."""
+    def finish_steps(self) -> None:
+        """Waits for steps that still run although no request is left."""
         while self._engine.busy and not self._sequences:
             self._engine.step()
 

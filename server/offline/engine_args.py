@@ -17,7 +17,7 @@ class EngineArgs:
     """
 
     def __init__(self, model: str = "demo", **options: Any) -> None:
-        """Raises ValueError if there is no such option, or its value is of no use."""
+        """Raises ValueError if an option is unknown or its value is wrong."""
         from_python({"model": model, **options})
         self.model = model
         self.__dict__.update(options)
@@ -26,7 +26,7 @@ class EngineArgs:
         return dict(self.__dict__)
 
     def __getattr__(self, name: str) -> Any:
-        """The default of an option that was not given."""
+        """Returns the default of an option that was not given."""
         if name not in _DEFAULTS:
             raise AttributeError(f"there is no option {name}")
         return _DEFAULTS[name]

@@ -19,7 +19,7 @@ from server.offline.outputs import (
     classification_output,
     embedding_output,
 )
-from server.offline.pooling import Reading, read_items
+from server.offline.pooling import ReadOptions, read_items
 from server.offline.prompts import (
     Message,
     Prompt,
@@ -30,7 +30,7 @@ from server.offline.prompts import (
     read_prompts,
     read_texts,
 )
-from server.offline.work import Output, PooledText, Work
+from server.offline.requests import EngineRequest, Output, PoolingRequest
 from server.requests.pooling import Item, PoolingParams, Truncation
 from server.requests.sampling import RequestOutputKind, SamplingParams
 from server.requests.scoring import Pairs, ScoreOptions, Scorer, score
@@ -38,25 +38,25 @@ from server.requests.unsupported import refuse_keywords
 from server.run.progress import ProgressDisplay
 from server.text.template import AskedFormat
 
-_OF_VLLM = ("lora_request", "tokenization_kwargs", "mm_processor_kwargs", "chat_template")
+_UNSUPPORTED = ("lora_request", "tokenization_kwargs", "mm_processor_kwargs", "chat_template")
 
 
-class ReadingOptions(TypedDict, total=False):
+class TextOptions(TypedDict, total=False):
     """Keyword arguments of every call that pools."""
 
     use_tqdm: bool
     """Show a bar, if a terminal is there to show it."""
     prompt_name: str | None
-    """One of the model's instructions, which is written before each text."""
+    """The name of one of the model's instructions, which is written before each text."""
     truncate_prompt_tokens: int | None
-    """Too long a text is cut to so many tokens, with -1 to what the model can read, or else refused."""
+    """Cut longer texts to so many tokens, or with -1 to what the model can read; None refuses these."""
     truncation_side: str | None
     """ "left" drops the beginning of a text that is cut; the default drops its end."""
     priority: Sequence[int] | None
-    """One for each prompt; lower runs earlier, under scheduling_policy="priority"."""
+    """A number for each prompt; lower runs earlier, under scheduling_policy="priority"."""
 
 
-class PoolingOptions(ReadingOptions, total=False):
+class PoolingOptions(TextOptions, total=False):
     pooling_params: PoolingParams | Sequence[PoolingParams] | None
 
 
@@ -82,11 +82,11 @@ class LLM:
         priority: Sequence[int] | None = None,
         **others: Any,
     ) -> list[RequestOutput]:
-        """The answers in the order of the prompts. One SamplingParams for all prompts, or one for each.
+        """Returns the answers in the order of the prompts. Give one SamplingParams for all, or one for each.
 
         If any request is refused, none runs.
         """
-        refuse_keywords("generate", others, _OF_VLLM)
+        refuse_keywords("generate", others, _UNSUPPORTED)
         return self._generate(read_prompts(prompts), sampling_params, use_tqdm, priority)
 
     def chat(
@@ -104,8 +104,8 @@ class LLM:
         chat_template_kwargs: dict[str, Any] | None = None,
         **others: Any,
     ) -> list[RequestOutput]:
-        """The answers to conversations, or to one, which the model's chat template writes as prompts."""
-        refuse_keywords("chat", others, _OF_VLLM)
+        """Answers conversations, or one, which the model's chat template writes as prompts."""
+        refuse_keywords("chat", others, _UNSUPPORTED)
         if continue_final_message and add_generation_prompt:
             raise BadRequest(
                 "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",
@@ -136,9 +136,9 @@ class LLM:
         *,
         pooling_task: str | None = None,
         task: str | None = None,
-        **options: Unpack[ReadingOptions],
+        **options: Unpack[TextOptions],
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
-        """Any task of the model for each text, or its first if none is named. `task` is `pooling_task`."""
+        """Runs a task of the model on each text, by default its first. `task` is short for `pooling_task`."""
         return self._pool(
             "encode", prompts, pooling_task or task, {"pooling_params": pooling_params, **options}
         )
@@ -146,13 +146,13 @@ class LLM:
     def embed(
         self, prompts: PromptLike | Sequence[PromptLike], **options: Unpack[PoolingOptions]
     ) -> list[EmbeddingRequestOutput]:
-        """A vector for each text."""
+        """Returns a vector for each text."""
         return [embedding_output(pooled) for pooled in self._pool("embed", prompts, "embed", {**options})]
 
     def classify(
         self, prompts: PromptLike | Sequence[PromptLike], **options: Unpack[PoolingOptions]
     ) -> list[ClassificationRequestOutput]:
-        """The probability of each label, for each text."""
+        """Returns the probability of each label, for each text."""
         labels = self.facts.pooling.labels
         pooled = self._pool("classify", prompts, "classify", {**options})
         return [classification_output(one, labels) for one in pooled]
@@ -160,7 +160,7 @@ class LLM:
     def reward(
         self, prompts: PromptLike | Sequence[PromptLike], **options: Unpack[PoolingOptions]
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
-        """The numbers of a reward model: for each token or step, or else for the whole text."""
+        """Returns the rewards of each text: one for each token or step, or else one for the text."""
         return self._pool("reward", prompts, "reward", {**options})
 
     def score(
@@ -174,8 +174,8 @@ class LLM:
         instruction: str | None = None,
         **others: Any,
     ) -> list[ScoringRequestOutput]:
-        """The likeness of texts: one to one, one to all of data_2, or each to the one at its index."""
-        refuse_keywords("score", others, _OF_VLLM)
+        """Compares texts: one with one, one with all of data_2, or each with the one at its index."""
+        refuse_keywords("score", others, _UNSUPPORTED)
         asked = pooling_params or PoolingParams()
         keep = asked.truncate_prompt_tokens if truncate_prompt_tokens is None else truncate_prompt_tokens
         options = ScoreOptions(
@@ -188,7 +188,7 @@ class LLM:
         return self._score(score(pairs, options, self.facts, self.tokenizer), use_tqdm)
 
     def get_tokenizer(self) -> Any:
-        """The tokenizer as a class of transformers, which is imported for it."""
+        """Returns the tokenizer of transformers, which is imported for this call."""
         return self.llm_engine.get_tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
@@ -218,14 +218,16 @@ class LLM:
         *,
         add_special_tokens: bool = True,
     ) -> list[RequestOutput]:
-        works = self.llm_engine.generations(
+        requests = self.llm_engine.generation_requests(
             self._new_ids(len(prompts)),
             prompts,
             for_each(sampling_params, self.get_default_sampling_params(), len(prompts)),
             kind=RequestOutputKind.FINAL_ONLY,
             add_special_tokens=add_special_tokens,
         )
-        outputs = self._run(works, [prompt.salt for prompt in prompts], priority, "generate" if show else "")
+        outputs = self._run(
+            requests, [prompt.salt for prompt in prompts], priority, "generate" if show else ""
+        )
         return [output for output in outputs if isinstance(output, RequestOutput)]
 
     def _pool(
@@ -236,61 +238,65 @@ class LLM:
         options: Mapping[str, Any],
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """`task` wins over the task of the parameters. `options` are PoolingOptions, to be checked here."""
-        refuse_keywords(call, {name: options[name] for name in options if name not in _POOLING}, _OF_VLLM)
+        refuse_keywords(call, {name: options[name] for name in options if name not in _POOLING}, _UNSUPPORTED)
         read = read_prompts(prompts)
         params = for_each(options.get("pooling_params"), PoolingParams(), len(read))
-        reading = Reading(
+        reading = ReadOptions(
             task,
             options.get("prompt_name"),
             options.get("truncate_prompt_tokens"),
             options.get("truncation_side"),
         )
-        works = self._texts(read_items(read, params, self.facts, self.tokenizer, reading))
+        requests = self._pooling_requests(read_items(read, params, self.facts, self.tokenizer, reading))
         stage = "pool" if options.get("use_tqdm", True) else ""
-        outputs = self._run(works, [prompt.salt for prompt in read], options.get("priority"), stage)
+        outputs = self._run(requests, [prompt.salt for prompt in read], options.get("priority"), stage)
         return [output for output in outputs if isinstance(output, PoolingRequestOutput)]
 
     def _score(self, scorer: Scorer, show: bool) -> list[ScoringRequestOutput]:
-        works = self._texts(next(scorer))
+        requests = self._pooling_requests(next(scorer))
         try:
             while True:
                 try:
-                    self._run(works, [""] * len(works), None, "pool" if show else "")
+                    self._run(requests, [""] * len(requests), None, "pool" if show else "")
                 except ApiError as error:
-                    works = self._texts(scorer.throw(error))  # it may know a way out
+                    requests = self._pooling_requests(scorer.throw(error))  # it may know a way out
                 else:
-                    works = self._texts(scorer.send([work.vectors for work in works]))
+                    requests = self._pooling_requests(scorer.send([request.vectors for request in requests]))
         except StopIteration as end:
             scores: list[float] = end.value
         read_together = self.facts.score_type == "cross-encoder"
-        tokens = [work.tokens for work in works] if read_together else [[] for _ in scores]
+        tokens = [request.tokens for request in requests] if read_together else [[] for _ in scores]
         return [
             ScoringRequestOutput(id, ScoringOutput(one), ids)
             for id, one, ids in zip(self._new_ids(len(scores)), scores, tokens, strict=True)
         ]
 
-    def _texts(self, items: Sequence[Item]) -> list[PooledText]:
-        return [PooledText(id, item) for id, item in zip(self._new_ids(len(items)), items, strict=True)]
+    def _pooling_requests(self, items: Sequence[Item]) -> list[PoolingRequest]:
+        return [PoolingRequest(id, item) for id, item in zip(self._new_ids(len(items)), items, strict=True)]
 
     def _new_ids(self, count: int) -> list[str]:
         self._count += count
         return [str(number) for number in range(self._count - count, self._count)]
 
     def _run(
-        self, works: Sequence[Work], salts: Sequence[str], priority: Sequence[int] | None, stage: str
+        self,
+        requests: Sequence[EngineRequest],
+        salts: Sequence[str],
+        priority: Sequence[int] | None,
+        stage: str,
     ) -> list[Output]:
-        """The last output of each request; the first error ends all. `stage` is shown, unless it is empty."""
-        if priority is not None and len(priority) != len(works):
-            raise ValueError(f"{len(priority)} priorities for {len(works)} prompts; give one for each")
+        """Returns the last output of each request, or raises the first error. `stage` may be empty."""
+        if priority is not None and len(priority) != len(requests):
+            raise ValueError(f"{len(priority)} priorities for {len(requests)} prompts; give one for each")
         display = ProgressDisplay() if stage and sys.stderr.isatty() else None
-        done: dict[str, Output | None] = {work.request_id: None for work in works}
-        left = len(works)
+        done: dict[str, Output | None] = {request.request_id: None for request in requests}
+        left = len(requests)
         try:
-            for work, salt, first in zip(works, salts, priority or [0] * left, strict=True):
-                self.llm_engine.submit(work, priority=first, salt=salt)
+            for request, salt, first in zip(requests, salts, priority or [0] * left, strict=True):
+                self.llm_engine.submit(request, priority=first, salt=salt)
             while left:
                 if display is not None:
-                    display.show(stage, 1 - left / len(works))
+                    display.show(stage, 1 - left / len(requests))
                 for output in self.llm_engine.step():
                     if output.error is not None:
                         raise output.error
@@ -299,7 +305,7 @@ class LLM:
                         left -= 1
         finally:
             self.llm_engine.abort_request(done)
-            self.llm_engine.settle()
+            self.llm_engine.finish_steps()
             if display is not None:
                 display.done()
         return [output for output in done.values() if output is not None]

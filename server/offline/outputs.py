@@ -21,7 +21,7 @@ class Logprob:
     """The text of the token; None if the request asked for no text."""
 
 
-TokenLogprobDict = dict[int, Logprob]
+LogprobsByToken = dict[int, Logprob]
 """Logprobs at one position by token id: the chosen token first, then the most likely ones."""
 
 
@@ -34,8 +34,8 @@ class CompletionOutput:
     token_ids: list[int] = field(default_factory=list[int])
     cumulative_logprob: float | None = None
     """The sum over all tokens so far; None if no logprobs were asked for."""
-    logprobs: list[TokenLogprobDict] | None = None
-    """One for each token, if asked for."""
+    logprobs: list[LogprobsByToken] | None = None
+    """One dictionary for each token, if asked for."""
     finish_reason: str | None = None
     """ "stop", "length", "abort" or "error"; None while the answer goes on."""
     stop_reason: int | str | None = None
@@ -47,7 +47,7 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """When a request got how far. Fields that end in `_ts` are of the monotonic clock; 0.0 is unknown."""
+    """The times of a request. Fields that end in `_ts` are of the monotonic clock; 0.0 is unknown."""
 
     arrival_time: float
     """Seconds since 1970."""
@@ -90,15 +90,15 @@ class RequestOutput:
     prompt: str | None
     """None if the prompt was given as token ids."""
     prompt_token_ids: list[int]
-    prompt_logprobs: list[TokenLogprobDict | None] | None = None
-    """One for each prompt token, if asked for; None for the first, which nothing came before."""
+    prompt_logprobs: list[LogprobsByToken | None] | None = None
+    """One dictionary for each prompt token but the first, if asked for; the first entry is None."""
     outputs: list[CompletionOutput] = field(default_factory=list[CompletionOutput])
     finished: bool = False
     metrics: RequestMetrics | None = None
     num_cached_tokens: int | None = None
     """Prompt tokens found in the prefix cache; None while that is unknown."""
     error: ApiError | None = None
-    """Why the engine could not finish the request. `LLM` and `AsyncLLM` raise it."""
+    """The reason why the engine could not finish the request. `LLM` and `AsyncLLM` raise it."""
 
 
 @dataclass(slots=True)
@@ -143,7 +143,7 @@ class PoolingRequestOutput(Generic[Form]):
     num_cached_tokens: int = 0
     finished: bool = True
     error: ApiError | None = None
-    """Why the engine could not finish the request; `outputs.data` is empty then."""
+    """The reason why the engine could not finish the request; `outputs.data` is empty then."""
 
 
 class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):

@@ -14,12 +14,12 @@ from server.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """What the call says of all its texts. None leaves it to the parameters of each."""
+class ReadOptions:
+    """Options of a call for all of its texts. None leaves an option to the parameters of each text."""
 
     task: str | None = None
     prompt_name: str | None = None
-    """One of the model's instructions, which is written before each text."""
+    """The name of one of the model's instructions, which is written before each text."""
     truncate_prompt_tokens: int | None = None
     truncation_side: str | None = None
 
@@ -29,9 +29,9 @@ def read_items(
     params: Sequence[PoolingParams],
     facts: Facts,
     tokenizer: Tokenizer,
-    reading: Reading = Reading(),
+    reading: ReadOptions = ReadOptions(),
 ) -> list[Item]:
-    """The texts as the engine takes them; raises BadRequest. Those of equal parameters are read together."""
+    """Encodes texts for the engine, together if their parameters are equal. Raises BadRequest."""
     if all(one is params[0] or one == params[0] for one in params):
         return _read(prompts, params[0], facts, tokenizer, reading) if params else []
     return [
@@ -46,10 +46,10 @@ def _read(
     params: PoolingParams,
     facts: Facts,
     tokenizer: Tokenizer,
-    reading: Reading,
+    reading: ReadOptions,
     first: int = 0,
 ) -> list[Item]:
-    """`first` is the place of these among the prompts of the call."""
+    """`first` is the index of the first of these prompts in the call."""
     resolved = msgspec.structs.replace(params, task=reading.task or params.task).resolve(facts)
     keep = reading.truncate_prompt_tokens
     keep = params.truncate_prompt_tokens if keep is None else keep

@@ -19,7 +19,7 @@ class TextPrompt(TypedDict, total=False):
 class TokensPrompt(TypedDict, total=False):
     prompt_token_ids: Sequence[int]
     prompt: str
-    """Shown in the output, and not read otherwise."""
+    """Text that is shown in the output; the model reads the ids."""
     cache_salt: str
 
 
@@ -44,12 +44,12 @@ _UNSUPPORTED = (
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt before it is encoded: a text, or token ids, which may come with the text that they are of."""
+    """A prompt before it is encoded: a text, or token ids, perhaps with a text to show for them."""
 
     text: str | None = None
     ids: list[int] | None = None
     salt: str = ""
-    """Prompts share what is cached of their prefixes if they have the same salt."""
+    """Cached prefixes are shared only among prompts of the same salt."""
 
     @property
     def source(self) -> Source:
@@ -57,7 +57,7 @@ class Prompt:
 
 
 def read_prompt(given: object) -> Prompt:
-    """One prompt in any of its forms; raises TypeError."""
+    """Reads one prompt in any of its forms; raises TypeError."""
     match given:
         case str():
             return Prompt(given)
@@ -70,7 +70,7 @@ def read_prompt(given: object) -> Prompt:
 
 
 def read_prompts(given: object) -> list[Prompt]:
-    """One prompt, or a sequence of prompts; an empty sequence is no prompt."""
+    """Reads one prompt, or a sequence of prompts; raises TypeError."""
     if isinstance(given, str | Mapping) or _is_ids(given):
         return [read_prompt(given)]
     if not isinstance(given, Sequence) or isinstance(given, bytes):
@@ -79,7 +79,7 @@ def read_prompts(given: object) -> list[Prompt]:
 
 
 def read_texts(given: object) -> list[str]:
-    """Texts that are compared: one of them, or a sequence of texts."""
+    """Reads texts to compare: one text, or a sequence of texts."""
     prompts = read_prompts(given)
     if any(prompt.ids is not None for prompt in prompts):
         raise TypeError(
@@ -91,14 +91,14 @@ def read_texts(given: object) -> list[str]:
 def encode_prompts(
     prompts: Sequence[Prompt], tokenizer: Tokenizer, *, add_special_tokens: bool = True
 ) -> list[list[int]]:
-    """The token ids of each prompt; texts are encoded together, on all cores."""
+    """Returns the token ids of each prompt; texts are encoded together, on all cores."""
     texts = [one.text or "" for one in prompts if one.ids is None]
     encoded = iter(tokenizer.encode_many(texts, add_special_tokens))
     return [next(encoded) if one.ids is None else one.ids for one in prompts]
 
 
 def read_conversations(given: object) -> list[list[dict[str, Any]]]:
-    """One conversation, which is a list of messages, or a sequence of conversations."""
+    """Reads one conversation, which is a list of messages, or a sequence of conversations."""
     if not isinstance(given, Sequence) or isinstance(given, str | bytes):
         raise TypeError(f"a conversation is a list of messages; got {_shown(given)}")
     conversations = [given] if given and isinstance(given[0], Mapping) else given
@@ -106,7 +106,7 @@ def read_conversations(given: object) -> list[list[dict[str, Any]]]:
 
 
 def for_each(given: Params | Sequence[Params] | None, default: Params, count: int) -> list[Params]:
-    """One of the parameters for each of `count` prompts; None is the default."""
+    """Returns parameters for each of `count` prompts, from one for all or one for each."""
     if given is None:
         return [default] * count
     kind = type(default)

@@ -12,7 +12,7 @@ from server.text.tokenizer import template_text
 
 
 def open_transformers_tokenizer(config: ServerConfig, folder: Path) -> Any:
-    """The AutoTokenizer of the checkpoint, or of the option `tokenizer`; with the option `chat_template`."""
+    """Loads the checkpoint's tokenizer, or the one of the option `tokenizer`, by AutoTokenizer."""
     transformers = import_module("transformers")  # by name: it brings torch, which the server never imports
     tokenizer = transformers.AutoTokenizer.from_pretrained(
         tokenizer_folder(config, folder),

@@ -8,7 +8,7 @@ from server.errors import BadRequest
 
 
 class Unsupported(msgspec.Struct, kw_only=True):
-    """The fields of a subclass of this are unsupported: any value but the default is refused."""
+    """Base of structs whose own fields are unsupported: any value but the default is refused."""
 
     def check_unsupported(self, names: tuple[str, ...]) -> None:
         for name in names:
@@ -42,9 +42,9 @@ class UnsupportedPooling(Unsupported, kw_only=True):
 
 
 def refuse_keywords(call: str, given: dict[str, object], known: tuple[str, ...]) -> None:
-    """Raises TypeError for keyword arguments that vLLM's call has and ours does not support, and for others.
+    """Raises TypeError for keyword arguments that a call does not have or does not support yet.
 
-    `known` are the former; None and empty values ask for nothing and are accepted.
+    `known` are those of vLLM's call; None and empty values of them ask for nothing and are accepted.
     """
     for name, value in given.items():
         if name not in known:

@@ -22,7 +22,7 @@ PARAMS: dict[str, dict[str, Any]] = {
     "logprobs": {"temperature": 0, "logprobs": 3},
     "unasked": {},
 }
-"""Each with its seed or greedy, but "unasked": its length alone can be compared."""
+"""All but "unasked" have a seed or are greedy; of that one only the length can be compared."""
 
 Answer = list[tuple[list[int], str, str | None, int | str | None]]
 """Tokens, text, finish reason and stop reason of each choice."""

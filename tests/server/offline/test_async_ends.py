@@ -38,7 +38,7 @@ asyncio.run(main())
 
 @pytest.mark.parametrize(("end", "code"), [("returns", 0), ("raises", 1), ("is killed", -9)])
 def test_the_engine_ends_with_the_program(end: str, code: int):
-    """Without shutdown, and without a warning."""
+    """No call of shutdown is needed, and no warning comes."""
     command = [sys.executable, "-W", "error", "-c", PROGRAM, end]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
         assert program.stdout is not None and program.stderr is not None

@@ -37,7 +37,7 @@ async def engine() -> AsyncIterator[AsyncLLM]:
 
 
 def live(engine: AsyncLLM) -> int:
-    """Answers under way on this side; the engine's own count follows in `running`."""
+    """How many answers and texts are not finished, as the frontend counts them."""
     assert engine._connection is not None
     return engine._connection.frontend.live
 

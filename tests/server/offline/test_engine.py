@@ -34,7 +34,7 @@ def loaded() -> Iterator[LLMEngine]:
 def engine(loaded: LLMEngine) -> Iterator[LLMEngine]:
     yield loaded
     assert not loaded.has_unfinished_requests()
-    loaded.settle()
+    loaded.finish_steps()
 
 
 def run(engine: LLMEngine) -> dict[str, list[RequestOutput]]:
@@ -121,7 +121,7 @@ def test_an_ended_request_says_nothing_more_and_is_freed(engine: LLMEngine):
     engine.abort_request("c")
     assert engine.get_num_unfinished_requests() == 1
     assert set(run(engine)) == {"b"}
-    engine.settle()
+    engine.finish_steps()
     assert engine._engine.stats().running == 0 and not engine._engine.busy
     engine.add_request("a", CAPITAL, SamplingParams(max_tokens=1))  # the id can be used again
     assert set(run(engine)) == {"a"}

@@ -1,4 +1,4 @@
-"""Collects the deltas of one request into the outputs that a program reads."""
+"""Builds the outputs that a program reads from the deltas of one request."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from server.errors import ApiError
 from server.offline.outputs import (
     CompletionOutput,
     Logprob,
+    LogprobsByToken,
     RequestMetrics,
     RequestOutput,
-    TokenLogprobDict,
 )
 from server.requests.sampling import RequestOutputKind, SamplingParams
 from server.text.output import Delta
@@ -20,18 +20,18 @@ from server.text.tokenizer import Tokenizer
 from worker.protocol import TokenLogprobs
 
 WHOLE = 1 << 30
-"""Tokens of a delta for an answer that is read as a whole."""
+"""The interval of an answer that is shown once, as a whole."""
 
 
 def tokens_per_output(sampling: SamplingParams, least: int, kind: RequestOutputKind | None = None) -> int:
-    """Tokens from one output of an answer to the next. `kind` takes the place of the parameters' own."""
+    """How many tokens lie between two outputs of an answer. `kind` overrides the kind of the parameters."""
     if (kind or sampling.output_kind) == RequestOutputKind.FINAL_ONLY:
         return WHOLE
     return max(least, sampling.stream_interval or 1)
 
 
-class RequestAnswers:
-    """All n answers to one prompt while they are generated: deltas go in, outputs come out."""
+class OutputBuilder:
+    """Collects the n answers to one prompt while they are generated: deltas go in, outputs come out."""
 
     def __init__(
         self,
@@ -42,17 +42,17 @@ class RequestAnswers:
         tokenizer: Tokenizer,
         kind: RequestOutputKind | None = None,
     ) -> None:
-        """`kind` takes the place of the kind that the parameters ask for."""
+        """`kind` overrides the kind of the parameters."""
         self.kind = kind or sampling.output_kind
         self._tokenizer = tokenizer
         self._names_tokens = sampling.detokenize
         self._logprobs = sampling.logprobs is not None
         self._sum = [0.0] * sampling.n
         self._left = sampling.n
-        """Answers that go on."""
+        """How many answers are not finished."""
         self._metrics = RequestMetrics(time.time(), time.monotonic())
         self._fresh: list[CompletionOutput] = []
-        """Parts that came since the last output, if it is these that are asked for."""
+        """The parts that came since the last output, for outputs of the kind DELTA."""
         self._output = RequestOutput(request_id, prompt, prompt_token_ids, metrics=self._metrics)
         if self.kind != RequestOutputKind.DELTA:
             self._output.outputs = [self._empty(index) for index in range(sampling.n)]
@@ -82,7 +82,7 @@ class RequestAnswers:
         self._left -= delta.finish_reason is not None
 
     def output(self) -> RequestOutput | None:
-        """What is to be shown now, if anything is. Later deltas change nothing in it."""
+        """The next output, if there is one now. Later deltas do not change it."""
         if self.finished and self.kind != RequestOutputKind.DELTA:
             return replace(self._output, finished=True)
         match self.kind:
@@ -105,7 +105,7 @@ class RequestAnswers:
                 return shown
 
     def fail(self, error: ApiError) -> RequestOutput:
-        """The last output: answers that were going on end with the reason "error"."""
+        """The last output: unfinished answers end with the reason "error"."""
         for answer in self._output.outputs:
             answer.finish_reason = answer.finish_reason or "error"
         self._left = 0
@@ -123,14 +123,14 @@ class RequestAnswers:
         if delta.timing is not None and not metrics.scheduled_ts:
             metrics.scheduled_ts = metrics.queued_ts + delta.timing.queued
 
-    def _named(self, entries: Iterable[TokenLogprobs]) -> Sequence[TokenLogprobDict]:
+    def _named(self, entries: Iterable[TokenLogprobs]) -> Sequence[LogprobsByToken]:
         return [self._by_token(entry) for entry in entries]
 
-    def _by_token(self, entry: TokenLogprobs) -> TokenLogprobDict:
-        """The chosen token comes first, at its rank; it is repeated in `entry` if it is a likely one."""
+    def _by_token(self, entry: TokenLogprobs) -> LogprobsByToken:
+        """The chosen token comes first; `entry` repeats it among the most likely if it is one of these."""
         name = self._tokenizer.token_text if self._names_tokens else lambda _: None
         ranks = (entry.rank, *range(1, len(entry.ids)))
-        table: TokenLogprobDict = {}
+        table: LogprobsByToken = {}
         for token, value, rank in zip(entry.ids, entry.values, ranks, strict=True):
             table.setdefault(token, Logprob(value, rank, name(token)))
         return table

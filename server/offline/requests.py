@@ -7,7 +7,7 @@ from typing import Protocol
 
 from engine_core.protocol import Failed, Pooled, Tokens
 from server.errors import ApiError, from_engine
-from server.offline.answers import RequestAnswers, tokens_per_output
+from server.offline.output_builder import OutputBuilder, tokens_per_output
 from server.offline.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from server.requests.facts import Facts
 from server.requests.pooling import Item
@@ -23,7 +23,7 @@ _NOTHING = Vectors(b"", (0,))
 Output = RequestOutput | PoolingRequestOutput[PoolingOutput]
 
 
-class Work(Protocol):
+class EngineRequest(Protocol):
     """One request: a sequence of the engine for each of `params`."""
 
     request_id: str
@@ -34,15 +34,15 @@ class Work(Protocol):
     def finished(self) -> bool: ...
 
     def take(self, index: int, answer: Tokens | Pooled | Failed) -> bool:
-        """Takes what the engine says of the sequence with params[index]; true if that sequence is over."""
+        """Takes an answer about the sequence of params[index]; returns true if that sequence is finished."""
         ...
 
     def output(self) -> Output | None:
-        """What is to be shown now, if anything is."""
+        """The next output, if there is one now."""
         ...
 
 
-class Generation:
+class GenerationRequest:
     """One prompt and its n answers."""
 
     def __init__(
@@ -57,11 +57,11 @@ class Generation:
         kind: RequestOutputKind | None = None,
         least_interval: int = 1,
     ) -> None:
-        """Raises BadRequest. `kind` takes the place of the one that the parameters ask for."""
+        """Raises BadRequest. `kind` overrides the kind of the parameters."""
         self.request_id = request_id
         self.tokens = tokens
         self.params: Sequence[Sampling | Pooling] = sampling.resolve(facts, tokenizer, len(tokens))
-        self._answers = RequestAnswers(request_id, prompt, tokens, sampling, tokenizer, kind)
+        self._builder = OutputBuilder(request_id, prompt, tokens, sampling, tokenizer, kind)
         self._error: ApiError | None = None
         interval = tokens_per_output(sampling, least_interval, kind)
         self._texts = [
@@ -72,7 +72,7 @@ class Generation:
 
     @property
     def finished(self) -> bool:
-        return self._answers.finished or self._error is not None
+        return self._builder.finished or self._error is not None
 
     def take(self, index: int, answer: Tokens | Pooled | Failed) -> bool:
         if isinstance(answer, Failed):
@@ -84,19 +84,19 @@ class Generation:
         if delta is None:
             return False
         self._changed = True
-        self._answers.push(delta)
+        self._builder.push(delta)
         return delta.finish_reason is not None
 
     def output(self) -> Output | None:
         if self._error is not None:
-            return self._answers.fail(self._error)
+            return self._builder.fail(self._error)
         if not self._changed:
             return None
         self._changed = False
-        return self._answers.output()
+        return self._builder.output()
 
 
-class PooledText:
+class PoolingRequest:
     """One text and its vectors."""
 
     def __init__(self, request_id: str, item: Item) -> None:

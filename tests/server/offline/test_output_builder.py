@@ -1,4 +1,4 @@
-"""From deltas to outputs: all so far, what is new, or the end alone."""
+"""Outputs that show all of the answer so far, its newest part, or its end alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from fake_frontend import byte_tokenizer
 
 from engine_core.protocol import Timing
 from server.errors import Internal
-from server.offline.answers import RequestAnswers
+from server.offline.output_builder import OutputBuilder
 from server.offline.outputs import CompletionOutput, Logprob, RequestOutput
 from server.requests.sampling import RequestOutputKind, SamplingParams
 from server.text.output import Delta
@@ -17,12 +17,12 @@ TOKENIZER = byte_tokenizer()
 A, B = 97, 98
 
 
-def answers(kind: RequestOutputKind, **params: object) -> RequestAnswers:
+def answers(kind: RequestOutputKind, **params: object) -> OutputBuilder:
     sampling = SamplingParams(output_kind=kind, **params)  # pyright: ignore[reportArgumentType]
-    return RequestAnswers("r", "p", [1, 2], sampling, TOKENIZER)
+    return OutputBuilder("r", "p", [1, 2], sampling, TOKENIZER)
 
 
-def after(request: RequestAnswers, *deltas: Delta) -> RequestOutput | None:
+def after(request: OutputBuilder, *deltas: Delta) -> RequestOutput | None:
     for delta in deltas:
         request.push(delta)
     return request.output()
