@@ -8,11 +8,10 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import Field, model_validator
 
-from server.api.common import GenerationBody
+from server.api.common import GenerationBody, Usage
 from server.api.fields import MEANINGLESS, UNSUPPORTED, Flag
 from server.api.logprobs import ChatLogprobs, PromptLogprobs
 from server.api.messages import Messages, TemplateOptions
-from server.api.usage import Usage
 from server.errors import BadRequest
 from server.requests.sampling import SamplingParams
 

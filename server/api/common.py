@@ -1,4 +1,4 @@
-"""What the bodies of completions and chat completions share: how to sample, how to stream, what to return.
+"""What requests share (how to sample, how to stream, what to return), and the token counts of every answer.
 
 Bodies only say what the words mean; ranges are checked once for all callers, in `server.requests.sampling`.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from typing import Annotated, Self
 
+import msgspec
+from msgspec import UNSET, UnsetType
 from pydantic import BeforeValidator, Field, model_validator
 
 from server.api.fields import Body, Flag, Text
@@ -153,3 +155,26 @@ def _by_token_id(bias: dict[str, float]) -> dict[int, float]:
             "logit_bias",
         )
     return {int(key): value for key, value in bias.items()}
+
+
+class PromptTokensDetails(msgspec.Struct):
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct, kw_only=True):
+    """The number of tokens that a request took, as answers of generating and pooling endpoints report it."""
+
+    prompt_tokens: int
+    total_tokens: int
+    completion_tokens: int
+    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
+
+
+def make_usage(prompt: int, completion: int, cached: int | None = None) -> Usage:
+    """`cached` is None where the operator did not ask to report it."""
+    return Usage(
+        prompt_tokens=prompt,
+        total_tokens=prompt + completion,
+        completion_tokens=completion,
+        prompt_tokens_details=UNSET if cached is None else PromptTokensDetails(cached),
+    )

@@ -9,10 +9,9 @@ from msgspec import UNSET, UnsetType
 from pydantic import Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
-from server.api.common import GenerationBody
+from server.api.common import GenerationBody, Usage
 from server.api.fields import MEANINGLESS, UNSUPPORTED, Flag
 from server.api.logprobs import CompletionLogprobs, PromptLogprobs
-from server.api.usage import Usage
 from server.errors import BadRequest
 from server.requests.sampling import SamplingParams
 

@@ -12,10 +12,9 @@ import msgspec
 from pydantic import Discriminator, Field, PlainValidator, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from server.api.common import Int64, check_cache_salt
+from server.api.common import Int64, Usage, check_cache_salt
 from server.api.fields import MEANINGLESS, Body, Flag, Neutral, Text, check_text
 from server.api.messages import Message, Messages, TemplateOptions
-from server.api.usage import Usage
 from server.errors import BadRequest
 from server.requests.facts import Facts
 from server.requests.pooling import PoolingParams, Terms, Truncation

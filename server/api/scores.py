@@ -10,10 +10,10 @@ from msgspec import UNSET, UnsetType
 from pydantic import Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
+from server.api.common import Usage
 from server.api.fields import Flag, check_text
 from server.api.messages import TEXT_PARTS
 from server.api.pooling import UNSUPPORTED, PoolingBody
-from server.api.usage import Usage
 from server.errors import BadRequest
 from server.requests.pooling import Terms
 from server.requests.scoring import Pairs, ScoreOptions

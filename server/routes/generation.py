@@ -11,9 +11,8 @@ from typing import Any
 import msgspec
 from fastapi import Depends, Request, Response
 
-from server.api.common import GenerationBody
+from server.api.common import GenerationBody, Usage, make_usage
 from server.api.logprobs import TokenNames
-from server.api.usage import Usage, count
 from server.errors import BadRequest
 from server.frontend import Delta, Frontend
 from server.http.error_answers import CLIENT_GONE
@@ -170,7 +169,7 @@ class Job:
         return self._usage(len(self.prompts[prompt].ids), self._output[choice], self._cached[prompt])
 
     def _usage(self, prompt: int, output: int, cached: int) -> Usage:
-        return count(prompt, output, cached if self._shows_cached else None)
+        return make_usage(prompt, output, cached if self._shows_cached else None)
 
 
 def request_id_of(request: Request, asked: str | None) -> str:

@@ -12,9 +12,9 @@ import msgspec
 from fastapi import Depends, Request, Response
 from fastapi.responses import StreamingResponse
 
+from server.api.common import Usage, make_usage
 from server.api.messages import Message
 from server.api.pooling import PooledList, TextBody
-from server.api.usage import Usage, count
 from server.errors import ApiError, BadRequest
 from server.http.sse import encode
 from server.requests.pooling import Item, PoolingParams, Source, Terms, TextReader, total_characters
@@ -139,7 +139,7 @@ class PoolingCall:
 
     def usage(self) -> Usage:
         tells_cached = config_of(self._request).enable_prompt_tokens_details
-        return count(self.tokens, 0, self._cached if tells_cached else None)
+        return make_usage(self.tokens, 0, self._cached if tells_cached else None)
 
     def answer(self, entries: Iterable[msgspec.Struct]) -> Response:
         """A list of what became of each text, in the shape of the OpenAI API."""
