@@ -154,7 +154,7 @@ def _refusal(config: ModelConfig, model_impl: str, *, has_own_class: bool) -> It
     of = "" if name in config.architectures else f" (of which {config.architectures[0]} would be made)"
     nor = "" if model_impl == "facet" else ", and transformers has no causal language model of that name"
     yield f"No class of our own serves the architecture '{name}'{of}{nor}."
-    if sibling := _sibling(config):
+    if name in config.architectures and (sibling := _sibling(config)):
         yield (
             f"Its model_type is {config.raw['model_type']!r}: if it is built like those models, say "
             f"""--hf-overrides '{{"architectures": ["{sibling}"]}}'."""

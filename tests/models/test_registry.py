@@ -140,6 +140,11 @@ def test_a_class_that_is_to_be_made_of_another_is_named_too() -> None:
     assert "'ViTForCausalLM' (of which ViTForImageClassification would be made)" in message
 
 
+def test_no_other_class_is_named_for_a_model_that_would_lose_its_head() -> None:
+    message = refusal("FooForCausalLM", named="FooForSequenceClassification", model_type="llama")
+    assert "--hf-overrides" not in message
+
+
 def test_our_own_classes_only() -> None:
     message = refusal("StableLmForCausalLM", "facet")
     assert message.endswith("transformers has a model of that name: leave --model-impl out.")
