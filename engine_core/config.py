@@ -13,7 +13,7 @@ WORKERS = "Workers and replicas"
 """A group of options on the reference page."""
 
 TASKS: tuple[str, ...] = ("generate", *get_args(Task))
-"""All that an engine may offer."""
+"""Every task that an engine may offer."""
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,19 +138,19 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ranks(self) -> int:
-        """Workers that hold the model together."""
+        """The number of workers among which the model is divided."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def depth(self) -> int:
-        """Most steps in flight: as many stages of the model as there are can work at the same time."""
+        """The most steps in flight: all stages of the model can work at the same time."""
         return max(self.steps_ahead + 1, self.pipeline_parallel_size)
 
 
 class Address(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where one API server listens for its engines: two ZMQ endpoints.
+    """The two ZMQ endpoints at which one API server listens for its engines.
 
-    They lie in the run's private folder, or can be reached from other machines; those take a secret.
+    They are sockets in the run's private folder, or TCP ports for other machines, which need a secret.
     """
 
     requests: str
@@ -159,14 +159,15 @@ class Address(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Replicas(msgspec.Struct, frozen=True, kw_only=True):
-    """The engines that serve one model together: how many, which of them run here, where the others call."""
+    """The replicas that serve one model: how many, which of them run here, and where the others connect."""
 
     size: int = 1
     first: int = 0
-    """Number of the first one on this machine."""
+    """The number of the first replica on this machine."""
     here: int = 1
+    """The number of replicas on this machine."""
     address: str = "127.0.0.1"
-    """Of the machine with the API servers."""
+    """The address of the machine with the API servers."""
     port: int = 29550
     secret: str | None = None
 
@@ -176,7 +177,7 @@ class Replicas(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def elsewhere(self) -> bool:
-        """Whether any run on other machines."""
+        """Whether some replicas run on other machines."""
         return self.here < self.size
 
     def tcp_address(self, server: int) -> Address:
@@ -187,21 +188,22 @@ class Replicas(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine process is told at its start, through the pipe it shares with its parent."""
+    """Everything an engine process learns from its parent at its start, through the pipe they share."""
 
     engine: EngineConfig
     servers: list[Address]
     index: int = 0
-    """Of this engine among all replicas."""
+    """The number of this replica."""
     alone: bool = True
-    """Whether it is the only one."""
+    """Whether there is no other replica."""
     local_index: int = 0
+    """The number of this replica among those on this machine, which share its devices and cores."""
     local_engines: int = 1
-    """Its place among the replicas on this machine, which share its devices and cores."""
+    """The number of replicas on this machine."""
     folder: str | None = None
-    """Private to this run: what its workers share may lie there, and goes when the run ends."""
+    """A folder for files that workers share; it is private to the run and removed at its end."""
     drain_seconds: float = 0.0
-    """How long SIGTERM lets requests run on."""
+    """The time for which requests may run on after SIGTERM."""
     log_level: str = "info"
     model_classes: dict[str, str] = {}
     """Classes that the starting program has registered: architecture -> "module:Class"."""

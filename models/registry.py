@@ -105,7 +105,7 @@ def resolve(config: ModelConfig, model_impl: str = "auto", trust_remote_code: bo
     if model_impl not in ("auto", "facet", "transformers"):
         raise ValueError(f"model_impl is {model_impl!r}, but must be one of auto, facet, transformers")
     name = config.architecture
-    own = _of_others(name) or _built_in(name)
+    own = _external(name) or _built_in(name)
     if own is not None and model_impl != "transformers":
         return load(name, own)
     if model_impl != "facet" and (trust_remote_code or _transformers_knows(name)):
@@ -127,11 +127,11 @@ def generates(architecture: str) -> bool:
 
     Our own classes are not loaded to answer this: their names tell.
     """
-    own = _of_others(architecture)
+    own = _external(architecture)
     return own is not None and hasattr(load(architecture, own), "logits")
 
 
-def _of_others(architecture: str) -> type | str | None:
+def _external(architecture: str) -> type | str | None:
     return registered().get(architecture) or _plugins().get(architecture)
 
 

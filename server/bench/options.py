@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from server.options.reader import Doc, Foreign, Option, OptionError, build_parser, canonical, options_of
+from server.options.reader import Doc, Option, OptionError, VllmFlag, build_parser, canonical, options_of
 
 _Number = TypeVar("_Number", int, float)
 
@@ -184,14 +184,14 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 OPTIONS = options_of(LoadOptions)
 
-FOREIGN = [
+VLLM_FLAGS = [
     *(
-        Foreign(flag, is_switch=True, harmless=True)
+        VllmFlag(flag, is_switch=True, harmless=True)
         for flag in ("--disable-tqdm", "--save-result", "--skip-tokenizer-init", "--trust-remote-code")
     ),
-    *(Foreign(flag, harmless=True) for flag in ("--tokenizer", "--tokenizer-mode", "--label")),
+    *(VllmFlag(flag, harmless=True) for flag in ("--tokenizer", "--tokenizer-mode", "--label")),
     *(
-        Foreign(flag)
+        VllmFlag(flag)
         for flag in (
             "--goodput",
             "--ramp-up-strategy",
@@ -206,10 +206,10 @@ FOREIGN = [
 
 def parse(arguments: Sequence[str], command: str) -> LoadOptions:
     """Reads a command line. Raises OptionError with one line for the user; --help prints and exits."""
-    parser = build_parser(command, OPTIONS, FOREIGN, "")
+    parser = build_parser(command, OPTIONS, VLLM_FLAGS, "")
     parser.usage = f"{command} [options]"
     given = vars(parser.parse_args(canonical(arguments, parser)))
-    for other in FOREIGN:
+    for other in VLLM_FLAGS:
         if other.flag in given:
             other.check(given.pop(other.flag))
     values: dict[str, Any] = {o.field: o.value(given[o.field], o.flag) for o in OPTIONS if o.field in given}

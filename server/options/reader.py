@@ -1,6 +1,6 @@
-"""From struct fields to a command line, environment variables and a YAML file: one table, three ways in.
+"""Reads options from the command line, environment variables, a YAML file or keyword arguments.
 
-Knows no option by name. A field becomes an option through its `Doc`; the field's type says how it is read.
+No option is known by name here. A struct field with a `Doc` is an option, and its type says how it is read.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ Config = TypeVar("Config", bound=msgspec.Struct)
 
 
 class OptionError(ValueError):
-    """What the operator wrote cannot be used. One line that names the option."""
+    """An option that cannot be used; the message is one line and names it."""
 
 
 @dataclass(frozen=True)
 class Option:
+    """One row of the option table: a struct field that the operator may set."""
+
     field: str
     type: Any
     default: Any
@@ -50,7 +52,7 @@ class Option:
 
     @property
     def written_default(self) -> str:
-        """Empty if there is nothing to write."""
+        """The default as the reference page shows it; empty if there is nothing to show."""
         if self.is_switch:
             return "on" if self.default else ""
         if isinstance(self.default, tuple):
@@ -58,7 +60,7 @@ class Option:
         return "" if self.default in (None, "", msgspec.NODEFAULT, [], {}) else str(self.default)
 
     def value(self, given: object, origin: str) -> object:
-        """The value that was written on the command line, in a variable or in a file, checked."""
+        """Convert and check a given value; `origin` names its place in errors: a flag, a variable, a file."""
         try:
             value = self._converted(given)
             self._check(value)
@@ -72,7 +74,7 @@ class Option:
     def _converted(self, given: object) -> object:
         if self.is_list:
             words = _as_list(given)
-            if self.doc.choices:  # none of them has a comma, so commas may part them
+            if self.doc.choices:  # no choice has a comma, so commas may separate them
                 words = [part for word in words for part in str(word).replace(",", " ").split()]
             return msgspec.convert(words, self.type, strict=False)
         if self.doc.read is not None and not isinstance(given, bool | None):
@@ -97,7 +99,7 @@ class Option:
 
 
 def options_of(struct: type[msgspec.Struct]) -> list[Option]:
-    """An option for each field with a `Doc`; those of a nested struct stand where it stands."""
+    """Collect the fields that have a `Doc`, with those of nested structs in their places."""
     options: list[Option] = []
     for info in msgspec.structs.fields(struct):
         if _is_struct(info.type):
@@ -110,7 +112,7 @@ def options_of(struct: type[msgspec.Struct]) -> list[Option]:
 
 
 def assemble(struct: type[Config], values: Mapping[str, object]) -> Config:
-    """Builds a struct from option values, each of which goes to the nested struct that declares it."""
+    """Build a struct from option values, each of which goes to the nested struct that declares it."""
     parts: dict[str, object] = {}
     for info in msgspec.structs.fields(struct):
         if _is_struct(info.type):
@@ -121,7 +123,7 @@ def assemble(struct: type[Config], values: Mapping[str, object]) -> Config:
 
 
 def flatten(config: msgspec.Struct) -> dict[str, object]:
-    """Option values of a struct and of those nested in it: what `assemble` builds it from."""
+    """Collect the option values of a struct and its nested structs; `assemble` is the inverse."""
     values: dict[str, object] = {}
     for name in config.__struct_fields__:
         value = getattr(config, name)
@@ -142,7 +144,7 @@ def _bare(annotation: Any) -> Any:
 
 
 def _as_list(given: object) -> list[object]:
-    """Words, or a JSON list, or words of which some are JSON lists."""
+    """Split words, or parse a JSON list, or both: some of the words may be JSON lists."""
     words = given.split() if isinstance(given, str) and not given.lstrip().startswith("[") else given
     items: list[object] = []
     for word in words if isinstance(words, list) else [words]:
@@ -164,26 +166,27 @@ def _json_object(text: str) -> dict[str, object]:
 
 
 class Parser(argparse.ArgumentParser):
-    """Tells what is wrong by an error, and leaves what is shown of it to others."""
+    """An argument parser that raises OptionError where argparse would print usage and exit."""
 
     def error(self, message: str) -> NoReturn:
         raise OptionError(message)
 
 
 @dataclass(frozen=True)
-class Foreign:
-    """An option of the peer that has no meaning here yet, or none at all."""
+class VllmFlag:
+    """A flag of vLLM that is not supported here, or has nothing to change."""
 
     flag: str
     neutral: tuple[str, ...] = ()
-    """Values that ask for what happens anyway."""
+    """Values that are accepted because they ask for what happens anyway."""
     is_switch: bool = False
     short: str | None = None
     harmless: bool = False
-    """Accepted whatever its value: it asks for nothing that is not so already."""
+    """Every value is accepted, because each asks for what happens anyway."""
 
     @property
     def keyword(self) -> str:
+        """The flag's name as a keyword argument of Python."""
         return self.flag[2:].replace("-", "_")
 
     def check(self, value: object) -> None:
@@ -194,7 +197,7 @@ class Foreign:
 
 
 def build_parser(
-    command: str, options: Sequence[Option], foreign: Sequence[Foreign], epilog: str
+    command: str, options: Sequence[Option], vllm_flags: Sequence[VllmFlag], epilog: str
 ) -> argparse.ArgumentParser:
     parser = Parser(
         prog=command,
@@ -210,7 +213,7 @@ def build_parser(
             groups[option.doc.group] = parser.add_argument_group(option.doc.group)
         group = groups[option.doc.group]
         group.add_argument(*option.flags, dest=option.field, help=_help(option), **_argparse_form(option))
-    for other in foreign:
+    for other in vllm_flags:
         flags = [other.flag, *([other.short] if other.short else [])]
         form: dict[str, Any] = {"action": argparse.BooleanOptionalAction} if other.is_switch else {}
         parser.add_argument(*flags, dest=other.flag, help=argparse.SUPPRESS, **form)
@@ -235,7 +238,7 @@ _KINDS = {int: "a whole number", float: "a number", bool: "true or false", dict:
 
 
 def _plain(annotation: Any) -> Any:
-    """int for int | None, list for list[str]."""
+    """Strip a type to its class: int | None to int, list[str] to list."""
     if isinstance(annotation, types.UnionType):
         annotation = get_args(annotation)[0]
     return get_origin(annotation) or annotation
@@ -247,7 +250,7 @@ def _help(option: Option) -> str:
 
 
 def canonical(arguments: Iterable[str], parser: argparse.ArgumentParser) -> list[str]:
-    """Underscores in flags are dashes; a flag that does not exist is refused with the nearest that does."""
+    """Write flags with dashes instead of underscores; an unknown flag is refused with the nearest one."""
     known = set(parser._option_string_actions)  # pyright: ignore[reportPrivateUsage]
     words: list[str] = []
     for argument in arguments:
@@ -263,7 +266,7 @@ def canonical(arguments: Iterable[str], parser: argparse.ArgumentParser) -> list
 
 
 def from_environment(options: Sequence[Option], environ: Mapping[str, str], prefix: str) -> dict[str, object]:
-    """Variables named prefix + FLAG, in capitals with underscores."""
+    """Read variables named prefix + FLAG, in capitals with underscores."""
     by_name = {prefix + option.field.upper(): option for option in options}
     found: dict[str, object] = {}
     for name, text in environ.items():
@@ -276,13 +279,13 @@ def from_environment(options: Sequence[Option], environ: Mapping[str, str], pref
 
 
 def _is_kubernetes_link(name: str, text: str, prefix: str) -> bool:
-    """Kubernetes tells containers of a service of our name by such variables, PORT=tcp://… and others."""
+    """Kubernetes sets such variables (PORT=tcp://… and others) in containers beside a service of our name."""
     return name.startswith((prefix + "SERVICE_", prefix + "PORT_")) or text.startswith(("tcp://", "udp://"))
 
 
 def from_file(options: Sequence[Option], path: Path) -> dict[str, object]:
-    """A YAML file of flags without their dashes."""
-    import yaml  # only here, for those who use a file
+    """Read a YAML file of flags without their leading dashes."""
+    import yaml  # slow, and needed only for a file
 
     try:
         content = yaml.safe_load(path.read_text("utf-8"))
@@ -303,28 +306,28 @@ def from_file(options: Sequence[Option], path: Path) -> dict[str, object]:
 
 
 def from_keywords(
-    options: Sequence[Option], foreign: Sequence[Foreign], keywords: Mapping[str, object]
+    options: Sequence[Option], vllm_flags: Sequence[VllmFlag], keywords: Mapping[str, object]
 ) -> dict[str, object]:
-    """Keyword arguments of a Python call. None is an option that was not given."""
+    """Read keyword arguments of a Python call; None is an option that was not given."""
     by_name = {option.field: option for option in options}
-    elsewhere = {other.keyword: other for other in foreign}
+    unsupported = {other.keyword: other for other in vllm_flags}
     found: dict[str, object] = {}
     for name, given in keywords.items():
         field = name.replace("-", "_")
-        if field not in by_name and field not in elsewhere:
-            nearest = _nearest(field, [*by_name, *elsewhere], "they are those of `serve`")
+        if field not in by_name and field not in unsupported:
+            nearest = _nearest(field, [*by_name, *unsupported], "they are those of `serve`")
             raise OptionError(f"there is no option {name}{nearest}")
         if given is None:
             continue
         if field in by_name:
             found[field] = by_name[field].value(_written(by_name[field], given), field)
         elif given is not False and given not in ({}, [], ()):
-            elsewhere[field].check(given)
+            unsupported[field].check(given)
     return found
 
 
 def _written(option: Option, given: object) -> object:
-    """The Python value as a file could hold it: a text is one item of a list, a path or a dtype is a text."""
+    """Bring a Python value to the form that a file has: lists, and text for a path or a torch.dtype."""
     if option.is_list and isinstance(given, str):
         return [given]
     if option.is_list and isinstance(given, tuple | set | frozenset):

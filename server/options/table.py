@@ -1,9 +1,10 @@
-"""What the operator asked for: the one table of options, and the only reader of the environment but
-for where caches lie (`worker.host.machine`).
+"""The one table of options, and the only reader of the environment but for cache folders
+(`worker.host.machine`).
 
-Each option is a field of a frozen struct, here or in `engine_core.config`; the command line (see `serve
---help`), the variables FACET_<FLAG>, the YAML file of --config and the reference page all come from it. Names
-and meaning are those of `vllm serve`; where we differ, the option's text says so.
+Each option is a field of a frozen struct, here, in `engine_core.config` or in `worker.options`. The command
+line (see `serve --help`), the variables FACET_<FLAG>, the YAML file of --config, the keywords of `LLM` and
+the reference page all come from it. Names and meanings are those of `vllm serve`; an option that differs
+says so.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from server.options.reader import (
     from_keywords,
     options_of,
 )
-from server.options.vllm_flags import FOREIGN
+from server.options.vllm_flags import VLLM_FLAGS
 from worker.options import MEMORY, MODEL, SCHEDULER, Doc
 
 PREFIX = "FACET_"
@@ -40,6 +41,8 @@ _ANY: list[str] = msgspec.field(default_factory=lambda: ["*"])
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything an operator may ask of a server, its engines and their workers."""
+
     engine: EngineConfig
 
     served_model_name: Annotated[
@@ -90,7 +93,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     host: Annotated[
         str,
-        Doc(_HTTP, "Address to listen on. Unlike the peer's, only this machine by default: 0.0.0.0 for all."),
+        Doc(_HTTP, "Address to listen on. Unlike vLLM's, only this machine by default: 0.0.0.0 for all."),
     ] = "127.0.0.1"
     port: Annotated[int, Doc(_HTTP, "Port to listen on; 0 takes a free one.", least=0, most=65535)] = 8000
     uds: Annotated[str | None, Doc(_HTTP, "Unix socket to listen on, in place of host and port.")] = None
@@ -200,7 +203,7 @@ class OptionRow(msgspec.Struct, frozen=True):
 
 
 def option_groups() -> list[tuple[str, list[OptionRow]]]:
-    """The table by its groups, in order."""
+    """Return the table's groups in order, each with its rows."""
     groups: dict[str, list[OptionRow]] = {}
     for option in OPTIONS:
         flags = ", ".join([*option.flags, *([f"--no-{option.flag[2:]}"] if option.is_switch else [])])
@@ -218,12 +221,12 @@ _EPILOG = (
 def parse(
     arguments: Sequence[str], environ: Mapping[str, str] = os.environ, *, command: str = "serve"
 ) -> ServerConfig:
-    """The configuration. Raises OptionError, with one line for the operator; --help prints and exits."""
-    parser = build_parser(command, OPTIONS, FOREIGN, _EPILOG)
+    """Read the command line, variables and the file. Raises OptionError; --help prints and exits."""
+    parser = build_parser(command, OPTIONS, VLLM_FLAGS, _EPILOG)
     parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="Folder or hub id; default: demo.")
     parser.add_argument("--config", metavar="FILE", help="YAML file of options.")
     given = vars(parser.parse_args(canonical(arguments, parser)))
-    for other in FOREIGN:
+    for other in VLLM_FLAGS:
         if other.flag in given:
             other.check(given.pop(other.flag))
     model_tag, file = given.pop("model_tag", None), given.pop("config", None)
@@ -243,12 +246,12 @@ def parse(
 
 
 def from_python(keywords: Mapping[str, object]) -> ServerConfig:
-    """The configuration from keyword options such as max_model_len="32k", read and checked as flags are.
+    """Read keyword options, such as max_model_len="32k", as flags are read.
 
-    Raises OptionError, which spells the options as keywords.
+    Raises OptionError, which names options as keywords.
     """
     try:
-        values = from_keywords(OPTIONS, FOREIGN, keywords)
+        values = from_keywords(OPTIONS, VLLM_FLAGS, keywords)
         _set_model(values, None, by_flag=False)
         return _build(values)
     except OptionError as error:
@@ -271,7 +274,7 @@ def _build(values: dict[str, object]) -> ServerConfig:
     if overlap is not None and values.setdefault("steps_ahead", int(bool(overlap))) != int(bool(overlap)):
         raise OptionError("--async-scheduling and --steps-ahead contradict each other; leave out one")
     if values.get("model_impl") == "vllm":
-        values["model_impl"] = "facet"  # what the peer calls its own model code
+        values["model_impl"] = "facet"  # the name that vLLM gives its own model code
     config = assemble(ServerConfig, values)
     if "*" in config.allowed_origins and config.allow_credentials:
         raise OptionError(
@@ -288,7 +291,7 @@ def _build(values: dict[str, object]) -> ServerConfig:
 
 
 def _check_nodes(config: ServerConfig) -> None:
-    """One model over several machines."""
+    """Check the options that spread one model over several machines."""
     nodes, rank = config.engine.nnodes, config.engine.node_rank
     if rank >= nodes:
         raise OptionError(f"--node-rank {rank}: of --nnodes {nodes} the last is {nodes - 1}")
@@ -335,5 +338,5 @@ def _check_key(config: ServerConfig, what: str) -> None:
 
 
 def share_metrics(folder: Path) -> None:
-    """Lets prometheus_client count for several processes. It reads this variable when first imported."""
+    """Let prometheus_client count for several processes. It reads this variable when first imported."""
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)

@@ -1,4 +1,4 @@
-"""Flags of `vllm serve` that are known here but not supported yet: refused by name, never silently ignored.
+"""Flags of `vllm serve` that are known but not supported yet; they are refused by name, never ignored.
 
 A flag leaves this table when it gets a meaning. Values that ask for what happens anyway are accepted, so that
 existing start scripts keep working.
@@ -6,7 +6,7 @@ existing start scripts keep working.
 
 from __future__ import annotations
 
-from server.options.reader import Foreign
+from server.options.reader import VllmFlag
 
 _SWITCHES = """
     skip-tokenizer-init enable-prompt-embeds enable-sleep-mode enable-expert-parallel enable-eplb enable-dbo
@@ -91,14 +91,14 @@ _VALUES: dict[str, tuple[str, ...]] = {
     "h11-max-header-count": (),
 }
 
-FOREIGN = [
-    Foreign("--compilation-config", ("0",), short="-cc"),
-    *(Foreign(f"--{name}", neutral) for name, neutral in _VALUES.items()),
-    *(Foreign(f"--{name}", is_switch=True) for name in _SWITCHES.split()),
+VLLM_FLAGS = [
+    VllmFlag("--compilation-config", ("0",), short="-cc"),
+    *(VllmFlag(f"--{name}", neutral) for name, neutral in _VALUES.items()),
+    *(VllmFlag(f"--{name}", is_switch=True) for name in _SWITCHES.split()),
     # Nothing is compiled or captured at start, ranks reduce by torch.distributed alone, a prompt is admitted
-    # only if all of it fits, the load is always counted: what these ask for is so already.
-    Foreign("--enforce-eager", is_switch=True, harmless=True),
-    Foreign("--disable-custom-all-reduce", is_switch=True, harmless=True),
-    Foreign("--scheduler-reserve-full-isl", is_switch=True, harmless=True),
-    Foreign("--enable-server-load-tracking", is_switch=True, harmless=True),
+    # only if all of it fits, the load is always counted: these flags change nothing.
+    VllmFlag("--enforce-eager", is_switch=True, harmless=True),
+    VllmFlag("--disable-custom-all-reduce", is_switch=True, harmless=True),
+    VllmFlag("--scheduler-reserve-full-isl", is_switch=True, harmless=True),
+    VllmFlag("--enable-server-load-tracking", is_switch=True, harmless=True),
 ]

@@ -1,4 +1,4 @@
-"""One table of options, three ways in, and no way to be silently ignored."""
+"""Options from flags, variables and files are read by one table, and unknown ones are refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from engine_core.config import EngineConfig
 from server.options.reader import OptionError, assemble, flatten
 from server.options.table import OPTIONS, ServerConfig, parse
-from server.options.vllm_flags import FOREIGN
+from server.options.vllm_flags import VLLM_FLAGS
 from worker.options import WorkerOptions, size
 
 
@@ -33,7 +33,7 @@ def test_nothing_given_serves_the_demo_on_this_machine_only() -> None:
     assert config.model_names == ("demo",)
 
 
-def test_flags_reach_the_floor_they_are_for() -> None:
+def test_flags_reach_the_struct_that_declares_them() -> None:
     config = read("m", "--port", "0", "--max-num-seqs=4", "--served-model-name", "a", "b", "--api-key", "k")
     assert config.engine.model == "m"
     assert config.engine.worker.max_num_seqs == 4
@@ -93,7 +93,7 @@ def test_the_command_line_wins_over_variables_and_those_over_the_file(tmp_path: 
     assert config.allowed_origins == ["x"]
 
 
-def test_keys_of_the_peers_variable_count_unless_ours_are_given() -> None:
+def test_the_key_of_vllms_variable_counts_unless_another_is_given() -> None:
     assert read(VLLM_API_KEY="k").api_key == ["k"]
     assert read("--api-key", "ours", VLLM_API_KEY="k").api_key == ["ours"]
     assert read(FACET_API_KEY="a b").api_key == ["a", "b"]
@@ -105,7 +105,7 @@ def test_variables_that_kubernetes_makes_are_not_options() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--max-model-lem", "5"], "did you mean --max-model-len?"),
         (["--zzqq"], "--help lists them"),
@@ -133,15 +133,15 @@ def test_variables_that_kubernetes_makes_are_not_options() -> None:
         (["--runner", "draft"], "'draft' is not one of auto, generate, pooling"),
     ],
 )
-def test_refusals_name_the_option(arguments: list[str], told: str) -> None:
-    assert told in refusal(*arguments)
+def test_refusals_name_the_option(arguments: list[str], message: str) -> None:
+    assert message in refusal(*arguments)
 
 
 KEY = ["--cluster-key", "a secret of sixteen characters or more"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--nnodes", "2"], "--nnodes 2 needs a secret that all machines share"),
         (["--nnodes", "2"], "openssl rand -hex 32"),
@@ -162,8 +162,8 @@ KEY = ["--cluster-key", "a secret of sixteen characters or more"]
         (["--headless"], "which runs replicas for another machine's API"),
     ],
 )
-def test_machines_and_replicas_must_make_sense_together(arguments: list[str], told: str) -> None:
-    assert told in refusal(*arguments)
+def test_machines_and_replicas_must_make_sense_together(arguments: list[str], message: str) -> None:
+    assert message in refusal(*arguments)
 
 
 def test_which_replicas_run_here() -> None:
@@ -193,7 +193,7 @@ def test_where_replicas_of_other_machines_call() -> None:
     )
 
 
-def test_neutral_values_of_the_peers_flags_are_accepted() -> None:
+def test_neutral_values_of_vllms_flags_are_accepted() -> None:
     config = read("m", "-tp", "1", "--no-enable-lora", "--enforce-eager", "--dtype", "auto")
     assert config == read("m")
 
@@ -213,7 +213,7 @@ def test_every_field_is_an_option_and_no_name_is_there_twice() -> None:
     fields = [info.name for struct in structs for info in msgspec.structs.fields(struct)]
     options = [option.field for option in OPTIONS]
     assert sorted(options) == sorted({*fields, "async_scheduling"} - {"engine", "worker"})
-    flags = [option.flag for option in OPTIONS] + [other.flag for other in FOREIGN]
+    flags = [option.flag for option in OPTIONS] + [other.flag for other in VLLM_FLAGS]
     assert len(flags) == len(set(flags))
 
 
@@ -229,7 +229,7 @@ def test_a_configuration_travels_to_other_processes() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "k", "4X", "-4", "1e3"])
-def test_what_is_no_size(text: str) -> None:
+def test_text_that_is_no_size(text: str) -> None:
     with pytest.raises(ValueError, match="size"):
         size(text)
 
