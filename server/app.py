@@ -22,7 +22,7 @@ ROUTERS = [
 
 
 def openapi_schema() -> dict[str, Any]:
-    """All routes and bodies, for the reference page."""
+    """The OpenAPI description of all routes and bodies, for docs/api.md."""
     return _make_app(docs=True).openapi()
 
 
@@ -48,11 +48,7 @@ def _make_app(*, docs: bool) -> FastAPI:
         docs_url="/docs" if docs else None,
         redoc_url="/redoc" if docs else None,
         openapi_url="/openapi.json" if docs else None,
-        telemetry={
-            "tracing": False,
-            "metrics": False,
-            "logs": False,
-        },  # or each request looks for OpenTelemetry
+        telemetry={"tracing": False, "metrics": False, "logs": False},  # spares a look for OpenTelemetry
     )
     for router in ROUTERS:
         app.include_router(router)
@@ -60,7 +56,7 @@ def _make_app(*, docs: bool) -> FastAPI:
 
 
 def _add_middleware(app: FastAPI, config: ServerConfig) -> None:
-    """Each is passed before those that were added earlier."""
+    """Adds the middleware. What is added later is passed earlier."""
     app.add_middleware(PathTable, routers=ROUTERS)
     app.add_middleware(HeaderBounds)
     if config.api_key:

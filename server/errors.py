@@ -1,4 +1,4 @@
-"""Every error a client can see: one tree, one body, the shape of the OpenAI API.
+"""All errors that a client can see: one tree of classes, one JSON body, the shape of the OpenAI API.
 
     ApiError
     ├── BadRequest            400  the request itself is wrong
@@ -72,7 +72,7 @@ class Overloaded(Unavailable):
 
 
 def invalid(param: str, message: str, value: object) -> BadRequest:
-    """A refused value, told as the peer tells it: the sentence, then the parameter and what was given."""
+    """The error for a refused value, in vLLM's form: the sentence, then the parameter and its value."""
     shown = repr(value) if isinstance(value, str) else str(value)
     if len(shown) > 200:
         shown = shown[:200] + "…"
@@ -80,7 +80,7 @@ def invalid(param: str, message: str, value: object) -> BadRequest:
 
 
 def from_engine(code: int, message: str) -> ApiError:
-    """What a Failed of the engine means to a client."""
+    """The error that a client sees when the engine answers with Failed."""
     if code == 400:
         return BadRequest(message)
     if code == 503:

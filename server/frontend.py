@@ -41,7 +41,7 @@ and a request that comes after one of ten thousand texts waits for few of them."
 
 
 class Placement(TypedDict):
-    """When and where the engines run a request."""
+    """The priority of a request, and which engine and which cached prefixes it may use."""
 
     priority: int
     salt: str
@@ -65,7 +65,7 @@ class Frontend:
         self.config = config
         self.metrics = metrics
         self.live = 0
-        """Choices that are being generated, and texts that are being pooled."""
+        """Number of choices that are being generated and of texts that are being pooled."""
         self._client = client
         self.folder = Path()
         """The checkpoint's folder on this machine, once it is known."""

@@ -1,6 +1,6 @@
-"""The commands: read the options, take the port, start the engine, then everything slow.
+"""The commands `serve`, `facet` and `bench`: read the options, bind the port, start the engine, serve.
 
-The order is for the one who waits: the port is taken and the engine's process runs (it imports torch) before
+The order makes the start short: the port is bound and the engine's process runs (it imports torch) before
 this process imports its own libraries.
 """
 
@@ -26,7 +26,7 @@ from worker import logs
 BAD_USAGE, PORT_IN_USE = 2, 98
 BACKLOG = 2048
 ENGINE_SECONDS = 3.0
-"""For an engine that has nothing left to do."""
+"""Seconds that an engine gets to end by itself when it has nothing left to do."""
 
 USAGE = """usage: facet serve [MODEL] [options]
        facet serve --help
@@ -61,7 +61,7 @@ def bench() -> NoReturn:
 
 
 def _bench(arguments: Sequence[str], command: str) -> int:
-    from server.bench import command as benchmarks  # which a server has no use for
+    from server.bench import command as benchmarks  # not needed to serve
 
     return benchmarks.run(arguments, command)
 
@@ -95,7 +95,7 @@ def _serve(arguments: Sequence[str], command: str) -> int:
 
 
 def _run_headless(config: ServerConfig) -> int:
-    from server.run import headless  # and no HTTP
+    from server.run import headless  # imports no HTTP
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     logs.setup("headless", config.uvicorn_log_level)
@@ -108,7 +108,7 @@ def _run_headless(config: ServerConfig) -> int:
 
 
 def _run(config: ServerConfig, listener: socket.socket, started: float) -> int:
-    # Until the event loop takes over the signals: leaving is what was asked for, and children leave with us.
+    # Until the event loop handles signals, one ends this process, and its children with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     logs.setup("server", config.uvicorn_log_level)
     engines = start_engines(
@@ -119,7 +119,7 @@ def _run(config: ServerConfig, listener: socket.socket, started: float) -> int:
         log_level=config.uvicorn_log_level,
     )
     try:
-        from server.run import supervise  # fastapi and all it needs, while the engine's process imports torch
+        from server.run import supervise  # imports fastapi while the engine's process imports torch
 
         return supervise.run(config, listener, engines, started)
     except KeyboardInterrupt:
@@ -131,7 +131,7 @@ def _run(config: ServerConfig, listener: socket.socket, started: float) -> int:
 
 
 def _check_packages() -> None:
-    """Our packages have common names: another folder of such a name, found first, must not pass for ours."""
+    """Refuses to start if another folder with the name of one of our packages is found before it."""
     names = ("server", "engine_core", "worker", "models")
     found = {name: importlib.util.find_spec(name) for name in names}
     homes = {os.path.dirname(os.path.dirname(spec.origin or "")) if spec else "" for spec in found.values()}
@@ -153,7 +153,7 @@ def _check_files(config: ServerConfig) -> None:
 
 
 def bind(config: ServerConfig) -> socket.socket:
-    """The listening socket. Clients may connect from here on; they are answered when the loop runs."""
+    """Returns the listening socket. Clients may connect from now on, and are answered when the loop runs."""
     if config.uds is not None:
         family, address = socket.AF_UNIX, config.uds
         _remove_stale(config.uds)
@@ -173,7 +173,7 @@ def bind(config: ServerConfig) -> socket.socket:
 
 
 def _remove_stale(path: str) -> None:
-    """A socket that a server has left behind, when nobody answers there any more."""
+    """Removes the socket file of an earlier server, if nobody answers there any more."""
     if not Path(path).is_socket():
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -194,7 +194,10 @@ def _explain_bind(config: ServerConfig, error: OSError) -> int:
 
 
 def _why_unreachable(config: ServerConfig) -> str | None:
-    """Replicas of other machines call here. What forbids that is better told before a model is loaded."""
+    """Why replicas on other machines could not connect; None if they can.
+
+    Checked before a model is loaded, which takes long.
+    """
     address, first = config.data_parallel_address, config.data_parallel_rpc_port
     try:
         family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET

@@ -1,4 +1,4 @@
-"""Several streams read as one, in the order in which they bring something."""
+"""Merges several streams into one, in the order in which their items come."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ T = TypeVar("T")
 
 
 async def merged(streams: list[AsyncGenerator[T]]) -> AsyncGenerator[tuple[int, T]]:
-    """What they bring, each with the index of its stream. The first error ends all of them.
+    """Yields the items of all streams, each with the index of its stream. The first error ends all.
 
-    All begin at once, and are closed when this one is.
+    All streams are started at once, and closed when this one is.
     """
-    # short, so that a slow reader holds the streams back as it would a single one
+    # A short queue, so that a slow reader slows the streams down as it would a single one.
     queue: asyncio.Queue[tuple[int, T] | BaseException | None] = asyncio.Queue(maxsize=len(streams))
     tasks = [asyncio.create_task(_pump(i, stream, queue)) for i, stream in enumerate(streams)]
     try:

@@ -1,8 +1,8 @@
-"""Prometheus metrics under the peer's names, so that dashboards made for it work here.
+"""Prometheus metrics under vLLM's names, so that dashboards made for vLLM work here.
 
-Only what has a value of its own is reported. With several API servers each process writes its share into the
-run's private folder and any of them answers for all; that mode is prometheus_client's own, and so are its
-counters. A process that is alone has plainer ones (`plain_metrics.py`).
+Only numbers that this server really has are reported. Several API servers write their shares into the run's
+private folder through prometheus_client's multiprocess mode, and any of them answers for all. A process that
+is alone has cheaper counters (`plain_metrics.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from server.plain_metrics import PlainCounter, PlainCounters, PlainHistogram, Pl
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
-disable_created_metrics()  # a second line for every number, and no dashboard asks for it
+disable_created_metrics()  # they would be a second line for every number
 
 _LABELS = ["model_name", "engine"]
 _FIRST = (
@@ -56,10 +56,10 @@ _HTTP = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
 
 class Metrics:
-    """The numbers of this process, and the page that shows them."""
+    """The metrics of this process, and the page that shows them."""
 
     def __init__(self, model_name: str, shared: Path | None = None) -> None:
-        """`shared` is the folder of all API servers' numbers, if there are several."""
+        """`shared` is the folder in which several API servers share their metrics; None if there is one."""
         self._registry = CollectorRegistry()
         self._shown = self._registry
         self._model = model_name
@@ -87,7 +87,7 @@ class Metrics:
         self.per_token = self._histogram(
             "request_time_per_output_token_seconds", "Mean time per token after the first.", _BETWEEN
         )
-        self.whole = self._histogram("e2e_request_latency_seconds", "Of a request as a whole.", _WHOLE)
+        self.whole = self._histogram("e2e_request_latency_seconds", "From arrival to end.", _WHOLE)
         self.queued = self._histogram("request_queue_time_seconds", "Spent waiting.", _WHOLE)
         self.prefill = self._histogram("request_prefill_time_seconds", "Spent reading the prompt.", _WHOLE)
         self.decode = self._histogram("request_decode_time_seconds", "Spent generating.", _WHOLE)
@@ -96,7 +96,7 @@ class Metrics:
         self.output_length = self._histogram("request_generation_tokens", "Tokens of an output.", _TOKENS)
         self.asked_n = self._histogram("request_params_n", "Parameter n.", (1, 2, 5, 10, 20, 50, 100))
         self.asked_tokens = self._histogram("request_params_max_tokens", "Parameter max_tokens.", _TOKENS)
-        self.preemptions = self._histogram("request_num_preemptions", "Of a request.", (0, 1, 2, 5, 10))
+        self.preemptions = self._histogram("request_num_preemptions", "Preemptions.", (0, 1, 2, 5, 10))
         self._http_requests = self._counters(
             "http_requests", "HTTP requests.", ["handler", "method", "status"], registry=self._registry
         )
@@ -110,14 +110,14 @@ class Metrics:
 
     @property
     def tokens_so_far(self) -> tuple[int, int]:
-        """Prompt tokens and generated tokens of this process."""
+        """The prompt tokens and generated tokens of this process so far."""
         return self._read, self._written
 
     def begin(self, prompt_tokens: int, n: int, max_tokens: int) -> RequestRecord:
         return RequestRecord(self, prompt_tokens, n, max_tokens)
 
     def pooled(self, prompt_tokens: int, cached: int, seconds: float, timing: Timing | None) -> None:
-        """A text has got its vector or its labels."""
+        """Counts one pooled text."""
         self.count_tokens(prompt_tokens, 0)
         self.prompt_length.observe(prompt_tokens)
         if cached:
@@ -153,7 +153,7 @@ class Metrics:
         self._http_seconds.labels(handler, method).observe(seconds)
 
     def watch(self, replicas: Callable[[], Sequence[Replica]]) -> None:
-        """Show the engines' own numbers too; they are asked for when the page is."""
+        """Adds the engines' own numbers, which are asked for whenever the page is."""
         self._shown.register(_EngineNumbers(self._model, replicas))
 
     def page(self) -> bytes:
@@ -210,7 +210,7 @@ class RequestRecord:
 
 
 class _EngineNumbers(Collector):
-    """A line for each engine that lives, under its number."""
+    """Metrics of each engine that runs, labelled with its number."""
 
     def __init__(self, model_name: str, replicas: Callable[[], Sequence[Replica]]) -> None:
         self._model = model_name
@@ -239,4 +239,4 @@ _ENGINE_NUMBERS = (
     (CounterMetricFamily, "prefix_cache_hits", "prefix_hits", "Prompt tokens found in the cache."),
     (CounterMetricFamily, "num_preemptions", "preemptions", "Requests put back for want of memory."),
 )
-"""Kind, name, field of Stats, text."""
+"""Kind of metric, its name, the field of Stats that it shows, its help text."""

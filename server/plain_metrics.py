@@ -28,7 +28,7 @@ class PlainCounter:
 
 
 class PlainCounters(Collector):
-    """A family of counters: one for each of its labels' values."""
+    """A family of counters, one for each combination of its labels' values."""
 
     def __init__(self, name: str, text: str, labelnames: Sequence[str], registry: CollectorRegistry) -> None:
         self._about = name, text, labelnames
@@ -50,14 +50,14 @@ class PlainCounters(Collector):
 
 
 class PlainHistogram:
-    """How many of the observed values lie in each bucket."""
+    """The number of observed values in each bucket."""
 
     __slots__ = ("_bounds", "_counts", "_sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
-        """The last for what lies above all bounds."""
+        """Values in each bucket; the last one holds those above all bounds."""
         self._sum = 0.0
 
     def observe(self, value: float) -> None:
@@ -70,7 +70,7 @@ class PlainHistogram:
 
 
 class PlainHistograms(Collector):
-    """A family of histograms: one for each of its labels' values."""
+    """A family of histograms, one for each combination of its labels' values."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""How far the server is: what the health routes tell, and why a request cannot be taken now."""
+"""The state of the server: shown by the health routes, and the reason why a request is refused now."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import msgspec
 
 class Starting(msgspec.Struct, frozen=True):
     stage: str
-    """start, download, import, weights, cache, warmup; or tokenizer, while only that is missing."""
+    """One of start, download, import, weights, cache, warmup; or tokenizer, while only that is missing."""
     fraction: float
-    """Of this stage."""
+    """The part of this stage that is done, 0 to 1."""
 
 
 class Ready(msgspec.Struct, frozen=True):
@@ -17,7 +17,7 @@ class Ready(msgspec.Struct, frozen=True):
 
 
 class Draining(msgspec.Struct, frozen=True):
-    """Finishes what it has, takes nothing new, and ends."""
+    """The server finishes the requests that it has, takes no new ones, and ends."""
 
 
 class Dead(msgspec.Struct, frozen=True):

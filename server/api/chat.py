@@ -1,4 +1,4 @@
-"""The body of POST /v1/chat/completions, and what answers it."""
+"""The request and response bodies of POST /v1/chat/completions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ class ChatRequest(GenerationBody, TemplateOptions):
     max_tokens: int | None = Field(default=None, description="The older name of max_completion_tokens.")
     logprobs: Flag | None = False
     top_logprobs: int | None = None
-    add_special_tokens: Flag = Field(default=False, description="Chat templates write theirs themselves.")
+    add_special_tokens: Flag = Field(
+        default=False, description="Chat templates write special tokens themselves."
+    )
     tool_choice: object = Field(default=None, description="Only none: tool calls are not parsed yet.")
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
         default=None, description="Passed to the chat template."

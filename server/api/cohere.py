@@ -1,4 +1,4 @@
-"""The body of POST /v2/embed, in Cohere's words, and what answers it."""
+"""The request and response bodies of POST /v2/embed, in Cohere's words."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EmbeddingType = Literal["float", "binary", "ubinary", "base64"]
 
 
 class CohereInput(Body):
-    """A text in parts."""
+    """A text that is given in parts."""
 
     content: Content
 
@@ -36,16 +36,19 @@ class CohereRequest(Body):
     texts: list[Text] | None = None
     inputs: list[CohereInput] | None = Field(default=None, description="Texts in parts; or use texts.")
     input_type: Text | None = Field(
-        default=None, description="What the texts are, such as search_query: finds the model's prompt for it."
+        default=None,
+        description="The texts' purpose, such as search_query: finds the model's prompt for it.",
     )
     embedding_types: Annotated[list[EmbeddingType], Field(min_length=1)] | None = Field(
         default=None, description="null is float."
     )
     output_dimension: int | None = None
     truncate: Literal["NONE", "START", "END"] = Field(
-        default="END", description="Which end of too long a text is cut; NONE refuses it."
+        default="END", description="The end of too long a text that is cut; NONE refuses it."
     )
-    max_tokens: Annotated[int, Field(ge=1)] | None = Field(default=None, description="Longest text.")
+    max_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="The longest text, in tokens."
+    )
     priority: Int64 = 0
     request_id: str | None = None
     cache_salt: Text | None = None
@@ -101,7 +104,7 @@ class Meta(msgspec.Struct):
 
 
 class CohereEmbeddings(msgspec.Struct):
-    """One list for each type that was asked for."""
+    """Vectors, with one list for each type that was asked for."""
 
     float: list[Any] | UnsetType = UNSET
     binary: list[Any] | UnsetType = UNSET

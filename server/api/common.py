@@ -1,6 +1,7 @@
-"""What requests share (how to sample, how to stream, what to return), and the token counts of every answer.
+"""Fields that requests share (how to sample, to stream, what to return), and the usage of every answer.
 
-Bodies only say what the words mean; ranges are checked once for all callers, in `server.requests.sampling`.
+Bodies only say what the fields mean. Ranges are checked in one place for all callers,
+`server.requests.sampling`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def check_cache_salt(salt: str | None) -> None:
 
 
 def _strings(value: object) -> object:
-    """One string is a list of one, null is none; the union is resolved here so that an error is one error."""
+    """Makes a list of one string or of null. A union type would report one error for each of its members."""
     if value is None:
         return []
     return [value] if isinstance(value, str) else value
@@ -54,7 +55,7 @@ class StreamOptions(Body):
 
 
 class GenerationBody(Body):
-    """Fields of both endpoints. null means what leaving a field out means, unless its description differs."""
+    """Fields of both endpoints. null is the same as leaving a field out, unless its description differs."""
 
     model: Text | None = Field(default=None, description="null is the served model.")
 
@@ -86,7 +87,7 @@ class GenerationBody(Body):
     return_token_ids: Flag | None = False
     return_tokens_as_token_ids: Flag | None = Field(
         default=None,
-        description="Write tokens of logprobs as `token_id:123`. null: as the server was started.",
+        description="Write tokens of logprobs as `token_id:123`. null: what the server was started with.",
     )
 
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = Field(
@@ -96,7 +97,7 @@ class GenerationBody(Body):
     truncation_side: str | None = Field(
         default=None,
         pattern="^(left|right)$",
-        description="Which end is cut; left keeps the end of the prompt.",
+        description="The end that is cut; left keeps the end of the prompt.",
     )
 
     stream: Flag | None = False
@@ -171,7 +172,7 @@ class Usage(msgspec.Struct, kw_only=True):
 
 
 def make_usage(prompt: int, completion: int, cached: int | None = None) -> Usage:
-    """`cached` is None where the operator did not ask to report it."""
+    """Makes the usage. `cached` is None unless the operator wants cached tokens to be shown."""
     return Usage(
         prompt_tokens=prompt,
         total_tokens=prompt + completion,

@@ -1,4 +1,4 @@
-"""The body of POST /v1/completions, and what answers it."""
+"""The request and response bodies of POST /v1/completions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SHAPES = "Input should be a string, a list of strings, a list of token ids, or 
 
 
 def _is_ids(value: object) -> bool:
-    # type and not isinstance: true is not a token
+    # type() and not isinstance(), because true is not a token
     return isinstance(value, list) and set(map(type, value)) <= {int}
 
 
@@ -64,13 +64,13 @@ class CompletionRequest(GenerationBody):
 
     @property
     def scores_only(self) -> bool:
-        """echo without new tokens: the answer is the prompt and its logprobs."""
+        """True for echo without new tokens: the answer is the prompt and its logprobs."""
         return bool(self.echo) and self.max_tokens == 0
 
     def to_sampling(self) -> SamplingParams:
         echoed = self.logprobs if self.echo else None
         return self.sampling(
-            # the engine cannot run a request for nothing: one token is made and not shown
+            # The engine runs no request for zero tokens: one is made and not shown.
             max_tokens=1 if self.scores_only else self.max_tokens,
             logprobs=self.logprobs,
             prompt_logprobs=echoed if self.prompt_logprobs is None else self.prompt_logprobs,

@@ -1,8 +1,8 @@
-"""Which fields a body may have: nothing a client sends is silently ignored.
+"""Checks which fields a body has: nothing that a client sends is silently ignored.
 
-A field is known, or it asks for something we do not do yet (refused by name, unless its value is the one
-that asks for nothing), or it means nothing to a server like this one (accepted), or it is a mistake
-(refused with the nearest known name).
+A field is known; or we do not support it yet, and it is refused by name unless its value asks for nothing; or
+it has no meaning for a server like this one and is accepted; or it is a mistake and refused with the nearest
+known name.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Strict, model_valida
 from server.errors import BadRequest
 
 Flag = Annotated[bool, Strict()]
-"""true or false: "yes" and 1 are mistakes."""
+"""A boolean that takes true and false only: "yes" and 1 are mistakes."""
 
 _HALF_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def check_text(text: str) -> str:
-    """JSON can spell half a surrogate pair, which is no character: nothing can encode it."""
+    """Refuses a text with half a surrogate pair: JSON can spell one, but it is no character."""
     if not text.isascii() and _HALF_SURROGATE.search(text):
         raise BadRequest("A text of the request contains half of a surrogate pair, which is no character.")
     return text
@@ -32,7 +32,7 @@ def check_text(text: str) -> str:
 Text = Annotated[str, AfterValidator(check_text)]
 
 Neutral = tuple[object, ...]
-"""The values of an unsupported field that ask for nothing: null is always one of them."""
+"""Values of an unsupported field that ask for nothing. null always does."""
 
 UNSUPPORTED: Mapping[str, Neutral] = {
     "suffix": ("",),
@@ -65,7 +65,7 @@ UNSUPPORTED: Mapping[str, Neutral] = {
     "media_io_kwargs": ({},),
     "return_mm_kwargs": (False,),
 }
-"""Fields of the peer, on every endpoint that generates."""
+"""Unsupported fields of vLLM, on every endpoint that generates."""
 
 MEANINGLESS = frozenset(
     {
@@ -79,7 +79,7 @@ MEANINGLESS = frozenset(
         "session_id",
     }
 )
-"""OpenAI's book-keeping: labels and billing that cannot change an answer here."""
+"""Fields for OpenAI's book-keeping: labels and billing that cannot change an answer here."""
 
 SYNONYMS: Mapping[str, str] = {
     "max_completion_tokens": "max_tokens",
@@ -93,14 +93,14 @@ SYNONYMS: Mapping[str, str] = {
     "function_call": "tool_choice",
     "inputs": "prompt",
 }
-"""Other people's names for our fields, too far away for a comparison of letters."""
+"""Other names for our fields, too different to be found by comparing letters."""
 
 _REPORTED = 5
 _SHOWN = 64
 
 
 class Body(BaseModel):
-    """A JSON object of a request. Subclasses name what they refuse and what they let pass."""
+    """A request's JSON object. Subclasses name the fields that they refuse or accept without effect."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -146,5 +146,5 @@ def _hint(name: str, known: list[str]) -> str:
 
 
 def _printable(name: str) -> str:
-    """JSON may spell half a surrogate pair, which no answer could be encoded with."""
+    """A field's name with half surrogate pairs replaced, since an answer could not be encoded with them."""
     return name.encode("utf-8", "replace").decode()

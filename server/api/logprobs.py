@@ -1,4 +1,4 @@
-"""The three shapes in which logprobs are told: completions, chat completions, and prompts.
+"""The three shapes of logprobs in answers: of completions, of chat completions, and of prompts.
 
 A `TokenLogprobs` of the engine names its chosen token first, then the most likely ones in falling order.
 """
@@ -13,11 +13,11 @@ from server.text.tokenizer import Tokenizer
 from worker.protocol import TokenLogprobs
 
 LOWEST = -9999.0
-"""Stands for minus infinity, which JSON cannot say."""
+"""A number that stands for minus infinity, which JSON cannot say."""
 
 
 class CompletionLogprobs(msgspec.Struct):
-    """Parallel lists. The first token of an echoed prompt has null: nothing came before it."""
+    """Logprobs as parallel lists. The first token of an echoed prompt has null, since none is before it."""
 
     text_offset: list[int]
     token_logprobs: list[float | None]
@@ -58,7 +58,7 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
 class TokenNames:
-    """How an answer spells its tokens: as their text, or as `token_id:123`, which no two tokens share."""
+    """Spells the tokens of an answer: as their text, or as `token_id:123`, which is unique."""
 
     def __init__(self, tokenizer: Tokenizer, *, as_ids: bool, hides_special: bool) -> None:
         self._tokenizer = tokenizer
@@ -72,7 +72,7 @@ class TokenNames:
         return list(self._tokenizer.token_bytes(id))
 
     def offsets(self, ids: Iterable[int], start: int) -> tuple[list[int], int]:
-        """Where in the text each token begins, in characters, and where the last one ends."""
+        """The position of each token in the text, in characters, and the position after the last one."""
         offsets: list[int] = []
         for id in ids:
             offsets.append(start)
@@ -82,7 +82,7 @@ class TokenNames:
     def _width(self, id: int) -> int:
         if self._hides_special and id in self._tokenizer.special_ids:
             return 0
-        # a character counts for the token that holds its first byte
+        # A character belongs to the token with its first byte.
         return sum(byte & 0xC0 != 0x80 for byte in self._tokenizer.token_bytes(id))
 
 
@@ -96,7 +96,7 @@ def completion_logprobs(
     for id, entry in zip(ids, entries, strict=True):
         logprobs.tokens.append(names(id))
         logprobs.token_logprobs.append(None if entry is None else _finite(entry.values[0]))
-        # the chosen token leads; its repetition among the most likely falls together with it
+        # The chosen token is first; if it is also among the most likely, the dict holds it once.
         logprobs.top_logprobs.append(
             None if entry is None else {names(token): _finite(value) for token, value in _distinct(entry)}
         )
@@ -106,7 +106,7 @@ def completion_logprobs(
 def chat_logprobs(
     ids: Sequence[int], entries: Sequence[TokenLogprobs], names: TokenNames
 ) -> list[ChatTokenLogprob]:
-    """top_logprobs are the most likely tokens in falling order, the chosen one among them only on merit."""
+    """Logprobs for chat. The chosen token is among its top_logprobs only if it is likely enough."""
     return [
         ChatTokenLogprob(
             token=names(id),
@@ -122,7 +122,7 @@ def chat_logprobs(
 
 
 def prompt_logprobs(entries: Iterable[TokenLogprobs], names: TokenNames) -> PromptLogprobs:
-    """One entry for each prompt token; the first is null."""
+    """Logprobs with one entry for each prompt token; the first is null."""
     table: PromptLogprobs = [None]
     for entry in entries:
         ranks = {token: rank for rank, token in enumerate(entry.ids[1:], start=1)}
@@ -136,7 +136,7 @@ def prompt_logprobs(entries: Iterable[TokenLogprobs], names: TokenNames) -> Prom
 
 
 def _distinct(entry: TokenLogprobs) -> Iterator[tuple[int, float]]:
-    """The chosen token, then the other ones."""
+    """Yields the chosen token, then the other ones."""
     chosen = entry.ids[0]
     yield chosen, entry.values[0]
     for token, value in zip(entry.ids[1:], entry.values[1:], strict=True):

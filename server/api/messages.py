@@ -1,4 +1,4 @@
-"""A conversation: messages and tools as clients send them, and as chat templates read them."""
+"""The fields of a conversation: messages and tools as clients send them and chat templates read them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from server.errors import BadRequest
 MAX_MESSAGES = 4096
 
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
-"""Content parts that are text; "refusal" carries it under its own name."""
+"""Types of content parts that are text; "refusal" has it under its own name."""
 
 _EXAMPLE = '{"type": "text", "text": "..."}'
 
 Template = dict[str, Any]
-"""A message as a template sees it."""
+"""The type of a message as a template sees it."""
 
 
 def _content(value: object) -> str | list[dict[str, str]] | None:
-    """Resolved here and not as a union, so that one mistake is one error."""
+    """Reads a message's content. A union type would report one error for each of its members."""
     if value is None:
         return None
     if isinstance(value, str):
@@ -74,7 +74,7 @@ class ToolCall(BaseModel):
 
 
 class Message(BaseModel):
-    """One turn. Fields beyond these go to the chat template, which may know them."""
+    """One message. Fields beyond these are passed to the chat template, which may know them."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -90,7 +90,7 @@ class Message(BaseModel):
         return self.content or ""
 
     def for_template(self) -> Template:
-        """What was sent and says something: null fields are as absent; content always is a text."""
+        """The message without null fields, which mean the same as absent ones. Its content is a text."""
         fields = self.model_dump(exclude_none=True)
         fields.setdefault("content", "")
         if not self.tool_calls:
@@ -120,7 +120,7 @@ Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)
 
 
 class TemplateOptions(Body):
-    """How a conversation becomes a prompt: the same for a chat and for counting its tokens."""
+    """Fields that say how a conversation becomes a prompt, for chats and for counting their tokens."""
 
     tools: list[Tool] | None = Field(
         default=None, description="Written into the prompt by the chat template."

@@ -1,4 +1,4 @@
-"""What GET /v1/models answers."""
+"""The response body of GET /v1/models."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class Permission(msgspec.Struct, kw_only=True):
-    """Clients of the OpenAI API expect one; it says that everything but training is allowed."""
+    """A permission, as clients of the OpenAI API expect it: everything but training is allowed."""
 
     id: str
     object: str = "model_permission"
@@ -31,7 +31,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
     parent: str | None = None
     max_model_len: int
     tasks: tuple[str, ...]
-    """What requests may ask of it: clients of OpenAI pass this field over."""
+    """The tasks that requests may ask for. Clients of OpenAI ignore this field."""
     permission: list[Permission]
 
 

@@ -1,7 +1,7 @@
-"""The bodies of the endpoints that pool texts, and what answers them.
+"""The bodies of the endpoints that pool texts.
 
-A text comes as a string, as token ids, or as a conversation; each of them alone or in a list. Which it is, is
-found out before the fields are read, so that one mistake is one error.
+A text comes as a string, as token ids, or as a conversation; each of them alone or in a list. Which of these
+it is, is found out before the fields are read, so that one mistake is one error.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class PoolingBody(Body):
         default=None, description="Keep so many tokens of a text; -1 keeps what the model can read."
     )
     truncation_side: Literal["left", "right"] | None = Field(
-        default=None, description="Which end is cut; null is right, which keeps the beginning."
+        default=None, description="The end that is cut; null is right, which keeps the beginning."
     )
     request_id: str | None = None
     priority: Int64 = Field(default=0, description="Lower runs earlier, under --scheduling-policy priority.")
@@ -114,7 +114,7 @@ Conversations = Annotated[
 
 
 class TextBody(PoolingBody, TemplateOptions):
-    """Texts, or conversations that the chat template writes out."""
+    """A body with texts, or with conversations that the chat template writes out."""
 
     unsupported = UNSUPPORTED
 
@@ -128,7 +128,7 @@ class TextBody(PoolingBody, TemplateOptions):
     @model_validator(mode="before")
     @classmethod
     def find_messages(cls, body: object) -> object:
-        """`input` may be messages, or lists of them."""
+        """Moves messages, or lists of them, from `input` to `messages`."""
         given = body.get("input") if isinstance(body, dict) else None
         first = given[0] if isinstance(given, list) and given else None
         if isinstance(first, list) and first:
@@ -154,14 +154,15 @@ class TextBody(PoolingBody, TemplateOptions):
 
 
 class PromptedBody(TextBody):
-    """Texts that may be read with an instruction of the model's own."""
+    """A body with texts that may be read with one of the model's own instructions."""
 
     prompt_name: Text | None = Field(
         default=None,
-        description="Which of the model's prompts is written before each text. null: the default, if any.",
+        description="Name of the model's prompt that is written before each text. null: the default, if any.",
     )
     input_type: Text | None = Field(
-        default=None, description="What the texts are, such as query or document: finds the prompt for it."
+        default=None,
+        description="The texts' purpose, such as query or document: finds the prompt for it.",
     )
 
     @model_validator(mode="after")
@@ -184,8 +185,8 @@ class Encoding(Body):
         description="bytes: the bare numbers, and a header `metadata` that tells which are whose; "
         "bytes_only: without it.",
     )
-    embed_dtype: EmbedDtype = Field(default="float32", description="Of base64 and bytes.")
-    endianness: Endianness = Field(default="native", description="Of base64 and bytes.")
+    embed_dtype: EmbedDtype = Field(default="float32", description="Number type of base64 and bytes.")
+    endianness: Endianness = Field(default="native", description="Byte order of base64 and bytes.")
 
     @model_validator(mode="after")
     def check_encoding(self) -> Self:
@@ -211,7 +212,9 @@ class PoolingRequest(PromptedBody, Encoding):
         description="embed, token_embed, classify or token_classify; also encode, score and reward. null: "
         "the first of them that the model does.",
     )
-    dimensions: int | None = Field(default=None, description="As of /v1/embeddings, for vectors.")
+    dimensions: int | None = Field(
+        default=None, description="Keep so many numbers of each vector, if the task makes any."
+    )
 
     def params(self) -> PoolingParams:
         return PoolingParams(task=self.task, use_activation=self.use_activation, dimensions=self.dimensions)
@@ -223,7 +226,7 @@ class ClassifyRequest(TextBody):
 
 
 class PooledList(msgspec.Struct, kw_only=True):
-    """What answers them all. The entries of `data` are written one by one, for they may be very many."""
+    """The list that answers a request. Its entries, which may be very many, are written one by one."""
 
     id: str
     object: str = "list"
@@ -253,7 +256,7 @@ class Classification(msgspec.Struct, kw_only=True):
 
 
 class ByteRange(msgspec.Struct, kw_only=True):
-    """Where a vector lies in a body of bytes."""
+    """The position of a vector in a body of bytes."""
 
     index: int
     embed_dtype: str

@@ -1,4 +1,4 @@
-"""The bodies of the endpoints that compare texts, and what answers them."""
+"""The request and response bodies of the endpoints that compare texts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _texts(value: object) -> list[str]:
 
 
 def _text(value: object) -> str:
-    """A string, or what other APIs wrap around it."""
+    """The text of a string, or of an object that other APIs wrap around it."""
     if isinstance(value, dict):
         value = value.get("text", value.get("content"))
     if isinstance(value, list):
@@ -52,13 +52,14 @@ OneText = Annotated[str, PlainValidator(_text, json_schema_input_type=str)]
 class ComparingBody(PoolingBody):
     """Fields of every endpoint that compares texts."""
 
-    max_tokens_per_query: int = Field(default=0, description="Longer ones are cut; 0 is no limit.")
-    max_tokens_per_doc: int = Field(default=0, description="Longer ones are cut; 0 is no limit.")
+    max_tokens_per_query: int = Field(default=0, description="Longer texts are cut; 0 is no limit.")
+    max_tokens_per_doc: int = Field(default=0, description="Longer texts are cut; 0 is no limit.")
     instruction: str | None = Field(
-        default=None, description="What makes a document a good answer, for models that read one."
+        default=None,
+        description="Says what makes a document a good answer; for models that read one.",
     )
     chat_template_kwargs: dict[str, Any] | None = Field(
-        default=None, description="For models that read both texts through a template."
+        default=None, description="Arguments of the template, for models that read both texts through one."
     )
 
     def options(self, terms: Terms, names: tuple[str, str]) -> ScoreOptions:
@@ -77,11 +78,11 @@ KEYS = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("
 
 
 class ScoreRequest(ComparingBody):
-    """Two fields hold the texts, under any of the names that clients know."""
+    """A request whose two texts, or lists of texts, may have any of the names that clients know."""
 
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = UNSUPPORTED
 
-    text_1: Texts | None = Field(default=None, description="One text for all of text_2, or as many.")
+    text_1: Texts | None = Field(default=None, description="One text for all of text_2, or one for each.")
     text_2: Texts | None = None
     queries: Texts | None = Field(default=None, description="The same as text_1.")
     documents: Texts | None = Field(default=None, description="The same as text_2.")
@@ -107,16 +108,16 @@ class ScoreRequest(ComparingBody):
 
 
 class RerankRequest(ComparingBody):
-    """Documents, to be put in the order in which they answer a query."""
+    """Documents that shall be sorted by how well they answer a query."""
 
     unsupported = {**UNSUPPORTED, "rank_fields": (), "max_chunks_per_doc": ()}
 
     query: OneText
     documents: Texts
     top_n: Annotated[int, Field(ge=0)] | None = Field(
-        default=None, description="Keep so many; 0 and null are all."
+        default=None, description="Return so many documents; 0 and null are all."
     )
-    return_documents: Flag | None = Field(default=True, description="false: their places only.")
+    return_documents: Flag | None = Field(default=True, description="false: return their indexes only.")
 
     def pairs(self) -> Pairs:
         return Pairs([self.query], self.documents)
@@ -147,5 +148,5 @@ class Ranking(msgspec.Struct, kw_only=True):
 
 
 def best_first(scores: list[float]) -> list[int]:
-    """The places of the scores. Those that are equal keep their order."""
+    """The indexes of the scores, the highest score first. Equal ones keep their order."""
     return sorted(range(len(scores)), key=lambda index: -scores[index])

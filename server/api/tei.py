@@ -1,4 +1,4 @@
-"""The bodies of text-embeddings-inference's own endpoints, and what answers them."""
+"""The bodies of text-embeddings-inference's own endpoints."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SomeInputs = Annotated[Inputs, AfterValidator(_some)]
 class TeiBody(Body):
     truncate: Flag | None = Field(default=False, description="Cut a text that is too long.")
     truncation_direction: Literal["left", "right", "Left", "Right"] = Field(
-        default="Right", description="Which end is cut."
+        default="Right", description="The end that is cut."
     )
 
     def terms(self, facts: Facts) -> Terms:
@@ -38,7 +38,9 @@ class TeiBody(Body):
 
 
 class PromptedTeiBody(TeiBody):
-    prompt_name: Text | None = Field(default=None, description="Which of the model's prompts to write first.")
+    prompt_name: Text | None = Field(
+        default=None, description="The model's prompt that is written first, by name."
+    )
 
 
 class EmbedRequest(PromptedTeiBody):
@@ -62,7 +64,7 @@ def _is_texts(value: object) -> bool:
 
 
 def _predicted(value: object) -> str | Pair | list[str | Pair]:
-    """A text, a pair, or a list of lists with one or two texts each."""
+    """Reads a text, a pair, or a list of lists with one or two texts each."""
     if isinstance(value, str) or _is_texts(value):
         return _text_or_pair(value)
     if isinstance(value, list) and value and all(_is_texts(one) for one in value):
@@ -86,7 +88,7 @@ class PredictRequest(TeiBody):
 
 
 class TextsRequest(TeiBody):
-    """The body of /rerank that has `texts`."""
+    """The body of /rerank in the form of text-embeddings-inference, which has `texts`."""
 
     query: Text
     texts: list[Text]

@@ -1,4 +1,4 @@
-"""The bodies of POST /tokenize and /detokenize, and what answers them."""
+"""The request and response bodies of POST /tokenize and /detokenize."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ BODY_SECONDS = 30
 
 
 async def read_body(receive: Receive) -> bytes:
-    """The whole body. Raises ClientDisconnect if the client leaves before its end."""
+    """Returns the whole body. Raises ClientDisconnect if the client leaves before its end."""
     parts: list[bytes] = []
     size = 0
     while True:

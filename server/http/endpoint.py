@@ -1,4 +1,4 @@
-"""The way into every endpoint: a FastAPI route that reads the body, checks, calls the function and answers.
+"""The route class of all endpoints: reads the body, checks, calls the function and answers.
 
 FastAPI documents such a route and finds it, but does not run it. Its own handler solves dependencies, opens
 exit stacks and wraps the connection anew for each request, which costs more than all of our work on a short
@@ -52,7 +52,7 @@ class Endpoint(APIRoute):
         return self.respond
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one request. Overridden, so that a request meets nothing of FastAPI's from here on."""
+        """Answers one request. Overridden so that FastAPI's own handler does not run."""
         if scope["method"] not in self.methods:
             return await super().handle(scope, receive, send)
         request = Request(scope, receive, send)
@@ -84,7 +84,7 @@ class Endpoint(APIRoute):
 
 
 def _read(raw: bytes, validate: Callable[..., Any]) -> Any:
-    """The body as an endpoint wants it. What is wrong with it is said in the words of FastAPI."""
+    """The validated body. Errors are worded as FastAPI words them."""
     if not raw:
         raise invalid_body([{"type": "missing", "msg": "Field required", "input": None}])
     content = _decode(raw)

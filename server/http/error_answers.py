@@ -1,4 +1,4 @@
-"""Every error as an HTTP answer: one JSON body, the shape of the OpenAI API."""
+"""Turns errors into HTTP answers: one JSON body in the shape of the OpenAI API."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from server.errors import ApiError, BadRequest, Internal
 from server.status import Draining
 
 CLIENT_GONE = 499
-"""The status of an answer that nobody reads."""
+"""The status under which a request is counted whose client left before the answer."""
 
 MAX_REPORTED = 5
-"""Validation errors that one answer names."""
+"""How many validation errors one answer names."""
 MAX_INPUT = 200
-"""Characters of a wrong value that an answer repeats."""
+"""How many characters of a wrong value an answer repeats."""
 
 
 class InvalidBody(BadRequest):
@@ -27,7 +27,7 @@ class InvalidBody(BadRequest):
 
 
 def explain(request: Request, error: Exception) -> Response:
-    """The answer to a request that ended in `error`, which tells nothing of a bug but that there is one."""
+    """The answer to a request that ended in `error`. A bug's text is not shown to clients."""
     match error:
         case ApiError():
             found = error

@@ -1,4 +1,4 @@
-"""What every HTTP request passes before its route: counting, request ids, keys, bounds on headers.
+"""Middleware that every HTTP request passes before its route: metrics, request ids, keys, header bounds.
 
 Plain ASGI, because it runs for every message of every answer.
 """
@@ -24,7 +24,7 @@ MAX_HEADERS = 100
 MAX_HEADER_BYTES = 64 << 10
 
 OPEN_PATHS = frozenset({"/live", "/health", "/ready", "/ping"})
-"""All that answers without a key: whether the server lives, and nothing else."""
+"""Paths that are answered without a key: they tell only whether the server lives."""
 
 HOST = re.compile(rb"[^\s/\\?#@]+")
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -41,7 +41,7 @@ class UnsupportedMediaType(ApiError):
 
 
 class HttpMetrics:
-    """Counts and times each request by the route that answered it, never by what the client wrote."""
+    """Counts and times each request by the path of its route, never by the path that the client wrote."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
@@ -91,7 +91,7 @@ class RequestIds:
 
 
 class KeyGuard:
-    """Refuses whatever is not named open, unless it brings one of the keys."""
+    """Refuses a request without one of the keys, unless its path is open to all."""
 
     def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
         self._app = app
@@ -108,7 +108,7 @@ class KeyGuard:
     def _has_key(self, scope: Scope) -> bool:
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
         digest = _digest(key.strip().encode("latin-1"))
-        # Every comparison is made, each in constant time: the answer's time tells nothing of any key.
+        # All keys are compared, each in constant time, so that the time of the answer tells nothing of any.
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
         return scheme.lower() == "bearer" and any(matches)
 
@@ -118,7 +118,7 @@ def _digest(key: bytes) -> bytes:
 
 
 def path_of(scope: Scope) -> str:
-    """The path as the routes see it, without what a proxy has put before it."""
+    """The path without the prefix that a proxy has added, as routes are written."""
     return scope["path"].removeprefix(scope.get("root_path", ""))
 
 
@@ -133,7 +133,7 @@ class HeaderBounds:
             return await self._app(scope, receive, send)
         error = _header_error(scope)
         if error is not None:
-            # What is left of the body must not be taken for the next request.
+            # Closed, or the rest of the body would be read as the next request.
             return await error_response(error, close=True)(scope, receive, send)
         await self._app(scope, receive, send)
 
@@ -147,7 +147,7 @@ def _header_error(scope: Scope) -> ApiError | None:
     hosts = [value for name, value in raw if name == b"host"]
     if scope["http_version"] == "1.1" and (len(hosts) != 1 or not HOST.fullmatch(hosts[0])):
         return BadRequest("The request needs one header Host, with a host and perhaps a port.")
-    headers = dict(reversed(raw))  # of several of one name the first counts, as everywhere
+    headers = dict(reversed(raw))  # of several headers with one name the first counts
     length = headers.get(b"content-length", b"0")
     if length.isdigit() and int(length) > body.MAX_BODY:
         return body.body_too_large()

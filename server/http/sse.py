@@ -1,7 +1,7 @@
-"""Answers on the wire: server-sent events as they grow, or one JSON body; both end if the client goes away.
+"""Sends answers: as server-sent events while they grow, or whole. Both end if the client goes away.
 
-An event stream that ends in `[DONE]` is complete. One that broke off ends in an error event without it, so
-that a truncated answer never looks finished.
+An event stream that ends in `[DONE]` is complete. One that broke off ends in an error event instead, so that
+a truncated answer never looks finished.
 """
 
 from __future__ import annotations
@@ -27,14 +27,12 @@ DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 
 WATCH_AFTER = 0.02
-"""Seconds within which most errors and many short answers are complete: until then nobody watches whether the
-client is still there."""
+"""Seconds before a task watches for the client's leaving: most errors and many short answers come sooner."""
 
 OPEN_AFTER = 1.0
 """Seconds for which an answer that has not begun may still become an error with a status of its own.
 
-After them the headers go out, so that no client or proxy takes a long prompt for a dead server.
-"""
+After them the headers are sent, so that no client or proxy takes a long prompt for a dead server."""
 
 encode = msgspec.json.Encoder().encode
 
@@ -44,7 +42,7 @@ def event(message: msgspec.Struct) -> bytes:
 
 
 class Chunks:
-    """The events of one stream. What each of them repeats is encoded once."""
+    """Makes the events of one stream. The part that all of them repeat is encoded once."""
 
     def __init__(self, empty: msgspec.Struct) -> None:
         """`empty` is a chunk that ends in the empty list of its choices."""
@@ -61,11 +59,11 @@ def json_response(message: msgspec.Struct) -> Response:
 
 
 class ClientGone(Exception):
-    """Nobody waits for the answer any more."""
+    """Raised when the client has gone away before its answer was complete."""
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled when the client goes away: its generators then abort."""
+    """Returns the result of `work`, or cancels it and raises ClientGone when the client goes away."""
     task = cast("asyncio.Task[Any]", asyncio.current_task())
     gone = False
 
@@ -87,7 +85,7 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
 
 
 class _DelayedTask:
-    """A task that begins after a while, if it is wanted that long."""
+    """A task that starts after a delay, unless it is stopped before."""
 
     __slots__ = ("_task", "_timer")
 
@@ -112,7 +110,7 @@ async def _disconnected(receive: Receive) -> None:
 class EventStream(Response):
     """Sends the events that a generator makes, and closes the generator whatever happens.
 
-    What it makes last ends in `DONE`, and goes out as one with the end of the answer.
+    The generator's last item ends in `DONE` and is sent together with the end of the answer.
     """
 
     media_type = "text/event-stream"
@@ -146,7 +144,7 @@ class EventStream(Response):
                     await sender.write(data, more=not data.endswith(DONE))
         except ApiError as error:
             if not sender.started:
-                raise  # in time for a status of its own
+                raise  # the answer still can have a status of its own
             await sender.write(b"data: " + encode(error.body()) + b"\n\n", more=False)
         except Exception:
             if not sender.started:
@@ -156,7 +154,7 @@ class EventStream(Response):
             await sender.write(b"data: " + encode(data) + b"\n\n", more=False)
 
     async def _fill_silence(self, sender: _StreamSender) -> None:
-        """Opens the stream when the first event is late, then fills its silences."""
+        """Sends the headers when the first event is late, then comments during silences."""
         if not sender.started:
             await sender.write(b"")
         loop = asyncio.get_running_loop()
@@ -169,7 +167,7 @@ class EventStream(Response):
 
 
 class _StreamSender:
-    """The ASGI side of one stream."""
+    """The ASGI connection of one stream."""
 
     def __init__(self, send: Send, head: Mapping[str, Any]) -> None:
         self._send = send
@@ -177,7 +175,7 @@ class _StreamSender:
         self._clock = asyncio.get_running_loop().time
         self.started = self.ended = False
         self.written = self._clock()
-        """When the last bytes went out."""
+        """Time of the last write, on the loop's clock."""
 
     async def write(self, data: bytes, *, more: bool = True) -> None:
         if not self.started:

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: the next message of a conversation, in one piece or as it grows."""
+"""POST /v1/chat/completions: the next message of a conversation, whole or streamed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
 
 
 class _Chat:
-    """A request and who speaks in its answer."""
+    """A request, and whose role its answer has."""
 
     def __init__(self, job: Job, body: ChatRequest, response_role: str) -> None:
         self.job = job
@@ -60,7 +60,7 @@ class _Chat:
         last = body.messages[-1]
         self.role = response_role if body.add_generation_prompt else last.role
         self.echo = last.text() if body.echo and last.role == self.role else ""
-        """The last message, if the answer goes on with it and shall begin with it."""
+        """Text of the last message, if the answer continues it and shall repeat it first."""
 
 
 async def _whole(chat: _Chat) -> ChatCompletion:
@@ -101,7 +101,10 @@ async def _events(chat: _Chat) -> AsyncGenerator[bytes]:
 
 
 def _opening(chat: _Chat, empty: ChatChunk) -> bytes:
-    """Who speaks, for each choice, and what is echoed. Goes out with the first tokens, after any refusal."""
+    """The first events of a stream: the role of each choice, and the echoed text.
+
+    They are sent together with the first tokens, so that an error before those has a status of its own.
+    """
     job = chat.job
     events: list[bytes] = []
     for content in ("", chat.echo) if chat.echo else ("",):
@@ -117,7 +120,7 @@ def _opening(chat: _Chat, empty: ChatChunk) -> bytes:
 
 
 class _ChatChoiceChunks:
-    """One choice as it grows. The whole answer is the join of its chunks: streamed or not, it is the same."""
+    """Makes the chunks of one choice. The whole answer is their join, so both forms say the same."""
 
     def __init__(self, chat: _Chat, index: int) -> None:
         self._chat = chat

@@ -1,4 +1,4 @@
-"""POST /v1/completions: texts, in one piece or as they grow."""
+"""POST /v1/completions: texts that continue prompts, whole or streamed."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def _job(body: CompletionRequest, request: Request) -> Job:
                 max_tokens=sampling.max_tokens,
             )
         )
-        await asyncio.sleep(0)  # between many texts, other requests have their turn
+        await asyncio.sleep(0)  # lets other requests run between many texts
     return Job(request, body, sampling, prompts, "cmpl-", counts_output=not body.scores_only)
 
 
@@ -93,7 +93,7 @@ async def _events(job: Job, body: CompletionRequest) -> AsyncGenerator[bytes]:
 
 
 class _ChoiceChunks:
-    """One choice as it grows. The whole answer is the join of its chunks: streamed or not, it is the same."""
+    """Makes the chunks of one choice. The whole answer is their join, so both forms say the same."""
 
     def __init__(self, job: Job, body: CompletionRequest, index: int) -> None:
         self._body = body
@@ -106,7 +106,7 @@ class _ChoiceChunks:
         )
         self._begun = False
         self._width = 0
-        """Characters up to here, as the tokens count them."""
+        """Length in characters of the text so far, as offsets of tokens count it."""
         self._prompt_logprobs: list[TokenLogprobs] | None = None
 
     def chunk(self, delta: Delta) -> CompletionChunkChoice:
@@ -158,7 +158,7 @@ class _ChoiceChunks:
         return self._decode(self._prompt.ids) if self._prompt.text is None else self._prompt.text
 
     def _separate_prompt_logprobs(self) -> PromptLogprobs | None:
-        """Those of an echo stand in `logprobs` already."""
+        """The field `prompt_logprobs`. Logprobs of an echoed prompt are in `logprobs` already."""
         if self._body.prompt_logprobs is None or self._prompt_logprobs is None:
             return None
         return prompt_logprobs(self._prompt_logprobs, self._names)

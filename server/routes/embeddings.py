@@ -21,7 +21,7 @@ from worker.protocol import Task, Vectors
 router = APIRouter(route_class=Endpoint, tags=["pool"])
 
 MOST_IN_A_HEADER = 256
-"""Vectors whose places a header `metadata` can tell without growing too long for clients to read."""
+"""The most vectors whose places a header `metadata` can list without being too long for clients."""
 
 
 @router.post("/v1/embeddings", dependencies=EMBEDS)
@@ -42,7 +42,7 @@ async def create_embeddings(body: EmbeddingRequest, request: Request) -> Respons
 
 @router.post("/v2/embed", dependencies=EMBEDS)
 async def embed_for_cohere(body: CohereRequest, request: Request) -> Response:
-    """As Cohere's API: texts in, vectors in each of the types asked for."""
+    """Embed texts like Cohere's API: vectors in each of the types asked for."""
     call = PoolingCall(request, body.terms(frontend_of(request).facts))
     prompt = prompt_for(body.input_type, call.facts) if body.input_type else find_prompt(None, call.facts)
 
@@ -77,7 +77,7 @@ def check_encoding(form: Encoding, number: int) -> None:
 
 
 def bytes_response(call: PoolingCall, form: Encoding, vectors: Sequence[Vectors]) -> Response:
-    """The bare numbers, one vector after the other, and perhaps a header that tells them apart."""
+    """The bare numbers, one vector after the other, with a header that tells them apart if asked for."""
     parts = [as_bytes(one, form.embed_dtype, form.endianness) for one in vectors]
     headers = {}
     if form.encoding_format == "bytes":

@@ -1,4 +1,4 @@
-"""What generating endpoints share: who may enter, the deltas of all prompts as one stream, the counting."""
+"""Shared by the generating endpoints: their checks, the deltas of all prompts in one stream, token counts."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from server.requests.sampling import SamplingParams
 from server.requests.task_names import GENERATE, require_task
 
 REPLICA = "X-data-parallel-rank"
-"""Header that names the replica to use. Names and meaning are the peer's."""
+"""The header that names the replica to use. vLLM has the same header with the same meaning."""
 ALL_TOKENS = 1 << 30
-"""Tokens per delta for an answer that is not streamed: all of them."""
+"""Tokens per delta of an answer that is not streamed: more than any answer has."""
 
 
 class NotJson(BadRequest):
@@ -43,7 +43,7 @@ def config_of(request: Request) -> ServerConfig:
 
 
 def replica_of(request: Request) -> int | None:
-    """The replica that the client names, if it does."""
+    """The number of the replica that the client names in a header; None if it names none."""
     named = request.headers.get(REPLICA)
     if named is None:
         return None
@@ -54,7 +54,7 @@ def replica_of(request: Request) -> int | None:
 
 
 async def require_ready(request: Request) -> None:
-    """While the model loads every answer is 503, whatever is wrong with the body."""
+    """Refuses every request with 503 while the model loads, whatever is wrong with the body."""
     frontend_of(request).require_ready()
 
 
@@ -69,13 +69,13 @@ async def require_generate(request: Request) -> None:
 
 
 ENTRY = [Depends(require_ready), Depends(require_json)]
-"""Dependencies of every endpoint that reads a body."""
+"""Checks of every endpoint that reads a body."""
 GENERATES = [*ENTRY, Depends(require_generate)]
-"""And of every one that generates."""
+"""Checks of every endpoint that generates."""
 
 
 class Job:
-    """One request on its way to an answer: what every chunk repeats, and the tokens counted so far."""
+    """A request while it is answered: what every chunk repeats, and the tokens counted so far."""
 
     def __init__(
         self,
@@ -111,11 +111,11 @@ class Job:
         self._shows_cached = config.enable_prompt_tokens_details
         self._counts_output = counts_output
         self._replica = replica_of(request)
-        # checks the sampling, so that n can be trusted from here on
+        # Checks the sampling parameters, so n is valid from here on.
         self._streams = [self._generate(prompt) for prompt in prompts]
         self.choices = len(prompts) * sampling.n
         self.running = self.choices
-        """Choices whose last delta is still to come."""
+        """Number of choices whose last delta is still to come."""
         self._output = [0] * self.choices
         self._cached = [0] * len(prompts)
 
@@ -123,7 +123,7 @@ class Job:
         return self.prompts[choice // self.sampling.n]
 
     async def deltas(self) -> AsyncGenerator[tuple[int, Delta]]:
-        """The deltas of all prompts as they come, each with the index of its choice. To be read once."""
+        """Yields the deltas of all prompts as they come, each with its choice's index. To be called once."""
         if len(self._streams) == 1:
             async with aclosing(self._streams[0]) as stream:
                 async for delta in stream:
@@ -134,7 +134,7 @@ class Job:
                     yield self._count(prompt, delta), delta
 
     def _count(self, prompt: int, delta: Delta) -> int:
-        """The index of the choice whose delta it is."""
+        """Counts the delta's tokens and returns the index of its choice."""
         choice = prompt * self.sampling.n + delta.index
         if self._counts_output:
             self._output[choice] += len(delta.token_ids)
@@ -161,7 +161,7 @@ class Job:
         )
 
     def end(self, chunks: Chunks) -> bytes:
-        """With what a stream ends, after its last delta."""
+        """The end of a stream: a chunk with the usage if asked for, and `[DONE]`."""
         return (chunks.event(None, self.usage()) if self.sends_usage else b"") + DONE
 
     def usage_of(self, choice: int) -> Usage:
@@ -173,7 +173,7 @@ class Job:
 
 
 def request_id_of(request: Request, asked: str | None) -> str:
-    """Ours, unless the client names its request."""
+    """The request's id: the client's, or a random one."""
     for where, given in (
         ("X-Request-Id", request.headers.get("x-request-id")),
         ("request_id", asked),
@@ -186,7 +186,7 @@ def request_id_of(request: Request, asked: str | None) -> str:
 
 
 async def answer(request: Request, work: Coroutine[Any, Any, msgspec.Struct]) -> Response:
-    """The whole answer at once; if the client goes away, `work` is cancelled with all of its streams."""
+    """Answers with the result of `work`, which is cancelled if the client goes away."""
     return await respond(request, _as_response(work))
 
 

@@ -15,14 +15,14 @@ router = APIRouter(route_class=Endpoint, tags=["models"], dependencies=[Depends(
 
 @router.get("/v1/models")
 async def list_models(request: Request) -> Response:
-    """The names that requests may use."""
+    """List the names that requests may use."""
     facts = frontend_of(request).facts
     return json_response(ModelList([_card(name, facts) for name in facts.model_names]))
 
 
 @router.get("/v1/models/{name:path}")
 async def retrieve_model(name: str, request: Request) -> Response:
-    """One model; its name may contain slashes."""
+    """Show one model; its name may contain slashes."""
     frontend = frontend_of(request)
     frontend.check_model(name)
     return json_response(_card(name, frontend.facts))

@@ -1,4 +1,4 @@
-"""POST /pooling: any task of the model, for each text; and POST /classify: its labels."""
+"""POST /pooling runs any pooling task of the model for each text; POST /classify its classification."""
 
 from __future__ import annotations
 
@@ -57,6 +57,6 @@ def _classification(index: int, vectors: Vectors, facts: Facts) -> Classificatio
 
 
 def label_of(index: int, facts: Facts) -> str | None:
-    """None if the model's files do not name its labels."""
+    """The name of a label; None if the model's files do not name its labels."""
     labels = facts.pooling.labels
     return labels[index] if labels else None

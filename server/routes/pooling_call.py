@@ -1,4 +1,4 @@
-"""What pooling endpoints share: who may enter, texts to items, the run, the counting, very long answers."""
+"""Shared by the pooling endpoints: their checks, reading texts, running them, usage, very long answers."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from server.text.tokenizer import LONG_TEXT
 from worker.protocol import Vectors
 
 TEXTS_AT_ONCE = 256
-"""Made to tokens in one go, in a thread."""
+"""Texts that are tokenized in one go, in a thread."""
 PIECE_BYTES = 256 << 10
-"""Bytes of an answer from which on it is written in pieces, so that it never lies in memory as a whole."""
+"""An answer longer than this many bytes is written in pieces, so that it is never in memory as a whole."""
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ SCORES = [*ENTRY, Depends(require_scores)]
 
 
 class PoolingCall:
-    """One request on its way to an answer."""
+    """A pooling request while it is answered."""
 
     def __init__(self, request: Request, terms: Terms, prefix: str = "") -> None:
         self.frontend = frontend_of(request)
@@ -76,7 +76,7 @@ class PoolingCall:
         self._cached = 0
 
     async def read(self, body: TextBody, params: PoolingParams, prompt: str) -> list[Item]:
-        """The items of a body's texts or conversations."""
+        """Reads a body's texts or conversations into items."""
         conversations = body.conversations()
         self.check_count(len(body.input or conversations), "input")
         if not conversations:
@@ -131,7 +131,7 @@ class PoolingCall:
                 try:
                     answers = await self.run(items)
                 except ApiError as error:
-                    items = scorer.throw(error)  # it may know a way out
+                    items = scorer.throw(error)  # the scorer may know another way
                 else:
                     items = scorer.send(answers)
         except StopIteration as end:
@@ -142,7 +142,7 @@ class PoolingCall:
         return make_usage(self.tokens, 0, self._cached if tells_cached else None)
 
     def answer(self, entries: Iterable[msgspec.Struct]) -> Response:
-        """A list of what became of each text, in the shape of the OpenAI API."""
+        """The answer in the shape of the OpenAI API: a list with an entry for each text."""
         head = PooledList(id=self.id, created=self.created, model=self.model, usage=self.usage())
         return list_response(head, map(encode, entries))
 
@@ -160,7 +160,7 @@ async def maybe_in_thread(work: Callable[[], T], in_thread: bool) -> T:
 
 
 def list_response(head: PooledList, entries: Iterable[bytes]) -> Response:
-    """`head` with the entries as its `data`. From a certain size on it is sent as it is written."""
+    """Writes `head` with the entries as its `data`; in pieces if it is long."""
     before, _, after = encode(head).partition(b'"data":[]')
     pieces = _pieces(chain([before + b'"data":['], _divided(entries), [b"]" + after]))
     first = next(pieces)

@@ -1,4 +1,4 @@
-"""POST /score and /rerank, under all their names: how near texts are to each other."""
+"""POST /score and /rerank, under all their names: the similarity of texts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ router = APIRouter(route_class=Endpoint, tags=["score"], dependencies=SCORES)
 @router.post("/score")
 @router.post("/v1/score")
 async def score(body: ScoreRequest, request: Request) -> Response:
-    """A score for each pair of texts; one text may be compared with many."""
+    """Score each pair of texts; one text may be compared with many."""
     terms = body.terms(frontend_of(request).facts)
     call = PoolingCall(request, terms, "score-")
 
@@ -53,7 +53,7 @@ EitherRerank = Annotated[
 @router.post("/v1/rerank")
 @router.post("/v2/rerank")
 async def rerank(body: EitherRerank, request: Request) -> Response:
-    """The documents in the order in which they answer the query, the best first."""
+    """Order the documents by how well they answer the query, the best first."""
     work = _rank_texts(body, request) if isinstance(body, TextsRequest) else _rank(body, request)
     return await respond(request, work)
 

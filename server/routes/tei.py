@@ -28,13 +28,13 @@ router = APIRouter(route_class=Endpoint, tags=["text-embeddings-inference"])
 
 @router.post("/embed", dependencies=EMBEDS)
 async def embed(body: EmbedRequest, request: Request) -> Response:
-    """A vector for each text: nothing but numbers."""
+    """Embed each text. The answer is nothing but numbers."""
     return await respond(request, _vectors(body, body.params("embed"), request))
 
 
 @router.post("/embed_all", dependencies=POOLS)
 async def embed_all(body: EmbedAllRequest, request: Request) -> Response:
-    """A vector for each token of each text."""
+    """Embed each token of each text."""
     require_task("token_embed", frontend_of(request).facts.tasks)
     params = PoolingParams(task="token_embed")
     return await respond(request, _vectors(body, params, request))
@@ -50,7 +50,7 @@ async def _vectors(body: EmbedRequest | EmbedAllRequest, params: PoolingParams, 
 
 @router.post("/predict", dependencies=CLASSIFIES)
 async def predict(body: PredictRequest, request: Request) -> Response:
-    """The labels of each text or pair of texts, the likeliest first."""
+    """Classify each text or pair of texts. Labels are sorted by score, the highest first."""
     facts = frontend_of(request).facts
     terms = body.terms(facts)
     call = PoolingCall(request, terms)
@@ -79,7 +79,7 @@ def _predictions(vectors: Vectors, facts: Facts) -> list[Prediction]:
 
 @router.post("/similarity", dependencies=EMBEDS)
 async def similarity(body: SimilarityRequest, request: Request) -> Response:
-    """The similarity of each sentence to the source sentence, by the measure that the checkpoint names."""
+    """Compare each sentence with the source sentence, by the measure that the checkpoint names."""
     facts = frontend_of(request).facts
     call = PoolingCall(request, body.parameters.terms(facts))
     prompt = find_prompt(body.parameters.prompt_name, facts)
@@ -96,7 +96,7 @@ async def similarity(body: SimilarityRequest, request: Request) -> Response:
 
 @router.get("/info", dependencies=[Depends(require_ready)])
 async def info(request: Request) -> Response:
-    """What is served, in the words of text-embeddings-inference."""
+    """Describe the model in the words of text-embeddings-inference."""
     facts = frontend_of(request).facts
     worker = facts.ready.worker
     return JSONResponse(

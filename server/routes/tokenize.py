@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize: the served model's tokenizer, as prompts go through it."""
+"""POST /tokenize and /detokenize: the tokenizer that also reads prompts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ router = APIRouter(route_class=Endpoint, tags=["tokenize"], dependencies=ENTRY)
 
 @router.post("/tokenize")
 async def tokenize(body: TokenizeRequest, request: Request) -> Response:
-    """The tokens of a text, or of a conversation as the chat endpoint would write it."""
+    """Tokenize a text, or a conversation as the chat endpoint would write it."""
     frontend = frontend_of(request)
     frontend.check_model(body.model)
     if body.messages is None:
@@ -37,7 +37,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
 
 @router.post("/detokenize")
 async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
-    """The text of tokens, special ones included."""
+    """Return the text of tokens, special ones included."""
     frontend = frontend_of(request)
     frontend.check_model(body.model)
     frontend.facts.check_token_ids(body.tokens, "tokens")

@@ -1,4 +1,4 @@
-"""The life of one API process: listen, follow the engine's start, serve, drain, leave in order."""
+"""The life of one API process: listen, follow the engine's start, serve, drain, stop."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from server.run.progress import ProgressDisplay
 from worker.child import BROKE, CANNOT_START, STOPPED
 
 FLUSH_SECONDS = 3
-"""For answers that are complete to reach their clients, after all generation has ended."""
+"""Seconds for complete answers to reach their clients after all generation has ended."""
 STATS_SECONDS = 10.0
 NO_ENGINE_LEFT = signal.SIGUSR1
 """The signal for API processes that the engines, which are not their own children, have all ended."""
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class _HttpServer(uvicorn.Server):
-    """Signals are ours: uvicorn would close the door at once, where /ready has to say that we are leaving."""
+    """An uvicorn server without signal handlers: uvicorn's would close the port while /ready must answer."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -56,7 +56,7 @@ class ApiServer:
         display: ProgressDisplay | None = None,
         shared_metrics: Path | None = None,
     ) -> None:
-        """Create it in its event loop. `display` is for the one process that talks to the terminal."""
+        """Call this in the server's event loop. `display` is for the one process with the terminal."""
         self._config = config
         self._listener = listener
         self._started = started
@@ -108,7 +108,7 @@ class ApiServer:
         return self._explain_death(served=served)
 
     async def _follow_start(self) -> bool:
-        """Returns whether the model can be used. If it never will be, the client fails with the reason."""
+        """Returns whether the model can be served. If not, the client fails with the reason."""
         try:
             await self._frontend.start()
         except (ValueError, OSError, ApiError) as error:
@@ -130,13 +130,13 @@ class ApiServer:
         return CANNOT_START
 
     def _replicas_so_far(self) -> str:
-        """Of several replicas those that work already: the others join when they are ready."""
+        """The part of the start-up line that says how many of several replicas are ready; later ones join."""
         size = self._config.data_parallel_size
         working = sum(one.works for one in self.client.replicas)
         return f", with {working} of {size} replicas" if working < size else ""
 
     async def _drain(self) -> None:
-        """Lets what runs finish in its time. A second signal, and the end of that time, cut it short."""
+        """Waits for running requests, until the time for it is over or a second signal comes."""
         self._frontend.begin_drain()
         if self._frontend.live:
             _log.info("stopping: %d running requests may finish", self._frontend.live)
@@ -145,7 +145,7 @@ class ApiServer:
             _log.warning("stopping: %d running requests are cut off", self._frontend.live)
 
     async def _leave(self, http: asyncio.Task[None]) -> None:
-        """Ends what still runs with an error, so that no answer looks complete that is not."""
+        """Ends running requests with an error, so that no incomplete answer looks complete, then HTTP."""
         self.client.fail("the server is shutting down")
         await _first_of(self._frontend.drained(), self._force.wait(), seconds=FLUSH_SECONDS)
         self._http.should_exit = True
@@ -159,7 +159,7 @@ class ApiServer:
         loop.add_signal_handler(NO_ENGINE_LEFT, self.client.all_engines_exited)
 
     def stop(self) -> None:
-        """Called again, it stops without waiting for anyone."""
+        """Stops the server after draining; a second call stops it without waiting."""
         if self._stop.is_set():
             self._force.set()
         self._stop.set()
@@ -202,13 +202,13 @@ class ApiServer:
 
 
 def _freeze_heap() -> None:
-    """What loading has left behind is here to stay, and requests leave few cycles: look for them seldom."""
+    """Exempts loaded objects from garbage collection, and makes it rare: requests leave few cycles."""
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
 
 
 async def _first_of(*things: Awaitable[object], seconds: float) -> None:
-    """Waits for one of these, or for that long."""
+    """Waits until one of these is done, or for `seconds`."""
     tasks = [asyncio.ensure_future(thing) for thing in things]
     try:
         await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

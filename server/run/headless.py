@@ -1,4 +1,4 @@
-"""A machine without an API: it runs replicas for the API of another, or ranks for another's engine."""
+"""Runs a machine without an API: replicas for another machine's API, or ranks for another's engine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from server.options.table import ServerConfig
 from worker.child import BROKE, CANNOT_START, STOPPED
 
 ENGINE_SECONDS = 3.0
-"""Beyond the time that requests may run on."""
+"""Seconds for engines to end, beyond the time that requests may run on."""
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ def _start_engines(config: ServerConfig) -> EngineProcesses:
 
 
 async def _follow(config: ServerConfig, engines: EngineProcesses) -> int:
-    """Until a signal comes, or no engine is left. A second signal does not wait for running requests."""
+    """Runs until a signal comes or no engine is left. A second signal does not wait for running requests."""
     stop = asyncio.Event()
 
     def on_signal() -> None:

@@ -1,4 +1,4 @@
-"""One of several API processes, `python -m server.run.process FD`: the same server on a shared socket."""
+"""One of several API processes, `python -m server.run.process FD`, on a shared listening socket."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from worker import child, logs
 
 
 class ApiProcess(msgspec.Struct, frozen=True):
-    """What such a process is told at its start."""
+    """The message from the parent process with which an API process starts."""
 
     config: ServerConfig
     address: Address
     index: int
     listener: int
-    """The descriptor of the shared listening socket, inherited."""
+    """The inherited file descriptor of the shared listening socket."""
     shared_metrics: str
     started: float
-    """On the monotonic clock, which all processes share."""
+    """Start of the command on the monotonic clock, which all processes share."""
 
 
 def main() -> int:
@@ -36,7 +36,7 @@ def main() -> int:
 
 async def _serve(process: ApiProcess) -> int:
     from server.run.api_server import (
-        ApiServer,  # after share_metrics: prometheus_client looks once, when imported
+        ApiServer,  # after share_metrics, because prometheus_client reads the variable when imported
     )
     from server.run.progress import ProgressDisplay
 

@@ -1,4 +1,4 @@
-"""How far the start is, for the one who sits at the terminal: a bar there, plain lines in a log file."""
+"""Shows the progress of the start: a bar on a terminal, plain lines in a log file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ProgressDisplay:
         self._started = time.monotonic()
 
     def show(self, stage: str, fraction: float, detail: str = "") -> None:
-        """`detail` is for a terminal: of several engines and workers, how far each is."""
+        """Shows a stage and how far it is. `detail` names several engines and workers, on a terminal only."""
         title = STAGES.get(stage)
         if title is None:
             return

@@ -1,7 +1,7 @@
-"""Holds the parts together: engines, and one API server here or several in processes of their own.
+"""Runs the engines, and one API server in this process or several in processes of their own.
 
-One engine of several may end, and is started again. Whatever else ends first, the rest ends in order: the API
-servers, then the engines.
+One of several engines may end, and is started again. Whatever else ends first, the rest is ended in order:
+the API servers, then the engines.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from worker import child
 from worker.child import BROKE, CANNOT_START, STOPPED
 
 EXTRA_SECONDS = 10.0
-"""Seconds beyond its own time-outs after which a process that does not leave is ended."""
+"""Seconds beyond its own time-outs after which a process is killed."""
 
 _log = logging.getLogger(__name__)
 
 
 def run(config: ServerConfig, listener: socket.socket, engines: EngineProcesses, started: float) -> int:
-    """Serves until the end; returns the exit code, 0 only if the end was asked for."""
+    """Serves until the end and returns the exit code, 0 only if the end was asked for."""
     serving = _serve_here if config.api_server_count == 1 else _serve_in_processes
     return uvloop.run(serving(config, listener, engines, started))
 
@@ -82,14 +82,14 @@ async def _serve_in_processes(
 
 
 async def _engines_end(config: ServerConfig, engines: EngineProcesses) -> None:
-    """When none is left, here or elsewhere. What each end means to requests, the API servers see."""
+    """Returns when no engine is left. API servers find out themselves what that means for requests."""
     await engines.supervise(_log_silent_end)
     if config.replicas.elsewhere:
         await asyncio.Event().wait()  # only they know how many there are
 
 
 def _log_silent_end(number: int, code: int) -> None:
-    """The API servers see only that a connection ended; the exit code, which tells why, is known here."""
+    """Logs the exit code of an engine that ended; the API servers see only that a connection ended."""
     if code not in (STOPPED, BROKE, CANNOT_START):
         _log.error("the process of engine %d ended: %s", number, child.describe_exit(code))
 
@@ -100,7 +100,7 @@ def _start(process: ApiProcess) -> child.Child:
 
 
 def _forward_signals(servers: list[child.Child], stop: asyncio.Event) -> None:
-    """Each signal reaches the API servers as it is: the first drains them, the second ends them."""
+    """Passes each signal on to the API servers: the first drains them, the second ends them."""
 
     def forward() -> None:
         stop.set()
