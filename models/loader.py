@@ -89,7 +89,7 @@ def load_model(options: LoadOptions) -> ServedModel:
 
 def _model_class(options: LoadOptions, config: ModelConfig) -> type:
     model_class = resolve(config, options.model_impl, options.trust_remote_code)
-    if getattr(model_class, "trusts_config", True):
+    if getattr(model_class, "trusts_config", True):  # all do, but for the one that runs transformers' code
         config.require()
     return model_class if options.conversion is None else adapt(model_class, options.conversion)
 

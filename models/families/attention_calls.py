@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -36,9 +35,8 @@ class UnsupportedModel(ValueError):
     """transformers' code for this model cannot run on our attention; the message says what is in the way."""
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """What one call of attention asks for, but for the numbers in its tensors."""
+class Call(NamedTuple):
+    """The shapes and options of one call of attention. A tuple, for one is made of each call in each step."""
 
     module: str
     heads: int
@@ -113,10 +111,10 @@ def _flat(heads: Tensor, width: int) -> Tensor:
 
 
 def _other_call(number: int, call: Call, expected: Call | None) -> str:
-    """Says what a call asks for that the same call at start did not."""
+    """The difference between a call and the one in its place at start, for an error message."""
     if expected is None:
         return f"{call.module} called attention once more than the model did at start"
-    before, now = asdict(expected), asdict(call)
+    before, now = expected._asdict(), call._asdict()
     changes = (f"{name} {now[name]} instead of {before[name]}" for name in now if now[name] != before[name])
     return f"call {number} of attention asks for other things than at start: {', '.join(changes)}"
 

@@ -194,7 +194,7 @@ def _obstacles_in(model: PreTrainedModel) -> Iterator[str]:
 
 
 def _rope_types(config: PretrainedConfig) -> set[str]:
-    """There is one set of rotary parameters, or one for each kind of layer."""
+    """The kinds of rotary embedding: there is one for all layers, or one for each kind of layer."""
     rope = getattr(config, "rope_parameters", None) or {}
     kinds = [rope, *(value for value in rope.values() if isinstance(value, dict))]
     return {kind["rope_type"] for kind in kinds if "rope_type" in kind}
@@ -236,7 +236,7 @@ def _fill(model: PreTrainedModel, weights: Weights, *, with_head: bool) -> None:
 
 
 def _stored_names(model: PreTrainedModel, state: dict[str, Tensor], weights: Weights) -> dict[str, str]:
-    """The model's names -> the checkpoint's, by transformers' own rules for checkpoints of all ages."""
+    """The checkpoint's name of each tensor of the model, by transformers' rules for old checkpoints too."""
     steps = get_model_conversion_mapping(model)
     renamings = [step for step in steps if isinstance(step, WeightRenaming)]
     converters = [step for step in steps if isinstance(step, WeightConverter)]
@@ -255,7 +255,7 @@ def _stored_names(model: PreTrainedModel, state: dict[str, Tensor], weights: Wei
 
 
 def _ignore_leftovers(model: PreTrainedModel, weights: Weights) -> None:
-    """What transformers knows that old checkpoints carry and models no longer read."""
+    """Ignore what old checkpoints carry and models no longer read, as far as transformers knows it."""
     patterns = [r"rotary_emb\.inv_freq$", *(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())]
     for name in weights.reading.names:
         if any(re.search(pattern, name) for pattern in patterns):
@@ -282,7 +282,7 @@ class _GivenHidden(nn.Module):
 
 
 class _Output(tuple[Tensor, ...]):
-    """What a trunk returns: hidden states, by index or by name, and nothing of what else may be asked for."""
+    """The output of a trunk: hidden states, by index or by name, and None for whatever else is asked for."""
 
     @property
     def last_hidden_state(self) -> Tensor:
