@@ -59,19 +59,19 @@ class Engine:
             config.model,
             config.revision,
             config.download_dir,
-            lambda fraction: report(Progress(stage="download", fraction=fraction)),
+            lambda fraction: report(Progress(phase="download", fraction=fraction)),
             config.worker.load_format,
         )
         model = read_config(found, config.hf_overrides)
         check_cut(model, config.tensor_parallel_size, config.pipeline_parallel_size)
         worker_config = make_worker_config(config, model, found)
         folder = worker_config.folder
-        report(Progress(stage="import", fraction=0.0, folder=folder))
+        report(Progress(phase="import", fraction=0.0, folder=folder))
 
-        def report_stage(stage: str, fraction: float, detail: str = "") -> None:
-            report(Progress(stage=stage, fraction=fraction, folder=folder, detail=detail))
+        def report_phase(phase: str, fraction: float, detail: str = "") -> None:
+            report(Progress(phase=phase, fraction=fraction, folder=folder, detail=detail))
 
-        executor = make(worker_config, report_stage)
+        executor = make(worker_config, report_phase)
         try:
             facts = executor.start()
             scheduler = Scheduler(config, facts, model.vocab_size)

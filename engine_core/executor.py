@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from worker.runner import Runner
 
 
-class ReportStage(Protocol):
-    """A function that is called while a model loads, from any thread, with the stage and its share done.
+class ReportPhase(Protocol):
+    """A function that is called while a model loads, from any thread, with the phase and its share done.
 
     `detail` is for people.
     """
 
-    def __call__(self, stage: str, fraction: float, detail: str = "") -> None: ...
+    def __call__(self, phase: str, fraction: float, detail: str = "") -> None: ...
 
 
 class ExecutorDead(OSError):
@@ -57,7 +57,7 @@ class Executor(Protocol):
         ...
 
 
-MakeExecutor = Callable[[WorkerConfig, ReportStage], Executor]
+MakeExecutor = Callable[[WorkerConfig, ReportPhase], Executor]
 
 
 class InlineExecutor:
@@ -68,7 +68,7 @@ class InlineExecutor:
 
     sentinels: Sequence[int] = ()
 
-    def __init__(self, config: WorkerConfig, report: ReportStage) -> None:
+    def __init__(self, config: WorkerConfig, report: ReportPhase) -> None:
         self._config = config
         self._report = report
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="worker")

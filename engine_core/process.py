@@ -196,12 +196,12 @@ class _ProgressSender:
     def __init__(self, ends: list[EngineEnd]) -> None:
         self._ends = ends
         self._lock = threading.Lock()
-        self._last = Progress(stage="", fraction=0.0)
+        self._last = Progress(phase="", fraction=0.0)
 
     def __call__(self, progress: Progress) -> None:
         with self._lock:
             step = progress.fraction - self._last.fraction
-            same = (progress.stage, progress.detail) == (self._last.stage, self._last.detail)
+            same = (progress.phase, progress.detail) == (self._last.phase, self._last.detail)
             if same and step < _SMALLEST_PROGRESS:
                 return
             self._last = progress

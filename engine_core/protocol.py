@@ -130,7 +130,7 @@ class Stats(msgspec.Struct, frozen=True, tag=True, gc=False):
     step_tokens: int
 
 
-STAGES = {
+PHASES = {
     "start": "starting",
     "download": "fetching the model",
     "import": "loading libraries",
@@ -139,20 +139,20 @@ STAGES = {
     "warmup": "warming up",
     "ready": "serving",
 }
-"""The stages of an engine's life in order, each with what the engine is doing then."""
+"""The phases of an engine's life in order, each with what the engine is doing then."""
 
 
 class Progress(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """How far an engine's start has come: a stage from download to warmup, and its share that is done."""
+    """How far an engine's start has come: a phase from download to warmup, and its share that is done."""
 
-    stage: str
-    """One of STAGES."""
+    phase: str
+    """One of PHASES."""
     fraction: float
-    """Of this stage."""
+    """The share of this phase that is done."""
     folder: str = ""
-    """Where the checkpoint lies, once that is known: the server loads its tokenizer from there."""
+    """The checkpoint's folder, once it is known: the server loads its tokenizer from there."""
     detail: str = ""
-    """For people: of several workers, which one is the last."""
+    """A word for people, such as which of several workers is the last."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, gc=False):

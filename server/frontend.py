@@ -119,7 +119,7 @@ class Frontend:
             return Draining()
         if self._client.ready is not None:
             return Ready() if self._facts is not None else Starting("tokenizer", 0.0)
-        return Starting(self._client.progress.stage, self._client.progress.fraction)
+        return Starting(self._client.progress.phase, self._client.progress.fraction)
 
     def require_ready(self) -> None:
         match self.status:

@@ -18,8 +18,8 @@ from engine_core.client.replica_table import ReplicaTable
 from engine_core.client.streams import Stream
 from engine_core.config import Address, Replicas
 from engine_core.protocol import (
+    PHASES,
     PROTOCOL,
-    STAGES,
     Add,
     Answer,
     Dead,
@@ -179,7 +179,7 @@ class EngineClient:
 
     def _lose_process(self, number: int, how: str = "", *, explained: bool = False) -> None:
         if (replica := self._table.replicas.get(number)) is not None:
-            doing = STAGES[replica.progress.stage]
+            doing = PHASES[replica.progress.phase]
             self._lose(number, f"the engine process ended while {doing}{how}", explained=explained)
 
     def _lose(self, number: int, reason: str, *, explained: bool = False) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from engine_core.client.routing import DECODE_TOKENS
-from engine_core.protocol import STAGES, Progress, Ready, Stats
+from engine_core.protocol import PHASES, Progress, Ready, Stats
 
 _SAME = ("model", "architecture", "vocab_size", "scheduling_policy")
 _SAME_IN_WORKERS = ("dtype", "tasks", "widths")
@@ -42,7 +42,7 @@ class Replica:
 
     def reset(self) -> None:
         """Forget the process that had this number: another one starts."""
-        self.progress = Progress(stage="start", fraction=0.0)
+        self.progress = Progress(phase="start", fraction=0.0)
         self.ready: Ready | None = None
         self.stats: Stats | None = None
         self.lost: str | None = None
@@ -99,8 +99,8 @@ def all_stats(replicas: Sequence[Replica]) -> Stats | None:
 
 def all_progress(replicas: Sequence[Replica]) -> Progress:
     """The progress of the replica nearest to ready; if there are several, its detail lists every one."""
-    order = list(STAGES)
-    first = max((one.progress for one in replicas), key=lambda now: (order.index(now.stage), now.fraction))
+    order = list(PHASES)
+    first = max((one.progress for one in replicas), key=lambda now: (order.index(now.phase), now.fraction))
     if len(replicas) == 1:
         return first
     return replace(first, detail=", ".join(map(_describe, replicas)))
@@ -120,7 +120,7 @@ def _describe(replica: Replica) -> str:
     now = replica.progress
     if replica.lost is not None:
         return f"replica {replica.number} has ended"
-    if now.stage in ("start", "ready"):
-        return f"replica {replica.number} {'is ready' if now.stage == 'ready' else 'starts'}"
+    if now.phase in ("start", "ready"):
+        return f"replica {replica.number} {'is ready' if now.phase == 'ready' else 'starts'}"
     detail = f" ({now.detail})" if now.detail else ""
-    return f"replica {replica.number}: {now.stage} {now.fraction:.0%}{detail}"
+    return f"replica {replica.number}: {now.phase} {now.fraction:.0%}{detail}"

@@ -34,7 +34,7 @@ class ReplicaTable:
     @property
     def progress(self) -> Progress:
         known = list(self.replicas.values())
-        return all_progress(known) if known else Progress(stage="start", fraction=0.0)
+        return all_progress(known) if known else Progress(phase="start", fraction=0.0)
 
     @property
     def stats(self) -> Stats | None:
@@ -59,7 +59,7 @@ class ReplicaTable:
         if others is not None and (unlike := difference(ready, others)):
             return f"it is no replica of the others: {unlike}"
         replica.ready = ready
-        replica.progress = replace(replica.progress, stage="ready", fraction=1.0)
+        replica.progress = replace(replica.progress, phase="ready", fraction=1.0)
         return None
 
     def lose(self, replica: Replica, reason: str) -> None:

@@ -2,40 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 import zmq
 from msgspec.structs import replace
 
-from engine_core.executor import ExecutorDead, ReportStage
-from engine_core.protocol import STAGES
-from engine_core.ranks.local import Crew
+from engine_core.executor import ExecutorDead, ReportPhase
+from engine_core.protocol import PHASES
 from worker.config import Place, WorkerConfig
 from worker.protocol import StepInput, StepOutput, WorkerFacts
 from worker.ranks.channel import RankFailed, RankMessage, RankProgress, RankReady, StepFailed
 
-_LAG_MS = 300  # after the first word of a failure, those of other machines may still be under way
+_LAG_MS = 300  # after the first message of a failure, those of other machines may still be on their way
+
+
+class RankGroup(Protocol):
+    """Some of the ranks of a model, all started and reached in one way. Frames pass through it unread."""
+
+    def start(self, config: WorkerConfig, log_level: str) -> None: ...
+
+    def register(self, poller: zmq.Poller) -> None:
+        """Register what has to be awaited before the next call of `receive`."""
+        ...
+
+    @property
+    def sentinels(self) -> list[int]:
+        """Descriptors one of which becomes readable when a rank has ended, and maybe at other times."""
+        ...
+
+    def send(self, frame: bytes) -> None:
+        """Send a frame to each rank; never waits."""
+        ...
+
+    def receive(self) -> Iterator[tuple[int, bytes]]:
+        """Each frame that has come, with its rank; never waits. The last frame of a rank is a RankFailed."""
+        ...
+
+    def host(self, rank: int) -> str:
+        """The name of the rank's machine, for people; empty if the rank is not of this group, or here."""
+        ...
+
+    def stop(self, *, by_force: bool) -> None:
+        """End all ranks; `by_force` at once, because some hang when others have ended."""
+        ...
 
 
 class RanksExecutor:
-    """Every rank takes every step; the one whose place answers tells what came of it.
+    """Every rank runs every step; only the first rank of the last stage returns outputs.
 
-    No thread of its own: whoever waits for a step listens to all ranks meanwhile.
+    It has no thread of its own: whoever waits for a step receives from all ranks meanwhile.
     """
 
     def __init__(
         self,
         config: WorkerConfig,
-        report: ReportStage,
+        report: ReportPhase,
         *,
         places: Sequence[Place],
-        crews: Sequence[Crew],
+        groups: Sequence[RankGroup],
         log_level: str,
     ) -> None:
         self._config = config
-        self._crews = crews
+        self._groups = groups
         self._log_level = log_level
         self._ranks = {place.rank: _Rank(place) for place in places}
         self._report = report
@@ -46,22 +77,23 @@ class RanksExecutor:
         self._decoder = msgspec.msgpack.Decoder(RankMessage)
 
     def start(self) -> WorkerFacts:
-        for crew in self._crews:
-            crew.start(self._config, self._log_level)
+        for group in self._groups:
+            group.start(self._config, self._log_level)
         while any(rank.facts is None for rank in self._ranks.values()):
-            self._listen()
+            self._receive()
         return self._facts()
 
-    def submit(self, step: StepInput) -> _Step:
+    def submit(self, step: StepInput) -> _StepFuture:
         self.check()
         frame = self._encoder.encode(step)
-        for crew in self._crews:
-            crew.send(frame)
-        return _Step(self, step.number)
+        for group in self._groups:
+            group.send(frame)
+        return _StepFuture(self, step.number)
 
-    def land(self, number: int) -> StepOutput:
+    def wait_for(self, number: int) -> StepOutput:
+        """The output of a step, once it has landed."""
         while number not in self._landed:
-            self._listen()
+            self._receive()
         landed = self._landed.pop(number)
         if isinstance(landed, StepFailed):
             raise RuntimeError(landed.message)
@@ -69,64 +101,67 @@ class RanksExecutor:
 
     @property
     def sentinels(self) -> list[int]:
-        return [sentinel for crew in self._crews for sentinel in crew.sentinels]
+        return [sentinel for group in self._groups for sentinel in group.sentinels]
 
     def check(self) -> None:
-        self._listen(timeout=0)
+        self._receive(timeout=0)
 
     def stop(self) -> None:
-        crews, self._crews = self._crews, ()
-        for crew in crews:
-            crew.stop(at_once=self._dead is not None)
+        groups, self._groups = self._groups, ()
+        for group in groups:
+            group.stop(by_force=self._dead is not None)
         if self._dead is None:
             self._dead = ExecutorDead("the workers have been stopped")
 
-    def _listen(self, timeout: int | None = None) -> None:
-        """Take in what the ranks say, waiting for it if need be."""
+    def _receive(self, timeout: int | None = None) -> None:
+        """Wait for messages of the ranks and handle them. Raises ExecutorDead if a rank has ended."""
         if self._dead is not None:
             raise self._dead
         self._wait(timeout)
-        failed = self._hear()
+        failed = self._handle()
         if failed:
-            # Those that were lost by the first to fail may be heard before it: look again.
+            # The first rank to fail ends others, whose messages may come before its own: look again.
             self._wait(_LAG_MS if any(self._host(rank) for rank in failed) else 0)
-            self._dead = self._death(self._hear() | failed)
+            self._dead = self._death(self._handle() | failed)
             raise self._dead
 
     def _wait(self, timeout: int | None) -> None:
-        for crew in self._crews:
-            crew.register(self._poller)
+        for group in self._groups:
+            group.register(self._poller)
         self._poller.poll(timeout)
 
-    def _hear(self) -> dict[int, RankFailed]:
-        """Returns the ranks that have ended."""
+    def _handle(self) -> dict[int, RankFailed]:
+        """Handle all messages that have come; returns the ranks that have ended."""
         failed: dict[int, RankFailed] = {}
-        for crew in self._crews:
-            for rank, frame in crew.news():
-                says: RankMessage = self._decoder.decode(frame)
-                match says:
+        for group in self._groups:
+            for rank, frame in group.receive():
+                message: RankMessage = self._decoder.decode(frame)
+                match message:
                     case StepOutput() | StepFailed():
-                        self._landed[says.number] = says
-                    case RankProgress():
-                        self._ranks[rank].stage, self._ranks[rank].fraction = says.phase, says.fraction
-                        self._tell_progress()
+                        self._landed[message.number] = message
+                    case RankProgress(phase, fraction):
+                        self._ranks[rank].phase, self._ranks[rank].fraction = phase, fraction
+                        self._report_progress()
                     case RankReady(facts):
                         self._ranks[rank].facts = facts
                     case RankFailed():
-                        failed.setdefault(rank, says)  # its own word, if it had one, comes first
+                        failed.setdefault(rank, message)  # its own message, if it sent one, comes first
         return failed
 
-    def _tell_progress(self) -> None:
-        """All are as far as the last of them is."""
-        last = min(self._ranks.values(), key=_Rank.advance)
-        ahead = sum(rank.advance() > last.advance() for rank in self._ranks.values())
+    def _report_progress(self) -> None:
+        """Report the progress of the last rank as that of all."""
+        last = min(self._ranks.values(), key=_Rank.progress)
+        ahead = sum(rank.progress() > last.progress() for rank in self._ranks.values())
         detail = f"rank {last.place.rank} is behind {ahead} of {len(self._ranks) - 1} others" if ahead else ""
-        self._report(last.stage, last.fraction, detail)
+        self._report(last.phase, last.fraction, detail)
 
     def _death(self, failed: dict[int, RankFailed]) -> ExecutorDead:
-        """Names the one that failed first. One that was silenced comes before those that felt its loss."""
+        """The error that names the rank to blame: one that sent no message, or else the first to fail.
+
+        A rank that died without a message did so by itself; the others failed because it did.
+        """
         rank, failure = min(failed.items(), key=lambda item: (not item[1].unreported, item[1].at))
-        doing = STAGES["ready" if self._ranks[rank].facts else self._ranks[rank].stage]
+        doing = PHASES["ready" if self._ranks[rank].facts else self._ranks[rank].phase]
         return ExecutorDead(f"{self._name(rank)} ended while {doing}: {failure.message}")
 
     def _name(self, rank: int) -> str:
@@ -138,10 +173,10 @@ class RanksExecutor:
         return f"rank {rank} ({where}{f', on {host}' if host else ''})"
 
     def _host(self, rank: int) -> str:
-        return "".join(crew.where(rank) for crew in self._crews)
+        return "".join(group.host(rank) for group in self._groups)
 
     def _facts(self) -> WorkerFacts:
-        """Those of the rank that answers, with what all of them hold together."""
+        """The facts of the rank that returns outputs, with the bytes that all ranks hold together."""
         ranks = list(self._ranks.values())
         all_facts = [rank.facts for rank in ranks if rank.facts is not None]
         answering = next(
@@ -156,21 +191,22 @@ class RanksExecutor:
 
 @dataclass(slots=True)
 class _Rank:
-    """What is known of one of them."""
+    """What is known of one rank."""
 
     place: Place
-    stage: str = "import"
+    phase: str = "import"
     fraction: float = 0.0
     facts: WorkerFacts | None = None
 
-    def advance(self) -> tuple[int, float]:
-        return list(STAGES).index(self.stage), self.fraction
+    def progress(self) -> tuple[int, float]:
+        """A number for the phase and the share of it, which grow together."""
+        return list(PHASES).index(self.phase), self.fraction
 
 
-class _Step:
+class _StepFuture:
     def __init__(self, executor: RanksExecutor, number: int) -> None:
         self._executor = executor
         self._number = number
 
     def result(self) -> StepOutput:
-        return self._executor.land(self._number)
+        return self._executor.wait_for(self._number)

@@ -1,4 +1,4 @@
-"""Which ranks hold a model, and on which machine each runs: decided from options alone."""
+"""The ranks that hold a model, and the machine on which each runs, which follow from options alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from worker.config import Place
 
 
 def backend_of(config: EngineConfig, local_engines: int = 1) -> str:
-    """How the workers run, if what is asked for can be."""
+    """How the workers run: "uni", "mp" or "ray". Raises ValueError if the options cannot be met."""
     ranks, nodes, backend = config.ranks, config.nnodes, config.distributed_executor_backend
     if backend not in (None, "uni", "mp", "ray"):
         raise ValueError(f"--distributed-executor-backend is '{backend}'; it can be uni, mp or ray")
@@ -51,10 +51,13 @@ def _check_nodes(config: EngineConfig, asked: str, local_engines: int) -> None:
         raise needed(f"--nnodes {config.nnodes}")
 
 
-def lay_out(
+def rank_places(
     config: EngineConfig, local_index: int = 0, local_engines: int = 1, replica: int | None = None
 ) -> list[Place]:
-    """All ranks in order: machine by machine, equally many on each, the ranks of a stage side by side."""
+    """The places of all ranks, machine by machine, with equally many on each and those of a stage together.
+
+    The replica is number `local_index` of the `local_engines` on its machine.
+    """
     per_node = config.ranks // config.nnodes
     rendezvous = f"tcp://{config.master_addr}:{config.master_port + 1}" if config.nnodes > 1 else ""
     return [

@@ -1,7 +1,7 @@
-"""A machine that lends its ranks to an engine elsewhere: dials in, starts them, relays frames, ends with it.
+"""A node: the process on a machine without an engine that runs ranks for an engine elsewhere.
 
-The checkpoint comes from this machine's own disk or from the hub; everything else about the ranks comes from
-the engine.
+It connects to the engine, starts the ranks, relays frames between both, and ends with the engine. The
+checkpoint comes from this machine's own disk or from the hub; everything else comes from the engine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from engine_core.config import EngineConfig
 from engine_core.ranks.layout import backend_of
-from engine_core.ranks.local import LocalCrew
+from engine_core.ranks.local import LocalRanks
 from engine_core.ranks.remote import (
     KILL,
     PING,
@@ -39,13 +39,13 @@ from worker.child import BROKE, CANNOT_START, STOPPED
 from worker.ranks.channel import RankFailed, RankMessage, RankProgress
 
 _ENDS = {STOP: STOPPED, KILL: BROKE}
-_REDIAL_MS, _SLOWEST_REDIAL_MS = 100, 1000
+_RECONNECT_MS, _RECONNECT_MAX_MS = 100, 1000
 
 _log = logging.getLogger(__name__)
 
 
 def run_node(config: EngineConfig, log_level: str, module: str = "worker.ranks.process") -> int:
-    """For a process of its own. Returns its exit code when the engine has ended, or gone.
+    """Runs the node of this process until the engine ends or vanishes; returns the exit code.
 
     `module` is what ranks run, by `python -m`.
     """
@@ -60,36 +60,36 @@ def run_node(config: EngineConfig, log_level: str, module: str = "worker.ranks.p
 
 class Node:
     def __init__(self, config: EngineConfig, module: str) -> None:
-        """The engine is at master_addr, this is node_rank, and cluster_key lets it in."""
+        """`config` names the engine's address, the number of this node, and the cluster key."""
         self._config = config
         self._module = module
-        self._crew = LocalCrew(())
+        self._local = LocalRanks(())
         self._encoder = msgspec.msgpack.Encoder()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._dealer = guarded_socket(self._context, zmq.DEALER)
         self._dealer.setsockopt(zmq.ROUTING_ID, node_name(config.node_rank))
-        self._dealer.setsockopt(zmq.RECONNECT_IVL, _REDIAL_MS)
-        self._dealer.setsockopt(zmq.RECONNECT_IVL_MAX, _SLOWEST_REDIAL_MS)
+        self._dealer.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
+        self._dealer.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
         self._monitor = self._dealer.get_monitor_socket(
             socket_events.CONNECTED | socket_events.DISCONNECTED | socket_events.REFUSED
         )
-        self._inside = False
+        self._connected = False
         self._warned = False
 
     def run(self) -> int:
         code = BROKE
         try:
-            self._dial()
+            self._connect()
             task = self._wait_for_task()
             code = task if isinstance(task, int) else self._work(task)
             return code
         finally:
-            self._crew.stop(at_once=code != STOPPED)  # ranks hang if others have ended
+            self._local.stop(by_force=code != STOPPED)  # ranks hang if others have ended
             socket_events.stop(self._dealer, self._monitor)
             self._dealer.close()
             self._context.term()
 
-    def _dial(self) -> None:
+    def _connect(self) -> None:
         host, port = self._config.master_addr, self._config.master_port
         ClusterKeys.derive(self._config.cluster_key or "").present(self._dealer)
         address = _own_address(host, port)
@@ -100,14 +100,14 @@ class Node:
         _log.info("waiting for the engine at %s:%d", host, port)
 
     def _wait_for_task(self) -> NodeTask | int:
-        """Or the exit code, if the engine ends before it has said anything."""
+        """The engine's first message, or the exit code if the engine ends before it has sent one."""
         while not self._engine_left():
             self._wait()
             for frame in self._frames():
                 if frame in _ENDS:
                     return _ENDS[frame]
                 return msgspec.msgpack.decode(frame, type=NodeTask)
-        _log.error("the engine has gone before it said what to do")
+        _log.error("the engine has gone before it sent the options of the ranks")
         return BROKE
 
     def _work(self, task: NodeTask) -> int:
@@ -115,7 +115,7 @@ class Node:
             self._start(task)
         except Exception as error:
             _log.debug("the ranks cannot start", exc_info=True)
-            self._say(task, RankFailed(logs.one_line(error), time.time()))
+            self._send(task, RankFailed(logs.one_line(error), time.time()))
             return CANNOT_START
         return self._relay()
 
@@ -125,23 +125,23 @@ class Node:
             config.model,
             config.revision,
             config.download_dir,
-            lambda fraction: self._say(task, RankProgress("download", fraction)),
+            lambda fraction: self._send(task, RankProgress("download", fraction)),
             config.worker.load_format,
         )
         if read_config(folder, config.hf_overrides) != task.config.model:
             raise ValueError(f"{config.model} in {folder} is not the model that the engine has")
-        self._crew = LocalCrew(task.places, self._module)
-        self._crew.start(replace(task.config, folder=str(folder)), task.log_level)
+        self._local = LocalRanks(task.places, self._module)
+        self._local.start(replace(task.config, folder=str(folder)), task.log_level)
 
     def _relay(self) -> int:
         while not self._engine_left():
             self._wait()
-            for rank, said in self._crew.news():
-                self._dealer.send_multipart([b"%d" % rank, said])
+            for rank, frame in self._local.receive():
+                self._dealer.send_multipart([b"%d" % rank, frame])
             for frame in self._frames():
                 if frame in _ENDS:
                     return _ENDS[frame]
-                self._crew.send(frame)
+                self._local.send(frame)
         _log.error("the engine has gone: its ranks on this machine end")
         return BROKE
 
@@ -149,7 +149,7 @@ class Node:
         poller = zmq.Poller()
         poller.register(self._dealer, zmq.POLLIN)
         poller.register(self._monitor, zmq.POLLIN)
-        self._crew.register(poller)
+        self._local.register(poller)
         poller.poll()
 
     def _frames(self) -> Iterator[bytes]:
@@ -158,17 +158,17 @@ class Node:
             if frame != PING:
                 yield frame
 
-    def _say(self, task: NodeTask, what: RankMessage) -> None:
-        """In the name of the first of its ranks, while these have no voice."""
-        self._dealer.send_multipart([b"%d" % task.places[0].rank, self._encoder.encode(what)])
+    def _send(self, task: NodeTask, message: RankMessage) -> None:
+        """Send a message in the name of the node's first rank, while its ranks do not run yet."""
+        self._dealer.send_multipart([b"%d" % task.places[0].rank, self._encoder.encode(message)])
 
     def _engine_left(self) -> bool:
-        """It was there, and its connection has ended."""
+        """Whether the connection to the engine has ended."""
         for event, _ in socket_events.events(self._monitor):
             if event == socket_events.CONNECTED:
-                self._inside = True
-                _log.info("the engine has let this machine in")
-            elif event == socket_events.DISCONNECTED and self._inside:
+                self._connected = True
+                _log.info("connected to the engine")
+            elif event == socket_events.DISCONNECTED and self._connected:
                 return True
             elif event != socket_events.DISCONNECTED and not self._warned:
                 self._warned = True
@@ -177,7 +177,7 @@ class Node:
 
 
 def _own_address(host: str, port: int) -> str:
-    """Of this machine, as it is seen from there. Nothing is sent."""
+    """The address of this machine as the other one sees it. Nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((host, port))

@@ -1,7 +1,7 @@
-"""Ranks placed by Ray over the machines of its cluster. Ray finds them room, starts them and ends them.
+"""Ranks that Ray places on the machines of its cluster, starts and ends.
 
-Each actor is a node with one rank (`engine_core/ranks/node.py`), which dials back to the engine as any other
-does: neither steps nor tensors go through Ray. It is imported when it is asked for, and nowhere but here.
+Each actor is a node with one rank (`engine_core/ranks/node.py`), which connects to the engine as any other
+does: neither steps nor tensors go through Ray. Ray is imported when it is asked for, and nowhere but here.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ import msgspec
 from msgspec.structs import replace
 
 from engine_core.config import EngineConfig
-from engine_core.executor import ExecutorDead, ReportStage
+from engine_core.executor import ExecutorDead, ReportPhase
 from engine_core.ranks.node import Node
-from engine_core.ranks.remote import RemoteCrew
+from engine_core.ranks.remote import RemoteRanks
 from engine_core.wire.keys import ClusterKeys
 from worker import logs
 from worker.config import Place, WorkerConfig
 
 _FLAG = "--distributed-executor-backend ray"
-_ROOM_SECONDS = 120.0  # for a cluster that grows when it is asked for more
+_WAIT_SECONDS = 120.0  # for a cluster that grows when it is asked for more
 _STOP_SECONDS = 2.0
 
 
 class RankActor:
-    """What Ray runs, once for each rank. Its options are bytes, so that nothing of ours is pickled."""
+    """The actor that Ray runs for each rank. Its options are bytes, so that nothing of ours is pickled."""
 
     def run(self, options: bytes, log_level: str, module: str) -> int:
         config = msgspec.msgpack.decode(options, type=EngineConfig)
@@ -38,12 +38,14 @@ class RankActor:
         return Node(config, module).run()
 
 
-class RayCrew(RemoteCrew):
+class RayRanks(RemoteRanks):
+    """The ranks that Ray has started, each a node of its own."""
+
     def __init__(
         self,
         config: EngineConfig,
         places: Sequence[Place],
-        report: ReportStage,
+        report: ReportPhase,
         module: str = "worker.ranks.process",
     ) -> None:
         self._ray, self._ours = _connect()
@@ -58,18 +60,18 @@ class RayCrew(RemoteCrew):
         self._config = replace(config, master_addr=host, master_port=self.port, cluster_key=secret)
 
     def start(self, config: WorkerConfig, log_level: str) -> None:
-        self._find_room()
+        self._reserve()
         actor = self._ray.remote(RankActor)
         for rank in self._nodes:
             options = msgspec.msgpack.encode(replace(self._config, node_rank=rank))
-            started = actor.options(**self._needs(rank)).remote()
+            started = actor.options(**self._actor_options(rank)).remote()
             self._actors.append(started)
             self._running.append(started.run.remote(options, log_level, self._module))
         self.gather(self._check)
         self.begin(config, log_level)
 
-    def stop(self, *, at_once: bool) -> None:
-        super().stop(at_once=at_once)
+    def stop(self, *, by_force: bool) -> None:
+        super().stop(by_force=by_force)
         if self._running:
             self._ray.wait(self._running, num_returns=len(self._running), timeout=_STOP_SECONDS)
         for actor in self._actors:
@@ -80,38 +82,39 @@ class RayCrew(RemoteCrew):
             self._ray.shutdown()
 
     @property
-    def _room(self) -> dict[str, float]:
-        """What each rank takes of a machine."""
+    def _resources(self) -> dict[str, float]:
+        """The resources that each rank takes of a machine, by Ray's names."""
         asked = self._config.worker
         gpus = self._ray.cluster_resources().get("GPU", 0)
         if asked.device == "cuda" or (asked.device == "auto" and gpus):
             return {"GPU": 1}
         return {"CPU": asked.cpu_threads or 1}
 
-    def _find_room(self) -> None:
-        """As close together as can be."""
-        room, count = self._room, len(self._nodes)
-        wanted = ", ".join(f"{amount:g} {name}" for name, amount in room.items())
+    def _reserve(self) -> None:
+        """Reserve resources for all ranks, as close together as can be."""
+        each, count = self._resources, len(self._nodes)
+        wanted = ", ".join(f"{amount:g} {name}" for name, amount in each.items())
         self._report("import", 0.0, f"waiting for Ray to find room for {count} workers ({wanted} each)")
-        self._group = self._ray.util.placement_group([room] * count, strategy="PACK")
-        if not self._group.wait(_ROOM_SECONDS):
+        self._group = self._ray.util.placement_group([each] * count, strategy="PACK")
+        if not self._group.wait(_WAIT_SECONDS):
             raise OSError(
                 f"{_FLAG}: the cluster has no room for {count} workers of {wanted} each; `ray status` tells "
                 "what it has and what is in use"
             )
 
-    def _needs(self, rank: int) -> dict[str, Any]:
-        room, strategies = self._room, import_module("ray.util.scheduling_strategies")
+    def _actor_options(self, rank: int) -> dict[str, Any]:
+        """The options with which Ray starts the actor of a rank in its part of the reservation."""
+        each, strategies = self._resources, import_module("ray.util.scheduling_strategies")
         return {
-            "num_cpus": room.get("CPU", 0),
-            "num_gpus": room.get("GPU", 0),
+            "num_cpus": each.get("CPU", 0),
+            "num_gpus": each.get("GPU", 0),
             "scheduling_strategy": strategies.PlacementGroupSchedulingStrategy(
                 self._group, placement_group_bundle_index=rank
             ),
         }
 
     def _check(self) -> None:
-        """While the actors are awaited: none may have ended."""
+        """Raises ExecutorDead if an actor has ended before it has connected."""
         ended, _ = self._ray.wait(self._running, num_returns=1, timeout=0)
         for reference in ended:
             rank = list(self._nodes)[self._running.index(reference)]
@@ -123,7 +126,7 @@ class RayCrew(RemoteCrew):
 
 
 def _connect() -> tuple[Any, bool]:
-    """Ray, and whether the connection is ours to end."""
+    """Ray, and whether it was connected here, so that the connection has to be ended here."""
     handler = signal.getsignal(signal.SIGTERM)
     try:
         ray = import_module("ray")
@@ -141,5 +144,5 @@ def _connect() -> tuple[Any, bool]:
                 f"{_FLAG} joins a Ray cluster, and none was found: start one with `ray start --head` here or "
                 "`ray start --address <head>` to join another machine's, or set RAY_ADDRESS"
             ) from error
-    signal.signal(signal.SIGTERM, handler)  # Ray takes the signal for itself
+    signal.signal(signal.SIGTERM, handler)  # Ray has set a handler of its own
     return ray, ours

@@ -1,8 +1,8 @@
-"""Ranks on other machines: their nodes dial in, are told which ranks they have, and relay frames.
+"""The ranks on other machines, whose nodes connect to the engine, learn their places, and relay frames.
 
-The engine listens on a ROUTER that lets in only who has the cluster key. ZeroMQ's heart-beats end the
-connection to a machine that has gone without a word; a monitor tells of that, and trying to send to each node
-tells which it was.
+The engine listens on a ROUTER that only those can use who have the cluster key. ZeroMQ's heart-beats end the
+connection to a machine that vanishes; a monitor shows that, and trying to send to each node shows which it
+was.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 import zmq
 from msgspec.structs import replace
 
-from engine_core.executor import ReportStage
+from engine_core.executor import ReportPhase
 from engine_core.wire import socket_events
 from engine_core.wire.keys import ClusterKeys
 from worker.config import Place, WorkerConfig
@@ -27,33 +27,33 @@ from worker.ranks.channel import RankFailed, RankMessage
 
 STOP, KILL, PING = b"stop", b"kill", b"ping"
 
-_HEARTBEAT_MS, _SILENCE_MS = 500, 3000
+_HEARTBEAT_MS, _TIMEOUT_MS = 500, 3000
 _GATHER_MS = 500
-_LOOK_MS = 10
-_LOOK_SECONDS = 1.0  # between a connection's end and the moment in which its node cannot be reached
+_RETRY_MS = 10
+_RETRY_SECONDS = 1.0  # between a connection's end and the moment in which its node cannot be reached
 _LINGER_MS = 300
 
 _log = logging.getLogger(__name__)
 
 
 class NodeHello(msgspec.Struct, frozen=True):
-    """The first word of a node."""
+    """A node's first message."""
 
     node: int
     protocol: str
     host: str
-    """Its name, for people."""
+    """The name of its machine, for people."""
     address: str
-    """As the engine's machine reaches it."""
+    """The address at which other machines reach it."""
     port: int
-    """One that is free there."""
+    """A port that is free there."""
 
 
 class NodeTask(msgspec.Struct, frozen=True):
-    """The answer to it. What follows are steps, for all ranks, and one of the words below."""
+    """The answer to a NodeHello. The frames that follow are steps for all ranks, PING, and STOP or KILL."""
 
     config: WorkerConfig
-    """But for its folder, which is each machine's own."""
+    """The options of all ranks, but for the checkpoint's folder, which is each machine's own."""
     places: list[Place]
     log_level: str
 
@@ -69,19 +69,19 @@ PROTOCOL = _digest()
 
 
 def guarded_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
-    """One whose connections end soon after the machine at the other end has."""
+    """A socket whose connections end soon after the machine at the other end vanishes."""
     sock = context.socket(kind)
     sock.setsockopt(zmq.SNDHWM, 0)
     sock.setsockopt(zmq.RCVHWM, 0)
     sock.setsockopt(zmq.LINGER, _LINGER_MS)
     sock.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
-    sock.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENCE_MS)
-    sock.setsockopt(zmq.HEARTBEAT_TTL, _SILENCE_MS)
+    sock.setsockopt(zmq.HEARTBEAT_TIMEOUT, _TIMEOUT_MS)
+    sock.setsockopt(zmq.HEARTBEAT_TTL, _TIMEOUT_MS)
     return sock
 
 
-class RemoteCrew:
-    """All ranks of the nodes, which are machines or parts of them."""
+class RemoteRanks:
+    """The ranks of all nodes, each of which is a machine or a part of one."""
 
     def __init__(
         self,
@@ -89,15 +89,15 @@ class RemoteCrew:
         port: int | None,
         keys: ClusterKeys,
         nodes: Mapping[int, Sequence[Place]],
-        report: ReportStage,
+        report: ReportPhase,
     ) -> None:
-        """Listens on that address of this machine. Without a port, on any; `port` says which."""
+        """Listens on an address of this machine; without a port, on a free one, which `port` names."""
         self._nodes = nodes
         self._report = report
         self._hellos: dict[int, NodeHello] = {}
         self._gone: set[int] = set()
         self._refused = False
-        """Who leaves next was not let in."""
+        """Whether the next DISCONNECTED is of a connection that was refused."""
         self._warned = False
         self._encoder = msgspec.msgpack.Encoder()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -116,14 +116,14 @@ class RemoteCrew:
         self.begin(config, log_level)
 
     def gather(self, check: Callable[[], None] = lambda: None) -> None:
-        """Wait until all nodes are here. `check` is called now and then, and may raise."""
-        told = None
+        """Wait until all nodes are connected. `check` is called now and then, and may raise."""
+        reported = None
         while missing := [node for node in self._nodes if node not in self._hellos]:
             waiting = f"waiting for node {', '.join(map(str, missing))} of {', '.join(map(str, self._nodes))}"
-            if waiting != told:
+            if waiting != reported:
                 _log.info(waiting)
                 self._report("import", 0.0, waiting)
-                told = waiting
+                reported = waiting
             check()
             if self._router.poll(_GATHER_MS):
                 self._greet(*self._router.recv_multipart())
@@ -131,10 +131,10 @@ class RemoteCrew:
                 _log.warning("node %d (%s) has left again", node, self._hellos.pop(node).host)
 
     def begin(self, config: WorkerConfig, log_level: str) -> None:
-        """Tell each node which ranks it has."""
+        """Send each node the places of its ranks."""
         for node, places in self._nodes.items():
-            settled = [self._settle(place, self._hellos[node]) for place in places]
-            self._send(node, self._encoder.encode(NodeTask(config, settled, log_level)))
+            known = [self._with_addresses(place, self._hellos[node]) for place in places]
+            self._send(node, self._encoder.encode(NodeTask(config, known, log_level)))
 
     def register(self, poller: zmq.Poller) -> None:
         poller.register(self._router, zmq.POLLIN)
@@ -148,11 +148,11 @@ class RemoteCrew:
         for node in self._hellos:
             self._send(node, frame)
 
-    def news(self) -> Iterator[tuple[int, bytes]]:
+    def receive(self) -> Iterator[tuple[int, bytes]]:
         lost = self._lost()
         while self._router.poll(0):
             _, *parts = self._router.recv_multipart()
-            if len(parts) == 2:  # a second hello is nothing to anybody
+            if len(parts) == 2:  # a second hello is ignored
                 yield int(parts[0]), parts[1]
         for node in lost:
             failed = RankFailed("the connection to its machine is lost", time.time(), unreported=True)
@@ -160,14 +160,14 @@ class RemoteCrew:
                 yield place.rank, self._encoder.encode(failed)
             self._gone.add(node)
 
-    def where(self, rank: int) -> str:
+    def host(self, rank: int) -> str:
         for node, hello in self._hellos.items():
             if any(place.rank == rank for place in self._nodes[node]):
                 return hello.host
         return ""
 
-    def stop(self, *, at_once: bool) -> None:
-        self.send(KILL if at_once else STOP)
+    def stop(self, *, by_force: bool) -> None:
+        self.send(KILL if by_force else STOP)
         self._close()
 
     def _close(self) -> None:
@@ -189,8 +189,8 @@ class RemoteCrew:
         self._hellos[hello.node] = hello
         _log.info("node %d is %s (%s)", hello.node, hello.host, hello.address)
 
-    def _settle(self, place: Place, here: NodeHello) -> Place:
-        """What is known of a place once it is known who has it."""
+    def _with_addresses(self, place: Place, here: NodeHello) -> Place:
+        """The place with what its node has said: addresses, and how many ranks share its machine."""
         first = self._hellos[min(self._nodes)]
         sharing = [node for node, hello in self._hellos.items() if hello.address == here.address]
         return replace(
@@ -201,7 +201,7 @@ class RemoteCrew:
         )
 
     def _send(self, node: int, frame: bytes) -> bool:
-        """False if it cannot be reached."""
+        """Send a frame to a node; False if the node cannot be reached."""
         try:
             self._router.send_multipart([node_name(node), frame], zmq.NOBLOCK)
         except zmq.ZMQError:
@@ -210,26 +210,26 @@ class RemoteCrew:
 
     def _lost(self) -> list[int]:
         """The nodes that have gone since the last call."""
-        if not self._somebody_left():
+        if not self._any_disconnected():
             return []
-        deadline = time.monotonic() + _LOOK_SECONDS
+        deadline = time.monotonic() + _RETRY_SECONDS
         while time.monotonic() < deadline:
             lost = [node for node in self._hellos if node not in self._gone and not self._send(node, PING)]
             if lost:
                 return lost
-            self._router.poll(_LOOK_MS)
+            self._router.poll(_RETRY_MS)
         return []
 
-    def _somebody_left(self) -> bool:
-        """Of those who were let in."""
-        left = False
+    def _any_disconnected(self) -> bool:
+        """Whether a connection has ended that was not refused from the start."""
+        found = False
         for event, _ in socket_events.events(self._monitor):
-            left |= event == socket_events.DISCONNECTED and not self._refused
+            found |= event == socket_events.DISCONNECTED and not self._refused
             self._refused = event != socket_events.DISCONNECTED
             if self._refused and not self._warned:
-                self._warned = True  # they try again many times
+                self._warned = True  # once: a refused node tries again many times
                 _log.warning("a connection was refused: is the cluster key the same on all machines?")
-        return left
+        return found
 
 
 def node_name(node: int) -> bytes:

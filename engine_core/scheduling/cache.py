@@ -57,7 +57,7 @@ class CacheManager:
         return True
 
     def publish(self, seq: Sequence, positions: int) -> None:
-        """Let others share the full blocks of the first positions, which finished steps have computed."""
+        """Let others share the full blocks of the first positions, which landed steps have computed."""
         size = self._facts.block_size
         while self._caches and seq.published < positions // size:
             index = seq.published

@@ -9,7 +9,7 @@ follows them (an encoder), a sequence is computed whole or not at all, and leave
 Steps run in the order in which they were planned, each after the other. Therefore a sequence that has ended
 gives up its slot and its blocks at once, even if a step in flight still writes to them: those writes come
 before any of the next owner's. And nothing in flight can spoil the prefix cache, because only blocks that
-finished steps have filled are ever published, and steps in flight write behind these.
+landed steps have filled are ever published, and steps in flight write behind these.
 
 A model in several stages works on as many steps at a time. Its first stage cannot embed a token that the last
 one has yet to sample, so a sequence then waits for each of its tokens, and the running sequences are spread
@@ -92,7 +92,7 @@ class Scheduler:
     # A step is planned.
 
     def schedule(self, now: float) -> PlannedStep | None:
-        """Plan the next step, or None if nothing can be computed before one in flight has come back."""
+        """Plan the next step, or None if nothing can be computed before one in flight has landed."""
         step = StepBuilder(self._config, self._facts)
         held_back = self._preempt_for_priority()
         most = self._per_step(len(self.live))
@@ -123,7 +123,7 @@ class Scheduler:
         """Under the priority policy, preempt running sequences for a waiting one of higher priority.
 
         A sequence in flight cannot be preempted, as its newest token is not known yet. It is returned, to be
-        left out of this step, and can be preempted when its step has come back.
+        left out of this step, and can be preempted when its step has landed.
         """
         if not self._by_priority or not self.waiting:
             return None
@@ -199,7 +199,7 @@ class Scheduler:
         _remove(self.running, seq)
         self.cache.release(seq)
 
-    # A step comes back.
+    # A step lands.
 
     def update(self, planned: PlannedStep, output: StepOutput, now: float) -> OutputsByClient:
         """Append what a step has sampled, publish blocks, and end sequences; returns what clients get."""
@@ -207,7 +207,7 @@ class Scheduler:
         rows = planned.step.seqs
         logprobs = output.logprobs or repeat(None, len(rows))
         for seq, row, token, entry in zip(planned.seqs, rows, output.tokens, logprobs, strict=True):
-            _come_back(seq, row)
+            _land(seq, row)
             if seq.done:
                 continue  # it ended after this step was planned: the row was in vain
             if reason := output.failed.get(row.slot):
@@ -229,7 +229,7 @@ class Scheduler:
         """End all sequences of a step that broke, because nothing that it computed can be used."""
         outputs: OutputsByClient = {}
         for seq, row in zip(planned.seqs, planned.step.seqs, strict=True):
-            _come_back(seq, row)
+            _land(seq, row)
             if not seq.done:
                 _put(outputs, seq, Failed(id=seq.key[1], code=500, message=message))
                 self._end(seq)
@@ -314,8 +314,8 @@ def _put(outputs: OutputsByClient, seq: Sequence, output: Tokens | Pooled | Fail
     outputs.setdefault(seq.key[0], []).append(output)
 
 
-def _come_back(seq: Sequence, row: SeqStep) -> None:
-    """Count a row of a step in flight as finished."""
+def _land(seq: Sequence, row: SeqStep) -> None:
+    """Note that a row of a step in flight has landed."""
     seq.in_flight -= 1
     seq.pending -= row.samples
 

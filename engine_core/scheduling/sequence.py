@@ -23,13 +23,13 @@ class Sequence:
     arrived: float
 
     tokens: list[int] = field(init=False)
-    """All known tokens: the prompt, and what finished steps have sampled."""
+    """All known tokens: the prompt, and those that landed steps have sampled."""
     computed: int = 0
     """Positions whose cache entries are written by the steps planned so far."""
     pending: int = 0
-    """Sampled tokens of planned steps that have not come back."""
+    """Sampled tokens of planned steps that have not landed."""
     in_flight: int = 0
-    """Planned steps that have not come back."""
+    """Planned steps that have not landed."""
     done: bool = False
     """The terminal answer is given; what steps in flight still bring is dropped."""
 

@@ -253,7 +253,7 @@ class Connection:
             self._display.done()
 
     def _show(self, progress: Progress) -> None:
-        self._display.show(progress.stage, progress.fraction, progress.detail)
+        self._display.show(progress.phase, progress.fraction, progress.detail)
 
 
 def _stop_engines(engines: EngineProcesses, opened: Sequence[Connection]) -> None:

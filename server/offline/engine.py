@@ -176,6 +176,6 @@ def _check_alone(config: ServerConfig) -> None:
 
 def _start(config: ServerConfig) -> Engine:
     display = ProgressDisplay()
-    engine = Engine.start(config.engine, lambda now: display.show(now.stage, now.fraction, now.detail))
+    engine = Engine.start(config.engine, lambda now: display.show(now.phase, now.fraction, now.detail))
     display.done()
     return engine

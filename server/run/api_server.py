@@ -166,7 +166,7 @@ class ApiServer:
 
     def _show(self, progress: Progress) -> None:
         if self._display is not None:
-            self._display.show(progress.stage, progress.fraction, progress.detail)
+            self._display.show(progress.phase, progress.fraction, progress.detail)
 
     def _print(self, line: str) -> None:
         if self._display is not None:

@@ -53,7 +53,7 @@ def text(outputs: list[Tokens | Failed]) -> list[int]:
 def test_start_tells_its_stages_and_what_it_found(model: Path) -> None:
     told: list[Progress] = []
     engine = Engine.start(engine_config(model), told.append, FakeExecutor)
-    assert [progress.stage for progress in told] == ["import", "weights", "cache", "warmup"]
+    assert [progress.phase for progress in told] == ["import", "weights", "cache", "warmup"]
     assert {progress.folder for progress in told} == {str(model)}
     ready = engine.ready
     assert (ready.folder, ready.architecture, ready.vocab_size) == (str(model), "LlamaForCausalLM", 50)

@@ -106,7 +106,7 @@ async def test_the_start_is_told_stage_by_stage(start: Start, model: Path) -> No
     assert client.folder == str(model)
     await soon(client.ready_or_dead.wait())
     assert client.ready is not None and client.ready.vocab_size == 50
-    assert [progress.stage for progress in told] == ["import", "weights", "cache", "warmup"]
+    assert [progress.phase for progress in told] == ["import", "weights", "cache", "warmup"]
     assert stat.S_IMODE(os.stat(engines.run_folder).st_mode) == 0o700
 
 
@@ -272,7 +272,7 @@ async def test_a_start_that_fails_says_why_in_one_line_and_exits_with_2(
 
 async def test_sigterm_while_loading_exits_at_once(start: Start) -> None:
     engines, client = await start(ready=False, hf_overrides={"slow": True})
-    await soon(until(lambda: client.progress.stage == "weights"))
+    await soon(until(lambda: client.progress.phase == "weights"))
     engines.engines[0].process.terminate()
     await soon(engines.engines[0].exited(), 2)
     assert client.ready is None and engines.engines[0].exit_code == 0
@@ -281,7 +281,7 @@ async def test_sigterm_while_loading_exits_at_once(start: Start) -> None:
 async def test_an_engine_killed_while_it_loads_is_explained(start: Start) -> None:
     engines, client = await start(ready=False, watched=True, hf_overrides={"slow": True})
     keeping = asyncio.create_task(engines.supervise(client.engine_exited))
-    await soon(until(lambda: client.progress.stage == "weights"))
+    await soon(until(lambda: client.progress.phase == "weights"))
     engines.engines[0].process.kill()
     await soon(client.died.wait())
     assert client.dead == (

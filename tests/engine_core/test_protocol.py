@@ -62,7 +62,7 @@ def test_requests_survive_the_wire(message: Request) -> None:
         Hello(engine=0, protocol=protocol.PROTOCOL),
         Outputs(outputs=[TOKENS, Failed(id=2, code=500, message="why")], stats=STATS),
         STATS,
-        Progress(stage="weights", fraction=0.5, folder="/models/demo"),
+        Progress(phase="weights", fraction=0.5, folder="/models/demo"),
         READY,
         Dead(reason="why"),
     ],

@@ -41,7 +41,7 @@ class Submitted:
 
 class FakeClient:
     def __init__(self) -> None:
-        self.progress = Progress(stage="start", fraction=0.0)
+        self.progress = Progress(phase="start", fraction=0.0)
         self.folder = ""
         self.replicas: list[Replica] = []
         self.on_change: Callable[[], None] = lambda: None
@@ -53,7 +53,7 @@ class FakeClient:
         self.aborted: list[int] = []
 
     def locate(self, folder: Path) -> None:
-        self.progress = Progress(stage="import", fraction=0.0, folder=str(folder))
+        self.progress = Progress(phase="import", fraction=0.0, folder=str(folder))
         self.folder = str(folder)
         self.folder_known.set()
 

@@ -6,17 +6,17 @@ import sys
 
 from engine_core import process
 from engine_core.config import EngineConfig
-from engine_core.executor import ReportStage
+from engine_core.executor import ReportPhase
 from engine_core.ranks.executor import RanksExecutor
-from engine_core.ranks.layout import lay_out
-from engine_core.ranks.local import LocalCrew
+from engine_core.ranks.layout import rank_places
+from engine_core.ranks.local import LocalRanks
 from worker.config import WorkerConfig
 
 
-def executor(config: WorkerConfig, report: ReportStage) -> RanksExecutor:
-    places = lay_out(EngineConfig(model="", tensor_parallel_size=2))
-    crews = [LocalCrew(places, "fake_rank")]
-    return RanksExecutor(config, report, places=places, crews=crews, log_level="critical")
+def executor(config: WorkerConfig, report: ReportPhase) -> RanksExecutor:
+    places = rank_places(EngineConfig(model="", tensor_parallel_size=2))
+    groups = [LocalRanks(places, "fake_rank")]
+    return RanksExecutor(config, report, places=places, groups=groups, log_level="critical")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from socket import socketpair
 import msgspec
 import rank_process
 
-from engine_core.executor import ReportStage
+from engine_core.executor import ReportPhase
 from worker.config import Place, WorkerConfig
 from worker.protocol import StepInput, StepOutput, WorkerFacts
 
@@ -177,7 +177,7 @@ class _Step:
 def make(ranks: Ranks, layout: Layout, made: list[RanksOfTests]) -> object:
     """What Engine.start takes; the executor is put into `made`."""
 
-    def executor(config: WorkerConfig, report: ReportStage) -> RanksOfTests:
+    def executor(config: WorkerConfig, report: ReportPhase) -> RanksOfTests:
         made.append(RanksOfTests(ranks, layout, config))
         return made[-1]
 

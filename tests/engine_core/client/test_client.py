@@ -509,8 +509,8 @@ async def test_progress_is_that_of_the_first_and_tells_of_each(address: Address)
     for number, stage in ((0, "import"), (1, "weights")):
         script = Script(address, number)
         both.scripts.append(script)
-        script.say(Progress(stage=stage, fraction=0.5, folder="/here", detail="rank 1 last" * number))
-        await both.until(lambda stage=stage: both.client.progress.stage == stage)
+        script.say(Progress(phase=stage, fraction=0.5, folder="/here", detail="rank 1 last" * number))
+        await both.until(lambda stage=stage: both.client.progress.phase == stage)
     assert both.client.progress.fraction == 0.5
     assert both.client.progress.detail == (
         "replica 0: import 50%, replica 1: weights 50% (rank 1 last), replica 2 starts"

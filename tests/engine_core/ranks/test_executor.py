@@ -17,10 +17,10 @@ from msgspec.structs import replace
 from sizes import worker_config
 
 from engine_core.config import EngineConfig
-from engine_core.executor import ExecutorDead, ReportStage
+from engine_core.executor import ExecutorDead, ReportPhase
 from engine_core.ranks.executor import RanksExecutor
-from engine_core.ranks.layout import lay_out
-from engine_core.ranks.local import LocalCrew
+from engine_core.ranks.layout import rank_places
+from engine_core.ranks.local import LocalRanks
 from worker.config import WorkerConfig
 from worker.protocol import NewSeq, Sampling, SeqStep, StepInput
 
@@ -49,14 +49,14 @@ def make(tmp_path: Path) -> Iterator[Callable[..., RanksExecutor]]:
         executor.stop()
 
 
-def build(config: WorkerConfig, report: ReportStage, **sizes: int) -> RanksExecutor:
+def build(config: WorkerConfig, report: ReportPhase, **sizes: int) -> RanksExecutor:
     wanted = {f"{name}_parallel_size": size for name, size in sizes.items()}
-    places = lay_out(EngineConfig(model="", **wanted))  # pyright: ignore[reportArgumentType]
-    crews = [LocalCrew(places, "fake_rank")]
-    return RanksExecutor(config, report, places=places, crews=crews, log_level="critical")
+    places = rank_places(EngineConfig(model="", **wanted))  # pyright: ignore[reportArgumentType]
+    groups = [LocalRanks(places, "fake_rank")]
+    return RanksExecutor(config, report, places=places, groups=groups, log_level="critical")
 
 
-def quiet(told: Told | None) -> ReportStage:
+def quiet(told: Told | None) -> ReportPhase:
     def tell(stage: str, fraction: float, detail: str = "") -> None:
         if told is not None:
             told.append((stage, fraction, detail))
@@ -118,11 +118,13 @@ def test_progress_is_that_of_the_last_rank(make: Callable[..., RanksExecutor]) -
 
 def test_their_meeting_place_goes_with_the_run_whatever_becomes_of_the_engine(tmp_path: Path) -> None:
     """It lies in the run's folder, which the engine's parent clears away."""
-    crew = LocalCrew(lay_out(EngineConfig(model="", tensor_parallel_size=2)), "fake_rank", str(tmp_path))
-    crew.start(worker_config(folder=str(tmp_path)), "critical")
+    group = LocalRanks(
+        rank_places(EngineConfig(model="", tensor_parallel_size=2)), "fake_rank", str(tmp_path)
+    )
+    group.start(worker_config(folder=str(tmp_path)), "critical")
     (meeting,) = tmp_path.glob("facet-*")
     assert stat.S_IMODE(meeting.stat().st_mode) == 0o700
-    crew.stop(at_once=True)
+    group.stop(by_force=True)
     assert not meeting.exists()
 
 
@@ -148,7 +150,7 @@ def test_stop_ends_all_ranks_in_order_and_leaves_no_folder(
 ) -> None:
     executor = make(tensor=2)
     executor.start()
-    (meeting,) = (crew._folder for crew in executor._crews)  # pyright: ignore
+    (meeting,) = (group._folder for group in executor._groups)  # pyright: ignore
     assert stat.S_IMODE(os.stat(meeting.name).st_mode) == 0o700
     pids = [process.pid for process in processes(executor)]
     began = time.monotonic()
@@ -261,5 +263,5 @@ def test_a_step_that_breaks_one_of_several_ranks_is_the_end_of_all(
 
 
 def processes(executor: RanksExecutor) -> list:
-    (crew,) = executor._crews  # pyright: ignore[reportPrivateUsage]
-    return list(crew._processes.values())  # pyright: ignore
+    (group,) = executor._groups  # pyright: ignore[reportPrivateUsage]
+    return list(group._processes.values())  # pyright: ignore

@@ -8,9 +8,9 @@ from sizes import worker_config
 
 from engine_core.config import EngineConfig, ProcessConfig
 from engine_core.engine import Engine
-from engine_core.executor import Executor, InlineExecutor, ReportStage
+from engine_core.executor import Executor, InlineExecutor, ReportPhase
 from engine_core.ranks.executor import RanksExecutor
-from engine_core.ranks.layout import backend_of, lay_out
+from engine_core.ranks.layout import backend_of, rank_places
 from engine_core.ranks.placement import make_executor
 from worker.config import Place, WorkerConfig
 
@@ -67,7 +67,7 @@ def test_what_cannot_be_is_refused_with_the_remedy(config: EngineConfig, reason:
     ],
 )
 def test_what_cannot_be_cut_is_refused_before_a_process_is_started(config: EngineConfig, reason: str) -> None:
-    def start(worker: WorkerConfig, report: ReportStage) -> Executor:
+    def start(worker: WorkerConfig, report: ReportPhase) -> Executor:
         pytest.fail("is asked for ranks")
 
     with pytest.raises(ValueError, match=reason):
@@ -81,7 +81,7 @@ def test_a_replica_over_machines_is_alone_on_each() -> None:
 
 def test_ranks_of_a_stage_lie_side_by_side_and_machines_have_equally_many() -> None:
     config = asked(2, 2, nnodes=2, master_addr="10.0.0.1", master_port=5000, cluster_key=KEY)
-    places = lay_out(config)
+    places = rank_places(config)
     assert [(place.rank, place.tensor_rank, place.stage, place.local_rank) for place in places] == [
         (0, 0, 0, 0),
         (1, 1, 0, 1),
@@ -93,7 +93,7 @@ def test_ranks_of_a_stage_lie_side_by_side_and_machines_have_equally_many() -> N
 
 
 def test_replicas_share_the_devices_of_their_machine() -> None:
-    first, second = (lay_out(asked(2), index, 2) for index in (0, 1))
+    first, second = (rank_places(asked(2), index, 2) for index in (0, 1))
     assert [place.local_rank for place in first + second] == [0, 1, 2, 3]
     assert {place.local_ranks for place in first + second} == {4}
     assert {place.rendezvous for place in first + second} == {""}, "each finds its own, on this machine"
@@ -111,9 +111,12 @@ def test_more_workers_are_a_ranks_executor() -> None:
 
 
 def test_workers_are_called_by_their_replica_if_there_are_several() -> None:
-    assert [place.name for place in lay_out(asked(2))] == ["rank 0", "rank 1"]
-    assert [place.name for place in lay_out(asked(2), replica=3)] == ["engine 3 rank 0", "engine 3 rank 1"]
-    assert [place.name for place in lay_out(asked(), replica=1)] == ["engine 1 worker"]
+    assert [place.name for place in rank_places(asked(2))] == ["rank 0", "rank 1"]
+    assert [place.name for place in rank_places(asked(2), replica=3)] == [
+        "engine 3 rank 0",
+        "engine 3 rank 1",
+    ]
+    assert [place.name for place in rank_places(asked(), replica=1)] == ["engine 1 worker"]
     assert Place().name == "worker"
 
 

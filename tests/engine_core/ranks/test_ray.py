@@ -17,9 +17,9 @@ from fake_worker import facts, reference
 from engine_core.config import EngineConfig, ProcessConfig
 from engine_core.executor import ExecutorDead
 from engine_core.ranks.executor import RanksExecutor
-from engine_core.ranks.layout import lay_out
+from engine_core.ranks.layout import rank_places
 from engine_core.ranks.placement import make_executor
-from engine_core.ranks.ray import RayCrew
+from engine_core.ranks.ray import RayRanks
 from engine_core.worker_config import make_worker_config
 from models.config import read_config
 from worker.protocol import NewSeq, Sampling, SeqStep, StepInput
@@ -55,10 +55,10 @@ def cluster() -> Iterator[str]:
 @pytest.fixture
 def executor(cluster: str, model: Path) -> Iterator[RanksExecutor]:
     config = EngineConfig(model=str(model), tensor_parallel_size=2)
-    places = lay_out(config)
-    crew = RayCrew(config, places, quiet, "fake_rank")
+    places = rank_places(config)
+    group = RayRanks(config, places, quiet, "fake_rank")
     worker = make_worker_config(config, read_config(model, {}), model)
-    executor = RanksExecutor(worker, quiet, places=places, crews=[crew], log_level="info")
+    executor = RanksExecutor(worker, quiet, places=places, groups=[group], log_level="info")
     yield executor
     executor.stop()
 
@@ -111,10 +111,10 @@ def test_a_cluster_without_room_is_told(
 ) -> None:
     monkeypatch.setattr("engine_core.ranks.ray._ROOM_SECONDS", 0.5)
     config = EngineConfig(model=str(model), tensor_parallel_size=4)
-    crew = RayCrew(config, lay_out(config), quiet)
+    group = RayRanks(config, rank_places(config), quiet)
     with pytest.raises(OSError, match="no room for 4 workers of 1 CPU each"):
-        crew.start(make_worker_config(config, read_config(model, {}), model), "info")
-    crew.stop(at_once=True)
+        group.start(make_worker_config(config, read_config(model, {}), model), "info")
+    group.stop(by_force=True)
 
 
 def test_without_a_cluster_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +123,7 @@ def test_without_a_cluster_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False, init=init))
     with pytest.raises(ConnectionError, match="none was found: start one with `ray start --head`"):
-        RayCrew(EngineConfig(model=""), [], quiet)
+        RayRanks(EngineConfig(model=""), [], quiet)
 
 
 def test_without_ray_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:

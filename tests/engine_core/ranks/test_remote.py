@@ -21,9 +21,9 @@ from msgspec.structs import replace
 from engine_core.config import EngineConfig
 from engine_core.executor import ExecutorDead
 from engine_core.ranks.executor import RanksExecutor
-from engine_core.ranks.layout import lay_out
-from engine_core.ranks.local import LocalCrew
-from engine_core.ranks.remote import RemoteCrew
+from engine_core.ranks.layout import rank_places
+from engine_core.ranks.local import LocalRanks
+from engine_core.ranks.remote import RemoteRanks
 from engine_core.wire.keys import ClusterKeys
 from engine_core.worker_config import make_worker_config
 from models.config import read_config
@@ -55,12 +55,12 @@ class Cluster:
         self.executor = self._executor()
 
     def _executor(self) -> RanksExecutor:
-        config, places = self.config, lay_out(self.config)
+        config, places = self.config, rank_places(self.config)
         keys = ClusterKeys.derive(config.cluster_key or "")
-        self.remote = RemoteCrew(config.master_addr, config.master_port, keys, {1: places[1:]}, self.tell)
+        self.remote = RemoteRanks(config.master_addr, config.master_port, keys, {1: places[1:]}, self.tell)
         worker = make_worker_config(config, read_config(self.here, {}), self.here)
-        crews = [self.remote, LocalCrew(places[:1], "fake_rank")]
-        return RanksExecutor(worker, self.tell, places=places, crews=crews, log_level="critical")
+        groups = [self.remote, LocalRanks(places[:1], "fake_rank")]
+        return RanksExecutor(worker, self.tell, places=places, groups=groups, log_level="critical")
 
     def tell(self, stage: str, fraction: float, detail: str = "") -> None:
         self.told.append((stage, fraction, detail))
@@ -79,11 +79,11 @@ class Cluster:
 
     def vanish(self) -> None:
         """The line from the engine to its nodes ends without a word."""
-        remote, *local = self.executor._crews  # pyright: ignore[reportPrivateUsage]
+        remote, *local = self.executor._groups  # pyright: ignore[reportPrivateUsage]
         assert remote is self.remote
         self.remote.send = lambda frame: None
-        self.remote.stop(at_once=True)
-        self.executor._crews = local  # pyright: ignore[reportPrivateUsage]
+        self.remote.stop(by_force=True)
+        self.executor._groups = local  # pyright: ignore[reportPrivateUsage]
 
     def stop(self) -> None:
         self.executor.stop()
@@ -172,11 +172,11 @@ def test_a_machine_that_is_lost_in_a_step_is_named(cluster: Cluster) -> None:
 def test_an_engine_that_is_lost_before_it_begins_is_told(cluster: Cluster) -> None:
     node = cluster.join()
     assert node.stderr is not None
-    while "has let this machine in" not in (line := node.stderr.readline()):
+    while "connected to the engine" not in (line := node.stderr.readline()):
         assert line, "the node has ended"
     cluster.vanish()
     assert node.wait(5) == 1
-    assert "the engine has gone before it said what to do" in node.stderr.read()
+    assert "the engine has gone before it sent the options" in node.stderr.read()
 
 
 def test_an_engine_that_is_lost_ends_its_ranks_elsewhere(cluster: Cluster) -> None:
@@ -213,8 +213,8 @@ def test_another_model_elsewhere_is_refused(cluster: Cluster) -> None:
 def test_a_node_that_leaves_before_it_is_needed_can_come_again(cluster: Cluster) -> None:
     first = cluster.join()
     assert first.stderr is not None
-    while "has let this machine in" not in first.stderr.readline():
-        pass
+    while "connected to the engine" not in (line := first.stderr.readline()):
+        assert line, "the node has ended"
     first.kill()
     first.wait()
     cluster.start()
