@@ -245,13 +245,15 @@ def parse(
     return _build(values)
 
 
-def from_python(keywords: Mapping[str, object]) -> ServerConfig:
+def from_python(keywords: Mapping[str, object], environ: Mapping[str, str] = os.environ) -> ServerConfig:
     """Read keyword options, such as max_model_len="32k", as flags are read.
 
-    Raises OptionError, which names options as keywords.
+    Of the variables only that of the cluster's key counts: a secret should not stand in a program. Raises
+    OptionError, which names options as keywords.
     """
     try:
-        values = from_keywords(OPTIONS, VLLM_FLAGS, keywords)
+        key = {name: text for name, text in environ.items() if name == f"{PREFIX}CLUSTER_KEY"}
+        values = from_environment(OPTIONS, key, PREFIX) | from_keywords(OPTIONS, VLLM_FLAGS, keywords)
         _set_model(values, None, by_flag=False)
         return _build(values)
     except OptionError as error:

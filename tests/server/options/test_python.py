@@ -66,6 +66,16 @@ def test_none_is_not_given() -> None:
     assert read(quantization=None, seed=None, tokenizer=None, hf_token=None, enable_lora=None) == read()
 
 
+def test_the_clusters_key_may_be_a_variable_and_nothing_else() -> None:
+    key = "a secret of sixteen characters or more"
+    environ = {"FACET_CLUSTER_KEY": key, "FACET_SEED": "3", "FACET_NO_OPTION": "1"}
+    found = from_python({"nnodes": 2}, environ).engine
+    assert (found.cluster_key, found.worker.seed) == (key, 0)
+    assert from_python({"nnodes": 2, "cluster_key": key[::-1]}, environ).engine.cluster_key == key[::-1]
+    with pytest.raises(OptionError, match=r"nnodes 2 needs a secret .* set it as FACET_CLUSTER_KEY"):
+        from_python({"nnodes": 2}, {})
+
+
 def test_flags_of_vllm_are_accepted_where_they_change_nothing() -> None:
     neutral: dict[str, object] = {
         "enforce_eager": True,
