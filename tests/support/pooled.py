@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -20,6 +23,10 @@ from models.parallel.parallel import Parallel
 from models.pooling.config import read_pooling
 from models.pooling.pooler import PoolBatch
 
+PROMPTS = [random.Random(seed).choices(range(5, 300), k=length) for seed, length in enumerate((23, 1, 9, 14))]
+NO, YES = 71, 200
+"""Tokens whose logits are the scores of a classifier by tokens."""
+
 
 @dataclass(frozen=True)
 class Params:
@@ -29,6 +36,12 @@ class Params:
     use_activation: bool | None = None
     dimensions: int | None = None
     skip: int = 0
+
+
+@cache
+def causal_checkpoint(architecture: str, folder: Path) -> Path:
+    """A tiny checkpoint in a folder of its own below `folder`, written once."""
+    return tiny_checkpoint(architecture, folder / architecture)
 
 
 def sibling_checkpoint(architecture: str, source: str, folder: Path, **overrides: object) -> Path:
@@ -100,3 +113,14 @@ def pool(
     ids = [torch.tensor(tokens)[-len(rows) :] for tokens, rows in zip(sequences, needed, strict=True)]
     with torch.inference_mode():
         return pooler(PoolBatch(torch.cat(needed), torch.cat(ids), [len(rows) for rows in needed], asked))
+
+
+@torch.inference_mode()
+def hf_output(folder: Path, architecture: str, tokens: list[int]) -> Any:
+    """What Hugging Face's class of that name makes of one sequence."""
+    model = getattr(transformers, architecture).from_pretrained(folder, attn_implementation="eager")
+    return model(torch.tensor([tokens]), use_cache=False)
+
+
+def assert_near(answer: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(answer, expected, atol=1e-5, rtol=1e-5)
