@@ -1,4 +1,4 @@
-"""What the server side reads from a checkpoint, once the engine knows where it lies: tokenizer, and facts."""
+"""Reads the tokenizer and the facts of a checkpoint, once the engine knows its folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from worker.host.machine import cache_folder
 
 
 def find_folder(config: ServerConfig) -> Path:
-    """Where the checkpoint's small files lie on a machine that runs no engine."""
+    """The folder of the checkpoint's small files, on a machine that runs no engine."""
     engine = config.engine
     return resolve(engine.model, engine.revision, engine.download_dir, lambda _: None, "dummy")
 
@@ -41,7 +41,7 @@ def open_tokenizer(config: ServerConfig, folder: Path) -> Tokenizer:
 
 
 def find_facts(config: ServerConfig, ready: Ready, folder: Path, tokenizer: Tokenizer) -> Facts:
-    """`folder` is the checkpoint's on this machine."""
+    """Collects the facts. `folder` is the checkpoint's on this machine."""
     model = read_config(folder, config.engine.hf_overrides)
     ends = [id for id in (tokenizer.eos_id, *model.eos_token_ids) if id is not None]
     tasks = ready.worker.tasks
@@ -66,7 +66,7 @@ def find_facts(config: ServerConfig, ready: Ready, folder: Path, tokenizer: Toke
 
 
 def _max_text_len(config: ServerConfig, ready: Ready, pooling: PoolingConfig) -> int:
-    """A sentence encoder's own limit counts, unless the operator has set one."""
+    """The longest text to pool: the limit of a sentence encoder, unless the operator has set one."""
     limit, longest = pooling.texts.max_len, ready.worker.max_model_len
     return longest if limit is None or config.engine.worker.max_model_len is not None else min(limit, longest)
 

@@ -24,7 +24,7 @@ class OverloadGuard:
         self._max_queued = DEFAULT_QUEUE if max_queued is None else max_queued
         self._on_refusal = on_refusal
         self._finished: deque[float] = deque(maxlen=64)
-        """When the latest requests finished, on the monotonic clock."""
+        """Times at which the latest requests finished, on the monotonic clock."""
 
     def note_finished(self) -> None:
         self._finished.append(time.monotonic())

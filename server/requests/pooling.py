@@ -1,6 +1,6 @@
-"""From texts to what the engine is asked to pool: tasks and their parameters checked, texts made to tokens.
+"""Turns texts into the items that the engine pools: checks tasks and parameters, tokenizes.
 
-What the HTTP API and `LLM` share. All of it is plain computation: the caller decides on threads and waiting.
+The HTTP API and `LLM` share this. All of it is plain computation: the caller decides on threads and waiting.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from server.text.tokenizer import Tokenizer
 from worker.protocol import Pooling, Task
 
 Source = str | list[int]
-"""A text, or the token ids of one."""
+"""A text as a string or as its token ids."""
 
 CUT_MARGIN = 64
-"""Tokens more than asked for in a text that is cut before it is encoded: those at the cut may differ."""
+"""Tokens beyond those asked for in a text that is cut before it is encoded, since tokens at the cut may
+differ."""
 
 _VECTORS: tuple[Task, ...] = ("embed", "token_embed")
 
@@ -31,15 +32,16 @@ class PoolingParams(UnsupportedPooling, kw_only=True, repr_omit_defaults=True):
 
     task: str | None = None
     use_activation: bool | None = None
-    """Normalise vectors, or turn logits into probabilities; False gives them raw."""
+    """True normalises vectors, or turns logits into probabilities; False gives them raw."""
     normalize: bool | None = None
     """An older name of use_activation, as are softmax and activation."""
     softmax: bool | None = None
     activation: bool | None = None
     dimensions: int | None = None
-    """Keep the first so many numbers of each vector."""
+    """The length to which each vector is cut."""
     truncate_prompt_tokens: int | None = None
-    """Cut a text to so many tokens, or with -1 to what the model can read. None refuses too long a text."""
+    """The length in tokens to which a text is cut; -1 is what the model can read. None refuses too long a
+    text."""
 
     def resolve(self, facts: Facts) -> Pooling:
         self.check_unsupported(UnsupportedPooling.__struct_fields__)
@@ -49,7 +51,7 @@ class PoolingParams(UnsupportedPooling, kw_only=True, repr_omit_defaults=True):
         return Pooling(task=task, use_activation=self.activates(), dimensions=self.dimensions)
 
     def activates(self) -> bool | None:
-        """`use_activation`, by whichever of its names it was given."""
+        """The value of `use_activation`, by whichever of its names it was given."""
         names = ("use_activation", "normalize", "softmax", "activation")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         if len(set(given.values())) > 1:
@@ -61,7 +63,7 @@ class PoolingParams(UnsupportedPooling, kw_only=True, repr_omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One text on its way to the engine."""
+    """One text for the engine, as tokens, and how to pool it."""
 
     tokens: list[int]
     params: Pooling
@@ -69,15 +71,15 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """How many tokens of a text are kept, the special ones among them, and of which end."""
+    """The number of tokens of a text that are kept, special ones included, and from which end."""
 
     keep: int | None = None
     left: bool = False
-    """The beginning is dropped."""
+    """True drops the beginning of the text."""
 
     @classmethod
     def from_request(cls, tokens: int | None, side: str | None, facts: Facts) -> Truncation:
-        """By a request's truncate_prompt_tokens, where -1 is the whole window, and truncation_side."""
+        """Reads truncate_prompt_tokens, where -1 is the whole window, and truncation_side."""
         if tokens is not None and tokens > facts.max_text_len:
             raise invalid(
                 "truncate_prompt_tokens",
@@ -91,12 +93,12 @@ class Truncation:
 
 
 NO_TRUNCATION = Truncation()
-"""Nothing is cut: too long a text is refused."""
+"""Cuts nothing: too long a text is refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a request asks for all of its texts."""
+    """Parameters of a request that hold for all of its texts."""
 
     truncation: Truncation = NO_TRUNCATION
     model: str | None = None
@@ -107,7 +109,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class TextReader:
-    """Makes items of texts in the way in which the model's files say that it was trained."""
+    """Makes items of texts in the way in which the model was trained, according to its files."""
 
     facts: Facts
     tokenizer: Tokenizer
@@ -116,10 +118,10 @@ class TextReader:
     """An instruction that is written before each text. Token ids are taken as they are."""
     add_special_tokens: bool = True
     name: str = "input"
-    """Of the request's field, for errors."""
+    """Name of the request's field, for errors."""
 
     def read(self, sources: Sequence[Source], params: Pooling, first: int = 0) -> list[Item]:
-        """`first` is the place of these among the request's texts."""
+        """Makes the items. `first` is the index of these texts among the request's."""
         texts = [
             self._written(source, index)
             for index, source in enumerate(sources, first)
@@ -142,13 +144,13 @@ class TextReader:
         written = self.prompt + text
         if self.truncation.keep is None:
             check_characters(len(written), f"{self.name} {index}", self.facts, self.tokenizer)
-        else:  # no more than this can be kept, so no more is worth encoding
+        else:  # Text beyond this would be cut after encoding anyway.
             most = (self.truncation.keep + CUT_MARGIN) * self.tokenizer.longest_token
             written = written[-most:] if self.truncation.left else written[:most]
         return written.lower() if self.facts.pooling.texts.lower_case else written
 
     def _without_prompt(self, params: Pooling) -> Pooling:
-        """Some models leave the instruction out of the vector, though they read it."""
+        """The parameters for a text with an instruction: some models leave its tokens out of the vector."""
         if not self.prompt or self.facts.pooling.include_prompt:
             return params
         ids = self.tokenizer.encode(self.prompt, self.add_special_tokens)
@@ -173,12 +175,12 @@ def check_characters(size: int, text: str, facts: Facts, tokenizer: Tokenizer) -
 
 
 def total_characters(sources: Sequence[object]) -> int:
-    """About how long it takes to read them."""
+    """The number of characters, about in proportion to the time that reading them takes."""
     return sum(len(source) for source in sources if isinstance(source, str))
 
 
 def find_prompt(name: str | None, facts: Facts, task: Task = "embed", param: str = "prompt_name") -> str:
-    """The instruction of that name; None is the default one, which is for vectors, if there is any."""
+    """The instruction of that name. None is the default one, which is for vectors, if there is any."""
     prompts = facts.pooling.texts.prompts
     if name is None and task not in _VECTORS:
         return ""
@@ -198,11 +200,11 @@ _INPUT_TYPES: dict[str, tuple[str, ...]] = {
     "classification": ("classification",),
     "clustering": ("clustering",),
 }
-"""What clients call the purpose of a text, and the prompts that models have for it."""
+"""Purposes of a text as clients name them, and the names that models give to their prompts for it."""
 
 
 def prompt_for(input_type: str, facts: Facts) -> str:
-    """The instruction for a purpose: none if it is a usual one that the model makes no difference for."""
+    """The instruction for a purpose; an empty one for usual purposes that the model does not distinguish."""
     prompts = facts.pooling.texts.prompts
     for name in (input_type, *_INPUT_TYPES.get(input_type, ())):
         if name in prompts:

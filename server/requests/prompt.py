@@ -1,4 +1,4 @@
-"""From what a client wrote to the token ids of a prompt: written out, encoded, cut if asked, and checked."""
+"""Turns what a client wrote into the token ids of a prompt: renders, encodes, cuts if asked, checks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from server.requests.pooling import CUT_MARGIN
 from server.text.tokenizer import LONG_TEXT
 
 MANY_MESSAGES = 64
-"""From so many on, or from LONG_TEXT characters, a conversation is written in a thread."""
+"""A conversation of so many messages, or of LONG_TEXT characters, is rendered in a thread."""
 
 Sliceable = TypeVar("Sliceable", str, list[int])
 
@@ -26,7 +26,7 @@ Sliceable = TypeVar("Sliceable", str, list[int])
 class Prompt:
     ids: list[int]
     text: str | None
-    """As it stands in the request; None if it came as ids or was cut."""
+    """The text as the request has it; None if the prompt came as ids or was cut."""
 
 
 async def prepare(
@@ -43,7 +43,7 @@ async def prepare(
     if isinstance(source, str):
         text = source
         if keep is not None:
-            # no more than this can be kept, so no more is worth encoding
+            # Text beyond this would be cut after encoding anyway.
             text = _cut(text, (keep + CUT_MARGIN) * frontend.tokenizer.longest_token, left=left)
         ids = await encode(text, frontend, add_special_tokens=add_special_tokens, bounded=keep is None)
     else:
@@ -58,7 +58,7 @@ async def prepare(
 async def encode(
     text: str, frontend: Frontend, *, add_special_tokens: bool, bounded: bool = True
 ) -> list[int]:
-    """`bounded` refuses a text that is too long for the model whatever its tokens are."""
+    """Encodes a text. `bounded` refuses one that is too long for the model whatever its tokens are."""
     check_text(text)
     if bounded:
         frontend.tokenizer.check_text_length(text, frontend.facts)
@@ -72,7 +72,7 @@ async def write_conversation(
     config: ServerConfig,
     reasoning_effort: str | None = None,
 ) -> str:
-    """The conversation as the text that the model was trained on."""
+    """Renders the conversation as the text that the model was trained on."""
     asked = options.chat_template_kwargs or {}
     if options.chat_template is not None and not config.trust_request_chat_template:
         raise BadRequest(

@@ -1,7 +1,7 @@
-"""What a user may ask of the choice of tokens, over HTTP and of `LLM` alike, and the one place that checks.
+"""Checks the sampling parameters of HTTP requests and of `LLM`, and resolves their defaults.
 
-`SamplingParams` is what was asked; `resolve` answers with `worker.protocol.Sampling`, in which nothing is a
-default any more, or refuses in the words that clients of the peers already know.
+`SamplingParams` is what was asked. `resolve` returns `worker.protocol.Sampling`, in which nothing is a
+default any more, or refuses in the words of vLLM, which clients know.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ GREEDY_BELOW = 1e-5
 COLDEST = 0.01
 """Temperatures between GREEDY_BELOW and this are raised to it: dividing by less loses all precision."""
 MAX_REPETITION = 1e20
-"""Penalties beyond it, or below its inverse, would leave no finite logits."""
+"""The largest repetition penalty; those beyond it, or below its inverse, would leave no finite logits."""
 
 INT64 = 1 << 63
 
 
 class RequestOutputKind(Enum):
-    """What each output of a request shows that has several; vLLM's names."""
+    """The form of each output of a request that has several; the names are vLLM's."""
 
     CUMULATIVE = 0
     """All of the answer so far."""
@@ -48,18 +48,18 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
     n: int = 1
     """The number of answers to each prompt."""
     temperature: float | None = None
-    """0 is greedy."""
+    """Randomness of the choice; 0 is greedy."""
     top_p: float | None = None
     top_k: int | None = None
-    """0 or -1 is off."""
+    """How many of the most likely tokens to draw from; 0 and -1 draw from all."""
     min_p: float | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float | None = None
     seed: int | None = None
-    """None draws a fresh one. Choice i of n uses seed + i."""
+    """The seed of choice i is seed + i. None draws a random seed."""
     max_tokens: int | None = 16
-    """None fills the context, or takes max_new_tokens of generation_config.json."""
+    """The longest answer. None fills the context, or takes max_new_tokens of generation_config.json."""
     min_tokens: int = 0
     stop: str | list[str] | None = []
     stop_token_ids: list[int] | None = []
@@ -76,7 +76,7 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
     """Accepted and without effect: tokenizers of the `tokenizers` library put no spaces there."""
     detokenize: bool = True
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
-    """What the outputs of `AsyncLLM` and `LLMEngine` show; `LLM` and HTTP have their own forms."""
+    """The form of the outputs of `AsyncLLM` and `LLMEngine`; `LLM` and HTTP have their own forms."""
     stream_interval: int | None = None
     """Tokens from one output to the next, if more than the option stream_interval says."""
 
@@ -88,7 +88,7 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
         return deepcopy(self)
 
     def resolve(self, facts: Facts, tokenizer: Tokenizer, prompt_len: int) -> list[Sampling]:
-        """One Sampling for each of the n choices; raises BadRequest."""
+        """Returns one Sampling for each of the n choices; raises BadRequest."""
         self.check_unsupported(UnsupportedSampling.__struct_fields__)
         facts.check_prompt_length(prompt_len)
         temperature = self._temperature(facts)

@@ -1,4 +1,4 @@
-"""How near two texts are: what is pooled for it, and what comes of the answers.
+"""Compares texts: which items are pooled for it, and how scores are computed from the answers.
 
 A scorer is a generator: it yields items, is sent their answers in order, and returns the scores. So the same
 arithmetic runs over the server's engine and over the one of `LLM`, and knows neither.
@@ -33,7 +33,8 @@ from worker.protocol import Pooling, Vectors
 Scorer = Generator[list[Item], list[Vectors], list[float]]
 
 QUERIES_AT_ONCE = 64
-"""Of late interaction: the worker keeps them until their documents have come, and has room for so many."""
+"""Queries of late interaction at a time: the worker keeps them until their documents have come, and has
+memory for so many."""
 
 QWEN3_RERANKER = """\
 <|im_start|>system
@@ -49,7 +50,8 @@ Note that the answer can only be "yes" or "no".<|im_end|>
 </think>
 
 {{ '' }}"""
-"""Its published form. The last expression keeps Jinja from dropping the line break before it."""
+"""The template that Qwen3-Reranker was published with. The last expression keeps Jinja from dropping the line
+break before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,24 +59,24 @@ class ScoreOptions:
     use_activation: bool | None = None
     truncation: Truncation = NO_TRUNCATION
     max_tokens_per_query: int = 0
-    """0 is no limit."""
+    """The longest query in tokens, and likewise of documents; 0 is no limit."""
     max_tokens_per_doc: int = 0
     instruction: str | None = None
-    """For models that read one: what makes a document a good answer."""
+    """A text that says what makes a document a good answer, for models that read it."""
     template_kwargs: dict[str, Any] | None = None
     names: tuple[str, str] = ("query", "document")
-    """Of the request's fields, for errors."""
+    """Names of the request's fields, for errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Which texts are compared: the first of each kind, or one query with all documents."""
+    """Texts to compare: each query with the document at its index, or one query with all documents."""
 
     queries: list[str]
     documents: list[str]
 
     def check(self, names: tuple[str, str]) -> None:
-        """`names` are of the request's fields, for errors."""
+        """Raises BadRequest for lists that do not fit. `names` are of the request's fields, for errors."""
         if not self.queries:
             raise BadRequest("At least one text element must be given", names[0])
         if not self.documents:
@@ -87,7 +89,7 @@ class Pairs:
 
 
 def score(pairs: Pairs, options: ScoreOptions, facts: Facts, tokenizer: Tokenizer) -> Scorer:
-    """Checks the request here and at once; the texts are read with the first step of the generator."""
+    """Makes the scorer. Checks the request at once, and reads the texts when the generator is started."""
     pairs.check(options.names)
     if options.instruction is not None and facts.score_template is None:
         raise BadRequest("This model reads no `instruction` when it scores; leave it out.", "instruction")
@@ -133,9 +135,9 @@ def pair_items(
     tokenizer: Tokenizer,
     first: int = 0,
 ) -> list[Item]:
-    """As the tokenizer was made to put two texts together, with separators and types of tokens.
+    """Puts two texts together as the tokenizer was made to, with separators and types of tokens.
 
-    `first` is the place of these among the request's pairs.
+    `first` is the index of these among the request's pairs.
     """
     if facts.pooling.texts.lower_case:
         texts = [(query.lower(), document.lower()) for query, document in texts]
@@ -156,7 +158,7 @@ def texts_and_pairs(
     facts: Facts,
     tokenizer: Tokenizer,
 ) -> list[Item]:
-    """One text or a pair of them makes one item; errors count both kinds together."""
+    """Makes one item of one text or of a pair; errors count both kinds together."""
     reader = TextReader(facts, tokenizer, truncation, name="inputs")
     items: list[Item] = []
     for place, one in enumerate(inputs):
@@ -199,7 +201,7 @@ def _compare_tokens(pairs: Pairs, options: ScoreOptions, facts: Facts, tokenizer
         group = some, documents[start : start + step]
         try:
             answers = yield from _ask_late(*group)
-        except Unavailable:  # the worker has forgotten a query, for others needed the room
+        except Unavailable:  # the worker has dropped a query to make space for others
             answers = yield from _ask_late(*group)
         scores += map(scalar, answers)
     if facts.pooling.texts.similarity == "meanmaxsim":
@@ -210,7 +212,7 @@ def _compare_tokens(pairs: Pairs, options: ScoreOptions, facts: Facts, tokenizer
 def _ask_late(
     queries: list[Item], documents: list[Item]
 ) -> Generator[list[Item], list[Vectors], list[Vectors]]:
-    """One query for all documents, or one for each."""
+    """Asks for one query and all documents, or for one query for each."""
     names = [uuid.uuid4().hex for _ in queries]
     yield [_renamed(item, late_query=name) for item, name in zip(queries, names, strict=True)]
     each = names * len(documents) if len(names) == 1 else names

@@ -1,4 +1,4 @@
-"""What the served model can be asked for: its tasks, what others call them, and where each is done."""
+"""The tasks that requests may ask for: their names, other names for them, and their endpoints."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from worker.protocol import Task
 GENERATE = "generate"
 
 ScoreType = Literal["cross-encoder", "bi-encoder", "late-interaction"]
-"""How two texts are compared: read together, by one vector each, or by a vector for each token."""
+"""How two texts are compared: read together, by one vector each, or by one vector for each token."""
 
 _ENDPOINTS = {
     GENERATE: "/v1/chat/completions",
@@ -22,7 +22,7 @@ _ENDPOINTS = {
     "token_classify": "/pooling",
 }
 POOLING: tuple[Task, ...] = ("embed", "classify", "token_embed", "token_classify")
-"""In the order in which one is taken where a request names none."""
+"""The pooling tasks, in the order in which one is chosen where a request names none."""
 
 _ALIASES: dict[str, tuple[Task, ...]] = {
     "encode": ("token_embed", "token_classify"),
@@ -30,7 +30,7 @@ _ALIASES: dict[str, tuple[Task, ...]] = {
     "reward": ("token_classify", "classify"),
     "embedding": ("embed",),
 }
-"""As vLLM 0.11 and older called them: the first that the model does."""
+"""Names that vLLM 0.11 and older used, and the tasks that each may mean: the first that the model does."""
 
 _SCORED_BY: dict[Task, ScoreType] = {
     "classify": "cross-encoder",
@@ -40,7 +40,7 @@ _SCORED_BY: dict[Task, ScoreType] = {
 
 
 def find_task(name: str | None, tasks: Collection[str], preferred: Task | None = None) -> Task:
-    """The task that a request means by `name`; None is the preferred one, or the first that there is."""
+    """The task that a request calls `name`. None is the model's preferred task, or else its first."""
     if name is None:
         offered = [task for task in (preferred, *POOLING) if task in tasks]
         if not offered:
@@ -61,13 +61,13 @@ def require_task(task: str, tasks: Collection[str]) -> None:
 
 
 def no_task(wanted: str, tasks: Collection[str]) -> BadRequest:
-    """A request that belongs to another endpoint, or to a model of another kind."""
+    """The error for a task that the model does not do. It names the right endpoint or kind of model."""
     offered = ", ".join(f"{task} (POST {_ENDPOINTS[task]})" for task in tasks if task in _ENDPOINTS)
     return BadRequest(f"This model does not do the task {wanted!r}. It does: {offered or 'nothing'}.")
 
 
 def score_type(tasks: Collection[str], pooling: PoolingConfig) -> ScoreType | None:
-    """None if the model cannot compare texts."""
+    """The kind of comparison that the model computes; None if it cannot compare texts."""
     if pooling.task in _SCORED_BY and pooling.task in tasks:
         return _SCORED_BY[pooling.task]
     if "classify" in tasks and pooling.num_labels == 1:

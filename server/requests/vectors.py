@@ -1,6 +1,7 @@
-"""Vectors as arrays, and in the forms in which clients take them. The engine's bytes are not copied.
+"""Vectors as arrays, and in the encodings of answers.
 
-The usual answer is base64 of the very bytes that came from the engine: no number is ever touched for it.
+The usual answer is base64 of the very bytes that came from the engine: no number is converted or copied for
+it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def as_array(vectors: Vectors) -> Floats:
 
 
 def as_bytes(vectors: Vectors, dtype: EmbedDtype = "float32", endianness: Endianness = "native") -> bytes:
-    """The numbers in that type and byte order, one after the other."""
+    """The numbers in the given type and byte order, one after the other."""
     big = endianness == "big" or (endianness == "native" and sys.byteorder == "big")
     if dtype == "float32" and not big:
         return vectors.data
@@ -37,7 +38,7 @@ def as_bytes(vectors: Vectors, dtype: EmbedDtype = "float32", endianness: Endian
 
 
 def as_json(vectors: Vectors) -> bytes:
-    """A list of numbers, or a list of such lists. Read as float32, they are the engine's bits."""
+    """Writes a list of numbers, or a list of such lists. Read as float32, they are the engine's bits."""
     return msgspec.json.encode(as_array(vectors).tolist())
 
 
@@ -48,7 +49,7 @@ def as_base64_json(
 
 
 def as_bits(vectors: Vectors, *, signed: bool) -> list[int]:
-    """One bit a number, 1 if it is above zero, eight to a byte."""
+    """Writes one bit for each number, 1 if it is above zero, eight to a byte."""
     packed = np.packbits(as_array(vectors) > 0, axis=-1)
     return (packed.astype(np.int16) - 128 if signed else packed).tolist()
 
@@ -83,7 +84,7 @@ def _bfloat16(array: Floats) -> NDArray[np.uint16]:
 
 
 def _fp8(exponent_bits: int, largest: float) -> Callable[[Floats], NDArray[np.uint8]]:
-    """To the nearest number of that format, half to even; what is beyond the largest becomes the largest."""
+    """Rounds to the nearest number of that format, half to even; beyond the largest it is the largest."""
     magnitudes = _fp8_magnitudes(exponent_bits)
     magnitudes = magnitudes[magnitudes <= largest]
     middles = (magnitudes[1:] + magnitudes[:-1]) / 2
@@ -99,7 +100,7 @@ def _fp8(exponent_bits: int, largest: float) -> Callable[[Floats], NDArray[np.ui
 
 
 def _fp8_magnitudes(exponent_bits: int) -> NDArray[np.float64]:
-    """What the codes 0 to 127 stand for, specials taken for numbers: rising, so a code is its place."""
+    """The values of the codes 0 to 127, special ones read as numbers. They rise, so a code is an index."""
     mantissa_bits = 7 - exponent_bits
     codes = np.arange(128)
     exponent, mantissa = codes >> mantissa_bits, codes & ((1 << mantissa_bits) - 1)

@@ -1,8 +1,9 @@
-"""Token ids to text while they arrive: one state per stream, work in proportion to the new text only.
+"""Turns token ids into text while they arrive, with one state for each stream.
 
-Joined, the pieces equal the text of all tokens at once, and no piece ends inside a character. Two exact
-kinds cover nearly every causal model: byte-level BPE, and SentencePiece with its spaces and byte fallback.
-Both come down to "bytes of a token, then UTF-8", read from tokenizer.json. All others use `WindowText`.
+The work is in proportion to the new text only. Joined, the pieces equal the text of all tokens at once, and
+no piece ends inside a character. Two exact kinds cover nearly every causal model: byte-level BPE, and
+SentencePiece with its spaces and byte fallback. Both come down to "bytes of a token, then UTF-8", read from
+tokenizer.json. All others use `WindowText`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ BROKEN = "\ufffd"
 
 
 def _one_mark_per_byte(error: UnicodeError) -> tuple[str, int]:
-    """SentencePiece's byte fallback shows every byte that is no character as one U+FFFD of its own."""
+    """An error handler: SentencePiece's byte fallback shows each byte that is no character as one U+FFFD."""
     if not isinstance(error, UnicodeDecodeError):
         raise error
     return BROKEN * (error.end - error.start), error.end
@@ -31,22 +32,22 @@ class ByteDecoding(msgspec.Struct, frozen=True):
 
     token_bytes: Callable[[str], bytes]
     errors: str = "replace"
-    """What becomes of bytes that are no UTF-8: an error handler of `codecs`."""
+    """The error handler of `codecs` for bytes that are no UTF-8."""
     strip: int = 0
     """Spaces dropped at the start of a text; -1 drops all of the first token's."""
 
 
 class TextState(Protocol):
-    """The running text of one stream."""
+    """The text of one stream while it grows."""
 
     def push(self, ids: Iterable[int]) -> str: ...
     def flush(self) -> str:
-        """What was held back, now that nothing follows."""
+        """Returns the text that was held back, now that nothing follows."""
         ...
 
 
 class ByteText:
-    """Text of tokens that are bytes: a table look-up, and UTF-8 that may end inside a character."""
+    """The text of tokens that are bytes: a table look-up, and UTF-8 that may end inside a character."""
 
     __slots__ = ("_begun", "_errors", "_lookup", "_strip")
 
@@ -54,7 +55,7 @@ class ByteText:
         self._lookup = lookup
         self._errors = decoding.errors
         self._begun = b""
-        """Of a character that is incomplete."""
+        """The first bytes of a character that is not complete yet."""
         self._strip = decoding.strip if at_start else 0
 
     def push(self, ids: Iterable[int]) -> str:
@@ -84,17 +85,17 @@ class ByteText:
 
 
 class WindowText:
-    """Text under any decoder: decode the last few tokens with and without the new ones, and take the rest.
+    """The text of any decoder: decodes the last few tokens with and without the new ones, and takes the rest.
 
-    Right whenever the text of a token depends on its neighbours only, which holds for every decoder of the
-    `tokenizers` library that a language model uses.
+    This is right whenever the text of a token depends on its neighbours only, which holds for every decoder
+    of the `tokenizers` library that a language model uses.
     """
 
     __slots__ = ("_decode", "_shown", "_tokens", "_visible")
 
     CONTEXT = 4
     LOOK_BACK = 16
-    """Tokens of the prompt among which the first context is looked for."""
+    """How many tokens of the prompt are searched for the first context."""
 
     def __init__(
         self, decode: Callable[[list[int]], str], visible: Callable[[int], bool], before: Iterable[int] = ()
@@ -136,7 +137,7 @@ class StopStrings:
         self._held = ""
 
     def push(self, text: str, *, looking: bool = True) -> tuple[str, str | None]:
-        """The text that may be shown, and the stop string that ended it."""
+        """Returns the text that may be shown, and the stop string that ended it."""
         buffer = self._held + text
         if looking and (found := self._find(buffer)):
             end, stop = found
@@ -151,7 +152,7 @@ class StopStrings:
         return held
 
     def _find(self, buffer: str) -> tuple[int, str] | None:
-        """The match that ends first, of those that end in the new text."""
+        """The match that ends first, among those that end in the new text, as its end and the stop string."""
         best: tuple[int, str] | None = None
         for stop in self._stops:
             at = buffer.find(stop, max(0, len(self._held) - len(stop) + 1))
@@ -160,7 +161,7 @@ class StopStrings:
         return best
 
     def _undecided(self, buffer: str) -> int:
-        """Length of the longest end of the buffer with which a stop string begins."""
+        """The length of the longest end of the buffer that is the beginning of a stop string."""
         longest = 0
         for stop in self._stops:
             at = buffer.find(stop[0], max(0, len(buffer) - len(stop) + 1))
@@ -172,7 +173,7 @@ class StopStrings:
 
 
 def byte_level_table() -> dict[str, int]:
-    """GPT-2's alphabet: the printable character that stands for each byte in a byte-level vocabulary."""
+    """GPT-2's alphabet: a printable character for each byte, in which byte-level vocabularies are written."""
     printable = [
         *range(ord("!"), ord("~") + 1),
         *range(ord("¡"), ord("¬") + 1),
@@ -188,7 +189,7 @@ _BYTE_OF = byte_level_table()
 
 
 def byte_level_bytes(token: str) -> bytes:
-    """Added tokens are plain text, and need not be spelled in the byte alphabet."""
+    """The bytes of a token. Added tokens are plain text and may have characters outside the alphabet."""
     try:
         return bytes([_BYTE_OF[character] for character in token])
     except KeyError:
@@ -209,7 +210,7 @@ def metaspace_bytes(token: str) -> bytes:
 
 
 def byte_decoding(decoder: object) -> ByteDecoding | None:
-    """The exact decoding for the `decoder` section of a tokenizer.json, or None if it is of another kind."""
+    """The exact decoding for the `decoder` section of a tokenizer.json; None if it is of another kind."""
     steps = _steps(decoder)
     match [step.get("type") for step in steps]:
         case ["ByteLevel"]:

@@ -1,7 +1,6 @@
-"""One choice of a request, from the engine's tokens to the pieces a client sees.
+"""Makes the pieces of text that a client sees from the tokens of the engine, for one choice of a request.
 
-Joins what the two floors know: the engine ends a sequence by tokens and length; text, and stop strings in it,
-exist on this side only.
+The engine ends a sequence by tokens and length. Text exists in the server only, and so do stop strings.
 """
 
 from __future__ import annotations
@@ -18,23 +17,23 @@ from worker.protocol import TokenLogprobs
 
 
 class Delta(msgspec.Struct, gc=False):
-    """What is new in one choice. The one with a finish reason is the choice's last."""
+    """The new part of one choice. The delta with a finish reason is the choice's last."""
 
     index: int
     text: str = ""
-    """Whole characters only; empty while a character, or what may become a stop string, is incomplete."""
+    """Whole characters only; empty while a character or a possible stop string is incomplete."""
     token_ids: list[int] = []
     logprobs: list[TokenLogprobs] = []
-    """One for each of token_ids, if asked for."""
+    """Logprobs of each of token_ids, if asked for."""
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     """The stop string or stop token id that ended the text; None for an end-of-sequence token."""
     prompt_logprobs: list[TokenLogprobs] | None = None
-    """In the first delta, if asked for: one for each prompt token but the first."""
+    """Set in the first delta, if asked for: logprobs of each prompt token but the first."""
     cached_tokens: int = 0
-    """In the first delta: prompt tokens found in the prefix cache."""
+    """Set in the first delta: how many prompt tokens were found in the prefix cache."""
     timing: Timing | None = None
-    """In the last delta, unless a stop string ended the text."""
+    """Set in the last delta, unless a stop string ended the text."""
 
 
 class TextOutput:
@@ -50,7 +49,7 @@ class TextOutput:
         interval: int,
     ) -> None:
         self.count = 0
-        """Tokens of this choice so far, the hidden stop token included."""
+        """Number of tokens of this choice so far, the hidden stop token included."""
         self._delta = Delta(index)
         self._interval = interval
         self._due = 1
@@ -64,7 +63,7 @@ class TextOutput:
         self._stops = StopStrings(stop, include=self._include_stop) if stop else None
 
     def push(self, new: Tokens) -> Delta | None:
-        """The next delta, if there is enough for one. After one with a finish reason there is no more."""
+        """Returns the next delta, if there are enough tokens for one. There is none after a finish reason."""
         delta = self._delta
         if new.prompt_logprobs is not None:
             delta.prompt_logprobs = new.prompt_logprobs
@@ -89,7 +88,7 @@ class TextOutput:
             self._finish(new)
 
     def _push_until_stop(self, new: Tokens, stops: StopStrings) -> None:
-        """Token by token, so that the tokens counted end with the one that completed the stop string."""
+        """Reads token by token, so that the one that completed the stop string is the last counted."""
         if self._text is None:
             raise RuntimeError("stop strings need text")
         for i, id in enumerate(self._shown(new)):
@@ -106,7 +105,7 @@ class TextOutput:
             self._finish(new)
 
     def _shown(self, new: Tokens) -> list[int]:
-        """The tokens whose text is the client's: all but the stop token."""
+        """The tokens whose text the client sees: all but the stop token."""
         ended_by_token = new.finish == "stop" and not self._include_stop
         return new.tokens[:-1] if ended_by_token else new.tokens
 

@@ -17,7 +17,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what a model said, for training. Here it is only its content."""
+    """The tag `{% generation %}`, which marks a model's answer for training. Here it is only its content."""
 
     tags = {"generation"}
 

@@ -1,6 +1,6 @@
-"""Chat messages to the text a model was trained on: the templates of a checkpoint, and how they are called.
+"""Renders chat messages as the text a model was trained on, with the templates of its checkpoint.
 
-Knows nothing of tokens. Failures of a template are the request's: 400, with what `raise_exception` said.
+Knows nothing of tokens. A failure of a template is the request's: 400, with what `raise_exception` said.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from server.errors import BadRequest
 from server.text.sandbox import make_sandbox
 
 Format = Literal["string", "openai"]
-"""How a template wants a message's content: one string, or the list of parts as the client sent them."""
+"""The form of a message's content in a template: one string, or the parts as the client sent them."""
 
 AskedFormat = Literal["auto", "string", "openai"]
-"""The format to use; "auto" is the one that the template's text shows it wants."""
+"""The form that the operator or a request asks for; "auto" takes the one that the template reads."""
 
 RESERVED = {
     "messages",
@@ -30,23 +30,24 @@ RESERVED = {
     "continue_final_message",
     "chat_template",
 }
-"""Arguments of `render` that `chat_template_kwargs` may not replace."""
+"""The arguments of `render` that `chat_template_kwargs` may not replace."""
 
 _sandbox = make_sandbox()
 
 
 class Compiled:
-    """A template, and what its text tells about the form of its input."""
+    """A compiled template, and what its text says about the form of its input."""
 
     def __init__(self, source: str) -> None:
         tree = _sandbox.parse(source)
         self.render: Callable[[dict[str, object]], str] = _sandbox.from_string(source).render
         self.format: Format = "openai" if _iterates_content(tree) else "string"
         self.takes_both = any(test.name == "string" for test in tree.find_all(nodes.Test))
-        """It asks whether a content is a string, so strings need not be wrapped into parts."""
+        """True if the template asks whether a content is a string: strings then need not be wrapped into
+        parts."""
         named = {constant.value for constant in tree.find_all(nodes.Const) if isinstance(constant.value, str)}
         self.writes_pairs = {"query", "document"} <= named
-        """It knows the roles of two texts that are to be compared."""
+        """True if the template has the roles of two texts that are to be compared."""
 
 
 @lru_cache(maxsize=16)
@@ -84,7 +85,7 @@ class ChatTemplate:
         kwargs: Mapping[str, object] | None = None,
         content_format: AskedFormat | None = None,
     ) -> str:
-        """`content_format` takes the place of the one that the server was started with."""
+        """Renders a conversation. `content_format` replaces the one that the server was started with."""
         compiled = compile_template(self._choose(template, with_tools=tools is not None))
         asked = content_format or self._format
         wanted = compiled.format if asked == "auto" else asked
@@ -102,14 +103,14 @@ class ChatTemplate:
 
     @property
     def writes_pairs(self) -> bool:
-        """The default template is one for scoring a document for a query."""
+        """Whether the default template is one for scoring a document for a query."""
         try:
             return "default" in self._templates and compile_template(self._templates["default"]).writes_pairs
-        except BadRequest:  # a broken template of a checkpoint is told to those who use it
+        except BadRequest:  # a broken template of a checkpoint is an error of the requests that use it
             return False
 
     def _choose(self, template: str | None, *, with_tools: bool) -> str:
-        """A request may name one of the checkpoint's templates, or bring its own."""
+        """The template to use: one of the checkpoint's by name, the request's own, or the default."""
         if template is not None:
             return self._templates.get(template, template)
         if with_tools and "tool_use" in self._templates:
@@ -126,7 +127,7 @@ class ChatTemplate:
 
 
 def _shaped(message: dict[str, Any], compiled: Compiled, wanted: Format) -> dict[str, Any]:
-    """The message with its content in the form that the template reads, tool arguments as objects."""
+    """The message with its content in the form that the template reads, and tool arguments as objects."""
     content = message.get("content")
     if isinstance(content, list) and wanted == "string":
         content = _joined_text(content)
@@ -165,7 +166,7 @@ def _joined_text(parts: list[dict[str, Any]]) -> str:
 
 
 def _with_arguments(call: dict[str, Any]) -> dict[str, Any]:
-    """OpenAI sends a call's arguments as JSON text; templates write them as the object they are."""
+    """The tool call with its arguments as an object, as templates write them, not as JSON text."""
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call
@@ -177,7 +178,7 @@ def _with_arguments(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def _cut_after_final_message(text: str, messages: list[dict[str, Any]]) -> str:
-    """Ends the text where the last message ends, so that the model goes on with it."""
+    """Cuts the text where the last message ends, so that the model continues it."""
     content = messages[-1].get("content") if messages else None
     if isinstance(content, list):
         content = next((part["text"] for part in reversed(content) if part.get("type") == "text"), None)
@@ -217,7 +218,7 @@ def _is_content(node: nodes.Node, aliases: set[str]) -> bool:
 
 
 def read_templates(folder: Path, config: Mapping[str, object]) -> dict[str, str]:
-    """The templates that lie beside a tokenizer. Files of their own win over tokenizer_config.json."""
+    """Reads the templates beside a tokenizer. Files of their own win over tokenizer_config.json."""
     found: dict[str, str] = {}
     match config.get("chat_template"):
         case str() as source:

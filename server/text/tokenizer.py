@@ -1,6 +1,6 @@
-"""Text to token ids and back, with the `tokenizers` library alone: no transformers and no torch here.
+"""Converts text to token ids and back, with the `tokenizers` library alone: no transformers and no torch.
 
-A checkpoint's tokenizer is tokenizer.json, plus what tokenizer_config.json and its neighbours say of special
+A checkpoint's tokenizer is tokenizer.json, and what tokenizer_config.json and its neighbours say of special
 tokens and chat templates. A checkpoint without tokenizer.json is converted once, by another process.
 """
 
@@ -22,7 +22,7 @@ from server.text.detokenizer import ByteText, TextState, WindowText, byte_decodi
 from server.text.template import AskedFormat, ChatTemplate, compile_template, read_templates
 
 LONG_TEXT = 64 << 10
-"""Characters from which a text is encoded in a thread: this much takes about 20 ms."""
+"""A text of so many characters is encoded in a thread: this much takes about 20 ms."""
 
 CONVERSION_SECONDS = 300
 _SOURCES = (
@@ -36,11 +36,11 @@ _SOURCES = (
 
 
 class TokenizerError(ValueError):
-    """The tokenizer cannot be had; the message says why, and what to do."""
+    """Raised when there is no tokenizer; the message says why, and what to do."""
 
 
 class _Bytes(dict[int, bytes]):
-    """Each token's bytes, found once."""
+    """The bytes of each token, computed once."""
 
     def __init__(self, find: Callable[[int], bytes]) -> None:
         super().__init__()
@@ -69,7 +69,8 @@ class Tokenizer:
         self.special_ids = frozenset(id for id, token in added.items() if token.special)
         self.vocab_size = model.get_vocab_size()
         self.longest_token = max(map(len, model.get_vocab()), default=1)
-        """Characters of the longest token: a text of more than n times this has more than n tokens."""
+        """Length of the longest token: a text of more than n times this many characters has more than n
+        tokens."""
         self._decoding = byte_decoding(json.loads(model.to_str())["decoder"])
         self._bytes = _Bytes(self._find_bytes)
         self._visible_bytes = _Bytes(lambda id: b"" if id in self.special_ids else self._bytes[id])
@@ -94,7 +95,7 @@ class Tokenizer:
         *,
         left: bool = False,
     ) -> list[list[int]]:
-        """Each text's tokens, at most `keep`, special ones included; `left` drops a text's beginning."""
+        """Encodes each text; `keep` bounds its tokens, special ones included, `left` drops its beginning."""
         encodings = self._model.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         prefix = self._prefix if add_special_tokens else []
         if keep is None:
@@ -112,9 +113,9 @@ class Tokenizer:
     def encode_pairs(
         self, pairs: Sequence[tuple[str, str]], keep: int | None = None, *, left: bool = False
     ) -> list[tuple[list[int], int]]:
-        """-> the tokens of each two texts as one, and where the second begins if the model tells them apart.
+        """Encodes each pair of texts as one, and finds where the second begins if the model is told.
 
-        Of too long a pair the longer text is cut first, until both are as long.
+        The longer text of too long a pair is cut first, until both are as long.
         """
         encodings = self._model.encode_batch_fast(list(pairs))
         found: list[tuple[list[int], int]] = []
@@ -132,7 +133,7 @@ class Tokenizer:
         return found
 
     def cut_text(self, text: str, tokens: int) -> str:
-        """So much of the text's beginning as makes that many tokens."""
+        """The beginning of a text that has that many tokens."""
         offsets = self._model.encode(text, add_special_tokens=False).offsets
         return text if len(offsets) <= tokens else text[: offsets[tokens - 1][1]]
 
@@ -158,7 +159,7 @@ class Tokenizer:
         return state.push(ids) + state.flush()
 
     def text_state(self, prompt: Sequence[int], skip_special_tokens: bool = True) -> TextState:
-        """The text that follows `prompt`, to be fed as it grows."""
+        """The state of the text that follows `prompt`, to be given its tokens as they come."""
         hidden = self.special_ids if skip_special_tokens else frozenset[int]()
         if self._decoding is None:
             return WindowText(self._decode_all, lambda id: id not in hidden, prompt[-WindowText.LOOK_BACK :])
@@ -188,7 +189,7 @@ class Tokenizer:
         return self._model.decode(list(ids), skip_special_tokens=False)
 
     def _missing_bos(self, named: dict[str, str]) -> list[int]:
-        """The first token that tokenizer_config.json asks for, where tokenizer.json does not add it."""
+        """The token that tokenizer_config.json wants before each text, if tokenizer.json does not add it."""
         bos = self._model.token_to_id(named.get("bos_token", ""))
         if bos is None or self._model.encode("a").ids[:1] == [bos]:
             return []
@@ -196,14 +197,14 @@ class Tokenizer:
 
 
 def _shares(first: int, second: int, room: int) -> tuple[int, int]:
-    """How much of two texts is kept if only so much fits."""
+    """The lengths to which two texts are cut so that both fit."""
     shorter = min(first, second, room // 2)
     longer = min(max(first, second), room - shorter)
     return (shorter, longer) if first <= second else (longer, shorter)
 
 
 def _mark_special(model: tokenizers.Tokenizer, names: Iterable[str]) -> None:
-    """Tokens that the configuration names as special, though tokenizer.json has them as ordinary ones."""
+    """Marks tokens as special that the configuration names and tokenizer.json has as ordinary ones."""
     known = {token.content for token in model.get_added_tokens_decoder().values()}
     missing = [
         name for name in dict.fromkeys(names) if name not in known and model.token_to_id(name) is not None
@@ -219,7 +220,7 @@ def load_tokenizer(
     trust_remote_code: bool = False,
     cache: Path,
 ) -> Tokenizer:
-    """A checkpoint's tokenizer. `chat_template` is a file or a template's text, in place of the folder's."""
+    """Loads a checkpoint's tokenizer. `chat_template` is a file or a template that replaces the folder's."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         path = _converted(folder, cache, trust_remote_code=trust_remote_code) / "tokenizer.json"
@@ -227,13 +228,13 @@ def load_tokenizer(
     named = {**_named_tokens(_read_json(folder / "special_tokens_map.json")), **_named_tokens(config)}
     if chat_template is not None:
         templates = {"default": template_text(chat_template)}
-        # The operator's is checked now. A checkpoint's own may be broken: completions do not need it.
+        # The operator's template is checked now. A checkpoint's own may be broken, as long as none uses it.
         compile_template(templates["default"])
     else:
         templates = _read_templates(folder, config)
     try:
         model = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception
+    except Exception as error:  # the library raises plain Exception
         raise TokenizerError(f"{path.name} of the model cannot be read: {error}") from error
     chat = ChatTemplate(templates, named, content_format)
     return Tokenizer(model, chat, named_tokens=named, add_bos=config.get("add_bos_token") is True)
@@ -250,7 +251,7 @@ def _read_templates(folder: Path, config: dict[str, object]) -> dict[str, str]:
 
 
 def template_text(given: str) -> str:
-    """Jinja text has braces or line breaks; anything else must be a file."""
+    """The template's text. Jinja text has braces or line breaks; anything else must be a file."""
     if "{" in given or "\n" in given:
         return given
     try:
@@ -263,7 +264,7 @@ def template_text(given: str) -> str:
 
 
 def _named_tokens(config: dict[str, object]) -> dict[str, str]:
-    """bos_token, eos_token and the like; each is text, or an object with its text as `content`."""
+    """Named tokens such as bos_token; each is text, or an object with its text as `content`."""
     named: dict[str, str] = {}
     for key, value in config.items():
         text = value.get("content") if isinstance(value, dict) else value
@@ -285,7 +286,7 @@ def _read_json(path: Path) -> dict[str, object]:
 
 
 def _converted(folder: Path, cache: Path, *, trust_remote_code: bool) -> Path:
-    """A folder with the tokenizer.json made from the older files of a checkpoint: made once, then kept."""
+    """A folder with the tokenizer.json made from older files of a checkpoint: made once, then reused."""
     sources = [folder / name for name in _SOURCES if (folder / name).is_file()]
     if not sources:
         raise TokenizerError(
