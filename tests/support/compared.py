@@ -19,7 +19,7 @@ TENSORS = ("positions", "slot_mapping", "query_starts", "kv_lens")
 
 
 class Compared:
-    """Runs every step twice, and asserts that results and what is written to the cache have the same bits."""
+    """Runs every step twice and asserts that the results and the cache have the same bits."""
 
     def __init__(
         self, forward: Callable[..., Tensor], layout: Layout, layers: Sequence[Attention] = ()
@@ -30,10 +30,10 @@ class Compared:
         self._layout = layout
         self._caches = [layer.kv for layer in layers if layer.kv is not None]
         self.sizes: list[tuple[int, int]] = []
-        """Tokens and rows of the steps so far."""
+        """The numbers of tokens and rows of all steps so far."""
         self._runs = 0
         self._replayed = recorded(self._count, library, layout)
-        self._runs = 0  # those that recorded do not count
+        self._runs = 0  # runs that recorded do not count
 
     @property
     def replays(self) -> int:
@@ -50,7 +50,7 @@ class Compared:
         return hidden
 
     def _placed(self, ids: Tensor, step: ForwardContext) -> tuple[Tensor, ForwardContext]:
-        """A small step in the fixed memory, as the layout would bring it there."""
+        """The step, in fixed memory if it is small, as the layout would put it there."""
         if len(ids) > MOST_TOKENS:
             return ids, step
         fixed = self._layout.fixed_inputs(len(ids), len(step.kv_lens))

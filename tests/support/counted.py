@@ -13,12 +13,12 @@ from types import FrameType
 class Calls:
     python: int = 0
     c: int = 0
-    """Of functions that are not written in Python."""
+    """Calls of functions that are not written in Python."""
 
 
 @contextmanager
 def counted() -> Iterator[Calls]:
-    """Calls in this thread, until the end of the block."""
+    """Count the calls in this thread until the end of the block."""
     calls = Calls()
 
     def note(frame: FrameType, event: str, argument: object) -> None:

@@ -1,4 +1,4 @@
-"""The C kernels for each kind of processor that this machine can stand in for."""
+"""The C kernels for each level of processor that this machine can run."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from models.context import ForwardContext
 
 
 def make_step(new: list[int], total: list[int], block_size: int) -> ForwardContext:
-    """Row b computes the last `new[b]` of its `total[b]` tokens. Blocks lie in no order, none is shared."""
+    """A step in which row b computes the last `new[b]` of its `total[b]` tokens. No blocks are shared."""
     width = -(-max(total) // block_size)
     blocks = torch.randperm(len(new) * width).view(len(new), width).int()
     positions = [torch.arange(t - n, t) for n, t in zip(new, total, strict=True)]
@@ -30,7 +30,7 @@ def make_step(new: list[int], total: list[int], block_size: int) -> ForwardConte
 
 
 def make_cache(step: ForwardContext, kv_heads: int, dim: int, dtype: torch.dtype) -> Tensor:
-    """Filled up to the end of each sequence."""
+    """A cache that is filled up to the end of each sequence."""
     blocks, size = step.block_table.numel(), step.block_size
     kv = torch.full((2, blocks, kv_heads, size, dim), torch.nan, dtype=dtype)
     for table, total in zip(step.block_table.long(), step.kv_lens_host, strict=True):

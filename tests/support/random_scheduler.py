@@ -30,7 +30,7 @@ class Life:
 
 
 class RandomScheduler:
-    """Sequences begin, some with another's first blocks, are aborted and preempted at random."""
+    """Begins sequences, some with another's first blocks, and aborts and preempts some, at random."""
 
     def __init__(self, runner: Runner, *, slots: int, block_size: int, seed: int) -> None:
         self.runner = runner

@@ -1,4 +1,4 @@
-"""A moment's look, when kernels are loaded, at whether this machine computes what they should.
+"""Compares the kernels with the reference when they are loaded: once, with small tensors, on this machine.
 
 Compilers and virtual machines have been wrong before, and a slow answer is better than a false one.
 """
@@ -22,7 +22,7 @@ _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 def wrong(
     table: Mapping[str, Callable[..., Any]], specified: Mapping[str, Callable[..., Any]] = vars(reference)
 ) -> list[str]:
-    """The names of operations that differ from those in `specified`, of which there may be fewer."""
+    """The names of operations whose results differ from those in `specified`, as far as they are there."""
     made = torch.Generator().manual_seed(0)
     found = set[str]()
     for dtype, tolerance in _TOLERANCE.items():
@@ -45,11 +45,11 @@ class _Case:
         if "linear" in self.name:
             arguments[1] = table["pack"](arguments[1], gated=self.name == "gated_linear")
         result = table[self.name](*arguments, **self.options)
-        return (result, arguments[3]) if self.name == "rotary_and_cache" else result  # what it wrote, too
+        return (result, arguments[3]) if self.name == "rotary_and_cache" else result  # with the cache
 
 
 def _cases(made: torch.Generator, dtype: torch.dtype) -> list[_Case]:
-    """Sizes that leave a rest everywhere."""
+    """Calls of every operation, with sizes that are no multiples of a vector or a tile."""
 
     def values(*shape: int) -> Tensor:
         return torch.randn(shape, generator=made).to(dtype)
@@ -84,7 +84,7 @@ def _cases(made: torch.Generator, dtype: torch.dtype) -> list[_Case]:
 
 
 def _step() -> ForwardContext:
-    """One sequence whole, one continued, one that decodes."""
+    """A step with a whole prompt, the next chunk of a prompt, and a sequence that decodes."""
     new, total = [5, 4, 1], [5, 13, 6]
     blocks = torch.tensor([[8, 4, 0, 0], [3, 1, 7, 2], [6, 5, 0, 0]], dtype=torch.int32)
     positions = [torch.arange(stop - count, stop) for count, stop in zip(new, total, strict=True)]

@@ -1,6 +1,6 @@
-"""Attention by the C kernels: `csrc/attention.c`, `encoder_attention.c`, and what comes before, `rotary.c`.
+"""Attention by the C kernels: `csrc/attention.c`, `encoder_attention.c`, and `rotary.c` before it.
 
-What they do not know (float16, heads of odd sizes or apart in memory) is the reference's.
+The reference computes what the kernels cannot (float16, heads of odd sizes or apart in memory).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from worker.kernels.cpu.outputs import empty
 from worker.kernels.cpu.shapes import refuse, refuse_window
 
 _MAX_DIM, _TILE = 256, 64
-"""As in `csrc/attention_tile.h`."""
+"""The widest head and the rows of a tile, as in `csrc/attention_tile.h`."""
 
 
 def bind(library: Library) -> dict[str, Callable[..., Any]]:
-    """For `models.ops.use`."""
+    """The operations of this module by name, for `models.ops.use`."""
     return {
         "rotary_and_cache": _rotary_and_cache(library),
         "rotate": _rotate(library),
@@ -56,7 +56,7 @@ def _rotary_and_cache(library: Library) -> Callable[..., Tensor]:
             q_norm = k_norm = None
         _check_heads(q, k, v, kv, context)
         if cos_sin is not None:
-            _check_turn("rotary_and_cache", q, cos_sin)
+            _check_rotation("rotary_and_cache", q, cos_sin)
         if q_norm is not None and k_norm is not None and not q_norm.shape == k_norm.shape == q.shape[2:]:
             refuse("rotary_and_cache", q=q, q_norm=q_norm, k_norm=k_norm)
         if not (_fit(q, k, v) and _suits(kv, q) and _agree(q_norm, k_norm, q.dtype) and _plain(cos_sin)):
@@ -79,7 +79,7 @@ def _rotate(library: Library) -> Callable[..., Tensor]:
     run = library.function("rotate", POINTER, LONG, POINTER, POINTER, LONG, LONG, LONG, LONG, INT, quick=True)
 
     def rotate(x: Tensor, cos_sin: Tensor) -> Tensor:
-        _check_turn("rotate", x, cos_sin)
+        _check_rotation("rotate", x, cos_sin)
         if not (_fit(x) and _plain(cos_sin)):
             return reference.rotate(x, cos_sin)
         out = empty(x.shape, x.dtype)
@@ -161,16 +161,9 @@ def _encoder_attention(library: Library) -> Callable[..., Tensor]:
         out = empty(q.shape, q.dtype)
         added = None if bias is None else bias.float().contiguous()
         run(
-            *(
-                q.data_ptr(),
-                q.stride(0),
-                k.data_ptr(),
-                k.stride(0),
-                v.data_ptr(),
-                v.stride(0),
-                out.data_ptr(),
-            ),
-            *(context.query_starts.data_ptr(), context.query_starts.shape[0] - 1, heads, kv_heads, dim),
+            *(q.data_ptr(), q.stride(0), k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0)),
+            *(out.data_ptr(), context.query_starts.data_ptr(), context.query_starts.shape[0] - 1),
+            *(heads, kv_heads, dim),
             *(scale, -1 if window is None else window, _address(added)),
             *(0 if added is None else added.shape[1] // 2, KINDS[q.dtype]),
         )
@@ -182,26 +175,21 @@ def _encoder_attention(library: Library) -> Callable[..., Tensor]:
 def _check_heads(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, context: ForwardContext) -> None:
     """Refuse keys and values that are not as the cache holds them, one of each for every token."""
     (tokens, _, dim), (_, _, kv_heads, size, kv_dim) = q.shape, kv.shape
-    if (
-        kv_dim != dim
-        or size != context.block_size
-        or k.shape != (tokens, kv_heads, dim)
-        or v.shape != k.shape
-    ):
+    if k.shape != (tokens, kv_heads, dim) or v.shape != k.shape or kv_dim != dim:
         refuse("rotary_and_cache", q=q, k=k, v=v, kv=kv)
-    if context.slot_mapping.shape[0] != tokens:
-        refuse("rotary_and_cache", q=q, slot_mapping=context.slot_mapping)
+    if size != context.block_size or context.slot_mapping.shape[0] != tokens:
+        refuse("rotary_and_cache", q=q, kv=kv, slot_mapping=context.slot_mapping)
 
 
-def _check_turn(operation: str, x: Tensor, cos_sin: Tensor) -> None:
+def _check_rotation(operation: str, x: Tensor, cos_sin: Tensor) -> None:
     """Refuse a rotation of more dimensions than heads have, and that of other tokens."""
-    (tokens, _, dim), (turning, turned) = x.shape, cos_sin.shape
-    if turning != tokens or turned > dim or turned % 2:
+    (tokens, _, dim), (rotations, rotated) = x.shape, cos_sin.shape
+    if rotations != tokens or rotated > dim or rotated % 2:
         refuse(operation, x=x, cos_sin=cos_sin)
 
 
 def _fit(*tensors: Tensor) -> bool:
-    """Whether the kernels know this type and size, and find heads where they look: tokens may lie apart."""
+    """Whether the kernels know this type and width, and the heads of each token lie one after the other."""
     dtype, dim = tensors[0].dtype, tensors[0].shape[2]
     for x in tensors:  # for every layer of every step, so not by a generator, which takes twice as long
         if x.dtype != dtype or x.stride()[1:] != (dim, 1):
@@ -214,11 +202,11 @@ def _suits(kv: Tensor, q: Tensor) -> bool:
 
 
 def _agree(q_norm: Tensor | None, k_norm: Tensor | None, dtype: torch.dtype) -> bool:
-    """Whether there are no norms, or both have weights of the heads' type, or of float32, in one piece."""
+    """Whether there are no norms, or both have contiguous weights of one type: the heads', or float32."""
     if q_norm is None or k_norm is None:
         return True
-    in_one_piece = q_norm.is_contiguous() and k_norm.is_contiguous()
-    return in_one_piece and q_norm.dtype == k_norm.dtype and q_norm.dtype in (dtype, torch.float32)
+    contiguous = q_norm.is_contiguous() and k_norm.is_contiguous()
+    return contiguous and q_norm.dtype == k_norm.dtype and q_norm.dtype in (dtype, torch.float32)
 
 
 def _plain(cos_sin: Tensor | None) -> bool:

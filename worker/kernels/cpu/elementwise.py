@@ -1,6 +1,6 @@
 """Norms, sums and activations by the C kernels: `csrc/norm.c`, `csrc/sum.c` and `csrc/activation.c`.
 
-What they do not know (float16, weights in another type than they expect) is the reference's.
+The reference computes what the kernels cannot (float16, weights in another type than they expect).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from worker.kernels.cpu.shapes import refuse
 
 
 def bind(library: Library) -> dict[str, Callable[..., Any]]:
-    """For `models.ops.use`."""
+    """The operations of this module by name, for `models.ops.use`."""
     return _rms_norms(library) | _layer_norms(library) | _sums(library) | _activations(library)
 
 
@@ -148,9 +148,9 @@ def _activations(library: Library) -> dict[str, Callable[..., Any]]:
 
 
 def _kinds(operation: str, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[int, int] | None:
-    """The kinds of x and of its weights, if the kernels know both: weights are as x is, or float32.
+    """The kinds of x and of its weights; None if the kernels do not know them.
 
-    Raises ValueError if there is not a weight for each column.
+    Weights are of the type of x or float32. Raises ValueError if there is not a weight for each column.
     """
     if weight.shape != (x.shape[-1],) or (bias is not None and bias.shape != weight.shape):
         refuse(operation, x=x, weight=weight, bias=bias)
@@ -169,7 +169,7 @@ def _alike(x: Tensor, residual: Tensor) -> bool:
 
 
 def _rows(x: Tensor) -> tuple[Tensor, int, int, int]:
-    """-> (x or a copy of it in which rows are in one piece, from row to row, rows, width)."""
+    """-> (x, or a copy of it with contiguous rows; the stride of rows; their number; their width)."""
     width = x.shape[-1]
     if x.is_contiguous():
         return x, width, x.numel() // max(width, 1), width

@@ -1,4 +1,4 @@
-"""What a model begins with, by `csrc/embedding.c`: rows of its embedding, and the angles of its positions."""
+"""Token embeddings and rotary angles, with which a model begins, by `csrc/embedding.c`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from worker.kernels.cpu.outputs import empty
 
 
 def bind(library: Library) -> dict[str, Callable[..., Any]]:
-    """For `models.ops.use`."""
+    """The operations of this module by name, for `models.ops.use`."""
     look_up = library.function("embed", POINTER, POINTER, POINTER, LONG, LONG, LONG, quick=True)
     turn = library.function("angles", POINTER, POINTER, POINTER, LONG, LONG, FLOAT, quick=True)
 

@@ -2,8 +2,8 @@
 
 The sources in `csrc/` are compiled for each `Level` of processor, with that level's instructions; a wheel may
 carry the results in `built/`. Where it does not, a C compiler makes the one that this machine needs at first
-use, in two or three seconds, and a cache folder keeps it (`worker/host/machine.py`). Its name holds a digest
-of sources and flags, so that a stale one is never found.
+use, in two or three seconds, and it stays in a cache folder (`worker/host/machine.py`). Its name holds a
+digest of sources and flags, so that a stale one is never found.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ SOURCES = Path(__file__).parents[1] / "csrc"
 BUILT = Path(__file__).parents[1] / "built"
 
 POINTER, LONG, INT, FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
-"""Types of arguments. A tensor goes as its `data_ptr()`, and None is the null pointer."""
+"""Types of arguments. A tensor is passed as its `data_ptr()`, and None as the null pointer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A kind of processor: what /proc/cpuinfo must list, and what the compiler is told."""
+    """A kind of processor: the features that /proc/cpuinfo must list, and the compiler's flags."""
 
     name: str
     needs: tuple[str, ...]
@@ -54,7 +54,7 @@ LEVELS = (
     Level("avx512", ("avx512f", "avx512bw", "avx512vl", "avx512dq", "fma", "bmi2"), _AVX512),
     Level("avx2", ("avx2", "fma", "f16c", "bmi2"), _AVX2),
 )
-"""The best first."""
+"""All levels, the best first."""
 
 # Explicit instructions instead of -march=native, for caches are shared; and not -ffast-math: masks are
 # infinite, and NaN must be seen. Without contraction a number is rounded where the source says so.
@@ -66,7 +66,7 @@ _LINK_FLAGS = ("-pthread", "-shared", "-Wl,-Bsymbolic")
 
 
 class BuildError(RuntimeError):
-    """The library is not to be had on this machine; the message says why."""
+    """The library cannot be built or used on this machine; the message says why."""
 
 
 Record = Callable[[str, int | None, Sequence[Any], Sequence[Any]], None]
@@ -75,7 +75,7 @@ for `replay`, types of arguments, arguments."""
 
 
 class Library:
-    """A level's kernels, in this process."""
+    """The kernels of a level, loaded into this process."""
 
     def __init__(self, level: Level, path: Path) -> None:
         self.level = level
@@ -87,7 +87,10 @@ class Library:
     def function(
         self, name: str, *arguments: Any, quick: bool = False, result: Any = None
     ) -> Callable[..., Any]:
-        """`quick`: takes microseconds, and giving up the interpreter lock meanwhile would cost more."""
+        """The kernel of this name, as a function of arguments of these types.
+
+        `quick`: it takes microseconds, and giving up the interpreter lock meanwhile would cost more.
+        """
         function = getattr(self._quick if quick else self._long, name)
         function.argtypes = arguments
         function.restype = result
@@ -110,14 +113,14 @@ class Library:
             self._record = None
 
     def _entry(self, name: str) -> int | None:
-        """Of the kernel that takes its arguments as words, if there is one."""
+        """The address of the variant of a kernel that takes its arguments as words, if there is one."""
         with suppress(AttributeError):
             return ctypes.cast(self._long[f"{name}_words"], ctypes.c_void_p).value
         return None
 
 
 def levels_here(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[Level]:
-    """What this processor can run, the best first."""
+    """The levels that this processor can run, the best first."""
     if platform.machine() not in ("x86_64", "AMD64") or not cpuinfo.exists():
         return []
     for line in cpuinfo.read_text().splitlines():
@@ -128,13 +131,13 @@ def levels_here(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[Level]:
 
 
 def open_library(level: Level, cache: Path | None = None) -> Library:
-    """As the wheel brought it, or as it was or is now compiled. Raises BuildError.
+    """Load a level's library: from the wheel, from the cache, or compiled now. Raises BuildError.
 
     `cache`: the folder for what is compiled here, if not the user's.
     """
     cache = cache or cache_folder()
     for path in _places(level, cache):
-        with suppress(OSError):  # made for another system, or where nothing may be executed
+        with suppress(OSError):  # made for another system, or in a folder where nothing may be executed
             if path.exists():
                 return Library(level, path)
     with suppress(OSError):  # a home that cannot be written
@@ -147,9 +150,9 @@ def open_library(level: Level, cache: Path | None = None) -> Library:
 
 
 def prepare(cache: Path | None = None) -> None:
-    """Compile what `open_library` would compile for the best level here, for one who has other things to do.
+    """Compile what `open_library` would compile for the best level here, in the time before it is called.
 
-    Raises what `build` does.
+    Raises BuildError, and OSError if the cache cannot be written.
     """
     cache = cache or cache_folder()
     for level in levels_here()[:1]:
@@ -158,13 +161,13 @@ def prepare(cache: Path | None = None) -> None:
 
 
 def build(level: Level, folder: Path) -> Path:
-    """Compile a level's library into a folder. Raises BuildError, and OSError if the folder is of no use."""
+    """Compile a level's library into a folder. Raises BuildError, and OSError if that cannot be written."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         raise BuildError("there is no C compiler (cc)")
     started = time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
-    # In a folder of its own, and then moved: another process may be doing the same.
+    # In a temporary folder, and then moved: another process may be doing the same.
     with (
         tempfile.TemporaryDirectory(dir=folder, prefix="build-") as scratch,
         ThreadPoolExecutor(usable_cores()) as pool,
@@ -191,13 +194,13 @@ def _run(command: list[str]) -> None:
 
 
 def build_all(folder: Path) -> list[Path]:
-    """Every level, for a wheel: each machine finds its own."""
+    """Compile every level, for a wheel: each machine finds its own."""
     with ThreadPoolExecutor() as pool:
         return list(pool.map(lambda level: build(level, folder), LEVELS))
 
 
 def _places(level: Level, cache: Path) -> list[Path]:
-    """Where the library may be already."""
+    """The paths where the library may be already."""
     return [folder / _file_name(level) for folder in (BUILT, cache)]
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,15 +15,16 @@ from worker.host.memory import Arena
 from worker.kernels.cpu import portable, quantized
 from worker.kernels.cpu.library import INT, LONG, POINTER, Library
 from worker.kernels.cpu.outputs import empty
+from worker.kernels.cpu.portable import Table
 from worker.kernels.cpu.quantized import HEAD, Scheme
 from worker.kernels.cpu.shapes import refuse
 
 FLOAT32, BFLOAT16 = 0, 1
 KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
-"""The number types that kernels compute with, as `kind` in `csrc/vec.h` has them."""
+"""The number types that kernels compute with: `kind` in `csrc/vec.h`."""
 
 FUNCTIONS = {None: 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4}
-"""As `function` in `csrc/functions.h`."""
+"""The activations that kernels compute: `function` in `csrc/functions.h`."""
 
 
 class _Weights(ctypes.Structure):
@@ -53,23 +53,33 @@ class Packed(nn.Parameter):
 
     described: _Weights
     address: int
-    """Of the description."""
+    """The address of `described`."""
     inputs: int
     outputs: int
     columns: int
-    """Of what `linear` makes with it: of a gated matrix half as many as it has rows."""
+    """The width of a product: of a gated matrix, half its outputs."""
     numbers: torch.dtype
     bytes_before: int
-    """Of the matrix as it was loaded."""
+    """The bytes of the matrix as it was loaded."""
 
 
-def bind(library: Library, scheme: Scheme | None = None) -> dict[str, Callable[..., Any]]:
-    """`pack`, `linear` and `gated_linear`, for `models.ops.use`. `scheme`: quantize what is packed."""
+def bind(library: Library, scheme: Scheme | None = None) -> Table:
+    """`pack`, `linear` and `gated_linear`, for `models.ops.use`. `scheme`: how `pack` quantizes matrices."""
     other = portable.TABLE if scheme is None else quantized.table(scheme)
+    linear = _linear(library, other)
+
+    def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, kind: str) -> Tensor:
+        if type(weight) is not Packed:
+            return other["gated_linear"](x, weight, bias, kind)
+        return linear(x, weight, bias, kind=kind)
+
+    return {"pack": _pack(library, scheme, other), "linear": linear, "gated_linear": gated_linear}
+
+
+def _pack(library: Library, scheme: Scheme | None, other: Table) -> Callable[..., Tensor]:
     size = library.function("packed_bytes", POINTER, result=LONG)
     fill = library.function("pack", POINTER, POINTER)
     quantize = library.function("pack_quantized", POINTER, POINTER, POINTER, INT)
-    run = library.function("linear", POINTER, POINTER, LONG, POINTER, POINTER, LONG, LONG, INT, INT)
     arena = Arena()
 
     def pack(*parts: Tensor, gated: bool = False, wide: bool = False) -> Tensor:
@@ -90,7 +100,7 @@ def bind(library: Library, scheme: Scheme | None = None) -> dict[str, Callable[.
         packed.columns = outputs // 2 if gated else outputs
         packed.numbers, packed.bytes_before = dtype, sum(part.nbytes for part in parts)
         described.panels = packed.data_ptr()
-        held = [part.contiguous() for part in parts]  # by a name, or they would be gone before they are read
+        held = [part.contiguous() for part in parts]  # named, or they would be freed before they are read
         matrix = (_Part * len(held))(*((part.data_ptr(), len(part)) for part in held))
         if chosen is None:
             fill(address, ctypes.addressof(matrix))
@@ -98,6 +108,12 @@ def bind(library: Library, scheme: Scheme | None = None) -> dict[str, Callable[.
             largest = (ctypes.c_float * len(chosen.largest))(*chosen.largest)
             quantize(address, ctypes.addressof(matrix), ctypes.addressof(largest), len(largest))
         return packed
+
+    return pack
+
+
+def _linear(library: Library, other: Table) -> Callable[..., Tensor]:
+    run = library.function("linear", POINTER, POINTER, LONG, POINTER, POINTER, LONG, LONG, INT, INT)
 
     def linear(
         x: Tensor, weight: Tensor, bias: Tensor | None = None, *, kind: str | None = None, wide: bool = False
@@ -119,21 +135,9 @@ def bind(library: Library, scheme: Scheme | None = None) -> dict[str, Callable[.
             x, stride = x.contiguous(), inputs
         out = empty((rows, weight.columns), torch.float32 if wide else x.dtype)
         run(
-            weight.address,
-            x.data_ptr(),
-            stride,
-            None if bias is None else bias.data_ptr(),
-            out.data_ptr(),
-            weight.columns,
-            rows,
-            KINDS[out.dtype],
-            FUNCTIONS[kind],
+            *(weight.address, x.data_ptr(), stride, None if bias is None else bias.data_ptr()),
+            *(out.data_ptr(), weight.columns, rows, KINDS[out.dtype], FUNCTIONS[kind]),
         )
         return out
 
-    def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, kind: str) -> Tensor:
-        if type(weight) is not Packed:
-            return other["gated_linear"](x, weight, bias, kind)
-        return linear(x, weight, bias, kind=kind)
-
-    return {"pack": pack, "linear": linear, "gated_linear": gated_linear}
+    return linear

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 
 from worker.kernels import check
 from worker.kernels.cpu import attention, elementwise, embedding, linear, pooling, portable, quantized
 from worker.kernels.cpu.library import INT, BuildError, Library, levels_here, open_library
+from worker.kernels.cpu.portable import Table
 
 logger = logging.getLogger(__name__)
 
-Table = Mapping[str, Callable[..., Any]]
-"""For `models.ops.use`."""
-
 
 def open_kernels(threads: int, quantization: str | None = None) -> Table:
-    """What is best on this machine. `threads`: how many compute, in all of this process.
+    """The fastest operations that this machine can run. `threads`: how many compute, in all of this process.
 
-    Beside the kernels' own, torch has one thread for the little that is left to it: others would keep cores
-    busy for milliseconds after each of its operations, waiting for the next.
+    Beside the kernels' threads torch gets one for the little that is left to it: others would keep cores busy
+    for milliseconds after each of its operations, waiting for the next.
     """
     library, table = choose()
     torch.set_num_threads(threads if library is None else 1)
@@ -33,12 +29,13 @@ def open_kernels(threads: int, quantization: str | None = None) -> Table:
 
 
 def bind(library: Library) -> Table:
+    """All operations of a library."""
     binds = embedding.bind, linear.bind, elementwise.bind, attention.bind, pooling.bind
     return {name: operation for bind in binds for name, operation in bind(library).items()}
 
 
 def _quantizing(library: Library | None, name: str) -> Table:
-    """Linear layers alone."""
+    """The operations of linear layers, which are all that quantization changes."""
     scheme = quantized.find_scheme(name)
     plain = quantized.table(scheme)
     if library is None:
@@ -53,7 +50,10 @@ def _quantizing(library: Library | None, name: str) -> Table:
 
 @functools.cache
 def choose() -> tuple[Library | None, Table]:
-    """Once for the process: no library means that there is none for this machine."""
+    """The library of kernels for this machine, and the operations; None, and torch's, if there is none.
+
+    Chosen once in a process.
+    """
     reason = "they need a processor with AVX2, and Linux"
     for level in levels_here():
         try:

@@ -1,4 +1,4 @@
-"""What becomes of the rows of a text, by `csrc/pooling.c`."""
+"""The mean of a text's rows, and rows of length 1, by `csrc/pooling.c`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from worker.kernels.cpu.outputs import empty
 
 
 def bind(library: Library) -> dict[str, Callable[..., Any]]:
-    """For `models.ops.use`."""
+    """The operations of this module by name, for `models.ops.use`."""
     add_up = library.function("mean", POINTER, LONG, LONG, LONG, POINTER, INT)
     scale = library.function("normalize", POINTER, LONG, LONG, LONG, POINTER, quick=True)
 

@@ -1,7 +1,7 @@
 """Operations on a CPU by torch alone, for processors and number types that the C kernels do not know.
 
 In float32 a row has the same bits whatever other rows are beside it, so a text has the same vector alone and
-in any batch. In half precision it has them by torch's own operations, which are used as they are.
+in any batch. In half precision torch's own operations keep to that, and are used as they are.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ from torch import Tensor
 
 from models.ops import reference
 
+Table = Mapping[str, Callable[..., Any]]
+"""Operations by name, for `models.ops.use`."""
+
 
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *, kind: str | None = None, wide: bool = False
 ) -> Tensor:
-    """By oneDNN, as torch itself does in half precision: it adds up each row in the same order.
+    """Multiply by oneDNN, as torch itself does in half precision: it adds up each row in the same order.
 
     In float32 torch calls MKL, which sums products of up to 11 rows in another order than larger ones: a
     short text would have other digits alone than in a batch. oneDNN is the faster of the two from 8 rows on,
@@ -40,9 +43,10 @@ def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, kind: str) -> T
 
 
 def activation(x: Tensor, kind: str) -> Tensor:
-    """The last digit that torch's own loops compute depends on where in memory a number stands: the ends of
-    each thread's share go another way. In float32 these are therefore made of functions that have no such
-    ends. It costs 3 % of a gated layer. In half precision the digit is rounded away.
+    """The same digits wherever in memory a number lies, which torch's own loops do not give in float32.
+
+    The ends of each thread's share take another path there. So these are made of functions without such ends,
+    which costs 3 % of a gated layer. In half precision the digit is rounded away.
     """
     own = _FLOAT32.get(kind) if x.dtype == torch.float32 else None
     return reference.activation(x, kind) if own is None else own(x)
@@ -59,7 +63,7 @@ def _silu(x: Tensor) -> Tensor:
 
 
 def _gelu(x: Tensor) -> Tensor:
-    return F.gelu(x.contiguous())  # oneDNN's, which wants it in one piece
+    return F.gelu(x.contiguous())  # oneDNN's, which needs contiguous memory
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:
@@ -69,11 +73,11 @@ def _gelu_tanh(x: Tensor) -> Tensor:
 
 _FLOAT32: dict[str, Callable[[Tensor], Tensor]] = {"silu": _silu, "gelu": _gelu, "gelu_tanh": _gelu_tanh}
 
-TABLE: Mapping[str, Callable[..., Any]] = {
+TABLE: Table = {
     "pack": reference.pack,
     "linear": linear,
     "gated_linear": gated_linear,
     "activation": activation,
     "gated": gated,
 }
-"""For `models.ops.use`."""
+"""All operations of this module."""

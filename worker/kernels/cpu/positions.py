@@ -54,7 +54,7 @@ class Inputs:
             self.block_table[:rows],
         )
 
-    def laid(self, block_size: int, counts: list[int], ends: list[int]) -> StepTokens:
+    def step_tokens(self, block_size: int, counts: list[int], ends: list[int]) -> StepTokens:
         """The ids, and the context of a step in which sequences get `counts` tokens and then have `ends`."""
         return self.ids, ForwardContext(
             positions=self.positions,
@@ -85,11 +85,11 @@ class Layout:
         )
         largest = Inputs.make(MOST_TOKENS, MOST_TOKENS, slots.most_blocks)
         self.fixed_inputs = lru_cache(maxsize=256)(largest.first)
-        """The inputs of all small steps with so many tokens and rows."""
+        """The function from numbers of tokens and rows to the inputs of all small steps of that size."""
 
     def small_batch(self, tokens: int, rows: int) -> StepTokens:
-        """The ids and the context of a small step, with anything in them, and nothing that the host knows."""
-        return self.fixed_inputs(tokens, rows).laid(self._slots.block_size, [], [])
+        """The ids and the context of a small step: any values, and nothing in the lists of the host."""
+        return self.fixed_inputs(tokens, rows).step_tokens(self._slots.block_size, [], [])
 
     def __call__(self, columns: Columns, slots: Slots, packet: Packet) -> Callable[[], StepTokens]:
         return lambda: self._lay_out(columns)
@@ -105,4 +105,4 @@ class Layout:
             *(slots.block_table.data_ptr(), slots.most_blocks, slots.block_size if slots.paged else 0),
             *(*inputs.addresses, blocks, inputs.block_table.shape[1]),
         )
-        return inputs.laid(slots.block_size, columns.counts, columns.ends)
+        return inputs.step_tokens(slots.block_size, columns.counts, columns.ends)

@@ -1,7 +1,7 @@
-"""Quantized linear layers: what a matrix becomes when it is loaded, and the operations on it in plain torch.
+"""Quantized linear layers in plain torch: how matrices are quantized, and the operations that read them.
 
-The operations here are the specification of `csrc/quantized.h`, which computes with the very numbers that
-`quantize` makes, and stand in for it on processors, systems and number types that the C kernels do not know.
+The operations here are the specification of `csrc/quantized.h`, which computes with exactly the numbers that
+`quantize` makes. They replace it on processors, systems and number types that the C kernels do not know.
 """
 
 from __future__ import annotations
@@ -20,16 +20,19 @@ from worker.kernels.cpu import portable
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    bits: int
-    """Of an element."""
-    group: int
-    """So many inputs of a row have one scale, in the matrix and in what it is multiplied with."""
-    input_bits: int
-    """16: nothing is lost that could be measured. 8: takes half the time in large batches."""
-    largest: tuple[float, ...]
-    """What the largest element of a group may become, with the other sign: the best of these is taken.
+    """The numbers of a way to quantize."""
 
-    Of 16 whole numbers one more is negative, and somewhat finer steps are worth it if a few elements are cut.
+    bits: int
+    """Bits of an element of the matrix."""
+    group: int
+    """Inputs of a row that share a scale, in the matrix and in the rows that it is multiplied with."""
+    input_bits: int
+    """Bits to which inputs are rounded. 16 lose nothing that could be measured; 8 take half the time in large
+    batches."""
+    largest: tuple[float, ...]
+    """Whole numbers that the largest element of a group may become, with the other sign: the best is taken.
+
+    There is one more negative number than positive ones, and finer steps may be worth cutting a few elements.
     """
 
 
@@ -40,10 +43,10 @@ SCHEMES: Mapping[str, Scheme] = {
 }
 
 HEAD = SCHEMES["int8"]
-"""Of matrices whose results are wanted in float32, in every mode: LM heads decide between near neighbours."""
+"""The scheme of matrices with float32 results, in every mode: LM heads decide between near neighbours."""
 
 _ELEMENTS = 1 << 20
-"""That are made of floats, or made into them, at a time: more would not stay in the caches."""
+"""Elements converted at a time: more would not stay in the caches."""
 
 
 def find_scheme(name: str) -> Scheme:
@@ -53,7 +56,7 @@ def find_scheme(name: str) -> Scheme:
 
 
 def quantize(weight: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
-    """[N, K] -> whole numbers [N, K] int8, and what a 1 in a group stands for [N, groups] bfloat16."""
+    """[N, K] -> whole numbers [N, K] int8, and the scale of each group [N, groups] bfloat16."""
     outputs, inputs = weight.shape
     values = torch.empty(outputs, inputs, dtype=torch.int8)
     scales = torch.empty(outputs, -(-inputs // scheme.group), dtype=torch.bfloat16)
@@ -66,7 +69,7 @@ def quantize(weight: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
 
 
 def widen(values: Tensor, scales: Tensor, scheme: Scheme) -> Tensor:
-    """What `quantize` made of a matrix, as float32 [N, K]."""
+    """The results of `quantize` as a float32 matrix [N, K]."""
     groups = _in_groups(values, scheme) * scales.float().unsqueeze(-1)
     return groups.flatten(1)[:, : values.shape[1]]
 
@@ -81,7 +84,7 @@ def round_inputs(x: Tensor, scheme: Scheme) -> Tensor:
 
 
 class Quantized(nn.Parameter):
-    """A matrix as these operations hold it: in each row its numbers, of 4 bits two in a byte, then scales."""
+    """A matrix of bytes: in each row its numbers (of 4 bits, two in a byte), then its scales."""
 
     scheme: Scheme
     inputs: int
@@ -98,7 +101,7 @@ class Quantized(nn.Parameter):
         return packed
 
     def parts(self) -> Iterator[Tensor]:
-        """As float32, so many rows at a time."""
+        """The matrix in float32, some rows at a time."""
         scale_bytes = 2 * -(-self.inputs // self.scheme.group)
         for rows in _slices(len(self), self.inputs):
             values, scales = self.data[rows].tensor_split([-scale_bytes], dim=1)
@@ -109,7 +112,7 @@ class Quantized(nn.Parameter):
 
 
 def table(scheme: Scheme) -> Mapping[str, Callable[..., Any]]:
-    """For `models.ops.use`: linear layers whose matrices are quantized by `pack`."""
+    """The operations of linear layers whose matrices are quantized by `pack`, for `models.ops.use`."""
 
     def pack(*parts: Tensor, gated: bool = False, wide: bool = False) -> Tensor:
         return Quantized.of(reference.pack(*parts), HEAD if wide else scheme)
@@ -134,7 +137,7 @@ def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, kind: str) -> T
 
 
 def describe_savings(name: str, parameters: Iterable[Tensor]) -> str:
-    """What came of it; for the log. Raises ValueError if nothing was quantized."""
+    """The size of all weights now and before, for the log. Raises ValueError if none is quantized."""
     before, after, found = 0, 0, False
     for parameter in parameters:
         bytes_before = getattr(parameter, "bytes_before", None)
@@ -150,7 +153,7 @@ def describe_savings(name: str, parameters: Iterable[Tensor]) -> str:
 
 
 def _multiply(x: Tensor, weight: Quantized, bias: Tensor | None) -> Tensor:
-    """-> float32."""
+    """The product of inputs and a matrix, in float32."""
     rounded = round_inputs(x, weight.scheme)
     out = torch.cat([portable.linear(rounded, part) for part in weight.parts()], dim=-1)
     return out if bias is None else out + bias.float()
@@ -162,12 +165,12 @@ def _slices(rows: int, width: int) -> Iterator[slice]:
 
 
 def _in_groups(x: Tensor, scheme: Scheme) -> Tensor:
-    """[N, K] -> [N, groups, group] float32; what is missing to a whole group is 0."""
+    """[N, K] -> [N, groups, group] float32; the last group is filled with zeros."""
     return F.pad(x.float(), (0, -x.shape[1] % scheme.group)).unflatten(1, (-1, scheme.group))
 
 
 def _rounded(groups: Tensor, largest: float, scheme: Scheme) -> tuple[Tensor, Tensor]:
-    """-> whole numbers [n, groups, group] float32, scales [n, groups, 1] bfloat16."""
+    """Round groups to whole numbers [n, groups, group] float32 with scales [n, groups, 1] bfloat16."""
     low, high = groups.aminmax(dim=-1, keepdim=True)
     scale = (torch.where(high > -low, high, low) / -largest).bfloat16()
     half = 1 << (scheme.bits - 1)
@@ -175,7 +178,7 @@ def _rounded(groups: Tensor, largest: float, scheme: Scheme) -> tuple[Tensor, Te
 
 
 def _nearest(candidates: list[tuple[Tensor, Tensor]], groups: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each group the one with the least error."""
+    """Take the candidate with the least error for each group."""
     if len(candidates) == 1:
         return candidates[0]
     errors = torch.cat(

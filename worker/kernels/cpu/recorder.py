@@ -152,8 +152,8 @@ class _UnreadStep(ForwardContext):
 
 
 _aten = torch.ops.aten
-_MEET_THE_HOST = {_aten.lift_fresh.default, _aten.resolve_conj.default, _aten.resolve_neg.default}
-"""The first brings numbers from the host, the others come before it reads some by `tolist` or `numpy`."""
+_HOST_OPS = {_aten.lift_fresh.default, _aten.resolve_conj.default, _aten.resolve_neg.default}
+"""Operations that bring numbers from the host, or come before it reads some by `tolist` or `numpy`."""
 
 
 class _OpWatcher(TorchDispatchMode):
@@ -161,13 +161,13 @@ class _OpWatcher(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Without this, torch would import its compiler to keep it away from here, which takes a second."""
+        """Spare torch the import of its compiler, which it would keep from here: that takes a second."""
         return False
 
     def __torch_dispatch__(
         self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if not func.is_view or func in _MEET_THE_HOST:
+        if not func.is_view or func in _HOST_OPS:
             raise Unrecordable(f"it needs {func}")
         out = func(*args, **(kwargs or {}))
         memory = args[0].untyped_storage().data_ptr()

@@ -1,4 +1,4 @@
-// Activation functions where no linear layer comes before them, and gates.
+// Activation functions, and gated ones, of rows that do not come directly from a linear layer.
 #include "functions.h"
 #include "threads.h"
 #include "words.h"
@@ -7,7 +7,7 @@ typedef struct {
     const void *x;
     long x_stride;
     void *out;
-    long width;  // of `out`
+    long width;  // columns of `out`
     int gated;
     function f;
     kind k;
@@ -51,7 +51,7 @@ static void activate_rows(const void *task, long first, long last) {
 
 enum { GRAIN = 4096 };  // elements that are worth handing to another thread
 
-// gated: x has 2 * width columns, gates and then what they are multiplied with. out is contiguous.
+// gated: x has 2 * width columns, gates and then the values they are multiplied with. out is contiguous.
 EXPORT void activation(const void *x, long x_stride, void *out, long rows, long width, int gated, int f, int k) {
     activation_task t = {x, x_stride, out, width, gated, f, k};
     spread(rows, grain_of(GRAIN, width), activate_rows, &t);

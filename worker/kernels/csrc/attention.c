@@ -1,9 +1,9 @@
 // Causal attention over the paged cache, in place, for any mix of rows that compute one new token and rows that
 // compute many.
 //
-// A row with one new token, whose heads are whole vectors, goes by `attention_row.h`, any other by
-// `attention_tile.h`. So a token's bits depend on whether its row computes others beside it, and on nothing else: not
-// on other rows, on threads, nor on the chunks of 2 tokens and more in which a prompt is computed.
+// A row with one new token, whose heads are whole vectors, is computed by `attention_row.h`, any other by
+// `attention_tile.h`. So a token's bits depend on whether its row has other new tokens, and on nothing else: not on
+// other rows, not on threads, and not on the chunks of 2 tokens and more in which a prompt is computed.
 #include <stdlib.h>
 
 #include "attention_row.h"
@@ -23,10 +23,10 @@ typedef struct {
     long window;  // 0: none
     scoring scoring;
     const unit *units;
-    // Of rows whose chunks are units of their own:
-    long chunks;   // at most, of one
+    // If the chunks of a row are units of their own:
+    long chunks;   // the most chunks of a row
     float *parts;  // [split, kv_heads, chunks, group, part_size]
-    int *missing;  // [split, kv_heads] chunks
+    int *missing;  // [split, kv_heads]: chunks that are not yet computed
 } paged;
 
 INLINE long group_of(const paged *p) { return p->heads / p->kv_heads; }
@@ -38,7 +38,7 @@ INLINE long first_seen(const paged *p, long position) {
     return p->window && position >= p->window ? position - p->window + 1 : 0;
 }
 
-// Where the keys of a head lie from `position` on, up to the end of the cache block; so do its values.
+// The index of a head's key at `position`, and of its value; those up to the end of the cache block follow.
 INLINE long place_of(const paged *p, long row, long head, long position) {
     long block = p->block_table[row * p->table_width + position / p->block_size];
     return ((block * p->kv_heads + head) * p->block_size + position % p->block_size) * p->scoring.dim;
@@ -46,7 +46,7 @@ INLINE long place_of(const paged *p, long row, long head, long position) {
 
 INLINE long left_in_block(const paged *p, long position) { return p->block_size - position % p->block_size; }
 
-// The rows of positions [start, start + count).
+// Finds the keys and values of positions [start, start + count).
 INLINE void find_rows(const paged *p, kind k, long row, long head, long start, long count, const void **keys,
                       const void **values) {
     for (long i = 0; i < count;) {
@@ -58,7 +58,7 @@ INLINE void find_rows(const paged *p, kind k, long row, long head, long start, l
     }
 }
 
-// Into the second cache, while something else is computed.
+// Prefetches keys and values into the second-level cache.
 INLINE void fetch_rows(const paged *p, kind k, long row, long head, long start, long stop) {
     for (long next; start < stop; start = next) {
         next = least(stop, start + left_in_block(p, start));
@@ -70,7 +70,7 @@ INLINE void fetch_rows(const paged *p, kind k, long row, long head, long start, 
     }
 }
 
-// Some of the new tokens of a row: a tile has every query head that shares the key head.
+// Computes some of the new tokens of a row, with all query heads that share the key head.
 INLINE void attend_tile(const paged *p, scoring s, const unit *u, long head) {
     tile *t = scratch(sizeof(tile));
     long group = group_of(p), rows = u->count * group, token = p->query_starts[u->row] + u->first;
@@ -102,7 +102,7 @@ INLINE void attend_chunk(const paged *p, scoring s, row_memory *m, const unit *u
     row_chunk(m, s, group_of(p), keys, parts);
 }
 
-// One chunk of many; whoever computes the last one of them puts them all together.
+// Computes one of a row's chunks; the thread that computes the last one merges them all.
 INLINE void attend_split(const paged *p, scoring s, row_memory *m, const unit *u, long head, void *out) {
     long group = group_of(p), size = group * part_size(s), of = u->split * p->kv_heads + head;
     long length = p->kv_lens[u->row], before = first_seen(p, length - 1) / CHUNK;
@@ -113,7 +113,7 @@ INLINE void attend_split(const paged *p, scoring s, row_memory *m, const unit *u
     finish_parts(out, parts, s, group);
 }
 
-// The new token of a row that has only one.
+// Computes the new token of a row that has only one.
 INLINE void attend_row(const paged *p, scoring s, const unit *u, long head) {
     long group = group_of(p), size = group * part_size(s);
     long place = (p->query_starts[u->row] * p->heads + head * group) * s.dim;
@@ -165,13 +165,13 @@ static long row_units(const paged *p, long row, unit *units, int split) {
     return n;
 }
 
-// Where there are few rows, all with one new token, the chunks of each are shared out.
+// Whether chunks are units of their own: if there are few rows, all with one new token.
 static int is_split(const paged *p) {
     return p->query_starts[p->rows] == p->rows && p->rows * p->kv_heads < 4 * threads && p->chunks > 1 &&
            is_single(p, 0);
 }
 
-enum { SMALL = 512 };  // keys of all heads that one thread is done with before another has come
+enum { SMALL = 512 };  // keys of all heads that one thread has computed before another wakes up
 
 static void run(paged *p, int split, unit *units, unit *sorted) {
     long n = 0, cost = 0;
@@ -199,7 +199,7 @@ static void run_split(paged *p, unit *units, unit *sorted) {
 }
 
 // q and out [tokens, heads, dim], kv [2, blocks, kv_heads, block_size, dim], all contiguous. dim is a multiple of 8 up
-// to MAX_DIM, and up to TILE heads share a key head. softcap and window: 0 where there are none.
+// to MAX_DIM, and up to TILE heads share a key head. softcap and window are 0 if there are none.
 EXPORT void attention(const void *q, void *out, const void *kv, long blocks, long kv_heads, long block_size, long dim,
                       long heads, const int *query_starts, const int *kv_lens, const int *block_table,
                       long table_width, long rows, float scale, float softcap, long window, int kind) {
@@ -215,7 +215,7 @@ EXPORT void attention(const void *q, void *out, const void *kv, long blocks, lon
     int split = is_split(&p);
     if (split) most = rows * p.chunks;
     unit *units = malloc(2 * most * sizeof(unit));
-    if (units == NULL) abort();  // as torch would throw: there is no memory left
+    if (units == NULL) abort();  // out of memory, where torch would throw
     if (split) run_split(&p, units, units + most);
     else run(&p, 0, units, units + most);
     free(units);

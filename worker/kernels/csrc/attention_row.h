@@ -1,21 +1,21 @@
-// Attention of a single new token: the query heads that share a head of keys, over a chunk of keys.
+// Attention of a single new token: the query heads that share a key head, over a chunk of keys.
 //
-// Memory bounds it, so every row is fetched some time before its turn, wherever the block table has it. The lanes of
-// a vector are dimensions. Chunks begin at multiples of CHUNK in the sequence and are put together in their order, by
-// one thread or by several, so the bits of a result do not depend on who computed what.
+// Memory bounds it, so every row of the cache is prefetched some time before it is used. The lanes of a vector are
+// dimensions. Chunks begin at multiples of CHUNK in the sequence and are merged in their order, whether one thread
+// computed them or several, so the bits of a result do not depend on that.
 #pragma once
 
 #include "attention_tile.h"
 
 enum {
     CHUNK = 256,
-    AHEAD = 40,     // rows between a fetch and its use
+    AHEAD = 40,     // rows between a prefetch and its use
     PAST = AHEAD + 4,
-    HEADS = 4,      // that are computed at a time,
-    HEAD_VECS = 8,  // with so many vectors of dimensions of at most 2 heads, and half as many of more
+    HEADS = 4,      // heads that are computed at a time
+    HEAD_VECS = 8,  // vectors of dimensions at a time, of up to 2 heads; half as many of more
 };
 
-// Memory of one thread. The caller fills in the rows: keys, then values, then any PAST rows.
+// The memory of one thread. The caller fills in the rows: keys, then values, then PAST rows of anything.
 typedef struct {
     const void *rows[2 * CHUNK + PAST];
     float *queries;  // [head][word], each head padded to whole vectors
@@ -25,7 +25,7 @@ typedef struct {
 
 INLINE long padded(long words) { return ceil_div(words, LANES) * LANES; }
 
-// What is known of a head after some keys: the largest score, the sum of weights, and that of weighted values.
+// The state of a head after some keys: the largest score, the sum of weights, and the sum of weighted values.
 INLINE long part_size(scoring s) { return 2 + s.dim; }
 
 // `query` [group, dim]
@@ -60,7 +60,7 @@ INLINE void add_words(vec sums[HEADS][4], const void *const *keys, const float *
     }
 }
 
-// Four keys at a time. What is past the last one are values, whose scores nobody reads.
+// Four keys at a time. Past the last key come values, whose scores are not read.
 INLINE void score_heads(const row_memory *m, scoring s, long keys, long head, const int heads) {
     long words = words_of(s), whole = words / LANES * LANES;
     const float *queries = m->queries + head * padded(words);
@@ -124,7 +124,7 @@ INLINE void value_dims(const row_memory *m, scoring s, const void *const *rows, 
     for (; dim < s.dim; dim += LANES) value_heads(m, s, rows, keys, head, heads, dim, 1, parts);
 }
 
-// A function of its own for each number of heads: in one that had them all, the loops would lack registers.
+// There is a function for each number of heads: one for all of them would not have enough registers.
 typedef struct {
     void (*score)(const row_memory *m, scoring s, long keys, long head);
     void (*value)(const row_memory *m, scoring s, const void *const *rows, long keys, long head, float *parts);
@@ -149,7 +149,7 @@ static const loops row_loops[][HEADS] = {
     [BFLOAT16] = {LOOP(BFLOAT16, 1), LOOP(BFLOAT16, 2), LOOP(BFLOAT16, 3), LOOP(BFLOAT16, 4)},
 };
 
-// parts [group][part_size] of the `keys` whose rows the caller has filled in.
+// Computes the parts [group][part_size] of the `keys` whose rows the caller has filled in.
 INLINE void row_chunk(row_memory *m, scoring s, long group, long keys, float *parts) {
     for (long head = 0; head < group; head += HEADS)
         row_loops[s.kind][least(HEADS, group - head) - 1].score(m, s, keys, head);
@@ -158,7 +158,7 @@ INLINE void row_chunk(row_memory *m, scoring s, long group, long keys, float *pa
         row_loops[s.kind][least(HEADS, group - head) - 1].value(m, s, m->rows + keys, keys, head, parts);
 }
 
-// Adds what is known of the next keys.
+// Merges the state after the next keys into that of the keys before.
 INLINE void merge_parts(float *into, const float *next, scoring s, long group) {
     for (long head = 0; head < group; head++, into += part_size(s), next += part_size(s)) {
         float largest = into[0] > next[0] ? into[0] : next[0];

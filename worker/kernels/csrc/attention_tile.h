@@ -2,11 +2,11 @@
 //
 // The lanes of every vector are query rows, so nothing is ever summed across lanes: a key is read where it lies, a
 // word at a time for all rows, and a row's arithmetic is the same whatever rows are beside it. Blocks begin at
-// multiples of KEYS in the sequence, and one that a row does not see leaves its bits as they are. So they do not
+// multiples of KEYS in the sequence, and a block that a row does not see leaves its bits unchanged. So they do not
 // depend on where a prompt is cut into tiles or chunks either.
 //
-// Where the processor multiplies pairs of bfloat16, a word is such a pair: neighbours in a query and a key, or the
-// same dimension of two values. Else it is one float32, and bfloat16 keys and values are widened first.
+// If the processor multiplies pairs of bfloat16, a word is such a pair: neighbours in a query and a key, or the same
+// dimension of two values. Otherwise it is one float32, and bfloat16 keys and values are widened first.
 #pragma once
 
 #include "pairs.h"
@@ -14,42 +14,42 @@
 
 enum { TILE = 64, KEYS = 64, MAX_DIM = 256 };
 
-enum { TALL = 8 };  // rows of the sums that registers hold, if they are one vector wide
+enum { TALL = 8 };  // rows of sums that the registers hold, if a row is one vector wide
 #if defined(__AVX512F__)
-enum { ROWS = 4, VECS = 4 };  // and of those that registers are filled best with
+enum { ROWS = 4, VECS = 4 };  // rows and vectors of sums that fill the registers best
 #else
 enum { ROWS = 4, VECS = 2 };
 #endif
 
 #define LOG2_E 1.44269504f
-#define LOWEST -1.0e30f  // the largest score of a row that has seen none,
-#define UNSEEN -3.0e38f  // and one whose weight is 0 even then
+#define LOWEST -1.0e30f  // the largest score of a row that has seen no key
+#define UNSEEN -3.0e38f  // the score of a key that is not seen: its weight is 0 even beside LOWEST
 
 typedef struct {
     kind kind;
     long dim;
-    float scale;    // to the base of 2, as all scores here
-    float softcap;  // 0: none
+    float scale;    // times log2(e): all scores here are exponents of 2
+    float softcap;  // 0: scores are not capped
     int biased;     // whether a tile's `bias` is added
 } scoring;
 
-// Memory of one thread. The caller fills in the rows.
+// The memory of one thread. The caller fills in the rows.
 typedef struct {
     float queries[MAX_DIM * TILE];  // [word][row]
-    float out[MAX_DIM * TILE];      // [dimension][row], yet to be divided by `total`
-    float scores[KEYS * TILE];      // [key][row]; then weights [word of keys][row]
+    float out[MAX_DIM * TILE];      // [dimension][row], not yet divided by `total`
+    float scores[KEYS * TILE];      // [key][row]; later weights [word of keys][row]
     float largest[TILE], total[TILE], decay[TILE];
-    float first[TILE], last[TILE];                         // positions that each row sees; both never fall
-    const void *query_rows[TILE];                          // those beyond the tile's end repeat another
+    float first[TILE], last[TILE];                         // positions that each row sees, in ascending order
+    const void *query_rows[TILE];                          // past the tile's last row, another one is repeated
     void *out_rows[TILE];
-    const void *key_rows[KEYS + TALL], *value_rows[KEYS];  // of a block
-    float bias[TILE + KEYS];                               // of row r and key i: bias[KEYS + r - i]
+    const void *key_rows[KEYS + TALL], *value_rows[KEYS];  // rows of a block
+    float bias[TILE + KEYS];                               // bias[KEYS + r - i] is that of row r and key i
     float wide_keys[KEYS * MAX_DIM], wide_values[KEYS * MAX_DIM];
 } tile;
 
 INLINE long words_of(scoring s) { return in_pairs(s.kind) ? s.dim / 2 : s.dim; }
 
-// Where word i of a query or a key lies, and words [i, i + LANES), of which `left` are there.
+// The address of word i of a query or a key, and the vector of words [i, i + LANES), of which `left` exist.
 INLINE kind word_kind(scoring s) { return in_pairs(s.kind) ? FLOAT32 : s.kind; }
 INLINE const void *word_at(const void *row, long i, scoring s) { return at(row, i, word_kind(s)); }
 INLINE vec load_words(const void *row, long i, long left, scoring s) {
@@ -80,7 +80,7 @@ INLINE void tile_begin(tile *t, scoring s) {
     for (long row = 0; row < TILE; row++) t->largest[row] = LOWEST, t->total[row] = 0, t->decay[row] = 0;
 }
 
-// scores[key][lane] of rows x vecs of them.
+// Computes scores[key][lane] of `rows` keys and `vecs` vectors of queries.
 INLINE void score_block(tile *t, scoring s, long key, long lane, const int rows, const int vecs) {
     vec sums[TALL][VECS];
     const float *k[TALL], *q = t->queries + lane;
@@ -101,7 +101,7 @@ INLINE void score_block(tile *t, scoring s, long key, long lane, const int rows,
             vec_store(scores + r * TILE + c * LANES, vec_mul(sums[r][c], vec_all(s.scale)), FLOAT32);
 }
 
-// out[dimension][lane], by the weights of `words` of keys.
+// Adds weighted values to out[dimension][lane] for `words` of keys.
 INLINE void value_block(tile *t, scoring s, long words, int fresh, long dim, long lane, const int rows,
                         const int vecs) {
     vec sums[TALL][VECS];
@@ -140,7 +140,7 @@ INLINE void value_all(tile *t, scoring s, long words, int fresh, long lanes) {
         for (long dim = 0; dim < s.dim; dim += TALL) value_block(t, s, words, fresh, dim, lane, TALL, 1);
 }
 
-// Scores of a vector of rows become weights, in place; `keys` is even if words are pairs.
+// Turns the scores of a vector of rows into weights, in place; `keys` is even if words are pairs.
 INLINE void weigh(tile *t, scoring s, long keys, long lane) {
     float *column = t->scores + lane;
     vec before = vec_load(t->largest + lane, FLOAT32), largest = before;
@@ -187,7 +187,7 @@ INLINE void hide_scores(tile *t, long start, long keys, long lane) {
     }
 }
 
-// Keys and values as the products want them: rows of words.
+// Keys and values in the form that products read: rows of words.
 INLINE void widen_row(float *wide, const void *row, long dim) {
     for (long d = 0; d < dim; d += LANES)
         vec_store_upto(wide + d, vec_load_upto(at(row, d, BFLOAT16), dim - d, BFLOAT16), dim - d, FLOAT32);
@@ -219,7 +219,7 @@ INLINE void prepare_rows(tile *t, scoring s, long keys) {
     for (long key = keys; key % TALL; key++) t->key_rows[key] = t->key_rows[keys - 1];
 }
 
-// The block of keys at positions [start, start + keys), whose rows the caller has filled in, for `rows` queries.
+// Computes a block of keys at positions [start, start + keys), whose rows the caller has filled in, for `rows` queries.
 INLINE void tile_block(tile *t, scoring s, long start, long keys, long rows, int fresh) {
     long lanes = ceil_div(rows, LANES) * LANES, even = keys + (in_pairs(s.kind) & keys);
     prepare_rows(t, s, keys);
@@ -239,7 +239,7 @@ INLINE void tile_end(tile *t, scoring s, long rows) {
         vec share = vec_div(vec_all(1.0f), vec_load(t->total + row, FLOAT32));
         for (long dim = 0; dim < s.dim; dim += LANES) {
             vec square[LANES];
-            for (int d = 0; d < LANES; d++) {  // past the last dimension lies anything, which is not stored
+            for (int d = 0; d < LANES; d++) {  // past the last dimension are garbage values, which are not stored
                 square[d] = vec_mul(vec_load(t->out + (dim + d) * TILE + row, FLOAT32), share);
             }
             vec_transpose(square);

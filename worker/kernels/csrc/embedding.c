@@ -1,4 +1,4 @@
-// What a model begins with: rows of its embedding, and the rotary angles of its positions.
+// Token embeddings and rotary angles, with which a model begins.
 #include "threads.h"
 #include "words.h"
 
@@ -7,10 +7,10 @@ typedef struct {
     const int64_t *ids;
     char *out;
     long width;  // in bytes
-    long ids_known;
+    long ids_known;  // rows of the table
 } lookup;
 
-// An id that the table does not have becomes NaN, in every type: its sequence fails, and no other.
+// An id that the table does not have gets a row of NaN (0xff in every type), so only its sequence fails.
 static void look_up(const void *task, long first, long last) {
     const lookup *l = task;
     for (long i = first; i < last; i++) {
@@ -52,7 +52,7 @@ static void find_angles(const void *task, long first, long last) {
     }
 }
 
-enum { ANGLES = 1024 };  // that are worth handing to another thread
+enum { ANGLES = 1024 };  // angles that are worth handing to another thread
 
 // out [tokens, 2 * pairs]: cosines, then sines.
 EXPORT void angles(const int64_t *positions, const float *frequencies, void *out, long tokens, long pairs,

@@ -1,6 +1,6 @@
 // Attention of encoders: a query sees the keys of its own text, all of them or those near it.
 //
-// A text is computed in tiles that begin at multiples of its own tokens, so its bits are the same in any batch.
+// Tiles begin at multiples of a number of tokens within each text, so a text has the same bits in any batch.
 #include <stdlib.h>
 
 #include "attention_tile.h"
@@ -9,19 +9,19 @@
 #include "words.h"
 
 typedef struct {
-    const void *q, *k, *v;  // [tokens, heads, dim]; heads are contiguous, tokens these strides apart:
+    const void *q, *k, *v;  // [tokens, heads, dim]; the heads of a token are contiguous, tokens have these strides:
     long q_stride, k_stride, v_stride;
     void *out;                // [tokens, heads, dim]
     const int *query_starts;  // [rows + 1]
     long rows, heads, kv_heads;
     long window;        // positions that are seen on each side; -1: all
-    const float *bias;  // [heads, 2 * reach + 1], by how far a key stands after its query; NULL: there is none
+    const float *bias;  // [heads, 2 * reach + 1], by the distance from query to key; NULL: there is none
     long reach;
     scoring scoring;
     const unit *units;
 } packed;
 
-// The biases of a tile whose first row stands at `position`, for the keys from `start` on.
+// Fills in the biases of a tile whose first row is at `position`, for the keys from `start` on.
 INLINE void lay_bias(const packed *p, tile *t, long head, long position, long start) {
     const float *bias = p->bias + head * (2 * p->reach + 1) + p->reach;
     for (long i = 1; i < KEYS + TILE; i++) {
@@ -67,7 +67,7 @@ INLINE void do_units(const packed *p, long first, long last, kind k) {
 static void do_float32(const void *task, long first, long last) { do_units(task, first, last, FLOAT32); }
 static void do_bfloat16(const void *task, long first, long last) { do_units(task, first, last, BFLOAT16); }
 
-// dim is a multiple of 8 up to MAX_DIM, and up to TILE heads share a key head; with a bias, each has its own.
+// dim is a multiple of 8 up to MAX_DIM. Up to TILE heads share a key head; with a bias, none share one.
 EXPORT void encoder_attention(const void *q, long q_stride, const void *k, long k_stride, const void *v, long v_stride,
                               void *out, const int *query_starts, long rows, long heads, long kv_heads, long dim,
                               float scale, long window, const float *bias, long reach, int kind) {
@@ -75,7 +75,7 @@ EXPORT void encoder_attention(const void *q, long q_stride, const void *k, long 
                 {kind, dim, scale * LOG2_E, 0, bias != NULL}, NULL};
     long step = TILE / (heads / kv_heads), most = rows + query_starts[rows] / step, n = 0;
     unit *units = malloc(2 * most * sizeof(unit));
-    if (units == NULL) abort();  // as torch would throw: there is no memory left
+    if (units == NULL) abort();  // out of memory, where torch would throw
     for (long row = 0; row < rows; row++) {
         long length = query_starts[row + 1] - query_starts[row], seen = window < 0 ? length : least(length, 2 * window);
         for (long first = 0; first < length; first += step) {

@@ -1,10 +1,10 @@
-// The tokens of a step, one after the other: which they are, where they stand, and where their keys go.
+// The tokens of a step, one after the other: their ids, positions, and places in the cache.
 #include "vec.h"
 
-// columns [3, rows]: of each sequence its row in the tables, its first position in this step, and how many there are.
-// tokens and blocks are the tables, with rows so wide; block_size is 0 where there is no cache. Results: ids, positions
-// and places of the tokens, query_starts [rows + 1], kv_lens [rows], and `own` [rows, own_width], of which the first
-// own_blocks columns are written.
+// columns [3, rows]: the slot of each sequence, its first position in this step, and its number of new tokens. tokens
+// and blocks are the tables, with rows of these widths; block_size is 0 if there is no cache. Results: ids, positions
+// and places of the tokens, query_starts [rows + 1], kv_lens [rows], and the block table of the step, `own`
+// [rows, own_width], of which the first own_blocks columns are written.
 EXPORT void lay_out(const int *columns, long rows, const int *tokens, long tokens_width, const int *blocks,
                     long blocks_width, long block_size, int64_t *ids, int64_t *positions, int64_t *places,
                     int *query_starts, int *kv_lens, int *own, long own_blocks, long own_width) {

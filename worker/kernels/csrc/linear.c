@@ -1,4 +1,4 @@
-// x [rows, inputs] times a packed matrix, with what follows it: a bias, an activation, a gate.
+// x [rows, inputs] times a packed matrix, followed by a bias, an activation and a gate, if there are any.
 //
 // An output is summed up over the inputs in their order, in float32, in one accumulator, however many rows there
 // are: so it has the same bits alone and in any batch. Rows are computed in tiles, whose sums fill the registers
@@ -14,20 +14,20 @@
 #include "weights.h"
 #include "words.h"
 
-// How a tile is computed: by vectors, by AMX, or from a quantized matrix.
+// The functions that compute a tile: by vectors, by AMX, or from a quantized matrix.
 typedef struct {
-    long rows;    // in a tile at most
-    long dwords;  // of a row that is laid
+    long rows;    // the most rows of a tile
+    long dwords;  // the size of a row as `lay` writes it
     void (*lay)(uint32_t *to, const char *x, long stride, long rows, const weights *w);
     void (*multiply)(const uint32_t *x, long rows, const weights *w, long panel, fetch ahead, float *sums);
-} way;
+} method;
 
-static way way_for(const weights *w) {
-    if (w->bits) return (way){quantized_rows(w), quantized_dwords(w), lay_quantized, multiply_quantized};
+static method method_for(const weights *w) {
+    if (w->bits) return (method){quantized_rows(w), quantized_dwords(w), lay_quantized, multiply_quantized};
 #if defined(__AMX_BF16__)
-    if (w->kind == BFLOAT16) return (way){AMX_ROWS, laid_dwords(w), lay_blocks, multiply_amx};
+    if (w->kind == BFLOAT16) return (method){AMX_ROWS, laid_dwords(w), lay_blocks, multiply_amx};
 #endif
-    return (way){TILE_ROWS, laid_dwords(w), lay_dwords, multiply_vec};
+    return (method){TILE_ROWS, laid_dwords(w), lay_dwords, multiply_vec};
 }
 
 #if defined(__AMX_BF16__)
@@ -38,7 +38,7 @@ enum { MOST_ROWS = TILE_ROWS };
 
 typedef struct {
     const weights *w;
-    way way;
+    method method;
     const char *x;
     long x_stride;  // in bytes
     const void *bias;
@@ -48,18 +48,18 @@ typedef struct {
     function function;
     long rows;
     long tiles;
-    long groups;  // of tiles: a panel's tiles are shared out among threads where there are few panels
+    long groups;  // groups of tiles: if there are few panels, threads share the tiles of each
     uint32_t *laid;
 } product;
 
-// Tiles are as equal as can be, for a low one does not fill the registers.
+// Tiles are as equal as possible, because one with few rows does not fill the registers.
 INLINE long tile_start(const product *p, long tile) { return p->rows * tile / p->tiles; }
 
 static void lay_tiles(const void *task, long first, long last) {
     const product *p = task;
     for (long tile = first; tile < last; tile++) {
         long start = tile_start(p, tile), rows = tile_start(p, tile + 1) - start;
-        p->way.lay(p->laid + start * p->way.dwords, p->x + start * p->x_stride, p->x_stride, rows, p->w);
+        p->method.lay(p->laid + start * p->method.dwords, p->x + start * p->x_stride, p->x_stride, rows, p->w);
     }
 }
 
@@ -107,8 +107,8 @@ static void finish_tile(const product *p, const float *sums, long start, long ro
 
 enum { AHEAD_BYTES = 4096 };
 
-// What a tile brings from memory: its panel, a little ahead; or of the next panel the share that falls to one of
-// `tiles`, since this panel has come already.
+// The memory that a tile prefetches: its own panel, a little ahead; or if this panel is in the cache because it has
+// several tiles, its share of the next panel.
 INLINE fetch fetch_for(const product *p, long panel, long tile, long tiles) {
     long lines = panel_bytes(p->w) / (PANEL * 4), step = PANEL * 4 / tiles;
     if (tiles == 1) return (fetch){(const char *)panel_of(p->w, panel) + AHEAD_BYTES, step};
@@ -124,16 +124,15 @@ static void multiply(const void *task, long first, long last) {
         for (long tile = begin; tile < end; tile++) {
             long start = tile_start(p, tile), rows = tile_start(p, tile + 1) - start;
             fetch ahead = fetch_for(p, panel, tile - begin, end - begin);
-            p->way.multiply(p->laid + start * p->way.dwords, rows, p->w, panel, ahead, sums);
+            p->method.multiply(p->laid + start * p->method.dwords, rows, p->w, panel, ahead, sums);
             finish_tile(p, sums, start, rows, panel);
         }
     }
 }
 
-// So many rows are laid out at once as stay in the second-level cache beside a panel.
-enum { LAID_BYTES = 512 << 10 };
+enum { LAID_BYTES = 512 << 10 };  // rows that are laid out at once: they stay in the second-level cache beside a panel
 
-// Units with little to do are taken some at once. Those with several tiles are not: the last to end is waited for.
+// Several small units are taken at once. Units of several tiles are not, because the last one to end is waited for.
 INLINE long grain_for(const product *p, long units) {
     enum { TILES = 4 };
     long grain = least(units / (4 * threads), TILES * p->groups / p->tiles);
@@ -142,20 +141,20 @@ INLINE long grain_for(const product *p, long units) {
 
 EXPORT void linear(const weights *w, const void *x, long x_stride, const void *bias, void *out, long out_stride,
                    long rows, int out_kind, int function) {
-    way way = way_for(w);
-    long panels = panels_of(w), most = LAID_BYTES / (way.dwords * 4) / way.rows * way.rows;
-    if (most < way.rows) most = way.rows;
+    method method = method_for(w);
+    long panels = panels_of(w), most = LAID_BYTES / (method.dwords * 4) / method.rows * method.rows;
+    if (most < method.rows) most = method.rows;
     long blocks = ceil_div(rows, most);
-    product p = {.w = w, .way = way, .bias = bias, .out_kind = out_kind, .function = function};
+    product p = {.w = w, .method = method, .bias = bias, .out_kind = out_kind, .function = function};
     p.x_stride = x_stride * width_of(w->kind);
     p.out_stride = out_stride * width_of(out_kind);
-    p.laid = scratch((rows < most ? rows : most) * way.dwords * 4 + 64);
+    p.laid = scratch((rows < most ? rows : most) * method.dwords * 4 + 64);
     for (long block = 0; block < blocks; block++) {
         long start = rows * block / blocks;
         p.rows = rows * (block + 1) / blocks - start;
         p.x = (const char *)x + start * p.x_stride;
         p.out = (char *)out + start * p.out_stride;
-        p.tiles = ceil_div(p.rows, way.rows);
+        p.tiles = ceil_div(p.rows, method.rows);
         p.groups = least(p.tiles, ceil_div(4 * threads, panels));
         spread(p.tiles, 4, lay_tiles, &p);
         long units = panels * p.groups;

@@ -1,4 +1,4 @@
-// Norms of rows, and of the sum of two. Everything is added up in float32, in the same order for every row.
+// Norms of rows, and of sums of two rows. Everything is added up in float32, in the same order for every row.
 #include "threads.h"
 #include "words.h"
 
@@ -18,7 +18,7 @@ typedef struct {
     int centred;
 } norm;
 
-// x + residual, rounded as the sum that is kept; -> where the row to be normalised is.
+// Writes x + residual, rounded, if there is a residual; -> the row to be normalised.
 INLINE const void *add_row(const norm *n, long row, kind k) {
     const char *x = at(n->x, row * n->x_stride, k);
     if (n->residual == NULL) return x;
@@ -77,7 +77,7 @@ static void normalise_rows(const void *task, long first, long last) {
 
 enum { GRAIN = 16384 };  // elements that are worth handing to another thread
 
-// out and sum are contiguous. In float32 the weight is too.
+// out and sum are contiguous. If x is float32, so is the weight.
 EXPORT void rms_norm(const void *x, long x_stride, const void *residual, long residual_stride, const void *weight,
                      void *out, void *sum, long rows, long width, float eps, int kind, int weight_kind) {
     norm n = {x, x_stride, residual, residual_stride, sum, weight, NULL, out, width, eps, kind, weight_kind, 0};
@@ -89,7 +89,7 @@ EXPORT void rms_norm_words(const word *a) {
              a[7].whole, a[8].whole, a[9].real, (int)a[10].whole, (int)a[11].whole);
 }
 
-// The bias is of the weight's kind.
+// The bias has the weight's type.
 EXPORT void layer_norm(const void *x, long x_stride, const void *residual, long residual_stride, const void *weight,
                        const void *bias, void *out, void *sum, long rows, long width, float eps, int kind,
                        int weight_kind) {

@@ -1,4 +1,4 @@
-// Brings a matrix into panels; once for each, when it is loaded.
+// Packs a matrix into panels, when it is loaded.
 #include "threads.h"
 #include "weights.h"
 
@@ -18,7 +18,7 @@ static void pack_panels(const void *task, long first, long last) {
             long row = row_at(w, panel, column);
             rows[column] = row < w->outputs ? row_of(p->from, row, row_bytes) : NULL;
         }
-        for (long start = 0; start < dwords; start += 16) {  // a line of memory of each row at a time
+        for (long start = 0; start < dwords; start += 16) {  // one cache line of each row at a time
             long stop = least(start + 16, dwords), stop_whole = least(stop, whole);
             for (long column = 0; column < PANEL; column++) {
                 const char *from = rows[column];

@@ -1,4 +1,4 @@
-// Brings a matrix into panels of whole numbers; once for each, when it is loaded.
+// Packs a matrix into panels of whole numbers, when it is loaded.
 #include "threads.h"
 #include "weights.h"
 
@@ -31,10 +31,10 @@ INLINE group round_group(const float *x, bf16 scale, const weights *w) {
     return to;
 }
 
-// The best of several scales: the largest element becomes each of `largest`, with the other sign.
+// Tries several scales, by which the largest element becomes each of `largest` with the other sign; -> the best.
 INLINE group quantize(const packing *p, const char *from, long count) {
     float x[GROUP_MOST] = {0};
-    vec high = vec_zero(), low = vec_zero();  // the rest of the last group is zeros anyway
+    vec high = vec_zero(), low = vec_zero();  // the last group is filled up with zeros
     for (long i = 0; i < count; i += LANES) {
         vec v = vec_load_upto(at(from, i, p->to->kind), count - i, p->to->kind);
         vec_store(x + i, v, FLOAT32);
@@ -82,7 +82,7 @@ static void pack_panels(const void *task, long first, long last) {
     }
 }
 
-// `largest` are so many as `count`.
+// `largest` has `count` numbers.
 EXPORT void pack_quantized(const weights *to, const part *matrix, const float *largest, int count) {
     packing task = {to, matrix, largest, count};
     spread(panels_of(to), 1, pack_panels, &task);

@@ -1,5 +1,5 @@
-// What attention needs of vectors beside `vec.h`: products of pairs of bfloat16, where the processor has them, and
-// sums and squares across lanes.
+// Vector functions that only attention needs: products of pairs of bfloat16, if the processor has them, sums across
+// lanes, and transposition.
 #pragma once
 
 #include "vec.h"
@@ -16,14 +16,14 @@ INLINE vec pairs_narrow(vec a, vec b) {
 INLINE vec pairs_join(vec a, vec b) {  // both widened
     return _mm512_castsi512_ps(_mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(a), 16), _mm512_castps_si512(b)));
 }
-#else  // never called, but the code that would call them must compile
+#else  // never called, but the code that calls them must compile
 INLINE int in_pairs(kind k) { return (void)k, 0; }
 INLINE vec pairs_fma(vec a, vec b, vec sum) { return (void)a, (void)b, sum; }
 INLINE vec pairs_narrow(vec a, vec b) { return (void)b, a; }
 INLINE vec pairs_join(vec a, vec b) { return (void)b, a; }
 #endif
 
-// The sums of 4 vectors, each added up in the same order.
+// Sums the lanes of 4 vectors, each in the same order.
 INLINE void vec_sum4(float *to, const vec v[4]) {
 #if defined(__AVX512F__)
     __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(v[0], v[1]), _mm512_unpackhi_ps(v[0], v[1]));
@@ -36,7 +36,7 @@ INLINE void vec_sum4(float *to, const vec v[4]) {
     _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
 }
 
-// Rows become columns.
+// Transposes a square: rows become columns.
 #if defined(__AVX512F__)
 INLINE void vec_transpose(vec r[16]) {
     __m512 t[16];

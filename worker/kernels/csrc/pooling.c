@@ -1,4 +1,4 @@
-// What becomes of the rows of a text: their mean, and rows of length 1. In float32, summed up in the order of rows.
+// The mean of a text's rows, summed up in their order in float32, and rows divided by their length.
 #include "threads.h"
 
 enum { AT_ONCE = 4, BLOCK = AT_ONCE * LANES };  // columns that are summed up side by side
@@ -48,7 +48,7 @@ typedef struct {
     float *out;
 } lengths;
 
-static const float SHORTEST = 1e-12f;  // a row of zeros stays one
+static const float SHORTEST = 1e-12f;  // so that a row of zeros stays a row of zeros
 
 static void normalize_rows(const void *task, long first, long last) {
     const lengths *n = task;

@@ -1,6 +1,6 @@
 // A tile of rows times a panel of a quantized matrix: whole numbers multiplied and added up without rounding.
 //
-// The inputs are rounded to whole numbers too, each group of a row on a scale of its own: to 16 bits, which beside
+// The inputs are rounded to whole numbers too, each group of a row with its own scale: to 16 bits, which beside
 // elements of 8 bits loses nothing that could be measured, or to 8, which takes half the time. A group's sum is exact,
 // so it is the same with any instructions; groups are added up in their order, in float32. So a row has the same bits
 // alone, in any batch, and on every kind of processor.
@@ -9,7 +9,7 @@
 #include "quantized_rows.h"
 #include "tile.h"
 
-// A vector of int32. Not the type of the intrinsics, which is of longs: gcc would copy sums from one to the other.
+// A vector of int32. The type of the intrinsics is one of longs, and gcc would copy sums from one to the other.
 typedef int32_t whole __attribute__((vector_size(LANES * 4)));
 
 #if LANES == 16
@@ -37,7 +37,7 @@ INLINE whole add_words(whole sum, whole w, whole x) {
 #endif
 
 #if defined(__AVX512VNNI__)
-// A quad of each row times those of the columns; the parts of x are `apart`.
+// Adds the products of a quad of each row with those of the columns; the parts of x are `apart` dwords apart.
 INLINE void step_quad(whole sums[][2][COLUMNS], const uint32_t *x, long apart, int rows, int parts, const whole *w) {
     for (int r = 0; r < rows; r++) {
         for (int p = 0; p < parts; p++) {
@@ -48,7 +48,7 @@ INLINE void step_quad(whole sums[][2][COLUMNS], const uint32_t *x, long apart, i
     }
 }
 
-// As many quads as four bytes of each column hold.
+// Adds the products of the quads that four bytes of each column hold: one of 8 bits, or two of 4 bits.
 INLINE void step(whole sums[][2][COLUMNS], const uint32_t *x, long apart, int rows, int parts, int bits,
                  const whole *w) {
     whole low[COLUMNS], high[COLUMNS];
@@ -79,7 +79,7 @@ INLINE void step(whole sums[][2][COLUMNS], const uint32_t *x, long apart, int ro
 }
 #endif
 
-// Adds what a group has come to.
+// Adds the sums of a group, scaled, to the outputs.
 INLINE void add_group(float *out, whole sums[][2][COLUMNS], int rows, int each, const void *scales, const uint32_t *x) {
     vec scale[COLUMNS];
     for (int c = 0; c < COLUMNS; c++) scale[c] = vec_load(at(scales, c * LANES, BFLOAT16), BFLOAT16);
@@ -92,7 +92,7 @@ INLINE void add_group(float *out, whole sums[][2][COLUMNS], int rows, int each, 
     }
 }
 
-// each: how many sums a product has.
+// each: the number of sums that a product has.
 INLINE void quantized_tile(int rows, int bits, int each, const uint32_t *head, const weights *w, const char *panel,
                            fetch ahead, float *out) {
     const uint32_t *x = head + head_dwords(w) * rows;

@@ -1,18 +1,18 @@
-// How the rows of a tile lie in memory to be multiplied with a quantized matrix: rounded to whole numbers, side by
-// side. First of each group of inputs the rows' scales and what their sums start with; then one part or two, which
-// have of each quad of inputs a dword of each row.
+// The rows of a tile as they are multiplied with a quantized matrix: rounded to whole numbers, side by side. First
+// come, for each group of inputs, the scales of the rows and the values that their sums start with; then one part or
+// two, which have a dword of each row for each quad of inputs.
 #pragma once
 
 #include "rows.h"
 #include "weights.h"
 
 #if defined(__AVX512VNNI__)
-// Bytes. Inputs of 16 bits are two parts with sums of their own, 256 times the first and once the second.
+// Parts are bytes. Inputs of 16 bits have two parts, each with its sums: 256 times the first plus the second.
 enum { BYTES = 1, QUANTIZED_ROWS = 12 };
 INLINE int parts_of(const weights *w) { return w->input_bits / 8; }
 INLINE int sums_of(const weights *w) { return parts_of(w); }
 #else
-// Words. The even inputs are one part and the odd ones the other, and all have one sum.
+// Parts are words of 16 bits. The even inputs are one part and the odd ones the other, and all have one sum.
 enum { BYTES = 0, QUANTIZED_ROWS = LANES == 16 ? 6 : 2 };
 INLINE int parts_of(const weights *w) { return (void)w, 2; }
 INLINE int sums_of(const weights *w) { return (void)w, 1; }
@@ -22,11 +22,11 @@ INLINE long quantized_rows(const weights *w) { return QUANTIZED_ROWS / sums_of(w
 
 INLINE long head_dwords(const weights *w) { return groups_of(w) * (1 + sums_of(w)); }
 
-// Of one row as `lay_quantized` writes it.
+// The size of a row as `lay_quantized` writes it.
 INLINE long quantized_dwords(const weights *w) { return head_dwords(w) + quads_of(w) * parts_of(w); }
 
-// Whole numbers up to `most` for `count` inputs, and zeros up to whole vectors; -> what a 1 stands for. What is not
-// finite makes `finite` NaN.
+// Rounds `count` inputs to whole numbers up to `most`, with zeros up to whole vectors; -> the scale. Inputs that are
+// not finite make `finite` NaN.
 INLINE float round_inputs(int16_t *to, const char *x, long count, kind k, float most, vec *finite) {
     vec largest = vec_zero();
     for (long i = 0; i < count; i += LANES) {
@@ -44,10 +44,10 @@ INLINE float round_inputs(int16_t *to, const char *x, long count, kind k, float 
 enum { CHUNK = 256 };  // inputs that are rounded before they are laid; whole groups
 
 typedef struct {
-    uint32_t parts[2][16][CHUNK / 4];  // of up to 16 rows, as many as `turn` takes
+    uint32_t parts[2][16][CHUNK / 4];  // of up to 16 rows, which is what `transpose_rows` takes
 } rounded;
 
-// Of a group of one row: the parts, and of each sum what it would be with a matrix of ones.
+// Splits a group of one row into parts, and computes what each sum would be with a matrix of ones.
 INLINE void split(rounded *to, long row, long quad, const int16_t *words, long quads, int32_t *sums, const weights *w) {
     uint32_t *first = &to->parts[0][row][quad], *second = &to->parts[1][row][quad];
     int8_t upper[GROUP_MOST], lower[GROUP_MOST];
@@ -73,8 +73,8 @@ INLINE void split(rounded *to, long row, long quad, const int16_t *words, long q
     }
 }
 
-// Rounds up to CHUNK inputs of a row, from `group` on. Elements of the matrix are stored without a sign, so much too
-// high: for that sums start lower.
+// Rounds up to CHUNK inputs of a row, from `group` on. Elements of the matrix are stored without a sign, too high by
+// 2^(bits - 1), so sums start with the negative of that times the inputs.
 INLINE void round_row(rounded *to, uint32_t *head, const char *x, long row, long rows, long group, const weights *w) {
     int16_t words[GROUP_MOST + LANES];
     float most = w->input_bits == 16 ? 32639.0f : 127.0f, scale = 0.0f;  // of 32639 the upper byte is 127
@@ -89,7 +89,7 @@ INLINE void round_row(rounded *to, uint32_t *head, const char *x, long row, long
         for (int s = 0; s < sums_of(w); s++) head[(1 + s) * rows] = (uint32_t)-(sums[s] << (w->bits - 1));
         head += (1 + sums_of(w)) * rows;
     }
-    scale += vec_sum(finite);  // one that is NaN is enough
+    scale += vec_sum(finite);  // NaN in any lane makes it NaN
     memcpy(head - (1 + sums_of(w)) * rows, &scale, 4);
 }
 
@@ -103,7 +103,7 @@ static void lay_quantized(uint32_t *to, const char *x, long stride, long rows, c
             const uint32_t *from = chunk.parts[p][0];
             uint32_t *part = parts + (p * quads_of(w) + start) * rows;
             for (done = 0; done + 16 <= quads; done += 16)
-                turn(part + done * rows, (const char *)(from + done), CHUNK, rows);
+                transpose_rows(part + done * rows, (const char *)(from + done), CHUNK, rows);
             for (long r = 0; r < rows; r++)
                 for (long i = done; i < quads; i++) part[i * rows + r] = from[r * CHUNK / 4 + i];
         }

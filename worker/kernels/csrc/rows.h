@@ -1,17 +1,17 @@
-// How the rows of a tile lie in memory for its innermost loop: side by side, input by input.
+// The rows of a tile as its innermost loop reads them: side by side, input by input.
 #pragma once
 
 #include "weights.h"
 
 #if defined(__AVX512BF16__)
-#define DOTS 1  // products of pairs of bfloat16 in one instruction; else both are widened, the rows beforehand
+#define DOTS 1  // pairs of bfloat16 are multiplied by one instruction; else both are widened, the rows beforehand
 #else
 #define DOTS 0
 #endif
 
 INLINE int widened(const weights *w) { return w->kind == BFLOAT16 && !DOTS; }
 
-// Of one row as it is laid out.
+// The size of a row as `lay_dwords` writes it.
 INLINE long laid_dwords(const weights *w) { return widened(w) ? 2 * dwords_of(w) : dwords_of(w); }
 
 INLINE uint32_t pair_at(const char *row, long i, long inputs) {
@@ -21,8 +21,8 @@ INLINE uint32_t pair_at(const char *row, long i, long inputs) {
 }
 
 #if LANES == 16
-// Columns [0, 16) of up to 16 rows become 16 rows of `rows` columns, each directly after the one before.
-INLINE void turn(uint32_t *to, const char *x, long stride, long rows) {
+// Transposes columns [0, 16) of up to 16 rows: 16 rows of `rows` columns, one directly after the other.
+INLINE void transpose_rows(uint32_t *to, const char *x, long stride, long rows) {
     __m512i in[16], half[16];
     for (long r = 0; r < 16; r++) in[r] = r < rows ? _mm512_loadu_si512(x + r * stride) : _mm512_setzero_si512();
     for (int r = 0; r < 16; r += 2) {
@@ -49,7 +49,7 @@ INLINE void turn(uint32_t *to, const char *x, long stride, long rows) {
     for (long i = 0; i < 16; i++) _mm512_mask_storeu_epi32(to + i * rows, kept, in[i]);
 }
 #else
-INLINE void turn(uint32_t *to, const char *x, long stride, long rows) {
+INLINE void transpose_rows(uint32_t *to, const char *x, long stride, long rows) {
     for (long r = 0; r < rows; r++)
         for (long i = 0; i < 16; i++) memcpy(&to[i * rows + r], x + r * stride + i * 4, 4);
 }
@@ -65,7 +65,7 @@ static void lay_widened(uint32_t *to, const char *x, long stride, long rows, con
     }
 }
 
-// Rows side by side: dword after dword, that of each row.
+// Lays rows side by side: the first dword of each row, then the second of each.
 static void lay_dwords(uint32_t *to, const char *x, long stride, long rows, const weights *w) {
     if (widened(w)) {
         lay_widened(to, x, stride, rows, w);
@@ -73,7 +73,7 @@ static void lay_dwords(uint32_t *to, const char *x, long stride, long rows, cons
     }
     long whole = w->inputs * width_of(w->kind) / 4, done = 0;
     if (rows == 1) memcpy(to, x, (done = whole) * 4);
-    for (; done + 16 <= whole; done += 16) turn(to + done * rows, x + done * 4, stride, rows);
+    for (; done + 16 <= whole; done += 16) transpose_rows(to + done * rows, x + done * 4, stride, rows);
     for (long r = 0; r < rows; r++) {
         const char *row = x + r * stride;
         for (long i = done; i < whole; i++) memcpy(&to[i * rows + r], row + i * 4, 4);

@@ -3,7 +3,7 @@
 #include "words.h"
 
 typedef struct {
-    const void *x, *y;  // rows these strides apart: 0 is the same one for all
+    const void *x, *y;  // rows with these strides; a stride of 0 repeats one row
     long x_stride, y_stride;
     void *out;
     long width;
@@ -31,7 +31,8 @@ static void add_rows(const void *task, long first, long last) {
 enum { GRAIN = 16384 };  // elements that are worth handing to another thread
 
 // out is contiguous.
-EXPORT void add(const void *x, long x_stride, const void *y, long y_stride, void *out, long rows, long width, int kind) {
+EXPORT void add(const void *x, long x_stride, const void *y, long y_stride, void *out, long rows, long width,
+                int kind) {
     sum s = {x, y, x_stride, y_stride, out, width, kind};
     spread(rows, grain_of(GRAIN, width), add_rows, &s);
 }

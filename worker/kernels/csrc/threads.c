@@ -1,9 +1,9 @@
-// The threads that help the one that calls a kernel.
+// A pool of threads that help the caller of a kernel.
 //
-// The caller publishes a job and works on it itself; helpers take units while there are any. It waits for units,
-// not for helpers: one that has no core just now, because another process runs on it, is not missed. OpenMP would
-// wait for it at the end of every loop, for milliseconds. Between jobs a helper watches for about 0.1 ms, as long
-// as it takes to get from one kernel to the next, and then sleeps. Whoever waits lets others have its core.
+// The caller publishes a job and works on it itself; helpers take units while there are any. The caller waits for
+// units, not for helpers, so a helper whose core is in use by another process delays nobody. OpenMP would wait for it
+// at the end of every loop, for milliseconds. Between jobs a helper spins for about 0.1 ms, which is the time from
+// one kernel to the next, and then sleeps. Threads that wait yield their core.
 #define _GNU_SOURCE
 #include "threads.h"
 
@@ -24,14 +24,14 @@ typedef struct {
     long grain;
 } job;
 
-// On lines of their own: each is written by one side while the other reads another.
+// On separate cache lines: each is written by one side while the other reads another.
 static _Alignas(64) job current;
-// The number of the current job in the upper half, and the next unit of it in the lower. A unit is taken by
-// exchanging the whole, which fails if the job has ended meanwhile: then what was read of `current` is not used.
+// The number of the current job in the upper half, and its next unit in the lower. A unit is taken by exchanging
+// both, which fails if the job has ended meanwhile: then the copy of `current` is not used.
 static _Alignas(64) _Atomic uint64_t ticket;
-static const uint32_t CLOSED = UINT32_MAX;  // in place of a unit: the job has ended
+static const uint32_t CLOSED = UINT32_MAX;  // instead of a unit: the job has ended
 static _Alignas(64) _Atomic long done;
-static atomic_flag taken = ATOMIC_FLAG_INIT;
+static atomic_flag busy = ATOMIC_FLAG_INIT;
 
 static pthread_t *helpers;
 static pthread_mutex_t sleep_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -90,7 +90,7 @@ static void wake_helpers(void) {
 
 void spread(long units, long grain, work work, const void *task) {
     if (units <= 0) return;
-    if (threads == 1 || units <= grain || atomic_flag_test_and_set(&taken)) {  // or another thread has the helpers
+    if (threads == 1 || units <= grain || atomic_flag_test_and_set(&busy)) {  // the helpers work for another thread
         work(task, 0, units);
         return;
     }
@@ -102,10 +102,10 @@ void spread(long units, long grain, work work, const void *task) {
     work_on(number);
     for (long spins = 0; atomic_load(&done) < units; spins++) {
         if (spins < PATIENCE) _mm_pause();
-        else sched_yield();  // the helper may be waiting for this very core
+        else sched_yield();  // a helper may need this very core
     }
     atomic_store(&ticket, ticket_for(number, CLOSED));
-    atomic_flag_clear(&taken);
+    atomic_flag_clear(&busy);
 }
 
 EXPORT void set_threads(int count) {
@@ -115,23 +115,23 @@ EXPORT void set_threads(int count) {
     atomic_store(&leaving, 0);
     helpers = realloc(helpers, sizeof *helpers * (size_t)count);
     if (helpers == NULL) abort();
-    sigset_t all, before;  // signals are for the threads of Python
+    sigset_t all, before;  // Python's threads handle signals
     sigfillset(&all);
     pthread_sigmask(SIG_BLOCK, &all, &before);
     for (threads = 1; threads < count; threads++)
-        if (pthread_create(&helpers[threads - 1], NULL, help, NULL) != 0) break;  // then there are fewer
+        if (pthread_create(&helpers[threads - 1], NULL, help, NULL) != 0) break;  // there are fewer threads then
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
-static _Thread_local void *kept;
-static _Thread_local size_t kept_bytes;
+static _Thread_local void *buffer;
+static _Thread_local size_t buffer_bytes;
 
 void *scratch(size_t bytes) {
-    if (bytes > kept_bytes) {
-        free(kept);
-        kept_bytes = (bytes + 4095) & ~(size_t)4095;
-        kept = aligned_alloc(64, kept_bytes);
-        if (kept == NULL) abort();  // as torch would throw: there is no memory left
+    if (bytes > buffer_bytes) {
+        free(buffer);
+        buffer_bytes = (bytes + 4095) & ~(size_t)4095;
+        buffer = aligned_alloc(64, buffer_bytes);
+        if (buffer == NULL) abort();  // out of memory, where torch would throw
     }
-    return kept;
+    return buffer;
 }

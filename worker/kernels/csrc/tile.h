@@ -1,5 +1,5 @@
-// A tile: so many rows times one panel as the registers hold sums of. The innermost loop of all linear layers, for
-// each kind of number.
+// A tile: as many rows times one panel as there are registers for their sums. This is the innermost loop of all linear
+// layers, for each number type.
 #pragma once
 
 #include "rows.h"
@@ -10,13 +10,13 @@
 #define TILE_ROWS 3
 #endif
 
-// What comes from memory while a tile is computed: `step` bytes of it for each dword of the panel.
+// The memory to prefetch while a tile is computed: `step` bytes for each dword of the panel.
 typedef struct {
     const char *from;
     long step;
 } fetch;
 
-#define COLUMNS (PANEL / LANES)  // of vectors
+#define COLUMNS (PANEL / LANES)  // vectors in a row of a panel
 
 INLINE vec broadcast(const uint32_t *x) {
     float value;

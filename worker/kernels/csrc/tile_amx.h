@@ -11,14 +11,14 @@ typedef struct {
     uint8_t rows[16];
 } __attribute__((packed, aligned(64))) shapes;
 
-// Tiles 0 to 3 are sums, two for the upper rows and two for the lower; 4 and 5 rows of x; 6 and 7 of the panel.
+// Tiles 0 to 3 hold sums, two for the upper rows and two for the lower; 4 and 5 rows of x; 6 and 7 parts of the panel.
 INLINE void shape_tiles(int upper, int lower) {
     shapes s = {.palette = 1, .rows = {upper, upper, lower, lower, upper, lower, HALF, HALF}};
     for (int tile = 0; tile < 8; tile++) s.row_bytes[tile] = s.rows[tile] ? 64 : 0;
     _tile_loadconfig(&s);
 }
 
-// Rows in blocks of 16 dwords: the first block of each row, then the second of each.
+// Lays rows out in blocks of 16 dwords: the first block of each row, then the second of each.
 static void lay_blocks(uint32_t *to, const char *x, long stride, long rows, const weights *w) {
     long row_bytes = w->inputs * 2;
     for (long start = 0; start < row_bytes; start += 64) {

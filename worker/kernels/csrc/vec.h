@@ -1,6 +1,6 @@
-// A vector of floats, 16 wide with AVX-512 and 8 wide with AVX2: the one place that knows intrinsics of either.
+// Vectors of floats, 16 wide with AVX-512 and 8 wide with AVX2.
 //
-// Kernels are written once, over `vec`, for float32 and for bfloat16: `kind` is always a constant where they are
+// Kernels are written once, with `vec`, for float32 and for bfloat16: `kind` is always a constant where they are
 // called, so the compiler removes the other half. Arithmetic is float32; bfloat16 is rounded to nearest even.
 #pragma once
 
@@ -80,7 +80,7 @@ INLINE __m256i narrow_lanes(vec a) {
 #endif
 }
 
-// n < LANES: the other lanes are 0, and memory beyond is neither read nor written.
+// n < LANES: the other lanes are 0, and memory past n is neither read nor written.
 INLINE vec vec_load(const void *p, kind k) {
     return k == BFLOAT16 ? widen_lanes(_mm256_loadu_si256(p)) : _mm512_loadu_ps(p);
 }
@@ -189,7 +189,7 @@ INLINE void vec_store_words(int16_t *p, vec a) {
 #error "these kernels need AVX2 at least"
 #endif
 
-// A whole vector or the tail of one: n is what is left, and may be more than a vector holds.
+// A whole vector or a part of one: n elements are left, which may be more than a vector holds.
 INLINE vec vec_load_upto(const void *p, long n, kind k) {
     return n >= LANES ? vec_load(p, k) : vec_load_part(p, n, k);
 }
@@ -198,7 +198,7 @@ INLINE void vec_store_upto(void *p, vec a, long n, kind k) {
     else vec_store_part(p, a, n, k);
 }
 
-// To the digits that a tensor of this kind can hold.
+// Rounds to the digits that a tensor of this type can hold.
 INLINE vec vec_rounded(vec a, kind k) { return k == BFLOAT16 ? widen_lanes(narrow_lanes(a)) : a; }
 
 // e^x within 2 units of the last digit: 0 from -104 down, infinite from 89 up, NaN stays NaN.

@@ -1,22 +1,22 @@
-// Looks through logits [rows, groups, GROUP], float32: what `worker/sampling/groups.py` and `worker/sampling/mass.py` ask about.
+// Passes over logits [rows, groups, GROUP] float32 for `worker/sampling/groups.py`.
 #include "threads.h"
 
-enum { GROUP = 64, GRAIN = 32 };  // GRAIN: groups that a thread takes at a time, of sums
+enum { GROUP = 64, GRAIN = 32 };  // GRAIN: groups that a thread takes at a time to sum up
 
 typedef struct {
     const float *logits;
     long rows, groups;
     int *tokens, *finite;  // [rows]
     float *largest;        // [rows, groups]
-} survey_task;
+} search;
 
-static void survey_rows(const void *task, long first, long last) {
-    const survey_task *s = task;
+static void search_rows(const void *task, long first, long last) {
+    const search *s = task;
     const vec lowest = vec_all(-INFINITY);
     for (long row = first; row < last; row++) {
         const float *logits = s->logits + row * s->groups * GROUP;
         float *largest = s->largest + row * s->groups, best = -INFINITY;
-        vec numbers = vec_zero();  // NaN where one is, for that is lost in a maximum
+        vec numbers = vec_zero();  // becomes NaN where a logit is, which a maximum would not show
         long best_group = 0;
         for (long group = 0; group < s->groups; group++) {
             vec most = lowest;
@@ -37,36 +37,36 @@ static void survey_rows(const void *task, long first, long last) {
     }
 }
 
-// told [2, rows]: the first of the largest, and whether the row has one, which it has not if it has a NaN.
-EXPORT void survey(const float *logits, long rows, long groups, int *told, float *largest) {
-    survey_task s = {logits, rows, groups, told, told + rows, largest};
-    spread(rows, 1, survey_rows, &s);
+// best [2, rows]: the first of the largest logits, and whether it is finite and the row has no NaN.
+EXPORT void find_largest(const float *logits, long rows, long groups, int *best, float *largest) {
+    search s = {logits, rows, groups, best, best + rows, largest};
+    spread(rows, 1, search_rows, &s);
 }
 
 typedef struct {
-    const float *logits, *ones, *temperatures;
+    const float *logits, *peaks, *temperatures;
     const int64_t *rows;
     long groups;
     float *sums;
-} weighing;
+} mass;
 
-static void add_weights(const void *task, long first, long last) {
-    const weighing *w = task;
+static void add_mass(const void *task, long first, long last) {
+    const mass *m = task;
     for (long i = first; i < last; i++) {
-        long row = i / w->groups, group = i % w->groups;
-        const float *logits = w->logits + (w->rows[row] * w->groups + group) * GROUP;
-        vec one = vec_all(w->ones[row]), temperature = vec_all(w->temperatures[row]), sum = vec_zero();
+        long row = i / m->groups, group = i % m->groups;
+        const float *logits = m->logits + (m->rows[row] * m->groups + group) * GROUP;
+        vec peak = vec_all(m->peaks[row]), temperature = vec_all(m->temperatures[row]), sum = vec_zero();
         for (long j = 0; j < GROUP; j += LANES) {
-            vec x = vec_sub(vec_load(logits + j, FLOAT32), one);
+            vec x = vec_sub(vec_load(logits + j, FLOAT32), peak);
             sum = vec_add(sum, vec_exp(vec_div(x, temperature)));
         }
-        w->sums[i] = vec_sum(sum);
+        m->sums[i] = vec_sum(sum);
     }
 }
 
-// sums [count, groups] of the weights exp((logit - one) / temperature) of some rows.
-EXPORT void sum_weights(const float *logits, const int64_t *rows, long count, long groups, const float *ones,
-                        const float *temperatures, float *sums) {
-    weighing w = {logits, ones, temperatures, rows, groups, sums};
-    spread(count * groups, GRAIN, add_weights, &w);
+// sums [count, groups]: the mass of each group, the sum of exp((logit - peak) / temperature), in `count` rows.
+EXPORT void sum_mass(const float *logits, const int64_t *rows, long count, long groups, const float *peaks,
+                     const float *temperatures, float *sums) {
+    mass m = {logits, peaks, temperatures, rows, groups, sums};
+    spread(count * groups, GRAIN, add_mass, &m);
 }

@@ -1,11 +1,11 @@
-// How a matrix [outputs, inputs] lies in memory for `linear`.
+// The layout in memory of a matrix [outputs, inputs] for `linear`.
 //
-// 32 columns of outputs are a panel. A panel holds, for one dword of inputs after the other, 32 dwords: of float32
-// one input each, of bfloat16 two neighbouring ones, as both vdpbf16ps and the tiles of AMX want them. So a panel
-// is read from beginning to end, and all panels one after the other. What is missing to whole panels, dwords and
-// tiles is zero. In a gated matrix, whose upper half of rows are gates, a panel has 16 gates and then their 16 values.
+// A panel has 32 outputs. It holds 32 dwords for each dword of inputs: one float32 input each, or two neighbouring
+// bfloat16 ones, which is what both vdpbf16ps and the tiles of AMX read. So a panel is read from beginning to end, and
+// all panels one after the other. Panels, dwords and tiles are filled up with zeros. In a gated matrix, whose upper
+// half of rows are gates, a panel has 16 gates and then their 16 values.
 //
-// Of a quantized matrix a dword is a quad: four bytes, of 8 bits each, or of 4 bits those of two quads, the first in
+// In a quantized matrix a dword is a quad: four elements of 8 bits, or the four-bit elements of two quads, the first in
 // the low nibbles. Its panels are divided into groups of inputs, each of which begins with 32 scales in bfloat16.
 #pragma once
 
@@ -17,15 +17,15 @@ typedef struct {
     void *panels;
     long outputs;  // rows of the matrix
     long inputs;
-    int kind;  // of the matrix as it was loaded, and so of the inputs
+    int kind;  // the type of the matrix as it was loaded, and so of the inputs
     int gated;
-    // Of a quantized matrix, else 0.
-    int bits;        // of an element: 8 or 4
-    int group;       // so many inputs have one scale: 32 or 128
-    int input_bits;  // to which inputs are rounded: 16 or 8
+    // The next three are 0 if the matrix is not quantized.
+    int bits;        // bits of an element: 8 or 4
+    int group;       // inputs that share a scale: 32 or 128
+    int input_bits;  // bits to which inputs are rounded: 16 or 8
 } weights;
 
-// A matrix as it was loaded: its rows, one above the other, in parts that lie anywhere. Each is contiguous.
+// A part of the rows of a matrix as it was loaded. Parts lie anywhere; each is contiguous.
 typedef struct {
     const char *first;
     long rows;
@@ -37,7 +37,7 @@ INLINE const char *row_of(const part *parts, long row, long row_bytes) {
 }
 
 #if defined(__AMX_BF16__)
-enum { PAIRS = 16 };  // in a tile
+enum { PAIRS = 16 };  // pairs of inputs in a tile
 #else
 enum { PAIRS = 1 };
 #endif
@@ -57,14 +57,14 @@ INLINE long panel_bytes(const weights *w) {
     if (w->bits) return groups_of(w) * SCALE_BYTES + quads_of(w) * PANEL * w->bits / 2;
     return dwords_of(w) * PANEL * 4;
 }
-INLINE long columns_of(const weights *w) { return w->gated ? w->outputs / 2 : w->outputs; }  // of the result
+INLINE long columns_of(const weights *w) { return w->gated ? w->outputs / 2 : w->outputs; }  // columns of the result
 INLINE long panel_columns(const weights *w) { return w->gated ? PANEL / 2 : PANEL; }
 INLINE long panels_of(const weights *w) { return ceil_div(columns_of(w), panel_columns(w)); }
 INLINE const uint32_t *panel_of(const weights *w, long panel) {
     return (const uint32_t *)((const char *)w->panels + panel * panel_bytes(w));
 }
 
-// The row of the matrix that a column of a panel holds; past the last one if it holds none.
+// The row of the matrix that a column of a panel holds; past the last row if it holds none.
 INLINE long row_at(const weights *w, long panel, long column) {
     long half = PANEL / 2;
     if (!w->gated) return panel * PANEL + column;

@@ -1,9 +1,9 @@
-// The arguments of a call as they are written down for `replay`: each in a word, in their order.
+// The arguments of a recorded call, in their order, each in a word.
 #pragma once
 
 typedef union word {
     long whole;
     void *pointer;
     float real;
-    void (*entry)(const union word *arguments);  // of a kernel that takes its arguments so
+    void (*entry)(const union word *arguments);  // the variant of a kernel that takes its arguments as words
 } word;

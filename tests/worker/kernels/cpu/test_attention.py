@@ -1,4 +1,4 @@
-"""Attention over the paged cache by the C kernels, for every kind of processor that can be tried."""
+"""Attention over the paged cache by the C kernels, for every level that this machine can run."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from worker.kernels.cpu.operations import Table
 
 DTYPES = [torch.float32, torch.bfloat16]
 SHAPES = [(1, 1, 8), (2, 1, 16), (3, 3, 64), (2, 2, 128), (8, 1, 40), (4, 2, 80), (1, 2, 256), (5, 1, 96)]
-"""(query heads to each key head, key heads, dimensions)."""
+"""Query heads for each key head, key heads, dimensions."""
 STEPS = [
     ([1], [1]),
-    ([1], [700]),  # shared out in chunks
+    ([1], [700]),  # threads share its chunks
     ([70], [70]),
     ([130], [500]),
     ([1, 2, 33, 64, 1], [20, 2, 90, 64, 300]),  # all kinds in one step
 ]
-"""(new tokens, all tokens)."""
+"""New tokens and all tokens of each row."""
 
 
 @pytest.fixture(params=NAMES)
@@ -60,7 +60,7 @@ def assert_near(out: Tensor, expected: Tensor) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("new", "total"), STEPS)
 def test_equals_the_reference(table: Table, dtype: torch.dtype, new: list[int], total: list[int]) -> None:
-    """What the cache holds beyond a sequence's end is NaN: it must not be seen."""
+    """The cache has NaN past the end of each sequence, which must not be read."""
     for number, (group, kv_heads, dim) in enumerate(SHAPES):
         step = make_step(new, total, block_size=(32, 16, 4)[number % 3])
         kv = make_cache(step, kv_heads, dim, dtype)
@@ -83,7 +83,7 @@ def test_windows_and_capped_scores(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_sequence_has_the_same_bits_in_any_company(level: str, table: Table, dtype: torch.dtype) -> None:
+def test_a_sequence_has_the_same_bits_in_any_batch(level: str, table: Table, dtype: torch.dtype) -> None:
     step = make_step([1, 40, 1, 2, 129], [700, 40, 30, 300, 300], block_size=32)
     kv, q = make_cache(step, 2, 64, dtype), queries(step, 6, 64, dtype)
     for window in (None, 50):
@@ -124,7 +124,7 @@ def test_a_nan_stays_in_its_sequence(table: Table) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "dim"), [(torch.float16, 64), (torch.float32, 12)])
-def test_what_the_kernels_do_not_know_is_the_references(table: Table, dtype: torch.dtype, dim: int) -> None:
+def test_the_reference_computes_what_the_kernels_cannot(table: Table, dtype: torch.dtype, dim: int) -> None:
     step = make_step([1, 30], [9, 30], block_size=16)
     kv, q = make_cache(step, 1, dim, dtype), queries(step, 2, dim, dtype)
     assert torch.equal(
@@ -132,7 +132,7 @@ def test_what_the_kernels_do_not_know_is_the_references(table: Table, dtype: tor
     )
 
 
-def test_queries_and_cache_may_lie_apart(table: Table) -> None:
+def test_queries_and_cache_need_not_be_contiguous(table: Table) -> None:
     step = make_step([1, 30], [9, 30], block_size=16)
     kv, q = make_cache(step, 1, 32, torch.float32), queries(step, 2, 32, torch.float32)
     expected = table["attention"](q, kv, step, scale=0.1)

@@ -1,4 +1,4 @@
-"""The C kernels touch nothing beside the tensors they are given: here each ends where memory does.
+"""The C kernels access no memory past their tensors: here each ends where a protected page begins.
 
 One that reads or writes a byte too many does not fail its test, but ends the process.
 """
@@ -30,7 +30,7 @@ _PROT_NONE = 0
 
 
 def at_the_end(values: Tensor) -> Tensor:
-    """A copy whose last byte is the last one before a page that nobody may touch."""
+    """A copy whose last byte is the last one before a protected page."""
     pages = -(-values.nbytes // _PAGE)
     memory = mmap.mmap(-1, (pages + 1) * _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     whole = torch.frombuffer(memory, dtype=torch.uint8)
@@ -44,7 +44,7 @@ def at_the_end(values: Tensor) -> Tensor:
 
 @pytest.fixture(params=NAMES)
 def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Results lie at the end too."""
+    """A level whose results lie at the end of memory, too."""
     torch.manual_seed(0)
     use_threads(request.param, 2)
     zeros = torch.zeros

@@ -1,4 +1,4 @@
-"""Norms, sums and activations of the C kernels against float64, for every kind of processor there is."""
+"""Norms, sums and activations of the C kernels against float64, for every level that this machine can run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from models.ops import reference
 from worker.kernels.cpu.operations import Table
 
 KINDS = [(torch.float32, torch.float32), (torch.bfloat16, torch.float32), (torch.bfloat16, torch.bfloat16)]
-"""Of the rows, and of the weights."""
+"""Types of rows and of weights."""
 WIDTHS = [1, 7, 16, 64, 67, 576]
 EPS = 1e-5
 
@@ -26,7 +26,7 @@ def table(request: pytest.FixtureRequest) -> Table:
 
 
 def assert_rounded(out: Tensor, expected: Tensor) -> None:
-    """As `expected`, which is float64, in the digits that `out` has."""
+    """Compare with float64 in the digits that `out` has."""
     tolerance = 4e-6 if out.dtype == torch.float32 else 2**-8
     torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance)
 
@@ -55,7 +55,7 @@ def test_norms_equal_the_formula(table: Table, dtype: torch.dtype, weights: torc
 
 
 def assert_near_layer_norm(out: Tensor, expected: Tensor) -> None:
-    """A mean taken away costs digits."""
+    """Subtracting a mean costs digits."""
     tolerance = 3e-5 if out.dtype == torch.float32 else 2**-7
     torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance)
 
@@ -81,7 +81,7 @@ def test_multiples_are_torchs(table: Table, dtype: torch.dtype, width: int) -> N
             assert torch.equal(table["scale"](x, factor), x * factor)
 
 
-def test_rows_may_lie_apart_and_have_any_shape(table: Table) -> None:
+def test_rows_need_not_be_contiguous_and_have_any_shape(table: Table) -> None:
     weight = torch.randn(12)
     wide = torch.randn(9, 40)
     for x in (
@@ -115,7 +115,7 @@ def test_nan_stays_in_its_row(table: Table) -> None:
         assert not out[[0, 1, 3, 4]].isnan().any()
 
 
-def test_types_that_kernels_do_not_know_are_the_references(table: Table) -> None:
+def test_the_reference_computes_types_that_kernels_do_not_know(table: Table) -> None:
     x, weight = torch.randn(5, 67).half(), torch.randn(67).half()
     assert torch.equal(table["rms_norm"](x, weight, EPS), reference.rms_norm(x, weight, EPS))
     assert torch.equal(table["activation"](x, "silu"), reference.activation(x, "silu"))
@@ -146,7 +146,7 @@ def test_activations_are_right_everywhere(table: Table, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ACTIVATIONS)
-def test_activations_pass_on_what_is_not_finite(table: Table, kind: str) -> None:
+def test_activations_keep_infinity_and_nan(table: Table, kind: str) -> None:
     x = torch.tensor([[torch.nan, torch.inf, 1.0]])
     out = table["activation"](x, kind)[0]
     assert out[0].isnan()

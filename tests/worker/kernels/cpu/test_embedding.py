@@ -28,7 +28,7 @@ def test_embeddings_are_copied(table: Table, dtype: torch.dtype, width: int) -> 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_an_unknown_id_is_nan_and_harms_no_other(table: Table, dtype: torch.dtype) -> None:
+def test_an_unknown_id_is_nan_and_changes_no_other_row(table: Table, dtype: torch.dtype) -> None:
     weight = torch.randn(5, 9).to(dtype)
     rows = table["embed"](torch.tensor([4, 5, 0, -1, 1 << 40]), weight)
     assert rows.isnan().all(1).tolist() == [False, True, False, True, True]

@@ -1,4 +1,4 @@
-"""Attention of encoders by the C kernels, for every kind of processor that can be tried."""
+"""Attention of encoders by the C kernels, for every level that this machine can run."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_biases_by_distance(table: Table, dtype: torch.dtype, window: int | None
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_text_has_the_same_bits_in_any_company(table: Table, dtype: torch.dtype) -> None:
+def test_a_text_has_the_same_bits_in_any_batch(table: Table, dtype: torch.dtype) -> None:
     qkv, bias = fused(3, 3, 32, dtype), torch.randn(3, 2 * REACH + 1)
     for window, added in ((None, None), (3, None), (100, bias)):
         together = table["encoder_attention"](
@@ -81,10 +81,10 @@ def test_a_nan_stays_in_its_text(table: Table) -> None:
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dtype"), [(2, 2, torch.float16), (4, 2, torch.float32)])
-def test_what_the_kernels_do_not_know_is_the_references(
+def test_the_reference_computes_what_the_kernels_cannot(
     table: Table, heads: int, kv_heads: int, dtype: torch.dtype
 ) -> None:
-    """A type of number, and biases where heads share keys."""
+    """float16, and biases if heads share keys."""
     step, qkv = make_step(LENGTHS, LENGTHS, 1), fused(heads, kv_heads, 32, dtype)
     bias = torch.randn(heads, 2 * REACH + 1)
     expected = reference.encoder_attention(*qkv, step, scale=0.2, bias=bias)

@@ -1,4 +1,4 @@
-"""How the C kernels are built, found and refused."""
+"""Builds of the C kernels: how they are made, found and refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FAKE = Level("fake", (), ())
 
 @pytest.fixture
 def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A library of two files that offers one function, and no folder of the wheel's."""
+    """A library of two files that offers one function, without a folder of the wheel."""
     folder = tmp_path / "csrc"
     folder.mkdir()
     (folder / "two.c").write_text("int two(void) { return 2; }")
@@ -45,7 +45,7 @@ def test_it_is_built_once_and_then_found(
     assert open_library(FAKE, tmp_path / "cache").path == first.path
 
 
-def test_what_was_prepared_is_found(
+def test_a_prepared_library_is_found(
     sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(library, "levels_here", lambda: [FAKE, Level("worse", (), ())])
@@ -66,7 +66,7 @@ def test_another_source_or_flag_makes_another_library(sources: Path, tmp_path: P
     assert len(paths) == 3
 
 
-def test_what_the_wheel_brings_is_taken_as_it_is(
+def test_a_library_of_the_wheel_is_used_as_it_is(
     sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     brought = library.build(FAKE, tmp_path / "built")
@@ -74,7 +74,7 @@ def test_what_the_wheel_brings_is_taken_as_it_is(
     assert open_library(FAKE, tmp_path / "cache").path == brought
 
 
-def test_what_the_wheel_brings_for_another_system_is_passed_over(
+def test_a_library_of_the_wheel_for_another_system_is_skipped(
     sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = library.build(FAKE, tmp_path / "elsewhere").name
@@ -87,14 +87,14 @@ def test_what_the_wheel_brings_for_another_system_is_passed_over(
         open_library(FAKE, tmp_path / "cache")
 
 
-def test_a_folder_that_cannot_be_written_does_not_matter(sources: Path, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_replaced(sources: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     found = open_library(FAKE, tmp_path / "file")
     assert three(found) == 3
     assert not found.path.exists()
 
 
-def test_what_the_compiler_says_is_told(sources: Path, tmp_path: Path) -> None:
+def test_the_error_has_the_compilers_message(sources: Path, tmp_path: Path) -> None:
     (sources / "wrong.c").write_text("#error this is wrong")
     with pytest.raises(BuildError, match=r"could not compile the kernels: .*this is wrong"):
         open_library(FAKE, tmp_path)
@@ -102,7 +102,7 @@ def test_what_the_compiler_says_is_told(sources: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("level", [level for level in LEVELS if level.name not in NAMES])
-def test_levels_that_cannot_be_tried_here_can_be_built(level: Level, tmp_path: Path) -> None:
+def test_levels_that_cannot_run_here_can_be_built(level: Level, tmp_path: Path) -> None:
     assert library.build(level, tmp_path).stat().st_size > 0
 
 
@@ -159,7 +159,7 @@ def test_without_kernels_torch_computes_and_one_line_says_why(
 
 
 @pytest.mark.usefixtures("fresh")
-def test_a_level_that_computes_wrongly_is_passed_over(
+def test_a_level_that_computes_wrongly_is_skipped(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     if len(NAMES) < 2:

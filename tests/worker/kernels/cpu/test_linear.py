@@ -16,7 +16,7 @@ from worker.kernels.cpu.operations import Table
 
 DTYPES = [torch.float32, torch.bfloat16]
 SHAPES = [(1, 1), (31, 2), (32, 16), (33, 65), (70, 127), (100, 600)]
-"""(outputs, inputs): less than a panel, whole ones and a rest, odd and even inputs."""
+"""(outputs, inputs): less than a panel, whole panels and a rest, odd and even inputs."""
 ROWS = [1, 2, 3, 5, 12, 13, 31, 32, 33, 64]
 
 
@@ -43,7 +43,7 @@ def exact(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def assert_near(out: Tensor, expected: Tensor, scale: float) -> None:
-    """In float32, of which the last digits are lost in sums of numbers of this size."""
+    """Compare in float32, without the last digits, which are lost in sums of numbers of this size."""
     torch.testing.assert_close(out.double(), expected, rtol=2e-6, atol=2e-6 * scale)
 
 
@@ -106,7 +106,7 @@ def test_nan_stays_in_its_row(table: Table, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_may_lie_apart(table: Table, dtype: torch.dtype) -> None:
+def test_rows_need_not_be_contiguous(table: Table, dtype: torch.dtype) -> None:
     weight = torch.randn(40, 33).to(dtype)
     packed = table["pack"](weight)
     wide = torch.randn(20, 80).to(dtype)
@@ -141,7 +141,7 @@ def test_what_does_not_fit_is_refused(table: Table) -> None:
         table["linear"](torch.randn(2, 33).bfloat16(), packed)
 
 
-def test_a_packed_matrix_counts_as_the_parameter_it_is(table: Table) -> None:
+def test_a_packed_matrix_is_a_parameter(table: Table) -> None:
     weight = torch.randn(96, 64)
     layer = nn.Module()
     layer.weight = frozen(table["pack"](weight))

@@ -16,7 +16,7 @@ def test_memory_is_used_again_when_no_view_of_it_is_left() -> None:
     del first
     assert memory.take(100) is None
     del view
-    again = memory.take(90)  # in pieces of 64 bytes as many
+    again = memory.take(90)  # as many pieces of 64 bytes
     assert again is not None
     assert again.data_ptr() == place
 

@@ -1,4 +1,4 @@
-"""Means and rows of length 1 by the C kernels against float64, for every kind of processor there is here."""
+"""Means and rows of length 1 by the C kernels against float64, for every level that this machine can run."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def test_means(table: Table, dtype: torch.dtype, width: int, rows: int) -> None:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_a_mean_has_the_same_bits_wherever_it_lies_and_by_whomever(table: Table, width: int) -> None:
-    """Long enough for both threads, and a part of wider rows."""
+def test_a_mean_has_the_same_bits_in_any_memory_and_by_any_threads(table: Table, width: int) -> None:
+    """The text is long enough for both threads, and a part of wider rows."""
     x = torch.randn(3000, width + 3)
     alone = table["mean"](x[100:2900, 1:-2].contiguous())
     assert torch.equal(table["mean"](x[100:2900, 1:-2]), alone)
@@ -48,14 +48,14 @@ def test_rows_of_length_1(table: Table, width: int, rows: int) -> None:
         torch.testing.assert_close(table["normalize"](given).double(), expected, rtol=1e-6, atol=1e-6)
 
 
-def test_what_is_not_finite_is_seen(table: Table) -> None:
+def test_infinity_and_nan_are_kept(table: Table) -> None:
     x = torch.ones(4, 20)
     x[1, 17], x[2, 3] = torch.nan, torch.inf
     assert table["mean"](x).isfinite().tolist()[0] == [i not in (3, 17) for i in range(20)]
     assert table["normalize"](x).isfinite().all(1).tolist() == [True, False, False, True]
 
 
-def test_columns_apart_in_memory_are_the_references(table: Table) -> None:
+def test_the_reference_computes_columns_apart_in_memory(table: Table) -> None:
     x = torch.randn(20, 30).t()
     assert torch.equal(table["mean"](x), reference.mean(x))
     assert torch.equal(table["normalize"](x), reference.normalize(x))

@@ -41,7 +41,7 @@ def in_c(layout: Layout, columns: Columns, slots: Slots) -> StepTokens:
 
 
 def assert_same(found: StepTokens, expected: StepTokens) -> None:
-    """But for the blocks beyond those of the longest sequence."""
+    """Compare all but the blocks past those of the longest sequence."""
     (ids, context), (expected_ids, expected_context) = found, expected
     assert torch.equal(ids, expected_ids)
     width = expected_context.block_table.shape[1]

@@ -1,4 +1,4 @@
-"""Quantized linear layers: how near they are to what was loaded, and the C kernels against plain torch."""
+"""Quantized linear layers: their error beside the loaded matrix, and the C kernels against plain torch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SHAPES = [(1, 1), (31, 5), (32, 32), (33, 65), (70, 127), (100, 600)]
 """(outputs, inputs): less than a panel and a group, whole ones and a rest, odd and even inputs."""
 ROWS = [1, 2, 3, 5, 6, 7, 12, 13, 31]
 ERRORS = {"int8": 7e-3, "int8-dynamic": 1e-2, "int4": 9e-2}
-"""Of products of normal numbers, relative; half of it would be too strict."""
+"""Relative errors of products of normal numbers; half of them would be too strict."""
 
 
 @pytest.fixture(params=NAMES)
@@ -65,7 +65,7 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
 
 
 def assert_same_sums(out: Tensor, expected: Tensor) -> None:
-    """But for the order in which float32 numbers were added up."""
+    """Compare with room for another order of adding float32 numbers up."""
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item())
 
 
@@ -79,13 +79,13 @@ def test_an_element_is_off_by_half_a_step_at_most() -> None:
     torch.testing.assert_close(scales.float().abs() * 127, largest, rtol=2**-8, atol=0)
 
 
-def test_four_bits_are_spent_well() -> None:
+def test_four_bits_have_a_small_error() -> None:
     torch.manual_seed(0)
     weight = torch.randn(200, 256)
     values, scales = quantize(weight, SCHEMES["int4"])
     assert (values.min(), values.max()) == (-8, 7)
     groups = weight.unflatten(1, (-1, 32))
-    step = groups.abs().amax(-1, keepdim=True) / 7  # the plain way
+    step = groups.abs().amax(-1, keepdim=True) / 7  # without a choice of scales
     plainly = relative_error(((groups / step).round() * step).flatten(1), weight)
     assert relative_error(widen(values, scales, SCHEMES["int4"]), weight) < 0.9 * plainly
 
@@ -98,7 +98,7 @@ def test_zeros_stay_zeros() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_products_are_near_those_of_what_was_loaded(table: Table, name: str, dtype: torch.dtype) -> None:
+def test_products_are_near_those_of_the_loaded_matrix(table: Table, name: str, dtype: torch.dtype) -> None:
     weight, x = torch.randn(300, 600).to(dtype), torch.randn(9, 600).to(dtype)
     expected = reference.linear(x.double(), weight.double())
     error = relative_error(table["linear"](x, table["pack"](weight)).double(), expected)
@@ -112,7 +112,7 @@ def test_the_kernels_compute_what_is_specified(
     table: Table, plain: Table, dtype: torch.dtype, outputs: int, inputs: int
 ) -> None:
     weight, bias = torch.randn(outputs, inputs).to(dtype), torch.randn(outputs).to(dtype)
-    # On two scales, or one for all groups would do.
+    # Inputs have two sizes, or one scale for all groups would do.
     weight[:, inputs // 2 :] *= 40
     packed, specified = table["pack"](weight), plain["pack"](weight)
     for rows in ROWS:
@@ -171,7 +171,7 @@ def test_a_row_has_the_same_bits_in_every_batch(table: Table, dtype: torch.dtype
 
 
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
-def test_what_is_not_finite_stays_in_its_row(table: Table, wrong: float) -> None:
+def test_infinity_and_nan_stay_in_their_row(table: Table, wrong: float) -> None:
     packed = table["pack"](torch.randn(40, 133))
     x = torch.randn(20, 133)
     clean = table["linear"](x, packed)
@@ -235,7 +235,7 @@ def test_float16_is_computed_by_torch(table: Table, name: str) -> None:
     assert relative_error(gated.float(), expected) < 2 * ERRORS[name]
 
 
-def test_the_check_at_start_tells_schemes_apart(table: Table, plain: Table, name: str) -> None:
+def test_the_check_at_start_distinguishes_schemes(table: Table, plain: Table, name: str) -> None:
     assert check.wrong(table, plain) == []
     for other in SCHEMES.keys() - {name}:
         found = check.wrong(table, quantized.table(SCHEMES[other]))

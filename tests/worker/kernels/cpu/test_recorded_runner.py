@@ -38,7 +38,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("dtype", "quantization"), [("bfloat16", None), ("float32", None), ("bfloat16", "int8")]
 )
-def test_an_eventful_life(llama: Path, dtype: str, quantization: str | None, threads: int) -> None:
+def test_any_mix_of_steps(llama: Path, dtype: str, quantization: str | None, threads: int) -> None:
     config = worker_config(
         folder=str(llama),
         model=read_config(llama),
@@ -89,7 +89,7 @@ def generated(runner: Runner, tokens: int) -> list[int]:
 def test_a_model_that_branches_by_the_length_is_not_recorded(
     llama: Path, longest: Callable[[], int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One that rotates nothing beyond 14 tokens: a recording would rotate for ever."""
+    """The model rotates nothing beyond 14 tokens, and a recording would go on to rotate."""
     attend = DecoderAttention.forward
     config = worker_config(
         folder=str(llama), model=read_config(llama), num_gpu_blocks_override=8, block_size=16

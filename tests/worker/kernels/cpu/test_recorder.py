@@ -40,7 +40,7 @@ def kernels() -> Iterator[None]:
 
 
 class Texts:
-    """Steps of an encoder's texts."""
+    """Runs and compares steps of an encoder's texts."""
 
     def __init__(self, forward: Callable[..., Tensor]) -> None:
         self._slots = Slots(torch.device("cpu"), 2 * MOST_TOKENS, LENGTH, BLOCK, paged=False)
@@ -50,7 +50,7 @@ class Texts:
 
     @torch.inference_mode()
     def __call__(self, lengths: Sequence[int], first: int = 0, *, seconds_from: int | None = None) -> Tensor:
-        """Texts of such lengths, from a row of the tables on."""
+        """A step of texts with these lengths, in the rows of the tables from `first` on."""
         seqs = [SeqStep(first + row, 0, length, [], False) for row, length in enumerate(lengths)]
         ids, step = self._lay_out(Columns.of(seqs))
         if seconds_from is not None:
@@ -92,7 +92,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def reasons(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    """Why models were not recorded."""
+    """The reasons for which models were not recorded."""
     caplog.set_level("DEBUG", logger=recorder.__name__)
     said = "small steps are not replayed: "
     return lambda: [text.removeprefix(said) for text in caplog.messages if text.startswith(said)]
@@ -114,7 +114,7 @@ DECODERS = {
     "OPTForCausalLM": True,
     "Starcoder2ForCausalLM": False,
 }
-"""Whether steps can be replayed: those of all families of ours, and not those by transformers' code."""
+"""Families, and whether their steps are replayed: all of ours, and not those that run transformers' code."""
 
 
 @pytest.mark.parametrize("family", DECODERS)
@@ -141,7 +141,7 @@ def mixes() -> Iterator[list[int]]:
 @pytest.mark.parametrize("family", ENCODERS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_encoders(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    """All of them are replayed, whatever the texts."""
+    """Every step is replayed, whatever the texts are."""
     texts = texts_of(tiny_checkpoint(f"{family}Model", tmp_path), dtype)
     for lengths in mixes():
         texts(lengths)
@@ -184,7 +184,7 @@ def test_a_result_outlives_the_next_step(bert: Path) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_a_text_has_the_same_bits_in_any_company(bert: Path, threads: int) -> None:
+def test_a_text_has_the_same_bits_in_any_batch(bert: Path, threads: int) -> None:
     operations.open_kernels(threads)
     texts = texts_of(bert, torch.bfloat16)
     lengths = [7, 1, LENGTH, 30]
@@ -274,7 +274,7 @@ def as_a_mean(rows: Tensor) -> Tensor:
         (as_a_mean, "C cannot replay mean"),
     ],
 )
-def test_what_depends_on_more_than_the_sizes_is_not_replayed(
+def test_a_model_that_depends_on_more_than_sizes_is_not_replayed(
     change: Callable[[Tensor], Tensor], why: str, reasons: Callable[[], list[str]]
 ) -> None:
     texts = Texts(lambda ids, positions: change(ops.embed(ids, WEIGHT)))
@@ -284,13 +284,13 @@ def test_what_depends_on_more_than_the_sizes_is_not_replayed(
     assert [reason[: len(why)] for reason in reasons()] == [why]
 
 
-def test_types_that_no_kernel_knows_are_not_replayed(bert: Path) -> None:
+def test_float16_is_not_replayed(bert: Path) -> None:
     texts = texts_of(bert, torch.float16)
     texts([3, 4])
     assert texts.replays == 0
 
 
-def test_without_room_for_its_results_a_step_runs_as_before(
+def test_a_model_without_room_for_its_results_is_not_replayed(
     bert: Path, monkeypatch: pytest.MonkeyPatch, reasons: Callable[[], list[str]]
 ) -> None:
     monkeypatch.setattr(recorder, "RESULT_BYTES", 100 * MOST_TOKENS)
@@ -304,8 +304,8 @@ NOMIC = {"rotary_scaling_factor": 2, "max_position_embeddings": LENGTH}
 
 
 @pytest.mark.parametrize(("trained", "replays"), [(LENGTH, 3), (LENGTH - 1, 0)])
-def test_texts_that_are_turned_by_their_length(trained: int, replays: int, tmp_path: Path) -> None:
-    """Nomic's, beyond the length of the training: not replayed if a text can be so long."""
+def test_texts_that_are_rotated_by_their_length(trained: int, replays: int, tmp_path: Path) -> None:
+    """Nomic's BERT, beyond the length of its training, is not replayed if a text can be so long."""
     folder = tiny_checkpoint("NomicBertModel", tmp_path)
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **NOMIC, "max_trained_positions": trained}))

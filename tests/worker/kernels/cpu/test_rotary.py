@@ -1,4 +1,4 @@
-"""Norms, rotation and caching of heads by the C kernels, for every kind of processor that can be tried."""
+"""Norms, rotation and caching of heads by the C kernels, for every level that this machine can run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from worker.kernels.cpu.operations import Table
 
 DTYPES = [torch.float32, torch.bfloat16]
 SHAPES = [(4, 2, 64, 64), (3, 1, 16, 6), (2, 2, 40, 40), (9, 3, 128, 32), (1, 1, 256, 256)]
-"""(heads, key heads, dimensions, turned ones)."""
+"""Heads, key heads, dimensions, rotated dimensions."""
 EPS = 1e-5
 
 
@@ -75,7 +75,7 @@ def test_norms_come_first(
     kv, expected = empty_cache(step, 2, 72, dtype), empty_cache(step, 2, 72, dtype)
     out = table["rotary_and_cache"](q, k, v, kv, step, prep)
     turned = reference.rotary_and_cache(q, k, v, expected, step, prep)
-    # A digit of the norm may be rounded the other way.
+    # A digit of the norm may be rounded in the other direction.
     tolerance: dict[str, Any] = (
         {"rtol": 2e-6, "atol": 2e-6} if dtype == torch.float32 else {"rtol": 2**-7, "atol": 2**-6}
     )
@@ -84,7 +84,7 @@ def test_norms_come_first(
     assert (out == turned).float().mean() > (0.4 if dtype == torch.float32 else 0.99)
 
 
-def test_a_token_has_the_same_bits_in_any_company(table: Table) -> None:
+def test_a_token_has_the_same_bits_in_any_batch(table: Table) -> None:
     q, k, v = fused(4, 2, 64, torch.float32)
     cos_sin, norm = angles(64), torch.randn(64)
     whole = make_step([153], [153], block_size=16)
@@ -99,7 +99,7 @@ def test_a_token_has_the_same_bits_in_any_company(table: Table) -> None:
 
 
 @pytest.mark.parametrize("dim", [12, 264])
-def test_what_the_kernels_do_not_know_is_the_references(table: Table, step: ForwardContext, dim: int) -> None:
+def test_the_reference_computes_what_the_kernels_cannot(table: Table, step: ForwardContext, dim: int) -> None:
     (q, k, v), cos_sin = fused(2, 1, dim, torch.float32), angles(4)
     kv, expected = (empty_cache(step, 1, dim, torch.float32) for _ in range(2))
     out = table["rotary_and_cache"](q, k, v, kv, step, HeadPrep(cos_sin))

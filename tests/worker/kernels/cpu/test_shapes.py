@@ -37,7 +37,7 @@ def refused(call: Callable[[], Any], operation: str) -> None:
 
 
 FITTING = {"q": heads(HEADS), "k": heads(KV_HEADS), "v": heads(KV_HEADS), "kv": KV}
-"""What `rotary_and_cache` takes; JetMoe's own code hands it as many keys as queries, for instance."""
+"""Arguments of `rotary_and_cache` that fit. JetMoe's code, for instance, passes as many keys as queries."""
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_norms(table: Table, weight: Tensor) -> None:
     refused(lambda: table["add_layer_norm"](x, x, fitting, weight, 1e-5), "add_layer_norm")
 
 
-def test_weights_of_norms_may_lie_apart(table: Table) -> None:
+def test_weights_of_norms_need_not_be_contiguous(table: Table) -> None:
     x, apart = torch.randn(3, 8), torch.randn(8, 2)[:, 0]
     near = torch.testing.assert_close
     near(table["rms_norm"](x, apart, 1e-5), table["rms_norm"](x, apart.clone(), 1e-5))
@@ -132,7 +132,7 @@ def test_weights_of_norms_may_lie_apart(table: Table) -> None:
     near(together, norm(total, ones, apart.clone(), 1e-5))
 
 
-def test_biases_of_norms_of_another_type_are_the_references(table: Table) -> None:
+def test_the_reference_refuses_biases_of_another_type(table: Table) -> None:
     x, weight, bias = torch.randn(3, 8).bfloat16(), torch.ones(8), torch.ones(8).bfloat16()
     with pytest.raises(RuntimeError, match="type"):
         table["layer_norm"](x, weight, bias, 1e-5)
@@ -159,7 +159,7 @@ def test_gates(table: Table) -> None:
 
 
 def test_numbers_of_tokens_and_positions(table: Table) -> None:
-    """Of another type than the kernels read, they are looked up all the same."""
+    """The reference looks up numbers of another type than the kernels read."""
     weight, numbers = torch.randn(9, 4), torch.tensor([3, 0, 8], dtype=torch.int32)
     assert torch.equal(table["embed"](numbers, weight), weight[numbers.long()])
     frequencies = torch.tensor([1.0, 0.1])
@@ -170,7 +170,7 @@ def test_numbers_of_tokens_and_positions(table: Table) -> None:
 
 @pytest.mark.parametrize("name", ["mean", "normalize", "activation", "rms_norm", "add"])
 def test_nothing_at_all(table: Table, name: str) -> None:
-    """Rows without numbers, and no rows: nothing is divided by how many there are."""
+    """Rows without columns, and no rows at all: nothing is divided by their number."""
     more: dict[str, Callable[[Tensor], tuple[Any, ...]]] = {
         "activation": lambda x: ("silu",),
         "rms_norm": lambda x: (torch.ones(x.shape[1]), 1e-5),

@@ -1,4 +1,4 @@
-"""What the C kernels find in whole vocabularies, against torch."""
+"""The passes of the C kernels over whole vocabularies, against torch."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ def scan(request: pytest.FixtureRequest) -> Scan:
 
 
 @pytest.mark.parametrize("groups", [1, 3, 200])
-def test_a_survey_finds_the_largest(scan: Scan, groups: int) -> None:
+def test_the_largest_are_found(scan: Scan, groups: int) -> None:
     logits = torch.randn(40, groups * GROUP)
-    told, largest = scan.find_largest(logits)
+    found, largest = scan.find_largest(logits)
     expected, groups_largest = BY_TORCH.find_largest(logits)
-    assert torch.equal(told, expected)
+    assert torch.equal(found, expected)
     assert torch.equal(largest, groups_largest)
     alone, _ = scan.find_largest(logits[7:8].clone())
-    assert torch.equal(alone[:, 0], told[:, 7])
+    assert torch.equal(alone[:, 0], found[:, 7])
 
 
-def test_of_equals_the_first_is_taken(scan: Scan) -> None:
+def test_the_first_of_equal_logits_is_taken(scan: Scan) -> None:
     logits = torch.zeros(3, 5 * GROUP)
     logits[1, [70, 131, 200]] = 2.0
     logits[2, [319, 255, 130]] = 2.0
@@ -38,7 +38,7 @@ def test_of_equals_the_first_is_taken(scan: Scan) -> None:
 
 
 @pytest.mark.parametrize("place", [0, 63, 64, 150])
-def test_rows_without_an_answer_are_told_and_harm_no_other(scan: Scan, place: int) -> None:
+def test_rows_without_an_answer_are_marked_and_change_no_other(scan: Scan, place: int) -> None:
     logits = torch.full((6, 3 * GROUP), -1.0)
     logits[:, 20] = 3.0
     logits[0, place], logits[1, place], logits[2, place] = NAN, INF, -INF
@@ -57,17 +57,17 @@ def test_a_row_of_one_token_that_is_left(scan: Scan) -> None:
 
 
 @pytest.mark.parametrize("groups", [1, 3, 200])
-def test_weights_are_added_up(scan: Scan, groups: int) -> None:
+def test_mass_is_added_up(scan: Scan, groups: int) -> None:
     logits = 20 * torch.randn(9, groups * GROUP)
     logits[5, ::2] = -INF
     rows, temperature = (
         torch.tensor([5, 0, 8, 5], dtype=torch.int32),
         torch.tensor([[0.3], [1.0], [2.5], [1e-3]]),
     )
-    one = logits[rows].amax(-1, keepdim=True)
-    sums = scan.sum_mass(logits, rows, one, temperature)
-    exact = ((logits[rows].double() - one) / temperature).exp().unflatten(1, (-1, GROUP)).sum(-1)
+    peak = logits[rows].amax(-1, keepdim=True)
+    sums = scan.sum_mass(logits, rows, peak, temperature)
+    exact = ((logits[rows].double() - peak) / temperature).exp().unflatten(1, (-1, GROUP)).sum(-1)
     torch.testing.assert_close(sums.double(), exact, rtol=1e-5, atol=1e-7)
-    torch.testing.assert_close(sums, BY_TORCH.sum_mass(logits, rows, one, temperature), rtol=1e-5, atol=1e-7)
-    alone = scan.sum_mass(logits, rows[2:3], one[2:3], temperature[2:3])
+    torch.testing.assert_close(sums, BY_TORCH.sum_mass(logits, rows, peak, temperature), rtol=1e-5, atol=1e-7)
+    alone = scan.sum_mass(logits, rows[2:3], peak[2:3], temperature[2:3])
     assert torch.equal(alone[0], sums[2])
