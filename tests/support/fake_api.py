@@ -1,4 +1,4 @@
-"""The HTTP API over a `FakeFrontend`: its app, a client for it, and a client that goes away."""
+"""The HTTP API over a `FakeFrontend`: its app, a client for it, requests, and a client that goes away."""
 
 from __future__ import annotations
 
@@ -38,6 +38,32 @@ def events(text: str) -> list[Any]:
         data = block.removeprefix("data: ")
         found.append(data if data == "[DONE]" else json.loads(data))
     return found
+
+
+async def post(client: httpx.AsyncClient, path: str, **body: Any) -> Any:
+    response = await client.post(path, json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def post_stream(client: httpx.AsyncClient, path: str, **body: Any) -> list[Any]:
+    """The chunks of a stream that ends as it should."""
+    response = await client.post(path, json={**body, "stream": True})
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+    *chunks, done = events(response.text)
+    assert done == "[DONE]"
+    return chunks
+
+
+async def refusal(client: httpx.AsyncClient, path: str, *, status: int = 400, **body: Any) -> Any:
+    """The error that answers a request."""
+    response = await client.post(path, json=body)
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["code"] == status
+    return error
 
 
 async def leave(app: ASGIApp, path: str, body: dict[str, Any], *, after: int) -> list[bytes]:

@@ -10,6 +10,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -127,6 +128,15 @@ class FakeFrontend:
     most_running: int = 0
     finished: int = 0
     """Streams that ended by themselves."""
+
+    def serve(self, *tasks: str, **fields: Any) -> None:
+        """Make the model one that does `tasks`; `fields` are other facts of it."""
+        known = {"tasks": tasks, "max_text_len": 128, "widths": {"embed": 8, "token_embed": 8}, **fields}
+        self.facts = changed(self.facts, **known)
+
+    def pooled_tokens(self) -> list[list[int]]:
+        """The tokens of each item of the last call of pool."""
+        return [item.tokens for item in self.pooled[-1][0]]
 
     def require_ready(self) -> None:
         if self.unready is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from fake_api import events, make_app, make_client
+from fake_api import make_app, make_client, post, post_stream, refusal
 from fake_frontend import FakeFrontend
 
 PATH = "/v1/chat/completions"
@@ -16,23 +16,15 @@ PROMPT = "<user>hi\n<assistant>"
 
 
 async def talk(client: httpx.AsyncClient, *messages: Any, **body: Any) -> Any:
-    response = await client.post(PATH, json={"messages": messages or [USER], **body})
-    assert response.status_code == 200, response.text
-    return response.json()
+    return await post(client, PATH, messages=messages or [USER], **body)
 
 
 async def stream(client: httpx.AsyncClient, *messages: Any, **body: Any) -> list[Any]:
-    response = await client.post(PATH, json={"messages": messages or [USER], **body, "stream": True})
-    assert response.status_code == 200, response.text
-    *chunks, done = events(response.text)
-    assert done == "[DONE]"
-    return chunks
+    return await post_stream(client, PATH, messages=messages or [USER], **body)
 
 
 async def refusal_of(client: httpx.AsyncClient, **body: Any) -> Any:
-    response = await client.post(PATH, json={"messages": [USER], **body})
-    assert response.status_code == 400, response.text
-    return response.json()["error"]
+    return await refusal(client, PATH, **{"messages": [USER], **body})
 
 
 def written(frontend: FakeFrontend) -> str:

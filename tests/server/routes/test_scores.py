@@ -6,8 +6,8 @@ from typing import Any
 
 import httpx
 import pytest
+from fake_api import post, refusal
 from fake_frontend import BOS, FakeFrontend, vectors
-from model_facts import changed
 
 from models.pooling.config import PoolingConfig
 from models.pooling.sentence_files import TextFacts
@@ -17,31 +17,8 @@ from server.errors import Unavailable
 @pytest.fixture(autouse=True)
 def cross_encoder(frontend: FakeFrontend) -> None:
     """Scores a pair by the last byte of the document."""
-    serve(frontend, "cross-encoder", "classify", pooling=PoolingConfig(num_labels=1))
+    frontend.serve("classify", score_type="cross-encoder", pooling=PoolingConfig(num_labels=1))
     frontend.answer_of = lambda item: vectors([item.tokens[-1] / 100])
-
-
-def serve(frontend: FakeFrontend, score_type: str | None, *tasks: str, **fields: Any) -> None:
-    known = {
-        "tasks": tasks,
-        "max_text_len": 128,
-        "widths": {"embed": 8, "token_embed": 8},
-        "score_type": score_type,
-        **fields,
-    }
-    frontend.facts = changed(frontend.facts, **known)
-
-
-async def post(client: httpx.AsyncClient, path: str, **body: Any) -> Any:
-    response = await client.post(path, json=body)
-    assert response.status_code == 200, response.text
-    return response.json()
-
-
-async def refusal(client: httpx.AsyncClient, path: str, **body: Any) -> Any:
-    response = await client.post(path, json=body)
-    assert response.status_code == 400, response.text
-    return response.json()["error"]
 
 
 @pytest.mark.parametrize("path", ["/score", "/v1/score"])
@@ -134,13 +111,13 @@ async def test_how_many_and_with_what(client: httpx.AsyncClient, frontend: FakeF
 
 
 async def test_models_with_more_labels(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:
-    serve(frontend, None, "classify", pooling=PoolingConfig(num_labels=3))
+    frontend.serve("classify", score_type=None, pooling=PoolingConfig(num_labels=3))
     for path in ("/score", "/rerank"):
         assert "3 labels. Use POST /classify." in (await refusal(client, path))["message"]
 
 
 async def test_vectors_are_compared(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:
-    serve(frontend, "bi-encoder", "embed")
+    frontend.serve("embed", score_type="bi-encoder")
     frontend.answer_of = lambda item: vectors([1, 0] if item.tokens[-1] == 97 else [3, 4])
     answer = await post(client, "/score", text_1="a", text_2=["a", "b"])
     assert [one["score"] for one in answer["data"]] == pytest.approx([1, 0.6])
@@ -148,7 +125,7 @@ async def test_vectors_are_compared(client: httpx.AsyncClient, frontend: FakeFro
 
 
 async def test_a_lost_query_is_sent_again(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:
-    serve(frontend, "late-interaction", "token_embed")
+    frontend.serve("token_embed", score_type="late-interaction")
     answer_of = frontend.answer_of
 
     def answer_and_lose(item: Any) -> Any:
@@ -180,7 +157,7 @@ async def test_as_text_embeddings_inference_ranks(client: httpx.AsyncClient, fro
 
 
 async def test_as_text_embeddings_inference_embeds(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:
-    serve(frontend, "bi-encoder", "embed", "token_embed")
+    frontend.serve("embed", "token_embed", score_type="bi-encoder")
     frontend.answer_of = lambda item: vectors([len(item.tokens), 0.5])
     assert await post(client, "/embed", inputs="ab") == [[3, 0.5]]
     assert await post(client, "/embed", inputs=["ab", "c"], normalize=False) == [[3, 0.5], [2, 0.5]]
@@ -196,20 +173,20 @@ async def test_as_text_embeddings_inference_embeds(client: httpx.AsyncClient, fr
     assert await post(client, "/similarity", inputs=inputs, parameters={"truncate": True}) == pytest.approx(
         [1, 0.6]
     )
-    serve(frontend, "bi-encoder", "embed", pooling=PoolingConfig(texts=TextFacts(similarity="dot")))
+    frontend.serve("embed", score_type="bi-encoder", pooling=PoolingConfig(texts=TextFacts(similarity="dot")))
     assert await post(client, "/similarity", inputs=inputs) == pytest.approx([1, 3])
 
 
 async def test_as_text_embeddings_inference_predicts(
     client: httpx.AsyncClient, frontend: FakeFrontend
 ) -> None:
-    serve(frontend, None, "classify", pooling=PoolingConfig(num_labels=2, labels=("no", "yes")))
+    frontend.serve("classify", score_type=None, pooling=PoolingConfig(num_labels=2, labels=("no", "yes")))
     frontend.answer_of = lambda item: vectors([0.25, 0.75])
     one = [{"score": 0.75, "label": "yes"}, {"score": 0.25, "label": "no"}]
     assert await post(client, "/predict", inputs="a") == one
-    assert [item.tokens for item in frontend.pooled[-1][0]] == [[BOS, 97]]
+    assert frontend.pooled_tokens() == [[BOS, 97]]
     assert await post(client, "/predict", inputs=["a", "b"], raw_scores=True) == one
-    assert [item.tokens for item in frontend.pooled[-1][0]] == [[97, 98]]
+    assert frontend.pooled_tokens() == [[97, 98]]
     assert await post(client, "/predict", inputs=[["a"], ["a", "b"]]) == [one, one]
     error = await refusal(client, "/predict", inputs=[["a"], ["a", "b" * 1000]])
     assert "pair 1 contains" in error["message"]
@@ -229,7 +206,7 @@ async def test_as_text_embeddings_inference_predicts(
 async def test_as_text_embeddings_inference_needs_a_text(
     client: httpx.AsyncClient, frontend: FakeFrontend, path: str, inputs: object
 ) -> None:
-    serve(frontend, None, "embed", "token_embed")
+    frontend.serve("embed", "token_embed", score_type=None)
     error = await refusal(client, path, inputs=inputs)
     assert (error["message"], error["param"]) == (
         "`inputs` must not be empty: give at least one text.",
@@ -243,5 +220,5 @@ async def test_what_text_embeddings_inference_tells_of_itself(
     info = (await client.get("/info")).json()
     assert (info["model_id"], info["max_input_length"]) == ("org/tiny", 128)
     assert info["model_type"] == {"reranker": {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}}
-    serve(frontend, "bi-encoder", "embed", pooling=PoolingConfig(modes=("MEAN",)))
+    frontend.serve("embed", score_type="bi-encoder", pooling=PoolingConfig(modes=("MEAN",)))
     assert (await client.get("/info")).json()["model_type"] == {"embedding": {"pooling": "mean"}}
