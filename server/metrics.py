@@ -221,12 +221,12 @@ class _EngineNumbers(Collector):
         alive = GaugeMetricFamily("facet:replicas_alive", "Engines that can work.", labels=["model_name"])
         alive.add_metric([self._model], sum(one.works for one in replicas))
         yield alive
-        told = {str(one.number): one.stats for one in replicas if one.stats is not None}
-        if not told:
+        stats_of = {str(one.number): one.stats for one in replicas if one.stats is not None}
+        if not stats_of:
             return
         for kind, name, field, text in _ENGINE_NUMBERS:
             family = kind(f"vllm:{name}", text, labels=_LABELS)
-            for number, stats in told.items():
+            for number, stats in stats_of.items():
                 family.add_metric([self._model, number], getattr(stats, field))
             yield family
 

@@ -34,7 +34,7 @@ class Endpoint(APIRoute):
     """A route to an async function of `request`, `body` and path parameters, or of some of these.
 
     Its `dependencies` are async functions of the request, which refuse it by raising an ApiError. They run
-    before the body is looked at, in the order given.
+    before the body is read as JSON, in the order of the list.
     """
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:

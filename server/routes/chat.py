@@ -52,7 +52,7 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
 
 
 class _Chat:
-    """A request, and whose role its answer has."""
+    """A request, and the role that its answer has."""
 
     def __init__(self, job: Job, body: ChatRequest, response_role: str) -> None:
         self.job = job

@@ -75,7 +75,7 @@ class ApiServer:
         self._force = asyncio.Event()
 
     async def run(self) -> int:
-        """Serves until it is told to stop or the engine dies; returns the exit code."""
+        """Serves until a signal comes or no engine is left; returns the exit code."""
         self._catch_signals()
         http = asyncio.create_task(self._http.serve([self._listener]))
         start = asyncio.create_task(self._follow_start())

@@ -11,7 +11,7 @@ STAGES = {
     "download": "Downloading the model",
     "import": "Loading libraries",
     "weights": "Loading weights",
-    "cache": "Making room for the cache",
+    "cache": "Allocating the cache",
     "warmup": "Warming up",
     "generate": "Generating",
     "pool": "Pooling",

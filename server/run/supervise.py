@@ -38,13 +38,13 @@ async def _serve_here(
     config: ServerConfig, listener: socket.socket, engines: EngineProcesses, started: float
 ) -> int:
     server = ApiServer(config, listener, engines.addresses[0], started=started, display=ProgressDisplay())
-    # The line to an engine tells of its end too, but not before it is up.
+    # The connection to an engine also shows its end, but only once there is one.
     watch = asyncio.create_task(engines.supervise(server.client.engine_exited))
     code = await server.run()
     watch.cancel()
     if code == STOPPED:
         return STOPPED
-    # An engine that could not start has said so with a code of its own.
+    # An engine that could not start has an exit code that says so.
     codes = await asyncio.to_thread(engines.stop, FLUSH_SECONDS)
     return CANNOT_START if CANNOT_START in (code, *codes) else BROKE
 
@@ -85,7 +85,7 @@ async def _engines_end(config: ServerConfig, engines: EngineProcesses) -> None:
     """Returns when no engine is left. API servers find out themselves what that means for requests."""
     await engines.supervise(_log_silent_end)
     if config.replicas.elsewhere:
-        await asyncio.Event().wait()  # only they know how many there are
+        await asyncio.Event().wait()  # only the API servers know how many engines are left there
 
 
 def _log_silent_end(number: int, code: int) -> None:

@@ -106,7 +106,7 @@ class ChatTemplate:
         """Whether the default template is one for scoring a document for a query."""
         try:
             return "default" in self._templates and compile_template(self._templates["default"]).writes_pairs
-        except BadRequest:  # a broken template of a checkpoint is an error of the requests that use it
+        except BadRequest:  # the requests that use a broken template of a checkpoint get its error
             return False
 
     def _choose(self, template: str | None, *, with_tools: bool) -> str:

@@ -31,7 +31,7 @@ LLAMA = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """All of a checkpoint that the server reads; there are no weights."""
+    """A checkpoint's folder with all that the server reads; there are no weights."""
     zoo.byte_level().save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
@@ -46,7 +46,7 @@ async def client() -> FakeClient:
 
 @pytest.fixture
 def make(client: FakeClient) -> Callable[..., Frontend]:
-    """A frontend whose engine has said nothing yet."""
+    """Makes a frontend whose engine has not answered yet."""
 
     def build(*flags: str) -> Frontend:
         config = parse(["some/model", "--served-model-name", "m", "other", *flags], {})
@@ -59,7 +59,7 @@ def make(client: FakeClient) -> Callable[..., Frontend]:
 def ready(
     client: FakeClient, folder: Path, make: Callable[..., Frontend]
 ) -> Callable[..., Awaitable[Frontend]]:
-    """A frontend whose engine is ready."""
+    """Makes a frontend whose engine is ready."""
 
     async def build(*flags: str) -> Frontend:
         frontend = make(*flags)

@@ -1,4 +1,4 @@
-"""What every request meets before its route, and the shape of what goes wrong."""
+"""The application: what every request passes before its route, and the shape of errors."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a token costs the server, by counts: a guard against growing slower without anybody noticing.
+"""Counts of calls for a token and for a request, so that the server does not grow slower unnoticed.
 
-Limits stand about a quarter above what was counted when they were written, as in those of the engine.
+Each limit is about a quarter above the count when it was set, like those of the engine.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ TALK = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]
 ENDPOINTS = pytest.mark.parametrize(("path", "body"), [TEXT, TALK])
 
 CALLS_FOR_A_STREAMED_TOKEN, CALLS_FOR_A_TOKEN = 40, 18
-"""Of Python and of C functions together, from the engine's message to what is sent."""
+"""Calls of Python and C functions, from the engine's message to what is sent."""
 CALLS_FOR_A_REQUEST = 650
 CALLS_IN_FRONTEND = 35
-"""For a token, from the engine's message to the delta."""
+"""Calls for a token, from the engine's message to the delta."""
 
 
 async def cost(path: str, body: dict[str, Any], tokens: int, stream: bool) -> tuple[int, int]:
-    """Calls, and messages to the HTTP server, for one answer."""
+    """Counts the calls for one answer, and the messages to the HTTP server."""
     app = make_app(FakeFrontend(reply="words " * 40, per_step=1))
     data = json.dumps({**body, "max_tokens": tokens, "stream": stream}).encode()
-    await _answer(app, path, data)  # what is done for the first time
+    await _answer(app, path, data)  # excludes what is done once
     with counted() as calls:
         messages = await _answer(app, path, data)
     return calls.python + calls.c, messages
@@ -93,7 +93,7 @@ async def test_a_request_costs_so_many_calls(path: str, body: dict[str, Any]) ->
 @ENDPOINTS
 @pytest.mark.parametrize("tokens", [1, 40])
 async def test_a_streamed_token_is_one_message(path: str, body: dict[str, Any], tokens: int) -> None:
-    """Besides the head. The last goes out with the usage and the end of the stream."""
+    """A token is one message after the head. The last one includes the usage and the end of the stream."""
     _, messages = await cost(path, {**body, "stream_options": {"include_usage": True}}, tokens, stream=True)
     assert messages == 1 + tokens
 

@@ -28,7 +28,7 @@ def ids(frontend: Frontend, text: str) -> list[int]:
 
 
 async def started(stream: AsyncGenerator[Delta, None]) -> asyncio.Task[list[Delta]]:
-    """Reads the stream in a task, and lets it come as far as its first wait."""
+    """Starts to read the stream in a task, and lets it run to its first wait."""
 
     async def read() -> list[Delta]:
         return [delta async for delta in stream]
@@ -291,7 +291,7 @@ async def test_texts_are_pooled_in_order(client: FakeClient, ready: GetReady) ->
 async def test_ten_thousand_texts_go_to_the_engine_a_few_at_a_time(
     client: FakeClient, ready: GetReady
 ) -> None:
-    frontend = await ready("--max-num-queued-reqs", "4")  # the request counts for what is in the engine
+    frontend = await ready("--max-num-queued-reqs", "4")  # only the texts that are in the engine count
     task = await beginning(frontend.pool(items(10_000)))
     tasks = len(asyncio.all_tasks())
     most = 0
@@ -303,7 +303,7 @@ async def test_ten_thousand_texts_go_to_the_engine_a_few_at_a_time(
     answers = await task
     assert [as_array(one.vectors)[0] for one in answers] == list(range(10_000))
     assert most <= 2 * frontend.facts.ready.worker.max_num_seqs
-    assert tasks == 2  # this one, and the request's
+    assert tasks == 2  # the test, and the request
 
 
 async def test_one_failure_ends_all_texts_of_a_request(client: FakeClient, ready: GetReady) -> None:

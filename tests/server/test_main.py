@@ -1,4 +1,4 @@
-"""The command: its exit codes, its port, and what it says. Whole lives of servers are in tests/e2e."""
+"""The command: its exit codes, its port, its messages. Whole runs of servers are in tests/e2e."""
 
 from __future__ import annotations
 

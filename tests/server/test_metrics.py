@@ -1,4 +1,4 @@
-"""The numbers page: the peer's names, and values that are true."""
+"""The metrics page: vLLM's names, and values that are true."""
 
 from __future__ import annotations
 

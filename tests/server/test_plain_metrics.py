@@ -1,4 +1,4 @@
-"""Counted the plain way, the page is the one that prometheus_client writes."""
+"""The plain counters write the same page as prometheus_client's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the bodies of completions and chat mean: their sampling, their prompts, their contradictions."""
+"""Bodies of completions and chats: their sampling parameters, their prompts, their contradictions."""
 
 from __future__ import annotations
 

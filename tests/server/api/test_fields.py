@@ -1,4 +1,4 @@
-"""Nothing a client sends is silently ignored."""
+"""Fields of bodies: nothing that a client sends is silently ignored."""
 
 from __future__ import annotations
 

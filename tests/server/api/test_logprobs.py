@@ -1,4 +1,4 @@
-"""The shapes in which logprobs are told."""
+"""Logprobs in the shapes of the three kinds of answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from worker.protocol import TokenLogprobs
 
 A, B, C = b"abc"
 UNLIKELY = TokenLogprobs([A, B, C], [-3.0, -0.5, -1.0], 7)
-"""`a` was chosen, though `b` and `c` were the most likely."""
+"""The logprobs of `a`, which was chosen though `b` and `c` were the most likely."""
 LIKELY = TokenLogprobs([B, B, C], [-0.5, -0.5, -1.0], 1)
 
 

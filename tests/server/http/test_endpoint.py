@@ -83,7 +83,7 @@ async def by_fastapi(frontend: FakeFrontend, client: httpx.AsyncClient) -> Async
 
 
 def same_for_all(response: httpx.Response) -> tuple[int, dict[str, str], str]:
-    """An answer without what no two answers share."""
+    """The parts of an answer that two answers to one request share."""
     text = response.text
     for line in text.removeprefix("data: ").split("\n\ndata: "):
         if line.startswith("{") and "id" in (found := json.loads(line)):
@@ -112,7 +112,7 @@ async def test_checks_come_before_the_body(
 
 
 async def test_a_body_that_is_null(client: httpx.AsyncClient) -> None:
-    """FastAPI's versions differ in what they say of it."""
+    """A null body is refused; versions of FastAPI differ in the text of that."""
     answer = await client.post(COMPLETIONS, content=b"null", headers={"content-type": "application/json"})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "body")
 
@@ -151,7 +151,7 @@ async def test_fastapi_is_not_asked_for_the_route_or_the_dependencies(
 
 
 async def test_an_endpoint_answers_the_same_when_fastapi_runs_it() -> None:
-    """Whoever builds on the route's handler, as FastAPI's documentation shows, gets all that it does."""
+    """The handler that FastAPI's documentation tells to override does all of the work."""
 
     async def check(request: Request) -> None:
         if "x-refuse" in request.headers:
@@ -212,7 +212,7 @@ async def test_a_bug_is_answered_once_and_logged(
 
 
 async def test_a_bug_after_the_answer_has_begun(frontend: FakeFrontend) -> None:
-    """Nothing can be said any more; a second head would break the connection for whoever reads it."""
+    """No second head is sent: it would break the connection for its reader."""
     app, sent = make_app(frontend), []
 
     async def send(message: Any) -> None:
@@ -229,7 +229,7 @@ async def test_a_bug_after_the_answer_has_begun(frontend: FakeFrontend) -> None:
 
 
 async def test_a_client_that_leaves_while_it_speaks(frontend: FakeFrontend) -> None:
-    """Nobody reads the answer, but it is counted as what it was."""
+    """The request is counted, though nobody reads its answer."""
     messages: list[Any] = [
         {"type": "http.request", "body": b'{"prompt"', "more_body": True},
         {"type": "http.disconnect"},

@@ -1,4 +1,4 @@
-"""Work that is given up when its client goes away."""
+"""Answers that end early when their client goes away."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from server.http.sse import ClientGone, while_connected
 
 
 class Client:
-    """Says nothing, until it goes away."""
+    """A client that sends nothing until it goes away."""
 
     def __init__(self) -> None:
         self.left = asyncio.Event()
@@ -58,7 +58,7 @@ async def test_work_is_cancelled_when_the_client_leaves() -> None:
     assert ended
     task = asyncio.current_task()
     assert task is not None
-    assert not task.cancelling()  # what follows runs on
+    assert not task.cancelling()  # the cancellation does not reach what follows
     assert asyncio.all_tasks() == {task}
 
 

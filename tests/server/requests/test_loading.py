@@ -1,4 +1,4 @@
-"""What the server finds out about a model that pools, from the engine's word and the checkpoint's files."""
+"""Facts of a model that pools, from the engine's message and the checkpoint's files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks, dimensions, prompts, and texts to tokens: cut, lower-cased, with and without special tokens."""
+"""Pooling parameters, prompts, and tokens of texts: cut, lower-cased, with and without special tokens."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_which_prompt() -> None:
     assert find_prompt("passage", known, "classify") == find_prompt("passage", known) == "p: "
     assert prompt_for("search_query", known) == "q: "
     assert {prompt_for(kind, known) for kind in ("search_document", "document", "passage")} == {"p: "}
-    assert prompt_for("classification", known) == "q: "  # the default one: there is none of its own
+    assert prompt_for("classification", known) == "q: "  # the default one, since it has none
     with pytest.raises(BadRequest, match=r"no prompt named 'x'\. Its prompts: 'query', 'passage'"):
         find_prompt("x", known)
     with pytest.raises(BadRequest, match="no prompt named 'poem'") as caught:
@@ -110,7 +110,7 @@ def test_texts_that_cannot_be_pooled() -> None:
         reader.read([[1], [-1]], EMBED)
     with pytest.raises(
         BadRequest, match="input 0 contains 100000 characters"
-    ):  # told without tokenizing all of it
+    ):  # found without tokenizing all of it
         reader.read(["a" * 100_000], EMBED)
     cutting = TextReader(facts(), bert(), Truncation.from_request(-1, None, facts()))
     lengths = [len(item.tokens) for item in cutting.read(["fox", LONG, "dog " * 50_000, [3] * 50], EMBED)]

@@ -1,4 +1,4 @@
-"""Ranges, defaults and the peer's words for what is refused."""
+"""Sampling parameters: ranges, defaults, and refusals in vLLM's words."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_bad_words_are_banned_at_the_start_and_after_a_space() -> None:
         ({"bad_words": ["a" * 10**6]}, "bad_words may hold at most 1024 tokens together"),
     ],
 )
-def test_refusals_in_the_peers_words(fields: dict[str, object], message: str) -> None:
+def test_refusals_in_the_words_of_vllm(fields: dict[str, object], message: str) -> None:
     error = refused(**fields)
     assert error.message.startswith(message)
     assert error.param in fields

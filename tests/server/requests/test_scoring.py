@@ -1,4 +1,4 @@
-"""What is asked of the engine for each kind of score, and what comes of the answers."""
+"""Scores of each kind: the items that the engine is asked to pool, and the scores from its answers."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def text_of(item: Item, tokenizer: Tokenizer) -> str:
 def test_a_score_template() -> None:
     template = "{{ instruction }}|{% for m in messages %}{{ m.role }}={{ m.content }};{% endfor %}query"
     tokenizer = with_template(template)
-    assert not tokenizer.chat.writes_pairs  # the word in its text does not make it one
+    assert not tokenizer.chat.writes_pairs  # the word in a template's text is no role
     tokenizer = with_template(template + "{% if messages[0].role in ('query', 'document') %}!{% endif %}")
     assert tokenizer.chat.writes_pairs
     known = facts(

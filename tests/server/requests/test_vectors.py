@@ -1,4 +1,4 @@
-"""Vectors in every form, against torch's own conversions."""
+"""Vectors in every encoding, compared with torch's own conversions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The API routes over a scripted frontend, spoken to as a client would."""
+"""Fixtures: the API over a scripted frontend, and an HTTP client for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies that are not what they should be: one readable 400 each, in the shape of the API."""
+"""Malformed bodies: one readable 400 each, in the shape of the API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How answers begin, fall silent, break off and are left: the same for every generating endpoint."""
+"""Answers of every generating endpoint: how they begin, pause, break off, and are left by their clients."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def test_every_step_is_an_event_even_without_text(
     options: dict[str, Any],
     texts: list[str],
 ) -> None:
-    """Part of a character, or of what may become a stop string, tells a client that a token has come."""
+    """Part of a character, or of a possible stop string, is an event that shows that a token has come."""
     frontend.reply, frontend.per_step = reply, 1
     response = await client.post(path, json={**body, **options, "stream": True})
     *chunks, done = events(response.text)

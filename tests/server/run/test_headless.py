@@ -1,4 +1,4 @@
-"""A machine without an API: what it joins, and when it does not. Whole lives are in tests/e2e."""
+"""A machine without an API: which API server it joins, and when it refuses. Whole runs are in tests/e2e."""
 
 from __future__ import annotations
 

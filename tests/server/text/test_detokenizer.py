@@ -124,7 +124,7 @@ def test_tokens_beyond_the_vocabulary_are_empty() -> None:
 
 
 def first_to_end(text: str, stops: list[str]) -> tuple[int, str] | None:
-    """The plain definition: the shortest beginning of the text that ends in a stop string."""
+    """The definition that is tested: the shortest beginning of the text that ends in a stop string."""
     for end in range(1, len(text) + 1):
         for stop in stops:
             if text[:end].endswith(stop):

@@ -1,4 +1,4 @@
-"""Files of a checkpoint to ids and back."""
+"""The tokenizer: a checkpoint's files, texts to ids, and ids to texts."""
 
 from __future__ import annotations
 
