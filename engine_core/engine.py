@@ -25,7 +25,7 @@ from models.parallel.shares import check_cut
 ReportProgress = Callable[[Progress], None]
 """A function that is called from any thread to say how far the start has come."""
 
-_BROKEN = "the engine failed while it computed this request"  # what exactly failed is for the log alone
+_BROKEN = "the engine failed while it computed this request"  # the log says what failed
 
 _log = logging.getLogger(__name__)
 

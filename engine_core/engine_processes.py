@@ -1,6 +1,6 @@
-"""Starts the engine processes of this machine, follows them, and ends them.
+"""Engine processes of this machine: how they are started, followed and ended.
 
-The process that does so may or may not be an API server itself. Its engines' sockets lie in a private folder.
+The process that does so may or may not be an API server itself. The engines' sockets lie in a private folder.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from worker import child
 from worker.child import CANNOT_START, STOPPED
 
 RESTARTS = 5
-"""How often in a row an engine is started again."""
+"""The number of times in a row that an engine is started again."""
 FIRST_PAUSE = 1.0
 """Seconds before the first restart; each further pause is twice as long."""
 LONG_LIFE = 300.0
@@ -128,9 +128,9 @@ def start_engines(
     log_level: str = "info",
     module: str = "engine_core.process",
 ) -> EngineProcesses:
-    """Returns as soon as the processes are started. `module` is what `python -m` runs.
+    """Start the engines of this machine; returns as soon as their processes are started.
 
-    The API servers are so many on this machine, or those at `addresses`.
+    The API servers are so many on this machine, or those at `addresses`. `module` is what `python -m` runs.
     """
     from models.registrations import registrations  # after `serve` has checked whose `models` this is
 

@@ -90,7 +90,7 @@ class InlineExecutor:
         self._thread.shutdown()
 
     def check(self) -> None:
-        """Nothing to check: the worker lives as long as this process does."""
+        """Does nothing, because the worker lives as long as this process does."""
 
 
 class _InlineStep:

@@ -154,7 +154,7 @@ class EngineLoop:
                     self._handle(client, request)
 
     def _follow(self, client: int, end: EngineEnd) -> None:
-        """Abort the requests of a server that has gone; greet one that has taken its place."""
+        """Abort the requests of a server that has gone, and greet one that has taken its place."""
         for change in end.changes():
             if change == "lost":
                 self._engine.abort_all(client)

@@ -1,4 +1,4 @@
-"""What a server says to an engine, and what the engine answers.
+"""Messages between API servers and engines.
 
 Every Add gets exactly one terminal answer: Tokens with a finish reason, Pooled, or Failed.
 """
@@ -16,7 +16,7 @@ Finish = Literal["stop", "length", "abort"]
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """An engine's first frame on each line to a server: makes it known and refuses mixed versions."""
+    """An engine's first frame on each of its two sockets. It names the engine and refuses mixed versions."""
 
     engine: int
     protocol: str
@@ -42,17 +42,17 @@ class Welcome(msgspec.Struct, frozen=True, tag=True, gc=False):
 
 class Add(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
     id: int
-    """Chosen by the server, unique among its live requests."""
+    """A number that the server has chosen, unique among its live requests."""
     tokens: list[int]
     params: Sampling | Pooling
     priority: int = 0
-    """Lower runs earlier, when the scheduling policy is "priority"."""
+    """The lowest runs first, when the scheduling policy is "priority"."""
     salt: str = ""
     """Prefix-cache entries are shared only among requests of the same salt."""
 
 
 class AddMany(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """As many Adds, one after the other, in one frame."""
+    """Several Adds in one frame, in order."""
 
     adds: list[Add]
 
@@ -62,7 +62,7 @@ class Abort(msgspec.Struct, frozen=True, tag=True, gc=False):
 
 
 class Drain(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """Stop: finish what runs and waits if it can be done within `seconds`, abort the rest, then exit."""
+    """An order to finish what runs and waits within `seconds`, to abort the rest, and to exit."""
 
     seconds: float
 
@@ -76,7 +76,7 @@ Greeting = Hello | Join
 
 
 class Timing(msgspec.Struct, frozen=True, gc=False):
-    """Seconds, as the engine saw them."""
+    """The times of a request in seconds, as the engine measured them."""
 
     queued: float
     prefill: float
@@ -91,39 +91,39 @@ class Tokens(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False
     tokens: list[int]
     logprobs: list[TokenLogprobs] = []
     prompt_logprobs: list[TokenLogprobs] | None = None
-    """With the first tokens only: one entry for each prompt token but the first."""
+    """An entry for each prompt token but the first. It comes with the first tokens only."""
     cached: int = 0
-    """With the first tokens only: prompt tokens found in the prefix cache."""
+    """The number of prompt tokens found in the prefix cache. It comes with the first tokens only."""
     finish: Finish | None = None
     timing: Timing | None = None
-    """With the finish only."""
+    """The times of the request, which come with the finish only."""
 
 
 class Pooled(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
-    """All that a pooling request gets, unless it fails. An aborted one is Failed."""
+    """The only answer to a pooling request, unless it fails. An aborted one gets Failed."""
 
     id: int
     vectors: Vectors
     cached: int = 0
-    """Prompt tokens found in the prefix cache."""
+    """The number of prompt tokens found in the prefix cache."""
     timing: Timing | None = None
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True, gc=False):
     id: int
     code: int
-    """An HTTP status: 400 the request cannot be run, 500 it broke, 503 the engine cannot take it now."""
+    """An HTTP status: 400 for a request that cannot be run, 500 if it broke, 503 if it is refused now."""
     message: str
 
 
 class Stats(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """The engine's gauges and running totals. Sent when they changed, a few times a second at most."""
+    """The engine's gauges and running totals, sent when they have changed, a few times a second at most."""
 
     running: int
     waiting: int
     kv_usage: float
     prefix_queries: int
-    """Prompt tokens looked up in the prefix cache, in total."""
+    """The number of prompt tokens looked up in the prefix cache, in total."""
     prefix_hits: int
     preemptions: int
     steps: int
@@ -143,16 +143,16 @@ PHASES = {
 
 
 class Progress(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """How far an engine's start has come: a phase from download to warmup, and its share that is done."""
+    """The progress of an engine's start: its phase, from download to warmup, and the share that is done."""
 
     phase: str
-    """One of PHASES."""
+    """A key of PHASES."""
     fraction: float
     """The share of this phase that is done."""
     folder: str = ""
     """The checkpoint's folder, once it is known: the server loads its tokenizer from there."""
     detail: str = ""
-    """A word for people, such as which of several workers is the last."""
+    """Details for people, such as which of several workers is the last."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, gc=False):
@@ -168,17 +168,17 @@ class Ready(msgspec.Struct, frozen=True, tag=True, gc=False):
 
 
 class Dead(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """The engine ends for this reason. Nothing follows."""
+    """The reason why the engine ends. Nothing follows."""
 
     reason: str
 
 
 class Leaving(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """The engine finishes what it has and ends: new requests are for others, those it refuses too."""
+    """A notice that the engine ends. New requests, and those it refuses from now on, are for others."""
 
 
 class Outputs(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
-    """What one step gave the requests of one server: one frame a step."""
+    """The outputs of one step for one server, in one frame."""
 
     outputs: list[Tokens | Pooled | Failed]
     stats: Stats | None = None
@@ -188,10 +188,10 @@ Answer = Hello | Outputs | Stats | Progress | Ready | Leaving | Dead
 
 
 def _digest() -> str:
-    said = [Request, Answer, Greeting, Welcome]
-    schema = msgspec.json.encode(msgspec.json.schema_components(said)[1], order="sorted")
+    messages = [Request, Answer, Greeting, Welcome]
+    schema = msgspec.json.encode(msgspec.json.schema_components(messages)[1], order="sorted")
     return hashlib.sha256(schema).hexdigest()[:16]
 
 
 PROTOCOL = _digest()
-"""Changes when any message changes: a server and an engine of different versions refuse each other."""
+"""A digest of all messages: a server and an engine whose digests differ refuse each other."""

@@ -1,4 +1,4 @@
-"""What an engine has found out once it is ready: the facts for its servers, and a sentence for people."""
+"""The facts of an engine that is ready, for its servers, and a sentence about them for people."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def make_worker_config(config: EngineConfig, model: ModelConfig, folder: Path) -
 
 
 def _conversion(config: EngineConfig, model: ModelConfig, folder: Path) -> Conversion:
-    """How the checkpoint is served. Tasks imply a runner: without generation no LM head is loaded."""
+    """The conversion of the checkpoint. Tasks imply a runner: without generation no LM head is loaded."""
     if unknown := [task for task in config.tasks if task not in TASKS]:
         raise ConfigError(f"--tasks: no task {unknown[0]!r}; there are {', '.join(TASKS)}")
     runner = config.runner

@@ -64,8 +64,8 @@ class EngineClient:
     ) -> None:
         """`replicas` are all engines, and this is one of so many `servers` that send them requests.
 
-        `watched`: the engines of this machine are children of this process, which calls `lose` with the exit
-        code of each that ends. Without that, an engine has ended when its connection has.
+        `watched`: the engines of this machine are children of this process, which calls `engine_exited` when
+        one ends. Otherwise an engine counts as ended when its connection has ended.
         """
         self.dead: str | None = None
         """The reason why no replica is left, if none is."""
@@ -166,13 +166,13 @@ class EngineClient:
     # Engines end.
 
     def engine_exited(self, number: int, code: int) -> None:
-        """The process of an engine on this machine has exited. A reason that it gave itself comes first."""
+        """Note that the process of an engine on this machine has exited. A reason it gave itself counts."""
         if self.dead is None:
             self._read_answers()
             self._lose_process(number, f": {describe_exit(code)}", explained=code in (BROKE, CANNOT_START))
 
     def all_engines_exited(self) -> None:
-        """The processes of all engines on this machine have exited."""
+        """Note that the processes of all engines on this machine have exited."""
         self._read_monitor()
         for number in self._table.layout.local:
             self._lose_process(number)
@@ -196,7 +196,7 @@ class EngineClient:
         self._dispatcher.reassign(replica)
 
     def fail(self, reason: str) -> None:
-        """No engine is left: every open stream ends. The first reason counts."""
+        """End every open stream, because no engine is left. The first reason counts."""
         if self.dead is not None:
             return
         self.dead = reason
@@ -228,17 +228,17 @@ class EngineClient:
     # Messages from an engine.
 
     def _read_greetings(self) -> None:
-        for peer, greeting in self._end.read_greetings():
+        for name, greeting in self._end.read_greetings():
             match greeting:
                 case Hello():
                     self._reachable(greeting)
                 case Join():
-                    self._welcome(peer)
+                    self._welcome(name)
 
-    def _welcome(self, peer: bytes) -> None:
+    def _welcome(self, name: bytes) -> None:
         layout = self._table.layout
         with suppress(Unreachable):  # the machine has gone again
-            self._end.welcome(peer, Welcome(PROTOCOL, self._servers, layout.size, layout.here))
+            self._end.welcome(name, Welcome(PROTOCOL, self._servers, layout.size, layout.here))
 
     def _read_answers(self) -> None:
         for number, answer in self._end.read_answers():
@@ -262,14 +262,14 @@ class EngineClient:
         return replica
 
     def _reachable(self, hello: Hello) -> None:
-        """Requests can be sent to an engine from now on."""
+        """Note that requests can be sent to an engine from now on."""
         replica = self._find(hello)
         if replica is not None:
             replica.reachable = True
             self._refresh()
 
     def _connected(self, hello: Hello) -> None:
-        """An engine sends answers: the first one of its number, or one in its place, or itself once more."""
+        """Note that answers come from an engine: a new one, one in another's place, or the same one again."""
         replica = self._find(hello)
         if replica is None:
             return

@@ -1,4 +1,4 @@
-"""Which replica has which request, from its submission to its last answer. Reads no socket."""
+"""The requests in flight, and the replica that has each, from submission to the last answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine_core.protocol import Abort, AddMany, Failed, Pooled, Request, Tokens
 from engine_core.wire.transport import RequestTooLarge, Unreachable
 
 _TOKENS_IN_FRAME = 1 << 17
-"""The most tokens of several requests in one frame: the engine begins with it while the next is written."""
+"""The most tokens of several requests in one frame. An engine computes one while the next is written."""
 
 _ABORTED = "the request was ended before it was done"
 _HALF_DONE = "the replica that was generating this answer has ended: send the request again"
@@ -105,7 +105,7 @@ class Dispatcher:
             self._fail(one, 503, reason)
 
     def notify(self, number: int, request: Request) -> None:
-        """Send what needs no answer: an engine that cannot be reached has nothing to do either."""
+        """Send a request that has no answer. An engine that cannot be reached does not need it either."""
         with suppress(Unreachable):
             self._send(number, request)
 

@@ -1,4 +1,4 @@
-"""What a machine asks another one's API servers before it starts engines for them: how many there are."""
+"""The question of a headless machine to an API server, how many servers and replicas there are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an API server knows of one engine, and of all engines together."""
+"""The state of one engine as an API server knows it, and sums over all engines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SAME_IN_WORKERS = ("dtype", "tasks", "widths")
 
 
 class Replica:
-    """One engine, under a number that a process in its place takes over."""
+    """An engine under its number, which a process that is started in its place keeps."""
 
     __slots__ = (
         "connected",

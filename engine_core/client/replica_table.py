@@ -43,7 +43,7 @@ class ReplicaTable:
 
     @property
     def all_lost(self) -> bool:
-        """Whether no replica is left. To a machine that runs none itself, others may come at any time."""
+        """Whether no replica is left. On a machine that runs none itself, others may still connect."""
         return bool(self.layout.here) and all(one.lost is not None for one in self.replicas.values())
 
     def find(self, number: int) -> Replica | None:

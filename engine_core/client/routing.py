@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
 
 BLOCK = 64
-"""Tokens by which prefixes are told apart: near the size of cache blocks, whichever that is."""
+"""Tokens in each block of a prompt that is hashed: near the size of cache blocks, whichever that is."""
 LONGEST = 256
 """Blocks of a prompt that are looked at: those beyond add work and change no choice."""
 REMEMBERED = 1 << 16
@@ -29,7 +29,7 @@ class Router:
 
     def __init__(self) -> None:
         self.remembered = REMEMBERED
-        """The most blocks of all replicas together: beyond what their caches hold they would be wrong."""
+        """The most blocks to remember for all replicas: their caches hold no more."""
         self._holders: OrderedDict[int, set[int]] = OrderedDict()
         """Hash of all tokens up to the end of a block -> the replicas that have computed them."""
         self._queries: OrderedDict[str, int] = OrderedDict()

@@ -1,4 +1,4 @@
-"""The answers to one request, as its reader gets them: in order, and as many at once as have come."""
+"""The stream of answers to one request: in order, and all that have come at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Answers = TypeVar("Answers", Tokens, Pooled)
 
 
 class Stream(AsyncIterator[Answers | Failed], Generic[Answers]):
-    """The answers to one request, the last of which is terminal. For one reader."""
+    """The answers to one request, the last of which is terminal. It has one reader."""
 
     __slots__ = ("_loop", "_outputs", "_over", "_waiter", "id", "pools")
 
@@ -30,7 +30,7 @@ class Stream(AsyncIterator[Answers | Failed], Generic[Answers]):
             self._waiter.set_result(None)
 
     async def __anext__(self) -> Answers | Failed:
-        """All that has come since the last call, as one; waits if nothing has."""
+        """All answers that have come since the last call, merged to one; waits if there are none."""
         if self._over:
             raise StopAsyncIteration
         if not self._outputs:

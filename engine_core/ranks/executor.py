@@ -191,7 +191,7 @@ class RanksExecutor:
 
 @dataclass(slots=True)
 class _Rank:
-    """What is known of one rank."""
+    """The state of one rank, as far as it has been reported."""
 
     place: Place
     phase: str = "import"
@@ -199,7 +199,7 @@ class _Rank:
     facts: WorkerFacts | None = None
 
     def progress(self) -> tuple[int, float]:
-        """A number for the phase and the share of it, which grow together."""
+        """The phase and the share of it that is done, as numbers that only grow."""
         return list(PHASES).index(self.phase), self.fraction
 
 

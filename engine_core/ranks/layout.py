@@ -8,7 +8,7 @@ from worker.config import Place
 
 
 def backend_of(config: EngineConfig, local_engines: int = 1) -> str:
-    """How the workers run: "uni", "mp" or "ray". Raises ValueError if the options cannot be met."""
+    """The way in which workers run: "uni", "mp" or "ray". Raises ValueError if options contradict it."""
     ranks, nodes, backend = config.ranks, config.nnodes, config.distributed_executor_backend
     if backend not in (None, "uni", "mp", "ray"):
         raise ValueError(f"--distributed-executor-backend is '{backend}'; it can be uni, mp or ray")

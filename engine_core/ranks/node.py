@@ -1,4 +1,4 @@
-"""A node: the process on a machine without an engine that runs ranks for an engine elsewhere.
+"""The node, a process that runs ranks for an engine on another machine.
 
 It connects to the engine, starts the ranks, relays frames between both, and ends with the engine. The
 checkpoint comes from this machine's own disk or from the hub; everything else comes from the engine.

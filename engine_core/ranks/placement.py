@@ -39,7 +39,7 @@ def _groups(
         return [RayRanks(config, places, report)]
     per_node = config.ranks // config.nnodes
     local, others = LocalRanks(places[:per_node], folder=process.folder), places[per_node:]
-    # Other machines come first: started before them, the local ranks would wait for them without a word.
+    # Other machines come first: local ranks that wait for them would not report it.
     return [*_remote_ranks(config, others, report), local]
 
 

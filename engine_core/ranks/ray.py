@@ -53,7 +53,7 @@ class RayRanks(RemoteRanks):
         self._group: Any = None
         self._actors: list[Any] = []
         self._running: list[Any] = []
-        # Ray shows each actor its own device alone, as number 0. Who shares a machine is not known yet.
+        # Ray shows each actor only its own device, as number 0. Which ranks share a machine is not known yet.
         nodes = {place.rank: [replace(place, local_rank=0, local_ranks=1)] for place in places}
         secret, host = secrets.token_hex(32), self._ray.util.get_node_ip_address()
         super().__init__(host, None, ClusterKeys.derive(secret), nodes, report)

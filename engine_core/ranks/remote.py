@@ -65,7 +65,7 @@ def _digest() -> str:
 
 
 PROTOCOL = _digest()
-"""Changes when any message changes: machines with different versions refuse each other."""
+"""A digest of all messages: machines whose digests differ refuse each other."""
 
 
 def guarded_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
@@ -190,7 +190,7 @@ class RemoteRanks:
         _log.info("node %d is %s (%s)", hello.node, hello.host, hello.address)
 
     def _with_addresses(self, place: Place, here: NodeHello) -> Place:
-        """The place with what its node has said: addresses, and how many ranks share its machine."""
+        """The place, completed by what its node has sent: addresses, and how many ranks share its machine."""
         first = self._hellos[min(self._nodes)]
         sharing = [node for node, hello in self._hellos.items() if hello.address == here.address]
         return replace(

@@ -49,7 +49,7 @@ class BlockPool:
         return 1 - len(self._free) / self.count if self.count else 0.0
 
     def users(self, block: int) -> int:
-        """How many sequences hold the block."""
+        """The number of sequences that hold the block."""
         return self._users[block]
 
     def find(self, hash: bytes) -> int | None:
@@ -92,7 +92,7 @@ class BlockPool:
                     self._free.move_to_end(block, last=False)
 
     def withdraw_all(self) -> None:
-        """Withdraw all published blocks. Blocks in use stay in use, and cannot be found by others."""
+        """Forget all published blocks. Blocks in use stay in use, and later sequences do not find them."""
         for block in list(self._by_hash.values()):
             self._withdraw(block)
 

@@ -29,7 +29,7 @@ def refusal(add: Add, facts: WorkerFacts, vocab_size: int) -> str | None:
         return reason
     if not _all_within(add.tokens, vocab_size):
         return f"the prompt has token ids outside of the vocabulary, which is 0 to {vocab_size - 1}"
-    # The last token is never read back, so it needs no place in the cache.
+    # The last token is never an input, so it needs no position in the cache.
     needed = blocks_needed(token_limit(add, facts) - 1, facts)
     if needed > facts.num_blocks:
         return (

@@ -116,7 +116,7 @@ class Scheduler:
         return self.running if self._concurrent == 1 else [seq for seq in self.running if not seq.pending]
 
     def _per_step(self, sequences: int) -> int:
-        """How many of so many sequences one step takes."""
+        """The share of so many sequences that one step takes."""
         return -(-sequences // self._concurrent)
 
     def _preempt_for_priority(self) -> Sequence | None:
@@ -209,7 +209,7 @@ class Scheduler:
         for seq, row, token, entry in zip(planned.seqs, rows, output.tokens, logprobs, strict=True):
             _land(seq, row)
             if seq.done:
-                continue  # it ended after this step was planned: the row was in vain
+                continue  # it ended after this step was planned: the row is dropped
             if reason := output.failed.get(row.slot):
                 code = 503 if reason == QUERY_GONE else 500
                 _put(outputs, seq, Failed(id=seq.key[1], code=code, message=reason))

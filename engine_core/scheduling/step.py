@@ -40,7 +40,7 @@ class StepBuilder:
         return len(self._rows)
 
     def chunk(self, gap: int, *, alone: bool) -> int:
-        """How many of its uncomputed tokens a sequence gets in this step; `alone` if no other one runs."""
+        """The number of its uncomputed tokens that a sequence gets; `alone` if no other one runs."""
         if self._longest and not alone and self._chunks:
             gap = min(gap, self._longest)
         return min(gap, self.budget)
@@ -90,6 +90,6 @@ class StepBuilder:
         return PlannedStep(StepInput(number, self._new, self._rows), self._seqs)
 
     def _pooled_rows(self, seq: Sequence) -> int:
-        """How many hidden states are read when this sequence is pooled."""
+        """The number of hidden states that are read when this sequence is pooled."""
         params = seq.request.params
         return seq.prompt_len if isinstance(params, Pooling) and params.task in self._facts.whole_tasks else 1

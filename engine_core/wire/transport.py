@@ -1,4 +1,4 @@
-"""Sockets and frames between API servers and engines. Requests and sequences mean nothing here.
+"""The sockets between API servers and engines, and the frames in which messages pass through them.
 
 Each API server binds a ROUTER, through which requests go out to an engine by its name, and a PULL, into which
 answers come; each engine connects a DEALER and a PUSH to every server. The sockets lie in a folder that only
@@ -124,7 +124,7 @@ class EngineEnd:
         return True
 
     def changes(self) -> Iterator[Literal["lost", "back"]]:
-        """What has happened: "lost" if the server's process ended, "back" if another one took its place."""
+        """The changes since the last call: "lost" if the server ended, "back" if another took its place."""
         for event, _ in socket_events.events(self.monitor):
             if event == socket_events.CONNECTED:
                 back, self.lost, self._connected = self.lost, False, True
@@ -182,12 +182,12 @@ class ServerEnd:
             )
         self._send(_engine_name(engine), frame)
 
-    def welcome(self, peer: bytes, welcome: Welcome) -> None:
-        self._send(peer, _encoder.encode(welcome))
+    def welcome(self, name: bytes, welcome: Welcome) -> None:
+        self._send(name, _encoder.encode(welcome))
 
-    def _send(self, peer: bytes, frame: bytes) -> None:
+    def _send(self, name: bytes, frame: bytes) -> None:
         try:
-            self.greetings.sock.send_multipart([peer, frame], zmq.NOBLOCK)
+            self.greetings.sock.send_multipart([name, frame], zmq.NOBLOCK)
         except zmq.ZMQError as error:
             raise Unreachable(f"the engine cannot be reached: {error.strerror}") from error
 

@@ -8,7 +8,7 @@ import pytest
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A checkpoint as far as this floor looks into one."""
+    """A checkpoint's folder with all that this floor reads of it, which is config.json."""
     folder = tmp_path / "model"
     folder.mkdir()
     config = {

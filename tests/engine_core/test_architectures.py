@@ -22,7 +22,7 @@ SHARED = [random.Random(0).randrange(5, 300) for _ in range(24)]
 
 
 def prompts() -> list[list[int]]:
-    """16 of 1 to 45 tokens; every other one begins with the same 24."""
+    """16 prompts of 1 to 45 tokens; every other one begins with the same 24 tokens."""
     rnd = random.Random(1)
     own = [[rnd.randrange(5, 300) for _ in range(rnd.randint(1, 20))] for _ in range(16)]
     return [SHARED + tokens if i % 2 else tokens for i, tokens in enumerate(own)]
@@ -116,7 +116,7 @@ def test_a_refusal_comes_before_fields_that_are_missing(
 
 
 def test_the_oracle_looks_at_every_token(checkpoint: Path) -> None:
-    """Guards the tests above: what a prompt begins with must show at its end."""
+    """The tests above would miss a change of early tokens if it did not show at the end."""
     first = hf_logits(checkpoint, [7, *SHARED[:4]])[-1]
     other = hf_logits(checkpoint, [8, *SHARED[:4]])[-1]
     assert not torch.allclose(first, other, atol=1e-2)

@@ -1,7 +1,7 @@
-"""What a step costs the engine, by counts: a guard against growing slower without anybody noticing.
+"""The cost of a step for the engine in counts, so that it cannot grow unnoticed.
 
-Limits stand about a quarter above what was counted when they were written. Who passes one has either made
-something dearer by mistake, or has a reason, and then raises it. Who makes something cheaper lowers it.
+Limits are about a quarter above what was counted when they were written. Whoever exceeds one has made
+something dearer by mistake, or has a reason and raises it. Whoever makes something cheaper lowers it.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from worker.protocol import Sampling, StepOutput
 
 ROWS = 64
 CALLS_TO_PLAN, CALLS_TO_LAND = 40, 21
-"""For each decoding row, of Python and of C functions together."""
+"""Calls of Python and C functions for each decoding row."""
 FIXED_CALLS = 60
-"""For a step, whatever its rows."""
+"""Calls for each step, whatever its rows."""
 BYTES_TO_WORKER, BYTES_TO_SERVER = 75, 34
-"""For each decoding row."""
+"""Bytes for each decoding row."""
 
 
 class Decoding:
-    """So many sequences, each of which takes one token a step."""
+    """A scheduler with so many sequences, each of which gets one token a step."""
 
     def __init__(self, rows: int, servers: int = 1) -> None:
         limits = {"max_num_seqs": 128, "max_num_batched_tokens": 8192, "max_model_len": 256}
@@ -75,7 +75,7 @@ def test_a_step_itself_costs_little() -> None:
 
 
 def test_a_step_is_a_small_message() -> None:
-    """A row is named, and not described again."""
+    """A row of a step holds no parameters: they were sent once."""
     assert len(msgspec.msgpack.encode(Decoding(ROWS).plan().step)) <= BYTES_TO_WORKER * ROWS
 
 

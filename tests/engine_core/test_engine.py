@@ -1,4 +1,4 @@
-"""The engine in this process: its steps, its errors, its start."""
+"""The engine in this process: its start, its steps and its errors."""
 
 from __future__ import annotations
 

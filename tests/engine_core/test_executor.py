@@ -1,4 +1,4 @@
-"""The inline executor with a runner in the place of the real one, which would import torch."""
+"""The inline executor with another runner than the real one, which would import torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from worker.protocol import StepInput, StepOutput
 
 
 class AcceleratorError(RuntimeError):
-    """Named like the error of torch for which it stands."""
+    """An error with the name of torch's error for a failed device."""
 
 
 class Runner(FakeWorker):
@@ -97,8 +97,8 @@ def test_what_stops_the_load_is_raised_by_start(
     executor.stop()
 
 
-def test_the_door_opens_only_when_a_model_is_loaded() -> None:
-    """In a process of its own: this one may have loaded torch for other tests."""
+def test_torch_is_imported_only_when_a_model_is_loaded() -> None:
+    """A process of its own shows it: this one may have loaded torch for other tests."""
     import subprocess
 
     code = "import sys, engine_core.process, engine_core.engine_processes; sys.exit('torch' in sys.modules)"

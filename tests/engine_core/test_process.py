@@ -32,7 +32,7 @@ SUPPORT = Path(__file__).parents[1] / "support"
 
 @pytest_asyncio.fixture
 async def start(model: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
-    """Starts engines of the fake worker, with a client of the first server, and ends them."""
+    """A function that starts engines of the fake worker, and a client of the first server."""
     monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
     started: list[tuple[EngineProcesses, EngineClient]] = []
 
@@ -81,12 +81,12 @@ def text(outputs: list[Tokens | Failed]) -> list[int]:
 
 
 async def first(stream: Stream) -> None:
-    """Wait until it runs."""
+    """Wait until the request has its first token."""
     async with asyncio.timeout(10):
         assert isinstance(await anext(stream), Tokens)
 
 
-# A life without accidents.
+# Nothing goes wrong.
 
 
 async def test_many_streams_at_once(start: Start) -> None:
@@ -127,7 +127,7 @@ async def test_abort_ends_the_stream_here_and_the_work_there(start: Start) -> No
     client.abort([stream.id, 12345])
     outputs = await collect(stream)
     assert isinstance(outputs[-1], Tokens) and outputs[-1].finish == "abort"
-    # There is one row: this one runs only if the other has left it.
+    # There is one slot: this one runs only if the other has released it.
     assert text(await collect(client.submit([2], Sampling(max_tokens=3)))) == reference([2], 3)
 
 
@@ -172,7 +172,7 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-# Ends.
+# Engines are asked to end.
 
 
 async def test_drain_finishes_what_runs_and_exits_with_0(start: Start) -> None:
@@ -218,7 +218,7 @@ async def test_stop_leaves_no_folder(start: Start) -> None:
     assert not folder.exists()
 
 
-# Accidents.
+# Engines and clients fail.
 
 
 async def test_a_killed_engine_ends_every_stream_once(start: Start) -> None:
@@ -470,7 +470,7 @@ async def test_a_replica_that_breaks_again_and_again_is_given_up(
     monkeypatch.setattr("engine_core.engine_processes.FIRST_PAUSE", 0.01)
     monkeypatch.setattr("engine_core.engine_processes.RESTARTS", 2)
     engines, _ = await start(replicas=2)
-    monkeypatch.setattr(EngineProcess, "start", lambda self: None)  # each new life is over at once
+    monkeypatch.setattr(EngineProcess, "start", lambda self: None)  # no new process lives
     for engine in engines.engines:
         engine.process.kill()
     told: list[int] = []

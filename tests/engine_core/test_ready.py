@@ -1,4 +1,4 @@
-"""The sentence in which an engine says what it has."""
+"""The sentence in which an engine says what it runs on and what it holds."""
 
 from __future__ import annotations
 

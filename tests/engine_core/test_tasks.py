@@ -1,4 +1,4 @@
-"""Generating and pooling from the same weights: a real worker under the scheduler, against Hugging Face."""
+"""Generating and pooling from the same weights: a real worker under the scheduler, beside Hugging Face."""
 
 from __future__ import annotations
 

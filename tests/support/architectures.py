@@ -95,7 +95,7 @@ _MORE: dict[str, dict[str, Any]] = {
     "Zamba2ForCausalLM": {"layers_block_type": _mixed("linear_attention", "hybrid")},
     "ZayaForCausalLM": {"num_experts_per_tok": 1},
 }
-"""What a family needs beside sizes, or has in published checkpoints but not by default."""
+"""Fields that a family needs beside sizes, or has in published checkpoints but not by default."""
 
 
 def names() -> list[str]:

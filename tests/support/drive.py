@@ -1,4 +1,4 @@
-"""Runs a model step by step, as a worker would, with contexts and a cache made by hand.
+"""A driver that runs a model step by step, as a worker would, with contexts and a cache made by hand.
 
 The cache is hostile: blocks lie in no order, and whatever no sequence wrote is NaN. Of a model that is spread
 over ranks each rank runs in a thread, and `ThreadGroup` carries tensors between them.
@@ -39,7 +39,7 @@ class ThreadGroup:
         self._held[rank] = x
         self._barrier.wait()
         everyone = list(self._held)
-        self._barrier.wait()  # nobody may put the next tensor down before all have looked
+        self._barrier.wait()  # no rank may put its next tensor down before all have read this one
         return everyone
 
 
@@ -82,7 +82,7 @@ def load_ranks(
 
 
 class Driver:
-    """Holds some sequences of up to `max_len` tokens each, for a model that is given as its ranks."""
+    """A model, given as its ranks, with some sequences of up to `max_len` tokens each."""
 
     def __init__(
         self,
@@ -108,11 +108,11 @@ class Driver:
                 layer.kv = torch.full(shape, torch.nan, dtype=dtype, device=device)
 
     def step(self, tokens: Mapping[int, Sequence[int]]) -> dict[int, Tensor]:
-        """Feed each of the named sequences its next tokens; -> what follows after each of them [n, V]."""
+        """Gives each of the named sequences its next tokens; -> the logits after each of them [n, V]."""
         return self._run(tokens, lambda model, hidden: model.logits(hidden))
 
     def hidden(self, tokens: Mapping[int, Sequence[int]]) -> dict[int, Tensor]:
-        """As `step`, but what the trunk gives for each of the tokens [n, H]."""
+        """The trunk's output for each of the tokens [n, H], in a step like that of `step`."""
         return self._run(tokens, lambda model, hidden: hidden)
 
     def _run(
@@ -155,7 +155,7 @@ class Driver:
 
 
 def run_in_chunks(driver: Driver, row: int, tokens: Sequence[int], size: int) -> Tensor:
-    """One sequence alone, `size` tokens a step; -> [T, V]."""
+    """Runs one sequence alone, `size` tokens a step; -> [T, V]."""
     chunks = [tokens[start : start + size] for start in range(0, len(tokens), size)]
     return torch.cat([driver.step({row: chunk})[row] for chunk in chunks])
 

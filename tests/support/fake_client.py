@@ -1,4 +1,4 @@
-"""An EngineClient without an engine: a test sees what was submitted and says what comes back."""
+"""An EngineClient without an engine: a test sees what was submitted, and gives the answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Submitted:
         self.stream.put(Tokens(id=self.stream.id, tokens=list(tokens), **fields))  # pyright: ignore
 
     def answer(self, numbers: Iterable[float], cached: int = 0) -> None:
-        """With one vector."""
+        """Answer with one vector."""
         vector = np.asarray(list(numbers), dtype="<f4")
         vectors = Vectors(vector.tobytes(), vector.shape)
         self.stream.put(Pooled(id=self.stream.id, vectors=vectors, cached=cached))

@@ -89,18 +89,18 @@ def byte_tokenizer() -> Tokenizer:
 @dataclass
 class FakeFrontend:
     reply: str = "Hello, world."
-    """Every choice says this, then EOS."""
+    """The text of every choice; EOS follows."""
     per_step: int = 3
-    """Tokens in one message of the engine."""
+    """The number of tokens in one message of the engine."""
     cached: int = 0
     error: ApiError | None = None
-    """Raised when `tokens_before_error` tokens are out."""
+    """An error to raise when `tokens_before_error` tokens are out."""
     tokens_before_error: int = 0
     unready: ApiError | None = None
     gate: asyncio.Event | None = None
-    """Waited for before each message but the first."""
+    """An event that each message but the first waits for."""
     delay: float = 0.0
-    """Seconds before the first message."""
+    """The seconds before the first message."""
     facts: Facts = field(
         default_factory=lambda: Facts(
             model_names=("org/tiny", "tiny"),
@@ -116,18 +116,18 @@ class FakeFrontend:
     status: Status = Ready()  # noqa: RUF009
     tokenizer: Tokenizer = field(default_factory=byte_tokenizer)
     asked: list[tuple[list[int], SamplingParams, dict[str, object]]] = field(default_factory=list)
-    """Prompt, sampling and the rest of each call of generate."""
+    """The prompt, the sampling and the other arguments of each call of generate."""
     answer_of: Callable[[Item], Vectors] = lambda item: vectors([len(item.tokens), -1.5])
-    """What pooling makes of an item."""
+    """A function from an item to its vectors."""
     pool_errors: list[ApiError] = field(default_factory=list)
-    """Each is raised once, in place of answers."""
+    """Errors, each of which is raised once instead of an answer."""
     pooled: list[tuple[list[Item], dict[str, object]]] = field(default_factory=list)
-    """Items and the rest of each call of pool."""
+    """The items and the other arguments of each call of pool."""
     running: int = 0
-    """Streams that are open."""
+    """The number of open streams."""
     most_running: int = 0
     finished: int = 0
-    """Streams that ended by themselves."""
+    """The number of streams that ended by themselves."""
 
     def serve(self, *tasks: str, **fields: Any) -> None:
         """Make the model one that does `tasks`; `fields` are other facts of it."""
@@ -208,7 +208,7 @@ class FakeFrontend:
         request_id: str = "",
         replica: int | None = None,
     ) -> list[Pooled]:
-        """Answers with `answer_of` each item; waits at the gate, if there is one."""
+        """Answers each item with `answer_of`; waits at the gate, if there is one."""
         rest = {"priority": priority, "salt": salt, "request_id": request_id, "replica": replica}
         self.pooled.append((list(items), rest))
         self.running += 1
@@ -248,7 +248,7 @@ class FakeFrontend:
 
 
 def vectors(numbers: object) -> Vectors:
-    """Of a list of numbers, or of a list of such lists."""
+    """The vectors of a list of numbers, or of a list of such lists."""
     array = np.asarray(numbers, dtype="<f4")
     return Vectors(array.tobytes(), array.shape)
 

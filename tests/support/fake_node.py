@@ -1,4 +1,4 @@
-"""A machine with ranks that have no tensors: run as a module, with an EngineConfig in JSON as argument."""
+"""A node whose ranks have no tensors. As a module it runs, with an EngineConfig in JSON as argument."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Ranks without tensors: as a module, a rank's process with FakeWorker in it. Token ids make it misbehave.
+"""A rank without tensors. As a module it is a rank's process with FakeWorker in it.
 
-Each rank computes everything, so that any of them can answer, and a step that one missed shows in the text.
+Token ids make it misbehave. Each rank computes everything, so that any of them can answer, and a step that
+one missed shows in the text.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from worker.protocol import StepInput
 from worker.ranks import process
 
 FELT = "Connection closed by peer"
-"""What a rank says that has lost another one."""
+"""The message of a rank that fails because another one has ended."""
 
 
 class AcceleratorError(RuntimeError):
-    """Named like the error of torch for which it stands."""
+    """An error with the name of torch's error for a failed device."""
 
 
 class FakeRank(FakeWorker):
-    """With several ranks, a mark concerns the second one alone. The others feel its loss."""
+    """A worker that misbehaves at marked tokens; of several ranks the second does, and others then fail."""
 
     def __init__(self, config: WorkerConfig, report: Callable[[str, float], None]) -> None:
         super().__init__(facts(max_num_seqs=config.options.max_num_seqs or 8))
@@ -35,7 +36,7 @@ class FakeRank(FakeWorker):
         self._concerned = self._where.rank == min(1, self._where.size - 1)
         self._folder = Path(config.folder)
         self._life = (self._folder / "life").open("w")
-        """Locked by the rank that will be lost, for as long as it lives."""
+        """A file that the rank which is to be lost keeps locked as long as it lives."""
         if self._concerned:
             fcntl.flock(self._life, fcntl.LOCK_EX)
         self._misload()
@@ -62,7 +63,7 @@ class FakeRank(FakeWorker):
         (self._folder / f"closed-{self._where.rank}").touch()
 
     def _misload(self) -> None:
-        """Files in the checkpoint's folder say how."""
+        """Fail to load, in the way that a file in the checkpoint's folder names."""
         if not self._concerned:
             return
         if (self._folder / "no-weights").exists():

@@ -1,4 +1,4 @@
-"""Run as a module: an engine process whose worker is two ranks without tensors, each a process."""
+"""An engine process, run as a module, whose worker is two ranks without tensors, each a process."""
 
 from __future__ import annotations
 

@@ -70,14 +70,14 @@ def _attend(entries: list[int | None]) -> int:
 
 
 def text_after(tokens: Iterable[int]) -> int:
-    """The token that follows these: the reference, without cache, blocks or steps."""
+    """The token that follows these tokens: the reference, without cache, blocks or steps."""
     return _attend(_entries(tokens))
 
 
 def reference(
     prompt: list[int], max_tokens: int, stops: tuple[int, ...] = (), min_tokens: int = 0
 ) -> list[int]:
-    """What a request must produce when it runs alone."""
+    """The tokens that a request must produce when it runs alone."""
     tokens = list(prompt)
     while len(tokens) < len(prompt) + max_tokens:
         tokens.append(text_after(tokens))
@@ -87,7 +87,7 @@ def reference(
 
 
 def vectors_of(tokens: list[int], params: Pooling) -> Vectors:
-    """What a pooling request must get: something about the last position only, or about all of them."""
+    """The vectors that a pooling request must get, made of the last position only, or of all."""
     return _pool(_entries(tokens), params)
 
 
@@ -143,7 +143,7 @@ def _row(new: NewSeq) -> _Row:
 
 @dataclass(slots=True)
 class Landed:
-    """A launched step: what the real worker's handle is."""
+    """A launched step, in place of the real worker's handle."""
 
     output: StepOutput | Exception
 
@@ -216,7 +216,7 @@ class FakeWorker:
         return _pool(entries, row.pooling)
 
     def _prompt_logprobs(self, seq: SeqStep) -> list[TokenLogprobs]:
-        """Marked with the token they are about, so that a test sees each of them once and in order."""
+        """Logprobs that name the token they are about, so that a test sees each of them once and in order."""
         row = self._rows[seq.slot]
         about = range(seq.start + 1, min(seq.start + seq.count + 1, row.prompt_len))
         return [TokenLogprobs([row.tokens[position]], [0.0], 1) for position in about]
@@ -226,7 +226,7 @@ class FakeWorker:
 
 
 class FakeExecutor:
-    """FakeWorker behind the executor's interface, with a few ways to misbehave."""
+    """An executor with a FakeWorker, which misbehaves in a few ways."""
 
     sentinels: Sequence[int] = ()
 

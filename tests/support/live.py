@@ -65,7 +65,7 @@ class LiveServer:
         return self.log.read_text(errors="replace")
 
     def children(self) -> list[int]:
-        """Process ids of all living descendants."""
+        """The process ids of all living descendants."""
         parent = {pid: _parent_of(pid) for pid in _process_ids()}
         found, frontier = [], [self.process.pid]
         while frontier:
@@ -76,7 +76,7 @@ class LiveServer:
         return found
 
     def engine_pids(self) -> list[int]:
-        """In the order in which they were started."""
+        """The process ids of the engines, in the order in which they were started."""
         commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in sorted(self.children())}
         return [pid for pid, command in commands.items() if b"engine_core.process" in command]
 
@@ -86,14 +86,14 @@ class LiveServer:
         raise RuntimeError("no engine process found")
 
     def numbers(self, name: str) -> dict[str, float]:
-        """Of each engine, or of "" if it is no engine's: the values of a metric."""
+        """The values of a metric, by engine, or by "" if it is no engine's."""
         lines = [line for line in self.get("/metrics").text.splitlines() if line.startswith(name + "{")]
         return {
             line.partition('engine="')[2].partition('"')[0]: float(line.rpartition(" ")[2]) for line in lines
         }
 
     def listening(self) -> set[tuple[str, int]]:
-        """Addresses and ports of IPv4 and IPv6 on which any of its processes listens."""
+        """The IPv4 and IPv6 addresses and ports on which any of its processes listens."""
         pids = [self.process.pid, *self.children()]
         inodes = {
             os.readlink(file)
@@ -146,7 +146,7 @@ def alive(pid: int) -> bool:
 
 
 def _address(shown: str) -> str:
-    """As the kernel's table shows it: words of four bytes, each in the machine's order."""
+    """An address from the kernel's table, which has words of four bytes in the machine's order."""
     words = [bytes.fromhex(shown[start : start + 8])[::-1] for start in range(0, len(shown), 8)]
     return str(ipaddress.ip_address(b"".join(words)))
 
@@ -156,7 +156,7 @@ def _process_ids() -> list[int]:
 
 
 def _parent_of(pid: int) -> int | None:
-    """None if the process has ended."""
+    """The process id of the parent; None if the process has ended."""
     try:
         state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
     except (FileNotFoundError, ProcessLookupError):

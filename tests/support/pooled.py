@@ -30,7 +30,7 @@ NO, YES = 71, 200
 
 @dataclass(frozen=True)
 class Params:
-    """What is asked for one sequence, with the defaults of worker.protocol.Pooling."""
+    """The request for one sequence, with the defaults of worker.protocol.Pooling."""
 
     task: str = "embed"
     use_activation: bool | None = None
@@ -117,7 +117,7 @@ def pool(
 
 @torch.inference_mode()
 def hf_output(folder: Path, architecture: str, tokens: list[int]) -> Any:
-    """What Hugging Face's class of that name makes of one sequence."""
+    """The output for one sequence of Hugging Face's class of that name."""
     model = getattr(transformers, architecture).from_pretrained(folder, attn_implementation="eager")
     return model(torch.tensor([tokens]), use_cache=False)
 

@@ -1,4 +1,4 @@
-"""What a server knows of a small model that pools, and the tokenizer of a small encoder."""
+"""The facts of a small model that pools, as a server has them, and the tokenizer of a small encoder."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class Life:
     blocks: list[int] = field(default_factory=list)
     computed: int = 0
     entered: int = 0
-    """The blocks that the worker knows of."""
+    """The number of blocks that the worker knows of."""
     new: bool = True
 
     @property

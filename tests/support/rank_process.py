@@ -1,4 +1,4 @@
-"""A process that is one rank of a model, and when told to, of another one: torch is imported once for all.
+"""A process that is one rank of a model, and later of another one, so that torch is imported once for all.
 
 Frames on the pipe begin with a letter: `o` a WorkerConfig to open a runner with, `s` a step, `c` close. It
 answers `f` with facts, `a` with an output if it is the one that answers, `b` when bytes that were read are
@@ -57,7 +57,7 @@ def main(pipe: Connection) -> None:
 
 
 def _count_bytes() -> None:
-    """What is read of checkpoints by all that is loaded here."""
+    """Count the bytes of checkpoints that are read by all that is loaded here."""
     finish = Reading.finish
 
     def counted(self: Reading) -> None:

@@ -1,6 +1,6 @@
-"""Real ranks in processes of their own, under a real engine: what runs steps in tests of layouts.
+"""Real ranks in processes of their own, under a real engine, for tests of layouts.
 
-The processes stay; each model that is opened meets in a new place.
+The processes stay; the ranks of each model that is opened have a rendezvous of their own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from worker.config import Place, WorkerConfig
 from worker.protocol import StepInput, StepOutput, WorkerFacts
 
 PATIENCE = 60
-"""Seconds."""
+"""The seconds that a test waits for a rank."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Layout:
 
 
 class RankError(Exception):
-    """What a rank said when it failed."""
+    """The message of a rank that failed."""
 
 
 class Ranks:
@@ -78,7 +78,7 @@ class Ranks:
         return f"file://{self._folder}/{self._models}"
 
     def open(self, configs: Sequence[WorkerConfig]) -> list[tuple[WorkerFacts, int]]:
-        """One of them on each rank; -> facts, and bytes read."""
+        """Open one runner on each rank; -> facts, and bytes read."""
         for pipe, config in zip(self.pipes, configs, strict=False):
             pipe.send_bytes(b"o" + msgspec.msgpack.encode(config))
         frames = [self._frame(pipe) for pipe in self.pipes[: len(configs)]]
@@ -117,7 +117,7 @@ class Ranks:
 
 
 class RanksOfTests:
-    """The executor: each rank is told each step at once, and the one that answers is heard later."""
+    """An executor that sends each step to all ranks at once, and reads the answer later."""
 
     sentinels: Sequence[int] = ()
 
@@ -145,7 +145,7 @@ class RanksOfTests:
         return _Step(self)
 
     def check(self) -> None:
-        """Whoever waits for a step hears what went wrong."""
+        """Does nothing: an error is raised when a step is awaited."""
 
     def stop(self) -> None:
         if self.facts:
@@ -157,7 +157,7 @@ class RanksOfTests:
         return next(rank for rank, config in enumerate(self._configs) if config.place.returns_outputs)
 
     def next_output(self) -> StepOutput:
-        """Of the oldest step. A rank that fails is heard too, or the others would be waited for in vain."""
+        """The output of the oldest step. All ranks are read, or one that failed would go unnoticed."""
         ready = wait(self._pipes, timeout=PATIENCE)
         if not ready:
             raise RankError("no rank says anything")
@@ -175,7 +175,7 @@ class _Step:
 
 
 def make(ranks: Ranks, layout: Layout, made: list[RanksOfTests]) -> object:
-    """What Engine.start takes; the executor is put into `made`."""
+    """A function for Engine.start that makes the executor, and puts it into `made`."""
 
     def executor(config: WorkerConfig, report: ReportPhase) -> RanksOfTests:
         made.append(RanksOfTests(ranks, layout, config))

@@ -1,4 +1,4 @@
-"""A scheduler, the worker without tensors, and the steps between them: an engine without errors and time."""
+"""A scheduler, a worker without tensors, and the steps between them: an engine without errors and time."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Bench:
     config: EngineConfig
     facts: WorkerFacts
     depth: int = 0
-    """Steps that are planned beyond the oldest that has not landed."""
+    """The number of steps that are planned beyond the oldest that has not landed."""
     outputs: dict[Key, list[Tokens | Pooled | Failed]] = field(default_factory=dict)
     in_flight: deque[tuple[PlannedStep, Landed]] = field(default_factory=deque)
     now: float = 0.0
     rows: list[int] = field(default_factory=list)
-    """Tokens of each row of the last plan."""
+    """The tokens of each row of the step that was planned last."""
 
     def __post_init__(self) -> None:
         self.scheduler = Scheduler(self.config, self.facts, vocab_size=50)
@@ -54,7 +54,7 @@ class Bench:
         self.collect(self.scheduler.abort(keys, self.now))
 
     def step(self) -> bool:
-        """False if there was nothing to do."""
+        """Plan a step, or let one land; False if there was nothing to do."""
         self.now += 1
         full = len(self.in_flight) > self.depth
         plan = None if full else self.scheduler.schedule(self.now)
@@ -82,7 +82,7 @@ class Bench:
                 self.outputs.setdefault((client, output.id), []).append(output)
 
     def check(self) -> None:
-        """Nothing leaks, at any time: users of a block are the tables that hold it, rows are owned once."""
+        """Assert that nothing leaks: blocks count the sequences that hold them, and slots have one owner."""
         scheduler = self.scheduler
         users = Counter(block for seq in scheduler.running for block in seq.blocks)
         assert all(
@@ -94,13 +94,13 @@ class Bench:
         assert len(scheduler.live) == len(scheduler.running) + len(scheduler.waiting)
 
     def check_stages(self, plan: PlannedStep) -> None:
-        """The first of several stages has no token that the last one has not told."""
+        """Assert that the first of several stages gets no token that the last one has not sampled."""
         if self.config.pipeline_parallel_size > 1:
             for seq, row in zip(plan.seqs, plan.step.seqs, strict=True):
                 assert row.start + row.count <= len(seq.tokens)
 
     def text(self, id: int, client: int = 0) -> list[int]:
-        """All tokens of a request, which has ended and has been told so once, at the end."""
+        """All tokens of a request, which has ended, and whose last output alone says so."""
         *before, last = self.outputs[client, id]
         assert isinstance(last, Tokens) and last.finish is not None
         assert not any(isinstance(output, Failed) or output.finish for output in before)

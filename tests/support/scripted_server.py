@@ -95,7 +95,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def says(*pieces: bytes) -> Reply:
-    """Always the same bytes, each piece in a packet of its own."""
+    """A reply that is always the same bytes, each piece in a packet of its own."""
 
     async def reply(request: Request, writer: asyncio.StreamWriter) -> None:
         for piece in pieces:
@@ -110,7 +110,7 @@ MODELS = whole({"data": [{"id": "first"}, {"id": "second"}]})
 
 
 async def completes(request: Request, writer: asyncio.StreamWriter) -> None:
-    """As many tokens as were asked for, all in one chunk."""
+    """A reply with as many tokens as were asked for, all in one chunk."""
     if request.path == "/v1/models":
         writer.write(MODELS)
         return

@@ -149,7 +149,7 @@ _ENCODERS: dict[str, dict[str, object]] = {
     "NomicBert": _ENCODER_SHAPE,
     "Gte": {**_ENCODER_SHAPE, "type_vocab_size": 2},
 }
-"""By what the names of their architectures begin with."""
+"""Fields of encoders, by the beginning of their architectures' names."""
 ENCODERS = tuple(_ENCODERS)
 
 

@@ -1,4 +1,4 @@
-"""One small tokenizer of each kind that models come with, made of a few lines of text."""
+"""Small tokenizers, one of each kind that models come with, made of a few lines of text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def byte_level() -> tokenizers.Tokenizer:
 
 
 def sentencepiece() -> tokenizers.Tokenizer:
-    """As of Llama 2: ▁ for spaces, one before the text, and bytes for what is not in the vocabulary."""
+    """A tokenizer like Llama 2's: ▁ for spaces, one before the text, and bytes for unknown characters."""
     words = ["▁the", "▁quick", "▁", "the", "fox", "▁fox", "é", "ü", "▁▁", *"abcdefghijklmnopqrstuvwxyz,.!"]
     names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
     vocab = [(name, 0.0 if i < 257 else -float(i)) for i, name in enumerate(names)]
@@ -62,7 +62,7 @@ def wordpiece() -> tokenizers.Tokenizer:
 
 
 def word_ends() -> tokenizers.Tokenizer:
-    """As of the first GPT: a word's last token ends in </w>."""
+    """A tokenizer like that of the first GPT: a word's last token ends in </w>."""
     raw = tokenizers.Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
     raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     raw.decoder = decoders.BPEDecoder("</w>")

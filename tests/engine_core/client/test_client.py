@@ -1,4 +1,4 @@
-"""The client against scripted engine ends, in one event loop."""
+"""The client against engines that are scripted by the test, in one event loop."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ READY = changed(SMALL, num_blocks=1000, vocab_size=50)
 
 
 class Script:
-    """An engine that says what the test says."""
+    """An engine that sends what the test tells it to."""
 
     def __init__(self, address: Address, number: int = 0) -> None:
         self.number = number
@@ -89,7 +89,7 @@ async def pair(address: Address) -> AsyncIterator[tuple[EngineClient, Script]]:
 
 
 async def submit(client: EngineClient, script: Script, count: int = 1) -> list:
-    """Streams of requests that have arrived at the engine."""
+    """Submit requests; returns their streams once they have arrived at the engine."""
     streams = []
     async with asyncio.timeout(5):
         while len(streams) < count:
@@ -168,7 +168,7 @@ async def test_many_requests_travel_in_few_frames(
     pair: tuple[EngineClient, Script], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, script = pair
-    await submit(client, script)  # the way to the engine is known
+    await submit(client, script)  # requests can be sent to the engine
     monkeypatch.setattr("engine_core.client.dispatcher._TOKENS_IN_FRAME", 10)
     params = Pooling(task="embed")
     prompts = [[1] * 4, [2] * 6, [3] * 30, [4]]
@@ -215,7 +215,7 @@ async def test_a_frame_that_is_too_large_fails_its_own_requests(
 
 
 class Replicated:
-    """A client, and scripts for its replicas."""
+    """A client, and a scripted engine for each of its replicas."""
 
     def __init__(self, address: Address, layout: Replicas, **options: Any) -> None:
         self.address = address
@@ -223,7 +223,7 @@ class Replicated:
         self.scripts: list[Script] = []
 
     async def start(self, number: int, at: Address | None = None, **facts: Any) -> Script:
-        """One that is ready, and that the client knows."""
+        """Start a replica, and wait until the client knows that it is ready."""
         script = Script(at or self.address, number)
         self.scripts.append(script)
         script.say(changed(READY, **facts))
@@ -242,7 +242,7 @@ class Replicated:
                 await asyncio.sleep(0.001)
 
     def end(self, script: Script) -> None:
-        """Its process ends."""
+        """End the process of a replica, as the client sees it."""
         self.scripts.remove(script)
         script.close()
 
@@ -304,7 +304,7 @@ async def test_a_prompt_that_begins_like_another_follows_it(two: Two) -> None:
         client.submit([2] * BLOCK * 4 + [9], PARAMS)
     assert len(await second.heard(3)) == 3
     client.reset_prefix_cache()
-    client.submit([2] * BLOCK * 4, PARAMS)  # nobody has it now, and the first has less to do
+    client.submit([2] * BLOCK * 4, PARAMS)  # no replica holds it now, and the first one has less to do
     assert [type(request) for request in await first.heard(2)] == [ResetPrefixCache, Add]
 
 
@@ -392,11 +392,11 @@ async def test_a_replica_that_is_back_before_its_end_is_noticed_has_lost_its_req
     client.submit([2] * 200, PARAMS, replica=1)
     stream = client.submit([1], PARAMS)
     await first.heard(1)
-    await both.start(0)  # on a line of its own, while the first one seems to be there
+    await both.start(0)  # on a connection of its own, while the first one seems to be there
     requests = await second.heard(2)
     assert isinstance(requests[1], Add) and requests[1].id == stream.id
     both.end(first)
-    await asyncio.sleep(0.05)  # in which its end is told
+    await asyncio.sleep(0.05)  # in which its end would be noticed
     assert both.state(0) == "works"
 
 
@@ -407,7 +407,7 @@ async def test_of_two_with_one_number_only_the_later_is_heard(two: Two) -> None:
     stream = client.submit([1], PARAMS, replica=0)
     first.answer(stream, 6, finish="stop")
     first.say(Dead("by mistake"))
-    await asyncio.sleep(0.05)  # in which it would be heard
+    await asyncio.sleep(0.05)  # in which its message would arrive
     later.answer(stream, 5, finish="length")
     async with asyncio.timeout(5):
         assert [output async for output in stream] == [Tokens(id=stream.id, tokens=[5], finish="length")]

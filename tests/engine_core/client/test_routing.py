@@ -1,4 +1,4 @@
-"""Which replica a request goes to, from tokens and numbers alone."""
+"""The choice of a replica for a request, from tokens and numbers alone."""
 
 from __future__ import annotations
 

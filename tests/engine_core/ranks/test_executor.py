@@ -31,7 +31,7 @@ Told = list[tuple[str, float, str]]
 
 @pytest.fixture(autouse=True)
 def reach(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks can import what this test can."""
+    """Let the rank processes import what this test can."""
     monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
 
 
@@ -74,7 +74,7 @@ def follow(number: int, start: int) -> StepInput:
     return StepInput(number, [], [SeqStep(0, start, 1, [], samples=True, output_index=number - 1)])
 
 
-# A life without accidents.
+# Nothing goes wrong.
 
 
 @pytest.mark.parametrize("sizes", [{}, {"tensor": 2}, {"tensor": 2, "pipeline": 2}])
@@ -116,8 +116,8 @@ def test_progress_is_that_of_the_last_rank(make: Callable[..., RanksExecutor]) -
     assert any("is behind" in detail for _, _, detail in told)
 
 
-def test_their_meeting_place_goes_with_the_run_whatever_becomes_of_the_engine(tmp_path: Path) -> None:
-    """It lies in the run's folder, which the engine's parent clears away."""
+def test_their_rendezvous_goes_with_the_run_whatever_becomes_of_the_engine(tmp_path: Path) -> None:
+    """The rendezvous lies in the run's folder, which the engine's parent removes."""
     group = LocalRanks(
         rank_places(EngineConfig(model="", tensor_parallel_size=2)), "fake_rank", str(tmp_path)
     )
@@ -173,7 +173,7 @@ def test_ranks_that_hang_are_ended_by_force(make: Callable[..., RanksExecutor]) 
     assert time.monotonic() - began < 3
 
 
-# Accidents.
+# Ranks fail.
 
 
 @pytest.mark.parametrize(

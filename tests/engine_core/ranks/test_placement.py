@@ -1,4 +1,4 @@
-"""What an operator asks for: which ranks, where, how. And what cannot be."""
+"""The ranks and machines that follow from options, and options that cannot be met."""
 
 from __future__ import annotations
 

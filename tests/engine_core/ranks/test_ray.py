@@ -32,7 +32,7 @@ with_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not insta
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
-    """Two nodes, with room for one rank each; -> the address."""
+    """The address of a cluster of two nodes, with resources for one rank each."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(
             "PYTHONPATH", str(SUPPORT), prepend=os.pathsep

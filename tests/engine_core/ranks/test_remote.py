@@ -1,4 +1,4 @@
-"""Two machines, played by two loopback addresses: the engine has the first rank, a node has the second."""
+"""Two machines, which are two loopback addresses: the engine has the first rank, a node the second."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Told = list[tuple[str, float, str]]
 
 
 class Cluster:
-    """One rank on each of two machines, which have the checkpoint in different folders."""
+    """A model with a rank on each of two machines, which have the checkpoint in different folders."""
 
     def __init__(self, model: Path, tmp_path: Path) -> None:
         self.here, self.there = model, tmp_path / "elsewhere" / "model"
@@ -78,7 +78,7 @@ class Cluster:
         return node
 
     def vanish(self) -> None:
-        """The line from the engine to its nodes ends without a word."""
+        """End the connections from the engine to its nodes without a message."""
         remote, *local = self.executor._groups  # pyright: ignore[reportPrivateUsage]
         assert remote is self.remote
         self.remote.send = lambda frame: None

@@ -1,6 +1,7 @@
 """A real model spread over ranks: the same texts and vectors as from one worker, through a whole engine.
 
-Every family and layout is compared in tests/worker/ranks/test_cut_models.py; here the processes count.
+Every family and layout is compared in tests/worker/ranks/test_cut_models.py; these tests are about the
+processes.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from worker.protocol import Pooling, Sampling
 PROMPTS = [[5 + n, 17, 33, 8, 40 + 3 * n] * (2 + 3 * n) for n in range(3)]
 
 Answers = tuple[list[list[int]], list[np.ndarray]]
-"""Texts and vectors, of each prompt."""
+"""The texts and the vectors of all prompts."""
 
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
-    """Tight: prompts are cut, and not all that run can stay."""
+    """Options that make memory scarce: prompts are split, and not all running sequences can stay."""
     return engine_config(
         tiny_checkpoint("LlamaForCausalLM", tmp_path_factory.mktemp("llama")),
         cpu_threads=1,
@@ -57,7 +58,7 @@ def answers(config: EngineConfig) -> Answers:
     engine = Engine.start(config, lambda _: None)
     try:
         texts, vectors = {}, {}
-        for id, prompt in enumerate(PROMPTS * 2):  # the second time, beginnings are cached
+        for id, prompt in enumerate(PROMPTS * 2):  # the second time, prefixes are cached
             engine.add(0, Add(id=id, tokens=prompt, params=Sampling(max_tokens=16)))
             engine.add(1, Add(id=id, tokens=prompt, params=Pooling(task="embed")))
         while engine.busy:
@@ -109,7 +110,7 @@ class OwnModel(LlamaForCausalLM): ...
 def test_ranks_run_a_class_that_the_program_has_registered(
     config: EngineConfig, alone: Answers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It stands in a module beside the program, and its name reads as an encoder's."""
+    """The class is in a module beside the program, and its name looks like an encoder's."""
     (tmp_path / "module_beside_the_program.py").write_text(OWN_CLASS)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(registrations, "_classes", {})
@@ -132,7 +133,7 @@ def test_ranks_cannot_run_a_class_of_a_function(
 
 @pytest.fixture
 def node() -> Iterator[Callable[[EngineConfig], None]]:
-    """Starts the second machine of two."""
+    """A function that starts the node of the second machine."""
     code = (
         "import sys, msgspec\n"
         "from engine_core.config import EngineConfig\n"

@@ -4,7 +4,7 @@ from engine_core.scheduling.blocks import BlockPool, chain_hash, root_hash
 
 
 def published(pool: BlockPool, *names: str) -> list[int]:
-    """Blocks taken together, each published under its name."""
+    """Blocks that are taken together, each published under its own hash."""
     blocks = pool.take(len(names))
     for block, name in zip(blocks, names, strict=True):
         pool.publish(block, name.encode())

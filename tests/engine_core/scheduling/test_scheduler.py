@@ -1,4 +1,4 @@
-"""The scheduler against a worker whose text depends on every block, row, offset and step being right."""
+"""The scheduler with a worker whose text shows every wrong block, slot, offset and step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from worker.protocol import QUERY_GONE, Pooling, Sampling, StepOutput
 
 
 def random_bench(rnd: random.Random) -> tuple[Bench, list[tuple[int, Add]]]:
-    """A configuration, and requests that share beginnings, salts and a tiny alphabet."""
+    """A configuration, and requests that share prefixes, salts and a tiny alphabet."""
     block_size = rnd.choice([1, 2, 4, 8])
     blocks = -(-45 // block_size) + rnd.choice([0, 2, 20])
     chunked = rnd.random() < 0.8
@@ -37,7 +37,7 @@ def random_bench(rnd: random.Random) -> tuple[Bench, list[tuple[int, Add]]]:
         pipeline_parallel_size=rnd.choice([1, 1, 1, 2, 3, 4]),
         steps_ahead=rnd.choice([0, 1, 1, 2]),
     )
-    top = rnd.choice([2, 49])  # a tiny alphabet makes equal blocks under different beginnings common
+    top = rnd.choice([2, 49])  # a tiny alphabet makes equal blocks after different prefixes common
     shared = [rnd.randint(1, top) for _ in range(16)]
     requests = []
     for id in range(14):
@@ -246,7 +246,7 @@ def test_a_full_cache_preempts_the_newest_and_everyone_still_ends() -> None:
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4])
 def test_a_newer_one_never_takes_blocks_of_an_older_one(length: int) -> None:
-    """Also while the older one stands still, because nothing in flight can be preempted for it."""
+    """The older one may also stand still, because nothing in flight can be preempted for it."""
     bench = Bench(config(), facts(block_size=4, num_blocks=8, max_model_len=32), depth=1)
     bench.add(add(1, [1, 2, 3, 4], max_tokens=26))
     bench.add(add(2, [5] * length, max_tokens=26))
@@ -373,7 +373,7 @@ def test_a_large_prompt_is_not_passed_over_for_ever_by_a_stream_of_small_ones() 
         bench.add(add(id, [id] * 4, max_tokens=8))
     bench.step()
     bench.add(add(99, [9] * 60, max_tokens=2))  # needs the whole cache
-    for id in range(100, 140):  # one more small one for each step
+    for id in range(100, 140):  # one more small request for each step
         bench.add(add(id, [id - 99] * 4, max_tokens=8))
         bench.step()
     assert bench.text(99) == reference([9] * 60, 2)
@@ -396,12 +396,12 @@ def test_a_flood_of_texts_to_pool_delays_no_token_and_is_not_delayed_for_ever() 
     assert pooled_tokens > 39 * 4, "most of what the single tokens leave goes to texts"
 
 
-# Sequences that are pooled.
+# Pooled sequences.
 
 
 @pytest.mark.parametrize("part", range(2))
 def test_random_traces_of_whole_sequences(part: int) -> None:
-    """An encoder: no cache, no chunks; each text in one step, whatever else is in it."""
+    """An encoder has no cache and no chunks: each text is computed in one step, beside any others."""
     for seed in range(part * 200, (part + 1) * 200):
         rnd = random.Random(seed)
         chosen = config(
@@ -504,7 +504,7 @@ def test_a_preempted_pooled_sequence_is_read_again() -> None:
 
 
 def test_hidden_states_of_cached_beginnings_are_bounded_in_a_step() -> None:
-    """Each costs one token of the budget, and 13 rows of hidden states; 32 may be pooled together."""
+    """Each costs one token of the budget, and 13 hidden states; 32 may be pooled together."""
     for task, expected in (("token_embed", [[1, 1], [1, 1], [1]]), ("embed", [[1] * 5])):
         bench = Bench(config(), facts(block_size=4, max_num_batched_tokens=32, max_model_len=32))
         prompt = [7] * 13

@@ -22,7 +22,7 @@ def staged(stages: int, limits: WorkerFacts, **changes: object) -> Bench:
 
 
 def fill(bench: Bench) -> list[list[int]]:
-    """Plan until no further step may be in flight; -> the rows of each."""
+    """Plan until no further step may be in flight; returns the number of rows of each."""
     rows = []
     while len(bench.in_flight) < bench.config.depth:
         plan = bench.scheduler.schedule(0.0)
@@ -112,7 +112,7 @@ def test_a_cache_full_of_steps_in_flight_is_waited_for() -> None:
 
 
 class Pipeline:
-    """An executor that lets the most steps be in flight that ever were, and lands them in order."""
+    """An executor that counts the most steps in flight, and lets them land in order."""
 
     sentinels = ()
 

@@ -1,4 +1,4 @@
-"""One secret, two sides: who has it gets through, and nobody else."""
+"""Connections between two sockets: those who know the secret get through, and nobody else."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OTHERS = ClusterKeys.derive("another secret, just as long as that")
 
 
 class Cable:
-    """Sockets on this machine, all closed at the end."""
+    """Pairs of sockets on this machine, all closed at the end."""
 
     def __init__(self) -> None:
         self._context = zmq.Context()
@@ -64,7 +64,7 @@ def test_the_secret_opens(cable: Cable) -> None:
 def test_nothing_else_does(cable: Cable, keys: ClusterKeys | None) -> None:
     listener = cable.listener(OURS)
     cable.send(keys, b"a lie")
-    cable.send(OURS, b"a word")  # who comes later, and is let in: the first is not merely slow
+    cable.send(OURS, b"a word")  # a later one gets through: the first is not merely slow
     assert listener.poll(2000)
     assert listener.recv() == b"a word"
     assert not listener.poll(200)

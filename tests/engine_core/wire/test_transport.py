@@ -1,4 +1,4 @@
-"""Both ends of a line in one process, on real sockets."""
+"""Both ends of a connection in one process, on real sockets."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def wait(sock: zmq.Socket[bytes]) -> None:
 
 
 def greeted(server: ServerEnd) -> None:
-    """Both lines are up."""
+    """Wait until both sockets are connected."""
     wait(server.greetings.sock)
     assert list(server.read_greetings()) == [(b"engine-0", HELLO)]
     wait(server.answers.sock)
