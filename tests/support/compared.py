@@ -11,8 +11,8 @@ from torch import Tensor
 from models.context import ForwardContext, context, use_context
 from models.layers.attention import Attention
 from worker.kernels.cpu import operations
-from worker.kernels.cpu.positions import MOST_TOKENS, Layout
-from worker.kernels.cpu.recorder import recorded
+from worker.kernels.cpu.recording.positions import MOST_TOKENS, Layout
+from worker.kernels.cpu.recording.recorder import recorded
 from worker.tables.slots import Slots
 
 TENSORS = ("positions", "slot_mapping", "query_starts", "kv_lens")

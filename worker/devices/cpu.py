@@ -14,9 +14,9 @@ from worker.host.machine import available_memory, total_memory, usable_cores
 from worker.host.memory import PageToucher, huge_pages, keep_freed_memory
 from worker.kernels.cpu import operations, vocabulary
 from worker.kernels.cpu.linear import Packed
-from worker.kernels.cpu.positions import Layout
 from worker.kernels.cpu.quantized import describe_savings
-from worker.kernels.cpu.recorder import recorded
+from worker.kernels.cpu.recording.positions import Layout
+from worker.kernels.cpu.recording.recorder import recorded
 from worker.ranks.groups import Group, HostGroup, Membership
 from worker.sampling.groups import BY_TORCH
 from worker.tables.positions import LayOut, lay_out

@@ -16,7 +16,7 @@ from models.ops import reference
 from models.ops.head_prep import AS_PROJECTED, HeadPrep
 from worker.kernels.cpu.library import FLOAT, INT, LONG, POINTER, Library
 from worker.kernels.cpu.linear import KINDS
-from worker.kernels.cpu.outputs import empty
+from worker.kernels.cpu.recording.outputs import empty
 from worker.kernels.cpu.shapes import refuse, refuse_window
 
 _MAX_DIM, _TILE = 256, 64

@@ -14,7 +14,7 @@ from models.ops import reference
 from worker.kernels.cpu import portable
 from worker.kernels.cpu.library import FLOAT, INT, LONG, POINTER, Library
 from worker.kernels.cpu.linear import FLOAT32, FUNCTIONS, KINDS
-from worker.kernels.cpu.outputs import empty
+from worker.kernels.cpu.recording.outputs import empty
 from worker.kernels.cpu.shapes import refuse
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from models.ops import reference
 from worker.kernels.cpu.library import FLOAT, LONG, POINTER, Library
-from worker.kernels.cpu.outputs import empty
+from worker.kernels.cpu.recording.outputs import empty
 
 
 def bind(library: Library) -> dict[str, Callable[..., Any]]:

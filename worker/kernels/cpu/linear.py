@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from worker.host.memory import Arena
 from worker.kernels.cpu import portable, quantized
 from worker.kernels.cpu.library import INT, LONG, POINTER, Library
-from worker.kernels.cpu.outputs import empty
 from worker.kernels.cpu.portable import Table
 from worker.kernels.cpu.quantized import HEAD, Scheme
+from worker.kernels.cpu.recording.outputs import empty
 from worker.kernels.cpu.shapes import refuse
 
 FLOAT32, BFLOAT16 = 0, 1

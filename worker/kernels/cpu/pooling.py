@@ -11,7 +11,7 @@ from torch import Tensor
 from models.ops import reference
 from worker.kernels.cpu.library import INT, LONG, POINTER, Library
 from worker.kernels.cpu.linear import KINDS
-from worker.kernels.cpu.outputs import empty
+from worker.kernels.cpu.recording.outputs import empty
 
 
 def bind(library: Library) -> dict[str, Callable[..., Any]]:

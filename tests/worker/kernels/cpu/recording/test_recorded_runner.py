@@ -18,7 +18,7 @@ from models.context import context
 from models.conversion.served_as import Conversion
 from models.families.decoders.decoder import Decoder, DecoderAttention
 from models.families.encoders.encoder import Encoder
-from worker.kernels.cpu import recorder
+from worker.kernels.cpu.recording import recorder
 from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, StepInput
 from worker.runner import Runner
 

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from models import ops
 from models.context import context, use_context
-from worker.kernels.cpu import operations, recorder
-from worker.kernels.cpu.positions import MOST_TOKENS
+from worker.kernels.cpu import operations
+from worker.kernels.cpu.recording import recorder
+from worker.kernels.cpu.recording.positions import MOST_TOKENS
 from worker.protocol import SeqStep
 from worker.tables.positions import Columns, StepTokens
 from worker.tables.slots import Slots

@@ -25,8 +25,8 @@ from models.context import ForwardContext, context, use_context
 from models.model import Forward
 from worker.host.memory import huge_pages
 from worker.kernels.cpu.library import FLOAT, LONG, POINTER, Library
-from worker.kernels.cpu.outputs import Memory, allocated_by
-from worker.kernels.cpu.positions import MOST_TOKENS, Layout
+from worker.kernels.cpu.recording.outputs import Memory, allocated_by
+from worker.kernels.cpu.recording.positions import MOST_TOKENS, Layout
 
 logger = logging.getLogger(__name__)
 

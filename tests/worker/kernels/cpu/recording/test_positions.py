@@ -11,7 +11,7 @@ from kernel_levels import NAMES, library_of
 from torch import Tensor
 
 from worker.devices.cpu import Cpu
-from worker.kernels.cpu.positions import MOST_TOKENS, Layout
+from worker.kernels.cpu.recording.positions import MOST_TOKENS, Layout
 from worker.protocol import SeqStep
 from worker.tables.positions import Columns, StepTokens, lay_out
 from worker.tables.slots import Slots

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from worker.kernels.cpu.outputs import Memory, allocated_by, empty
+from worker.kernels.cpu.recording.outputs import Memory, allocated_by, empty
 
 
 def test_memory_is_used_again_when_no_view_of_it_is_left() -> None:

@@ -1,7 +1,7 @@
 """Lays a step's tokens out by `csrc/layout.c`: their ids, positions, and places in the cache.
 
 Small steps lie in the same memory each time, so that a recording of one can be replayed for the next
-(`worker/kernels/cpu/recorder.py`).
+(`worker/kernels/cpu/recording/recorder.py`).
 """
 
 from __future__ import annotations
