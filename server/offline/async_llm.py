@@ -219,7 +219,9 @@ class Connection:
     def __init__(self, config: ServerConfig, engines: EngineProcesses) -> None:
         self._loop = asyncio.get_running_loop()
         self._display = ProgressDisplay()
-        self.client = EngineClient(engines.addresses[0], config.replicas, on_progress=self._show)
+        self.client = EngineClient(
+            engines.addresses[0], config.replicas, watched=True, on_progress=self._show
+        )
         self.frontend = Frontend(_without_bound(config), self.client, Metrics(config.model_names[0]))
         self._watch = self._loop.create_task(engines.supervise(self.client.engine_exited))
         self._start = self._loop.create_task(self._prepare())
