@@ -1,0 +1,178 @@
+"""The choice of a replica for each request, and what becomes of requests whose replica ends or leaves."""
+
+from __future__ import annotations
+
+import asyncio
+
+from scripted_engine import PARAMS, Replicated, Two
+
+from engine_core.client.routing import BLOCK
+from engine_core.config import Address, Replicas
+from engine_core.protocol import (
+    Abort,
+    Add,
+    AddMany,
+    Failed,
+    Leaving,
+    Outputs,
+    ResetPrefixCache,
+    Stats,
+    Tokens,
+)
+from worker.protocol import Pooling
+
+
+async def test_requests_go_where_least_is_to_be_done(two: Two) -> None:
+    client, first, second, both = two
+    long, short = client.submit([1] * 60, PARAMS), client.submit([2] * 20, PARAMS)
+    third, fourth = client.submit([3] * 30, PARAMS), client.submit([4], PARAMS)
+    assert [add.id for add in await first.received(1) if isinstance(add, Add)] == [long.id]
+    assert [add.id for add in await second.received(3) if isinstance(add, Add)] == [
+        short.id,
+        third.id,
+        fourth.id,
+    ]
+    # Its prompt is computed, so it weighs little from here on.
+    first.answer(long, 7)
+    await both.until(lambda: client.replicas[0].tokens < 60)
+    fifth = client.submit([5], PARAMS)
+    assert isinstance(add := (await first.received(1))[0], Add) and add.id == fifth.id
+    for stream, script in ((long, first), (short, second), (third, second), (fourth, second)):
+        script.answer(stream, 9, finish="length")
+    client.abort([fifth.id])
+    await both.until(lambda: not client.open_streams)
+    assert [(one.tokens, one.requests) for one in client.replicas] == [(0, 0), (0, 0)]
+    assert await first.received(1) == [Abort([fifth.id])]
+
+
+async def test_texts_to_pool_are_spread_in_one_frame_each(two: Two) -> None:
+    client, first, second, _ = two
+    params = Pooling(task="embed")
+    streams = client.submit_many([([n], params) for n in range(10)])
+    frames = [(await script.received(1))[0] for script in (first, second)]
+    assert [len(frame.adds) for frame in frames if isinstance(frame, AddMany)] == [5, 5]
+    ids = {add.id for frame in frames if isinstance(frame, AddMany) for add in frame.adds}
+    assert ids == {stream.id for stream in streams}
+
+
+async def test_a_prompt_that_begins_like_another_follows_it(two: Two) -> None:
+    client, first, second, _ = two
+    for token, script in ((1, first), (2, second)):
+        client.submit([token] * BLOCK * 4, PARAMS)
+        await script.received(1)
+    for _ in range(3):
+        client.submit([2] * BLOCK * 4 + [9], PARAMS)
+    assert len(await second.received(3)) == 3
+    client.reset_prefix_cache()
+    client.submit([2] * BLOCK * 4, PARAMS)  # no replica holds it now, and the first one has less to do
+    assert [type(request) for request in await first.received(2)] == [ResetPrefixCache, Add]
+
+
+async def test_documents_go_to_where_their_query_is(two: Two) -> None:
+    client, first, *_ = two
+    client.submit_many([([1], Pooling(task="token_embed", late_query="q"))])
+    await first.received(1)
+    documents = [([2] * 50, Pooling(task="token_embed", late_document="q"))] * 4
+    client.submit_many(documents)
+    (frame,) = await first.received(1)
+    assert isinstance(frame, AddMany) and len(frame.adds) == 4
+
+
+async def test_a_replica_can_be_named(two: Two) -> None:
+    client, _, second, _ = two
+    for _ in range(3):
+        client.submit([1], PARAMS, replica=1)
+    assert len(await second.received(3)) == 3
+    client.engine_exited(1, -9)
+    (refused,) = [output async for output in client.submit([1], PARAMS, replica=1)]
+    assert refused == Failed(refused.id, 503, "replica 1 takes no requests now")
+
+
+async def test_what_a_dead_replica_had_not_begun_goes_to_another(two: Two) -> None:
+    client, first, second, both = two
+    begun = client.submit([1], PARAMS, replica=0)
+    client.submit([2] * 200, PARAMS, replica=1)
+    moved, (vector,) = client.submit([3], PARAMS), client.submit_many([([4], Pooling(task="embed"))])
+    assert (len(await first.received(3)), len(await second.received(1))) == (3, 1)
+    first.answer(begun, 8)
+    both.end(first)
+    async with asyncio.timeout(5):
+        assert [output async for output in begun] == [
+            Tokens(id=begun.id, tokens=[8]),
+            Failed(
+                begun.id, 503, "the replica that was generating this answer has ended: send the request again"
+            ),
+        ]
+    assert await second.received(1) == [
+        AddMany([Add(moved.id, [3], PARAMS), Add(vector.id, [4], Pooling(task="embed"))])
+    ]
+    second.answer(moved, 5, finish="length")
+    async with asyncio.timeout(5):
+        assert [output async for output in moved] == [Tokens(id=moved.id, tokens=[5], finish="length")]
+    assert client.dead is None and client.ready is not None
+
+
+async def test_a_dead_replica_that_speaks_after_all_is_not_believed(two: Two) -> None:
+    client, first, second, _ = two
+    client.submit([2] * 200, PARAMS, replica=1)
+    stream = client.submit([1], PARAMS)
+    await first.received(1)
+    client.engine_exited(0, -9)
+    first.answer(stream, 6, finish="stop")
+    await second.received(2)
+    second.answer(stream, 5, finish="length")
+    async with asyncio.timeout(5):
+        assert [output async for output in stream] == [Tokens(id=stream.id, tokens=[5], finish="length")]
+
+
+async def test_what_a_replica_could_not_begin_in_its_last_seconds_goes_on(two: Two) -> None:
+    client, first, second, _ = two
+    client.submit([2] * 200, PARAMS, replica=1)
+    waiting, begun = client.submit([1], PARAMS), client.submit([1], PARAMS)
+    (vector,) = client.submit_many([([4], Pooling(task="embed"))])
+    await first.received(3)
+    first.answer(begun, 3)
+    ended = [Tokens(id=stream.id, tokens=[], finish="abort") for stream in (waiting, begun)]
+    first.send(Leaving(), Outputs([*ended, Failed(vector.id, 503, "the request was ended")]))
+    moved = await second.received(3)
+    assert moved[1:] == [Add(waiting.id, [1], PARAMS), AddMany([Add(vector.id, [4], Pooling(task="embed"))])]
+    async with asyncio.timeout(5):
+        last = [output async for output in begun][-1]
+    assert isinstance(last, Tokens) and last.finish == "abort"
+
+
+async def test_a_replica_that_leaves_gets_nothing_new_and_what_it_refuses_goes_on(two: Two) -> None:
+    client, first, second, both = two
+    client.submit([2] * 200, PARAMS, replica=1)
+    early, late = client.submit([1], PARAMS), client.submit([1], PARAMS)
+    await first.received(2)
+    first.answer(early, 3)
+    first.send(Leaving(), Outputs([Failed(late.id, 503, "the engine is shutting down")]))
+    await both.until(lambda: client.replicas[0].leaving)
+    client.submit([1], PARAMS)
+    assert len(await second.received(3)) == 3
+    first.answer(early, 4, finish="length")
+    async with asyncio.timeout(5):
+        last = [output async for output in early][-1]
+    assert isinstance(last, Tokens) and last.finish == "length"
+
+
+async def test_other_servers_requests_count_as_far_as_engines_tell(address: Address) -> None:
+    both = Replicated(address, Replicas(size=2, here=2), servers=2)
+    first, second = await both.start(0), await both.start(1)
+    busy = Stats(
+        running=9,
+        waiting=0,
+        kv_usage=0,
+        prefix_queries=0,
+        prefix_hits=0,
+        preemptions=0,
+        steps=0,
+        step_tokens=0,
+    )
+    first.send(busy)
+    await both.until(lambda: both.client.replicas[0].stats is not None)
+    for _ in range(3):
+        both.client.submit([1] * 10, PARAMS)
+    assert len(await second.received(3)) == 3
+    both.close()
