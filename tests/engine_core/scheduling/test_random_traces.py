@@ -1,0 +1,150 @@
+"""Random requests of random schedulers: no block leaks, and each answer equals the reference."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, deque
+
+import pytest
+from fake_worker import EOS, facts, reference, vectors_of
+from scheduler_bench import Bench, add, config, pool
+
+from engine_core.protocol import Add, Failed, Pooled, Tokens
+from worker.protocol import Pooling, Sampling
+
+
+def random_bench(rnd: random.Random) -> tuple[Bench, list[tuple[int, Add]]]:
+    """A configuration, and requests that share prefixes, salts and a tiny alphabet."""
+    block_size = rnd.choice([1, 2, 4, 8])
+    blocks = -(-45 // block_size) + rnd.choice([0, 2, 20])
+    chunked = rnd.random() < 0.8
+    limits = facts(
+        block_size=block_size,
+        num_blocks=blocks,
+        max_num_seqs=rnd.choice([1, 2, 4, 8]),
+        max_num_batched_tokens=rnd.choice([3, 8, 64]) if chunked else 64,
+        max_model_len=48,
+    )
+    chosen = config(
+        enable_prefix_caching=rnd.random() < 0.8,
+        enable_chunked_prefill=chunked,
+        long_prefill_token_threshold=rnd.choice([0, 0, 2, 5]),
+        scheduling_policy=rnd.choice(["fcfs", "priority"]),
+        pipeline_parallel_size=rnd.choice([1, 1, 1, 2, 3, 4]),
+        steps_ahead=rnd.choice([0, 1, 1, 2]),
+    )
+    top = rnd.choice([2, 49])  # a tiny alphabet makes equal blocks after different prefixes common
+    shared = [rnd.randint(1, top) for _ in range(16)]
+    requests = []
+    for id in range(14):
+        own = [rnd.randint(1, top) for _ in range(rnd.randint(1, 14))]
+        max_tokens = rnd.choice([rnd.randint(1, 12), 100])
+        tokens = shared[: rnd.randint(0, 16)] + own
+        priority, salt = rnd.randint(0, 2), rnd.choice(["", "", "a"])
+        if rnd.random() < 0.3:
+            task = rnd.choice(["embed", "token_embed"])
+            requests.append((rnd.randint(0, 1), pool(id, tokens, task, priority=priority, salt=salt)))
+            continue
+        if len(tokens) + max_tokens > 45:
+            max_tokens = 45 - len(tokens)
+        request = add(
+            id,
+            tokens,
+            max_tokens,
+            priority=priority,
+            salt=salt,
+            min_tokens=min(max_tokens, rnd.choice([0, 0, 5])),
+            stop_token_ids=rnd.choice([(), (EOS,), tuple(range(5))]),
+            prompt_logprobs=rnd.choice([None, None, 0]),
+        )
+        requests.append((rnd.randint(0, 1), request))
+    return Bench(chosen, limits, depth=chosen.depth - 1), requests
+
+
+@pytest.mark.parametrize("part", range(5))
+def test_random_traces_equal_the_reference(part: int) -> None:
+    seen = Counter()
+    for seed in range(part * 250, (part + 1) * 250):
+        rnd = random.Random(seed)
+        bench, requests = random_bench(rnd)
+        todo, aborted = deque(requests), set()
+        aborts = rnd.random() < 0.5
+        while todo or bench.scheduler.live or bench.in_flight:
+            if todo and rnd.random() < 0.7:
+                client, request = todo.popleft()
+                bench.add(request, client)
+            if aborts and bench.scheduler.live and rnd.random() < 0.1:
+                key = rnd.choice(sorted(bench.scheduler.live))
+                aborted.add(key)
+                bench.abort(key)
+            assert bench.step() or todo or not bench.scheduler.live, f"stuck with seed {seed}"
+        assert bench.scheduler.cache.pool.free == bench.facts.num_blocks
+        for client, request in requests:
+            params = request.params
+            if isinstance(params, Pooling):
+                check_pooled(bench, client, request, params, (client, request.id) in aborted)
+                seen["pooled"] += 1
+                continue
+            expected = reference(request.tokens, params.max_tokens, params.stop_token_ids, params.min_tokens)
+            text, last = bench.text(request.id, client), bench.last(request.id, client)
+            if (client, request.id) in aborted:
+                expected = expected[: len(text)]
+                assert last.finish == "abort"
+            assert text == expected, f"seed {seed}, request {request.id}"
+            if text:
+                check_first(bench.outputs[client, request.id][0], request)
+        seen["preemptions"] += bench.scheduler.counters.preemptions
+        seen["hits"] += bench.scheduler.counters.prefix_hits
+        seen["aborted"] += len(aborted)
+    counts = (seen["preemptions"], seen["hits"], seen["aborted"], seen["pooled"])
+    assert min(counts) > 20, "the traces do not exercise enough"
+
+
+def check_pooled(bench: Bench, client: int, request: Add, params: Pooling, aborted: bool) -> None:
+    (only,) = bench.outputs[client, request.id]
+    if aborted:
+        assert isinstance(only, Failed) and only.code == 503
+    else:
+        assert isinstance(only, Pooled) and only.vectors == vectors_of(request.tokens, params)
+
+
+def check_first(first: Tokens | Pooled | Failed, request: Add) -> None:
+    assert isinstance(first, Tokens) and isinstance(request.params, Sampling)
+    if request.params.prompt_logprobs is None:
+        assert first.prompt_logprobs is None
+    else:
+        assert first.cached == 0
+        assert [entry.ids for entry in first.prompt_logprobs or []] == [[t] for t in request.tokens[1:]]
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_random_traces_of_whole_sequences(part: int) -> None:
+    """An encoder has no cache and no chunks: each text is computed in one step, beside any others."""
+    for seed in range(part * 200, (part + 1) * 200):
+        rnd = random.Random(seed)
+        chosen = config(
+            scheduling_policy=rnd.choice(["fcfs", "priority"]),
+            long_prefill_token_threshold=rnd.choice([0, 3]),
+            enable_chunked_prefill=rnd.random() < 0.5,
+        )
+        limits = facts(
+            max_num_seqs=rnd.choice([1, 3, 8]),
+            max_num_batched_tokens=rnd.choice([24, 40]),
+            max_model_len=24,
+            tasks=("embed", "token_embed"),
+            causal=False,
+        )
+        bench = Bench(chosen, limits, depth=rnd.choice([0, 1, 2]))
+        todo = deque(
+            pool(id, [rnd.randint(1, 49) for _ in range(rnd.choice([1, 5, 24]))], priority=rnd.randint(0, 2))
+            for id in range(20)
+        )
+        requests = list(todo)
+        while todo or bench.scheduler.live or bench.in_flight:
+            if todo and rnd.random() < 0.8:
+                bench.add(todo.popleft())
+            assert bench.step() or todo or not bench.scheduler.live, f"stuck with seed {seed}"
+        for request in requests:
+            assert isinstance(request.params, Pooling)
+            assert bench.pooled(request.id).vectors == vectors_of(request.tokens, request.params)
+        assert bench.scheduler.stats().kv_usage == 0
