@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from models.registrations import register_model
+    from models.plugins import register_model
     from server.errors import ApiError, BadRequest, Unavailable
     from server.offline.async_llm import AsyncLLM
     from server.offline.engine import LLMEngine
@@ -76,7 +76,7 @@ _HOMES = {
     "TextPrompt": "server.offline.prompts",
     "TokensPrompt": "server.offline.prompts",
     "Unavailable": "server.errors",
-    "register_model": "models.registrations",
+    "register_model": "models.plugins",
 }
 
 

@@ -132,7 +132,7 @@ def start_engines(
 
     The API servers are so many on this machine, or those at `addresses`. `module` is what `python -m` runs.
     """
-    from models.registrations import registrations  # after `serve` has checked whose `models` this is
+    from models.plugins import registrations  # after `serve` has checked whose `models` this is
 
     registered = registrations()
     _check_length(Path(tempfile.gettempdir()))

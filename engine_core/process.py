@@ -37,7 +37,7 @@ from engine_core.ranks.placement import make_executor
 from engine_core.scheduling.scheduler import OutputsByClient
 from engine_core.scheduling.stats import StatsFilter
 from engine_core.wire.transport import EngineEnd
-from models.registrations import Registrations, use_registrations
+from models.plugins import Registrations, use_registrations
 from worker import child, logs
 from worker.child import BROKE, CANNOT_START, STOPPED
 

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from engine_core.config import TASKS, EngineConfig
 from models.config import ConfigError, ModelConfig
 from models.conversion.served_as import Conversion, resolve_conversion
+from models.plugins import registrations
 from models.pooling.config import read_pooling
-from models.registrations import registrations
 from worker.config import WorkerConfig
 
 

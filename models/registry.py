@@ -13,7 +13,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 
 from models.config import ModelConfig
-from models.registrations import load, registered
+from models.plugins import load, registered
 
 ARCHITECTURES: dict[str, str] = {
     "AlbertForMaskedLM": "encoders.albert:AlbertModel",

@@ -6,8 +6,8 @@ import msgspec
 
 from models.config import ModelConfig
 from models.conversion.served_as import Conversion
+from models.plugins import Registrations
 from models.pooling.config import PoolingConfig
-from models.registrations import Registrations
 from worker.options import WorkerOptions
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from engine_core.protocol import Timing, Tokens
 from server.requests.sampling import SamplingParams
-from server.text.detokenizer import StopStrings
+from server.text.stop_strings import StopStrings
 from server.text.tokenizer import Tokenizer
 from worker.protocol import TokenLogprobs
 

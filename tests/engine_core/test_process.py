@@ -22,7 +22,7 @@ from engine_core.config import Address, Replicas
 from engine_core.engine_processes import EngineProcess, EngineProcesses, start_engines
 from engine_core.protocol import Failed, Pooled, Progress, Tokens
 from engine_core.wire.transport import ServerEnd
-from models import registrations
+from models import plugins
 from worker.protocol import Pooling, Sampling
 
 Start = Callable[..., Awaitable[tuple[EngineProcesses, EngineClient]]]
@@ -360,7 +360,7 @@ async def test_an_engine_knows_the_classes_that_the_program_has_registered(
 ) -> None:
     (tmp_path / "module_beside_the_program.py").write_text("class Writer:\n    def logits(self): ...\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(registrations, "_classes", {"WriterModel": "module_beside_the_program:Writer"})
+    monkeypatch.setattr(plugins, "_classes", {"WriterModel": "module_beside_the_program:Writer"})
     _, client = await start(runner="generate", hf_overrides={"architectures": ["WriterModel"]})
     assert client.ready is not None and client.ready.architecture == "WriterModel"
 

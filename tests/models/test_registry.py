@@ -13,18 +13,18 @@ import msgspec
 import pytest
 from sizes import MODEL
 
-from models import registrations, registry
-from models.registrations import register_model
+from models import plugins, registry
+from models.plugins import register_model
 
 
 @pytest.fixture(autouse=True)
-def plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[EntryPoint]]:
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[EntryPoint]]:
     """The entry points of other distributions: none, until a test adds some."""
-    installed: list[EntryPoint] = []
-    monkeypatch.setattr(registry, "entry_points", lambda group: [e for e in installed if e.group == group])
-    monkeypatch.setattr(registrations, "_classes", {})
+    entries: list[EntryPoint] = []
+    monkeypatch.setattr(registry, "entry_points", lambda group: [e for e in entries if e.group == group])
+    monkeypatch.setattr(plugins, "_classes", {})
     registry._plugins.cache_clear()
-    yield installed
+    yield entries
     registry._plugins.cache_clear()
 
 
@@ -59,8 +59,8 @@ def test_registered_models_come_first() -> None:
     assert "BrandNewForCausalLM" in registry.supported()
 
 
-def test_plugins_of_our_group_are_found(plugins: list[EntryPoint]) -> None:
-    plugins += [
+def test_plugins_of_our_group_are_found(installed: list[EntryPoint]) -> None:
+    installed += [
         EntryPoint("PluggedForCausalLM", "collections:deque", "facet.models"),
         EntryPoint("OtherForCausalLM", "collections:deque", "other.models"),
     ]
@@ -76,10 +76,10 @@ class Writer:
 class Reader: ...
 
 
-def test_a_class_of_others_is_asked_whether_it_generates(plugins: list[EntryPoint]) -> None:
+def test_a_class_of_others_is_asked_whether_it_generates(installed: list[EntryPoint]) -> None:
     register_model("WriterModel", Writer)
     register_model("ReaderModel", Reader)
-    plugins.append(EntryPoint("CounterModel", "collections:Counter", "facet.models"))
+    installed.append(EntryPoint("CounterModel", "collections:Counter", "facet.models"))
     assert registry.generates("WriterModel") and not registry.generates("ReaderModel")
     assert not registry.generates("BertModel") and not registry.generates("UnknownModel")
     assert not registry.generates("CounterModel")

@@ -19,7 +19,7 @@ from typing import Protocol
 
 import msgspec
 
-from models.registrations import use_registrations
+from models.plugins import use_registrations
 from worker import child, logs
 from worker.child import BROKE, CANNOT_START, STOPPED
 from worker.config import Place, WorkerConfig

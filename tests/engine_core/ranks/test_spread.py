@@ -24,9 +24,9 @@ from engine_core.config import EngineConfig
 from engine_core.engine import Engine
 from engine_core.executor import ExecutorDead
 from engine_core.protocol import Add, Pooled, Tokens
-from models import registrations
+from models import plugins
 from models.families.decoders.llama import LlamaForCausalLM
-from models.registrations import register_model
+from models.plugins import register_model
 from worker.protocol import Pooling, Sampling
 
 PROMPTS = [[5 + n, 17, 33, 8, 40 + 3 * n] * (2 + 3 * n) for n in range(3)]
@@ -113,7 +113,7 @@ def test_ranks_run_a_class_that_the_program_has_registered(
     """The class is in a module beside the program, and its name looks like an encoder's."""
     (tmp_path / "module_beside_the_program.py").write_text(OWN_CLASS)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(registrations, "_classes", {})
+    monkeypatch.setattr(plugins, "_classes", {})
     register_model("OwnModel", import_module("module_beside_the_program").OwnModel)
     own = replace(config, hf_overrides={"architectures": ["OwnModel"]})
     assert_equal(answers(replace(own, tensor_parallel_size=2)), alone)
@@ -124,7 +124,7 @@ def test_ranks_cannot_run_a_class_of_a_function(
 ) -> None:
     class OwnModel(LlamaForCausalLM): ...
 
-    monkeypatch.setattr(registrations, "_classes", {})
+    monkeypatch.setattr(plugins, "_classes", {})
     register_model("OwnModel", OwnModel)
     own = replace(config, hf_overrides={"architectures": ["OwnModel"]}, distributed_executor_backend="mp")
     with pytest.raises(ExecutorDead, match="define it at the top level of a module of its own"):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from models import registrations
+from models import plugins
 from models.config import ConfigError, read_config
 from models.conversion.served_as import resolve_conversion, stem
 
@@ -80,7 +80,7 @@ class Reader: ...
 def test_a_registered_class_that_generates_does_so_whatever_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registrations, "_classes", {"WriterModel": Writer, "ReaderModel": Reader})
+    monkeypatch.setattr(plugins, "_classes", {"WriterModel": Writer, "ReaderModel": Reader})
     assert resolve(tmp_path, "WriterModel") == ("generate", "none", "WriterModel")
     assert resolve(tmp_path, "WriterModel", "pooling") == ("pooling", "embed", "WriterModel")
     assert resolve(tmp_path, "ReaderModel") == ("pooling", "none", "ReaderModel")

@@ -10,15 +10,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from models import registrations
-from models.registrations import Registrations, load, register_model, registered, use_registrations
+from models import plugins
+from models.plugins import Registrations, load, register_model, registered, use_registrations
 
 MODULE = "class Thing:\n    def logits(self):\n        return None\n"
 
 
 @pytest.fixture(autouse=True)
 def _nothing_registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registrations, "_classes", {})
+    monkeypatch.setattr(plugins, "_classes", {})
 
 
 def test_a_class_or_its_name_by_place_or_by_keyword() -> None:
@@ -48,7 +48,7 @@ def test_something_that_is_neither_a_class_nor_a_name() -> None:
 
 
 def test_nothing_is_sent_if_nothing_is_registered() -> None:
-    assert registrations.registrations() == Registrations()
+    assert plugins.registrations() == Registrations()
 
 
 def test_another_process_imports_the_class_from_where_this_one_found_it(
@@ -57,10 +57,10 @@ def test_another_process_imports_the_class_from_where_this_one_found_it(
     (tmp_path / "module_of_a_script.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
     register_model("ThingModel", load("ThingModel", "module_of_a_script:Thing"))
-    sent = msgspec.json.encode(registrations.registrations()).decode()
+    sent = msgspec.json.encode(plugins.registrations()).decode()
     code = (
         "import sys, msgspec\n"
-        "from models.registrations import Registrations, load, registered, use_registrations\n"
+        "from models.plugins import Registrations, load, registered, use_registrations\n"
         "use_registrations(msgspec.json.decode(sys.argv[1], type=Registrations))\n"
         "print(load('ThingModel', registered()['ThingModel']).__name__)\n"
     )
@@ -77,7 +77,7 @@ def test_a_class_that_no_other_process_can_import() -> None:
     register_model("LocalModel", Local)
     register_model("MainModel", Main)
     assert load("LocalModel", registered()["LocalModel"]) is Local, "here it can be used"
-    use_registrations(registrations.registrations())
+    use_registrations(plugins.registrations())
     for name in ("LocalModel", "MainModel"):
         with pytest.raises(ValueError, match=f"{name} is .* other processes cannot import: define it at"):
             load(name, registered()[name])

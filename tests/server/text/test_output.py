@@ -1,0 +1,110 @@
+"""One choice of a request, from tokens to deltas. The vocabulary is the bytes, so ids are written as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import pytest
+
+from engine_core.protocol import Tokens
+from server.requests.sampling import SamplingParams
+from server.text.detokenizer import BROKEN
+from server.text.output import Delta, TextOutput
+from server.text.tokenizer import Tokenizer
+from worker.protocol import TokenLogprobs
+
+
+def out(sampling: SamplingParams, interval: int = 1, eos: Sequence[int] = (0,)) -> TextOutput:
+    return TextOutput(0, [65], sampling, byte_tokenizer(), eos, interval)
+
+
+@cache
+def byte_tokenizer() -> Tokenizer:
+    from fake_frontend import byte_tokenizer
+
+    return byte_tokenizer()
+
+
+def say(text: str, finish: str | None = None, extra: Sequence[int] = ()) -> Tokens:
+    ids = [*text.encode(), *extra]
+    logprobs = [TokenLogprobs(ids=[id], values=[-1.0], rank=1) for id in ids]
+    return Tokens(id=1, tokens=ids, logprobs=logprobs, finish=finish)  # pyright: ignore[reportArgumentType]
+
+
+def pushed(output: TextOutput, new: Tokens) -> Delta:
+    delta = output.push(new)
+    assert delta is not None
+    return delta
+
+
+def test_an_eos_token_is_hidden_and_is_no_reason() -> None:
+    delta = pushed(out(SamplingParams()), say("hi", "stop", [0]))
+    assert (delta.text, delta.finish_reason, delta.stop_reason) == ("hi", "stop", None)
+    assert delta.token_ids == [*b"hi", 0]
+    assert len(delta.logprobs) == 3
+
+
+@pytest.mark.parametrize(("include", "text"), [(False, "hi"), (True, "hi!")])
+def test_a_stop_token_is_the_reason_and_shown_only_if_asked(include: bool, text: str) -> None:
+    sampling = SamplingParams(stop_token_ids=[33], include_stop_str_in_output=include)
+    delta = pushed(out(sampling), say("hi!", "stop"))
+    assert (delta.text, delta.stop_reason) == (text, 33)
+
+
+@pytest.mark.parametrize(("include", "text"), [(False, "say "), (True, "say stop")])
+def test_a_stop_string_over_three_tokens_cuts_tokens_and_logprobs(include: bool, text: str) -> None:
+    output = out(SamplingParams(stop=["stop"], include_stop_str_in_output=include))
+    first = pushed(output, say("say st"))
+    last = pushed(output, say("op it now", "length"))
+    assert first.text + last.text == text
+    assert (last.finish_reason, last.stop_reason) == ("stop", "stop")
+    assert last.token_ids == [*b"op"]
+    assert len(last.logprobs) == 2
+    assert output.count == 8
+
+
+def test_a_stop_string_inside_a_character_of_bytes() -> None:
+    output = out(SamplingParams(stop=["🙂"]))
+    texts = [pushed(output, say("", extra=[byte])).text for byte in "ok🙂".encode()]
+    assert "".join(texts) == "ok"
+
+
+def test_stop_strings_are_not_looked_for_among_the_first_min_tokens() -> None:
+    output = out(SamplingParams(stop=["a"], min_tokens=3))
+    delta = pushed(output, say("aaab"))
+    assert (delta.text, delta.finish_reason) == ("aaab", None)
+    delta = pushed(output, say("ca"))
+    assert (delta.text, delta.finish_reason) == ("c", "stop")
+
+
+def test_held_back_text_comes_with_the_end() -> None:
+    output = out(SamplingParams(stop=["stop"]))
+    assert pushed(output, say("a sto")).text == "a "
+    assert pushed(output, say("", "length")).text == "sto"
+
+
+def test_a_text_cut_inside_a_character_ends_in_one_mark() -> None:
+    output = out(SamplingParams())
+    assert pushed(output, say("a")).text == "a"
+    delta = pushed(output, Tokens(id=1, tokens=[0xF0, 0x9F], finish="length"))
+    assert delta.text == BROKEN
+
+
+def test_the_interval_gathers_tokens_but_not_the_first_and_last() -> None:
+    output = out(SamplingParams(), interval=3)
+    texts = [delta.text if (delta := output.push(say(c))) else None for c in "abcdef"]
+    assert texts == ["a", None, None, "bcd", None, None]
+    assert pushed(output, say("", "length")).text == "ef"
+
+
+def test_without_text_only_tokens_come() -> None:
+    delta = pushed(out(SamplingParams(detokenize=False)), say("hi", "stop", [0]))
+    assert (delta.text, delta.token_ids) == ("", [*b"hi", 0])
+
+
+def test_first_words_of_the_engine_are_passed_on() -> None:
+    output = out(SamplingParams(), interval=5)
+    entry = TokenLogprobs(ids=[1], values=[-2.0], rank=3)
+    delta = pushed(output, Tokens(id=1, tokens=[97], prompt_logprobs=[entry], cached=7))
+    assert (delta.prompt_logprobs, delta.cached_tokens) == ([entry], 7)
