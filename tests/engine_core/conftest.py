@@ -1,9 +1,23 @@
+"""Fixtures: a checkpoint's folder, and engines in processes of their own with their client."""
+
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
+from sizes import engine_config
+from started_engines import Start, soon
+
+from engine_core.client.client import EngineClient
+from engine_core.config import Replicas
+from engine_core.engine_processes import EngineProcesses, start_engines
+from engine_core.protocol import Progress
+
+SUPPORT = Path(__file__).parents[1] / "support"
 
 
 @pytest.fixture
@@ -22,3 +36,40 @@ def model(tmp_path: Path) -> Path:
     }
     (folder / "config.json").write_text(json.dumps(config))
     return folder
+
+
+@pytest_asyncio.fixture
+async def start(model: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
+    """A function that starts engines of the fake worker, and a client of the first server."""
+    monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
+    started: list[tuple[EngineProcesses, EngineClient]] = []
+
+    async def begin(
+        *,
+        ready: bool = True,
+        replicas: int = 1,
+        api_servers: int = 1,
+        drain_seconds: float = 0.0,
+        module: str = "fake_worker",
+        watched: bool = False,
+        on_progress: Callable[[Progress], None] | None = None,
+        **changes: object,
+    ) -> tuple[EngineProcesses, EngineClient]:
+        config = engine_config(model, **changes)
+        layout = Replicas(size=replicas, here=replicas)
+        engines = start_engines(
+            config, layout, module=module, api_servers=api_servers, drain_seconds=drain_seconds
+        )
+        client = EngineClient(
+            engines.addresses[0], layout, servers=api_servers, watched=watched, on_progress=on_progress
+        )
+        started.append((engines, client))
+        if ready:
+            await soon(client.ready_or_dead.wait())
+            assert client.dead is None
+        return engines, client
+
+    yield begin
+    for engines, client in started:
+        client.close()
+        engines.stop(2)

@@ -8,83 +8,18 @@ import resource
 import signal
 import stat
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 from fake_worker import BREAKS_ROW, BREAKS_STEP, KILLS_PROCESS, LOSES_DEVICE, reference, vectors_of
-from sizes import engine_config
+from started_engines import Start, collect, first, soon, text, until
 
 from engine_core.client.client import EngineClient
-from engine_core.client.streams import Stream
-from engine_core.config import Address, Replicas
-from engine_core.engine_processes import EngineProcess, EngineProcesses, start_engines
+from engine_core.config import Address
 from engine_core.protocol import Failed, Pooled, Progress, Tokens
 from engine_core.wire.transport import ServerEnd
 from models import plugins
 from worker.protocol import Pooling, Sampling
-
-Start = Callable[..., Awaitable[tuple[EngineProcesses, EngineClient]]]
-
-SUPPORT = Path(__file__).parents[1] / "support"
-
-
-@pytest_asyncio.fixture
-async def start(model: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
-    """A function that starts engines of the fake worker, and a client of the first server."""
-    monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
-    started: list[tuple[EngineProcesses, EngineClient]] = []
-
-    async def begin(
-        *,
-        ready: bool = True,
-        replicas: int = 1,
-        api_servers: int = 1,
-        drain_seconds: float = 0.0,
-        module: str = "fake_worker",
-        watched: bool = False,
-        on_progress: Callable[[Progress], None] | None = None,
-        **changes: object,
-    ) -> tuple[EngineProcesses, EngineClient]:
-        config = engine_config(model, **changes)
-        layout = Replicas(size=replicas, here=replicas)
-        engines = start_engines(
-            config, layout, module=module, api_servers=api_servers, drain_seconds=drain_seconds
-        )
-        client = EngineClient(
-            engines.addresses[0], layout, servers=api_servers, watched=watched, on_progress=on_progress
-        )
-        started.append((engines, client))
-        if ready:
-            await soon(client.ready_or_dead.wait())
-            assert client.dead is None
-        return engines, client
-
-    yield begin
-    for engines, client in started:
-        client.close()
-        engines.stop(2)
-
-
-async def soon(awaitable: Awaitable[object], seconds: float = 10) -> None:
-    await asyncio.wait_for(awaitable, seconds)  # pyright: ignore[reportArgumentType]
-
-
-async def collect(stream: Stream) -> list[Tokens | Failed]:
-    async with asyncio.timeout(10):
-        return [output async for output in stream]
-
-
-def text(outputs: list[Tokens | Failed]) -> list[int]:
-    return [token for output in outputs if isinstance(output, Tokens) for token in output.tokens]
-
-
-async def first(stream: Stream) -> None:
-    """Wait until the request has its first token."""
-    async with asyncio.timeout(10):
-        assert isinstance(await anext(stream), Tokens)
-
 
 # Nothing goes wrong.
 
@@ -167,11 +102,6 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.01)
-
-
 # Engines are asked to end.
 
 
@@ -209,13 +139,6 @@ async def test_a_second_sigterm_does_not_wait(start: Start) -> None:
     engines.engines[0].process.terminate()
     await soon(engines.engines[0].exited(), 2)
     assert isinstance((await collect(stream))[-1], Failed)
-
-
-async def test_stop_leaves_no_folder(start: Start) -> None:
-    engines, _ = await start()
-    folder = engines.run_folder
-    assert engines.stop(5) == [0]
-    assert not folder.exists()
 
 
 # Engines and clients fail.
@@ -278,20 +201,6 @@ async def test_sigterm_while_loading_exits_at_once(start: Start) -> None:
     assert client.ready is None and engines.engines[0].exit_code == 0
 
 
-async def test_an_engine_killed_while_it_loads_is_explained(start: Start) -> None:
-    engines, client = await start(ready=False, watched=True, hf_overrides={"slow": True})
-    keeping = asyncio.create_task(engines.supervise(client.engine_exited))
-    await soon(until(lambda: client.progress.phase == "weights"))
-    engines.engines[0].process.kill()
-    await soon(client.died.wait())
-    assert client.dead == (
-        "the engine process ended while loading weights: "
-        "it was ended by SIGKILL (is memory short? `dmesg` tells)"
-    )
-    assert not client.explained, "nobody has printed this yet"
-    await soon(keeping)
-
-
 async def test_an_engine_that_says_why_it_cannot_start_is_explained_by_itself(
     start: Start, model: Path
 ) -> None:
@@ -343,16 +252,6 @@ async def test_a_client_without_an_engine_answers_all_the_same(tmp_path: Path) -
     assert client.folder_known.is_set() and client.ready_or_dead.is_set() and client.died.is_set()
     client.close()
     assert client.dead == "it never came"
-
-
-def test_a_folder_too_long_for_sockets_is_named(
-    model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    deep = tmp_path / ("d" * 100)
-    deep.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(deep))
-    with pytest.raises(ValueError, match="set TMPDIR"):
-        start_engines(engine_config(model))
 
 
 async def test_an_engine_knows_the_classes_that_the_program_has_registered(
@@ -416,63 +315,3 @@ async def test_many_texts_are_pooled_beside_a_stream(start: Start) -> None:
         pooled = await asyncio.wait_for(anext(answer), 10)
         assert isinstance(pooled, Pooled) and pooled.vectors == vectors_of(prompt, params)
     assert text(await collect(stream)) == reference([3, 4], 30)
-
-
-# Several replicas.
-
-
-def working(client: EngineClient) -> list[int]:
-    return [one.number for one in client.replicas if one.works]
-
-
-async def test_a_killed_replica_takes_nothing_with_it_that_it_had_not_begun(start: Start) -> None:
-    engines, client = await start(replicas=2, max_num_seqs=2)
-    await soon(until(lambda: working(client) == [0, 1]))
-    streams = [client.submit([n], Sampling(max_tokens=60)) for n in range(20)]
-    await first(streams[0])
-    engines.engines[0].process.kill()
-    answers = await asyncio.gather(*map(collect, streams))
-    failed = [n for n, outputs in enumerate(answers) if isinstance(outputs[-1], Failed)]
-    assert 1 <= len(failed) <= 2, "those that ran, and no other"
-    for n in set(range(20)) - set(failed) - {0}:
-        assert text(answers[n]) == reference([n], 60)
-    assert client.dead is None and working(client) == [1]
-
-
-async def test_a_replica_that_breaks_is_started_again_and_one_that_is_asked_to_end_is_not(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("engine_core.engine_processes.FIRST_PAUSE", 0.05)
-    engines, client = await start(replicas=2)
-    await soon(until(lambda: working(client) == [0, 1]))
-    ends: list[tuple[int, int]] = []
-
-    def lost(number: int, code: int) -> None:
-        ends.append((number, code))
-        client.engine_exited(number, code)
-
-    keeping = asyncio.create_task(engines.supervise(lost))
-    engines.engines[1].process.kill()
-    await soon(until(lambda: working(client) == [0]))
-    await soon(until(lambda: working(client) == [0, 1]))
-    assert ends == [(1, -signal.SIGKILL)]
-    assert text(await collect(client.submit([3], Sampling(max_tokens=3), replica=1))) == reference([3], 3)
-    for engine in engines.engines:
-        engine.process.terminate()
-    await soon(keeping)
-    assert sorted(ends[1:]) == [(0, 0), (1, 0)]
-    assert client.dead == "the engine has been stopped"
-
-
-async def test_a_replica_that_breaks_again_and_again_is_given_up(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("engine_core.engine_processes.FIRST_PAUSE", 0.01)
-    monkeypatch.setattr("engine_core.engine_processes.RESTARTS", 2)
-    engines, _ = await start(replicas=2)
-    monkeypatch.setattr(EngineProcess, "start", lambda self: None)  # no new process lives
-    for engine in engines.engines:
-        engine.process.kill()
-    told: list[int] = []
-    await soon(engines.supervise(lambda number, _: told.append(number)))
-    assert sorted(told) == [0, 0, 0, 1, 1, 1]
