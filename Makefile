@@ -30,6 +30,7 @@ check: $(INSTALLED)
 	$(BIN)/lint-imports
 	$(BIN)/basedpyright
 	$(BIN)/python docs/generate.py --check
+	$(BIN)/python -m pytest tests/test_house.py
 
 format: $(INSTALLED)
 	$(BIN)/ruff format .

@@ -1,0 +1,203 @@
+"""The rules of the house that no linter keeps: sizes, import circles, the environment, documents, words.
+
+What import-linter keeps (floors, rooms, torch) is in pyproject.toml.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FLOORS = ("server", "engine_core", "worker", "models")
+SOURCES = sorted(path for floor in FLOORS for path in (ROOT / floor).rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").glob("*.md")])
+
+MOST_LINES, MOST_LINES_OF_A_FUNCTION, MOST_FILES = 400, 50, 12
+
+LONG_FUNCTIONS: set[str] = set()
+"""Functions that may be longer, as file:function; five at most."""
+
+READS_ENVIRONMENT = {"server/options/table.py", "worker/host/machine.py"}
+
+FRAGMENTS = re.compile(
+    r"(Of|Those|That|As in|What it|For|In place of|One that|With|Without|Where|Which|Whose|To be|From|By|At|"
+    r"Beside|Besides|Beyond|Until|Among|Between|On|Under|In)\b(?! (which|what) )"
+)
+"""Beginnings of half sentences, whose other half a reader would have to look for in the name."""
+
+WHOLE_ALTHOUGH = re.compile(
+    r"((In|On|At|By|From|With|Without|For|Until|Beyond|Under|Among|Between|Beside|Besides|Where) [^.:;]*, )"
+)
+"""A sentence may begin with an adverbial that a comma ends."""
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+# Sizes.
+
+
+@pytest.mark.parametrize("path", [*SOURCES, *TESTS], ids=name_of)
+def test_a_file_can_be_read_in_one_sitting(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= MOST_LINES
+
+
+def test_a_function_fits_a_screen() -> None:
+    long = {
+        f"{name_of(path)}:{node.name}"
+        for path in [*SOURCES, *TESTS]
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (node.end_lineno or 0) - node.lineno >= MOST_LINES_OF_A_FUNCTION
+    }
+    assert long == LONG_FUNCTIONS
+    assert len(LONG_FUNCTIONS) <= 5
+
+
+def test_a_folder_can_be_taken_in_at_a_glance() -> None:
+    folders: dict[str, int] = {}
+    for path in SOURCES:
+        if path.name != "__init__.py":
+            folder = name_of(path.parent)
+            folders[folder] = folders.get(folder, 0) + 1
+    assert {folder: count for folder, count in folders.items() if count > MOST_FILES} == {}
+
+
+# Imports.
+
+
+def imports_of(path: Path) -> set[str]:
+    """Every module of ours that a file imports: in functions and for types only, too."""
+    modules = set[str]()
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            modules |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+    return modules
+
+
+def import_graph() -> dict[str, set[str]]:
+    names = {module_of(path): path for path in SOURCES}
+    return {name: (imports_of(path) & names.keys()) - {name} for name, path in names.items()}
+
+
+def module_of(path: Path) -> str:
+    return name_of(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of modules that import each other: the strongly connected components, by Tarjan."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(module: str) -> None:
+        index[module] = low[module] = len(index)
+        stack.append(module)
+        for other in graph[module]:
+            if other not in index:
+                visit(other)
+            if other in stack:
+                low[module] = min(low[module], low[other])
+        if low[module] == index[module]:
+            circle = stack[stack.index(module) :]
+            del stack[-len(circle) :]
+            if len(circle) > 1:
+                found.append(sorted(circle))
+
+    for module in graph:
+        if module not in index:
+            visit(module)
+    return found
+
+
+def test_modules_import_each_other_in_no_circle() -> None:
+    assert circles(import_graph()) == []
+
+
+def test_circles_are_found() -> None:
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}
+    assert circles(graph) == [["b", "c"]]
+
+
+# Documents.
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_documents_name_files_that_exist(page: Path) -> None:
+    named = re.findall(
+        r"`((?:server|engine_core|worker|models|tests|docs|deploy)/[\w/.-]+)`", page.read_text()
+    )
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+# The environment.
+
+
+def test_the_environment_is_read_in_two_files() -> None:
+    readers = {name_of(path) for path in SOURCES if reads_environment(parsed(path))}
+    assert readers == READS_ENVIRONMENT
+
+
+def reads_environment(tree: ast.Module) -> bool:
+    return any(
+        isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and (node.value.id, node.attr) in {("os", "environ"), ("os", "getenv")}
+        for node in ast.walk(tree)
+    )
+
+
+# Words.
+
+
+def doc_strings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """The strings that describe modules, classes, functions, fields and constants, with their lines."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(text))):
+                yield node.lineno, text.strip()
+            case _:
+                pass
+
+
+@pytest.mark.parametrize("path", [*SOURCES, *TESTS], ids=name_of)
+def test_a_doc_string_is_understood_without_its_module(path: Path) -> None:
+    fragments = {line: text for line, text in doc_strings(parsed(path)) if is_fragment(text)}
+    assert fragments == {}
+
+
+def is_fragment(text: str) -> bool:
+    return bool(FRAGMENTS.match(text)) and not WHOLE_ALTHOUGH.match(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Of each layer.", "Those of the first.", "In place of worker.lay_out.", "For `models.ops.use`."],
+)
+def test_fragments_are_found(text: str) -> None:
+    assert is_fragment(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["The first of them.", "In a step, rows are tokens.", "Forward of a model.", "Fortunate cases."],
+)
+def test_sentences_are_left_alone(text: str) -> None:
+    assert not is_fragment(text)
