@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 RESULT_BYTES = 512 << 20
 """Room for the results that a step needs at the same time. Memory is committed as it is written."""
 
-_SIZES = ((1, 1), (3, 2), (MOST_TOKENS, 7))
+_SIZES = ((1, 1), (3, 2), (MOST_TOKENS, MOST_TOKENS - 1))
 """Tokens and rows of the steps that are written down: the least, and two in which all numbers differ."""
 
 
@@ -47,7 +47,7 @@ def recorded(forward: Forward, library: Library, layout: Layout) -> Forward:
     try:
         scripts = [_write_down(forward, library, layout, buffer, *size) for size in _SIZES]
         return _Replayed(forward, library, layout, *scripts)
-    except Unrecordable as reason:
+    except Exception as reason:  # of the model's own code, too: it may never get a step of so many tokens
         logger.debug("small steps are not replayed: %s", reason)
         return forward
 
@@ -57,7 +57,7 @@ class _Replayed:
         self, forward: Forward, library: Library, layout: Layout, least: _Script, few: _Script, most: _Script
     ) -> None:
         if any((each.entries, each.row_bytes) != (most.entries, most.row_bytes) for each in (least, few)):
-            raise Unrecordable("it calls other kernels for another number of tokens")
+            raise Unrecordable("it calls other kernels for another number of tokens or rows")
         self._forward = forward
         self._replay = library.function("replay", POINTER, LONG)
         self._fixed_ids = layout.fixed_inputs(1, 1).ids.data_ptr()

@@ -252,6 +252,16 @@ def one_twice(rows: Tensor) -> Tensor:
     return ops.add(rows, rows) if len(rows) == 1 else rows
 
 
+def many_sequences_twice(rows: Tensor) -> Tensor:
+    return ops.add(rows, rows) if context().kv_lens.shape[0] > 8 else rows
+
+
+def for_few_tokens(rows: Tensor) -> Tensor:
+    if len(rows) > LENGTH:
+        raise ValueError(f"{len(rows)} tokens are too many")
+    return rows
+
+
 def as_a_mean(rows: Tensor) -> Tensor:
     return ops.add(rows, ops.mean(rows)[0])
 
@@ -269,9 +279,11 @@ def as_a_mean(rows: Tensor) -> Tensor:
         (in_place, "it needs aten.mul_.Tensor"),
         (in_memory_of_its_own, "it needs aten.empty.memory_format"),
         (in_one_row, "a result [1, "),
-        (as_wide_as_long, "it calls other kernels for another number of tokens"),
-        (many_twice, "it calls other kernels for another number of tokens"),
-        (one_twice, "it calls other kernels for another number of tokens"),
+        (as_wide_as_long, "it calls other kernels for another number of tokens or rows"),
+        (many_twice, "it calls other kernels for another number of tokens or rows"),
+        (one_twice, "it calls other kernels for another number of tokens or rows"),
+        (many_sequences_twice, "it calls other kernels for another number of tokens or rows"),
+        (for_few_tokens, f"{MOST_TOKENS} tokens are too many"),
         (as_a_mean, "C cannot replay mean"),
     ],
 )
