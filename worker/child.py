@@ -101,10 +101,13 @@ def adopt(fd: int) -> bytes:
 
 
 def describe_exit(code: int) -> str:
-    """A clause on how a process ended that gave no reason itself; a negative code is a signal."""
+    """A clause on how a process ended that sent no reason; a negative code is a signal."""
+    if code in (BROKE, CANNOT_START):
+        return f"it exited with code {code}, and its log says why"
     if code >= 0:
         return f"it exited with code {code} and did not say why"
-    name = signal.Signals(-code).name
+    known = {each.value: each.name for each in signal.Signals}
+    name = known.get(-code, f"signal {-code}")  # most real-time signals have no name
     return f"it was ended by {name}" + (" (is memory short? `dmesg` tells)" if name == "SIGKILL" else "")
 
 
