@@ -27,12 +27,16 @@ def cache_folder() -> Path:
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """Bytes that can still be taken without swapping, in this container as on the machine."""
+    """Bytes that can still be taken without swapping, in this container as on the machine.
+
+    A container's use counts the files that were read in it, such as a checkpoint. The kernel drops those
+    pages when others are needed.
+    """
     available = _meminfo(root, "MemAvailable")
     for group in _cgroups(root):
         limit, used = _number(group / "memory.max"), _number(group / "memory.current")
         if limit is not None and used is not None:
-            available = min(available, max(0, limit - used))
+            available = min(available, max(0, limit - used + _file_pages(group)))
     return available
 
 
@@ -83,6 +87,12 @@ def _cgroups(root: Path) -> Iterator[Path]:
             while group != base:
                 group = group.parent
                 yield group
+
+
+def _file_pages(group: Path) -> int:
+    """Bytes of files that lie in a cgroup's memory, and can be read again."""
+    counted = dict(line.split() for line in (_text(group / "memory.stat") or "").splitlines())
+    return sum(int(counted.get(name, 0)) for name in ("active_file", "inactive_file"))
 
 
 def _number(path: Path) -> int | None:

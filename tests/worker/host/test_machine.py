@@ -67,6 +67,18 @@ def test_memory_is_what_machine_and_container_leave(tmp_path: Path) -> None:
     assert available_memory(tmp_path) == 0
 
 
+def test_files_that_were_read_leave_a_container_its_memory(tmp_path: Path) -> None:
+    stat = f"anon {GIB}\nactive_file {GIB // 2}\ninactive_file {3 * GIB}\nshmem {GIB // 4}"
+    files = {
+        "proc/meminfo": f"MemTotal: {32 * GIB // 1024} kB\nMemAvailable: {16 * GIB // 1024} kB",
+        "proc/self/cgroup": "0::/box",
+        "sys/fs/cgroup/box/memory.max": str(6 * GIB),
+        "sys/fs/cgroup/box/memory.current": str(5 * GIB),
+        "sys/fs/cgroup/box/memory.stat": stat,
+    }
+    assert available_memory(write(tmp_path, files)) == 4.5 * GIB
+
+
 def test_this_machine_answers() -> None:
     assert usable_cores() >= 1
     assert 0 < available_memory() <= total_memory()
