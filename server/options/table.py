@@ -60,7 +60,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         dict[str, object], Doc(_TEXT, "Arguments for the template where a request gives none.")
     ] = {}
     trust_request_chat_template: Annotated[
-        bool, Doc(_TEXT, "Let requests bring a chat template of their own.")
+        bool, Doc(_TEXT, "Let requests bring a chat template: a program, which can occupy the server.")
     ] = False
     default_prompt_name: Annotated[
         str | None,

@@ -1,4 +1,4 @@
-"""What the server knows about the served model: found once, when the engine is ready, and never changed."""
+"""Facts about the served model, found once the engine is ready and never changed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Limits(msgspec.Struct, frozen=True):
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     model_names: tuple[str, ...]
-    """What clients may call the model; answers use the first."""
+    """Names by which clients may call the model; answers use the first."""
     root: str
     """The model as the operator named it."""
     created: int
@@ -47,7 +47,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     max_text_len: int = 0
     """Longest text to pool, in tokens: a sentence encoder may be made for less than its window."""
     pooling: PoolingConfig = PoolingConfig()
-    """What the model's files say of its vectors and labels."""
+    """Pooling, labels and prompts, as the model's files say."""
     default_prompt_name: str | None = None
     score_type: ScoreType | None = None
     score_template: str | None = None
@@ -64,7 +64,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         return self.ready.worker.tasks
 
     def check_prompt_length(self, length: int, *, at_least: bool = False) -> None:
-        """Refuses a prompt that leaves no room for one output token, in the peer's words.
+        """Refuses a prompt that leaves no room for one output token, in vLLM's words.
 
         `at_least` says that `length` is a lower bound, found without tokenizing all of the text.
         """

@@ -26,9 +26,22 @@ _encode = msgspec.json.Encoder().encode
 class _Choice(msgspec.Struct):
     text: str | None = None
     delta: _Delta | None = None
+    finish_reason: str | None = None
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether the chunk was sent because of new tokens, even if they show no text yet.
+
+        The first chunk of a chat names the role only, and the last one may give the reason of its end only.
+        """
+        delta = self.delta
+        if delta is None or delta.says:
+            return True
+        return delta.content == "" and delta.role is None and self.finish_reason is None
 
 
 class _Delta(msgspec.Struct):
+    role: str | None = None
     content: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
@@ -36,7 +49,6 @@ class _Delta(msgspec.Struct):
 
     @property
     def says(self) -> bool:
-        """The first chunk of a chat names the role only: no token is needed for that."""
         return bool(self.content or self.reasoning or self.reasoning_content or self.tool_calls)
 
 
@@ -175,7 +187,7 @@ class StreamedAnswer:
             self._error = _told(message.error)
         if message.usage is not None:
             self.usage = message.usage
-        if any(choice.delta is None or choice.delta.says for choice in message.choices):
+        if any(choice.has_tokens for choice in message.choices):
             self.times.append(now)
 
 

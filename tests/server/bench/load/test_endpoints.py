@@ -94,6 +94,20 @@ def test_the_role_of_a_chat_is_not_its_first_token() -> None:
     assert answer.times == [1.0, 2.0, 3.0]
 
 
+def test_a_token_that_shows_no_text_yet_counts_but_the_end_does_not() -> None:
+    def chunk(finish: str | None = None, **delta: object) -> bytes:
+        return event({"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]})
+
+    packets = [
+        chunk(role="assistant", content=""),
+        chunk(content=""),
+        chunk(content="é"),
+        chunk("stop", content=""),
+    ]
+    answer, _ = read([*packets, usage(1, 3) + DONE])
+    assert answer.times == [1.0, 2.0]
+
+
 @pytest.mark.parametrize(
     ("packets", "kind", "detail"),
     [
