@@ -147,11 +147,11 @@ class EventStream(Response):
                 raise  # the answer still can have a status of its own
             await sender.write(b"data: " + encode(error.body()) + b"\n\n", more=False)
         except Exception:
-            if not sender.started:
-                raise
             log.exception("a stream broke off")
-            data = Internal("Internal server error").body()
-            await sender.write(b"data: " + encode(data) + b"\n\n", more=False)
+            error = Internal("Internal server error")
+            if not sender.started:
+                raise error from None
+            await sender.write(b"data: " + encode(error.body()) + b"\n\n", more=False)
 
     async def _fill_silence(self, sender: _StreamSender) -> None:
         """Sends the headers when the first event is late, then comments during silences."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import httpx
@@ -209,6 +209,24 @@ async def test_a_bug_is_answered_once_and_logged(
     async with make_client(make_app(frontend)) as client:
         with pytest.raises(RuntimeError, match="secret"):  # which the HTTP server writes into its log
             await client.post(COMPLETIONS, json=body)
+
+
+async def test_a_bug_before_the_first_event_of_a_stream(
+    frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The answer passes our middleware like any other, so it has a request id."""
+
+    async def broken(*_: object, **__: object) -> AsyncGenerator[object]:
+        raise RuntimeError("/secret/path")
+        yield
+
+    monkeypatch.setattr(frontend, "generate", broken)
+    async with make_client(make_app(frontend, enable_request_id_headers=True)) as client:
+        answer = await client.post(COMPLETIONS, json={"prompt": "hi", "stream": True})
+    assert answer.status_code == 500
+    assert answer.json()["error"]["message"] == "Internal server error"
+    assert "x-request-id" in answer.headers
+    assert "/secret/path" in caplog.text
 
 
 async def test_a_bug_after_the_answer_has_begun(frontend: FakeFrontend) -> None:
