@@ -38,6 +38,8 @@ SECONDS_TO_END = 3.0
 UNLIMITED = 1 << 62
 """The default bound on waiting requests: a program needs no protection from its own requests."""
 
+_SHUT_DOWN = "The engine has been shut down."
+
 _UNSUPPORTED = (
     "lora_request",
     "tokenization_kwargs",
@@ -186,7 +188,7 @@ class AsyncLLM:
     def dead_error(self) -> ApiError | None:
         """The reason why no request can be run any more; None while requests can be run."""
         if not self._stop.alive:
-            return Unavailable("The engine has been shut down.")
+            return Unavailable(_SHUT_DOWN)
         if self._connection is not None and self._connection.client.dead is not None:
             return Unavailable(f"The engine has stopped: {self._connection.client.dead}")
         if self.config.replicas.here and all(one.exit_code is not None for one in self._engines.engines):
@@ -206,7 +208,7 @@ class AsyncLLM:
 
     async def _ready(self) -> Frontend:
         if not self._stop.alive:
-            raise Unavailable("The engine has been shut down.")
+            raise Unavailable(_SHUT_DOWN)
         if self._connection is None:
             self._connection = Connection(self.config, self._engines)
             self._opened.append(self._connection)
@@ -229,7 +231,12 @@ class Connection:
     async def ready(self) -> Frontend:
         if asyncio.get_running_loop() is not self._loop:
             raise RuntimeError("this AsyncLLM is used in another event loop already: one loop, one AsyncLLM")
-        await asyncio.shield(self._start)
+        try:
+            await asyncio.shield(self._start)
+        except asyncio.CancelledError:
+            if self._start.cancelled() and not _is_cancelled():
+                raise Unavailable(_SHUT_DOWN) from None  # by shutdown() while the model was loading
+            raise
         return self.frontend
 
     def close(self) -> None:
@@ -243,6 +250,7 @@ class Connection:
         if not self._loop.is_closed():
             self._watch.cancel()
             self._start.cancel()
+        self.client.fail(_SHUT_DOWN)
         self.client.close()
 
     async def _prepare(self) -> None:
@@ -262,6 +270,12 @@ def _stop_engines(engines: EngineProcesses, opened: Sequence[Connection]) -> Non
     for connection in opened:
         connection.close()
     engines.stop(SECONDS_TO_END)
+
+
+def _is_cancelled() -> bool:
+    """Whether somebody has cancelled the task that runs now."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _without_bound(config: ServerConfig) -> ServerConfig:

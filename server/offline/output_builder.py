@@ -48,8 +48,8 @@ class OutputBuilder:
         self._names_tokens = sampling.detokenize
         self._logprobs = sampling.logprobs is not None
         self._sum = [0.0] * sampling.n
-        self._left = sampling.n
-        """How many answers are not finished."""
+        self._unfinished = set(range(sampling.n))
+        """Indices of the answers that are not finished."""
         self._metrics = RequestMetrics(time.time(), time.monotonic())
         self._fresh: list[CompletionOutput] = []
         """The parts that came since the last output, for outputs of the kind DELTA."""
@@ -59,7 +59,7 @@ class OutputBuilder:
 
     @property
     def finished(self) -> bool:
-        return not self._left
+        return not self._unfinished
 
     def push(self, delta: Delta) -> None:
         self._measure(delta)
@@ -79,7 +79,8 @@ class OutputBuilder:
             self._sum[delta.index] += sum(entry.values[0] for entry in delta.logprobs)
             answer.cumulative_logprob = self._sum[delta.index]
         answer.finish_reason, answer.stop_reason = delta.finish_reason, delta.stop_reason
-        self._left -= delta.finish_reason is not None
+        if delta.finish_reason is not None:
+            self._unfinished.discard(delta.index)
 
     def output(self) -> RequestOutput | None:
         """The next output, if there is one now. Later deltas do not change it."""
@@ -106,9 +107,14 @@ class OutputBuilder:
 
     def fail(self, error: ApiError) -> RequestOutput:
         """The last output: unfinished answers end with the reason "error"."""
-        for answer in self._output.outputs:
-            answer.finish_reason = answer.finish_reason or "error"
-        self._left = 0
+        if self.kind == RequestOutputKind.DELTA:
+            last = [self._empty(index) for index in sorted(self._unfinished)]
+            self._output.outputs = [*self._fresh, *last]
+        else:
+            last = [self._output.outputs[index] for index in self._unfinished]
+        for answer in last:
+            answer.finish_reason = "error"
+        self._unfinished.clear()
         return replace(self._output, finished=True, error=error)
 
     def _empty(self, index: int) -> CompletionOutput:

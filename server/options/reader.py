@@ -87,6 +87,8 @@ class Option:
         return msgspec.convert(given, self.type, strict=False)
 
     def _check(self, value: object) -> None:
+        if value is None:
+            return  # the option's type allows it
         doc = self.doc
         for one in value if isinstance(value, list) else [value]:
             if doc.choices and one not in doc.choices:
@@ -190,6 +192,9 @@ class VllmFlag:
         return self.flag[2:].replace("-", "_")
 
     def check(self, value: object) -> None:
+        """Raises OptionError unless `value` asks for what happens anyway, as None, false and empty do."""
+        if value is None or value is False or value in ({}, [], ()):
+            return
         asked = value if self.is_switch else str(value) not in self.neutral
         if asked and not self.harmless:
             allowed = f"; leave it out, or give {' or '.join(self.neutral)}" if self.neutral else ""
@@ -283,7 +288,7 @@ def _is_kubernetes_link(name: str, text: str, prefix: str) -> bool:
     return name.startswith((prefix + "SERVICE_", prefix + "PORT_")) or text.startswith(("tcp://", "udp://"))
 
 
-def from_file(options: Sequence[Option], path: Path) -> dict[str, object]:
+def from_file(options: Sequence[Option], vllm_flags: Sequence[VllmFlag], path: Path) -> dict[str, object]:
     """Read a YAML file of flags without their leading dashes."""
     import yaml  # slow, and needed only for a file
 
@@ -296,12 +301,17 @@ def from_file(options: Sequence[Option], path: Path) -> dict[str, object]:
     if not isinstance(content, dict):
         raise OptionError(f"--config {path} must hold 'option: value' lines")
     by_name = {option.field: option for option in options}
+    unsupported = {other.keyword: other for other in vllm_flags}
     found: dict[str, object] = {}
     for key, given in content.items():
         field = str(key).lstrip("-").replace("-", "_")
-        if field not in by_name:
-            raise OptionError(f"{path}: there is no option {key}{_nearest(field, by_name)}")
-        found[field] = by_name[field].value(given, f"{path}: {key}")
+        if field in unsupported:
+            unsupported[field].check(given)
+        elif field in by_name:
+            found[field] = by_name[field].value(given, f"{path}: {key}")
+        else:
+            nearest = _nearest(field, [*by_name, *unsupported])
+            raise OptionError(f"{path}: there is no option {key}{nearest}")
     return found
 
 
@@ -321,7 +331,7 @@ def from_keywords(
             continue
         if field in by_name:
             found[field] = by_name[field].value(_written(by_name[field], given), field)
-        elif given is not False and given not in ({}, [], ()):
+        else:
             unsupported[field].check(given)
     return found
 

@@ -231,7 +231,7 @@ def parse(
             other.check(given.pop(other.flag))
     model_tag, file = given.pop("model_tag", None), given.pop("config", None)
     values = {
-        **(from_file(OPTIONS, Path(file)) if file else {}),
+        **(from_file(OPTIONS, VLLM_FLAGS, Path(file)) if file else {}),
         **from_environment(OPTIONS, environ, PREFIX),
         **{
             option.field: option.value(given[option.field], option.flag)

@@ -234,6 +234,30 @@ async def test_replicas():
         assert len({tuple(await by(number)) for number in numbers}) == 1
 
 
+async def test_shutdown_while_the_model_loads():
+    """A task that waits gets an error: it was not cancelled itself, so it must not look cancelled."""
+    with shut_down(AsyncLLM("demo", **OPTIONS)) as engine:
+        waiting = asyncio.create_task(engine.start())
+        await asyncio.sleep(0)
+        cancelled = asyncio.create_task(engine.start())
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        engine.shutdown()
+        with pytest.raises(Unavailable, match="The engine has been shut down"):
+            await waiting
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+
+
+async def test_requests_that_run_at_a_shutdown_end_with_an_error():
+    with shut_down(AsyncLLM("demo", **OPTIONS)) as engine:
+        stream = engine.generate(CAPITAL, SamplingParams(max_tokens=None, ignore_eos=True))
+        await anext(stream)
+        engine.shutdown()
+        with pytest.raises(Unavailable, match="The engine has been shut down"):
+            [_ async for _ in stream]
+
+
 async def test_a_model_that_cannot_be_loaded():
     with shut_down(AsyncLLM("/no such")) as engine:
         for _ in range(2):

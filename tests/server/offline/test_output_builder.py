@@ -130,3 +130,16 @@ def test_a_failure_ends_the_answers_that_go_on() -> None:
     assert output.finished and output.error is error and request.finished
     assert [one.finish_reason for one in output.outputs] == ["error", "length"]
     assert output.outputs[0] == CompletionOutput(0, "a", [A], finish_reason="error")
+
+
+def test_a_failure_also_ends_answers_that_are_shown_in_parts() -> None:
+    request = answers(RequestOutputKind.DELTA, n=3)
+    after(request, say(0, "a"), end(1, "x"))
+    request.push(say(0, "b"))
+    output = request.fail(Internal("broken"))
+    assert output.finished and request.finished
+    assert [(one.index, one.text, one.finish_reason) for one in output.outputs] == [
+        (0, "b", None),
+        (0, "", "error"),
+        (2, "", "error"),
+    ]

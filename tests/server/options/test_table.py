@@ -208,6 +208,22 @@ def test_variables_and_files_are_checked_the_same_way(tmp_path: Path) -> None:
     assert "must hold 'option: value' lines" in refusal("--config", str(file))
 
 
+def test_null_in_a_file_is_the_default_also_of_an_option_with_choices(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("quantization: null\nmax-model-len: null\n")
+    assert read("--config", str(file)) == read()
+
+
+def test_vllms_flags_in_a_file_are_read_as_on_the_command_line(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("enforce-eager: true\nenable-lora: false\nswap-space: 0\nhf-token: null\n")
+    assert read("--config", str(file)) == read()
+    file.write_text("enable-lora: true\n")
+    assert "--enable-lora is not supported yet" in refusal("--config", str(file))
+    file.write_text("enable-lorra: true\n")
+    assert "did you mean enable_lora?" in refusal("--config", str(file))
+
+
 def test_every_field_is_an_option_and_no_name_is_there_twice() -> None:
     structs = (ServerConfig, EngineConfig, WorkerOptions)
     fields = [info.name for struct in structs for info in msgspec.structs.fields(struct)]
