@@ -109,7 +109,7 @@ def test_a_rank_that_dies_while_loading_is_named(executor: RanksExecutor, model:
 def test_a_cluster_without_room_is_told(
     executor: RanksExecutor, monkeypatch: pytest.MonkeyPatch, model: Path
 ) -> None:
-    monkeypatch.setattr("engine_core.ranks.ray._ROOM_SECONDS", 0.5)
+    monkeypatch.setattr("engine_core.ranks.ray._WAIT_SECONDS", 0.5)
     config = EngineConfig(model=str(model), tensor_parallel_size=4)
     group = RayRanks(config, rank_places(config), quiet)
     with pytest.raises(OSError, match="no room for 4 workers of 1 CPU each"):
