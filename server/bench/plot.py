@@ -101,8 +101,8 @@ def _line(line: Line, index: int, places: Sequence[tuple[str, str]]) -> list[str
     path = " ".join(f"{x},{y}" for x, y in places)
     parts = [f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>']
     for (x, y), (load, value) in zip(places, line.points, strict=True):
-        told = escape(f"{line.name}: {value:.1f} at {load:g}")
-        parts.append(f'<circle cx="{x}" cy="{y}" r="3" fill="{colour}"><title>{told}</title></circle>')
+        label = escape(f"{line.name}: {value:.1f} at {load:g}")
+        parts.append(f'<circle cx="{x}" cy="{y}" r="3" fill="{colour}"><title>{label}</title></circle>')
     level = _TOP + 12 + 14 * index
     parts.append(f'<path d="M{_LEFT + 8} {level - 4}h14" stroke="{colour}" stroke-width="2"/>')
     parts.append(f'<text x="{_LEFT + 26}" y="{level}">{escape(line.name)}</text>')

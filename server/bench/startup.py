@@ -118,16 +118,16 @@ class _Door:
         if self._server.poll() is not None:
             self._log.seek(0)
             lines = self._log.read().strip().splitlines() or [f"exit code {self._server.returncode}"]
-            told = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-            raise BenchError(f"the server ended: {(told or lines)[-1]}")
+            errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+            raise BenchError(f"the server ended: {(errors or lines)[-1]}")
         return opens(self._port, method, path, body)
 
 
 def _line(start: Start) -> str:
-    told = f"answers {start.live:.2f} s   ready {start.ready:.2f} s   first token {start.first:.2f} s"
+    times = f"answers {start.live:.2f} s   ready {start.ready:.2f} s   first token {start.first:.2f} s"
     if start.floor is None:
-        return told
-    return f"floor {start.floor:.2f} s   {told}   ratio {start.first / start.floor:.2f}"
+        return times
+    return f"floor {start.floor:.2f} s   {times}   ratio {start.first / start.floor:.2f}"
 
 
 def _parser(command: str) -> argparse.ArgumentParser:

@@ -6,13 +6,17 @@ import msgspec
 
 from server.errors import BadRequest
 
+_NEUTRAL: dict[str, tuple[int, ...]] = {"prompt_logprob_start": (0,), "thinking_token_budget": (-1,)}
+"""Numbers that ask for what happens anyway."""
+
 
 class Unsupported(msgspec.Struct, kw_only=True):
-    """Base of structs whose own fields are unsupported: any value but the default is refused."""
+    """Base of structs whose own fields are unsupported: they may only ask for nothing."""
 
     def check_unsupported(self, names: tuple[str, ...]) -> None:
         for name in names:
-            if getattr(self, name) not in (None, False, [], {}):
+            value = getattr(self, name)
+            if not _asks_for_nothing(value) and value not in _NEUTRAL.get(name, ()):
                 raise BadRequest(f"{type(self).__name__}: {name} is not supported yet. Leave it out.", name)
 
 
@@ -49,5 +53,10 @@ def refuse_keywords(call: str, given: dict[str, object], known: tuple[str, ...])
     for name, value in given.items():
         if name not in known:
             raise TypeError(f"{call}() has no argument {name!r}")
-        if value not in (None, False, [], {}):
+        if not _asks_for_nothing(value):
             raise TypeError(f"{call}() does not support {name!r} yet; leave it out")
+
+
+def _asks_for_nothing(value: object) -> bool:
+    # Not `in (None, False)`: 0 equals False, and a budget of 0 tokens asks for something.
+    return value is None or value is False or value in ([], {})

@@ -28,7 +28,7 @@ def command(*arguments: str, cwd: Path | None = None, **variables: str) -> subpr
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (["serve", "--zzqq"], "error: there is no option --zzqq"),
         (
@@ -39,10 +39,10 @@ def command(*arguments: str, cwd: Path | None = None, **variables: str) -> subpr
         ([], "usage: facet serve"),
     ],
 )
-def test_bad_usage_is_told_in_one_line(arguments: list[str], told: str) -> None:
+def test_bad_usage_is_refused_in_one_line(arguments: list[str], expected: str) -> None:
     done = command(*arguments)
     assert done.returncode == BAD_USAGE
-    assert done.stderr.startswith(told)
+    assert done.stderr.startswith(expected)
     assert "Traceback" not in done.stderr
 
 
@@ -94,17 +94,19 @@ def test_a_port_in_use_has_an_exit_code_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "told"),
+    ("address", "expected"),
     [
         ("192.0.2.1", "cannot listen on port 29550 of 192.0.2.1 for replicas on other machines"),
         ("node-1", "--data-parallel-address node-1: on the machine with the API, give it in numbers"),
     ],
 )
-def test_a_door_that_cannot_be_opened_is_told_before_anything_is_loaded(address: str, told: str) -> None:
+def test_an_address_that_cannot_be_bound_is_refused_before_anything_is_loaded(
+    address: str, expected: str
+) -> None:
     away = ["-dp", "2", "--data-parallel-size-local", "1", "--data-parallel-address", address]
     done = command("serve", "--port", "0", *away, FACET_CLUSTER_KEY="a secret that is long enough")
     assert done.returncode == PORT_IN_USE
-    assert done.stderr.startswith(f"error: {told}") and len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith(f"error: {expected}") and len(done.stderr.splitlines()) == 1
 
 
 def test_an_address_that_is_not_ours() -> None:

@@ -172,7 +172,7 @@ class StreamedAnswer:
             return "error in the stream", self._error
         if not self._done:
             return "the stream broke off", ""
-        return (None, "") if self.usage is not None else ("the stream told no usage", "")
+        return (None, "") if self.usage is not None else ("the stream had no usage", "")
 
     def _take(self, data: bytes, now: float) -> None:
         if data == b"[DONE]":
@@ -201,7 +201,7 @@ def _read_whole(answer: WholeAnswer | StreamedAnswer, status: int, data: bytes) 
     if message.error is not None:
         return "not an answer", _told(message.error)
     answer.usage = message.usage
-    return (None, "") if message.usage is not None else ("the answer told no usage", "")
+    return (None, "") if message.usage is not None else ("the answer had no usage", "")
 
 
 def _told(error: _Error | str | None) -> str:

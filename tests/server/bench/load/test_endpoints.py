@@ -112,7 +112,7 @@ def test_a_token_that_shows_no_text_yet_counts_but_the_end_does_not() -> None:
     ("packets", "kind", "detail"),
     [
         ([text("a"), usage(1, 1)], "the stream broke off", ""),
-        ([text("a"), DONE], "the stream told no usage", ""),
+        ([text("a"), DONE], "the stream had no usage", ""),
         ([text("a"), event({"error": {"message": "out of luck"}})], "error in the stream", "out of luck"),
         ([b"data: {oops\n\n", usage(1, 1), DONE], "error in the stream", "not a chunk"),
     ],
@@ -138,6 +138,6 @@ def test_a_whole_answer_must_tell_its_usage() -> None:
     assert good.usage is not None
     assert good.usage.prompt_tokens == 9
     silent.receive(b'{"data": []}')
-    assert silent.finish(200) == ("the answer told no usage", "")
+    assert silent.finish(200) == ("the answer had no usage", "")
     foreign.receive(b"<html>")
     assert foreign.finish(200) == ("not an answer", "<html>")
