@@ -43,8 +43,8 @@ class Unrecordable(Exception):
 
 def recorded(forward: Forward, library: Library, layout: Layout) -> Forward:
     """A model's forward pass with small steps replayed; called under `use_context`, as the model's own is."""
-    buffer = huge_pages(RESULT_BYTES)
     try:
+        buffer = huge_pages(RESULT_BYTES)  # a system that promises no more memory than it has may refuse
         scripts = [_write_down(forward, library, layout, buffer, *size) for size in _SIZES]
         return _Replayed(forward, library, layout, *scripts)
     except Exception as reason:  # of the model's own code, too: it may never get a step of so many tokens

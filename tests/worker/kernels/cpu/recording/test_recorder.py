@@ -303,6 +303,19 @@ def test_float16_is_not_replayed(bert: Path) -> None:
     assert texts.replays == 0
 
 
+def test_a_system_without_memory_for_results_runs_the_models_code(
+    bert: Path, monkeypatch: pytest.MonkeyPatch, reasons: Callable[[], list[str]]
+) -> None:
+    def refuse(nbytes: int) -> Tensor:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(recorder, "huge_pages", refuse)
+    texts = texts_of(bert)
+    texts([3, 4])
+    assert texts.replays == 0
+    assert reasons() == ["[Errno 12] Cannot allocate memory"]
+
+
 def test_a_model_without_room_for_its_results_is_not_replayed(
     bert: Path, monkeypatch: pytest.MonkeyPatch, reasons: Callable[[], list[str]]
 ) -> None:
