@@ -128,7 +128,7 @@ class EngineLoop:
         signal.signal(signal.SIGTERM, stop)
 
     def _drain(self, seconds: float) -> None:
-        """Finish what is here and end. The servers are told first: they give what is refused to others."""
+        """Finish the accepted requests, then end. Servers learn of it first and choose other replicas."""
         _send_all(self._ends, Leaving())
         self._drain_until = time.monotonic() + seconds
         self._engine.drain()

@@ -50,7 +50,7 @@ from worker.warmup import warm_up_steps
 logger = logging.getLogger(__name__)
 
 Report = Callable[[str, float], None]
-"""A function that is told the phase of a load, and how much of it is done, from 0 to 1."""
+"""The type of a function that takes the phase of a load and the part of it that is done, from 0 to 1."""
 
 
 class Runner:

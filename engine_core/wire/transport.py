@@ -114,7 +114,7 @@ class EngineEnd:
         return self.flush()
 
     def flush(self) -> bool:
-        """Send what was kept; False if something is left."""
+        """Send the backlog; returns False if some of it is left."""
         while self.backlog:
             try:
                 self.push.send(self.backlog[0], zmq.NOBLOCK)
