@@ -16,7 +16,7 @@ from engine_core.protocol import Add, Failed, Progress, Ready, Stats
 from engine_core.ranks.placement import make_executor
 from engine_core.ready import describe, make_ready
 from engine_core.scheduling.scheduler import OutputsByClient, Scheduler
-from engine_core.scheduling.step import PlannedStep
+from engine_core.scheduling.step_builder import PlannedStep
 from engine_core.worker_config import make_worker_config
 from models.checkpoint.hub import resolve
 from models.config import read_config

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine_core.config import EngineConfig
-from engine_core.wire.secret import needed
+from engine_core.wire.key_rules import needed
 from worker.config import Place
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from engine_core.protocol import Add, Timing
-from engine_core.scheduling.blocks import chain_hash, root_hash
+from engine_core.scheduling.block_pool import chain_hash, root_hash
 from worker.protocol import Pooling, Sampling, TokenLogprobs
 
 Key = tuple[int, int]

@@ -14,7 +14,7 @@ import msgspec
 import zmq
 from zmq.utils import z85
 
-from engine_core.wire.secret import check_length
+from engine_core.wire.key_rules import check_length
 
 
 class KeyPair(msgspec.Struct, frozen=True):

@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from engine_core.config import WORKERS, EngineConfig, Replicas
-from engine_core.wire.secret import check_length, needed
+from engine_core.wire.key_rules import check_length, needed
 from server.options.reader import (
     Option,
     OptionError,

@@ -14,7 +14,7 @@ from fake_worker import FakeWorker, facts
 from engine_core.config import EngineConfig
 from engine_core.protocol import Add, Outputs
 from engine_core.scheduling.scheduler import Scheduler
-from engine_core.scheduling.step import PlannedStep
+from engine_core.scheduling.step_builder import PlannedStep
 from worker.protocol import Sampling, StepOutput
 
 ROWS = 64

@@ -11,7 +11,7 @@ from engine_core.config import EngineConfig
 from engine_core.protocol import Add, Failed, Pooled, Tokens
 from engine_core.scheduling.scheduler import OutputsByClient, Scheduler
 from engine_core.scheduling.sequence import Key
-from engine_core.scheduling.step import PlannedStep
+from engine_core.scheduling.step_builder import PlannedStep
 from worker.protocol import Pooling, Sampling, WorkerFacts
 
 

@@ -5,7 +5,7 @@ Which sequence runs, and which one is preempted for another, is decided by the s
 
 from __future__ import annotations
 
-from engine_core.scheduling.blocks import BlockPool
+from engine_core.scheduling.block_pool import BlockPool
 from engine_core.scheduling.sequence import Sequence
 from worker.protocol import WorkerFacts
 
