@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from fake_worker import BREAKS_ROW, BREAKS_STEP, KILLS_PROCESS, LOSES_DEVICE, reference, vectors_of
+from live import alive
 from started_engines import Start, collect, first, soon, text, until
 
 from engine_core.client.client import EngineClient
@@ -271,7 +272,7 @@ async def test_ranks_in_processes_of_their_own_serve_and_end_with_their_engine(
     assert text(await collect(client.submit([2, 3], Sampling(max_tokens=6)))) == reference([2, 3], 6)
     pids = [int((model / f"pid-{rank}").read_text()) for rank in (0, 1)]
     engines.engines[0].process.kill()
-    await soon(until(lambda: not any(is_alive(pid) for pid in pids)), 2)
+    await soon(until(lambda: not any(alive(pid) for pid in pids)), 2)
 
 
 async def test_a_rank_that_ends_while_nothing_runs_ends_its_engine_by_name(
@@ -283,7 +284,7 @@ async def test_a_rank_that_ends_while_nothing_runs_ends_its_engine_by_name(
     reason = "rank 1 (tensor 1 of 2, stage 0 of 1) ended while serving: it was ended by SIGKILL"
     assert reason in (client.dead or "")
     assert reason in capfd.readouterr().err.splitlines()[-1]
-    assert not is_alive(int((model / "pid-0").read_text()))
+    assert not alive(int((model / "pid-0").read_text()))
 
 
 async def test_a_rank_that_cannot_load_ends_the_start_by_name(start: Start, model: Path) -> None:
@@ -295,13 +296,6 @@ async def test_a_rank_that_cannot_load_ends_the_start_by_name(start: Start, mode
         "rank 1 (tensor 1 of 2, stage 0 of 1) ended while loading libraries: model.safetensors: "
         "tensor 'lm_head.weight' is missing"
     )
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 async def test_many_texts_are_pooled_beside_a_stream(start: Start) -> None:

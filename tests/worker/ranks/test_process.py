@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from fake_worker import BREAKS_STEP, reference
+from live import alive
 from sizes import worker_config
 
 from worker import child
@@ -137,16 +138,9 @@ def test_no_rank_outlives_its_engine(tmp_path: Path, waiting: str) -> None:
         parent.kill()
         parent.wait()
     deadline = time.monotonic() + 2
-    while is_alive(pid):
+    while alive(pid):
         assert time.monotonic() < deadline, "the rank outlived its engine"
         time.sleep(0.01)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_torch_is_loaded_with_the_model_only() -> None:
