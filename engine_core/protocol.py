@@ -49,6 +49,14 @@ class Add(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
     """The lowest runs first, when the scheduling policy is "priority"."""
     salt: str = ""
     """Prefix-cache entries are shared only among requests of the same salt."""
+    group: int = 0
+    """The call to which this prompt belongs, if it has many: others do not wait for all of them."""
+    streams: bool = False
+    """Whether somebody reads the tokens as they come, so that steps are kept short while it decodes."""
+    diagnoses: bool = False
+    """Whether the first answer shall say why no longer prefix was found in the cache."""
+    times_each: bool = False
+    """Whether every answer shall carry the times so far, because the server may end the text by itself."""
 
 
 class AddMany(msgspec.Struct, frozen=True, tag=True, gc=False):
@@ -82,6 +90,39 @@ class Timing(msgspec.Struct, frozen=True, gc=False):
     prefill: float
     decode: float
     preemptions: int
+    steps: int = 0
+    """The number of steps in which tokens of the request were computed."""
+    compute: float = 0.0
+    """The seconds that the request cost the engine: the shares of all requests add up to its busy time."""
+
+
+class Admitted(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """A notice that a streamed request is accepted but will wait a while; others get none."""
+
+    id: int
+    expected: float
+    """The seconds from its arrival in which its first token, or its vector, is expected."""
+
+
+MissReason = Literal[
+    "none",
+    "first_time",
+    "different_token",
+    "rest_of_block",
+    "prompt_logprobs",
+    "evicted",
+    "truncated",
+    "disabled",
+]
+"""Why no longer prefix of a prompt was found; "none" if all was found that can be."""
+
+
+class CacheMiss(msgspec.Struct, frozen=True, gc=False):
+    """Why no longer prefix of a prompt was found in the cache. Nothing is said of other salts."""
+
+    reason: MissReason
+    matched: int
+    """The number of leading tokens equal to those of the longest prompt remembered under the same salt."""
 
 
 class Tokens(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
@@ -96,7 +137,11 @@ class Tokens(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False
     """The number of prompt tokens found in the prefix cache. It comes with the first tokens only."""
     finish: Finish | None = None
     timing: Timing | None = None
-    """The times of the request, which come with the finish only."""
+    """The times of the request, which come with the finish, or with each answer if `times_each` asks."""
+    expected: float | None = None
+    """The seconds in which the first token was expected, at arrival. It comes with the first tokens only."""
+    miss: CacheMiss | None = None
+    """Why no longer prefix was cached, if asked for. It comes with the first tokens only."""
 
 
 class Pooled(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
@@ -107,6 +152,10 @@ class Pooled(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False
     cached: int = 0
     """The number of prompt tokens found in the prefix cache."""
     timing: Timing | None = None
+    expected: float | None = None
+    """The seconds in which it was expected, at arrival."""
+    miss: CacheMiss | None = None
+    """Why no longer prefix was cached, if asked for."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True, gc=False):
@@ -128,6 +177,10 @@ class Stats(msgspec.Struct, frozen=True, tag=True, gc=False):
     preemptions: int
     steps: int
     step_tokens: int
+    busy: float = 0.0
+    """The seconds for which the engine has computed steps, in total."""
+    expected_wait: float = 0.0
+    """The seconds in which a short prompt that arrived now would get its first token."""
 
 
 PHASES = {
@@ -180,7 +233,7 @@ class Leaving(msgspec.Struct, frozen=True, tag=True, gc=False):
 class Outputs(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
     """The outputs of one step for one server, in one frame."""
 
-    outputs: list[Tokens | Pooled | Failed]
+    outputs: list[Admitted | Tokens | Pooled | Failed]
     stats: Stats | None = None
 
 

@@ -10,7 +10,7 @@ from engine_core.client.in_flight import InFlight
 from engine_core.client.replica import Replica
 from engine_core.client.replica_table import ReplicaTable
 from engine_core.client.streams import is_terminal
-from engine_core.protocol import Abort, AddMany, Failed, Pooled, Request, Tokens
+from engine_core.protocol import Abort, AddMany, Admitted, Failed, Pooled, Request, Tokens
 from engine_core.wire.transport import RequestTooLarge, Unreachable
 
 _TOKENS_IN_FRAME = 1 << 17
@@ -55,11 +55,14 @@ class Dispatcher:
                 self._send_batch(number, batch[start:stop], without)
                 start = stop
 
-    def deliver(self, replica: Replica, output: Tokens | Pooled | Failed) -> None:
+    def deliver(self, replica: Replica, output: Admitted | Tokens | Pooled | Failed) -> None:
         """Put an output of this replica into the stream of its request."""
         one = self._in_flight.get(output.id)
         if one is None or one.replica is not replica:
             return  # aborted here a moment ago, or given to another replica
+        if isinstance(output, Admitted):
+            one.stream.expected = output.expected
+            return
         if is_terminal(output):
             one.unassign()
             if replica.leaving and not one.started and _is_declined(output):

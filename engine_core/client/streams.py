@@ -14,11 +14,13 @@ Answers = TypeVar("Answers", Tokens, Pooled)
 class Stream(AsyncIterator[Answers | Failed], Generic[Answers]):
     """The answers to one request, the last of which is terminal. It has one reader."""
 
-    __slots__ = ("_loop", "_outputs", "_over", "_waiter", "id", "pools")
+    __slots__ = ("_loop", "_outputs", "_over", "_waiter", "expected", "id", "pools")
 
     def __init__(self, id: int, loop: asyncio.AbstractEventLoop, *, pools: bool = False) -> None:
         self.id = id
         self.pools = pools
+        self.expected: float | None = None
+        """The seconds in which the engine expects the first answer, once it has said so."""
         self._loop = loop
         self._outputs: list[Answers | Failed] = []
         self._waiter: asyncio.Future[None] | None = None
@@ -62,4 +64,6 @@ def _merge(outputs: Sequence[Tokens | Pooled | Failed]) -> Tokens:
         cached=first.cached,
         finish=last.finish,
         timing=last.timing,
+        expected=first.expected,
+        miss=first.miss,
     )

@@ -25,7 +25,7 @@ from itertools import repeat
 from msgspec.structs import replace
 
 from engine_core.config import EngineConfig
-from engine_core.protocol import Add, Failed, Finish, Pooled, Stats, Tokens
+from engine_core.protocol import Add, Admitted, Failed, Finish, Pooled, Stats, Tokens
 from engine_core.scheduling.cache_manager import CacheManager
 from engine_core.scheduling.request_checks import refusal, token_limit
 from engine_core.scheduling.sequence import Key, Sequence
@@ -33,7 +33,7 @@ from engine_core.scheduling.stats import Counters
 from engine_core.scheduling.step_builder import PlannedStep, StepBuilder
 from worker.protocol import QUERY_GONE, NewSeq, Sampling, SeqStep, StepOutput, TokenLogprobs, WorkerFacts
 
-OutputsByClient = dict[int, list[Tokens | Pooled | Failed]]
+OutputsByClient = dict[int, list[Admitted | Tokens | Pooled | Failed]]
 
 POLICIES = ("fcfs", "priority")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from engine_core.engine import Engine
-from engine_core.protocol import Add, Tokens
+from engine_core.protocol import Add, Admitted, Tokens
 from server.offline.engine_args import EngineArgs
 from server.offline.pooling import read_items
 from server.offline.prompts import Prompt, PromptLike, encode_prompts, read_prompt
@@ -78,8 +78,8 @@ class LLMEngine:
         """Runs one step of the model, and returns the outputs of requests that have new ones."""
         changed: dict[str, EngineRequest] = {}
         for answer in self._engine.step().get(_CLIENT, []):
-            if answer.id not in self._running:
-                continue  # the request was ended while this step ran
+            if isinstance(answer, Admitted) or answer.id not in self._running:
+                continue  # no output yet, or none any more: the request was ended while this step ran
             request, index = self._running[answer.id]
             if request.take(index, answer):
                 del self._running[answer.id]
