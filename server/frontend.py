@@ -14,9 +14,9 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Unpack
 
-from engine_core.client.client import EngineClient
+from engine_core.client.client import AddOptions, EngineClient
 from engine_core.client.streams import Stream
 from engine_core.protocol import Failed, Pooled, Tokens
 from server.errors import NotFound, Unavailable, from_engine
@@ -29,7 +29,7 @@ from server.requests.overload import OverloadGuard
 from server.requests.pooling import Item
 from server.requests.sampling import SamplingParams
 from server.status import Dead, Draining, Ready, Starting, Status
-from server.text.output import Delta, TextOutput
+from server.text.output import ALL_TOKENS, Delta, TextOutput
 from server.text.tokenizer import Tokenizer
 from worker.protocol import Sampling
 
@@ -40,14 +40,6 @@ POOLING_WINDOW = 2
 and a request that comes after one of ten thousand texts waits for few of them."""
 
 
-class Placement(TypedDict):
-    """The priority of a request, and which engine and which cached prefixes it may use."""
-
-    priority: int
-    salt: str
-    replica: int | None
-
-
 @dataclass(frozen=True, slots=True)
 class Work:
     """A checked request: one choice for each of `params`."""
@@ -55,9 +47,10 @@ class Work:
     prompt: list[int]
     sampling: SamplingParams
     params: list[Sampling]
-    placement: Placement
     interval: int
     request_id: str
+    replica: int | None
+    options: AddOptions
 
 
 class Frontend:
@@ -149,17 +142,17 @@ class Frontend:
         prompt: list[int],
         sampling: SamplingParams,
         *,
-        priority: int = 0,
-        salt: str = "",
         interval: int = 1,
         request_id: str = "",
         replica: int | None = None,
+        **options: Unpack[AddOptions],
     ) -> AsyncGenerator[Delta, None]:
         """Yields the deltas of all n choices as they come. Closing the generator ends the request.
 
         The request is checked at once, and sent when the generator is first asked for a delta. A delta holds
-        at least `interval` tokens, unless it is the first or the last of its choice. `replica` names the only
-        replica that may run the request.
+        at least `interval` tokens, unless it is the first or the last of its choice; one of ALL_TOKENS tells
+        the engine that nobody reads them as they come. `replica` names the only replica that may run the
+        request, and `options` go to the engine as they are.
         """
         self.require_ready()
         params = sampling.resolve(self.facts, self.tokenizer, len(prompt))
@@ -168,18 +161,25 @@ class Frontend:
             _log.info(
                 "request %s: %d prompt tokens, %d x %s", request_id, len(prompt), len(params), params[0]
             )
-        placement: Placement = {"priority": priority, "salt": salt, "replica": replica}
-        work = Work(prompt, sampling, params, placement, interval, request_id)
-        return self._generate(work, 0) if len(params) == 1 else self._generate_all(work)
+        options["streams"] = interval < ALL_TOKENS
+        options["times_each"] = bool(sampling.stop)  # a stop string ends the text here, before the engine
+        work = Work(prompt, sampling, params, interval, request_id, replica, options)
+        if len(params) == 1:
+            return self._generate(work, 0)
+        options.setdefault("group", self.new_group())
+        return self._generate_all(work)
+
+    def new_group(self) -> int:
+        """A number for the option `group` of all prompts, or all texts, of one request."""
+        return self._client.new_number()
 
     async def pool(
         self,
         items: Sequence[Item],
         *,
-        priority: int = 0,
-        salt: str = "",
         request_id: str = "",
         replica: int | None = None,
+        **options: Unpack[AddOptions],
     ) -> list[Pooled]:
         """Returns the result of each item, in order. The first failure ends the others and is raised."""
         self.require_ready()
@@ -194,7 +194,7 @@ class Frontend:
                 sent = len(answers) + len(waiting)
                 if len(waiting) <= window // 2 and sent < len(items):
                     batch = [(one.tokens, one.params) for one in items[sent : len(answers) + window]]
-                    streams = self._client.submit_many(batch, priority=priority, salt=salt, replica=replica)
+                    streams = self._client.submit_many(batch, replica=replica, **options)
                     waiting.extend((stream, time.monotonic()) for stream in streams)
                     self._enter(request_id, streams)
                 stream, since = waiting[0]
@@ -238,7 +238,7 @@ class Frontend:
     async def _generate(self, work: Work, index: int) -> AsyncGenerator[Delta, None]:
         """Yields the deltas of one choice."""
         prompt, params, eos = work.prompt, work.params[index], self.facts.eos_token_ids
-        stream = self._client.submit(prompt, params, **work.placement)
+        stream = self._client.submit(prompt, params, replica=work.replica, **work.options)
         text = TextOutput(index, prompt, work.sampling, self.tokenizer, eos, work.interval)
         choice = Choice(text, self.metrics.begin(len(prompt), len(work.params), params.max_tokens))
         self._enter(work.request_id, [stream])

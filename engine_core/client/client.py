@@ -10,6 +10,7 @@ import logging
 import secrets
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from typing import TypedDict, Unpack
 
 from engine_core.client.dispatcher import Dispatcher
 from engine_core.client.in_flight import InFlight
@@ -42,6 +43,16 @@ from worker.child import BROKE, CANNOT_START, describe_exit
 from worker.protocol import Pooling, Sampling
 
 _log = logging.getLogger(__name__)
+
+
+class AddOptions(TypedDict, total=False):
+    """The optional fields of `Add`, by which a caller says how the engine shall treat a request."""
+
+    priority: int
+    salt: str
+    group: int
+    streams: bool
+    times_each: bool
 
 
 class EngineClient:
@@ -126,12 +137,11 @@ class EngineClient:
         tokens: list[int],
         params: Sampling,
         *,
-        priority: int = 0,
-        salt: str = "",
         replica: int | None = None,
+        **options: Unpack[AddOptions],
     ) -> Stream[Tokens]:
         """Send a request, to one replica if it is named. The stream ends with exactly one terminal answer."""
-        add = self._add(tokens, params, priority, salt)
+        add = Add(id=self.new_number(), tokens=tokens, params=params, **options)
         stream: Stream[Tokens] = Stream(add.id, self._loop)
         self._dispatcher.dispatch([InFlight(add, stream, replica)])
         return stream
@@ -140,16 +150,22 @@ class EngineClient:
         self,
         requests: Iterable[tuple[list[int], Pooling]],
         *,
-        priority: int = 0,
-        salt: str = "",
         replica: int | None = None,
+        **options: Unpack[AddOptions],
     ) -> list[Stream[Pooled]]:
         """Send many requests for vectors, in few frames. Each stream has one answer."""
-        adds = [self._add(tokens, params, priority, salt) for tokens, params in requests]
+        adds = [
+            Add(id=self.new_number(), tokens=tokens, params=params, **options) for tokens, params in requests
+        ]
         streams = [Stream[Pooled](add.id, self._loop, pools=True) for add in adds]
         pairs = zip(adds, streams, strict=True)
         self._dispatcher.dispatch([InFlight(add, stream, replica) for add, stream in pairs])
         return streams
+
+    def new_number(self) -> int:
+        """A number that no request and no group of this server has had."""
+        self._last_id += 1
+        return self._last_id
 
     def abort(self, ids: Iterable[int]) -> None:
         """End these requests, with finish "abort" or Failed. Those that have ended are passed over."""
@@ -212,10 +228,6 @@ class EngineClient:
         self._end.close()
 
     # Messages to an engine.
-
-    def _add(self, tokens: list[int], params: Sampling | Pooling, priority: int, salt: str) -> Add:
-        self._last_id += 1
-        return Add(id=self._last_id, tokens=tokens, params=params, priority=priority, salt=salt)
 
     def _send(self, number: int, request: Request) -> None:
         self._end.send(number, request)

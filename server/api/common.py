@@ -7,7 +7,7 @@ Bodies only say what the fields mean. Ranges are checked in one place for all ca
 from __future__ import annotations
 
 import re
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -43,6 +43,13 @@ Strings = Annotated[list[Text], BeforeValidator(_strings, json_schema_input_type
 
 def _or_empty(value: object) -> object:
     return [] if value is None else value
+
+
+Include = Annotated[list[Literal["timing"]], BeforeValidator(_or_empty)]
+"""The parts of an answer that a request may ask for."""
+INCLUDE = Field(
+    default=[], description="Parts of the answer that come on request: timing adds `usage.timing`."
+)
 
 
 class StreamOptions(Body):
@@ -109,6 +116,7 @@ class GenerationBody(Body):
     priority: Int64 = Field(default=0, description="Lower runs earlier, under --scheduling-policy priority.")
     request_id: str | None = None
     cache_salt: Text | None = Field(default=None, description="Share cached prefixes with equal salts only.")
+    include: Include = INCLUDE
 
     @model_validator(mode="after")
     def check_generation(self) -> Self:

@@ -12,7 +12,7 @@ import msgspec
 from pydantic import Discriminator, Field, PlainValidator, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from server.api.common import Int64, Usage, check_cache_salt
+from server.api.common import INCLUDE, Include, Int64, Usage, check_cache_salt
 from server.api.fields import MEANINGLESS, Body, Flag, Neutral, Text, check_text
 from server.api.messages import Message, Messages, TemplateOptions
 from server.errors import BadRequest
@@ -56,6 +56,7 @@ class PoolingBody(Body):
     request_id: str | None = None
     priority: Int64 = Field(default=0, description="Lower runs earlier, under --scheduling-policy priority.")
     cache_salt: Text | None = Field(default=None, description="Share cached prefixes with equal salts only.")
+    include: Include = INCLUDE
 
     @model_validator(mode="before")
     @classmethod
@@ -82,6 +83,7 @@ class PoolingBody(Body):
             self.request_id,
             self.priority,
             self.cache_salt or "",
+            self.include,
         )
 
 

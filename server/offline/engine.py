@@ -153,11 +153,20 @@ class LLMEngine:
         if request.request_id in self._sequences:
             raise ValueError(f"a request with the id {request.request_id!r} is not finished yet")
         ids = self._sequences[request.request_id] = set[int]()
+        group = self._last_id + 1 if len(request.params) > 1 else 0
         for index, params in enumerate(request.params):
             self._last_id += 1
             self._running[self._last_id] = request, index
             ids.add(self._last_id)
-            add = Add(id=self._last_id, tokens=request.tokens, params=params, priority=priority, salt=salt)
+            add = Add(
+                id=self._last_id,
+                tokens=request.tokens,
+                params=params,
+                priority=priority,
+                salt=salt,
+                group=group,
+                times_each=request.may_end_early,
+            )
             self._engine.add(_CLIENT, add)
 
     def finish_steps(self) -> None:

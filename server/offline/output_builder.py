@@ -15,18 +15,15 @@ from server.offline.outputs import (
     RequestOutput,
 )
 from server.requests.sampling import RequestOutputKind, SamplingParams
-from server.text.output import Delta
+from server.text.output import ALL_TOKENS, Delta
 from server.text.tokenizer import Tokenizer
 from worker.protocol import TokenLogprobs
-
-WHOLE = 1 << 30
-"""The interval of an answer that is shown once, as a whole."""
 
 
 def tokens_per_output(sampling: SamplingParams, least: int, kind: RequestOutputKind | None = None) -> int:
     """How many tokens lie between two outputs of an answer. `kind` overrides the kind of the parameters."""
     if (kind or sampling.output_kind) == RequestOutputKind.FINAL_ONLY:
-        return WHOLE
+        return ALL_TOKENS
     return max(least, sampling.stream_interval or 1)
 
 

@@ -29,6 +29,8 @@ class EngineRequest(Protocol):
     request_id: str
     tokens: list[int]
     params: Sequence[Sampling | Pooling]
+    may_end_early: bool
+    """Whether a stop string may end a sequence, which the engine cannot see."""
 
     @property
     def finished(self) -> bool: ...
@@ -62,6 +64,7 @@ class GenerationRequest:
         self.tokens = tokens
         self.params: Sequence[Sampling | Pooling] = sampling.resolve(facts, tokenizer, len(tokens))
         self._builder = OutputBuilder(request_id, prompt, tokens, sampling, tokenizer, kind)
+        self.may_end_early = bool(sampling.stop)
         self._error: ApiError | None = None
         interval = tokens_per_output(sampling, least_interval, kind)
         self._texts = [
@@ -103,6 +106,7 @@ class PoolingRequest:
         self.request_id = request_id
         self.tokens = item.tokens
         self.params: Sequence[Sampling | Pooling] = [item.params]
+        self.may_end_early = False
         self.finished = False
         self.vectors = _NOTHING
         self._cached = 0

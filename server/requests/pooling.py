@@ -105,6 +105,8 @@ class Terms:
     request_id: str | None = None
     priority: int = 0
     salt: str = ""
+    include: Sequence[str] = ()
+    """The parts of the answer that only come if they are asked for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from fastapi import Depends, Request, Response
 
+from engine_core.client.client import AddOptions
 from server.api.common import GenerationBody, Usage, make_usage
 from server.api.logprobs import TokenNames
 from server.errors import BadRequest
@@ -23,11 +24,10 @@ from server.options.table import ServerConfig
 from server.requests.prompt import Prompt
 from server.requests.sampling import SamplingParams
 from server.requests.task_names import GENERATE, require_task
+from server.text.output import ALL_TOKENS
 
 REPLICA = "X-data-parallel-rank"
 """The header that names the replica to use. vLLM has the same header with the same meaning."""
-ALL_TOKENS = 1 << 30
-"""Tokens per delta of an answer that is not streamed: more than any answer has."""
 
 
 class NotJson(BadRequest):
@@ -111,6 +111,9 @@ class Job:
         self._shows_cached = config.enable_prompt_tokens_details
         self._counts_output = counts_output
         self._replica = replica_of(request)
+        self._options: AddOptions = {"priority": body.priority, "salt": body.cache_salt or ""}
+        if len(prompts) > 1:
+            self._options["group"] = self.frontend.new_group()
         # Checks the sampling parameters, so n is valid from here on.
         self._streams = [self._generate(prompt) for prompt in prompts]
         self.choices = len(prompts) * sampling.n
@@ -148,11 +151,10 @@ class Job:
         return self.frontend.generate(
             prompt.ids,
             self.sampling,
-            priority=self.body.priority,
-            salt=self.body.cache_salt or "",
             interval=self._interval,
             request_id=self.id,
             replica=self._replica,
+            **self._options,
         )
 
     def usage(self) -> Usage:

@@ -73,6 +73,7 @@ class PoolingCall:
         self._request = request
         self._terms = terms
         self._replica = replica_of(request)
+        self._group = self.frontend.new_group()
         self._cached = 0
 
     async def read(self, body: TextBody, params: PoolingParams, prompt: str) -> list[Item]:
@@ -111,10 +112,11 @@ class PoolingCall:
     async def run(self, items: Sequence[Item]) -> list[Vectors]:
         answers = await self.frontend.pool(
             items,
-            priority=self._terms.priority,
-            salt=self._terms.salt,
             request_id=self.id,
             replica=self._replica,
+            priority=self._terms.priority,
+            salt=self._terms.salt,
+            group=self._group,
         )
         self.tokens += sum(len(item.tokens) for item in items)
         self._cached += sum(answer.cached for answer in answers)

@@ -15,6 +15,9 @@ from server.text.stop_strings import StopStrings
 from server.text.tokenizer import Tokenizer
 from worker.protocol import TokenLogprobs
 
+ALL_TOKENS = 1 << 30
+"""The interval of an answer that is shown once, as a whole: more tokens than any answer has."""
+
 
 class Delta(msgspec.Struct, gc=False):
     """The new part of one choice. The delta with a finish reason is the choice's last."""

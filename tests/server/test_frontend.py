@@ -17,6 +17,7 @@ from server.requests.pooling import Item
 from server.requests.sampling import SamplingParams
 from server.requests.vectors import as_array
 from server.status import Dead, Draining, Ready, Starting
+from server.text.output import ALL_TOKENS
 from worker.protocol import Pooling
 
 Make = Callable[..., Frontend]
@@ -87,7 +88,8 @@ async def test_one_request(client: FakeClient, ready: GetReady) -> None:
         frontend.generate(prompt, SamplingParams(seed=3, max_tokens=9), priority=2, salt="s")
     )
     [request] = client.submitted
-    assert (request.tokens, request.priority, request.salt) == (prompt, 2, "s")
+    assert request.tokens == prompt
+    assert request.options == {"priority": 2, "salt": "s", "streams": True, "times_each": False}
     assert (request.params.seed, request.params.max_tokens, request.params.temperature) == (3, 9, 0.5)
     assert frontend.live == 1
     request.say(ids(frontend, " quick"), cached=1)
@@ -97,6 +99,39 @@ async def test_one_request(client: FakeClient, ready: GetReady) -> None:
     assert [delta.finish_reason for delta in deltas][-1] == "stop"
     assert deltas[0].cached_tokens == 1
     assert frontend.live == 0
+
+
+@pytest.mark.parametrize(
+    ("params", "interval", "streams", "times_each"),
+    [
+        (SamplingParams(), 1, True, False),
+        (SamplingParams(), ALL_TOKENS, False, False),
+        (SamplingParams(stop="."), ALL_TOKENS, False, True),
+    ],
+)
+async def test_the_engine_knows_who_reads_and_who_may_end_the_text(
+    client: FakeClient,
+    ready: GetReady,
+    params: SamplingParams,
+    interval: int,
+    streams: bool,
+    times_each: bool,
+) -> None:
+    task = await started((await ready()).generate([1], params, interval=interval))
+    [request] = client.submitted
+    assert request.options == {"streams": streams, "times_each": times_each}
+    request.say([9], finish="length")
+    await task
+
+
+async def test_choices_share_a_group(client: FakeClient, ready: GetReady) -> None:
+    frontend = await ready()
+    tasks = [await started(frontend.generate([1], SamplingParams(n=2))) for _ in range(2)]
+    first, second, third, fourth = (one.options.get("group") for one in client.submitted)
+    assert first and first == second != third == fourth
+    for one in client.submitted:
+        one.say([9], finish="length")
+    await asyncio.gather(*tasks)
 
 
 async def test_what_is_wrong_is_told_before_anything_is_sent(client: FakeClient, ready: GetReady) -> None:
@@ -276,7 +311,7 @@ async def test_texts_are_pooled_in_order(client: FakeClient, ready: GetReady) ->
     frontend = await ready()
     task = await beginning(frontend.pool(items(3), priority=2, salt="s", request_id="r"))
     assert [one.tokens for one in client.submitted] == [[0, 1], [1, 1], [2, 1]]
-    assert {(one.priority, one.salt) for one in client.submitted} == {(2, "s")}
+    assert [one.options for one in client.submitted] == [{"priority": 2, "salt": "s"}] * len(client.submitted)
     assert frontend.live == 3
     for i in (2, 0, 1):
         client.submitted[i].answer([i], cached=i)

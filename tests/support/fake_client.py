@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from model_facts import READY, changed
 
+from engine_core.client.client import AddOptions
 from engine_core.client.replica import Replica
 from engine_core.client.streams import Stream
 from engine_core.protocol import Failed, Pooled, Progress, Ready, Stats, Tokens
@@ -21,8 +23,7 @@ from worker.protocol import Pooling, Sampling, Vectors
 class Submitted:
     tokens: list[int]
     params: Sampling | Pooling
-    priority: int
-    salt: str
+    options: AddOptions
     stream: Stream[Any]
     replica: int | None = None
 
@@ -51,6 +52,7 @@ class FakeClient:
         self.folder_known, self.ready_or_dead, self.died = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.submitted: list[Submitted] = []
         self.aborted: list[int] = []
+        self._numbers = count(1 << 40)
 
     def locate(self, folder: Path) -> None:
         self.progress = Progress(phase="import", fraction=0.0, folder=str(folder))
@@ -73,27 +75,28 @@ class FakeClient:
         tokens: list[int],
         params: Sampling,
         *,
-        priority: int = 0,
-        salt: str = "",
         replica: int | None = None,
+        **options: Unpack[AddOptions],
     ) -> Stream[Tokens]:
         stream = Stream[Tokens](len(self.submitted) + 1, asyncio.get_running_loop())
-        self.submitted.append(Submitted(tokens, params, priority, salt, stream, replica))
+        self.submitted.append(Submitted(tokens, params, options, stream, replica))
         return stream
 
     def submit_many(
         self,
         requests: Iterable[tuple[list[int], Pooling]],
         *,
-        priority: int = 0,
-        salt: str = "",
         replica: int | None = None,
+        **options: Unpack[AddOptions],
     ) -> list[Stream[Pooled]]:
         first = len(self.submitted)
         for tokens, params in requests:
             stream = Stream[Pooled](len(self.submitted) + 1, asyncio.get_running_loop(), pools=True)
-            self.submitted.append(Submitted(tokens, params, priority, salt, stream, replica))
+            self.submitted.append(Submitted(tokens, params, options, stream, replica))
         return [one.stream for one in self.submitted[first:]]
+
+    def new_number(self) -> int:
+        return next(self._numbers)
 
     def abort(self, ids: Iterable[int]) -> None:
         for id in ids:

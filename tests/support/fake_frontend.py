@@ -10,12 +10,13 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import tokenizers
 from model_facts import READY, changed
 
+from engine_core.client.client import AddOptions
 from engine_core.config import EngineConfig
 from engine_core.protocol import Pooled, Tokens
 from server.errors import ApiError, NotFound
@@ -123,6 +124,7 @@ class FakeFrontend:
     """Errors, each of which is raised once instead of an answer."""
     pooled: list[tuple[list[Item], dict[str, object]]] = field(default_factory=list)
     """The items and the other arguments of each call of pool."""
+    groups: int = 0
     running: int = 0
     """The number of open streams."""
     most_running: int = 0
@@ -149,25 +151,22 @@ class FakeFrontend:
                 "model",
             )
 
+    def new_group(self) -> int:
+        self.groups += 1
+        return self.groups
+
     def generate(
         self,
         prompt: list[int],
         sampling: SamplingParams,
         *,
-        priority: int = 0,
-        salt: str = "",
         interval: int = 1,
         request_id: str = "",
         replica: int | None = None,
+        **options: Unpack[AddOptions],
     ) -> AsyncGenerator[Delta, None]:
         params = sampling.resolve(self.facts, self.tokenizer, len(prompt))
-        rest = {
-            "priority": priority,
-            "salt": salt,
-            "interval": interval,
-            "request_id": request_id,
-            "replica": replica,
-        }
+        rest = {**options, "interval": interval, "request_id": request_id, "replica": replica}
         self.asked.append((prompt, sampling, rest))
         return self._generate(prompt, sampling, params, interval)
 
@@ -203,13 +202,12 @@ class FakeFrontend:
         self,
         items: Sequence[Item],
         *,
-        priority: int = 0,
-        salt: str = "",
         request_id: str = "",
         replica: int | None = None,
+        **options: Unpack[AddOptions],
     ) -> list[Pooled]:
         """Answers each item with `answer_of`; waits at the gate, if there is one."""
-        rest = {"priority": priority, "salt": salt, "request_id": request_id, "replica": replica}
+        rest = {**options, "request_id": request_id, "replica": replica}
         self.pooled.append((list(items), rest))
         self.running += 1
         try:

@@ -44,6 +44,16 @@ async def test_ids_are_unique_and_not_guessed_by_a_successor(pair: tuple[EngineC
     assert first.id > 1000
 
 
+async def test_the_engine_gets_the_options_of_a_request(pair: tuple[EngineClient, Script]) -> None:
+    client, script = pair
+    await submit(client, script)
+    group = client.new_number()
+    stream = client.submit([1], PARAMS, priority=-1, salt="s", group=group, streams=True, times_each=True)
+    options = {"priority": -1, "salt": "s", "group": group, "streams": True, "times_each": True}
+    assert stream.id != group
+    assert await script.received(1) == [Add(id=stream.id, tokens=[1], params=PARAMS, **options)]
+
+
 async def test_what_came_together_is_read_as_one(pair: tuple[EngineClient, Script]) -> None:
     client, script = pair
     (stream,) = await submit(client, script)

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from fake_api import make_app, make_client, post, post_stream
+from fake_api import make_app, make_client, post, post_stream, refusal
 from fake_frontend import BOS, EOS, FakeFrontend
 
 PATH = "/v1/completions"
@@ -181,6 +181,21 @@ async def test_the_engine_is_asked_as_the_request_says(
     [(_, _, asked)] = frontend.asked
     assert answer["id"] == asked["request_id"] == "cmpl-r-1"
     assert (asked["priority"], asked["salt"], asked["replica"]) == (-3, "mine", None)
+
+
+async def test_the_prompts_of_a_request_share_a_group(
+    frontend: FakeFrontend, client: httpx.AsyncClient
+) -> None:
+    for _ in range(2):
+        await post(client, PATH, prompt=["a", "b"])
+    await post(client, PATH, prompt="c")
+    assert [asked.get("group") for _, _, asked in frontend.asked] == [1, 1, 2, 2, None]
+
+
+async def test_what_can_be_included_is_named(client: httpx.AsyncClient) -> None:
+    error = await refusal(client, PATH, prompt="a", include=["timings"])
+    assert error["param"] == "body.include.0" and "'timing'" in error["message"]
+    await post(client, PATH, prompt="a", include=None)
 
 
 async def test_a_replica_can_be_named(frontend: FakeFrontend) -> None:

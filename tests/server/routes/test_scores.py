@@ -137,6 +137,7 @@ async def test_a_lost_query_is_sent_again(client: httpx.AsyncClient, frontend: F
     answer = await post(client, "/rerank", query="q", documents=["a", "b"])
     assert [one["index"] for one in answer["results"]] == [1, 0]
     assert len(frontend.pooled) == 4
+    assert {options["group"] for _, options in frontend.pooled} == {1}
 
 
 async def test_as_text_embeddings_inference_ranks(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:
