@@ -10,7 +10,17 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from server.options.reader import Doc, Option, OptionError, VllmFlag, build_parser, canonical, options_of
+from server.bench.beside.options import DEFAULTS, BesideOptions, check
+from server.options.reader import (
+    Doc,
+    Option,
+    OptionError,
+    VllmFlag,
+    assemble,
+    build_parser,
+    canonical,
+    options_of,
+)
 
 _Number = TypeVar("_Number", int, float)
 
@@ -151,6 +161,9 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
         Doc(_FILE, "Tokens of an answer, whatever the file says; its own default is 128.", least=1),
     ] = None
 
+    others: BesideOptions = msgspec.field(default_factory=BesideOptions)
+    """The other work that streams run beside."""
+
     percentile_metrics: Annotated[
         tuple[str, ...] | None,
         Doc(_RESULT, f"What to show, of {','.join(METRICS)}; default: all there is.", read=_words),
@@ -213,7 +226,10 @@ def parse(arguments: Sequence[str], command: str) -> LoadOptions:
         if other.flag in given:
             other.check(given.pop(other.flag))
     values: dict[str, Any] = {o.field: o.value(given[o.field], o.flag) for o in OPTIONS if o.field in given}
-    options = LoadOptions(**values)
+    if values.get("beside"):
+        values = {**DEFAULTS, **values}
+    options = assemble(LoadOptions, values)
+    check(options.others, values, options.kind)
     _check(options)
     return options
 

@@ -13,11 +13,12 @@ import msgspec
 import uvloop
 
 from server.bench import plot
-from server.bench.errors import BenchError
+from server.bench.beside import rounds
 from server.bench.load.datasets import endless
 from server.bench.load.endpoints import Sender
-from server.bench.load.http import Client, TransportError
+from server.bench.load.http import Client
 from server.bench.load.load import Load, apply
+from server.bench.load.models import first_model
 from server.bench.load.outcome import Outcome
 from server.bench.options import METRICS, LoadOptions, dataset_options, parse
 from server.bench.summary import Figures, Result, summarize
@@ -25,11 +26,13 @@ from server.bench.table import Bar, table
 
 FAILED = 1
 
-_REMEDIES = {401: "give its key as --api-key", 404: "give the address of its API as --base-url, without /v1"}
-
 
 def run(arguments: Sequence[str], command: str) -> int:
     options = parse(arguments, command)
+    return rounds.run(options) if options.others.beside else _run(options)
+
+
+def _run(options: LoadOptions) -> int:
     result = uvloop.run(measure(options))
     print(table(result.points, options.percentile_metrics or METRICS))
     if options.output is not None:
@@ -44,7 +47,7 @@ async def measure(options: LoadOptions) -> Result:
     """Runs every load that the options name, one after the other, against one server."""
     client = Client(options.url, options.api_key, options.request_timeout)
     try:
-        model = options.model or await first_model(client, options.url)
+        model = options.model or (await first_model(client, options.url)).id
         sender = Sender(client, model, options)
         salts = count()
         await _warm_up(options, sender, next(salts))
@@ -66,28 +69,6 @@ def loads(options: LoadOptions) -> list[Load]:
         for concurrency in options.max_concurrency or (None,)
         for rate in options.request_rate
     ]
-
-
-async def first_model(client: Client, url: str) -> str:
-    try:
-        status, body = await client.get("/v1/models")
-    except TransportError as error:
-        raise BenchError(f"{url}: {error}; start the server, or name it with --base-url") from None
-    if status != 200:
-        remedy = _REMEDIES.get(status, "wait, or name one with --model")
-        raise BenchError(f"{url} answers {status} when asked for its models; {remedy}")
-    try:
-        return msgspec.json.decode(body, type=_Models).data[0].id
-    except (msgspec.DecodeError, IndexError):
-        raise BenchError(f"{url} does not list its models; name one with --model") from None
-
-
-class _Model(msgspec.Struct):
-    id: str
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model]
 
 
 async def _warm_up(options: LoadOptions, sender: Sender, salt: int) -> None:

@@ -81,10 +81,10 @@ def table(points: Sequence[Figures], shown: Collection[str]) -> str:
         for name in next(s for s in spreads if s is not None).percentiles:
             label = "median" if name == "p50" else name
             add(f"  {label}", [s and s.percentiles[name] for s in spreads], ".2f")
-    return "\n".join([*_aligned(rows), *_failures(points)])
+    return "\n".join([*aligned(rows), *_failures(points)])
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     first = max(len(row[0]) for row in rows)
     width = max((len(cell) for row in rows for cell in row[1:]), default=0) + 3
     return [row[0].ljust(first) + "".join(cell.rjust(width) for cell in row[1:]) for row in rows]

@@ -107,9 +107,12 @@ class Sender:
     def write(self, work: Work) -> bytes:
         return body(work, self._model, self._options)
 
-    async def send(self, message: bytes, inputs: int, due: float) -> Outcome:
-        """`due` is when it should have gone out: its time runs from there."""
-        answer = StreamedAnswer() if self._streams else WholeAnswer()
+    async def send(self, message: bytes, inputs: int, due: float, answer: Answer | None = None) -> Outcome:
+        """`due` is when it should have gone out: its time runs from there.
+
+        Callers that look at an answer while it arrives bring it along.
+        """
+        answer = answer or (StreamedAnswer() if self._streams else WholeAnswer())
         try:
             status = await self._client.post(self._path, message, answer.receive)
             error, detail = answer.finish(status)
@@ -191,7 +194,10 @@ class StreamedAnswer:
             self.times.append(now)
 
 
-def _read_whole(answer: WholeAnswer | StreamedAnswer, status: int, data: bytes) -> tuple[str | None, str]:
+Answer = WholeAnswer | StreamedAnswer
+
+
+def _read_whole(answer: Answer, status: int, data: bytes) -> tuple[str | None, str]:
     try:
         message = _decode(data)
     except msgspec.DecodeError:

@@ -1,0 +1,122 @@
+"""Clients that embed texts in a process of their own, so that no reader of streams waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+
+import uvloop
+
+from server.bench.errors import BenchError
+from server.bench.load.datasets import endless
+from server.bench.load.endpoints import Sender
+from server.bench.load.http import Client
+from server.bench.load.outcome import Outcome
+from server.bench.options import LoadOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Work for the clients: requests without pause until they are told to stop, or a single one."""
+
+    options: LoadOptions
+    """The server, and the texts of a request."""
+    model: str
+    salt: int
+    clients: int = 1
+    once: bool = False
+
+
+class EmbeddingClients:
+    """The process of the clients, as seen from the process that measures."""
+
+    def __init__(self) -> None:
+        spawn = get_context("spawn")
+        self._connection, theirs = spawn.Pipe()
+        self._process = spawn.Process(target=_run, args=(theirs,), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    async def begin(self, job: Job) -> None:
+        """Returns when every client has had an answer, or when a single request is about to go out."""
+        self._connection.send(job)
+        await self._receive()
+
+    async def stop(self) -> list[Outcome]:
+        self._connection.send(None)
+        return await self.finish()
+
+    async def finish(self) -> list[Outcome]:
+        """Waits for the last answers. Raises BenchError if a request failed."""
+        outcomes: list[Outcome] = await self._receive()
+        check(outcomes, "a request for embeddings")
+        return outcomes
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.join()
+        self._connection.close()
+
+    async def _receive(self) -> list[Outcome]:
+        try:
+            return await asyncio.to_thread(self._connection.recv)
+        except EOFError:
+            raise BenchError("the process of the clients that embed has ended") from None
+
+
+def check(outcomes: Sequence[Outcome], what: str) -> None:
+    for outcome in outcomes:
+        if outcome.error is not None:
+            raise BenchError(f"{what} failed: {outcome.error}{outcome.detail and f': {outcome.detail}'}")
+
+
+def _run(connection: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that measures closes the connection
+    try:
+        while True:
+            connection.send(uvloop.run(_work(connection.recv(), connection)))
+    except (EOFError, OSError):
+        pass  # the process that measures has ended
+
+
+async def _work(job: Job, connection: Connection) -> list[Outcome]:
+    client = Client(job.options.url, job.options.api_key, job.options.request_timeout)
+    sender = Sender(client, job.model, job.options)
+    try:
+        return await (_once if job.once else _without_pause)(job, sender, connection)
+    finally:
+        client.close()
+
+
+async def _once(job: Job, sender: Sender, connection: Connection) -> list[Outcome]:
+    work = next(endless(job.options, job.salt))
+    message = sender.write(work)
+    connection.send([])
+    return [await sender.send(message, len(work.texts), time.perf_counter())]
+
+
+async def _without_pause(job: Job, sender: Sender, connection: Connection) -> list[Outcome]:
+    works = endless(job.options, job.salt)
+    outcomes: list[Outcome] = []
+    unanswered = set(range(job.clients))
+
+    async def one(number: int) -> None:
+        while not connection.poll():
+            work = next(works)
+            outcome = await sender.send(sender.write(work), len(work.texts), time.perf_counter())
+            outcomes.append(outcome)
+            if number in unanswered:
+                unanswered.remove(number)
+                if not unanswered:
+                    connection.send([])
+            if outcome.error is not None:
+                return
+
+    await asyncio.gather(*(one(number) for number in range(job.clients)))
+    connection.recv()  # the word to stop
+    return outcomes

@@ -1,0 +1,171 @@
+"""Whole runs of `bench serve --beside`, against a server that answers as it was told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+import pytest
+from scripted_server import (
+    DONE,
+    LAST,
+    STREAM,
+    FakeServer,
+    Request,
+    completes,
+    event,
+    part,
+    scripted,
+    text,
+    usage,
+    whole,
+)
+
+from server.bench import command
+from server.bench.beside.summary import BesideResult
+
+TOKENS = 12
+SHORT = ("--rounds", "2", "--output-len", str(TOKENS))
+
+
+async def streams(request: Request, writer: asyncio.StreamWriter) -> None:
+    """A reply with every token in a packet of its own; other requests are answered as by `completes`."""
+    if request.path == "/v1/models":
+        writer.write(whole({"data": [{"id": "m", "max_model_len": 1000}]}))
+        return
+    if request.path == "/v1/embeddings":
+        await asyncio.sleep(0.005)
+        await completes(request, writer)
+        return
+    asked = request.json
+    writer.write(STREAM)
+    for _ in range(asked["max_tokens"]):
+        writer.write(part(text("a")))
+        await asyncio.sleep(0.002)
+    writer.write(part(usage(len(asked["prompt"]), asked["max_tokens"]) + DONE) + LAST)
+
+
+async def bench(server: FakeServer, *arguments: str) -> int:
+    return await asyncio.to_thread(command.run, ["serve", "--base-url", server.url, *arguments], "bench")
+
+
+def lengths(server: FakeServer) -> Counter[tuple[int, int]]:
+    """How many prompts of which length asked for how many tokens."""
+    asked = [one.json for one in server.requests if one.path == "/v1/completions"]
+    return Counter((len(one["prompt"]), one["max_tokens"]) for one in asked)
+
+
+async def test_streams_beside_embeddings_and_a_prompt(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = tmp_path / "r.json"
+    async with scripted(streams) as server:
+        flags = ("--beside", "embeddings", "prompt", "--streams", "2", "--embed-batch-size", "3", *SHORT)
+        assert await bench(server, *flags, "--output", str(written)) == 0
+    result = msgspec.json.decode(written.read_bytes(), type=BesideResult)
+    assert result.model == "m"
+    assert len(result.rounds) == 2
+    # Both sides of both rounds, and before them a warm-up, of two streams each.
+    assert lengths(server) == {(32, TOKENS): 2 * (2 * 2 + 1), (1000 - 64, 1): 2 * 2 + 1}
+    assert all(one.json["ignore_eos"] for one in server.requests if one.path == "/v1/completions")
+    inputs = [one.json["input"] for one in server.requests if one.path == "/v1/embeddings"]
+    assert {len(texts) for texts in inputs} == {3}
+    assert {len(ids) for texts in inputs for ids in texts} == {200}
+    every = [str(ids) for texts in inputs for ids in texts]
+    assert len(set(every)) == len(every), "a text came twice: a prefix cache would have known it"
+    for side in (result.alone, result.beside):
+        assert side.gaps and side.ttft and side.prompt_ttft and side.lateness
+        assert side.latency is None
+        assert side.texts_per_second
+    assert {"gaps p99", "ttft median", "prompt_ttft median", "texts/s"} <= result.ratios.keys()
+    shown = capsys.readouterr().out
+    assert all(
+        title in shown for title in ("time between chunks", "of the long prompt", "texts/s", "beside / alone")
+    )
+
+
+async def test_the_long_prompt_comes_in_the_middle_of_the_stream(tmp_path: Path) -> None:
+    written: list[int] = []
+    before: list[int] = []
+
+    async def counted(request: Request, writer: asyncio.StreamWriter) -> None:
+        if request.path != "/v1/completions":
+            return await streams(request, writer)
+        asked = request.json
+        if asked["max_tokens"] == 1:
+            before.append(written[-1] if written else 0)
+            return await streams(request, writer)
+        writer.write(STREAM)
+        for number in range(TOKENS):
+            written.append(number + 1)
+            writer.write(part(text("a")))
+            while number + 1 == TOKENS // 2 and len(written) > 2 * TOKENS and len(before) < 2:
+                await asyncio.sleep(0.001)  # the stream beside the prompt: it goes on when that has come
+        writer.write(part(usage(1, TOKENS) + DONE) + LAST)
+
+    async with scripted(counted) as server:
+        flags = ("--beside", "prompt", "--rounds", "1", "--output-len", str(TOKENS))
+        assert await bench(server, *flags) == 0
+    assert before == [TOKENS, TOKENS // 2, TOKENS]  # the warm-up's, the one beside the stream, the one alone
+
+
+async def test_another_server_may_embed() -> None:
+    async with scripted(streams) as server, scripted(completes) as embedder:
+        flags = ("--beside", "embeddings", "--embed-base-url", embedder.url, *SHORT)
+        assert await bench(server, *flags) == 0
+    assert {one.path for one in server.requests} == {"/v1/models", "/v1/completions"}
+    assert {one.path for one in embedder.requests} == {"/v1/models", "/v1/embeddings"}
+    assert {one.json["model"] for one in embedder.requests[1:]} == {"first"}
+
+
+async def test_single_texts_beside_very_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written = tmp_path / "r.json"
+    single = asyncio.Event()
+    sizes: list[int] = []
+
+    async def embeds(request: Request, writer: asyncio.StreamWriter) -> None:
+        if request.path == "/v1/embeddings":
+            sizes.append(len(request.json["input"]))
+            if sizes[-1] == 1:
+                single.set()
+            elif sizes.count(70) == 1:  # the first one, beside which single texts are read
+                single.clear()
+                await single.wait()
+                await asyncio.sleep(0.05)
+        await completes(request, writer)
+
+    async with scripted(embeds) as server:
+        flags = ("--beside", "bulk", "--bulk-batch-size", "70", "--rounds", "1", "--output", str(written))
+        assert await bench(server, *flags) == 0
+    assert sizes.count(70) == 2
+    result = msgspec.json.decode(written.read_bytes(), type=BesideResult)
+    assert result.endpoint == "embeddings"
+    assert result.alone.gaps is None
+    assert result.alone.latency and result.beside.latency
+    assert result.alone.texts_per_second and result.beside.texts_per_second
+    assert "time to a single text's vector" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("/v1/embeddings", "a request for embeddings failed: HTTP 400: no"),
+        ("/v1/completions", "a stream failed: error in the stream: no"),
+    ],
+)
+async def test_a_failure_ends_the_run_and_is_told(
+    path: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def fails(request: Request, writer: asyncio.StreamWriter) -> None:
+        if request.path != path:
+            await streams(request, writer)
+        elif path == "/v1/embeddings":
+            writer.write(whole({"error": {"message": "no"}}, 400))
+        else:
+            writer.write(STREAM + part(event({"error": {"message": "no"}})) + LAST)
+
+    async with scripted(fails) as server:
+        assert await bench(server, "--beside", "embeddings", *SHORT) == command.BAD_USAGE
+    assert told in capsys.readouterr().err
