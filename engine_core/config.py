@@ -130,6 +130,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             least=0,
         ),
     ] = 0
+    max_token_gap_ms: Annotated[
+        float | None,
+        Doc(
+            SCHEDULER,
+            "Longest time between the tokens of a stream for which steps are planned: while anyone streams, "
+            "none is planned that is expected to take longer, and prompts are cut to fit. 0 is no bound. "
+            "Default: on a CPU 50, or four times a step of one token if that is longer; elsewhere 0.",
+            least=0,
+        ),
+    ] = None
     scheduling_policy: Annotated[str, Doc(SCHEDULER, "Order of requests.", ("fcfs", "priority"))] = "fcfs"
     steps_ahead: Annotated[
         int,

@@ -99,16 +99,16 @@ class Engine:
         return bool(self._scheduler.live or self._in_flight or self._outputs)
 
     def stats(self) -> Stats:
-        return self._scheduler.stats()
+        return self._scheduler.stats(time.monotonic())
 
     def add(self, client: int, request: Add) -> None:
         """Take a request in. Whatever happens, later steps return exactly one terminal answer to it."""
         if self._draining:
-            failed = Failed(id=request.id, code=503, message="the engine is shutting down")
+            answer = Failed(id=request.id, code=503, message="the engine is shutting down")
         else:
-            failed = self._scheduler.add(client, request, time.monotonic())
-        if failed is not None:
-            self._collect({client: [failed]})
+            answer = self._scheduler.add(client, request, time.monotonic())
+        if answer is not None:
+            self._collect({client: [answer]})
 
     def abort(self, client: int, ids: Iterable[int]) -> None:
         self._collect(self._scheduler.abort([(client, id) for id in ids], time.monotonic()))
@@ -133,6 +133,10 @@ class Engine:
             self._in_flight.append((planned, self._executor.submit(planned.step)))
         if len(self._in_flight) >= self._depth or (self._in_flight and planned is None):
             self._collect(self._finish(*self._in_flight.popleft()))
+        return self.take_outputs()
+
+    def take_outputs(self) -> OutputsByClient:
+        """The outputs that are there without another step."""
         outputs, self._outputs = self._outputs, {}
         return outputs
 
@@ -144,7 +148,7 @@ class Engine:
             raise
         except Exception:
             _log.exception("step %d failed; its %d requests end", planned.step.number, len(planned.seqs))
-            return self._scheduler.fail(planned, _BROKEN)
+            return self._scheduler.fail(planned, _BROKEN, time.monotonic())
         return self._scheduler.update(planned, output, time.monotonic())
 
     def _collect(self, outputs: OutputsByClient) -> None:

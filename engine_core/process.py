@@ -113,6 +113,8 @@ class EngineLoop:
             self._read()
             if self._drain_until is not None and time.monotonic() >= self._drain_until:
                 self._engine.abort_all()
+            if outputs := self._engine.take_outputs():
+                self._write(outputs)  # who has to wait, or is refused, shall know it before the step ends
             self._write(self._engine.step())
 
     def _catch_signals(self) -> None:

@@ -164,3 +164,5 @@ class WorkerFacts(msgspec.Struct, frozen=True, gc=False):
     """The tasks that read all hidden states of a sequence, not its last one only."""
     causal: bool = True
     """False for encoders: a sequence is computed in one step, without cache blocks (num_blocks is 0)."""
+    timed_steps: tuple[tuple[int, float], ...] = ()
+    """The tokens and the seconds of steps that were run at warm-up."""

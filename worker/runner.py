@@ -10,10 +10,12 @@ sample and pool, and one of them returns outputs.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -90,7 +92,7 @@ class Runner:
 
         self.facts = self._facts(limits, tasks)
         report("warmup", 0.0)
-        self._warm_up()
+        self.facts = msgspec.structs.replace(self.facts, timed_steps=self._warm_up())
         if self._cache.page_toucher is not None:
             self._cache.page_toucher.start()
         report("warmup", 1.0)
@@ -238,7 +240,12 @@ class Runner:
         inputs = gather_hidden(plan, hidden, batch.ids, self._cache.hidden, self._slots)
         return apply_late_interaction(plan, self._model.pooler(inputs), self._queries)
 
-    def _warm_up(self) -> None:
+    def _warm_up(self) -> tuple[tuple[int, float], ...]:
+        """Run the first steps; returns the tokens and the seconds of each."""
+        timed: list[tuple[int, float]] = []
         for step in warm_up_steps(self.facts, slot=self._slots.dummy):
+            started = time.monotonic()
             for reason in self.launch(step).result().failed.values():
                 logger.warning("at warm-up, %s: --dtype %s may be too narrow", reason, self.facts.dtype)
+            timed.append((sum(row.count for row in step.seqs), time.monotonic() - started))
+        return tuple(timed)

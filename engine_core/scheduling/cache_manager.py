@@ -38,6 +38,10 @@ class CacheManager:
         new = blocks_needed(len(seq.tokens), self._facts) - len(prefix)
         return prefix if new + unused <= self.pool.free else None
 
+    def cached_tokens(self, seq: Sequence) -> int:
+        """The number of tokens that a waiting sequence would find in the cache now."""
+        return len(self._cached_prefix(seq)) * self._facts.block_size
+
     def admit(self, seq: Sequence, prefix: list[int]) -> int:
         """Give a sequence a slot and the cached blocks that `match` found for it; returns the slot."""
         self.pool.share(prefix)

@@ -1,10 +1,11 @@
 """Every decision of an engine: which sequences run, how many of their tokens, and in which blocks.
 
 It uses no torch, no I/O and no clock. There is no prefill phase and no decode phase. A sequence knows some
-tokens and has computed some of them; each step closes such gaps, under one budget of tokens for all. Whole
-prompts, chunks of prompts, cached prefixes, single tokens and recomputing after a preemption are the same
-arithmetic. A pooled sequence ends where others get their first token. If the tokens of a model see what
-follows them (an encoder), a sequence is computed whole or not at all, and leaves nothing in a cache.
+tokens and has computed some of them; each step closes such gaps, under one budget of tokens for all, and one
+of time while somebody reads a stream. Whole prompts, chunks of prompts, cached prefixes, single tokens and
+recomputing after a preemption are the same arithmetic. A pooled sequence ends where others get their first
+token. If the tokens of a model see what follows them (an encoder), a sequence is computed whole or not at
+all, and leaves nothing in a cache.
 
 Steps run in the order in which they were planned, each after the other. Therefore a sequence that has ended
 gives up its slot and its blocks at once, even if a step in flight still writes to them: those writes come
@@ -18,7 +19,7 @@ over the steps, each of which leaves some for the next.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import insort
 from collections.abc import Iterable
 from itertools import repeat
 
@@ -27,15 +28,21 @@ from msgspec.structs import replace
 from engine_core.config import EngineConfig
 from engine_core.protocol import Add, Admitted, Failed, Finish, Pooled, Stats, Tokens
 from engine_core.scheduling.cache_manager import CacheManager
+from engine_core.scheduling.classes import TimeShares, WorkClass
+from engine_core.scheduling.pace import Pace
 from engine_core.scheduling.request_checks import refusal, token_limit
 from engine_core.scheduling.sequence import Key, Sequence
 from engine_core.scheduling.stats import Counters
 from engine_core.scheduling.step_builder import PlannedStep, StepBuilder
+from engine_core.scheduling.waiting import WaitingQueue, order, remove
 from worker.protocol import QUERY_GONE, NewSeq, Sampling, SeqStep, StepOutput, TokenLogprobs, WorkerFacts
 
 OutputsByClient = dict[int, list[Admitted | Tokens | Pooled | Failed]]
 
 POLICIES = ("fcfs", "priority")
+
+_WORTH_SAYING = 0.1
+"""A request that is expected to wait for so many seconds is told at once."""
 
 
 class Scheduler:
@@ -44,8 +51,9 @@ class Scheduler:
     def __init__(self, config: EngineConfig, facts: WorkerFacts, vocab_size: int) -> None:
         _check(config, facts)
         self.counters = Counters()
-        self.waiting: list[Sequence] = []
-        """Sequences without a slot, in scheduling order."""
+        self.pace = Pace(config, facts)
+        self._by_priority = config.scheduling_policy == "priority"
+        self.waiting = WaitingQueue(by_priority=self._by_priority)
         self.running: list[Sequence] = []
         """Sequences with a slot, in scheduling order."""
         self.live: dict[Key, Sequence] = {}
@@ -53,32 +61,33 @@ class Scheduler:
         self._config = config
         self._facts = facts
         self._vocab_size = vocab_size
-        self._by_priority = config.scheduling_policy == "priority"
         self._caches = config.enable_prefix_caching and facts.causal
         self._concurrent = config.depth if config.pipeline_parallel_size > 1 else 1
         """Steps that stages work on at the same time, over which sequences are spread."""
         self.cache = CacheManager(facts, caches=self._caches)
-        self._arrivals = 0
+        self._shares = TimeShares()
 
     # Requests come and go.
 
-    def add(self, client: int, request: Add, now: float) -> Failed | None:
-        """Take a request in, or return why it cannot be."""
+    def add(self, client: int, request: Add, now: float) -> Admitted | Failed | None:
+        """Take a request in, or return why it cannot be. If it will wait for long, returns for how long."""
         key = (client, request.id)
         if key in self.live:
             return Failed(id=request.id, code=400, message="a live request has the same id")
-        if reason := refusal(request, self._facts, self._vocab_size):
+        facts = self._facts
+        if reason := refusal(request, facts, self._vocab_size):
             return Failed(id=request.id, code=400, message=reason)
         queued = len(self.waiting) - len(self.cache.free_slots)
         limit = self._config.max_num_queued_reqs
         if limit is not None and queued >= limit:
             return Failed(id=request.id, code=503, message=f"{queued} requests wait already: try again later")
-        self._arrivals += 1
-        order = (request.priority if self._by_priority else 0, self._arrivals)
-        seq = Sequence(key, request, order, token_limit(request, self._facts), now)
+        seq = Sequence(key, request, self.waiting.order_of(client, request), token_limit(request, facts), now)
         self.live[key] = seq
-        insort(self.waiting, seq, key=_order)
-        return None
+        self.pace.enter(seq, self.cache.cached_tokens(seq))
+        self.waiting.add(seq)
+        seq.expected = self._expected_wait(seq.work_class, now)
+        waits = request.streams and seq.expected >= _WORTH_SAYING
+        return Admitted(request.id, seq.expected) if waits else None
 
     def abort(self, keys: Iterable[Key], now: float) -> OutputsByClient:
         """End requests in whatever state they are. Those that have ended already are passed over."""
@@ -93,23 +102,47 @@ class Scheduler:
 
     def schedule(self, now: float) -> PlannedStep | None:
         """Plan the next step, or None if nothing can be computed before one in flight has landed."""
-        step = StepBuilder(self._config, self._facts)
+        step = StepBuilder(self._config, self._facts, self.pace.line)
         held_back = self._preempt_for_priority()
-        most = self._per_step(len(self.live))
-        # Prompts come after single tokens: a long prompt delays nobody's next token by more than its chunk.
-        runnable = self._runnable()
-        decodes = [seq for seq in runnable if seq.gap == 1]
-        prefills = [seq for seq in runnable if seq.gap > 1]
-        for seq in (decodes + prefills)[: self._per_step(len(self.running))]:
-            if step.budget and seq is not held_back and seq.slot is not None:
+        # Single tokens come first: a prompt delays nobody's next token by more than its chunk.
+        decodes: list[Sequence] = []
+        prefills: dict[WorkClass, list[Sequence]] = {each: [] for each in WorkClass}
+        for seq in self._runnable():
+            if seq is not held_back and (gap := seq.gap):
+                first = gap == 1 and seq.work_class != WorkClass.BACKGROUND
+                (decodes if first else prefills[seq.work_class]).append(seq)
+        for seq in decodes[: self._per_step(len(self.running))]:
+            if step.budget and seq.slot is not None:
                 self._continue(seq, step)
-        while self.waiting and step.budget and step.rows < most and self._admit(self.waiting[0], step, now):
-            pass
+        self.pace.bound(step)
+        self._fill(step, prefills, now)
         planned = step.finish(self.counters.steps + 1)
         if planned is not None:
             self.counters.steps += 1
             self.counters.step_tokens += self._facts.max_num_batched_tokens - step.budget
+            self.pace.plan(planned, now)
         return planned
+
+    def _fill(self, step: StepBuilder, prefills: dict[WorkClass, list[Sequence]], now: float) -> None:
+        """Give what is left of a step to prompts and texts, class by class in turn."""
+        most_running, most = self._per_step(len(self.running)), self._per_step(len(self.live))
+        waiting = self.waiting.classes()
+        classes = waiting | {each for each, running in prefills.items() if running}
+        self._shares.begin_step(classes)
+        while classes and not step.full:
+            turn = self._shares.whose_turn(classes)
+            if prefills[turn]:
+                seq = prefills[turn].pop(0)
+                if step.rows < most_running and seq.slot is not None:
+                    self._shares.charge(turn, self._continue(seq, step))
+            elif turn not in waiting or step.rows >= most or (seq := self.waiting.first(turn)) is None:
+                classes = classes - {turn}
+            elif (prefix := self.cache.match(seq)) is None:
+                waiting = set()  # what came later must not take the memory that this one waits for
+            elif (cost := self._admit(seq, prefix, step, now)) is None:
+                waiting = waiting - {turn}
+            else:
+                self._shares.charge(turn, cost)
 
     def _runnable(self) -> list[Sequence]:
         """The running sequences that can take part in another step now."""
@@ -125,10 +158,10 @@ class Scheduler:
         A sequence in flight cannot be preempted, as its newest token is not known yet. It is returned, to be
         left out of this step, and can be preempted when its step has landed.
         """
-        if not self._by_priority or not self.waiting:
+        if not self._by_priority:
             return None
-        first = self.waiting[0]
-        while self.running and self.cache.match(first) is None:
+        first = self.waiting.best()
+        while first and self.running and self.cache.match(first) is None:
             victim = self.running[-1]
             if victim.request.priority <= first.request.priority:
                 return None
@@ -137,31 +170,28 @@ class Scheduler:
             self._preempt(victim)
         return None
 
-    def _continue(self, seq: Sequence, step: StepBuilder) -> None:
-        """Add a row for a running sequence, if there are blocks for it."""
-        count = step.chunk(seq.gap, alone=len(self.running) == 1)
+    def _continue(self, seq: Sequence, step: StepBuilder) -> float:
+        """Add a row for a running sequence, if it fits; returns the seconds that it takes."""
+        count = step.chunk(seq.gap, seq.computed, alone=len(self.running) == 1)
         before = len(seq.blocks)
-        if step.can_pool(seq, ends=count == seq.gap) and self._grow(seq, seq.computed + count):
-            step.add(seq, count, seq.blocks[before:])
+        fits = count and step.can_pool(seq, ends=count == seq.gap)
+        if not fits or not self._grow(seq, seq.computed + count):
+            return 0.0
+        return step.add(seq, count, seq.blocks[before:])
 
-    def _admit(self, seq: Sequence, step: StepBuilder, now: float) -> bool:
-        """Add a row for the first waiting sequence, which runs from now on; False if it does not fit."""
-        prefix = self.cache.match(seq)
-        if prefix is None:
-            return False
-        gap = seq.gap - len(prefix) * self._facts.block_size
-        count = step.chunk(gap, alone=not self.running)
-        if count < gap and not step.may_split(seq):
-            return False
-        if not step.can_pool(seq, ends=count == gap):
-            return False
-        self.waiting.pop(0)
-        insort(self.running, seq, key=_order)
+    def _admit(self, seq: Sequence, prefix: list[int], step: StepBuilder, now: float) -> float | None:
+        """Add a row for a waiting sequence, which runs from now on, if it fits; returns its seconds."""
+        start = len(prefix) * self._facts.block_size
+        gap = seq.gap - start
+        count = step.chunk(gap, start, alone=not self.running)
+        if not count or (count < gap and not step.may_split) or not step.can_pool(seq, ends=count == gap):
+            return None
+        self.waiting.admit(seq)
+        insort(self.running, seq, key=order)
         slot = self.cache.admit(seq, prefix)
         self.cache.grow(seq, seq.computed + count)
         step.add_new(self._new_seq(seq, slot, now))
-        step.add(seq, count, list(seq.blocks))
-        return True
+        return step.add(seq, count, list(seq.blocks))
 
     def _new_seq(self, seq: Sequence, slot: int, now: float) -> NewSeq:
         """The message with which a sequence enters its slot in the worker."""
@@ -192,17 +222,19 @@ class Scheduler:
         seq.prompt_logprobs = []
         seq.preemptions += 1
         self.counters.preemptions += 1
-        insort(self.waiting, seq, key=_order)
+        self.pace.enter(seq, 0)
+        self.waiting.add(seq)
 
     def _release(self, seq: Sequence) -> None:
         """Stop running a sequence: its slot and its blocks are free at once."""
-        _remove(self.running, seq)
+        remove(self.running, seq)
         self.cache.release(seq)
 
     # A step lands.
 
     def update(self, planned: PlannedStep, output: StepOutput, now: float) -> OutputsByClient:
         """Append what a step has sampled, publish blocks, and end sequences; returns what clients get."""
+        self.pace.land(planned, now)
         outputs: OutputsByClient = {}
         rows = planned.step.seqs
         logprobs = output.logprobs or repeat(None, len(rows))
@@ -221,12 +253,13 @@ class Scheduler:
                 _put(outputs, seq, self._append(seq, token, entry, now))
             if row.pools:
                 vectors = output.pooled[row.slot]
-                _put(outputs, seq, Pooled(seq.key[1], vectors, seq.cached, seq.timing(now)))
+                _put(outputs, seq, Pooled(seq.key[1], vectors, seq.cached, seq.timing(now), seq.expected))
                 self._end(seq)
         return outputs
 
-    def fail(self, planned: PlannedStep, message: str) -> OutputsByClient:
+    def fail(self, planned: PlannedStep, message: str, now: float) -> OutputsByClient:
         """End all sequences of a step that broke, because nothing that it computed can be used."""
+        self.pace.land(planned, now)
         outputs: OutputsByClient = {}
         for seq, row in zip(planned.seqs, planned.step.seqs, strict=True):
             _land(seq, row)
@@ -240,6 +273,7 @@ class Scheduler:
         first, owes_prompt_logprobs = seq.first_token is None, seq.owes_prompt_logprobs
         if first:
             seq.first_token = now
+            self.pace.readers += seq.is_read
         seq.tokens.append(token)
         finish = _finish(seq, token)
         tokens = Tokens(
@@ -249,23 +283,31 @@ class Scheduler:
             prompt_logprobs=seq.prompt_logprobs if owes_prompt_logprobs else None,
             cached=seq.cached if first else 0,
             finish=finish,
-            timing=seq.timing(now) if finish else None,
+            timing=seq.timing(now) if finish or seq.request.times_each else None,
+            expected=seq.expected if first else None,
         )
         if finish:
             self._end(seq)
         return tokens
 
     def _end(self, seq: Sequence) -> None:
+        self.pace.readers -= seq.is_read
+        self.pace.leave(seq)
         seq.done = True
         del self.live[seq.key]
         if seq.slot is None:
-            _remove(self.waiting, seq)
+            self.waiting.remove(seq)
         else:
             self._release(seq)
 
     # Statistics.
 
-    def stats(self) -> Stats:
+    def _expected_wait(self, work_class: WorkClass, now: float) -> float:
+        pools = work_class is WorkClass.POOLING  # texts end with the step that completes them
+        short = 0 if pools else len(self.waiting) - len(self.cache.free_slots)
+        return self.pace.expected_wait(work_class, short, self.running, now)
+
+    def stats(self, now: float) -> Stats:
         counters = self.counters
         return Stats(
             running=len(self.running),
@@ -276,6 +318,8 @@ class Scheduler:
             preemptions=counters.preemptions,
             steps=counters.steps,
             step_tokens=counters.step_tokens,
+            busy=self.pace.busy,
+            expected_wait=self._expected_wait(WorkClass.FIRST_TOKEN, now),
         )
 
 
@@ -294,14 +338,6 @@ def _check(config: EngineConfig, facts: WorkerFacts) -> None:
             f"without chunked prefill a step must hold a whole prompt: set --max-num-batched-tokens (now "
             f"{facts.max_num_batched_tokens}) to at least --max-model-len ({facts.max_model_len})"
         )
-
-
-def _order(seq: Sequence) -> tuple[int, int]:
-    return seq.order
-
-
-def _remove(ordered: list[Sequence], seq: Sequence) -> None:
-    del ordered[bisect_left(ordered, seq.order, key=_order)]
 
 
 def _aborted(seq: Sequence, now: float) -> Tokens | Failed:

@@ -6,22 +6,30 @@ from dataclasses import dataclass, field
 
 from engine_core.protocol import Add, Timing
 from engine_core.scheduling.block_pool import chain_hash, root_hash
+from engine_core.scheduling.classes import WorkClass, class_of
+from engine_core.scheduling.cost import sampling_term
 from worker.protocol import Pooling, Sampling, TokenLogprobs
 
 Key = tuple[int, int]
 """The number of a client, and the id of one of its requests."""
+
+Order = tuple[int, float, int]
+"""Priority, the turn among texts to be pooled, and arrival. No two sequences have the same."""
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
     key: Key
     request: Add
-    order: tuple[int, int]
-    """Priority, then arrival: the lowest runs first when not all can run. No two are equal."""
+    order: Order
+    """The lowest runs first when not all can run."""
     limit: int
     """The number of tokens, the prompt's included, at which the sequence ends."""
     arrived: float
 
+    work_class: WorkClass = field(init=False)
+    term: int = field(init=False)
+    """The term of the cost line that counts its sampled or pooled rows."""
     tokens: list[int] = field(init=False)
     """All known tokens: the prompt, and those that landed steps have sampled."""
     computed: int = 0
@@ -45,8 +53,17 @@ class Sequence:
     preemptions: int = 0
     started: float | None = None
     first_token: float | None = None
+    expected: float | None = None
+    """The seconds from arrival to the first answer, as expected at arrival."""
+    backlog: float = 0.0
+    """The seconds that its uncomputed prompt was expected to take when it came, less what is planned."""
+    steps: int = 0
+    compute: float = 0.0
+    """Its share of the seconds of all landed steps."""
 
     def __post_init__(self) -> None:
+        self.work_class = class_of(self.request)
+        self.term = sampling_term(self.request.params)
         self.tokens = list(self.request.tokens)
 
     @property
@@ -57,6 +74,11 @@ class Sequence:
     def pools(self) -> bool:
         """Whether the sequence ends when its prompt is computed, and samples nothing."""
         return isinstance(self.request.params, Pooling)
+
+    @property
+    def is_read(self) -> bool:
+        """Whether somebody reads its tokens as they come, and has got the first one."""
+        return self.request.streams and self.first_token is not None and not self.done
 
     @property
     def owes_prompt_logprobs(self) -> bool:
@@ -88,4 +110,6 @@ class Sequence:
             prefill=first - started,
             decode=now - first,
             preemptions=self.preemptions,
+            steps=self.steps,
+            compute=self.compute,
         )

@@ -18,6 +18,7 @@ class Counters:
     preemptions: int = 0
     steps: int = 0
     step_tokens: int = 0
+    busy: float = 0.0
 
 
 class StatsFilter:

@@ -1,74 +1,99 @@
-"""A step while it is planned: its rows so far, the tokens left in its budget, and the share of each sequence.
+"""A step while it is planned: its rows so far, what is left of its budgets, and the share of each sequence.
 
+There are two budgets: new tokens, which are a hard bound, and expected time, while somebody reads a stream.
 The scheduler asks for sequences in the order in which it wants them to run; there is no preference here.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from engine_core.config import EngineConfig
+from engine_core.scheduling.cost import POOLED, READ, TOKEN, CostLine, Work
 from engine_core.scheduling.sequence import Sequence
 from worker.protocol import NewSeq, Pooling, SeqStep, StepInput, WorkerFacts
 
 
 @dataclass(slots=True)
 class PlannedStep:
-    """The input of a step, and the sequence of each of its rows."""
+    """The input of a step, the sequence of each of its rows, and what it is expected to cost."""
 
     step: StepInput
     seqs: list[Sequence]
+    costs: list[float]
+    """The expected seconds of each row, without a share of the step itself."""
+    work: Work
+    bounded: bool
+    """Whether its time was bounded."""
+    expected: float
+    """The seconds of the whole step."""
+    planned_at: float = 0.0
 
 
 class StepBuilder:
-    """Collects the rows of one step under its token budget."""
+    """Collects the rows of one step under its budgets."""
 
-    def __init__(self, config: EngineConfig, facts: WorkerFacts) -> None:
+    def __init__(self, config: EngineConfig, facts: WorkerFacts, line: CostLine) -> None:
         self.budget = facts.max_num_batched_tokens
         """The tokens that can still be added."""
+        self.left = inf
+        """The expected seconds that can still be added."""
+        self.cost = line.step
+        """The expected seconds of the step so far."""
         self._facts = facts
+        self._line = line
         self._longest = config.long_prefill_token_threshold
-        self._chunks = config.enable_chunked_prefill and facts.causal
+        self.may_split = config.enable_chunked_prefill and facts.causal
+        """Whether only a chunk of a prompt may be computed."""
         self._has_prefill = False  # a row has several tokens
-        self._pooled = 0  # hidden states that its pooled rows read, of this step and of earlier ones
+        self._work: Work = [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
         self._new: list[NewSeq] = []
         self._rows: list[SeqStep] = []
         self._seqs: list[Sequence] = []
+        self._costs: list[float] = []
 
     @property
     def rows(self) -> int:
         return len(self._rows)
 
-    def chunk(self, gap: int, *, alone: bool) -> int:
-        """The number of its uncomputed tokens that a sequence gets; `alone` if no other one runs."""
-        if self._longest and not alone and self._chunks:
-            gap = min(gap, self._longest)
-        return min(gap, self.budget)
+    @property
+    def full(self) -> bool:
+        return not self.budget or self.left <= 0
 
-    def may_split(self, seq: Sequence) -> bool:
-        """Whether only a chunk of this prompt may be computed.
+    def chunk(self, gap: int, start: int, *, alone: bool) -> int:
+        """The number of its uncomputed tokens, from position `start` on, that a sequence gets, which may be
+        0.
 
-        A pooled prompt is not split to share a step with other prompts, or its result would depend on them.
-        Beside decoding rows it may be, or it could starve.
+        `alone`: no other sequence runs. The first prompt of a step gets one token at least, or it might
+        starve; if prompts are computed whole, it gets all.
         """
-        return self._chunks and not (seq.pools and self._has_prefill)
+        if self._longest and not alone and self.may_split:
+            gap = min(gap, self._longest)
+        gap = min(gap, self.budget)
+        if self.left == inf:
+            return gap
+        fitting = self._line.fitting(max(self.left, 0.0), start)
+        if self.may_split:
+            return min(gap, fitting if self._has_prefill else max(1, fitting))
+        return gap if gap <= fitting or not self._has_prefill else 0
 
     def can_pool(self, seq: Sequence, *, ends: bool) -> bool:
         """Whether this sequence, if it ends in this step, can be pooled beside those that are in it already.
 
         Cached prefixes take nothing of the budget, but pooling many of them in one step takes much memory.
         """
-        if not (ends and seq.pools and self._pooled):
+        if not (ends and seq.pools and self._work[POOLED]):
             return True
         most = max(self._facts.max_num_batched_tokens, self._facts.max_model_len)
-        return self._pooled + self._pooled_rows(seq) <= most
+        return self._work[POOLED] + self._pooled_rows(seq) <= most
 
     def add_new(self, new: NewSeq) -> None:
         """Let a sequence enter its slot with this step."""
         self._new.append(new)
 
-    def add(self, seq: Sequence, count: int, new_blocks: list[int]) -> None:
-        """Add a row that computes the next `count` tokens of a sequence."""
+    def add(self, seq: Sequence, count: int, new_blocks: list[int]) -> float:
+        """Add a row that computes the next `count` tokens of a sequence; returns the seconds it will take."""
         if seq.slot is None:
             raise RuntimeError(f"sequence {seq.key} was planned without a slot")
         known = len(seq.tokens) + seq.pending
@@ -76,18 +101,36 @@ class StepBuilder:
         samples, pools = ends and not seq.pools, ends and seq.pools
         self._rows.append(SeqStep(seq.slot, start, count, new_blocks, samples, known - seq.prompt_len, pools))
         self._seqs.append(seq)
+        cost = self._count(seq, count, start, ends=ends)
         self.budget -= count
         self._has_prefill |= count > 1
-        self._pooled += self._pooled_rows(seq) if pools else 0
         seq.computed += count
         seq.pending += samples
         seq.in_flight += 1
+        return cost
 
     def finish(self, number: int) -> PlannedStep | None:
         """The step under its number, or None if it has no rows."""
         if not self._rows:
             return None
-        return PlannedStep(StepInput(number, self._new, self._rows), self._seqs)
+        step = StepInput(number, self._new, self._rows)
+        return PlannedStep(step, self._seqs, self._costs, self._work, self.left < inf, self.cost)
+
+    def _count(self, seq: Sequence, count: int, start: int, *, ends: bool) -> float:
+        """Add what a row computes to the step's work; returns the seconds of that."""
+        work, line = self._work, self._line
+        reads = count * start + count * (count + 1) // 2 if self._facts.causal else count * count
+        cost = line.tokens(count, reads)
+        work[TOKEN] += count
+        work[READ] += reads
+        if ends:
+            amount = self._pooled_rows(seq) if seq.pools else 1
+            cost += line.end(seq.term, amount)
+            work[seq.term] += amount
+        self._costs.append(cost)
+        self.cost += cost
+        self.left -= cost
+        return cost
 
     def _pooled_rows(self, seq: Sequence) -> int:
         """The number of hidden states that are read when this sequence is pooled."""

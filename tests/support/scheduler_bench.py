@@ -20,12 +20,20 @@ def config(**changes: object) -> EngineConfig:
 
 
 def add(id: int, tokens: list[int], max_tokens: int = 4, **changes: object) -> Add:
-    named = {name: changes.pop(name) for name in ("priority", "salt") if name in changes}
+    named = {
+        name: changes.pop(name)
+        for name in ("priority", "salt", "group", "streams", "times_each")
+        if name in changes
+    }
     return Add(id=id, tokens=tokens, params=Sampling(max_tokens=max_tokens, **changes), **named)  # pyright: ignore[reportArgumentType]
 
 
 def pool(id: int, tokens: list[int], task: str = "embed", **changes: object) -> Add:
-    named = {name: changes.pop(name) for name in ("priority", "salt") if name in changes}
+    named = {
+        name: changes.pop(name)
+        for name in ("priority", "salt", "group", "streams", "times_each")
+        if name in changes
+    }
     return Add(id=id, tokens=tokens, params=Pooling(task=task, **changes), **named)  # pyright: ignore[reportArgumentType]
 
 
@@ -47,8 +55,8 @@ class Bench:
 
     def add(self, request: Add, client: int = 0) -> None:
         self.now += 1
-        failed = self.scheduler.add(client, request, self.now)
-        self.collect({client: [failed]} if failed else {})
+        answer = self.scheduler.add(client, request, self.now)
+        self.collect({client: [answer]} if isinstance(answer, Failed) else {})
 
     def abort(self, *keys: Key) -> None:
         self.collect(self.scheduler.abort(keys, self.now))

@@ -22,14 +22,14 @@ def test_a_text_that_does_not_fit_beside_others_waits_for_the_next_step() -> Non
     assert rows[:3] == [[3], [16], [4, 4]]
 
 
-def test_a_text_is_not_cut_for_others_but_beside_single_tokens() -> None:
+def test_a_text_is_cut_where_a_step_ends() -> None:
     bench = Bench(config(), facts(max_num_batched_tokens=16))
     for id, length in enumerate((10, 8, 20)):
         bench.add(pool(id, [1 + id] * length))
     rows = []
     while bench.step():
         rows.append(bench.rows)
-    assert rows[:4] == [[10], [8], [16], [4]]
+    assert rows == [[10, 6], [2, 14], [6]]
     bench.add(add(7, [1, 2], max_tokens=9))
     bench.step()
     bench.add(pool(8, [9] * 16))
@@ -129,4 +129,4 @@ def test_timing_of_a_pooled_sequence_has_no_decode() -> None:
     bench = Bench(config(), facts(max_num_batched_tokens=4))
     bench.add(pool(1, [1] * 10))
     bench.run()
-    assert bench.pooled(1).timing == Timing(queued=1, prefill=2, decode=0, preemptions=0)
+    assert bench.pooled(1).timing == Timing(queued=1, prefill=2, decode=0, preemptions=0, steps=3)

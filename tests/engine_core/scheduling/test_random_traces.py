@@ -147,4 +147,4 @@ def test_random_traces_of_whole_sequences(part: int) -> None:
         for request in requests:
             assert isinstance(request.params, Pooling)
             assert bench.pooled(request.id).vectors == vectors_of(request.tokens, request.params)
-        assert bench.scheduler.stats().kv_usage == 0
+        assert bench.scheduler.stats(bench.now).kv_usage == 0

@@ -211,7 +211,7 @@ def test_a_failed_step_ends_all_of_its_sequences_and_no_other() -> None:
     first, second = bench.scheduler.schedule(0), bench.scheduler.schedule(0)
     assert first is not None and second is not None
     bench.worker.launch(first.step)
-    bench.collect(bench.scheduler.fail(first, "broken"))
+    bench.collect(bench.scheduler.fail(first, "broken", 0))
     landed: StepOutput = bench.worker.launch(second.step).result()
     bench.collect(bench.scheduler.update(second, landed, 0))
     bench.run()
@@ -252,7 +252,9 @@ def test_timing_is_of_the_clock_that_was_passed_in() -> None:
         told += scheduler.update(plan, worker.launch(plan.step).result(), landed)[0]
     first, last = told
     assert isinstance(first, Tokens) and first.timing is None
-    assert isinstance(last, Tokens) and last.timing == Timing(queued=1, prefill=2, decode=5, preemptions=0)
+    assert isinstance(last, Tokens) and last.timing == Timing(
+        queued=1, prefill=2, decode=5, preemptions=0, steps=2, compute=6
+    )
 
 
 def test_a_large_prompt_is_not_passed_over_for_ever_by_a_stream_of_small_ones() -> None:

@@ -1,0 +1,303 @@
+"""Steps are bounded in time while somebody reads a stream. The clock is a script: no machine disturbs it."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import dataclass, field
+
+import pytest
+from fake_worker import FakeWorker, facts
+from msgspec.structs import replace
+from scheduler_bench import add, config, pool
+
+from engine_core.protocol import Add, Admitted, Failed, Pooled, Tokens
+from engine_core.scheduling.classes import WorkClass
+from engine_core.scheduling.scheduler import Scheduler
+from engine_core.scheduling.step_builder import PlannedStep
+
+STEP, TOKEN = 0.006, 0.0003
+"""The seconds of a step, and of each of its tokens."""
+TIMED = ((1, STEP + TOKEN), (101, STEP + 101 * TOKEN))
+TEXT = 120
+
+
+@dataclass
+class Clock:
+    """A scheduler whose steps take exactly what the script says."""
+
+    gap_ms: float | None = 50
+    causal: bool = True
+    device: str = "cpu"
+    seconds: list[float] = field(default_factory=list)
+    outputs: dict[int, list[tuple[float, Tokens | Pooled | Failed]]] = field(default_factory=dict)
+    now: float = 100.0
+
+    def __post_init__(self) -> None:
+        limits = {
+            "max_num_seqs": 64,
+            "max_num_batched_tokens": 2048,
+            "max_model_len": 4096 if self.causal else 2048,
+        }
+        tasks = ("generate", "embed", "token_embed") if self.causal else ("embed", "token_embed")
+        blocks = {"num_blocks": 3000, "block_size": 16, "tasks": tasks, "causal": self.causal}
+        found = replace(facts(**limits, **blocks), device=self.device, timed_steps=TIMED)
+        self.scheduler = Scheduler(config(max_token_gap_ms=self.gap_ms), found, vocab_size=50)
+        self.worker = FakeWorker(found)
+        self.planned: PlannedStep | None = None
+
+    def add(self, request: Add) -> Admitted | Failed | None:
+        return self.scheduler.add(0, request, self.now)
+
+    def step(self) -> bool:
+        plan = self.planned = self.scheduler.schedule(self.now)
+        if plan is None:
+            return False
+        self.seconds.append(STEP + TOKEN * sum(row.count for row in plan.step.seqs))
+        self.now += self.seconds[-1]
+        for output in self.scheduler.update(plan, self.worker.launch(plan.step).result(), self.now).get(
+            0, []
+        ):
+            assert not isinstance(output, Admitted)
+            self.outputs.setdefault(output.id, []).append((self.now, output))
+        return True
+
+    def run(self) -> None:
+        while self.step():
+            pass
+        assert not self.scheduler.live
+
+
+def stream(id: int, prompt: int = 8, max_tokens: int = 200, **changes: object) -> Add:
+    return add(id, [1 + id % 40] * prompt, max_tokens=max_tokens, streams=True, **changes)
+
+
+def texts(ids: range, length: int = TEXT, **changes: object) -> list[Add]:
+    return [pool(id, [id % 40 + 1, id // 40 + 1] * (length // 2), **changes) for id in ids]
+
+
+def test_no_step_takes_longer_than_the_gap_while_a_stream_is_read() -> None:
+    clock = Clock()
+    clock.add(stream(1))
+    clock.step()
+    for each in [*texts(range(100, 160)), stream(2, prompt=3000, max_tokens=4)]:
+        clock.add(each)
+    before = len(clock.seconds)
+    while 1 in {key[1] for key in clock.scheduler.live}:
+        clock.step()
+    assert max(clock.seconds[before:-1]) <= 0.0505  # a token more is a fraction of a millisecond
+    gaps = [after[0] - now[0] for now, after in itertools.pairwise(clock.outputs[1])]
+    assert len(gaps) == 199 and max(gaps) <= 0.0505
+    busy = clock.seconds[before : before + 60]
+    assert sum(busy) / len(busy) > 0.045  # what is left of a gap is used
+    clock.run()
+
+
+def test_without_a_reader_steps_are_as_wide_as_they_may_be() -> None:
+    clock = Clock()
+    clock.add(add(1, [1] * 8, max_tokens=50))  # nobody reads it as it comes
+    clock.step()
+    for each in texts(range(100, 120)):
+        clock.add(each)
+    clock.step()
+    assert clock.seconds[-1] == pytest.approx(STEP + TOKEN * 2048)
+
+
+def test_the_bound_ends_with_the_stream() -> None:
+    clock = Clock()
+    clock.add(stream(1, max_tokens=3))
+    clock.step()
+    for each in texts(range(100, 160)):
+        clock.add(each)
+    clock.step()
+    clock.step()
+    assert clock.seconds[-1] < 0.0505
+    clock.step()
+    assert clock.seconds[-1] > 0.5
+
+
+def test_texts_of_an_encoder_are_limited_and_none_is_cut() -> None:
+    """The bound of an encoder's steps: it has no streams, but a model may have both one day."""
+    clock = Clock(causal=False)
+    clock.scheduler.pace.readers = 1
+    for each in texts(range(100, 140), length=400):
+        clock.add(each)
+    for _ in range(40):
+        clock.step()
+        assert clock.planned is not None
+        assert [row.count for row in clock.planned.step.seqs] == [400]
+        assert clock.seconds[-1] <= 0.05 + STEP + 400 * TOKEN  # the target, and one text
+    assert not clock.scheduler.live
+
+
+def test_prompts_get_a_part_of_each_step_even_if_many_streams_take_all_of_the_gap() -> None:
+    clock = Clock(gap_ms=10)
+    for id in range(1, 33):
+        clock.add(stream(id, max_tokens=300))
+    clock.step()
+    clock.step()
+    clock.add(stream(99, prompt=400, max_tokens=2))
+    clock.run()
+    first = clock.outputs[99][0][0] - 100
+    assert first < 1.5
+    assert max(clock.seconds[2:300]) <= STEP + 33 * TOKEN + 0.0025 + TOKEN
+
+
+@pytest.mark.parametrize(
+    ("gap_ms", "device", "longest"), [(None, "cpu", 0.051), (None, "cuda:0", 1.0), (0, "cpu", 1.0)]
+)
+def test_the_gap_is_on_by_default_on_a_cpu_alone(gap_ms: float | None, device: str, longest: float) -> None:
+    clock = Clock(gap_ms=gap_ms, device=device)
+    clock.add(stream(1))
+    clock.step()
+    for each in texts(range(100, 160)):
+        clock.add(each)
+    clock.step()
+    assert longest / 2 < clock.seconds[-1] <= longest
+
+
+def test_no_class_of_work_starves() -> None:
+    clock = Clock()
+    clock.add(stream(1, max_tokens=1000))
+    clock.step()
+    ids = itertools.count(1000)
+    for each in texts(range(100, 110), priority=1):  # background
+        clock.add(each)
+    done: dict[WorkClass, int] = dict.fromkeys(WorkClass, 0)
+    live = {WorkClass.FIRST_TOKEN: 0, WorkClass.POOLING: 0}
+    for _ in range(400):
+        for work_class in live:
+            waiting = sum(seq.work_class is work_class for seq in clock.scheduler.live.values())
+            for _ in range(5 - waiting):
+                id = next(ids)
+                one = stream(id, prompt=600, max_tokens=1) if work_class is WorkClass.FIRST_TOKEN else None
+                clock.add(one or pool(id, [id % 40 + 1] * TEXT))
+        clock.step()
+        assert clock.planned is not None
+        for seq, row in zip(clock.planned.seqs, clock.planned.step.seqs, strict=True):
+            done[seq.work_class] += row.count
+    first, pooled, background = (
+        done[WorkClass.FIRST_TOKEN],
+        done[WorkClass.POOLING],
+        done[WorkClass.BACKGROUND],
+    )
+    assert 1.6 < first / pooled < 2.4
+    assert background == 10 * TEXT
+
+
+def test_a_single_text_waits_for_two_steps_at_most_beside_a_call_of_thousands() -> None:
+    clock = Clock(causal=False)
+    for each in texts(range(1000, 3000), length=64, group=1000):
+        clock.add(each)
+    for id in range(10, 20):
+        clock.step()
+        clock.add(pool(id, [id] * 8))
+        steps = len(clock.seconds)
+        while id not in clock.outputs:
+            clock.step()
+        assert len(clock.seconds) - steps <= 2
+
+
+def test_calls_of_many_texts_share_and_single_texts_do_not_shut_them_out() -> None:
+    clock = Clock(causal=False)
+    for each in texts(range(1000, 1400), length=64, group=1000):
+        clock.add(each)
+    for id in range(10, 700):
+        clock.add(pool(id, [id % 40] * 64))  # a new call each
+        if id % 16 == 0:
+            clock.step()
+    order = sorted(clock.outputs, key=lambda id: clock.outputs[id][0][0])
+    assert 50 < sum(id >= 1000 for id in order) < len(order) - 50
+
+
+def test_the_shares_of_all_requests_add_up_to_the_time_that_the_engine_was_busy() -> None:
+    rng = random.Random(7)
+    clock = Clock()
+    todo: list[Add] = []
+    for id in range(1, 60):
+        kind = rng.random()
+        if kind < 0.4:
+            todo.append(stream(id, prompt=rng.randint(1, 900), max_tokens=rng.randint(1, 60)))
+        elif kind < 0.6:
+            todo.append(add(id, [id % 40] * rng.randint(1, 300), max_tokens=rng.randint(1, 60), top_p=0.9))
+        else:
+            todo += texts(range(id, id + 1), length=rng.choice([2, 80, 600]))
+    while todo or clock.scheduler.live:
+        if todo and rng.random() < 0.3:
+            clock.add(todo.pop())
+        if not clock.step():
+            clock.now += 0.1
+    ends = [outputs[-1][1] for outputs in clock.outputs.values()]
+    assert len(ends) == 59
+    timings = [end.timing for end in ends if not isinstance(end, Failed) and end.timing is not None]
+    assert len(timings) == 59 and all(timing.steps for timing in timings)
+    busy = clock.scheduler.stats(clock.now).busy
+    assert busy == pytest.approx(sum(clock.seconds))
+    assert sum(timing.compute for timing in timings) == pytest.approx(busy, rel=1e-6)
+
+
+def test_a_row_that_reads_more_pays_more() -> None:
+    clock = Clock()
+    clock.add(stream(1, max_tokens=20))
+    clock.step()
+    clock.add(texts(range(100, 101), length=400)[0])
+    clock.run()
+    small, large = clock.outputs[1][-1][1], clock.outputs[100][-1][1]
+    assert isinstance(small, Tokens) and isinstance(large, Pooled)
+    assert small.timing and large.timing
+    assert large.timing.compute > 400 * TOKEN > small.timing.compute / 2
+
+
+def test_a_request_that_will_wait_is_told_how_long() -> None:
+    clock = Clock()
+    assert clock.add(stream(1, prompt=16)) is None  # begins at once
+    clock.step()
+    clock.add(stream(2, prompt=3000, max_tokens=2))
+    told = clock.add(stream(3, prompt=64, max_tokens=2))
+    at = clock.now
+    assert isinstance(told, Admitted) and told.id == 3
+    assert clock.add(add(4, [7] * 64, max_tokens=2)) is None  # nobody would read it
+    clock.run()
+    waited = clock.outputs[3][0][0] - at
+    assert told.expected == pytest.approx(waited, rel=0.2)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_first_answers_come_when_they_were_expected(seed: int) -> None:
+    rng, clock = random.Random(seed), Clock()
+    arrived: dict[int, float] = {}
+    for id in range(1, 300):
+        length = rng.choice([4, 20, 100, 400])
+        kind = rng.random()
+        if kind < 0.3:
+            request = stream(id, prompt=length, max_tokens=rng.randint(5, 60))
+        elif kind < 0.5:
+            request = add(id, [id % 40] * length, max_tokens=rng.randint(5, 60))
+        else:
+            request = texts(range(id, id + 1), length=length)[0]
+        arrived[id] = clock.now
+        clock.add(request)
+        until = clock.now + rng.expovariate(1 / 0.08)
+        while clock.now < until:
+            if not clock.step():
+                clock.now = until
+    clock.run()
+    good = 0
+    for id, outputs in clock.outputs.items():
+        at, first = outputs[0]
+        assert not isinstance(first, Failed) and first.expected is not None
+        waited = at - arrived[id]
+        good += abs(first.expected - waited) <= max(0.2 * waited, 0.005)
+    assert good / len(arrived) > 0.6
+
+
+def test_times_come_with_every_token_if_asked_for() -> None:
+    clock = Clock()
+    clock.add(stream(1, max_tokens=3, times_each=True))
+    clock.add(stream(2, max_tokens=3))
+    clock.run()
+    timings = [output.timing for _, output in clock.outputs[1] if isinstance(output, Tokens)]
+    assert all(timing is not None for timing in timings)
+    assert [timing.steps for timing in timings if timing] == [1, 2, 3]
+    others = [output.timing for _, output in clock.outputs[2] if isinstance(output, Tokens)]
+    assert others[0] is None and others[1] is None and others[2] is not None
