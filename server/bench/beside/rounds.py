@@ -32,7 +32,7 @@ _ROOM = 64
 """Tokens of the model's length that the long prompt leaves to a chat template and to the answer."""
 _LONGEST_ALONE = 15.0
 """Seconds that the clients embed alone at most."""
-_TEXTS_ALONE = 50
+_TEXTS_ALONE = 30
 """Single texts that are embedded one after the other where nothing runs beside them."""
 
 Phase = Callable[[Samples, Samples], Awaitable[None]]

@@ -15,6 +15,8 @@ from server.bench.load.outcome import Outcome
 
 _TICK = 0.005
 """Seconds between two looks at the clock, or at a stream that another request waits for."""
+_PAUSE = 0.1
+"""Seconds between single texts: without them few quick moments would outnumber long slow ones."""
 
 
 @dataclass(slots=True)
@@ -99,9 +101,10 @@ async def time_prompt(samples: Samples, sender: Sender, prompt: bytes) -> None:
 
 
 async def time_texts(samples: Samples, sender: Sender, messages: Iterable[bytes]) -> None:
-    """Embeds one text after the other."""
+    """Embeds one text after the other, with a pause between them."""
     async with timed_ticks(samples.lateness):
         for message in messages:
             outcome = await sender.send(message, 1, time.perf_counter())
             check([outcome], "a text")
             samples.latency.append(outcome.e2el)
+            await asyncio.sleep(_PAUSE)

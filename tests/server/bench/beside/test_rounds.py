@@ -24,6 +24,7 @@ from scripted_server import (
 )
 
 from server.bench import command
+from server.bench.beside import samples
 from server.bench.beside.summary import BesideResult
 
 TOKENS = 12
@@ -120,7 +121,10 @@ async def test_another_server_may_embed() -> None:
     assert {one.json["model"] for one in embedder.requests[1:]} == {"first"}
 
 
-async def test_single_texts_beside_very_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_single_texts_beside_very_many(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(samples, "_PAUSE", 0.001)
     written = tmp_path / "r.json"
     single = asyncio.Event()
     sizes: list[int] = []
