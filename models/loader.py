@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -17,6 +17,7 @@ from models.conversion.class_adapters import adapt
 from models.conversion.served_as import Conversion, looks_ahead
 from models.model import ModelSetup, ServedModel
 from models.parallel.parallel import Parallel
+from models.parallel.shares import most_ranks_of
 from models.pooling.config import PoolingConfig
 from models.registry import resolve
 
@@ -52,11 +53,12 @@ class LoadOptions:
         return self.config.architecture if self.conversion is None else self.conversion.architecture
 
     def setup(self) -> ModelSetup:
+        most_ranks = most_ranks_of(self.config.num_heads, self.config.num_kv_heads)
         return ModelSetup(
             config=msgspec.structs.replace(self.config, architecture=self.architecture),
             folder=self.folder,
             max_len=self.max_len or self.config.max_len,
-            parallel=self.parallel,
+            parallel=replace(self.parallel, most_ranks=most_ranks),
             trust_remote_code=self.trust_remote_code,
             load_format=self.load_format,
             pooling=self.pooling,

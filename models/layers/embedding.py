@@ -49,7 +49,8 @@ class Embedding(nn.Module):
             return ops.embed(ids, self.weight)
         elsewhere = (ids < self.span.start) | (ids >= self.span.stop)  # [T]
         rows = F.embedding((ids - self.span.start).masked_fill(elsewhere, 0), self.weight)
-        return self.parallel.all_reduce(rows.masked_fill(elsewhere.unsqueeze(-1), 0))
+        # To add -0 changes no number: 0 would change -0.
+        return self.parallel.all_reduce(rows.masked_fill(elsewhere.unsqueeze(-1), -0.0))
 
 
 class LMHead(nn.Module):

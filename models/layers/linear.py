@@ -111,7 +111,10 @@ class GatedLinear(Linear):
 
 
 class RowLinear(Linear):
-    """Linear layer after a cut one: each rank reads its piece of the input, and the results are added up."""
+    """Linear layer after a cut one: each rank reads its piece of the input, and the results are added up.
+
+    The sum over the inputs is made in sections and in float32, whoever has them, and rounded once.
+    """
 
     def __init__(
         self,
@@ -125,9 +128,18 @@ class RowLinear(Linear):
         super().__init__(inputs, outputs, bias=bias, transposed=transposed)
         self.parallel = parallel
 
+    def pull(self, weights: Weights) -> None:
+        sections = self.parallel.sections(self.inputs)
+        self.weight = frozen(ops.pack(*self._gather(weights, "weight"), sections=sections))
+        self.bias = frozen(torch.cat(self._gather(weights, "bias"))) if self.has_bias else None
+
     def forward(self, x: Tensor) -> Tensor:
-        # The bias must enter the sum once.
-        bias = self.bias if self.parallel.rank == 0 else None
+        if self.parallel.size == 1:
+            return ops.linear(x, self.weight, self.bias)
+        if self.parallel.exact:
+            total = self.parallel.all_reduce(ops.linear(x, self.weight, wide=True))
+            return (total if self.bias is None else total + self.bias).to(x.dtype)
+        bias = self.bias if self.parallel.rank == 0 else None  # it must enter the sum once
         return self.parallel.all_reduce(ops.linear(x, self.weight, bias))
 
 

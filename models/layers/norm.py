@@ -54,6 +54,7 @@ class SpreadRMSNorm(nn.Module):
         self.span = span
         self.eps = eps
         self.parallel = parallel
+        self.sections = parallel.sections(span)
         # A head that several ranks hold enters the sum over ranks several times.
         self.summed = parallel.size * span.length
 
@@ -62,11 +63,8 @@ class SpreadRMSNorm(nn.Module):
         self.weight = frozen(weights.take("weight", [self.span.size], cut))
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.parallel.size == 1:
-            return ops.rms_norm(x, self.weight, self.eps)
-        wide = x.float()
-        square = self.parallel.all_reduce(wide.square().sum(-1, keepdim=True)) / self.summed  # [T, 1]
-        return (wide * torch.rsqrt(square + self.eps) * self.weight.float()).to(x.dtype)
+        squares = self.parallel.all_reduce(ops.sum_squares(x, self.sections))  # [T, 1] float32
+        return ops.spread_rms_norm(x, self.weight, squares, self.summed, self.eps)
 
 
 class LayerNorm(nn.Module):

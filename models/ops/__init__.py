@@ -30,6 +30,8 @@ from models.ops.reference import (
     rotary_and_cache,
     rotate,
     scale,
+    spread_rms_norm,
+    sum_squares,
 )
 
 __all__ = [
@@ -52,6 +54,8 @@ __all__ = [
     "rotary_and_cache",
     "rotate",
     "scale",
+    "spread_rms_norm",
+    "sum_squares",
     "use",
 ]
 

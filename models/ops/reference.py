@@ -7,12 +7,15 @@ heads, G key/value heads, D dimensions per head, F features.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from models.context import ForwardContext
 from models.ops.head_prep import AS_PROJECTED, HeadPrep
+from models.parallel.tree import add_in_pairs
 
 # The beginning of a model
 
@@ -41,13 +44,17 @@ def scale(x: Tensor, factor: float) -> Tensor:
 # Linear layers
 
 
-def pack(*parts: Tensor, gated: bool = False, wide: bool = False) -> Tensor:
+def pack(*parts: Tensor, gated: bool = False, wide: bool = False, sections: int | None = None) -> Tensor:
     """Bring a matrix [out, in] into the layout that `linear` reads, once for each matrix, after loading.
 
     `parts` are pieces of its rows, one above the other, which a kernel may take without joining them first.
-    `gated` says that only `gated_linear` reads it, `wide` that only `linear` with `wide` does.
+    `gated` says that only `gated_linear` reads it, `wide` that only `linear` with `wide` does. If the inputs
+    can be cut over ranks, `sections` is the number of equal pieces of them that are added up apart.
     """
-    return (parts[0] if len(parts) == 1 else torch.cat(parts)).contiguous()
+    matrix = parts[0] if len(parts) == 1 else torch.cat(parts)
+    if sections is None:
+        return matrix.contiguous()
+    return torch.stack(matrix.chunk(sections, dim=1))  # [sections, out, in / sections]
 
 
 def linear(
@@ -55,11 +62,28 @@ def linear(
 ) -> Tensor:
     """Multiply x [T, in] by `weight`, as `pack` returned it -> [T, out].
 
-    `kind` names an activation that follows. With `wide` the result is float32, whatever x is.
+    `kind` names an activation that follows. With `wide` the result is float32, whatever x is. If the inputs
+    are divided into sections, each is added up in float32, then neighbouring sections, then their sums: so a
+    rank that holds half of them computes one of the two numbers that are added last.
     """
-    out = F.linear(x, weight, bias)
+    out = F.linear(x, weight, bias) if weight.dim() == 2 else add_sections(x, weight, bias)
     out = activation(out, kind) if kind else out
-    return out.float() if wide else out
+    return out.float() if wide else out.to(x.dtype)
+
+
+def add_sections(
+    x: Tensor, weight: Tensor, bias: Tensor | None, multiply: Callable[..., Tensor] = F.linear
+) -> Tensor:
+    """Multiply x [T, in] by `weight` [sections, out, in / sections] -> [T, out], float32 or wider.
+
+    `multiply` makes the product of one section.
+    """
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    pieces = x.to(dtype).chunk(len(weight), dim=1)
+    total = add_in_pairs(
+        [multiply(piece, matrix) for piece, matrix in zip(pieces, weight.to(dtype), strict=True)]
+    )
+    return total if bias is None else total + bias
 
 
 def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, kind: str) -> Tensor:
@@ -79,6 +103,18 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     """Add and normalise: -> (norm of the sum, the sum)."""
     total = residual + x
     return rms_norm(total, weight, eps), total
+
+
+def sum_squares(x: Tensor, sections: int) -> Tensor:
+    """Add up the squares of each row [T, F] in float32, in so many sections, and these in pairs -> [T, 1]."""
+    squares = x.float().square().unflatten(-1, (sections, -1))
+    return add_in_pairs(squares.sum(-1, keepdim=True).unbind(1))
+
+
+def spread_rms_norm(x: Tensor, weight: Tensor, squares: Tensor, count: int, eps: float) -> Tensor:
+    """Normalise rows [T, F] of which others hold the rest: `squares` [T, 1] sums those of `count` numbers."""
+    wide = x.float() * (1 / torch.sqrt(squares / count + eps))
+    return (wide * weight.float()).to(x.dtype)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:

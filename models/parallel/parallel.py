@@ -11,7 +11,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from models.parallel.shares import Span, heads_of, kv_heads_of, layers_of, share_of
+from models.parallel.shares import Span, heads_of, kv_heads_of, layers_of, sections_of, share_of
 
 PADDING = 64
 """A rank's share of the vocabulary's rows is a multiple of this, for the kernels' sake."""
@@ -20,8 +20,11 @@ PADDING = 64
 class Collectives(Protocol):
     """Communication among the ranks of one stage."""
 
+    exact: bool
+    """Whether `all_reduce` adds in float32 and in pairs, so that 1, 2, 4 and 8 ranks give the same bits."""
+
     def all_reduce(self, x: Tensor) -> Tensor:
-        """Return the sum over all ranks, which may be made in `x` itself."""
+        """Return the sum over all ranks in the type of `x`, in which it may be made."""
         ...
 
     def all_gather(self, x: Tensor) -> Tensor:
@@ -38,6 +41,8 @@ class Parallel:
     group: Collectives | None = None
     stage: int = 0
     stages: int = 1
+    most_ranks: int = 8
+    """The most ranks, of 8, 4, 2 and 1, over which this model could be cut."""
 
     @property
     def first(self) -> bool:
@@ -66,6 +71,10 @@ class Parallel:
     def share_kv_heads(self, heads: int) -> Span:
         return kv_heads_of(self.rank, self.size, heads)
 
+    def sections(self, inputs: Span) -> int:
+        """The number of sections of a piece of inputs that are added up apart."""
+        return sections_of(inputs, self.most_ranks)
+
     def share_padded(self, size: int) -> Span:
         """An equal piece for each rank, rounded up: the last ranks may hold less than others, or nothing."""
         piece = self.padded_length(size)
@@ -74,6 +83,11 @@ class Parallel:
     def padded_length(self, size: int) -> int:
         """The length of the piece that each rank allocates for `share_padded`: a multiple of PADDING."""
         return size if self.size == 1 else -(-size // (self.size * PADDING)) * PADDING
+
+    @property
+    def exact(self) -> bool:
+        """Whether sums over ranks have the same bits for any number of them that divides 8."""
+        return self.size == 1 or self._collectives().exact
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return x if self.size == 1 else self._collectives().all_reduce(x)

@@ -14,6 +14,8 @@ class Span:
     size: int
     start: int
     stop: int
+    unit: int = 1
+    """The features of a head, if the dimension is cut between heads only."""
 
     @classmethod
     def whole(cls, size: int) -> Span:
@@ -29,7 +31,7 @@ class Span:
 
     def times(self, unit: int) -> Span:
         """The same piece counted in smaller units: heads -> features."""
-        return Span(self.size * unit, self.start * unit, self.stop * unit)
+        return Span(self.size * unit, self.start * unit, self.stop * unit, self.unit * unit)
 
 
 def check_cut(model: ModelConfig, ranks: int, stages: int) -> None:
@@ -79,3 +81,25 @@ def kv_heads_of(rank: int, ranks: int, heads: int) -> Span:
         )
     start = rank * heads // ranks
     return Span(heads, start, start + 1)
+
+
+def most_ranks_of(heads: int, kv_heads: int) -> int:
+    """The most ranks, of 8, 4, 2 and 1, over which a model with these heads can be cut."""
+    possible = (n for n in (8, 4, 2) if heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0))
+    return next(possible, 1)
+
+
+def sections_of(span: Span, most_ranks: int) -> int:
+    """The number of sections of a rank's piece that sums over it add up apart (`models/parallel/tree.py`).
+
+    The whole dimension has one for each of `most_ranks`, or fewer if it cannot be cut into so many: each has
+    whole units, and an even number of features, which bfloat16 kernels read in pairs. So what one of 1, 2, 4
+    or 8 ranks adds up is a branch of the same tree.
+    """
+    possible = (n for n in (8, 4, 2) if n <= most_ranks and _divides(n, span))
+    held, rest = divmod(next(possible, 1) * span.length, span.size)
+    return held if held and not rest else 1
+
+
+def _divides(sections: int, span: Span) -> bool:
+    return span.size // span.unit % sections == 0 and span.size // sections % 2 == 0

@@ -21,6 +21,7 @@ from models.context import ForwardContext, use_context
 from models.loader import LoadOptions, load_model
 from models.model import CausalLM
 from models.parallel.parallel import Parallel
+from models.parallel.tree import add_in_pairs
 
 Result = TypeVar("Result")
 
@@ -44,12 +45,14 @@ class ThreadGroup:
 
 
 class RankGroup:
+    exact = True
+
     def __init__(self, group: ThreadGroup, rank: int) -> None:
         self._group = group
         self._rank = rank
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        return torch.stack(self._group.exchange(self._rank, x)).sum(0)
+        return add_in_pairs(self._group.exchange(self._rank, x))
 
     def all_gather(self, x: Tensor) -> Tensor:
         return torch.cat(self._group.exchange(self._rank, x), dim=-1)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from models.model import Forward
+from models.ops import reference
 from worker.devices.base import GIB, CacheBudget, Defaults, Fetch
 from worker.host.memory import PageToucher
 from worker.ranks.groups import DeviceGroup, Group, Membership
@@ -19,8 +20,13 @@ from worker.tables.slots import Slots
 _SHARE = 0.92
 
 
+def _pack(*parts: Tensor, gated: bool = False, wide: bool = False, sections: int | None = None) -> Tensor:
+    """Pack without sections, which would bring nothing: NCCL adds ranks up in an order of its own."""
+    return reference.pack(*parts)
+
+
 class Cuda:
-    kernels: Mapping[str, Callable[..., Any]] = {}
+    kernels: Mapping[str, Callable[..., Any]] = {"pack": _pack}
     may_sync = False
     scan = BY_TORCH
 

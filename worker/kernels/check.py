@@ -39,11 +39,14 @@ class _Case:
     name: str
     arguments: tuple[Any, ...]
     options: dict[str, Any] = field(default_factory=dict[str, Any])
+    sections: int | None = None
 
     def compute(self, table: Mapping[str, Callable[..., Any]]) -> Any:
         arguments = [x.clone() if isinstance(x, Tensor) else x for x in self.arguments]
         if "linear" in self.name:
-            arguments[1] = table["pack"](arguments[1], gated=self.name == "gated_linear")
+            arguments[1] = table["pack"](
+                arguments[1], gated=self.name == "gated_linear", sections=self.sections
+            )
         result = table[self.name](*arguments, **self.options)
         return (result, arguments[3]) if self.name == "rotary_and_cache" else result  # with the cache
 
@@ -64,8 +67,12 @@ def _cases(made: torch.Generator, dtype: torch.dtype) -> list[_Case]:
     ]
     return [
         *products,
+        _Case("linear", (values(13, 80), values(102, 80), values(102)), sections=8),
         _Case("rms_norm", (x, weight, 1e-5)),
         _Case("add_rms_norm", (x, residual, weight, 1e-5)),
+        _Case("sum_squares", (x, 1)),
+        _Case("sum_squares", (values(5, 72), 8)),
+        _Case("spread_rms_norm", (x, weight, values(5, 1).float().square() * 67, 67, 1e-5)),
         _Case("layer_norm", (x, weight, bias, 1e-5)),
         _Case("add_layer_norm", (x, residual, weight, bias, 1e-5)),
         _Case("add", (x, bias)),

@@ -150,8 +150,9 @@ class NomicExperts(nn.Module):
         self.router.pull(weights / "router.layer")
         experts = weights / "experts"
         self.inner.extend(frozen(ops.pack(matrix)) for matrix in self._matrices(experts / "mlp", "w1"))
+        sections = self.parallel.sections(self.share)
         outer = (matrix.t().contiguous() for matrix in self._matrices(experts / "mlp", "w2"))
-        self.outer.extend(frozen(ops.pack(matrix)) for matrix in outer)
+        self.outer.extend(frozen(ops.pack(matrix, sections=sections)) for matrix in outer)
         self.bias = frozen(experts.take("bias", [self.size]))
 
     def _matrices(self, weights: Weights, name: str) -> Tensor:
@@ -166,13 +167,13 @@ class NomicExperts(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         odds = self.router(hidden).float().softmax(-1)  # [T, experts]
         odds, chosen = odds.topk(self.used, dim=-1)  # [T, used] each
-        out = torch.zeros_like(hidden)
+        products = torch.empty(*chosen.shape, self.size, dtype=torch.float32, device=hidden.device)
         for expert, (inner, outer) in enumerate(zip(self.inner, self.outer, strict=True)):
             rows, places = torch.where(chosen == expert)  # [R] each
             grown = ops.activation(ops.linear(hidden[rows], inner), self.kind)  # [R, features]
-            weight = odds[rows, places].unsqueeze(-1).to(hidden.dtype)
-            out.index_add_(0, rows, ops.linear(grown, outer) * weight)
-        return self.parallel.all_reduce(out) + self.bias
+            products[rows, places] = ops.linear(grown, outer, wide=True)
+        products = self.parallel.all_reduce(products)  # [T, used, size]
+        return (products * odds.unsqueeze(-1)).sum(1).to(hidden.dtype) + self.bias
 
 
 def _rotary(setup: ModelSetup, fields: NomicFields) -> nn.Module:

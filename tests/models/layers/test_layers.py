@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 import torch
+from drive import ThreadGroup
 from paged import make_step
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -22,7 +24,7 @@ from models.layers.mlp import activation_kind
 from models.layers.norm import RMSNorm, SpreadRMSNorm
 from models.layers.rotary import Rotary, plain_rope, read_rope
 from models.parallel.parallel import Parallel
-from models.parallel.shares import Span
+from models.parallel.shares import Span, most_ranks_of
 
 CPU = torch.device("cpu")
 
@@ -55,7 +57,30 @@ class TestParallel:
         assert [Parallel(rank, 4).share_padded(300).length for rank in range(4)] == [128, 128, 44, 0]
         assert Parallel(0, 4).padded_length(300) == 128
         assert Parallel().padded_length(300) == 300
-        assert Span(4, 1, 3).times(10) == Span(40, 10, 30)
+        assert Span(4, 1, 3).times(10) == Span(40, 10, 30, unit=10)
+
+    def test_sections(self) -> None:
+        """All ranks together have as many as one, each of whole heads and an even number of features."""
+        for size, unit, most_ranks, sections in (
+            (1536, 1, 8, 8),
+            (16 * 64, 64, 8, 8),
+            (9 * 64, 64, 8, 1),
+            (12 * 64, 64, 8, 4),
+            (8 * 3, 3, 8, 4),
+            (1536, 1, 2, 2),
+            (7, 1, 8, 1),
+        ):
+            for ranks in (1, 2, 4, 8):
+                if size // unit % ranks == 0:
+                    span = Parallel(ranks - 1, ranks).share(size // unit, "things").times(unit)
+                    held = Parallel(ranks - 1, ranks, most_ranks=most_ranks).sections(span)
+                    assert held == max(1, sections // ranks)
+        assert Parallel(1, 3).sections(Parallel(1, 3).share(24, "things")) == 1
+
+    def test_most_ranks(self) -> None:
+        """As many as heads divide into, and key/value heads, of which there may be copies."""
+        given = [(8, 8), (32, 2), (14, 2), (9, 3), (24, 3), (12, 12)]
+        assert [most_ranks_of(*heads) for heads in given] == [8, 8, 2, 1, 1, 4]
 
     def test_uneven_shares_are_refused(self) -> None:
         with pytest.raises(ValueError, match="--tensor-parallel-size 2: 5 things cannot be divided evenly"):
@@ -133,6 +158,36 @@ class TestLinear:
             sums.append(layer(x[:, span.start : span.stop]))
         torch.testing.assert_close(sums[0] + sums[1], x @ self.WEIGHT.T + self.BIAS)
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    @pytest.mark.parametrize("bias", [False, True])
+    def test_any_number_of_ranks_gives_the_same_bits(
+        self, tmp_path: Path, dtype: torch.dtype, bias: bool
+    ) -> None:
+        tensors = {"weight": torch.randn(12, 208), "bias": torch.randn(12)}
+        weights = checkpoint(tmp_path, dtype, **tensors if bias else {"weight": tensors["weight"]})
+        x = torch.randn(3, 208).to(dtype)
+
+        def product(ranks: int) -> Tensor:
+            group = ThreadGroup(ranks)
+
+            def run(rank: int) -> Tensor:
+                parallel = Parallel(rank, ranks, group.at(rank))
+                span = parallel.share(208, "features")
+                layer = filled(RowLinear(span, 12, parallel, bias=bias), weights)
+                return layer(x[:, span.start : span.stop])
+
+            with ThreadPoolExecutor(ranks) as pool:
+                first, *others = pool.map(run, range(ranks))
+            assert all(torch.equal(other, first) for other in others)
+            return first
+
+        whole = product(1)
+        exact = x.double() @ tensors["weight"].to(dtype).double().t()
+        exact = exact + tensors["bias"].to(dtype).double() if bias else exact
+        torch.testing.assert_close(whole, exact.to(dtype))
+        for ranks in (2, 4, 8):
+            assert torch.equal(product(ranks), whole), ranks
+
     def test_sources_must_match_the_parts(self) -> None:
         with pytest.raises(ValueError, match="3 parts need as many sources, not 2"):
             Linear(4, self.PARTS, sources=("q", "k"))
@@ -140,6 +195,8 @@ class TestLinear:
 
 class Recorder:
     """A group that leaves the sum to the test."""
+
+    exact = False
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return x
@@ -202,7 +259,7 @@ class TestNorms:
         weights = checkpoint(tmp_path, weight=torch.randn(6))
         x = torch.randn(5, 6)
         whole = filled(SpreadRMSNorm(Span.whole(6), 1e-5, Parallel()), weights)(x)
-        squares = x.square().sum(-1, keepdim=True) * 2  # what the sum over four ranks comes to
+        squares = x.square().sum(-1, keepdim=True) * 2  # the sum over four ranks
         for rank in range(4):
             parallel = Parallel(rank, 4, Fixed(squares))
             span = parallel.share_kv_heads(2).times(3)

@@ -68,6 +68,15 @@ def test_sums_are_the_same_bits_everywhere(tmp_path: Path, dtype: torch.dtype) -
     close(groups)
 
 
+def test_neighbours_are_added_first(tmp_path: Path) -> None:
+    """A sum in the order of the ranks would be 1: of 2^25 + 1 the 1 is lost."""
+    groups = join(places(tmp_path, 4))
+    pieces = [torch.tensor([value]) for value in (2.0**25, 1.0, -(2.0**25), 1.0)]
+    sums = at_once(lambda own, piece: tensor_group(own).all_reduce(piece), groups, pieces)
+    assert [total.item() for total in sums] == [0.0] * 4
+    close(groups)
+
+
 def test_pieces_lie_side_by_side_in_the_order_of_the_ranks(tmp_path: Path) -> None:
     groups = join(places(tmp_path, 3))
     pieces = [torch.full((2, 2), rank) for rank in range(3)]

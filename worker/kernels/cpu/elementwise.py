@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from models.ops import reference
@@ -20,7 +21,13 @@ from worker.kernels.cpu.shapes import refuse
 
 def bind(library: Library) -> dict[str, Callable[..., Any]]:
     """The operations of this module by name, for `models.ops.use`."""
-    return _rms_norms(library) | _layer_norms(library) | _sums(library) | _activations(library)
+    return (
+        _rms_norms(library)
+        | _spread_norms(library)
+        | _layer_norms(library)
+        | _sums(library)
+        | _activations(library)
+    )
 
 
 def _rms_norms(library: Library) -> dict[str, Callable[..., Any]]:
@@ -57,6 +64,42 @@ def _rms_norms(library: Library) -> dict[str, Callable[..., Any]]:
         return out, total
 
     return {"rms_norm": rms_norm, "add_rms_norm": add_rms_norm}
+
+
+def _spread_norms(library: Library) -> dict[str, Callable[..., Any]]:
+    add_up = library.function("sum_squares", POINTER, LONG, POINTER, LONG, LONG, INT, INT, quick=True)
+    run = library.function(
+        "spread_rms_norm",
+        *(POINTER, LONG, POINTER, POINTER, LONG),  # x, weight, squares
+        *(POINTER, LONG, LONG, FLOAT, INT, INT),  # out, sizes, eps, kinds
+        quick=True,
+    )
+
+    def sum_squares(x: Tensor, sections: int) -> Tensor:
+        if x.dtype not in KINDS:
+            return reference.sum_squares(x, sections)
+        if x.shape[-1] % sections:
+            refuse("sum_squares", x=x)
+        x, stride, rows, width = _rows(x)
+        out = empty((rows, 1), torch.float32)
+        add_up(x.data_ptr(), stride, out.data_ptr(), rows, width, sections, KINDS[x.dtype])
+        return out
+
+    def spread_rms_norm(x: Tensor, weight: Tensor, squares: Tensor, count: int, eps: float) -> Tensor:
+        kinds = _kinds("spread_rms_norm", x, weight)
+        if squares.shape != (len(x), 1) or squares.dtype != torch.float32:
+            refuse("spread_rms_norm", x=x, squares=squares)
+        if kinds is None:
+            return reference.spread_rms_norm(x, weight, squares, count, eps)
+        x, stride, rows, width = _rows(x)
+        squares, out = squares.contiguous(), empty(x.shape, x.dtype)
+        run(
+            *(x.data_ptr(), stride, weight.data_ptr(), squares.data_ptr(), count),
+            *(out.data_ptr(), rows, width, eps, *kinds),
+        )
+        return out
+
+    return {"sum_squares": sum_squares, "spread_rms_norm": spread_rms_norm}
 
 
 def _layer_norms(library: Library) -> dict[str, Callable[..., Any]]:

@@ -36,6 +36,7 @@ class _Weights(ctypes.Structure):
         ("inputs", ctypes.c_long),
         ("kind", ctypes.c_int),
         ("gated", ctypes.c_int),
+        ("sections", ctypes.c_int),
         ("bits", ctypes.c_int),
         ("group", ctypes.c_int),
         ("input_bits", ctypes.c_int),
@@ -82,17 +83,18 @@ def _pack(library: Library, scheme: Scheme | None, other: Table) -> Callable[...
     quantize = library.function("pack_quantized", POINTER, POINTER, POINTER, INT)
     arena = Arena()
 
-    def pack(*parts: Tensor, gated: bool = False, wide: bool = False) -> Tensor:
+    def pack(*parts: Tensor, gated: bool = False, wide: bool = False, sections: int | None = None) -> Tensor:
         dtype, device = parts[0].dtype, parts[0].device
         if dtype not in KINDS or device.type != "cpu":
-            return other["pack"](*parts, gated=gated, wide=wide)
+            return other["pack"](*parts, gated=gated, wide=wide, sections=sections)
         outputs, inputs = sum(map(len, parts)), parts[0].shape[1]
         alike = all(part.shape[1:] == (inputs,) and part.dtype == dtype for part in parts)
-        if not alike or (gated and outputs % 2):
+        sections = sections or 1
+        if not alike or (gated and outputs % 2) or inputs % (2 * sections if sections > 1 else 1):
             refuse("pack", **{f"part {number}": part for number, part in enumerate(parts)})
         chosen = scheme if scheme is None or not wide else HEAD
         numbers = (0, 0, 0) if chosen is None else (chosen.bits, chosen.group, chosen.input_bits)
-        described = _Weights(None, outputs, inputs, KINDS[dtype], gated, *numbers)
+        described = _Weights(None, outputs, inputs, KINDS[dtype], gated, sections, *numbers)
         address = ctypes.addressof(described)
         packed = Packed(arena.take(size(address)), requires_grad=False)
         packed.described, packed.address = described, address

@@ -19,6 +19,14 @@ Table = Mapping[str, Callable[..., Any]]
 """Operations by name, for `models.ops.use`."""
 
 
+def pack(*parts: Tensor, gated: bool = False, wide: bool = False, sections: int | None = None) -> Tensor:
+    """Pack as the reference does, but in half precision without sections.
+
+    torch rounds each product in half precision, so it would have to widen the matrix in every step.
+    """
+    return reference.pack(*parts, sections=sections if parts[0].dtype == torch.float32 else None)
+
+
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *, kind: str | None = None, wide: bool = False
 ) -> Tensor:
@@ -32,6 +40,9 @@ def linear(
     """
     if x.dtype != torch.float32 or not torch.backends.mkldnn.is_available():
         return reference.linear(x, weight, bias, kind=kind, wide=wide)
+    if weight.dim() == 3:
+        out = reference.add_sections(x, weight, bias, linear)
+        return activation(out, kind) if kind else out
     if len(x) == 1:  # the one case with a kernel of its own
         return linear(x.expand(2, -1), weight, bias, kind=kind)[:1]
     out = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
@@ -74,7 +85,7 @@ def _gelu_tanh(x: Tensor) -> Tensor:
 _FLOAT32: dict[str, Callable[[Tensor], Tensor]] = {"silu": _silu, "gelu": _gelu, "gelu_tanh": _gelu_tanh}
 
 TABLE: Table = {
-    "pack": reference.pack,
+    "pack": pack,
     "linear": linear,
     "gated_linear": gated_linear,
     "activation": activation,

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.ops import reference
+from models.parallel.tree import add_in_pairs
 from worker.kernels.cpu import portable
 
 
@@ -84,27 +85,35 @@ def round_inputs(x: Tensor, scheme: Scheme) -> Tensor:
 
 
 class Quantized(nn.Parameter):
-    """A matrix of bytes: in each row its numbers (of 4 bits, two in a byte), then its scales."""
+    """A matrix of bytes: in each row its numbers (of 4 bits, two in a byte), then its scales.
+
+    The sections of a matrix with several lie one below the other.
+    """
 
     scheme: Scheme
     inputs: int
+    """The inputs of a section."""
+    sections: int
     bytes_before: int
 
     @classmethod
-    def of(cls, weight: Tensor, scheme: Scheme) -> Quantized:
+    def of(cls, weight: Tensor, scheme: Scheme, sections: int = 1) -> Quantized:
+        nbytes, weight = weight.nbytes, torch.cat(weight.chunk(sections, dim=1))
         values, scales = quantize(weight, scheme)
         if scheme.bits == 4:
             low, high = F.pad(values, (0, values.shape[1] % 2)).unflatten(1, (-1, 2)).unbind(-1)
             values = low & 15 | high << 4
         packed = cls(torch.cat([values, scales.view(torch.int8)], dim=1), requires_grad=False)
-        packed.scheme, packed.inputs, packed.bytes_before = scheme, weight.shape[1], weight.nbytes
+        packed.scheme, packed.inputs, packed.sections = scheme, weight.shape[1], sections
+        packed.bytes_before = nbytes
         return packed
 
-    def parts(self) -> Iterator[Tensor]:
-        """The matrix in float32, some rows at a time."""
+    def parts(self, section: int) -> Iterator[Tensor]:
+        """A section of the matrix in float32, some rows at a time."""
         scale_bytes = 2 * -(-self.inputs // self.scheme.group)
-        for rows in _slices(len(self), self.inputs):
-            values, scales = self.data[rows].tensor_split([-scale_bytes], dim=1)
+        data = self.data.chunk(self.sections)[section]
+        for rows in _slices(len(data), self.inputs):
+            values, scales = data[rows].tensor_split([-scale_bytes], dim=1)
             if self.scheme.bits == 4:
                 values = torch.stack([values << 4 >> 4, values >> 4], dim=-1).flatten(1)[:, : self.inputs]
             scales = scales.clone(memory_format=torch.contiguous_format).view(torch.bfloat16)
@@ -114,8 +123,8 @@ class Quantized(nn.Parameter):
 def table(scheme: Scheme) -> Mapping[str, Callable[..., Any]]:
     """The operations of linear layers whose matrices are quantized by `pack`, for `models.ops.use`."""
 
-    def pack(*parts: Tensor, gated: bool = False, wide: bool = False) -> Tensor:
-        return Quantized.of(reference.pack(*parts), HEAD if wide else scheme)
+    def pack(*parts: Tensor, gated: bool = False, wide: bool = False, sections: int | None = None) -> Tensor:
+        return Quantized.of(reference.pack(*parts), HEAD if wide else scheme, sections or 1)
 
     return {"pack": pack, "linear": linear, "gated_linear": gated_linear}
 
@@ -154,8 +163,13 @@ def describe_savings(name: str, parameters: Iterable[Tensor]) -> str:
 
 def _multiply(x: Tensor, weight: Quantized, bias: Tensor | None) -> Tensor:
     """The product of inputs and a matrix, in float32."""
-    rounded = round_inputs(x, weight.scheme)
-    out = torch.cat([portable.linear(rounded, part) for part in weight.parts()], dim=-1)
+    pieces = [round_inputs(piece, weight.scheme) for piece in x.chunk(weight.sections, dim=1)]
+    out = add_in_pairs(
+        [
+            torch.cat([portable.linear(piece, part) for part in weight.parts(section)], dim=-1)
+            for section, piece in enumerate(pieces)
+        ]
+    )
     return out if bias is None else out + bias.float()
 
 

@@ -1,7 +1,7 @@
 // x [rows, inputs] times a packed matrix, followed by a bias, an activation and a gate, if there are any.
 //
-// An output is summed up over the inputs in their order, in float32, in one accumulator, however many rows there
-// are: so it has the same bits alone and in any batch. Rows are computed in tiles, whose sums fill the registers
+// An output is summed up over the inputs in their order, in float32, in one accumulator for each section of the
+// inputs, however many rows there are: so it has the same bits alone and in any batch. Rows are computed in tiles, whose sums fill the registers
 // with the 32 columns of a panel. One tile reads the panel from memory, the others from the cache.
 #include "functions.h"
 #include "quantized.h"
@@ -117,7 +117,7 @@ INLINE fetch fetch_for(const product *p, long panel, long tile, long tiles) {
 
 static void multiply(const void *task, long first, long last) {
     const product *p = task;
-    float sums[MOST_ROWS * PANEL] __attribute__((aligned(64)));
+    float sums[MOST_SUMS * MOST_ROWS * PANEL] __attribute__((aligned(64)));
     for (long unit = first; unit < last; unit++) {
         long panel = unit / p->groups, group = unit % p->groups;
         long begin = p->tiles * group / p->groups, end = p->tiles * (group + 1) / p->groups;

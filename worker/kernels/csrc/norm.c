@@ -1,4 +1,5 @@
 // Norms of rows, and of sums of two rows. Everything is added up in float32, in the same order for every row.
+#include "sections.h"
 #include "threads.h"
 #include "words.h"
 
@@ -16,6 +17,8 @@ typedef struct {
     kind k;
     kind weight_kind;
     int centred;
+    const float *squares;  // NULL: the mean of the squares is that of the row; else their sums, one for each row
+    long count;            // the numbers in each of these sums
 } norm;
 
 // Writes x + residual, rounded, if there is a residual; -> the row to be normalised.
@@ -38,7 +41,7 @@ INLINE float mean_of(const void *row, long width, kind k) {
     return vec_sum(sum) / (float)width;
 }
 
-INLINE float mean_square(const void *row, long width, float mean, kind k) {
+INLINE float sum_of_squares(const void *row, long width, float mean, kind k) {
     vec sum = vec_zero(), centre = vec_all(mean);
     long i = 0;
     for (; i + LANES <= width; i += LANES) {
@@ -49,13 +52,18 @@ INLINE float mean_square(const void *row, long width, float mean, kind k) {
         vec x = vec_first(vec_sub(vec_load_part(at(row, i, k), width - i, k), centre), width - i);
         sum = vec_fma(x, x, sum);
     }
-    return vec_sum(sum) / (float)width;
+    return vec_sum(sum);
+}
+
+INLINE float mean_square(const norm *n, long row, const void *x, float mean, kind k) {
+    if (n->squares != NULL) return n->squares[row] / (float)n->count;
+    return sum_of_squares(x, n->width, mean, k) / (float)n->width;
 }
 
 INLINE void normalise(const norm *n, long row, kind k, kind weight_kind) {
     const char *x = add_row(n, row, k);
     float mean = n->centred ? mean_of(x, n->width, k) : 0.0f;
-    vec centre = vec_all(mean), scale = vec_all(1.0f / sqrtf(mean_square(x, n->width, mean, k) + n->eps));
+    vec centre = vec_all(mean), scale = vec_all(1.0f / sqrtf(mean_square(n, row, x, mean, k) + n->eps));
     char *out = at_out(n->out, row * n->width, k);
     for (long i = 0; i < n->width; i += LANES) {
         long left = n->width - i;
@@ -80,7 +88,8 @@ enum { GRAIN = 16384 };  // elements that are worth handing to another thread
 // out and sum are contiguous. If x is float32, so is the weight.
 EXPORT void rms_norm(const void *x, long x_stride, const void *residual, long residual_stride, const void *weight,
                      void *out, void *sum, long rows, long width, float eps, int kind, int weight_kind) {
-    norm n = {x, x_stride, residual, residual_stride, sum, weight, NULL, out, width, eps, kind, weight_kind, 0};
+    norm n = {x,   x_stride, residual, residual_stride, sum, weight, NULL,
+              out, width,    eps,      kind,            weight_kind, 0, 0, 0};
     spread(rows, grain_of(GRAIN, width), normalise_rows, &n);
 }
 
@@ -93,11 +102,62 @@ EXPORT void rms_norm_words(const word *a) {
 EXPORT void layer_norm(const void *x, long x_stride, const void *residual, long residual_stride, const void *weight,
                        const void *bias, void *out, void *sum, long rows, long width, float eps, int kind,
                        int weight_kind) {
-    norm n = {x, x_stride, residual, residual_stride, sum, weight, bias, out, width, eps, kind, weight_kind, 1};
+    norm n = {x, x_stride, residual, residual_stride, sum, weight, bias, out, width, eps, kind, weight_kind, 1, 0, 0};
     spread(rows, grain_of(GRAIN, width), normalise_rows, &n);
 }
 
 EXPORT void layer_norm_words(const word *a) {
     layer_norm(a[0].pointer, a[1].whole, a[2].pointer, a[3].whole, a[4].pointer, a[5].pointer, a[6].pointer,
                a[7].pointer, a[8].whole, a[9].whole, a[10].real, (int)a[11].whole, (int)a[12].whole);
+}
+
+// The norm of rows of which others hold the rest: `squares` has the sums of the squares of `count` numbers each.
+EXPORT void spread_rms_norm(const void *x, long x_stride, const void *weight, const float *squares, long count,
+                            void *out, long rows, long width, float eps, int kind, int weight_kind) {
+    norm n = {.x = x, .x_stride = x_stride, .weight = weight, .out = out, .width = width, .eps = eps, .k = kind};
+    n.weight_kind = weight_kind;
+    n.squares = squares;
+    n.count = count;
+    spread(rows, grain_of(GRAIN, width), normalise_rows, &n);
+}
+
+EXPORT void spread_rms_norm_words(const word *a) {
+    spread_rms_norm(a[0].pointer, a[1].whole, a[2].pointer, a[3].pointer, a[4].whole, a[5].pointer, a[6].whole,
+                    a[7].whole, a[8].real, (int)a[9].whole, (int)a[10].whole);
+}
+
+typedef struct {
+    const void *x;
+    long x_stride;
+    float *out;
+    long width;
+    int sections;
+    kind k;
+} squares;
+
+// Adds up each section of a row, then neighbouring sections, then their sums, as `linear` does.
+INLINE float square_row(const squares *s, long row, kind k) {
+    long width = s->width / s->sections;
+    float sums[MOST_SECTIONS];
+    for (int i = 0; i < s->sections; i++)
+        sums[i] = sum_of_squares(at(s->x, row * s->x_stride + i * width, k), width, 0.0f, k);
+    for (int left = s->sections; left > 1; left /= 2)
+        for (int i = 0; i < left / 2; i++) sums[i] = sums[2 * i] + sums[2 * i + 1];
+    return sums[0];
+}
+
+static void square_rows(const void *task, long first, long last) {
+    const squares *s = task;
+    for (long row = first; row < last; row++)
+        s->out[row] = s->k == FLOAT32 ? square_row(s, row, FLOAT32) : square_row(s, row, BFLOAT16);
+}
+
+// The width divides into `sections`, which are 1, 2, 4 or 8.
+EXPORT void sum_squares(const void *x, long x_stride, float *out, long rows, long width, int sections, int kind) {
+    squares s = {x, x_stride, out, width, sections, kind};
+    spread(rows, grain_of(GRAIN, width), square_rows, &s);
+}
+
+EXPORT void sum_squares_words(const word *a) {
+    sum_squares(a[0].pointer, a[1].whole, a[2].pointer, a[3].whole, a[4].whole, (int)a[5].whole, (int)a[6].whole);
 }

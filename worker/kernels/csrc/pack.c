@@ -7,10 +7,25 @@ typedef struct {
     const part *from;
 } packing;
 
+INLINE void pack_section(uint32_t *to, const char *const *rows, long section, const weights *w) {
+    long dwords = section_dwords(w), bytes = section_inputs(w) * width_of(w->kind), whole = bytes / 4;
+    for (long start = 0; start < dwords; start += 16) {  // one cache line of each row at a time
+        long stop = least(start + 16, dwords), stop_whole = least(stop, whole);
+        for (long column = 0; column < PANEL; column++) {
+            for (long i = start; i < stop; i++) to[i * PANEL + column] = 0;
+            if (rows[column] == NULL) continue;
+            const char *from = rows[column] + section * bytes;
+            for (long i = start; i < stop_whole; i++) memcpy(&to[i * PANEL + column], from + i * 4, 4);
+            if (start <= whole && whole < stop && bytes % 4)  // an odd input
+                memcpy(&to[whole * PANEL + column], from + whole * 4, 2);
+        }
+    }
+}
+
 static void pack_panels(const void *task, long first, long last) {
     const packing *p = task;
     const weights *w = p->to;
-    long dwords = dwords_of(w), row_bytes = w->inputs * width_of(w->kind), whole = row_bytes / 4;
+    long row_bytes = w->inputs * width_of(w->kind);
     for (long panel = first; panel < last; panel++) {
         uint32_t *to = (uint32_t *)panel_of(w, panel);
         const char *rows[PANEL];
@@ -18,17 +33,8 @@ static void pack_panels(const void *task, long first, long last) {
             long row = row_at(w, panel, column);
             rows[column] = row < w->outputs ? row_of(p->from, row, row_bytes) : NULL;
         }
-        for (long start = 0; start < dwords; start += 16) {  // one cache line of each row at a time
-            long stop = least(start + 16, dwords), stop_whole = least(stop, whole);
-            for (long column = 0; column < PANEL; column++) {
-                const char *from = rows[column];
-                for (long i = start; i < stop; i++) to[i * PANEL + column] = 0;
-                if (from == NULL) continue;
-                for (long i = start; i < stop_whole; i++) memcpy(&to[i * PANEL + column], from + i * 4, 4);
-                if (start <= whole && whole < stop && row_bytes % 4)  // an odd input
-                    memcpy(&to[whole * PANEL + column], from + whole * 4, 2);
-            }
-        }
+        for (long section = 0; section < w->sections; section++)
+            pack_section(to + section * section_dwords(w) * PANEL, rows, section, w);
     }
 }
 

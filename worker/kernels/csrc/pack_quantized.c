@@ -50,16 +50,17 @@ INLINE group quantize(const packing *p, const char *from, long count) {
     return best;
 }
 
-static void pack_group(const packing *p, uint8_t *to, long panel, long number) {
+// Packs a group of a section, which begins with the input `start`.
+static void pack_group(const packing *p, uint8_t *to, long panel, long start, long number) {
     const weights *w = p->to;
-    long start = number * w->group, quads = quads_in(w, number), step = 8 / w->bits;
+    long quads = quads_in(w, number), step = 8 / w->bits;
     int16_t excess = (int16_t)(1 << (w->bits - 1));
     for (long column = 0; column < PANEL; column++) {
         long row = row_at(w, panel, column);
         group g = {.scale = 0};
         if (row < w->outputs) {
             const char *from = row_of(p->from, row, w->inputs * width_of(w->kind));
-            g = quantize(p, at(from, start, w->kind), least(w->group, w->inputs - start));
+            g = quantize(p, at(from, start + number * w->group, w->kind), inputs_in(w, number));
         }
         memcpy(to + column * 2, &g.scale, 2);
         for (long i = 0; i < quads * 4; i++) {
@@ -75,9 +76,11 @@ static void pack_panels(const void *task, long first, long last) {
     const packing *p = task;
     for (long panel = first; panel < last; panel++) {
         uint8_t *to = (uint8_t *)panel_of(p->to, panel);
-        for (long number = 0; number < groups_of(p->to); number++) {
-            pack_group(p, to, panel, number);
-            to += SCALE_BYTES + quads_in(p->to, number) * PANEL * p->to->bits / 2;
+        for (long start = 0; start < p->to->inputs; start += section_inputs(p->to)) {
+            for (long number = 0; number < section_groups(p->to); number++) {
+                pack_group(p, to, panel, start, number);
+                to += SCALE_BYTES + quads_in(p->to, number) * PANEL * p->to->bits / 2;
+            }
         }
     }
 }

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "quantized_rows.h"
+#include "sections.h"
 #include "tile.h"
 
 // A vector of int32. The type of the intrinsics is one of longs, and gcc would copy sums from one to the other.
@@ -92,13 +93,21 @@ INLINE void add_group(float *out, whole sums[][2][COLUMNS], int rows, int each, 
     }
 }
 
+// Where a tile is: in the scales of its rows, in its rows, in the panel, and what it prefetches.
+typedef struct {
+    const uint32_t *head, *x;
+    const char *panel;
+    fetch ahead;
+} place;
+
 // each: the number of sums that a product has.
-INLINE void quantized_tile(int rows, int bits, int each, const uint32_t *head, const weights *w, const char *panel,
-                           fetch ahead, float *out) {
-    const uint32_t *x = head + head_dwords(w) * rows;
+INLINE place add_section(int rows, int bits, int each, place at, const weights *w, float *out) {
+    const uint32_t *head = at.head, *x = at.x;
+    const char *panel = at.panel;
+    fetch ahead = at.ahead;
     long apart = quads_of(w) * rows;
     memset(out, 0, sizeof *out * PANEL * rows);
-    for (long group = 0; group < groups_of(w); group++, head += (1 + each) * rows) {
+    for (long group = 0; group < section_groups(w); group++, head += (1 + each) * rows) {
         const char *scales = panel;
         whole sums[QUANTIZED_ROWS][2][COLUMNS];
         for (int r = 0; r < rows; r++)
@@ -115,6 +124,16 @@ INLINE void quantized_tile(int rows, int bits, int each, const uint32_t *head, c
         }
         add_group(out, sums, rows, each, scales, head);
     }
+    return (place){head, x, panel, ahead};
+}
+
+INLINE void quantized_tile(int rows, int bits, int each, const uint32_t *x, const weights *w, const char *panel,
+                           fetch ahead, float *sums) {
+    place at = {x, x + head_dwords(w) * rows, panel, ahead};
+    for (long section = 0; section < w->sections; section++) {
+        at = add_section(rows, bits, each, at, w, place_of_section(sums, rows, w, section));
+        join_section(sums, rows, w, section);
+    }
 }
 
 #define QUANTIZED(n, each)                                                                    \
@@ -123,7 +142,7 @@ INLINE void quantized_tile(int rows, int bits, int each, const uint32_t *head, c
         else quantized_tile(n, 4, each, x, w, panel, ahead, sums);                            \
         break;
 
-// sums [rows, 32]; x as `lay_quantized` wrote it.
+// sums [rows, 32] and room for those that wait; x as `lay_quantized` wrote it.
 static void multiply_quantized(const uint32_t *x, long rows, const weights *w, long number, fetch ahead, float *sums) {
     const char *panel = (const char *)panel_of(w, number);
 #if defined(__AVX512VNNI__)

@@ -73,17 +73,16 @@ INLINE void split(rounded *to, long row, long quad, const int16_t *words, long q
     }
 }
 
-// Rounds up to CHUNK inputs of a row, from `group` on. Elements of the matrix are stored without a sign, too high by
+// Rounds up to CHUNK inputs of a row of a section, from `group` on. Elements of the matrix are stored without a sign, too high by
 // 2^(bits - 1), so sums start with the negative of that times the inputs.
 INLINE void round_row(rounded *to, uint32_t *head, const char *x, long row, long rows, long group, const weights *w) {
     int16_t words[GROUP_MOST + LANES];
     float most = w->input_bits == 16 ? 32639.0f : 127.0f, scale = 0.0f;  // of 32639 the upper byte is 127
     vec finite = vec_zero();
     head += group * (1 + sums_of(w)) * rows + row;
-    for (long quad = 0; quad < CHUNK / 4 && group < groups_of(w); quad += w->group / 4, group++) {
-        long start = group * w->group, count = least(w->group, w->inputs - start);
+    for (long quad = 0; quad < CHUNK / 4 && group < section_groups(w); quad += w->group / 4, group++) {
         int32_t sums[2];
-        scale = round_inputs(words, x + start * width_of(w->kind), count, w->kind, most, &finite);
+        scale = round_inputs(words, at(x, group * w->group, w->kind), inputs_in(w, group), w->kind, most, &finite);
         split(to, row, quad, words, quads_in(w, group), sums, w);
         memcpy(head, &scale, 4);
         for (int s = 0; s < sums_of(w); s++) head[(1 + s) * rows] = (uint32_t)-(sums[s] << (w->bits - 1));
@@ -93,12 +92,11 @@ INLINE void round_row(rounded *to, uint32_t *head, const char *x, long row, long
     memcpy(head - (1 + sums_of(w)) * rows, &scale, 4);
 }
 
-static void lay_quantized(uint32_t *to, const char *x, long stride, long rows, const weights *w) {
+INLINE void lay_section(uint32_t *head, uint32_t *parts, const char *x, long stride, long rows, const weights *w) {
     rounded chunk;
-    uint32_t *parts = to + head_dwords(w) * rows;
-    for (long start = 0; start < quads_of(w); start += CHUNK / 4) {
-        long quads = least(CHUNK / 4, quads_of(w) - start), done;
-        for (long r = 0; r < rows; r++) round_row(&chunk, to, x + r * stride, r, rows, start * 4 / w->group, w);
+    for (long start = 0; start < section_quads(w); start += CHUNK / 4) {
+        long quads = least(CHUNK / 4, section_quads(w) - start), done;
+        for (long r = 0; r < rows; r++) round_row(&chunk, head, x + r * stride, r, rows, start * 4 / w->group, w);
         for (int p = 0; p < parts_of(w); p++) {
             const uint32_t *from = chunk.parts[p][0];
             uint32_t *part = parts + (p * quads_of(w) + start) * rows;
@@ -107,5 +105,15 @@ static void lay_quantized(uint32_t *to, const char *x, long stride, long rows, c
             for (long r = 0; r < rows; r++)
                 for (long i = done; i < quads; i++) part[i * rows + r] = from[r * CHUNK / 4 + i];
         }
+    }
+}
+
+static void lay_quantized(uint32_t *to, const char *x, long stride, long rows, const weights *w) {
+    uint32_t *head = to, *parts = to + head_dwords(w) * rows;
+    for (long section = 0; section < w->sections; section++) {
+        lay_section(head, parts, x, stride, rows, w);
+        head += section_groups(w) * (1 + sums_of(w)) * rows;
+        parts += section_quads(w) * rows;
+        x += section_inputs(w) * width_of(w->kind);
     }
 }

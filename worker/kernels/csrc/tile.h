@@ -3,6 +3,7 @@
 #pragma once
 
 #include "rows.h"
+#include "sections.h"
 
 #if LANES == 16
 #define TILE_ROWS 12
@@ -71,29 +72,45 @@ INLINE void step_bfloat16(vec sums[][COLUMNS], const uint32_t *x, int rows, cons
 }
 #endif
 
-INLINE void tile_of(int rows, kind k, const uint32_t *x, const uint32_t *panel, long dwords, fetch ahead, float *out) {
-    vec sums[TILE_ROWS][COLUMNS];
-    long stride = k == BFLOAT16 && !DOTS ? 2 * rows : rows;
-    for (int r = 0; r < rows; r++)
-        for (int c = 0; c < COLUMNS; c++) sums[r][c] = vec_zero();
-    for (long i = 0; i < dwords; i++, panel += PANEL, x += stride) {
-        _mm_prefetch(ahead.from, _MM_HINT_T0);
-        _mm_prefetch(ahead.from + 64, _MM_HINT_T0);
-        ahead.from += ahead.step;
-        if (k == BFLOAT16) step_bfloat16(sums, x, rows, panel);
-        else step_float32(sums, x, rows, panel);
+// `join_section` for sums that are in registers.
+INLINE void store_section(vec sums[][COLUMNS], int rows, const weights *w, long section, float *out) {
+    int levels = __builtin_ctzl(~section);
+    for (int level = 0; level < levels; level++) {
+        const float *others = waiting(out, rows, w, level);
+        for (int r = 0; r < rows; r++)
+            for (int c = 0; c < COLUMNS; c++)
+                sums[r][c] = vec_add(vec_load(others + r * PANEL + c * LANES, FLOAT32), sums[r][c]);
     }
+    out = waiting(out, rows, w, levels);
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < COLUMNS; c++) vec_store(out + r * PANEL + c * LANES, sums[r][c], FLOAT32);
 }
 
-#define TILE(n)                                                                             \
-    case n:                                                                                 \
-        if (w->kind == BFLOAT16) tile_of(n, BFLOAT16, x, panel, dwords_of(w), ahead, sums); \
-        else tile_of(n, FLOAT32, x, panel, dwords_of(w), ahead, sums);                      \
+INLINE void tile_of(int rows, kind k, const uint32_t *x, const uint32_t *panel, const weights *w, fetch ahead,
+                    float *out) {
+    long stride = k == BFLOAT16 && !DOTS ? 2 * rows : rows, dwords = section_dwords(w);
+    for (long section = 0; section < w->sections; section++) {
+        vec sums[TILE_ROWS][COLUMNS];
+        for (int r = 0; r < rows; r++)
+            for (int c = 0; c < COLUMNS; c++) sums[r][c] = vec_zero();
+        for (long i = 0; i < dwords; i++, panel += PANEL, x += stride) {
+            _mm_prefetch(ahead.from, _MM_HINT_T0);
+            _mm_prefetch(ahead.from + 64, _MM_HINT_T0);
+            ahead.from += ahead.step;
+            if (k == BFLOAT16) step_bfloat16(sums, x, rows, panel);
+            else step_float32(sums, x, rows, panel);
+        }
+        store_section(sums, rows, w, section, out);
+    }
+}
+
+#define TILE(n)                                                                  \
+    case n:                                                                      \
+        if (w->kind == BFLOAT16) tile_of(n, BFLOAT16, x, panel, w, ahead, sums); \
+        else tile_of(n, FLOAT32, x, panel, w, ahead, sums);                      \
         break;
 
-// sums [rows, 32]; x as `lay_dwords` wrote it.
+// sums [rows, 32] and room for those that wait; x as `lay_dwords` wrote it.
 static void multiply_vec(const uint32_t *x, long rows, const weights *w, long number, fetch ahead, float *sums) {
     const uint32_t *panel = panel_of(w, number);
     switch (rows) {

@@ -18,16 +18,19 @@ INLINE void shape_tiles(int upper, int lower) {
     _tile_loadconfig(&s);
 }
 
-// Lays rows out in blocks of 16 dwords: the first block of each row, then the second of each.
+// Lays rows out in blocks of 16 dwords: the first block of each row, then the second of each. The last block of a
+// section is filled up with zeros.
 static void lay_blocks(uint32_t *to, const char *x, long stride, long rows, const weights *w) {
-    long row_bytes = w->inputs * 2;
-    for (long start = 0; start < row_bytes; start += 64) {
-        for (long r = 0; r < rows; r++, to += PAIRS) {
-            if (start + 64 <= row_bytes) {
-                _mm512_storeu_si512(to, _mm512_loadu_si512(x + r * stride + start));
-            } else {
-                memset(to, 0, 64);
-                memcpy(to, x + r * stride + start, row_bytes - start);
+    long bytes = section_inputs(w) * 2;
+    for (long section = 0; section < w->sections; section++, x += bytes) {
+        for (long start = 0; start < bytes; start += 64) {
+            for (long r = 0; r < rows; r++, to += PAIRS) {
+                if (start + 64 <= bytes) {
+                    _mm512_storeu_si512(to, _mm512_loadu_si512(x + r * stride + start));
+                } else {
+                    memset(to, 0, 64);
+                    memcpy(to, x + r * stride + start, bytes - start);
+                }
             }
         }
     }
@@ -53,22 +56,34 @@ INLINE void multiply_blocks(const uint32_t *x, long upper, long lower, const uin
     }
 }
 
-// sums [rows, 32]; x as `lay_blocks` wrote it.
-static void multiply_amx(const uint32_t *x, long rows, const weights *w, long number, fetch ahead, float *sums) {
-    long upper = least(rows, HALF), lower = rows - upper;
-    shape_tiles((int)upper, (int)lower);
+INLINE void multiply_section(const uint32_t *x, long upper, long lower, const uint32_t *panel, long dwords,
+                             fetch ahead, float *sums) {
     _tile_zero(0);
     _tile_zero(1);
     if (lower) {
         _tile_zero(2);
         _tile_zero(3);
-        multiply_blocks(x, upper, lower, panel_of(w, number), dwords_of(w), ahead);
+        multiply_blocks(x, upper, lower, panel, dwords, ahead);
         _tile_stored(2, sums + HALF * PANEL, PANEL * 4);
         _tile_stored(3, sums + HALF * PANEL + PANEL / 2, PANEL * 4);
     } else {
-        multiply_blocks(x, upper, 0, panel_of(w, number), dwords_of(w), ahead);
+        multiply_blocks(x, upper, 0, panel, dwords, ahead);
     }
     _tile_stored(0, sums, PANEL * 4);
     _tile_stored(1, sums + PANEL / 2, PANEL * 4);
+}
+
+// sums [rows, 32] and room for those that wait; x as `lay_blocks` wrote it.
+static void multiply_amx(const uint32_t *x, long rows, const weights *w, long number, fetch ahead, float *sums) {
+    long upper = least(rows, HALF), lower = rows - upper, dwords = section_dwords(w);
+    const uint32_t *panel = panel_of(w, number);
+    shape_tiles((int)upper, (int)lower);
+    for (long section = 0; section < w->sections; section++) {
+        multiply_section(x, upper, lower, panel, dwords, ahead, place_of_section(sums, rows, w, section));
+        join_section(sums, rows, w, section);
+        x += dwords * rows;
+        panel += dwords * PANEL;
+        ahead.from += dwords * ahead.step;
+    }
     _tile_release();  // or each switch to another process would save them
 }

@@ -5,6 +5,9 @@
 // all panels one after the other. Panels, dwords and tiles are filled up with zeros. In a gated matrix, whose upper
 // half of rows are gates, a panel has 16 gates and then their 16 values.
 //
+// Inputs that can be cut over ranks are divided into sections of equal length, which are added up apart (`sections.h`).
+// A section begins with a dword, a tile and a group of its own, so a rank that holds some of them computes the same.
+//
 // In a quantized matrix a dword is a quad: four elements of 8 bits, or the four-bit elements of two quads, the first in
 // the low nibbles. Its panels are divided into groups of inputs, each of which begins with 32 scales in bfloat16.
 #pragma once
@@ -19,6 +22,7 @@ typedef struct {
     long inputs;
     int kind;  // the type of the matrix as it was loaded, and so of the inputs
     int gated;
+    int sections;  // 1, 2, 4 or 8; if several, each has an even number of inputs
     // The next three are 0 if the matrix is not quantized.
     int bits;        // bits of an element: 8 or 4
     int group;       // inputs that share a scale: 32 or 128
@@ -42,15 +46,25 @@ enum { PAIRS = 16 };  // pairs of inputs in a tile
 enum { PAIRS = 1 };
 #endif
 
-INLINE long dwords_of(const weights *w) {
-    return w->kind == BFLOAT16 ? ceil_div(w->inputs, 2 * PAIRS) * PAIRS : w->inputs;
+// The size of a section, and then of all of them.
+INLINE long section_inputs(const weights *w) { return w->inputs / w->sections; }
+INLINE long section_dwords(const weights *w) {
+    return w->kind == BFLOAT16 ? ceil_div(section_inputs(w), 2 * PAIRS) * PAIRS : section_inputs(w);
 }
+INLINE long dwords_of(const weights *w) { return w->sections * section_dwords(w); }
 
 enum { GROUP_MOST = 128, SCALE_BYTES = PANEL * 2 };
-INLINE long groups_of(const weights *w) { return ceil_div(w->inputs, w->group); }
-INLINE long quads_of(const weights *w) { return ceil_div(w->inputs, 32 / w->bits) * (8 / w->bits); }
+INLINE long section_groups(const weights *w) { return ceil_div(section_inputs(w), w->group); }
+INLINE long section_quads(const weights *w) { return ceil_div(section_inputs(w), 32 / w->bits) * (8 / w->bits); }
+INLINE long groups_of(const weights *w) { return w->sections * section_groups(w); }
+INLINE long quads_of(const weights *w) { return w->sections * section_quads(w); }
+
+// The inputs and quads of a group of a section.
+INLINE long inputs_in(const weights *w, long group) {
+    return least(w->group, section_inputs(w) - group * w->group);
+}
 INLINE long quads_in(const weights *w, long group) {
-    return least(w->group / 4, quads_of(w) - group * w->group / 4);
+    return least(w->group / 4, section_quads(w) - group * w->group / 4);
 }
 
 INLINE long panel_bytes(const weights *w) {
