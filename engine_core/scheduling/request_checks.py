@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 from math import isfinite
 
 from engine_core.protocol import Add
-from engine_core.scheduling.cache_manager import blocks_needed
+from engine_core.scheduling.cache.cache_manager import blocks_needed
 from worker.protocol import Pooling, Sampling, WorkerFacts
 
 _LARGEST_INT32 = 2**31 - 1

@@ -27,7 +27,7 @@ from msgspec.structs import replace
 
 from engine_core.config import EngineConfig
 from engine_core.protocol import Add, Admitted, Failed, Finish, Pooled, Stats, Tokens
-from engine_core.scheduling.cache_manager import CacheManager
+from engine_core.scheduling.cache.cache_manager import CacheManager
 from engine_core.scheduling.classes import TimeShares, WorkClass
 from engine_core.scheduling.pace import Pace
 from engine_core.scheduling.request_checks import refusal, token_limit
@@ -253,7 +253,9 @@ class Scheduler:
                 _put(outputs, seq, self._append(seq, token, entry, now))
             if row.pools:
                 vectors = output.pooled[row.slot]
-                _put(outputs, seq, Pooled(seq.key[1], vectors, seq.cached, seq.timing(now), seq.expected))
+                timing = seq.timing(now)
+                pooled = Pooled(seq.key[1], vectors, seq.cached, timing, seq.expected, seq.miss)
+                _put(outputs, seq, pooled)
                 self._end(seq)
         return outputs
 
@@ -282,6 +284,7 @@ class Scheduler:
             logprobs=[] if logprobs is None else [logprobs],
             prompt_logprobs=seq.prompt_logprobs if owes_prompt_logprobs else None,
             cached=seq.cached if first else 0,
+            miss=seq.miss if first else None,
             finish=finish,
             timing=seq.timing(now) if finish or seq.request.times_each else None,
             expected=seq.expected if first else None,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engine_core.protocol import Add, Timing
-from engine_core.scheduling.block_pool import chain_hash, root_hash
+from engine_core.protocol import Add, CacheMiss, Timing
+from engine_core.scheduling.cache.block_pool import chain_hash, root_hash
 from engine_core.scheduling.classes import WorkClass, class_of
 from engine_core.scheduling.cost import sampling_term
 from worker.protocol import Pooling, Sampling, TokenLogprobs
@@ -49,6 +49,8 @@ class Sequence:
     hashes: list[bytes] = field(default_factory=list)
 
     cached: int = 0
+    miss: CacheMiss | None = None
+    """Why no longer prefix was cached, if the request asks."""
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     preemptions: int = 0
     started: float | None = None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fake_worker import FakeWorker, Landed
 
 from engine_core.config import EngineConfig
-from engine_core.protocol import Add, Failed, Pooled, Tokens
+from engine_core.protocol import Add, CacheMiss, Failed, Pooled, Tokens
 from engine_core.scheduling.scheduler import OutputsByClient, Scheduler
 from engine_core.scheduling.sequence import Key
 from engine_core.scheduling.step_builder import PlannedStep
@@ -22,7 +22,7 @@ def config(**changes: object) -> EngineConfig:
 def add(id: int, tokens: list[int], max_tokens: int = 4, **changes: object) -> Add:
     named = {
         name: changes.pop(name)
-        for name in ("priority", "salt", "group", "streams", "times_each")
+        for name in ("priority", "salt", "group", "streams", "times_each", "diagnoses")
         if name in changes
     }
     return Add(id=id, tokens=tokens, params=Sampling(max_tokens=max_tokens, **changes), **named)  # pyright: ignore[reportArgumentType]
@@ -31,7 +31,7 @@ def add(id: int, tokens: list[int], max_tokens: int = 4, **changes: object) -> A
 def pool(id: int, tokens: list[int], task: str = "embed", **changes: object) -> Add:
     named = {
         name: changes.pop(name)
-        for name in ("priority", "salt", "group", "streams", "times_each")
+        for name in ("priority", "salt", "group", "streams", "times_each", "diagnoses")
         if name in changes
     }
     return Add(id=id, tokens=tokens, params=Pooling(task=task, **changes), **named)  # pyright: ignore[reportArgumentType]
@@ -128,6 +128,11 @@ class Bench:
         timing = self.last(id).timing
         assert timing is not None
         return timing.preemptions
+
+    def miss(self, id: int, client: int = 0) -> CacheMiss | None:
+        first = self.outputs[client, id][0]
+        assert isinstance(first, Tokens | Pooled)
+        return first.miss
 
     def cached(self, id: int) -> int:
         first = self.outputs[0, id][0]

@@ -14,6 +14,8 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 _HASH_BYTES = 16
+_GENERATION = 1 << 15
+"""The number of lost blocks whose hashes are kept at least, about 100 bytes for each."""
 
 
 def root_hash(salt: str) -> bytes:
@@ -29,6 +31,33 @@ def chain_hash(parent: bytes, tokens: list[int]) -> bytes:
     return hashlib.blake2b(parent + array("i", tokens).tobytes(), digest_size=_HASH_BYTES).digest()
 
 
+class RecentHashes:
+    """A set of the hashes that were added last.
+
+    It holds `most` of them at least, and at most as many more and those that are added at once.
+    """
+
+    def __init__(self, most: int = _GENERATION) -> None:
+        self._most = most
+        self._recent: set[bytes] = set()
+        self._older: set[bytes] = set()
+
+    def __contains__(self, hash: bytes) -> bool:
+        return hash in self._recent or hash in self._older
+
+    def __len__(self) -> int:
+        return len(self._recent | self._older)
+
+    def add(self, hashes: Iterable[bytes]) -> None:
+        self._recent.update(hashes)
+        if len(self._recent) >= self._most:
+            self._recent, self._older = set(), self._recent
+
+    def discard(self, hashes: Iterable[bytes]) -> None:
+        self._recent.difference_update(hashes)
+        self._older.difference_update(hashes)
+
+
 class BlockPool:
     """All blocks of the cache, by number; none if the model has no cache."""
 
@@ -39,6 +68,10 @@ class BlockPool:
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(count))
         self._hashes: list[bytes | None] = [None] * count
         self._by_hash: dict[bytes, int] = {}
+        self.evicted = RecentHashes()
+        """Hashes of published blocks that were taken for something else; some may be published again."""
+        self.reset = RecentHashes()
+        """Hashes that `withdraw_all` has withdrawn; some may be published again."""
 
     @property
     def free(self) -> int:
@@ -56,6 +89,10 @@ class BlockPool:
         """The published block with this hash, if there is one."""
         return self._by_hash.get(hash)
 
+    def known(self, hash: bytes) -> bool:
+        """Whether a block is published under this hash, or was, as far as that is remembered."""
+        return hash in self._by_hash or hash in self.evicted or hash in self.reset
+
     def share(self, blocks: Iterable[int]) -> None:
         """Count one more user of each block, which is then no longer free."""
         for block in blocks:
@@ -65,15 +102,19 @@ class BlockPool:
     def take(self, count: int, after: int | None = None) -> list[int]:
         """Takes `count` free blocks, those that follow block `after` where that evicts no published one."""
         taken: list[int] = []
+        evicted: list[bytes] = []
         for _ in range(count):
             block = self._successor(after)
             if block is None:
                 block = next(iter(self._free))
             del self._free[block]
-            self._withdraw(block)
+            if (hash := self._withdraw(block)) is not None:
+                evicted.append(hash)
             self._users[block] = 1
             taken.append(block)
             after = block
+        if evicted:
+            self.evicted.add(evicted)
         return taken
 
     def publish(self, block: int, hash: bytes) -> None:
@@ -93,8 +134,11 @@ class BlockPool:
 
     def withdraw_all(self) -> None:
         """Forget all published blocks. Blocks in use stay in use, and later sequences do not find them."""
-        for block in list(self._by_hash.values()):
+        withdrawn = dict(self._by_hash)
+        for block in withdrawn.values():
             self._withdraw(block)
+        self.evicted.discard(withdrawn)
+        self.reset.add(withdrawn)
 
     def _successor(self, block: int | None) -> int | None:
         """The block behind this one, if it is free and not published."""
@@ -102,8 +146,10 @@ class BlockPool:
             return None
         return block + 1
 
-    def _withdraw(self, block: int) -> None:
+    def _withdraw(self, block: int) -> bytes | None:
+        """Let nobody find the block any more; returns the hash under which it was published, if it was."""
         hash = self._hashes[block]
         if hash is not None:
             del self._by_hash[hash]
             self._hashes[block] = None
+        return hash

@@ -5,9 +5,15 @@ Which sequence runs, and which one is preempted for another, is decided by the s
 
 from __future__ import annotations
 
-from engine_core.scheduling.block_pool import BlockPool
+import logging
+
+from engine_core.protocol import CacheMiss
+from engine_core.scheduling.cache.block_pool import BlockPool
+from engine_core.scheduling.cache.prefix_memory import MOST_TOKENS, PrefixMemory
 from engine_core.scheduling.sequence import Sequence
 from worker.protocol import WorkerFacts
+
+_log = logging.getLogger(__name__)
 
 
 def blocks_needed(tokens: int, facts: WorkerFacts) -> int:
@@ -24,6 +30,7 @@ class CacheManager:
         self.free_slots = list(reversed(range(facts.max_num_seqs)))
         self._facts = facts
         self._caches = caches
+        self._memory = PrefixMemory(facts.block_size, max(MOST_TOKENS, 2 * facts.max_model_len))
 
     def match(self, seq: Sequence) -> list[int] | None:
         """The cached blocks with which a waiting sequence could start now, or None if it does not fit.
@@ -49,6 +56,10 @@ class CacheManager:
         seq.published = len(prefix)
         seq.computed = len(prefix) * self._facts.block_size
         seq.slot = self.free_slots.pop()
+        if not seq.preemptions:
+            self._diagnose(seq)
+        if self._caches:
+            self._memory.begin(seq)
         return seq.slot
 
     def grow(self, seq: Sequence, positions: int) -> bool:
@@ -72,9 +83,30 @@ class CacheManager:
         """Take back the slot and the blocks of a sequence."""
         if seq.slot is None:
             raise RuntimeError(f"sequence {seq.key} has no slot to release")
+        self._memory.end(seq)
         self.free_slots.append(seq.slot)
         self.pool.release(seq.blocks)
         seq.slot, seq.blocks, seq.published = None, [], 0
+
+    def _diagnose(self, seq: Sequence) -> None:
+        """Find out why no longer prefix was cached, if the request or the log asks for it."""
+        logs = _log.isEnabledFor(logging.DEBUG) and seq.prompt_len - seq.computed > self._facts.block_size
+        if not (logs or seq.request.diagnoses):
+            return
+        miss = self._explain(seq)
+        if seq.request.diagnoses:
+            seq.miss = miss
+        if logs:
+            client, id = seq.key
+            _log.debug(
+                "request %d of client %d: %d of %d prompt tokens were cached, %d match: %s",
+                *(id, client, seq.computed, seq.prompt_len, miss.matched, miss.reason),
+            )
+
+    def _explain(self, seq: Sequence) -> CacheMiss:
+        if self._caches:
+            return self._memory.explain(seq, self.pool)
+        return CacheMiss("disabled" if self._facts.causal else "no_cache", 0)
 
     def _cached_prefix(self, seq: Sequence) -> list[int]:
         """The cached blocks of a sequence's beginning. At least one token is left to compute."""

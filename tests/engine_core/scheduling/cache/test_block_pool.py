@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from engine_core.scheduling.block_pool import BlockPool, chain_hash, root_hash
+from engine_core.scheduling.cache.block_pool import BlockPool, chain_hash, root_hash
 
 
 def published(pool: BlockPool, *names: str) -> list[int]:
