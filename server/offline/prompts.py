@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, TypedDict, TypeVar
 
 from server.errors import BadRequest
@@ -39,6 +40,7 @@ _UNSUPPORTED = (
     "prompt_embeds",
     "encoder_prompt",
     "decoder_prompt",
+    "token_type_ids",
 )
 
 
@@ -63,15 +65,16 @@ def read_prompt(given: object) -> Prompt:
             return Prompt(given)
         case Mapping():
             return _from_mapping(given)
-        case Sequence() if not isinstance(given, bytes) and all(type(id) is int for id in given):
-            return Prompt(ids=list(given))
+        case _ if (ids := _ids(given)) is not None:
+            return Prompt(ids=ids)
         case _:
             raise TypeError(f"{_FORMS}; got {_shown(given)}")
 
 
 def read_prompts(given: object) -> list[Prompt]:
     """Reads one prompt, or a sequence of prompts; raises TypeError."""
-    if isinstance(given, str | Mapping) or _is_ids(given):
+    given = _listed(given)
+    if isinstance(given, str | Mapping) or (given and _ids(given) is not None):
         return [read_prompt(given)]
     if not isinstance(given, Sequence) or isinstance(given, bytes):
         raise TypeError(f"{_FORMS}; got {_shown(given)}")
@@ -127,21 +130,32 @@ def _from_mapping(given: Mapping[Any, Any]) -> Prompt:
             raise TypeError(f"a prompt's {name!r} is not supported yet; leave it out")
         if name not in ("prompt", "prompt_token_ids", "cache_salt", *_UNSUPPORTED):
             raise TypeError(f"a prompt has no field {name!r}: {_FORMS}")
-    text, ids = given.get("prompt"), given.get("prompt_token_ids")
-    if (text is None and ids is None) or (ids is not None and not _is_ids(ids)):
+    text, asked = given.get("prompt"), given.get("prompt_token_ids")
+    ids = _ids(asked)
+    if (text is None and ids is None) or (ids is None and asked is not None):
         raise TypeError(f"{_FORMS}; got {_shown(given)}")
     if text is not None and not isinstance(text, str):
         raise TypeError(f"a prompt's text is a string; got {_shown(text)}")
-    return Prompt(text, None if ids is None else list(ids), given.get("cache_salt") or "")
+    salt = given.get("cache_salt") or ""
+    if not isinstance(salt, str):
+        raise TypeError(f"a prompt's cache_salt is a string; got {_shown(salt)}")
+    return Prompt(text, ids, salt)
 
 
-def _is_ids(given: object) -> bool:
-    return (
-        isinstance(given, Sequence)
-        and not isinstance(given, str | bytes)
-        and len(given) > 0
-        and all(type(id) is int for id in given)
-    )
+def _ids(given: object) -> list[int] | None:
+    """The token ids of a sequence or array of whole numbers, numpy's too; None if it is something else."""
+    given = _listed(given)
+    if not isinstance(given, Sequence) or isinstance(given, str | bytes):
+        return None
+    if not all(isinstance(id, Integral) and not isinstance(id, bool) for id in given):
+        return None
+    return [int(id) for id in given]
+
+
+def _listed(given: object) -> object:
+    """The list of what numpy or torch hold in an array; anything else as it is."""
+    to_list = getattr(given, "tolist", None)
+    return to_list() if callable(to_list) else given
 
 
 def _messages(given: object) -> list[dict[str, Any]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+import torch
 from fake_frontend import BOS, byte_tokenizer
 
 from server.errors import BadRequest
@@ -32,6 +34,12 @@ USER = {"role": "user", "content": "a"}
         ({"prompt": "a"}, [Prompt("a")]),
         ({"prompt_token_ids": [1], "prompt": None, "cache_salt": "s"}, [Prompt(ids=[1], salt="s")]),
         ([{"prompt": "a", "multi_modal_data": None}, "b"], [Prompt("a"), Prompt("b")]),
+        ([{"prompt_token_ids": np.array([1, 2])}], [Prompt(ids=[1, 2])]),
+        ([{"prompt_token_ids": [np.int64(1)], "prompt": "a"}], [Prompt("a", ids=[1])]),
+        ({"prompt_token_ids": []}, [Prompt(ids=[])]),
+        (np.array([1, 2]), [Prompt(ids=[1, 2])]),
+        (np.array([[1, 2], [3, 4]]), [Prompt(ids=[1, 2]), Prompt(ids=[3, 4])]),
+        ([torch.tensor([1, 2]), np.array([3])], [Prompt(ids=[1, 2]), Prompt(ids=[3])]),
     ],
 )
 def test_forms_of_prompts(given: object, expected: list[Prompt]) -> None:
@@ -52,6 +60,10 @@ def test_forms_of_prompts(given: object, expected: list[Prompt]) -> None:
         ({"prompt": [1]}, "a prompt's text is a string; got list"),
         ({"prompt": "a", "text": "b"}, "no field 'text'"),
         ({"prompt": "a", "multi_modal_data": {"image": 1}}, "'multi_modal_data' is not supported yet"),
+        ({"prompt_token_ids": [1], "token_type_ids": [0]}, "'token_type_ids' is not supported yet"),
+        ({"prompt_token_ids": np.array([1.5])}, "got dict"),
+        (np.int64(3), "got int 3"),
+        ({"prompt": "a", "cache_salt": 3}, "a prompt's cache_salt is a string; got int 3"),
         ({"prompt_embeds": [1.0]}, "'prompt_embeds' is not supported yet"),
     ],
 )
