@@ -26,10 +26,8 @@ from worker.tables.workspace import slice_rows
 
 SHORTLIST = 64
 """The number of likeliest tokens that nearly always hold the mass that top_p asks for."""
-WIDEN = 16
-"""The factor by which more tokens are looked at where the shortlist does not hold it."""
 LONGEST = 1024
-"""The longest list of tokens that is cheaper than a search through all masses."""
+"""The tokens that are looked at where the shortlist does not hold it; beyond, all masses are searched."""
 ONE = 0x3F80_0000
 """The bits of 1.0 in float32."""
 
@@ -111,33 +109,52 @@ def _floor(mass: Mass, draws: Draws) -> Tensor:
         return low
     total = _total(mass, low if draws.has_min_p_or_top_k else None)
     goal = torch.where(draws.top_p < 1, draws.top_p * total, 0.0)
-    if draws.bounded:
-        high, _ = _listed_floor(_above(top, low), goal)
-    elif isinstance(mass, LazyMass):
-        high = _widening_floor(mass, top, low, goal)
-    else:
-        high = _search_floor(mass, low, goal)
-    return torch.maximum(low, torch.where(draws.top_p < 1, high, 0.0))
+    return torch.maximum(low, torch.where(draws.top_p < 1, _top_p_floor(mass, top, low, goal, draws), 0.0))
 
 
-def _listed_floor(top: Tensor, goal: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest floor that leaves the goal, and whether these masses hold that much; [N, 1] each."""
-    needed = (top.cumsum(-1, dtype=torch.float64) < goal).sum(-1, keepdim=True)  # tokens before the last one
-    return top.gather(1, needed.clamp(max=top.shape[1] - 1)), needed < top.shape[1]
+def _top_p_floor(mass: Mass, top: Tensor, low: Tensor, goal: Tensor, draws: Draws) -> Tensor:
+    """The largest floor that leaves the goal [N, 1].
 
-
-def _widening_floor(mass: LazyMass, top: Tensor, low: Tensor, goal: Tensor) -> Tensor:
-    """The same floor; rows whose list does not hold the goal look at more masses, or at all."""
-    floor, found = _listed_floor(_above(top, low), goal)
-    missed = (~found).squeeze(1).nonzero().squeeze(1)
-    if len(missed):
-        wider = WIDEN * top.shape[1]
-        if wider > LONGEST:
-            floor[missed] = _search_floor(mass.full(missed), low[missed], goal[missed])
-        else:
-            rest = mass.select(missed)
-            floor[missed] = _widening_floor(rest, rest.largest(wider), low[missed], goal[missed])
+    Each row's own options and masses decide how it is found, because a list and a search may differ in the
+    last digit: rows with a top_k have it in the list that `top` begins with, others in LONGEST masses or all.
+    """
+    if not draws.bounded and not isinstance(mass, LazyMass):
+        searched = _search_floor(mass, low, goal)
+        if not draws.largest_k:
+            return searched
+        listed, _ = _listed_floor(top, low, goal)
+        return torch.where(draws.top_k > 0, listed, searched)
+    floor, needed = _listed_floor(top, low, goal)
+    if not draws.bounded and isinstance(mass, LazyMass):
+        missed = _rows((needed >= min(top.shape[1], LONGEST)) & (draws.top_k == 0))
+        if len(missed):
+            floor[missed] = _longer_floor(mass.select(missed), low[missed], goal[missed])
     return floor
+
+
+def _listed_floor(top: Tensor, low: Tensor, goal: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest floor among these masses [N, K] that leaves the goal, and how many are larger; [N, 1] each.
+
+    If the masses do not hold that much, all K are said to be larger.
+    """
+    top = _above(top, low)
+    needed = (top.cumsum(-1, dtype=torch.float64) < goal).sum(-1, keepdim=True)
+    return top.gather(1, needed.clamp(max=top.shape[1] - 1)), needed
+
+
+def _longer_floor(mass: LazyMass, low: Tensor, goal: Tensor) -> Tensor:
+    """The same floor for rows whose shortlist does not hold the goal."""
+    top = mass.largest(LONGEST)
+    floor, needed = _listed_floor(top, low, goal)
+    missed = _rows(needed >= top.shape[1])
+    if len(missed):
+        floor[missed] = _search_floor(mass.full(missed), low[missed], goal[missed])
+    return floor
+
+
+def _rows(chosen: Tensor) -> Tensor:
+    """The numbers [M] of the rows that are chosen [N, 1]."""
+    return chosen.squeeze(1).nonzero().squeeze(1)
 
 
 def _search_floor(mass: Mass, low: Tensor, goal: Tensor) -> Tensor:

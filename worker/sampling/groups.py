@@ -22,7 +22,11 @@ CACHED = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """The two functions by which a device reads all of its logits [R, G * 64], float32."""
+    """The functions by which a device reads its logits [R, G * 64] and computes masses, all float32.
+
+    A mass has the same bits whichever of them computes it, and so has the sum of a group, because the options
+    of other rows decide which of them is called.
+    """
 
     find_largest: Callable[[Tensor], tuple[Tensor, Tensor]]
     """Logits -> [2, R] int32: the likeliest token, and 0 where the logits give no answer; [R, G] the largest
@@ -30,6 +34,11 @@ class Scan:
     sum_mass: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
     """Logits, rows [N], their largest logits and temperatures [N, 1] each -> [N, G] the mass of each group,
     the sum of exp((logit - largest) / temperature)."""
+    find_mass: Callable[[Tensor, Tensor, Tensor], Tensor]
+    """Logits [M, W], which may be overwritten, their rows' largest logits and temperatures [M, 1] each
+    -> [M, W] masses."""
+    sum_above: Callable[[Tensor, Tensor], Tensor]
+    """Masses [M, 64] and a floor of each row [M, 1] -> [M] the sums of the masses that are not under it."""
 
 
 class GroupedLogits:
@@ -39,7 +48,7 @@ class GroupedLogits:
         rest = -self.vocab_size % GROUP
         self.logits = functional.pad(logits, (0, rest), value=-torch.inf) if rest else logits.contiguous()
         self.best, self.largest = scan.find_largest(self.logits)
-        self._scan = scan
+        self.scan = scan
 
     def gather(self, rows: Tensor, groups: Tensor) -> Tensor:
         """The logits [M, 64] of one group [M] of each of these rows [M]."""
@@ -47,7 +56,7 @@ class GroupedLogits:
 
     def sum_mass(self, rows: Tensor, peak: Tensor, temperature: Tensor) -> Tensor:
         """The mass of each group [N, G]; see `Scan.sum_mass`."""
-        return self._scan.sum_mass(self.logits, rows, peak, temperature)
+        return self.scan.sum_mass(self.logits, rows, peak, temperature)
 
 
 def _find_largest(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -64,11 +73,19 @@ def _sum_mass(logits: Tensor, rows: Tensor, peak: Tensor, temperature: Tensor) -
     slices = zip(rows.split(most), peak.split(most), temperature.split(most), strict=True)
     return torch.cat(
         [
-            (logits[some] - peaks).div_(degrees).exp_().unflatten(1, (-1, GROUP)).sum(-1)
+            _find_mass(logits[some], peaks, degrees).unflatten(1, (-1, GROUP)).sum(-1)
             for some, peaks, degrees in slices
         ]
     )
 
 
-BY_TORCH = Scan(_find_largest, _sum_mass)
+def _find_mass(logits: Tensor, peak: Tensor, temperature: Tensor) -> Tensor:
+    return logits.sub_(peak).div_(temperature).exp_()
+
+
+def _sum_above(masses: Tensor, floor: Tensor) -> Tensor:
+    return torch.where(masses >= floor, masses, 0.0).sum(-1)
+
+
+BY_TORCH = Scan(_find_largest, _sum_mass, _find_mass, _sum_above)
 """The functions in plain torch, which run on any device."""

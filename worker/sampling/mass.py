@@ -37,7 +37,7 @@ class FullMass:
     def __init__(self, logits: GroupedLogits, rows: Tensor, temperature: Tensor) -> None:
         """`rows` [N] of the logits, `temperature` [N, 1] of each."""
         peak = logits.largest[rows].amax(-1, keepdim=True)  # [N, 1]
-        self._mass = logits.logits[rows].sub_(peak).div_(temperature).exp_()  # [N, V]
+        self._mass = logits.scan.find_mass(logits.logits[rows], peak, temperature)  # [N, V]
         self._groups = self._mass.unflatten(1, (-1, GROUP))  # [N, G, 64]
 
     def largest(self, count: int) -> Tensor:
@@ -60,7 +60,9 @@ class LazyMass:
         self._temperature = temperature
         largest = logits.largest[rows]  # [N, G]
         self._peak = largest.amax(-1, keepdim=True)  # [N, 1]
-        self._bounds = _mass(largest, self._peak, temperature)  # [N, G] the largest mass of each group
+        self._bounds = logits.scan.find_mass(
+            largest, self._peak, temperature
+        )  # [N, G] each group's largest mass
 
     def largest(self, count: int) -> Tensor:
         groups = self._bounds.topk(min(count, self._bounds.shape[1])).indices  # [N, S]
@@ -73,7 +75,7 @@ class LazyMass:
             return self._logits.sum_mass(self._rows, self._peak, self._temperature)
         rows, groups = (self._bounds >= floor).nonzero(as_tuple=True)  # [M] each
         masses = self._of_groups(rows, groups)  # [M, 64]
-        sums = torch.where(masses >= floor[rows], masses, 0.0).sum(-1)  # [M]
+        sums = self._logits.scan.sum_above(masses, floor[rows])  # [M]
         return torch.zeros_like(self._bounds).index_put_((rows, groups), sums)
 
     def group(self, groups: Tensor) -> Tensor:
@@ -90,11 +92,7 @@ class LazyMass:
     def _of_groups(self, rows: Tensor, groups: Tensor) -> Tensor:
         """The masses [M, 64] of one group [M] of each of these rows [M]."""
         logits = self._logits.gather(self._rows[rows], groups)
-        return _mass(logits, self._peak[rows], self._temperature[rows])
-
-
-def _mass(logits: Tensor, peak: Tensor, temperature: Tensor) -> Tensor:
-    return (logits - peak).div_(temperature).exp_()
+        return self._logits.scan.find_mass(logits, self._peak[rows], self._temperature[rows])
 
 
 def _numbers(rows: Tensor) -> Tensor:

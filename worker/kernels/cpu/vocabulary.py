@@ -10,9 +10,11 @@ from worker.sampling.groups import GROUP, Scan
 
 
 def bind(library: Library) -> Scan:
-    """The two passes as the sampler calls them."""
+    """The passes as the sampler calls them."""
     find = library.function("find_largest", POINTER, LONG, LONG, POINTER, POINTER)
     add = library.function("sum_mass", POINTER, POINTER, LONG, LONG, POINTER, POINTER, POINTER)
+    convert = library.function("find_mass", POINTER, POINTER, POINTER, LONG, LONG)
+    add_above = library.function("sum_above", POINTER, POINTER, LONG, POINTER)
 
     def find_largest(logits: Tensor) -> tuple[Tensor, Tensor]:
         rows, groups = len(logits), logits.shape[1] // GROUP
@@ -31,4 +33,15 @@ def bind(library: Library) -> Scan:
         )
         return sums
 
-    return Scan(find_largest, sum_mass)
+    def find_mass(logits: Tensor, peak: Tensor, temperature: Tensor) -> Tensor:
+        logits, peak, temperature = logits.contiguous(), peak.contiguous(), temperature.contiguous()
+        convert(logits.data_ptr(), peak.data_ptr(), temperature.data_ptr(), *logits.shape)
+        return logits
+
+    def sum_above(masses: Tensor, floor: Tensor) -> Tensor:
+        masses, floor = masses.contiguous(), floor.contiguous()
+        sums = torch.empty(len(masses))
+        add_above(masses.data_ptr(), floor.data_ptr(), len(masses), sums.data_ptr())
+        return sums
+
+    return Scan(find_largest, sum_mass, find_mass, sum_above)

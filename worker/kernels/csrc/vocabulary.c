@@ -70,3 +70,52 @@ EXPORT void sum_mass(const float *logits, const int64_t *rows, long count, long 
     mass m = {logits, peaks, temperatures, rows, groups, sums};
     spread(count * groups, GRAIN, add_mass, &m);
 }
+
+typedef struct {
+    float *x;
+    const float *peaks, *temperatures;
+    long width;
+} conversion;
+
+static void convert_rows(const void *task, long first, long last) {
+    const conversion *c = task;
+    for (long row = first; row < last; row++) {
+        float *x = c->x + row * c->width;
+        vec peak = vec_all(c->peaks[row]), temperature = vec_all(c->temperatures[row]);
+        for (long i = 0; i < c->width; i += LANES) {
+            vec distance = vec_sub(vec_load_upto(x + i, c->width - i, FLOAT32), peak);
+            vec_store_upto(x + i, vec_exp(vec_div(distance, temperature)), c->width - i, FLOAT32);
+        }
+    }
+}
+
+enum { MASSES = 4096 };  // numbers that are worth handing to another thread
+
+// Logits x [rows, width] become masses, the same numbers that sum_mass adds up.
+EXPORT void find_mass(float *x, const float *peaks, const float *temperatures, long rows, long width) {
+    conversion c = {x, peaks, temperatures, width};
+    spread(rows, grain_of(MASSES, width), convert_rows, &c);
+}
+
+typedef struct {
+    const float *masses, *floors;
+    float *sums;
+} filter;
+
+static void add_above(const void *task, long first, long last) {
+    const filter *f = task;
+    for (long i = first; i < last; i++) {
+        vec floor = vec_all(f->floors[i]), sum = vec_zero();
+        for (long j = 0; j < GROUP; j += LANES) {
+            vec x = vec_load(f->masses + i * GROUP + j, FLOAT32);
+            sum = vec_add(sum, vec_where_greater(floor, x, vec_zero(), x));
+        }
+        f->sums[i] = vec_sum(sum);
+    }
+}
+
+// sums [count]: the sum of the masses [count, GROUP] that are not under their floors, in the order of sum_mass.
+EXPORT void sum_above(const float *masses, const float *floors, long count, float *sums) {
+    filter f = {masses, floors, sums};
+    spread(count, grain_of(MASSES, GROUP), add_above, &f);
+}

@@ -71,3 +71,22 @@ def test_mass_is_added_up(scan: Scan, groups: int) -> None:
     torch.testing.assert_close(sums, BY_TORCH.sum_mass(logits, rows, peak, temperature), rtol=1e-5, atol=1e-7)
     alone = scan.sum_mass(logits, rows[2:3], peak[2:3], temperature[2:3])
     assert torch.equal(alone[0], sums[2])
+
+
+@pytest.mark.parametrize("width", [1, 37, GROUP])
+def test_logits_become_masses(scan: Scan, width: int) -> None:
+    logits = 20 * torch.randn(7, width)
+    logits[3, ::2] = -INF
+    peak, temperature = logits.amax(-1, keepdim=True), torch.linspace(0.3, 2.0, 7)[:, None]
+    peak[3] = 25.0
+    exact = ((logits.double() - peak) / temperature).exp()
+    masses = scan.find_mass(logits.clone(), peak, temperature)
+    torch.testing.assert_close(masses.double(), exact, rtol=1e-5, atol=1e-30)
+    assert torch.equal(scan.find_mass(logits[2:3].clone(), peak[2:3], temperature[2:3])[0], masses[2])
+
+
+def test_masses_under_a_floor_are_left_out(scan: Scan) -> None:
+    masses, floor = torch.rand(9, GROUP), torch.linspace(0, 1, 9)[:, None]
+    masses[4, 7] = floor[4, 0]  # equal to the floor: counted
+    exact = torch.where(masses >= floor, masses.double(), 0.0).sum(-1)
+    torch.testing.assert_close(scan.sum_above(masses, floor).double(), exact, rtol=1e-6, atol=0)
