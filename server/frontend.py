@@ -238,7 +238,10 @@ class Frontend:
     async def _generate(self, work: Work, index: int) -> AsyncGenerator[Delta, None]:
         """Yields the deltas of one choice."""
         prompt, params, eos = work.prompt, work.params[index], self.facts.eos_token_ids
-        stream = self._client.submit(prompt, params, replica=work.replica, **work.options)
+        options = work.options.copy()
+        if index:
+            options.pop("diagnoses", None)  # the first choice tells for all
+        stream = self._client.submit(prompt, params, replica=work.replica, **options)
         text = TextOutput(index, prompt, work.sampling, self.tokenizer, eos, work.interval)
         choice = Choice(text, self.metrics.begin(len(prompt), len(work.params), params.max_tokens))
         self._enter(work.request_id, [stream])

@@ -53,6 +53,7 @@ class AddOptions(TypedDict, total=False):
     group: int
     streams: bool
     times_each: bool
+    diagnoses: bool
 
 
 class EngineClient:

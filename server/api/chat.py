@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import Field, model_validator
 
-from server.api.common import GenerationBody, Usage
+from server.api.common import CacheDiagnoses, GenerationBody, Usage
 from server.api.fields import MEANINGLESS, UNSUPPORTED, Flag
 from server.api.logprobs import ChatLogprobs, PromptLogprobs
 from server.api.messages import Messages, TemplateOptions
@@ -108,6 +108,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     service_tier: str | None = None
     system_fingerprint: None = None
     usage: Usage
+    cache_diagnosis: CacheDiagnoses = UNSET
     prompt_logprobs: PromptLogprobs | None = None
     prompt_token_ids: list[int] | None = None
 

@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from server.api.fields import Body, Flag, Text
 from server.errors import BadRequest
+from server.requests.cache_diagnosis import CacheDiagnosis
 from server.requests.sampling import SamplingParams
 
 Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
@@ -45,11 +46,17 @@ def _or_empty(value: object) -> object:
     return [] if value is None else value
 
 
-Include = Annotated[list[Literal["timing"]], BeforeValidator(_or_empty)]
+Include = Annotated[list[Literal["timing", "cache_diagnosis"]], BeforeValidator(_or_empty)]
 """The parts of an answer that a request may ask for."""
 INCLUDE = Field(
-    default=[], description="Parts of the answer that come on request: timing adds `usage.timing`."
+    default=[],
+    description="Parts of the answer that come on request: timing adds `usage.timing`; cache_diagnosis adds "
+    "`cache_diagnosis`, why no longer prefix was cached, in a stream with its last chunk.",
 )
+
+
+CacheDiagnoses = CacheDiagnosis | list[CacheDiagnosis] | UnsetType
+"""The diagnosis of the one prompt, or of each of several; unset unless it was asked for."""
 
 
 class StreamOptions(Body):

@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 from pydantic import Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
-from server.api.common import GenerationBody, Usage
+from server.api.common import CacheDiagnoses, GenerationBody, Usage
 from server.api.fields import MEANINGLESS, UNSUPPORTED, Flag
 from server.api.logprobs import CompletionLogprobs, PromptLogprobs
 from server.errors import BadRequest
@@ -97,6 +97,7 @@ class Completion(msgspec.Struct, kw_only=True):
     service_tier: str | None = None
     system_fingerprint: None = None
     usage: Usage
+    cache_diagnosis: CacheDiagnoses = UNSET
 
 
 class CompletionChunkChoice(msgspec.Struct, kw_only=True):

@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, Self, cast
 
 import msgspec
+from msgspec import UNSET
 from pydantic import Discriminator, Field, PlainValidator, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from server.api.common import INCLUDE, Include, Int64, Usage, check_cache_salt
+from server.api.common import INCLUDE, CacheDiagnoses, Include, Int64, Usage, check_cache_salt
 from server.api.fields import MEANINGLESS, Body, Flag, Neutral, Text, check_text
 from server.api.messages import Message, Messages, TemplateOptions
 from server.errors import BadRequest
@@ -236,6 +237,7 @@ class PooledList(msgspec.Struct, kw_only=True):
     model: str
     data: list[Any] = []
     usage: Usage
+    cache_diagnosis: CacheDiagnoses = UNSET
 
 
 class Embedding(msgspec.Struct, kw_only=True):

@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 from pydantic import Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
-from server.api.common import Usage
+from server.api.common import CacheDiagnoses, Usage
 from server.api.fields import Flag, check_text
 from server.api.messages import TEXT_PARTS
 from server.api.pooling import UNSUPPORTED, PoolingBody
@@ -144,6 +144,7 @@ class Ranking(msgspec.Struct, kw_only=True):
     id: str
     model: str
     usage: Usage
+    cache_diagnosis: CacheDiagnoses = UNSET
     results: list[Ranked]
 
 

@@ -48,10 +48,15 @@ class Chunks:
         """`empty` is a chunk that ends in the empty list of its choices."""
         self._head = b"data: " + encode(empty).removesuffix(b"]}")
 
-    def event(self, choice: msgspec.Struct | None, usage: msgspec.Struct | UnsetType = UNSET) -> bytes:
+    def event(
+        self, choice: msgspec.Struct | None, usage: msgspec.Struct | UnsetType = UNSET, **more: object
+    ) -> bytes:
+        """An event with this choice, or none. `more` are further fields behind the usage."""
         data = b"" if choice is None else encode(choice)
-        tail = b"]}\n\n" if isinstance(usage, UnsetType) else b'],"usage":' + encode(usage) + b"}\n\n"
-        return self._head + data + tail
+        tail = b"]" if isinstance(usage, UnsetType) else b'],"usage":' + encode(usage)
+        for name, value in more.items():
+            tail += b',"%s":%s' % (name.encode(), encode(value))
+        return self._head + data + tail + b"}\n\n"
 
 
 def json_response(message: msgspec.Struct) -> Response:

@@ -27,6 +27,8 @@ class Prompt:
     ids: list[int]
     text: str | None
     """The text as the request has it; None if the prompt came as ids or was cut."""
+    cut_left: bool = False
+    """Whether truncation has cut the beginning off."""
 
 
 async def prepare(
@@ -48,11 +50,12 @@ async def prepare(
         ids = await encode(text, frontend, add_special_tokens=add_special_tokens, bounded=keep is None)
     else:
         text, ids = None, source
-    if keep is not None and len(ids) > keep:
+    cut = keep is not None and len(ids) > keep
+    if keep is not None and cut:
         text, ids = None, _cut(ids, keep, left=left)
     facts.check_prompt_length(len(ids))
     facts.check_token_ids(ids, "prompt")
-    return Prompt(ids, text)
+    return Prompt(ids, text, cut and left)
 
 
 async def encode(

@@ -44,7 +44,7 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
         add_special_tokens=body.add_special_tokens,
         max_tokens=sampling.max_tokens,
     )
-    job = Job(request, body, sampling, [prompt], "chatcmpl-")
+    job = Job(request, body, sampling, [prompt], "chatcmpl-", messages=body.messages)
     chat = _Chat(job, body, config.response_role)
     if body.stream:
         return EventStream(_events(chat), config.sse_keep_alive_interval)
@@ -78,6 +78,7 @@ async def _whole(chat: _Chat) -> ChatCompletion:
         model=job.model,
         choices=[choice.join(parts) for choice, parts in zip(choices, chunks, strict=True)],
         usage=job.usage(),
+        cache_diagnosis=job.cache_diagnosis,
         prompt_logprobs=None if prompt_entries is None else prompt_logprobs(prompt_entries, job.names),
         prompt_token_ids=job.prompts[0].ids if body.return_token_ids else None,
     )

@@ -74,6 +74,7 @@ async def _whole(job: Job, body: CompletionRequest) -> Completion:
         model=job.model,
         choices=[text.join(parts) for text, parts in zip(texts, chunks, strict=True)],
         usage=job.usage(),
+        cache_diagnosis=job.cache_diagnosis,
     )
 
 

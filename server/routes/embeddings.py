@@ -31,7 +31,7 @@ async def create_embeddings(body: EmbeddingRequest, request: Request) -> Respons
 
     async def work() -> Response:
         items = await call.read(body, body.params(), prompt_of(body, "embed", call))
-        check_encoding(body, len(items))
+        check_encoding(body, call, len(items))
         vectors = await call.run(items)
         if body.encoding_format in ("bytes", "bytes_only"):
             return bytes_response(call, body, vectors)
@@ -67,7 +67,11 @@ def written(vectors: Vectors, form: Encoding) -> msgspec.Raw:
     return msgspec.Raw(as_json(vectors))
 
 
-def check_encoding(form: Encoding, number: int) -> None:
+def check_encoding(form: Encoding, call: PoolingCall, number: int) -> None:
+    if form.encoding_format in ("bytes", "bytes_only") and call.diagnoses:
+        raise BadRequest(
+            "An answer of bytes has no place for `cache_diagnosis`. Use float or base64.", "include"
+        )
     if form.encoding_format == "bytes" and number > MOST_IN_A_HEADER:
         raise BadRequest(
             f"The encoding format bytes takes at most {MOST_IN_A_HEADER} texts, got {number}: more would not "

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any
 
 import msgspec
 from fastapi import Depends, Request, Response
+from msgspec import UNSET, UnsetType
 
 from engine_core.client.client import AddOptions
-from server.api.common import GenerationBody, Usage, make_usage
+from engine_core.protocol import CacheMiss
+from server.api.common import CacheDiagnoses, GenerationBody, Usage, make_usage
 from server.api.logprobs import TokenNames
+from server.api.messages import Message
 from server.errors import BadRequest
 from server.frontend import Delta, Frontend
 from server.http.error_answers import CLIENT_GONE
@@ -21,6 +24,7 @@ from server.http.middleware import REQUEST_ID
 from server.http.sse import DONE, Chunks, ClientGone, json_response, while_connected
 from server.merging import merged
 from server.options.table import ServerConfig
+from server.requests.cache_diagnosis import Asked, CacheDiagnosis, explain_miss, one_or_all
 from server.requests.prompt import Prompt
 from server.requests.sampling import SamplingParams
 from server.requests.task_names import GENERATE, require_task
@@ -85,6 +89,7 @@ class Job:
         prompts: list[Prompt],
         prefix: str,
         *,
+        messages: Sequence[Message] = (),
         counts_output: bool = True,
     ) -> None:
         config = config_of(request)
@@ -112,6 +117,10 @@ class Job:
         self._counts_output = counts_output
         self._replica = replica_of(request)
         self._options: AddOptions = {"priority": body.priority, "salt": body.cache_salt or ""}
+        self._messages = messages
+        self._diagnoses: list[CacheDiagnosis | None] = [None] * len(prompts)
+        if "cache_diagnosis" in body.include:
+            self._options["diagnoses"] = True
         if len(prompts) > 1:
             self._options["group"] = self.frontend.new_group()
         # Checks the sampling parameters, so n is valid from here on.
@@ -143,9 +152,23 @@ class Job:
             self._output[choice] += len(delta.token_ids)
         if delta.index == 0:
             self._cached[prompt] += delta.cached_tokens
+        if delta.miss is not None:
+            self._diagnose(prompt, delta.miss)
         if delta.finish_reason is not None:
             self.running -= 1
         return choice
+
+    def _diagnose(self, index: int, miss: CacheMiss) -> None:
+        """Note why no longer prefix of a prompt was cached."""
+        prompt, size = self.prompts[index], self.frontend.facts.ready.worker.block_size
+        asked = Asked(prompt.ids, prompt.cut_left, prompt.text, self._messages)
+        cached = self._cached[index]
+        self._diagnoses[index] = explain_miss(asked, miss, cached, self.frontend.tokenizer, size)
+
+    @property
+    def cache_diagnosis(self) -> CacheDiagnoses:
+        """The diagnosis of each prompt, if asked for; known when the first tokens have come."""
+        return one_or_all([found for found in self._diagnoses if found is not None])
 
     def _generate(self, prompt: Prompt) -> AsyncGenerator[Delta]:
         return self.frontend.generate(
@@ -163,8 +186,10 @@ class Job:
         )
 
     def end(self, chunks: Chunks) -> bytes:
-        """The end of a stream: a chunk with the usage if asked for, and `[DONE]`."""
-        return (chunks.event(None, self.usage()) if self.sends_usage else b"") + DONE
+        """The end of a stream: a chunk with what was asked for beside the choices, and `[DONE]`."""
+        usage, diagnosis = self.usage() if self.sends_usage else UNSET, self.cache_diagnosis
+        more = {} if isinstance(diagnosis, UnsetType) else {"cache_diagnosis": diagnosis}
+        return (chunks.event(None, usage, **more) if self.sends_usage or more else b"") + DONE
 
     def usage_of(self, choice: int) -> Usage:
         prompt = choice // self.sampling.n

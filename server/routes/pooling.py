@@ -25,7 +25,7 @@ async def pool(body: PoolingRequest, request: Request) -> Response:
     async def work() -> Response:
         task = body.params().resolve(call.facts).task
         items = await call.read(body, body.params(), prompt_of(body, task, call))
-        check_encoding(body, len(items))
+        check_encoding(body, call, len(items))
         vectors = await call.run(items)
         if body.encoding_format in ("bytes", "bytes_only"):
             return bytes_response(call, body, vectors)

@@ -12,11 +12,14 @@ import msgspec
 from fastapi import Depends, Request, Response
 from fastapi.responses import StreamingResponse
 
-from server.api.common import Usage, make_usage
+from engine_core.client.client import AddOptions
+from engine_core.protocol import Pooled
+from server.api.common import CacheDiagnoses, Usage, make_usage
 from server.api.messages import Message
 from server.api.pooling import PooledList, TextBody
 from server.errors import ApiError, BadRequest
 from server.http.sse import encode
+from server.requests.cache_diagnosis import Asked, CacheDiagnosis, explain_miss, one_or_all
 from server.requests.pooling import Item, PoolingParams, Source, Terms, TextReader, total_characters
 from server.requests.prompt import write_conversation
 from server.requests.scoring import Pairs, ScoreOptions, score
@@ -75,6 +78,9 @@ class PoolingCall:
         self._replica = replica_of(request)
         self._group = self.frontend.new_group()
         self._cached = 0
+        self.diagnoses = "cache_diagnosis" in terms.include
+        """Whether the answer shall say why no longer prefixes were cached."""
+        self._diagnoses: list[CacheDiagnosis] = []
 
     async def read(self, body: TextBody, params: PoolingParams, prompt: str) -> list[Item]:
         """Reads a body's texts or conversations into items."""
@@ -110,17 +116,37 @@ class PoolingCall:
         return items
 
     async def run(self, items: Sequence[Item]) -> list[Vectors]:
-        answers = await self.frontend.pool(
-            items,
-            request_id=self.id,
-            replica=self._replica,
-            priority=self._terms.priority,
-            salt=self._terms.salt,
-            group=self._group,
-        )
+        options: AddOptions = {
+            "priority": self._terms.priority,
+            "salt": self._terms.salt,
+            "group": self._group,
+        }
+        if self.diagnoses:
+            options["diagnoses"] = True
+        answers = await self.frontend.pool(items, request_id=self.id, replica=self._replica, **options)
         self.tokens += sum(len(item.tokens) for item in items)
         self._cached += sum(answer.cached for answer in answers)
+        if self.diagnoses:
+            is_long = len(items) > TEXTS_AT_ONCE
+            self._diagnoses += await maybe_in_thread(lambda: self._diagnose(items, answers), is_long)
         return [answer.vectors for answer in answers]
+
+    def _diagnose(self, items: Sequence[Item], answers: Sequence[Pooled]) -> list[CacheDiagnosis]:
+        """Why no longer prefix of each text was cached."""
+        truncation, size = self._terms.truncation, self.facts.ready.worker.block_size
+        return [
+            explain_miss(
+                Asked(item.tokens, truncation.left and len(item.tokens) == truncation.keep),
+                *(answer.miss, answer.cached, self.frontend.tokenizer, size),
+            )
+            for item, answer in zip(items, answers, strict=True)
+            if answer.miss is not None
+        ]
+
+    @property
+    def cache_diagnosis(self) -> CacheDiagnoses:
+        """The diagnosis of each text, if asked for, in the order in which they were computed."""
+        return one_or_all(self._diagnoses)
 
     async def score(self, pairs: Pairs, options: ScoreOptions) -> list[float]:
         self.check_count(len(pairs.documents), options.names[1])
@@ -145,7 +171,13 @@ class PoolingCall:
 
     def answer(self, entries: Iterable[msgspec.Struct]) -> Response:
         """The answer in the shape of the OpenAI API: a list with an entry for each text."""
-        head = PooledList(id=self.id, created=self.created, model=self.model, usage=self.usage())
+        head = PooledList(
+            id=self.id,
+            created=self.created,
+            model=self.model,
+            usage=self.usage(),
+            cache_diagnosis=self.cache_diagnosis,
+        )
         return list_response(head, map(encode, entries))
 
     async def _written(self, body: TextBody, messages: list[Message]) -> str:

@@ -66,7 +66,14 @@ async def _rank(body: RerankRequest, request: Request) -> Response:
     if body.return_documents is not False:
         for one in results:
             one.document = RankedDocument(body.documents[one.index])
-    return json_response(Ranking(id=call.id, model=call.model, usage=call.usage(), results=results))
+    ranking = Ranking(
+        id=call.id,
+        model=call.model,
+        usage=call.usage(),
+        cache_diagnosis=call.cache_diagnosis,
+        results=results,
+    )
+    return json_response(ranking)
 
 
 async def _rank_texts(body: TextsRequest, request: Request) -> Response:

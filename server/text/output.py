@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from engine_core.protocol import Timing, Tokens
+from engine_core.protocol import CacheMiss, Timing, Tokens
 from server.requests.sampling import SamplingParams
 from server.text.stop_strings import StopStrings
 from server.text.tokenizer import Tokenizer
@@ -35,6 +35,8 @@ class Delta(msgspec.Struct, gc=False):
     """Set in the first delta, if asked for: logprobs of each prompt token but the first."""
     cached_tokens: int = 0
     """Set in the first delta: how many prompt tokens were found in the prefix cache."""
+    miss: CacheMiss | None = None
+    """Set in the first delta, if asked for: why no longer prefix was cached."""
     timing: Timing | None = None
     """Set in the last delta, unless a stop string ended the text."""
 
@@ -71,6 +73,7 @@ class TextOutput:
         if new.prompt_logprobs is not None:
             delta.prompt_logprobs = new.prompt_logprobs
         delta.cached_tokens += new.cached
+        delta.miss = new.miss or delta.miss
         if self._stops is None:
             self._push_all(new)
         else:

@@ -18,7 +18,7 @@ from model_facts import READY, changed
 
 from engine_core.client.client import AddOptions
 from engine_core.config import EngineConfig
-from engine_core.protocol import Pooled, Tokens
+from engine_core.protocol import CacheMiss, Pooled, Tokens
 from server.errors import ApiError, NotFound
 from server.metrics import Metrics
 from server.options.table import ServerConfig
@@ -94,6 +94,8 @@ class FakeFrontend:
     per_step: int = 3
     """The number of tokens in one message of the engine."""
     cached: int = 0
+    miss: CacheMiss | None = None
+    """The reason why not more was cached, which comes if a request asks for it."""
     error: ApiError | None = None
     """An error to raise when `tokens_before_error` tokens are out."""
     tokens_before_error: int = 0
@@ -215,7 +217,10 @@ class FakeFrontend:
                 await self.gate.wait()
             if self.pool_errors:
                 raise self.pool_errors.pop(0)
-            return [Pooled(id=0, vectors=self.answer_of(item), cached=self.cached) for item in items]
+            miss = self.miss if options.get("diagnoses") else None
+            return [
+                Pooled(id=0, vectors=self.answer_of(item), cached=self.cached, miss=miss) for item in items
+            ]
         finally:
             self.running -= 1
 
@@ -241,6 +246,7 @@ class FakeFrontend:
                     else None
                 ),
                 cached=self.cached if first else 0,
+                miss=self.miss if first and self.asked[-1][2].get("diagnoses") else None,
                 finish=finish if start + self.per_step >= len(tokens) else None,
             )
 

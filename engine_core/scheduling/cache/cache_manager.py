@@ -30,7 +30,7 @@ class CacheManager:
         self.free_slots = list(reversed(range(facts.max_num_seqs)))
         self._facts = facts
         self._caches = caches
-        self._memory = PrefixMemory(facts.block_size, max(MOST_TOKENS, 2 * facts.max_model_len))
+        self.memory = PrefixMemory(facts.block_size, max(MOST_TOKENS, 2 * facts.max_model_len))
 
     def match(self, seq: Sequence) -> list[int] | None:
         """The cached blocks with which a waiting sequence could start now, or None if it does not fit.
@@ -59,7 +59,7 @@ class CacheManager:
         if not seq.preemptions:
             self._diagnose(seq)
         if self._caches:
-            self._memory.begin(seq)
+            self.memory.begin(seq)
         return seq.slot
 
     def grow(self, seq: Sequence, positions: int) -> bool:
@@ -83,7 +83,7 @@ class CacheManager:
         """Take back the slot and the blocks of a sequence."""
         if seq.slot is None:
             raise RuntimeError(f"sequence {seq.key} has no slot to release")
-        self._memory.end(seq)
+        self.memory.end(seq)
         self.free_slots.append(seq.slot)
         self.pool.release(seq.blocks)
         seq.slot, seq.blocks, seq.published = None, [], 0
@@ -105,7 +105,7 @@ class CacheManager:
 
     def _explain(self, seq: Sequence) -> CacheMiss:
         if self._caches:
-            return self._memory.explain(seq, self.pool)
+            return self.memory.explain(seq, self.pool)
         return CacheMiss("disabled" if self._facts.causal else "no_cache", 0)
 
     def _cached_prefix(self, seq: Sequence) -> list[int]:

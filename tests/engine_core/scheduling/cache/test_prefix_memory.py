@@ -12,7 +12,7 @@ from scheduler_bench import Bench, add, config, pool
 
 from engine_core.protocol import Add, CacheMiss, MissReason
 from engine_core.scheduling.cache.block_pool import BlockPool, RecentHashes
-from engine_core.scheduling.cache.prefix_memory import OVERHEAD, PrefixMemory
+from engine_core.scheduling.cache.prefix_memory import MOST_TOKENS, OVERHEAD, PrefixMemory
 from engine_core.scheduling.sequence import Sequence
 from worker.protocol import Sampling
 
@@ -181,18 +181,14 @@ def test_nothing_is_told_of_other_salts() -> None:
 
 def test_what_is_evicted_is_known_when_its_prompt_is_forgotten() -> None:
     made = after_eviction()
-    memory = made.scheduler.cache._memory
-    while len(memory):
-        memory._forget(next(iter(memory._prompts)))
+    forget_all(made.scheduler.cache.memory)
     made.run()
     assert made.miss(ASKS) == CacheMiss("evicted", 12)
 
 
 def test_what_follows_a_forgotten_prompt_is_new() -> None:
     made = after([*PROMPT, 30, 31, 32, 33, 34])
-    memory = made.scheduler.cache._memory
-    while len(memory):
-        memory._forget(next(iter(memory._prompts)))
+    forget_all(made.scheduler.cache.memory)
     made.run()
     assert made.miss(ASKS) == CacheMiss("new_tokens", 12)
 
@@ -216,7 +212,7 @@ def test_debug_logs_say_why_more_than_a_block_missed(caplog: pytest.LogCaptureFi
 
 def sequence(id: int, tokens: list[int], salt: str = "") -> Sequence:
     request = Add(id=id, tokens=tokens, params=Sampling(max_tokens=5), salt=salt)
-    return Sequence((0, id), request, (0, id), 1000, 0.0)
+    return Sequence((0, id), request, (0, 0.0, id), 1000, 0.0)
 
 
 def remember(memory: PrefixMemory, id: int, tokens: list[int], salt: str = "", output: int = 0) -> None:
@@ -227,14 +223,20 @@ def remember(memory: PrefixMemory, id: int, tokens: list[int], salt: str = "", o
     memory.end(seq)
 
 
+def forget_all(memory: PrefixMemory) -> None:
+    """Remember so much of another salt that there is room for nothing else."""
+    remember(memory, 1000, [1] * (MOST_TOKENS - OVERHEAD), salt="other")
+    assert len(memory) == 1
+
+
 def test_memory_is_bounded_and_the_oldest_prompts_are_forgotten() -> None:
     memory = PrefixMemory(4, most_tokens=1000)
     for id in range(200):
         remember(memory, id, [id] * 20, salt=f"salt {id % 50}", output=17)
         assert memory.size <= 1000
     assert len(memory) == 1000 // (20 + 16 + OVERHEAD)
-    assert len(memory._by_salt) == len(memory)
-    assert not memory._open
+    assert len(memory._by_salt) == len(memory)  # pyright: ignore[reportPrivateUsage]
+    assert not memory._open  # pyright: ignore[reportPrivateUsage]
     miss = memory.explain(sequence(1, [199] * 20, salt="salt 49"), BlockPool(1))
     assert miss == CacheMiss("not_computed", 20)
     assert memory.explain(sequence(1, [0] * 20, salt="salt 0"), BlockPool(1)) == CacheMiss("first_time", 0)
@@ -248,7 +250,8 @@ def test_prompts_of_aborted_and_of_running_requests_are_forgotten_too() -> None:
         if id % 2:
             memory.end(seq)  # preempted, and never seen again
     assert memory.size <= 1000
-    assert len(memory._open) == len(memory) == 1000 // (20 + OVERHEAD)
+    assert len(memory) == 1000 // (20 + OVERHEAD)
+    assert len(memory._open) == len(memory)  # pyright: ignore[reportPrivateUsage]
 
 
 def test_a_prompt_longer_than_the_memory_leaves_it_empty() -> None:
