@@ -164,5 +164,7 @@ class WorkerFacts(msgspec.Struct, frozen=True, gc=False):
     """The tasks that read all hidden states of a sequence, not its last one only."""
     causal: bool = True
     """False for encoders: a sequence is computed in one step, without cache blocks (num_blocks is 0)."""
+    fingerprint: str = ""
+    """A digest of everything that decides the bits of answers (`worker/devices/fingerprint.py`)."""
     timed_steps: tuple[tuple[int, float], ...] = ()
     """The tokens and the seconds of steps that were run at warm-up."""

@@ -25,6 +25,7 @@ from models.model import ServedModel
 from models.parallel.parallel import Parallel
 from worker.batch import Batch, build
 from worker.config import WorkerConfig
+from worker.devices.fingerprint import fingerprint
 from worker.devices.selection import choose_dtype, dtype_name, open_device
 from worker.host.memory import release_after_loading
 from worker.kv import Cache, bind_cache, block_bytes, no_cache, size_cache, step_bytes
@@ -68,6 +69,7 @@ class Runner:
         self._stage = self._open_stage(steps_behind + 1)
         self._model = self._load(limits, report)
         self._device.after_loading(self._model.parameters())
+        self._fingerprint = fingerprint(config, self._device, self._dtype, limits.max_model_len)
         release_after_loading(Path(config.folder))
 
         report("cache", 0.0)
@@ -219,6 +221,7 @@ class Runner:
             causal=model.causal,
             widths=widths(tasks, model.pooler),
             whole_tasks=whole_tasks(tasks, model.pooler),
+            fingerprint=self._fingerprint,
         )
 
     def _sample(self, batch: Batch, hidden: Tensor) -> SampledTokens | None:

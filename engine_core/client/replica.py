@@ -83,6 +83,7 @@ def all_ready(replicas: Sequence[Replica]) -> Ready | None:
         max_num_batched_tokens=min(one.max_num_batched_tokens for one in workers),
         max_num_seqs=sum(one.max_num_seqs for one in workers),
         num_blocks=sum(one.num_blocks for one in workers),
+        fingerprint=workers[0].fingerprint if len({one.fingerprint for one in workers}) == 1 else "",
     )
     caches = all(one.enable_prefix_caching for one in known)
     return replace(known[0], enable_prefix_caching=caches, worker=worker)

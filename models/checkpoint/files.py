@@ -100,13 +100,20 @@ class Dummy:
 
 
 def open_source(folder: Path, load_format: str, seed: int = 0) -> Source:
+    return Dummy(seed) if load_format == "dummy" else _open(folder, _format(load_format))
+
+
+def weight_files(folder: Path, load_format: str) -> list[Path]:
+    """List the files of a checkpoint that `open_source` reads."""
+    return _files(folder, _format(load_format))
+
+
+def _format(load_format: str) -> _Format:
     match load_format:
-        case "dummy":
-            return Dummy(seed)
         case "auto" | "safetensors":
-            return _open(folder, _SAFETENSORS)
+            return _SAFETENSORS
         case "pt":
-            return _open(folder, _PT)
+            return _PT
         case _:
             raise WeightsError(
                 f"load_format is {load_format!r}, but must be one of auto, safetensors, pt, dummy"

@@ -106,7 +106,8 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     model: str
     choices: list[ChatChoice]
     service_tier: str | None = None
-    system_fingerprint: None = None
+    system_fingerprint: str | None = None
+    """Changes with all that decides the bits of an answer: while it stays, a seed repeats its text."""
     usage: Usage
     cache_diagnosis: CacheDiagnoses = UNSET
     prompt_logprobs: PromptLogprobs | None = None
@@ -132,6 +133,7 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     object: str = "chat.completion.chunk"
     created: int
     model: str
+    system_fingerprint: str | UnsetType = UNSET
     choices: list[ChatChunkChoice]
     prompt_token_ids: list[int] | UnsetType = UNSET
     usage: Usage | UnsetType = UNSET

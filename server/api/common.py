@@ -83,7 +83,9 @@ class GenerationBody(Body):
     repetition_penalty: float | None = None
     presence_penalty: float | None = 0.0
     frequency_penalty: float | None = 0.0
-    seed: Int64 | None = None
+    seed: Int64 | None = Field(
+        default=None, description="Draws the same tokens again while `system_fingerprint` stays the same."
+    )
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: Annotated[list[Text], BeforeValidator(_or_empty)] = []

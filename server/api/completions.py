@@ -95,7 +95,8 @@ class Completion(msgspec.Struct, kw_only=True):
     model: str
     choices: list[CompletionChoice]
     service_tier: str | None = None
-    system_fingerprint: None = None
+    system_fingerprint: str | None = None
+    """Changes with all that decides the bits of an answer: while it stays, a seed repeats its text."""
     usage: Usage
     cache_diagnosis: CacheDiagnoses = UNSET
 
@@ -115,5 +116,6 @@ class CompletionChunk(msgspec.Struct, kw_only=True):
     object: str = "text_completion"
     created: int
     model: str
+    system_fingerprint: str | UnsetType = UNSET
     choices: list[CompletionChunkChoice]
     usage: Usage | UnsetType = UNSET

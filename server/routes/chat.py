@@ -76,6 +76,7 @@ async def _whole(chat: _Chat) -> ChatCompletion:
         id=job.id,
         created=job.created,
         model=job.model,
+        system_fingerprint=job.fingerprint,
         choices=[choice.join(parts) for choice, parts in zip(choices, chunks, strict=True)],
         usage=job.usage(),
         cache_diagnosis=job.cache_diagnosis,
@@ -87,7 +88,13 @@ async def _whole(chat: _Chat) -> ChatCompletion:
 async def _events(chat: _Chat) -> AsyncGenerator[bytes]:
     job = chat.job
     choices = [_ChatChoiceChunks(chat, index) for index in range(job.choices)]
-    empty = ChatChunk(id=job.id, created=job.created, model=job.model, choices=[])
+    empty = ChatChunk(
+        id=job.id,
+        created=job.created,
+        model=job.model,
+        system_fingerprint=job.fingerprint or UNSET,
+        choices=[],
+    )
     chunks, opening, last = Chunks(empty), _opening(chat, empty), b""
     async with aclosing(job.deltas()) as deltas:
         async for index, delta in deltas:

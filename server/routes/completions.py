@@ -72,6 +72,7 @@ async def _whole(job: Job, body: CompletionRequest) -> Completion:
         id=job.id,
         created=job.created,
         model=job.model,
+        system_fingerprint=job.fingerprint,
         choices=[text.join(parts) for text, parts in zip(texts, chunks, strict=True)],
         usage=job.usage(),
         cache_diagnosis=job.cache_diagnosis,
@@ -80,7 +81,14 @@ async def _whole(job: Job, body: CompletionRequest) -> Completion:
 
 async def _events(job: Job, body: CompletionRequest) -> AsyncGenerator[bytes]:
     texts = [_ChoiceChunks(job, body, index) for index in range(job.choices)]
-    chunks = Chunks(CompletionChunk(id=job.id, created=job.created, model=job.model, choices=[]))
+    empty = CompletionChunk(
+        id=job.id,
+        created=job.created,
+        model=job.model,
+        system_fingerprint=job.fingerprint or UNSET,
+        choices=[],
+    )
+    chunks = Chunks(empty)
     last = b""
     async with aclosing(job.deltas()) as deltas:
         async for index, delta in deltas:

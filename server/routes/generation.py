@@ -100,6 +100,7 @@ class Job:
         self.id = prefix + request_id_of(request, body.request_id)
         self.created = int(time.time())
         self.model = self.frontend.facts.model_names[0]
+        self.fingerprint = self.frontend.facts.ready.worker.fingerprint or None
         as_ids = body.return_tokens_as_token_ids
         self.names = TokenNames(
             self.frontend.tokenizer,

@@ -56,6 +56,8 @@ class Device(Protocol):
     target: torch.device
     name: str
     """The name that people read in logs and that `WorkerFacts.device` carries."""
+    arithmetic: str
+    """Everything about the device and its kernels that decides the bits of results."""
     kernels: Mapping[str, Callable[..., Any]]
     """Operations that this device computes by its own code; the reference in `models.ops` does the others."""
     scan: Scan
@@ -67,6 +69,10 @@ class Device(Protocol):
 
     def check_dtype(self, dtype: torch.dtype) -> None:
         """Raise ValueError for a number type that the device cannot compute with, and warn of a slow one."""
+        ...
+
+    def sums_ranks_exactly(self, dtype: torch.dtype) -> bool:
+        """Whether 1, 2, 4 and 8 ranks of these devices give the same bits."""
         ...
 
     def after_loading(self, weights: Iterable[Tensor]) -> None:

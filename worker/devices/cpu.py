@@ -43,12 +43,19 @@ class Cpu:
         self.threads = threads or min(max(1, usable_cores() // ranks), _TORCH_THREADS)
         self.kernels = operations.open_kernels(self.threads, quantization)
         library, _ = operations.choose()
+        self._has_library = library is not None
+        by_torch = torch.backends.cpu.get_cpu_capability()
+        self.arithmetic = f"cpu {by_torch} {library.path.name if library else ''}"
         self.scan = BY_TORCH if library is None else vocabulary.bind(library)
 
     def check_dtype(self, dtype: torch.dtype) -> None:
         """Every type is allowed: float16 is complete in torch, merely slow where the processor lacks it."""
         if dtype == torch.float16:
             logger.warning("float16 is slow on most processors: bfloat16 or float32 (--dtype) may be faster")
+
+    def sums_ranks_exactly(self, dtype: torch.dtype) -> bool:
+        """Return whether products are added up in sections: in half precision torch alone has none."""
+        return dtype == torch.float32 or (dtype == torch.bfloat16 and self._has_library)
 
     def after_loading(self, weights: Iterable[Tensor]) -> None:
         """Give torch all threads if no weights are packed (float16, transformers' layers): it computes."""

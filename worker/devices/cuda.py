@@ -39,7 +39,7 @@ class Cuda:
             )
         self.target = torch.device("cuda", index)
         torch.cuda.set_device(self.target)
-        self.name = f"cuda ({torch.cuda.get_device_name(self.target)})"
+        self.name = self.arithmetic = f"cuda ({torch.cuda.get_device_name(self.target)})"
         _, total = torch.cuda.mem_get_info(self.target)
         large = total >= 70 * GIB
         self.defaults = Defaults(64, 1024 if large else 256, 8192 if large else 2048)
@@ -52,6 +52,10 @@ class Cuda:
                 f"{self.name} has compute capability {major}.{minor} and bfloat16 needs 8.0: "
                 "pass --dtype float16 or --dtype float32"
             )
+
+    def sums_ranks_exactly(self, dtype: torch.dtype) -> bool:
+        """Return false: NCCL adds in an order of its own."""
+        return False
 
     def after_loading(self, weights: Iterable[Tensor]) -> None:
         """Do nothing: no setting of this device depends on the weights."""

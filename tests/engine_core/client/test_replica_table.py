@@ -132,3 +132,19 @@ async def test_progress_is_that_of_the_first_and_tells_of_each(address: Address)
     )
     assert both.client.folder == "/here"
     both.close()
+
+
+async def test_replicas_that_compute_other_bits_have_no_fingerprint(address: Address) -> None:
+    both = Replicated(address, Replicas(size=2, here=2))
+    found: list[str] = []
+    both.client.on_change = lambda: found.extend(
+        [] if both.client.ready is None else [both.client.ready.worker.fingerprint]
+    )
+    await both.start(0, fingerprint="fp_1")
+    again = await both.start(1, fingerprint="fp_1", max_num_seqs=3)
+    assert set(found) == {"fp_1"}
+    both.end(again)
+    await both.until(lambda: both.state(1) != "works")
+    await both.start(1, fingerprint="fp_2")
+    assert found[-1] == ""
+    both.close()

@@ -8,6 +8,7 @@ import httpx
 import pytest
 from fake_api import make_app, make_client, post, post_stream, refusal
 from fake_frontend import BOS, EOS, FakeFrontend
+from model_facts import changed
 
 PATH = "/v1/completions"
 
@@ -296,3 +297,12 @@ async def test_eos_is_counted_and_not_shown(client: httpx.AsyncClient) -> None:
     [choice] = (await post(client, PATH, prompt="hi", logprobs=0, return_token_ids=True))["choices"]
     assert choice["token_ids"][-1] == EOS
     assert choice["logprobs"]["text_offset"][-1] == len(choice["text"])
+
+
+async def test_answers_and_all_their_chunks_have_the_fingerprint(
+    frontend: FakeFrontend, client: httpx.AsyncClient
+) -> None:
+    frontend.facts = changed(frontend.facts, fingerprint="fp_1")
+    whole = await post(client, PATH, prompt="hi")
+    chunks = await post_stream(client, PATH, prompt="hi", stream_options={"include_usage": True})
+    assert [answer["system_fingerprint"] for answer in (whole, *chunks)] == ["fp_1"] * (1 + len(chunks))

@@ -1,0 +1,54 @@
+"""The fingerprint of a served model: it changes with everything that decides the bits of answers.
+
+It is the same for any number of threads, slots and tokens of a step, and of ranks where their sums are exact.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import msgspec
+import torch
+
+from models.checkpoint.fingerprint import digest_weights
+from models.parallel.shares import most_ranks_of
+from worker.config import WorkerConfig
+from worker.devices.base import Device
+from worker.devices.selection import dtype_name
+
+_BY_LENGTH = ("dynamic", "longrope", "su")
+"""Types of rope whose frequencies depend on the length of the longest sequence."""
+
+
+def fingerprint(config: WorkerConfig, device: Device, dtype: torch.dtype, max_len: int) -> str:
+    """Return "fp_" and 16 hexadecimal digits."""
+    options, raw = config.options, config.model.raw
+    parts = (
+        digest_weights(Path(config.folder), options.load_format, options.seed),
+        msgspec.json.encode(config.model, order="sorted"),
+        config.conversion,
+        options.model_impl.replace("vllm", "facet").replace("auto", "facet"),
+        options.quantization,
+        dtype_name(dtype),
+        device.arithmetic,
+        torch.__version__,
+        _inexact_ranks(config, device, dtype),
+        max_len if _depends_on_length(raw) else None,
+    )
+    return "fp_" + hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+def _inexact_ranks(config: WorkerConfig, device: Device, dtype: torch.dtype) -> int:
+    """The number of ranks if it decides bits, else 1."""
+    ranks, model = config.place.tensor_size, config.model
+    divides = most_ranks_of(model.num_heads, model.num_kv_heads) % ranks == 0
+    # Dummy weights are drawn for each rank.
+    alike = divides and device.sums_ranks_exactly(dtype) and config.options.load_format != "dummy"
+    return 1 if alike else ranks
+
+
+def _depends_on_length(raw: object) -> bool:
+    text = json.dumps(raw)
+    return "rotary_scaling_factor" in text or any(f'"{kind}"' in text for kind in _BY_LENGTH)
