@@ -2,8 +2,8 @@
 // compute many.
 //
 // A row with one new token, whose heads are whole vectors, is computed by `attention_row.h`, any other by
-// `attention_tile.h`. So a token's bits depend on whether its row has other new tokens, and on nothing else: not on
-// other rows, not on threads, and not on the chunks of 2 tokens and more in which a prompt is computed.
+// `attention_tile.h`. Both add in the one order that the latter specifies, by positions alone. So a token's bits do
+// not depend on how many new tokens its row has, where a prompt is cut, other rows, or threads.
 #include <stdlib.h>
 
 #include "attention_row.h"
@@ -89,44 +89,63 @@ INLINE void attend_tile(const paged *p, scoring s, const unit *u, long head) {
         long keys = least(KEYS, end - start);
         fetch_rows(p, s.kind, u->row, head, start + KEYS, least(start + 2 * KEYS, end));
         find_rows(p, s.kind, u->row, head, start, keys, t->key_rows, t->value_rows);
-        tile_block(t, s, start, keys, rows, start == begin);
+        if (start % CHUNK == 0 && start > begin) tile_merge(t, s, rows);
+        tile_block(t, s, start, keys, rows, start == begin || start % CHUNK == 0);
     }
     tile_end(t, s, rows);
 }
 
+// Finds the keys that a thread reads after those of a unit up to `stop`, for prefetches; `next` is its next unit.
+INLINE void find_next(const paged *p, kind k, const unit *u, long head, long stop, const unit *next,
+                      const void **rows) {
+    const void *values[PAST];
+    long left = u->first + u->count - stop;
+    if (left == 0 && next && is_single(p, next->row)) {
+        head = head + 1 < p->kv_heads ? head + 1 : 0;
+        u = next, stop = next->first, left = next->count;
+    }
+    left = least(PAST, left);
+    find_rows(p, k, u->row, head, stop, left, rows, values);
+    for (long i = left; i < PAST; i++) rows[i] = rows[i - 1];
+}
+
+// Computes a row's keys in [start, stop), which are of one chunk. In place of those before `start` that share its
+// vector, and are not seen, the first one is repeated.
 INLINE void attend_chunk(const paged *p, scoring s, row_memory *m, const unit *u, long head, long start, long stop,
-                         float *parts) {
-    long keys = stop - start;
-    find_rows(p, s.kind, u->row, head, start, keys, m->rows, m->rows + keys);
-    for (long i = 0; i < PAST; i++) m->rows[2 * keys + i] = m->rows[2 * keys - 1];
-    row_chunk(m, s, group_of(p), keys, parts);
+                         const unit *next, float *parts) {
+    long hidden = start % LANES, keys = stop - start + hidden;
+    find_rows(p, s.kind, u->row, head, start, stop - start, m->rows + hidden, m->rows + keys + hidden);
+    for (long i = 0; i < hidden; i++) m->rows[i] = m->rows[hidden], m->rows[keys + i] = m->rows[keys + hidden];
+    find_next(p, s.kind, u, head, stop, next, m->rows + 2 * keys);
+    row_chunk(m, s, group_of(p), (span){(start - hidden) % CHUNK, keys, hidden}, parts);
 }
 
 // Computes one of a row's chunks; the thread that computes the last one merges them all.
-INLINE void attend_split(const paged *p, scoring s, row_memory *m, const unit *u, long head, void *out) {
+INLINE void attend_split(const paged *p, scoring s, row_memory *m, const unit *u, long head, const unit *next,
+                         void *out) {
     long group = group_of(p), size = group * part_size(s), of = u->split * p->kv_heads + head;
     long length = p->kv_lens[u->row], before = first_seen(p, length - 1) / CHUNK;
     float *parts = p->parts + of * p->chunks * size;
-    attend_chunk(p, s, m, u, head, u->first, u->first + u->count, parts + (u->first / CHUNK - before) * size);
+    attend_chunk(p, s, m, u, head, u->first, u->first + u->count, next, parts + (u->first / CHUNK - before) * size);
     if (__atomic_sub_fetch(&p->missing[of], 1, __ATOMIC_ACQ_REL) > 0) return;
     for (long c = 1; c < ceil_div(length, CHUNK) - before; c++) merge_parts(parts, parts + c * size, s, group);
     finish_parts(out, parts, s, group);
 }
 
 // Computes the new token of a row that has only one.
-INLINE void attend_row(const paged *p, scoring s, const unit *u, long head) {
+INLINE void attend_row(const paged *p, scoring s, const unit *u, long head, const unit *next) {
     long group = group_of(p), size = group * part_size(s);
     long place = (p->query_starts[u->row] * p->heads + head * group) * s.dim;
     row_memory *m = row_begin(s, group, at(p->q, place, s.kind));
     void *out = at_out(p->out, place, s.kind);
     if (u->split >= 0) {
-        attend_split(p, s, m, u, head, out);
+        attend_split(p, s, m, u, head, next, out);
         return;
     }
     long end = u->first + u->count;
     for (long start = u->first, stop; start < end; start = stop) {
         stop = least(end, (start / CHUNK + 1) * CHUNK);
-        attend_chunk(p, s, m, u, head, start, stop, start == u->first ? m->parts : m->parts + size);
+        attend_chunk(p, s, m, u, head, start, stop, next, start == u->first ? m->parts : m->parts + size);
         if (start != u->first) merge_parts(m->parts, m->parts + size, s, group);
     }
     finish_parts(out, m->parts, s, group);
@@ -137,8 +156,8 @@ INLINE void do_units(const paged *p, long first, long last, kind k) {
     s.kind = k;
     s.biased = 0;
     for (long i = first; i < last; i++) {
-        const unit *u = p->units + i / p->kv_heads;
-        if (is_single(p, u->row)) attend_row(p, s, u, i % p->kv_heads);
+        const unit *u = p->units + i / p->kv_heads, *next = i + 1 < last ? p->units + (i + 1) / p->kv_heads : NULL;
+        if (is_single(p, u->row)) attend_row(p, s, u, i % p->kv_heads, next);
         else attend_tile(p, s, u, i % p->kv_heads);
     }
 }
@@ -171,7 +190,10 @@ static int is_split(const paged *p) {
            is_single(p, 0);
 }
 
-enum { SMALL = 512 };  // keys of all heads that one thread has computed before another wakes up
+enum {
+    SMALL = 512,  // keys of all heads that one thread has computed before another wakes up
+    SHARES = 16,  // at least so many times a thread takes units, if there are enough: it prefetches for its next one
+};
 
 static void run(paged *p, int split, unit *units, unit *sorted) {
     long n = 0, cost = 0;
@@ -180,7 +202,9 @@ static void run(paged *p, int split, unit *units, unit *sorted) {
     for (long i = 0; i < n; i++) cost += units[i].cost;
     longest_first(sorted, units, n);
     p->units = sorted;
-    long all = n * p->kv_heads, grain = cost * p->kv_heads < SMALL ? all : 1;
+    long all = n * p->kv_heads, grain = 1;
+    if (cost * p->kv_heads < SMALL) grain = all;
+    else if (sorted->cost > 0) grain += cost * p->kv_heads / (sorted->cost * threads * SHARES);
     spread(all, grain, p->scoring.kind == BFLOAT16 ? do_bfloat16 : do_float32, p);
 }
 

@@ -1,18 +1,29 @@
-// Attention of a tile of query rows over blocks of keys, with an online softmax.
+// Attention of a tile of query rows over blocks of keys, with an online softmax; and the order of its sums.
 //
-// The lanes of every vector are query rows, so nothing is ever summed across lanes: a key is read where it lies, a
-// word at a time for all rows, and a row's arithmetic is the same whatever rows are beside it. Blocks begin at
-// multiples of KEYS in the sequence, and a block that a row does not see leaves its bits unchanged. So they do not
-// depend on where a prompt is cut into tiles or chunks either.
+// The lanes of every vector are query rows, so a key is read where it lies, a word at a time for all rows, and a row's
+// arithmetic is the same whatever rows are beside it.
 //
-// If the processor multiplies pairs of bfloat16, a word is such a pair: neighbours in a query and a key, or the same
-// dimension of two values. Otherwise it is one float32, and bfloat16 keys and values are widened first.
+// One order of sums, for a tile and for a row of its own (`attention_row.h`):
+// - A score is summed over words in their order, in one accumulator, by fused multiplication and addition. If the
+//   processor multiplies pairs of bfloat16, a word is such a pair: neighbours in a query and a key, or the same
+//   dimension of two values. Otherwise it is one float32, and bfloat16 keys and values are widened first.
+// - Keys are taken in chunks of CHUNK, which begin at multiples of CHUNK in the sequence, and chunks in blocks of KEYS.
+//   Each chunk has a state of its own, which begins empty. A block multiplies the chunk's sums by 2 to the power of
+//   (largest score before it - largest score with it) and adds its own, with weights relative to the latter.
+// - A block's weights are summed by key modulo LANES, in the order of keys, and these sums as `vec_sum` sums lanes.
+// - A dimension of the values is summed over words of keys in their order, from the decayed sum on.
+// - The states of chunks are merged in ascending order into that of the first; each is multiplied by 2 to the power of
+//   (its largest score - the larger one). At the end the sum of values is multiplied by 1 / the sum of weights.
+// - Keys, blocks and chunks that a query does not see have weights of 0 and leave its bits unchanged, so it does not
+//   matter which of them are computed for the sake of other rows. (A -0 may become 0 on the way, but 0 is added last.)
+//
+// Encoders see all of a text in one chunk.
 #pragma once
 
 #include "pairs.h"
 #include "threads.h"
 
-enum { TILE = 64, KEYS = 64, MAX_DIM = 256 };
+enum { TILE = 64, KEYS = 64, CHUNK = 256, MAX_DIM = 256 };
 
 enum { TALL = 8 };  // rows of sums that the registers hold, if a row is one vector wide
 #if defined(__AVX512F__)
@@ -33,12 +44,18 @@ typedef struct {
     int biased;     // whether a tile's `bias` is added
 } scoring;
 
+// The states of the rows after some keys: the largest score, the sum of weights, and the sum of weighted values.
+typedef struct {
+    float largest[TILE], total[TILE];
+    float out[MAX_DIM * TILE];  // [dimension][row]
+} tile_state;
+
 // The memory of one thread. The caller fills in the rows.
 typedef struct {
-    float queries[MAX_DIM * TILE];  // [word][row]
-    float out[MAX_DIM * TILE];      // [dimension][row], not yet divided by `total`
-    float scores[KEYS * TILE];      // [key][row]; later weights [word of keys][row]
-    float largest[TILE], total[TILE], decay[TILE];
+    float queries[MAX_DIM * TILE];                         // [word][row]
+    float scores[KEYS * TILE];                             // [key][row]; later weights [word of keys][row]
+    float decay[TILE];                                     // what a block multiplies the sums before it by
+    tile_state states[2], *chunk, *merged;                 // this chunk's; that of the chunks before it, or NULL
     float first[TILE], last[TILE];                         // positions that each row sees, in ascending order
     const void *query_rows[TILE];                          // past the tile's last row, another one is repeated
     void *out_rows[TILE];
@@ -67,6 +84,11 @@ INLINE vec vec_cap(vec score, float softcap) {
     return vec_mul(tanh, vec_all(softcap * LOG2_E));
 }
 
+INLINE void tile_fresh(tile *t, tile_state *chunk) {
+    for (long row = 0; row < TILE; row++) chunk->largest[row] = LOWEST, chunk->total[row] = 0;
+    t->chunk = chunk;
+}
+
 INLINE void tile_begin(tile *t, scoring s) {
     long words = words_of(s);
     for (long row = 0; row < TILE; row += LANES)
@@ -77,7 +99,8 @@ INLINE void tile_begin(tile *t, scoring s) {
             for (int r = 0; r < least(LANES, words - i); r++)
                 vec_store(t->queries + (i + r) * TILE + row, square[r], FLOAT32);
         }
-    for (long row = 0; row < TILE; row++) t->largest[row] = LOWEST, t->total[row] = 0, t->decay[row] = 0;
+    t->merged = NULL;
+    tile_fresh(t, &t->states[0]);
 }
 
 // Computes scores[key][lane] of `rows` keys and `vecs` vectors of queries.
@@ -106,7 +129,7 @@ INLINE void value_block(tile *t, scoring s, long words, int fresh, long dim, lon
                         const int vecs) {
     vec sums[TALL][VECS];
     const float *w = t->scores + lane;
-    float *out = t->out + dim * TILE + lane;
+    float *out = t->chunk->out + dim * TILE + lane;
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < vecs; c++) {
             vec decay = vec_load(t->decay + lane + c * LANES, FLOAT32);
@@ -140,26 +163,30 @@ INLINE void value_all(tile *t, scoring s, long words, int fresh, long lanes) {
         for (long dim = 0; dim < s.dim; dim += TALL) value_block(t, s, words, fresh, dim, lane, TALL, 1);
 }
 
-// Turns the scores of a vector of rows into weights, in place; `keys` is even if words are pairs.
+// Turns the scores of a vector of rows into weights, in place; `keys` is a multiple of LANES.
 INLINE void weigh(tile *t, scoring s, long keys, long lane) {
-    float *column = t->scores + lane;
-    vec before = vec_load(t->largest + lane, FLOAT32), largest = before;
+    float *column = t->scores + lane, *total = t->chunk->total + lane;
+    vec before = vec_load(t->chunk->largest + lane, FLOAT32), largest = before, sums[LANES];
     for (long key = 0; key < keys; key++) largest = vec_max(vec_load(column + key * TILE, FLOAT32), largest);
-    vec decay = vec_exp2(vec_sub(before, largest), FLOAT32);
-    vec total = vec_mul(vec_load(t->total + lane, FLOAT32), decay);
-    for (long key = 0; key < keys; key++) {
-        float *score = column + key * TILE;
-        vec weight = vec_exp2(vec_sub(vec_load(score, FLOAT32), largest), s.kind);
-        total = vec_add(total, weight);
-        if (in_pairs(s.kind)) {
+    for (int i = 0; i < LANES; i++) sums[i] = vec_zero();
+    for (long key = 0; key < keys; key += LANES) {
+#pragma GCC unroll 8
+        for (int i = 0; i < LANES; i += 2) {
+            float *score = column + (key + i) * TILE;
+            vec weight = vec_exp2(vec_sub(vec_load(score, FLOAT32), largest), s.kind);
             vec next = vec_exp2(vec_sub(vec_load(score + TILE, FLOAT32), largest), s.kind);
-            total = vec_add(total, next);
-            vec_store(column + key / 2 * TILE, pairs_narrow(weight, next), FLOAT32);
-            key++;
-        } else vec_store(score, weight, FLOAT32);
+            sums[i] = vec_add(sums[i], weight);
+            sums[i + 1] = vec_add(sums[i + 1], next);
+            if (in_pairs(s.kind)) vec_store(column + (key + i) / 2 * TILE, pairs_narrow(weight, next), FLOAT32);
+            else {
+                vec_store(score, weight, FLOAT32);
+                vec_store(score + TILE, next, FLOAT32);
+            }
+        }
     }
-    vec_store(t->largest + lane, largest, FLOAT32);
-    vec_store(t->total + lane, total, FLOAT32);
+    vec decay = vec_exp2(vec_sub(before, largest), FLOAT32);
+    vec_store(t->chunk->largest + lane, largest, FLOAT32);
+    vec_store(total, vec_add(vec_mul(vec_load(total, FLOAT32), decay), vec_sum_lanewise(sums)), FLOAT32);
     vec_store(t->decay + lane, decay, FLOAT32);
 }
 
@@ -221,26 +248,52 @@ INLINE void prepare_rows(tile *t, scoring s, long keys) {
 
 // Computes a block of keys at positions [start, start + keys), whose rows the caller has filled in, for `rows` queries.
 INLINE void tile_block(tile *t, scoring s, long start, long keys, long rows, int fresh) {
-    long lanes = ceil_div(rows, LANES) * LANES, even = keys + (in_pairs(s.kind) & keys);
+    long lanes = ceil_div(rows, LANES) * LANES, all = ceil_div(keys, LANES) * LANES;
     prepare_rows(t, s, keys);
     score_all(t, s, keys, lanes);
-    int partly = (float)start < t->first[rows - 1] || (float)(start + even - 1) > t->last[0];
+    int partly = (float)start < t->first[rows - 1] || (float)(start + all - 1) > t->last[0];
     for (long lane = 0; lane < lanes; lane += LANES) {
         if (s.softcap != 0) cap_scores(t, keys, lane, s.softcap);
         if (s.biased) add_bias(t, keys, lane);
-        if (partly) hide_scores(t, start, even, lane);
-        weigh(t, s, even, lane);
+        if (partly) hide_scores(t, start, all, lane);
+        weigh(t, s, all, lane);
     }
-    value_all(t, s, in_pairs(s.kind) ? even / 2 : keys, fresh, lanes);
+    value_all(t, s, in_pairs(s.kind) ? ceil_div(keys, 2) : keys, fresh, lanes);
 }
 
+// Ends a chunk: merges it with those before it, and begins the next.
+INLINE void tile_merge(tile *t, scoring s, long rows) {
+    tile_state *into = t->merged, *next = t->chunk;
+    if (into == NULL) {
+        t->merged = next;
+        tile_fresh(t, &t->states[1]);
+        return;
+    }
+    for (long lane = 0; lane < rows; lane += LANES) {
+        vec before = vec_load(into->largest + lane, FLOAT32), last = vec_load(next->largest + lane, FLOAT32);
+        vec largest = vec_max(before, last);
+        vec old = vec_exp2(vec_sub(before, largest), FLOAT32), new = vec_exp2(vec_sub(last, largest), FLOAT32);
+        vec total = vec_mul(vec_load(into->total + lane, FLOAT32), old);
+        total = vec_add(total, vec_mul(vec_load(next->total + lane, FLOAT32), new));
+        vec_store(into->largest + lane, largest, FLOAT32);
+        vec_store(into->total + lane, total, FLOAT32);
+        for (long i = lane; i < s.dim * TILE; i += TILE) {
+            vec sum = vec_mul(vec_load(into->out + i, FLOAT32), old);
+            vec_store(into->out + i, vec_fma(vec_load(next->out + i, FLOAT32), new, sum), FLOAT32);
+        }
+    }
+    tile_fresh(t, next);
+}
+
+// Ends the last chunk. Adding zero turns -0 into 0, as a key that is not seen does.
 INLINE void tile_end(tile *t, scoring s, long rows) {
+    tile_merge(t, s, rows);
     for (long row = 0; row < rows; row += LANES) {
-        vec share = vec_div(vec_all(1.0f), vec_load(t->total + row, FLOAT32));
+        vec share = vec_div(vec_all(1.0f), vec_load(t->merged->total + row, FLOAT32));
         for (long dim = 0; dim < s.dim; dim += LANES) {
             vec square[LANES];
             for (int d = 0; d < LANES; d++) {  // past the last dimension are garbage values, which are not stored
-                square[d] = vec_mul(vec_load(t->out + (dim + d) * TILE + row, FLOAT32), share);
+                square[d] = vec_fma(vec_load(t->merged->out + (dim + d) * TILE + row, FLOAT32), share, vec_zero());
             }
             vec_transpose(square);
             for (int r = 0; r < least(LANES, rows - row); r++)

@@ -16,24 +16,41 @@ INLINE vec pairs_narrow(vec a, vec b) {
 INLINE vec pairs_join(vec a, vec b) {  // both widened
     return _mm512_castsi512_ps(_mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(a), 16), _mm512_castps_si512(b)));
 }
+// Joins dimensions of two rows of bfloat16 to words: LANES of them, or twice as many in an order of their own.
+INLINE vec pairs_load(const void *even, const void *odd) {
+    return pairs_join(vec_load(even, BFLOAT16), vec_load(odd, BFLOAT16));
+}
+INLINE void pairs_load2(vec to[2], const void *even, const void *odd) {
+    __m512i a = _mm512_loadu_si512(even), b = _mm512_loadu_si512(odd);
+    to[0] = _mm512_castsi512_ps(_mm512_unpacklo_epi16(a, b));
+    to[1] = _mm512_castsi512_ps(_mm512_unpackhi_epi16(a, b));
+}
+// Puts lanes that `pairs_load2` laid into the order of dimensions.
+INLINE void pairs_order2(vec v[2]) {
+    const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+    vec low = _mm512_permutex2var_ps(v[0], first, v[1]);
+    v[1] = _mm512_permutex2var_ps(v[0], _mm512_add_epi32(first, _mm512_set1_epi32(8)), v[1]);
+    v[0] = low;
+}
+// Narrows a vector to half as many words.
+INLINE void pairs_store(void *to, vec a) { _mm256_storeu_si256(to, narrow_lanes(a)); }
 #else  // never called, but the code that calls them must compile
 INLINE int in_pairs(kind k) { return (void)k, 0; }
 INLINE vec pairs_fma(vec a, vec b, vec sum) { return (void)a, (void)b, sum; }
 INLINE vec pairs_narrow(vec a, vec b) { return (void)b, a; }
 INLINE vec pairs_join(vec a, vec b) { return (void)b, a; }
+INLINE vec pairs_load(const void *even, const void *odd) { return (void)even, (void)odd, vec_zero(); }
+INLINE void pairs_load2(vec to[2], const void *even, const void *odd) { (void)to, (void)even, (void)odd; }
+INLINE void pairs_order2(vec v[2]) { (void)v; }
+INLINE void pairs_store(void *to, vec a) { (void)to, (void)a; }
 #endif
 
-// Sums the lanes of 4 vectors, each in the same order.
-INLINE void vec_sum4(float *to, const vec v[4]) {
-#if defined(__AVX512F__)
-    __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(v[0], v[1]), _mm512_unpackhi_ps(v[0], v[1]));
-    __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(v[2], v[3]), _mm512_unpackhi_ps(v[2], v[3]));
-    __m512 all = _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));
-    __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
-#else
-    __m256 half = _mm256_hadd_ps(_mm256_hadd_ps(v[0], v[1]), _mm256_hadd_ps(v[2], v[3]));
-#endif
-    _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+// Sums vectors in the order in which `vec_sum` sums lanes. They are lost.
+INLINE vec vec_sum_lanewise(vec v[LANES]) {
+#pragma GCC unroll 4
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) v[i] = vec_add(v[i], v[i + half]);
+    return v[0];
 }
 
 // Transposes a square: rows become columns.

@@ -35,6 +35,13 @@ INLINE bf16 narrow(float x) {
     return (bf16)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+// Sums lanes: the upper half is added to the lower, again and again.
+INLINE float sum_halves(__m256 a) {
+    __m128 x = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+    return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
+}
+
 #if defined(__AVX512F__)
 
 #define LANES 16
@@ -47,6 +54,7 @@ INLINE vec vec_sub(vec a, vec b) { return _mm512_sub_ps(a, b); }
 INLINE vec vec_mul(vec a, vec b) { return _mm512_mul_ps(a, b); }
 INLINE vec vec_div(vec a, vec b) { return _mm512_div_ps(a, b); }
 INLINE vec vec_sqrt(vec a) { return _mm512_sqrt_ps(a); }
+INLINE float vec_lane(vec a) { return _mm512_cvtss_f32(a); }  // the first one
 INLINE vec vec_fma(vec a, vec b, vec c) { return _mm512_fmadd_ps(a, b, c); }         // a * b + c
 INLINE vec vec_fma_minus(vec a, vec b, vec c) { return _mm512_fnmadd_ps(a, b, c); }  // c - a * b
 INLINE vec vec_max(vec a, vec b) { return _mm512_max_ps(a, b); }                     // b where either is NaN
@@ -57,7 +65,9 @@ INLINE vec vec_where_greater(vec a, vec b, vec then, vec other) {
 }
 INLINE vec vec_round(vec a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 INLINE vec vec_scale2(vec a, vec n) { return _mm512_scalef_ps(a, n); }  // a * 2^n
-INLINE float vec_sum(vec a) { return _mm512_reduce_add_ps(a); }
+INLINE float vec_sum(vec a) {
+    return sum_halves(_mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1)));
+}
 INLINE float vec_largest(vec a) { return _mm512_reduce_max_ps(a); }
 
 INLINE __mmask16 lanes_mask(long n) { return (__mmask16)((1u << n) - 1); }
@@ -112,6 +122,7 @@ INLINE vec vec_sub(vec a, vec b) { return _mm256_sub_ps(a, b); }
 INLINE vec vec_mul(vec a, vec b) { return _mm256_mul_ps(a, b); }
 INLINE vec vec_div(vec a, vec b) { return _mm256_div_ps(a, b); }
 INLINE vec vec_sqrt(vec a) { return _mm256_sqrt_ps(a); }
+INLINE float vec_lane(vec a) { return _mm256_cvtss_f32(a); }
 INLINE vec vec_fma(vec a, vec b, vec c) { return _mm256_fmadd_ps(a, b, c); }
 INLINE vec vec_fma_minus(vec a, vec b, vec c) { return _mm256_fnmadd_ps(a, b, c); }
 INLINE vec vec_max(vec a, vec b) { return _mm256_max_ps(a, b); }
@@ -127,11 +138,7 @@ INLINE vec vec_scale2(vec a, vec n) {  // in two halves, so that 2^n may be a de
     a = _mm256_mul_ps(a, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(half, bias), 23)));
     return _mm256_mul_ps(a, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(rest, bias), 23)));
 }
-INLINE float vec_sum(vec a) {
-    __m128 x = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
-    x = _mm_add_ps(x, _mm_movehl_ps(x, x));
-    return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
-}
+INLINE float vec_sum(vec a) { return sum_halves(a); }
 INLINE float vec_largest(vec a) {
     __m128 x = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
     x = _mm_max_ps(x, _mm_movehl_ps(x, x));

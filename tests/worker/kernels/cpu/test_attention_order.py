@@ -1,0 +1,120 @@
+"""The order of sums in causal attention: a query has the same bits however its row is computed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from kernel_levels import NAMES, table_of, use_threads
+from paged import make_cache, make_step
+from torch import Tensor
+
+from models.context import ForwardContext
+from worker.kernels.cpu.operations import Table
+
+DIMS = (32, 64, 80, 96, 128, 256)
+PIECES = (2, 3, 17, 64, 100)
+"""New tokens of the rows into which a prompt is cut."""
+
+
+@dataclass
+class Prompt:
+    """A sequence whose keys and values are in the cache, with the query of every position."""
+
+    table: Table
+    whole: ForwardContext
+    q: Tensor
+    kv: Tensor
+    limits: dict[str, Any]
+
+    def rows(self, ends: list[int]) -> Tensor:
+        """The results of one step that has a row for every two neighbours of `ends`."""
+        new = [stop - start for start, stop in pairwise(ends)]
+        step = make_step(new, ends[1:], self.whole.block_size)
+        step.block_table = self.whole.block_table.repeat(len(new), 1)
+        return self.table["attention"](self.q[ends[0] : ends[-1]], self.kv, step, **self.limits)
+
+    def alone(self, ends: list[int]) -> Tensor:
+        """The same results as of `rows`, with a step for each row."""
+        return torch.cat([self.rows([*pair]) for pair in pairwise(ends)])
+
+
+def make_prompt(table: Table, length: int, dtype: torch.dtype, dim: int, **limits: Any) -> Prompt:
+    group, kv_heads = random.choice([(1, 2), (2, 1), (3, 2), (4, 1), (5, 1), (8, 1)])
+    whole = make_step([length], [length], random.choice([4, 16, 32]))
+    q = 2 * torch.randn(length, group * kv_heads, dim).to(dtype)
+    return Prompt(table, whole, q, make_cache(whole, kv_heads, dim, dtype), {"scale": dim**-0.5, **limits})
+
+
+def cut(length: int, piece: int) -> list[int]:
+    return [*range(0, length, piece), length]
+
+
+def assert_same_bits(one: Tensor, other: Tensor) -> None:
+    """-0 and 0 differ."""
+    whole = torch.int16 if one.dtype == torch.bfloat16 else torch.int32
+    assert one.isfinite().all()
+    assert torch.equal(one.view(whole), other.view(whole))
+
+
+@pytest.fixture(params=NAMES)
+def level(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A level of processor, and random shapes that depend on the test's name alone."""
+    torch.manual_seed(0)
+    random.seed(request.node.name)
+    yield request.param
+    use_threads(request.param, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dim", DIMS)
+def test_a_query_has_the_same_bits_in_any_row(level: str, dtype: torch.dtype, dim: int) -> None:
+    for length, window, softcap in (
+        (random.randint(1, 64), None, None),
+        (random.randint(65, 200), random.choice([1, 7, 63, 64]), None),
+        (random.randint(257, 300), None, random.choice([0.7, 50.0])),
+        (random.randint(513, 530), random.randint(200, 300), 5.0),
+    ):
+        prompt = make_prompt(table_of(level), length, dtype, dim, window=window, softcap=softcap)
+        at_once = prompt.rows([0, length])
+        use_threads(level, random.randint(1, 2))
+        assert_same_bits(prompt.rows(cut(length, 1)), at_once)
+        for piece in random.sample(PIECES, 2):
+            assert_same_bits(prompt.rows(cut(length, piece)), at_once)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [None, 700])
+def test_a_query_has_the_same_bits_in_any_step(level: str, dtype: torch.dtype, window: int | None) -> None:
+    """Threads share the chunks of a row that is alone in its step."""
+    length = 1500
+    prompt = make_prompt(table_of(level), length, dtype, 32, window=window)
+    at_once = prompt.rows([0, length])
+    assert_same_bits(prompt.alone(cut(length, 100)), at_once)
+    for threads in (1, 2, 3):
+        use_threads(level, threads)
+        for end in (1, 2, 63, 64, 65, 256, 257, 700, 701, 832, 1024, 1025, length):
+            assert_same_bits(prompt.rows([end - 1, end]), at_once[end - 1 : end])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_zeros_and_large_scores_have_the_same_bits_in_any_row(level: str, dtype: torch.dtype) -> None:
+    """Values of -0, scores so far apart that whole chunks weigh nothing, and equal scores."""
+    for factor in (0.0, 1.0, 1e4):
+        prompt = make_prompt(table_of(level), 600, dtype, 64, window=300)
+        prompt.q *= factor
+        prompt.kv[1, :, :, :, ::2] = -0.0
+        assert_same_bits(prompt.rows(cut(600, 1)), prompt.rows([0, 600]))
+
+
+def test_a_row_reads_nothing_before_its_window(level: str) -> None:
+    prompt = make_prompt(table_of(level), 600, torch.float32, 64, window=37)
+    expected = prompt.rows([599, 600])
+    size = prompt.whole.block_size
+    prompt.kv[:, prompt.whole.block_table[0, : (600 - 37) // size].long()] = torch.nan
+    assert_same_bits(prompt.rows([599, 600]), expected)
