@@ -182,6 +182,9 @@ def _nearest(tokens: bytes, prompts: Iterable[RememberedPrompt]) -> tuple[int, l
 
 def _common(one: bytes, other: bytes, low: int) -> int:
     """The number of leading tokens that are equal, of which the first `low` are known to be."""
+    following = slice(low * _WIDTH, (low + 1) * _WIDTH)
+    if one[following] != other[following]:
+        return low  # true of most prompts that have no more in common than the nearest one so far
     high = min(len(one), len(other)) // _WIDTH
     while low < high:
         middle = (low + high + 1) // 2
