@@ -1,0 +1,106 @@
+"""Results are the same bits whatever happened: random schedules on real engines, a few of many.
+
+`python tests/bench/same_bits.py` runs as many as one likes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from bits_schedule import PLAINEST, Prover, open_engine
+from bits_subjects import POOLING_TYPES, Subject, decoder, subjects
+from bits_traffic import Conversation, answers
+from ranks import Layout, Ranks
+from torch import Tensor
+
+from engine_core.protocol import Add
+from worker.pooling.hidden import HiddenStore
+from worker.protocol import Pooling
+
+FEW = 10
+"""The conversations of each model, of which a schedule has eight."""
+TEXT = [5 + number * number % 990 for number in range(330)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("same-bits")
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    processes = Ranks(2, tmp_path_factory.mktemp("ranks"))
+    yield processes
+    processes.stop()
+
+
+def test_random_schedules(folder: Path) -> None:
+    prover = Prover(folder, conversations=FEW)
+    for number in range(12):
+        prover.run(number)
+    tally = prover.tally
+    assert tally.differences == []
+    assert tally.results > 100 and tally.preemptions > 0 and tally.cached > 0
+
+
+@pytest.mark.parametrize(("number", "layout"), [(0, Layout(2)), (7, Layout(1, 2))])
+def test_schedules_on_several_ranks(folder: Path, ranks: Ranks, number: int, layout: Layout) -> None:
+    prover = Prover(folder, ranks, (layout,), FEW)
+    prover.run(number)
+    assert prover.tally.differences == []
+
+
+def test_a_bit_that_is_wrong_is_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plants the least error where only texts that are not computed in one step would show it."""
+    read = HiddenStore.read
+
+    def read_wrongly(self: HiddenStore, block_table: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
+        rows = read(self, block_table, slots, positions)
+        rows[:, 3] = torch.nextafter(rows[:, 3], torch.tensor(torch.inf))
+        return rows
+
+    monkeypatch.setattr(HiddenStore, "read", read_wrongly)
+    prover = Prover(folder, conversations=FEW)
+    for number in (0, 1, 2):
+        prover.run(number)
+    assert prover.tally.differences
+    assert all("Pooling" in each and each.endswith("vectors") for each in prover.tally.differences)
+    assert prover.tally.differences[0].startswith("schedule ")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("pooling_type", POOLING_TYPES)
+def test_a_pooled_text_may_be_cut_anywhere(folder: Path, pooling_type: str, dtype: str) -> None:
+    subject = decoder("LlamaForCausalLM", dtype, pooling_type)
+    asked = [Add(id, TEXT, Pooling(task=task)) for id, task in enumerate(subject.tasks)]
+    whole = vectors(folder, subject, asked, len(TEXT))
+    for chunk in (1, 16, 47, 256, len(TEXT) - 1):
+        assert vectors(folder, subject, asked, chunk) == whole
+
+
+def vectors(folder: Path, subject: Subject, asked: list[Add], chunk: int) -> list[bytes]:
+    """The vectors of texts that are read in chunks of so many tokens."""
+    limits = replace(PLAINEST, max_num_batched_tokens=chunk)
+    with open_engine(folder, subject, limits) as engine:
+        results = answers(engine, asked).values()
+    return [each.vectors.data for each in results if each.vectors is not None]
+
+
+def test_the_first_schedules_have_every_family_and_type() -> None:
+    first = {(subject.architecture, subject.dtype) for subject in subjects()[:12]}
+    assert len(first) == 12
+    assert {"float32", "bfloat16"} == {dtype for _, dtype in first}
+
+
+def test_conversations_go_on_from_their_own_outputs(folder: Path) -> None:
+    prover = Prover(folder, conversations=FEW)
+    prover.run(0)
+    following: list[Conversation] = [each for each in prover.traffic(subjects()[0], 0) if len(each) > 1]
+    assert any(
+        later.prompt[: len(first.prompt) + len(first.truth.tokens)] == first.prompt + first.truth.tokens
+        for first, later, *_ in following
+    )

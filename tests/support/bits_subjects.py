@@ -1,0 +1,115 @@
+"""The tiny models with which same bits are proved. Their dimensions reach the C kernels of attention.
+
+Weights are large enough that tokens vary, and the vocabulary is odd, so that no two rows of logits lie at the
+same place within a cache line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tiny import tiny_checkpoint
+
+from worker.protocol import Task
+
+VOCABULARY = 1001
+MAX_LEN = 704
+"""The most tokens of a sequence: beyond 512, a border at which kernels may change what they do at once."""
+WINDOW = 100
+
+_SHAPE: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 1024,
+}
+_DECODERS: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 16},
+    "Qwen3ForCausalLM": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32},
+    "Gemma2ForCausalLM": {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 16,
+        "sliding_window": WINDOW,
+        "attn_logit_softcapping": 20.0,
+        "final_logit_softcapping": 15.0,
+    },
+}
+_ENCODERS: dict[str, dict[str, Any]] = {
+    "BertModel": {"num_attention_heads": 4},
+    "BertForSequenceClassification": {"num_attention_heads": 4, "num_labels": 3},
+    "BertForTokenClassification": {"num_attention_heads": 4, "num_labels": 5},
+}
+_EMBED: tuple[Task, ...] = ("embed", "token_embed")
+POOLING_TYPES = ("LAST", "MEAN", "CLS", "MAX", "WEIGHTED_MEAN", "MEAN_SQRT_LEN")
+QUANTIZATIONS = ("int8", "int8-dynamic", "int4")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model as it is served: the checkpoint, the number type, and how it pools."""
+
+    architecture: str
+    dtype: str
+    tasks: tuple[Task, ...]
+    """The kinds of pooling that it offers."""
+    pooling_type: str = ""
+    options: dict[str, Any] = field(default_factory=dict[str, Any], hash=False)
+    """Options of the engine."""
+
+    @property
+    def generates(self) -> bool:
+        return self.architecture in _DECODERS
+
+    def __str__(self) -> str:
+        quantization = self.options.get("quantization")
+        return " ".join(filter(None, (self.architecture, self.dtype, quantization, self.pooling_type)))
+
+    def write(self, folder: Path) -> Path:
+        """Write the checkpoint below `folder`, if it is not there, and return its own folder."""
+        own = folder / self.architecture
+        if not own.exists():
+            shape = _SHAPE | (_DECODERS | _ENCODERS)[self.architecture]
+            tiny_checkpoint(self.architecture, own, **shape)
+        return own
+
+
+def decoder(architecture: str, dtype: str, pooling_type: str, quantization: str | None = None) -> Subject:
+    """A model that generates, and pools in every way."""
+    tasks: tuple[Task, ...] = (*_EMBED, "classify")
+    options = {
+        "runner": "generate",
+        "tasks": ["generate", *tasks],
+        "pooler_config": {"pooling_type": pooling_type},
+        "quantization": quantization,
+        "hf_overrides": {"classifier_from_token": [20, 30, 40], "method": "no_post_processing"},
+    }
+    return Subject(architecture, dtype, tasks, pooling_type, options)
+
+
+def _encoder(architecture: str, dtype: str, pooling_type: str) -> Subject:
+    if architecture == "BertModel":
+        return Subject(
+            architecture, dtype, _EMBED, pooling_type, {"pooler_config": {"pooling_type": pooling_type}}
+        )
+    task: Task = "classify" if architecture == "BertForSequenceClassification" else "token_classify"
+    return Subject(architecture, dtype, (task,))
+
+
+def subjects() -> list[Subject]:
+    """Every kind of model, so that the first dozen has all families, both number types and MEAN and LAST."""
+    quantized = [decoder("LlamaForCausalLM", "bfloat16", "MEAN", each) for each in QUANTIZATIONS]
+    return [*_subjects(POOLING_TYPES), *quantized]
+
+
+def _subjects(pooling_types: Sequence[str]) -> Iterator[Subject]:
+    for pooling_type in pooling_types:
+        for dtype in ("float32", "bfloat16"):
+            for architecture in _DECODERS:
+                yield decoder(architecture, dtype, pooling_type)
+            for architecture in _ENCODERS:
+                yield _encoder(architecture, dtype, pooling_type)
