@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
+from msgspec.structs import replace
+
 from engine_core.client.client import AddOptions, EngineClient
 from engine_core.client.streams import Stream
 from engine_core.protocol import Failed, Pooled, Tokens
@@ -68,7 +70,9 @@ class Frontend:
         self._idle = asyncio.Event()
         self._idle.set()
         self._requests: dict[str, set[int]] = {}
-        self._overload = OverloadGuard(config.engine.max_num_queued_reqs, metrics.rejected)
+        self._overload = OverloadGuard(
+            config.engine.max_num_queued_reqs, metrics.rejected, lambda: client.replicas
+        )
         metrics.watch(lambda: client.replicas)
 
     async def start(self) -> None:
@@ -181,13 +185,17 @@ class Frontend:
         replica: int | None = None,
         **options: Unpack[AddOptions],
     ) -> list[Pooled]:
-        """Returns the result of each item, in order. The first failure ends the others and is raised."""
+        """Returns the result of each item, in order. The first failure ends the others and is raised.
+
+        The time for which an item waited here, because many were before it, counts as queued.
+        """
         self.require_ready()
         window = POOLING_WINDOW * self.facts.ready.worker.max_num_seqs
         self._refuse_if_busy(min(len(items), window))
         if self.config.enable_log_requests:
             _log.info("request %s: %d texts to pool, %s", request_id, len(items), items[0].params)
         answers: list[Pooled] = []
+        began = time.monotonic()
         waiting: deque[tuple[Stream[Pooled], float]] = deque()
         try:
             while len(answers) < len(items):
@@ -195,10 +203,12 @@ class Frontend:
                 if len(waiting) <= window // 2 and sent < len(items):
                     batch = [(one.tokens, one.params) for one in items[sent : len(answers) + window]]
                     streams = self._client.submit_many(batch, replica=replica, **options)
-                    waiting.extend((stream, time.monotonic()) for stream in streams)
+                    since = time.monotonic() if sent else began
+                    waiting.extend((stream, since) for stream in streams)
                     self._enter(request_id, streams)
                 stream, since = waiting[0]
-                answers.append(await self._pooled(stream, len(items[len(answers)].tokens), since))
+                answer = await self._pooled(stream, len(items[len(answers)].tokens), since)
+                answers.append(_sent_later(answer, since - began) if since > began else answer)
                 waiting.popleft()
                 self._leave(request_id, [stream])
         finally:
@@ -213,7 +223,6 @@ class Frontend:
             self.metrics.finished("error")
             raise from_engine(answer.code, answer.message)
         self.metrics.pooled(tokens, answer.cached, time.monotonic() - since, answer.timing)
-        self._overload.note_finished()
         return answer
 
     async def abort(self, request_ids: Iterable[str]) -> int:
@@ -249,7 +258,6 @@ class Frontend:
             async for new in stream:
                 delta = choice.push(new)
                 if choice.finished:
-                    self._overload.note_finished()
                     self._client.abort([stream.id])  # a stop string ended it, which the engine does not know
                 if delta is not None:
                     yield delta
@@ -284,6 +292,16 @@ class Frontend:
     def _raise_if_dead(self) -> None:
         if self._client.dead is not None:
             raise Unavailable(self._client.dead)
+
+
+def _sent_later(answer: Pooled, seconds: float) -> Pooled:
+    """The answer to a text that waited here for so long, with times that begin before the wait."""
+    timing, expected = answer.timing, answer.expected
+    return replace(
+        answer,
+        timing=None if timing is None else replace(timing, queued=timing.queued + seconds),
+        expected=None if expected is None else expected + seconds,
+    )
 
 
 class Choice:

@@ -52,6 +52,7 @@ _FIRST = (
 _BETWEEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 _WHOLE = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 _TOKENS = tuple(step * 10**power for power in range(6) for step in (1, 2, 5))
+_COMPUTE = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _HTTP = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
 
@@ -96,6 +97,7 @@ class Metrics:
         self.output_length = self._histogram("request_generation_tokens", "Tokens of an output.", _TOKENS)
         self.asked_n = self._histogram("request_params_n", "Parameter n.", (1, 2, 5, 10, 20, 50, 100))
         self.asked_tokens = self._histogram("request_params_max_tokens", "Parameter max_tokens.", _TOKENS)
+        self.compute = self._histogram("facet:request_compute_seconds", "Cost to the engine.", _COMPUTE)
         self.preemptions = self._histogram("request_num_preemptions", "Preemptions.", (0, 1, 2, 5, 10))
         self._http_requests = self._counters(
             "http_requests", "HTTP requests.", ["handler", "method", "status"], registry=self._registry
@@ -132,6 +134,7 @@ class Metrics:
         self.prefill.observe(timing.prefill)
         self.decode.observe(timing.decode)
         self.inference.observe(timing.prefill + timing.decode)
+        self.compute.observe(timing.compute)
         self.preemptions.observe(timing.preemptions)
 
     def count_tokens(self, prompt: int, generated: int) -> None:
@@ -164,7 +167,8 @@ class Metrics:
         return family.labels(self._model, "0")
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram | PlainHistogram:
-        family = self._histograms(f"vllm:{name}", text, _LABELS, buckets=buckets, registry=self._registry)
+        full = name if ":" in name else f"vllm:{name}"
+        family = self._histograms(full, text, _LABELS, buckets=buckets, registry=self._registry)
         return family.labels(self._model, "0")
 
 
@@ -225,18 +229,25 @@ class _EngineNumbers(Collector):
         if not stats_of:
             return
         for kind, name, field, text in _ENGINE_NUMBERS:
-            family = kind(f"vllm:{name}", text, labels=_LABELS)
+            family = kind(name, text, labels=_LABELS)
             for number, stats in stats_of.items():
                 family.add_metric([self._model, number], getattr(stats, field))
             yield family
 
 
 _ENGINE_NUMBERS = (
-    (GaugeMetricFamily, "num_requests_running", "running", "Requests in the running batch."),
-    (GaugeMetricFamily, "num_requests_waiting", "waiting", "Requests that wait for a place."),
-    (GaugeMetricFamily, "kv_cache_usage_perc", "kv_usage", "Share of the KV cache in use, 1 is all."),
-    (CounterMetricFamily, "prefix_cache_queries", "prefix_queries", "Prompt tokens looked up in the cache."),
-    (CounterMetricFamily, "prefix_cache_hits", "prefix_hits", "Prompt tokens found in the cache."),
-    (CounterMetricFamily, "num_preemptions", "preemptions", "Requests put back for want of memory."),
+    (GaugeMetricFamily, "vllm:num_requests_running", "running", "Requests in the running batch."),
+    (GaugeMetricFamily, "vllm:num_requests_waiting", "waiting", "Requests that wait for a place."),
+    (GaugeMetricFamily, "vllm:kv_cache_usage_perc", "kv_usage", "Share of the KV cache in use, 1 is all."),
+    (
+        CounterMetricFamily,
+        "vllm:prefix_cache_queries",
+        "prefix_queries",
+        "Prompt tokens sought in the cache.",
+    ),
+    (CounterMetricFamily, "vllm:prefix_cache_hits", "prefix_hits", "Prompt tokens found in the cache."),
+    (CounterMetricFamily, "vllm:num_preemptions", "preemptions", "Requests put back for want of memory."),
+    (CounterMetricFamily, "facet:engine_busy_seconds", "busy", "Seconds spent on steps."),
+    (GaugeMetricFamily, "facet:expected_wait_seconds", "expected_wait", "Until a new request's first token."),
 )
 """Kind of metric, its name, the field of Stats that it shows, its help text."""

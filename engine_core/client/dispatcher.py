@@ -61,7 +61,7 @@ class Dispatcher:
         if one is None or one.replica is not replica:
             return  # aborted here a moment ago, or given to another replica
         if isinstance(output, Admitted):
-            one.stream.expected = output.expected
+            one.stream.notify(output)
             return
         if is_terminal(output):
             one.unassign()

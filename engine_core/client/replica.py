@@ -90,12 +90,13 @@ def all_ready(replicas: Sequence[Replica]) -> Ready | None:
 
 
 def all_stats(replicas: Sequence[Replica]) -> Stats | None:
-    """The sums of the statistics of all replicas; of the cache's usage, the mean."""
+    """The sums of the statistics of all replicas; the mean of the cache's usage, and the shortest wait."""
     known = [one.stats for one in replicas if one.stats is not None]
     if len(known) <= 1:
         return known[0] if known else None
     totals = {name: sum(getattr(one, name) for one in known) for name in Stats.__struct_fields__}
-    return Stats(**{**totals, "kv_usage": totals["kv_usage"] / len(known)})
+    shortest = min(one.expected_wait for one in known)
+    return Stats(**{**totals, "kv_usage": totals["kv_usage"] / len(known), "expected_wait": shortest})
 
 
 def all_progress(replicas: Sequence[Replica]) -> Progress:

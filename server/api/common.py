@@ -17,6 +17,7 @@ from server.api.fields import Body, Flag, Text
 from server.errors import BadRequest
 from server.requests.cache_diagnosis import CacheDiagnosis
 from server.requests.sampling import SamplingParams
+from server.requests.timing import TimingReport
 
 Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 
@@ -50,8 +51,10 @@ Include = Annotated[list[Literal["timing", "cache_diagnosis"]], BeforeValidator(
 """The parts of an answer that a request may ask for."""
 INCLUDE = Field(
     default=[],
-    description="Parts of the answer that come on request: timing adds `usage.timing`; cache_diagnosis adds "
-    "`cache_diagnosis`, why no longer prefix was cached, in a stream with its last chunk.",
+    description="Parts of the answer that come on request. timing: `usage.timing`, in a stream with its last "
+    "chunk; of several choices or texts, queue, prefill and decode are the times of the one that ended last, "
+    "and compute and steps are sums. cache_diagnosis: `cache_diagnosis`, why no longer prefix was cached, in "
+    "a stream with its last chunk.",
 )
 
 
@@ -186,6 +189,7 @@ class Usage(msgspec.Struct, kw_only=True):
     total_tokens: int
     completion_tokens: int
     prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
+    timing: TimingReport | UnsetType = UNSET
 
 
 def make_usage(prompt: int, completion: int, cached: int | None = None) -> Usage:

@@ -24,6 +24,7 @@ from server.errors import ApiError
 from server.http.body import read_body
 from server.http.error_answers import CLIENT_GONE, explain, invalid_body
 from server.http.middleware import path_of
+from server.requests.timing import RequestTimes
 
 _parse = msgspec.json.Decoder().decode
 """A fast parser. It refuses some texts that the standard library reads, such as NaN and lone surrogates, and
@@ -56,9 +57,11 @@ class Endpoint(APIRoute):
         if scope["method"] not in self.methods:
             return await super().handle(scope, receive, send)
         request = Request(scope, receive, send)
+        times = scope["times"] = RequestTimes()
         response: Response | None = None
         try:
             response = await self.respond(request)
+            response.raw_headers.extend(times.headers())
             await response(scope, receive, send)
         except (ApiError, HTTPException) as error:
             await explain(request, error)(scope, receive, send)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any, TypeVar, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from server.errors import ApiError, Internal
 
@@ -115,25 +115,37 @@ async def _disconnected(receive: Receive) -> None:
 class EventStream(Response):
     """Sends the events that a generator makes, and closes the generator whatever happens.
 
-    The generator's last item ends in `DONE` and is sent together with the end of the answer.
+    The generator's last item ends in `DONE` and is sent together with the end of the answer. An empty item
+    sends the headers before there is an event.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes], keep_alive: float = 0.0) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes],
+        keep_alive: float = 0.0,
+        late_headers: Callable[[], list[tuple[bytes, bytes]]] = list,
+    ) -> None:
+        """`late_headers` returns headers that are known when the first event is sent, and not before."""
         self.status_code = 200
         self.background = None
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         self._events = events
+        self._late_headers = late_headers
         self._keep_alive = keep_alive
         """Seconds of silence after which a comment is sent; 0 sends none."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sender = _StreamSender(send, {"status": self.status_code, "headers": self.raw_headers})
+        sender = _StreamSender(send, self._head)
         try:
             await while_connected(receive, self._run(sender))
         except ClientGone:
             log.debug("a client left its stream")
+
+    def _head(self) -> Message:
+        headers = [*self.raw_headers, *self._late_headers()]
+        return {"type": "http.response.start", "status": self.status_code, "headers": headers}
 
     async def _run(self, sender: _StreamSender) -> None:
         opener = _DelayedTask(OPEN_AFTER, lambda: self._fill_silence(sender))
@@ -174,7 +186,8 @@ class EventStream(Response):
 class _StreamSender:
     """The ASGI connection of one stream."""
 
-    def __init__(self, send: Send, head: Mapping[str, Any]) -> None:
+    def __init__(self, send: Send, head: Callable[[], Message]) -> None:
+        """`head` makes the message that begins the answer."""
         self._send = send
         self._head = head
         self._clock = asyncio.get_running_loop().time
@@ -185,6 +198,6 @@ class _StreamSender:
     async def write(self, data: bytes, *, more: bool = True) -> None:
         if not self.started:
             self.started = True
-            await self._send({"type": "http.response.start", **self._head})
+            await self._send(self._head())
         self.written, self.ended = self._clock(), not more
         await self._send({"type": "http.response.body", "body": data, "more_body": more})

@@ -19,7 +19,7 @@ from server.frontend import Frontend
 from server.metrics import Metrics
 from server.offline.engine_args import EngineArgs
 from server.offline.output_builder import OutputBuilder, tokens_per_output
-from server.offline.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
+from server.offline.outputs import PoolingOutput, PoolingRequestOutput, RequestMetrics, RequestOutput
 from server.offline.pooling import read_items
 from server.offline.prompts import Prompt, PromptLike, read_prompt
 from server.offline.transformers_tokenizer import open_transformers_tokenizer
@@ -118,6 +118,8 @@ class AsyncLLM:
         builder = OutputBuilder(name, text, tokens, sampling_params, frontend.tokenizer)
         async with aclosing(deltas):
             async for delta in deltas:
+                if delta.is_notice:
+                    continue
                 builder.push(delta)
                 output = builder.output()
                 if output is not None:
@@ -143,11 +145,13 @@ class AsyncLLM:
         is_long = read.text is not None and len(read.text) >= LONG_TEXT
         items = await asyncio.to_thread(read_items, *reading) if is_long else read_items(*reading)
         name = uuid.uuid4().hex if request_id is None else request_id
+        metrics = RequestMetrics()
         [answer] = await frontend.pool(
             items, priority=priority, salt=read.salt, request_id=name, replica=data_parallel_rank
         )
         pooled = PoolingOutput(as_array(answer.vectors).copy())
-        yield PoolingRequestOutput(name, pooled, items[0].tokens, answer.cached)
+        metrics.add_pooled(answer)
+        yield PoolingRequestOutput(name, pooled, items[0].tokens, answer.cached, metrics=metrics)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """Ends requests: their generators finish, with the reason "abort". Unknown ids are passed over."""

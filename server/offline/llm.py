@@ -254,22 +254,27 @@ class LLM:
 
     def _score(self, scorer: Scorer, show: bool) -> list[ScoringRequestOutput]:
         requests = self._pooling_requests(next(scorer))
+        outputs: list[Output] = []
         try:
             while True:
                 try:
-                    self._run(requests, [""] * len(requests), None, "pool" if show else "")
+                    outputs = self._run(requests, [""] * len(requests), None, "pool" if show else "")
                 except ApiError as error:
                     requests = self._pooling_requests(scorer.throw(error))  # it may know a way out
                 else:
                     requests = self._pooling_requests(scorer.send([request.vectors for request in requests]))
         except StopIteration as end:
             scores: list[float] = end.value
-        read_together = self.facts.score_type == "cross-encoder"
-        tokens = [request.tokens for request in requests] if read_together else [[] for _ in scores]
-        return [
-            ScoringRequestOutput(id, ScoringOutput(one), ids)
-            for id, one, ids in zip(self._new_ids(len(scores)), scores, tokens, strict=True)
+        results = [
+            ScoringRequestOutput(id, ScoringOutput(one))
+            for id, one in zip(self._new_ids(len(scores)), scores, strict=True)
         ]
+        if self.facts.score_type == "cross-encoder":  # which reads the two texts of a score as one
+            for result, pooled in zip(results, outputs, strict=True):
+                if isinstance(pooled, PoolingRequestOutput):
+                    result.prompt_token_ids, result.metrics = pooled.prompt_token_ids, pooled.metrics
+                    result.num_cached_tokens = pooled.num_cached_tokens
+        return results
 
     def _pooling_requests(self, items: Sequence[Item]) -> list[PoolingRequest]:
         return [PoolingRequest(id, item) for id, item in zip(self._new_ids(len(items)), items, strict=True)]

@@ -47,7 +47,7 @@ class OutputBuilder:
         self._sum = [0.0] * sampling.n
         self._unfinished = set(range(sampling.n))
         """Indices of the answers that are not finished."""
-        self._metrics = RequestMetrics(time.time(), time.monotonic())
+        self._metrics = RequestMetrics()
         self._fresh: list[CompletionOutput] = []
         """The parts that came since the last output, for outputs of the kind DELTA."""
         self._output = RequestOutput(request_id, prompt, prompt_token_ids, metrics=self._metrics)
@@ -123,8 +123,11 @@ class OutputBuilder:
             metrics.last_token_ts = time.monotonic()
             metrics.first_token_ts = metrics.first_token_ts or metrics.last_token_ts
             metrics.num_generation_tokens += len(delta.token_ids)
-        if delta.timing is not None and not metrics.scheduled_ts:
-            metrics.scheduled_ts = metrics.queued_ts + delta.timing.queued
+        if delta.expected is not None and metrics.expected is None:
+            metrics.expected = delta.expected
+        if delta.timing is not None:
+            metrics.add(delta.timing)
+            metrics.scheduled_ts = metrics.scheduled_ts or metrics.queued_ts + delta.timing.queued
 
     def _named(self, entries: Iterable[TokenLogprobs]) -> Sequence[LogprobsByToken]:
         return [self._by_token(entry) for entry in entries]

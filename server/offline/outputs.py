@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from engine_core.protocol import Pooled
 from server.errors import ApiError
+from server.requests.timing import EngineTimes
 from server.requests.vectors import Floats
 
 Form = TypeVar("Form")
@@ -46,14 +49,17 @@ class CompletionOutput:
 
 
 @dataclass(slots=True)
-class RequestMetrics:
-    """The times of a request. Fields that end in `_ts` are of the monotonic clock; 0.0 is unknown."""
+class RequestMetrics(EngineTimes):
+    """The times of a request. Fields that end in `_ts` are of the monotonic clock; 0.0 is unknown.
 
-    arrival_time: float
+    Those that end in `_time` are seconds, known once the request has ended.
+    """
+
+    arrival_time: float = field(default_factory=time.time)
     """Seconds since 1970."""
-    queued_ts: float
+    queued_ts: float = field(default_factory=time.monotonic)
     scheduled_ts: float = 0.0
-    """Start of the first step; known once the request has ended by a token or by its length."""
+    """Start of the first step; known once the request has ended."""
     first_token_ts: float = 0.0
     last_token_ts: float = 0.0
     num_generation_tokens: int = 0
@@ -77,6 +83,12 @@ class RequestMetrics:
     @property
     def last_token_time(self) -> float | None:
         return self._since_1970(self.last_token_ts)
+
+    def add_pooled(self, answer: Pooled) -> None:
+        """Take the times of the request's one text."""
+        self.add_round([answer])
+        if answer.timing is not None:
+            self.scheduled_ts = self.queued_ts + answer.timing.queued
 
     def _since_1970(self, moment: float) -> float | None:
         return self.arrival_time + moment - self.queued_ts if moment else None
@@ -144,6 +156,8 @@ class PoolingRequestOutput(Generic[Form]):
     finished: bool = True
     error: ApiError | None = None
     """The reason why the engine could not finish the request; `outputs.data` is empty then."""
+    metrics: RequestMetrics | None = None
+    """None for a score that was computed from several prompts."""
 
 
 class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
@@ -161,7 +175,11 @@ class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
 def embedding_output(pooled: PoolingRequestOutput[PoolingOutput]) -> EmbeddingRequestOutput:
     embedding: list[float] = pooled.outputs.data.tolist()
     return EmbeddingRequestOutput(
-        pooled.request_id, EmbeddingOutput(embedding), pooled.prompt_token_ids, pooled.num_cached_tokens
+        pooled.request_id,
+        EmbeddingOutput(embedding),
+        pooled.prompt_token_ids,
+        pooled.num_cached_tokens,
+        metrics=pooled.metrics,
     )
 
 
@@ -171,5 +189,9 @@ def classification_output(
     probs: list[float] = pooled.outputs.data.tolist()
     classes = ClassificationOutput(probs, labels[probs.index(max(probs))] if labels else None)
     return ClassificationRequestOutput(
-        pooled.request_id, classes, pooled.prompt_token_ids, pooled.num_cached_tokens
+        pooled.request_id,
+        classes,
+        pooled.prompt_token_ids,
+        pooled.num_cached_tokens,
+        metrics=pooled.metrics,
     )

@@ -8,7 +8,7 @@ from typing import Protocol
 from engine_core.protocol import Failed, Pooled, Tokens
 from server.errors import ApiError, from_engine
 from server.offline.output_builder import OutputBuilder, tokens_per_output
-from server.offline.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
+from server.offline.outputs import PoolingOutput, PoolingRequestOutput, RequestMetrics, RequestOutput
 from server.requests.facts import Facts
 from server.requests.pooling import Item
 from server.requests.sampling import RequestOutputKind, SamplingParams
@@ -110,12 +110,14 @@ class PoolingRequest:
         self.finished = False
         self.vectors = _NOTHING
         self._cached = 0
+        self._metrics = RequestMetrics()
         self._error: ApiError | None = None
 
     def take(self, index: int, answer: Tokens | Pooled | Failed) -> bool:
         match answer:
             case Pooled():
                 self.vectors, self._cached = answer.vectors, answer.cached
+                self._metrics.add_pooled(answer)
             case Failed():
                 self._error = from_engine(answer.code, answer.message)
             case Tokens():
@@ -125,4 +127,6 @@ class PoolingRequest:
 
     def output(self) -> Output | None:
         pooled = PoolingOutput(as_array(self.vectors).copy())  # a copy can be written to, and made a tensor
-        return PoolingRequestOutput(self.request_id, pooled, self.tokens, self._cached, error=self._error)
+        return PoolingRequestOutput(
+            self.request_id, pooled, self.tokens, self._cached, error=self._error, metrics=self._metrics
+        )

@@ -83,6 +83,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_prompt_tokens_details: Annotated[bool, Doc(_ANSWERS, "Report cached prompt tokens in usage.")] = (
         False
     )
+    enable_timing: Annotated[
+        bool, Doc(_ANSWERS, "Report in usage where the time went, in streams with the last chunk.")
+    ] = False
     enable_force_include_usage: Annotated[bool, Doc(_ANSWERS, "Send usage in every stream.")] = False
     return_tokens_as_token_ids: Annotated[
         bool, Doc(_ANSWERS, "Write tokens in logprobs as token_id:123.")

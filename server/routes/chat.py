@@ -47,7 +47,7 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     job = Job(request, body, sampling, [prompt], "chatcmpl-", messages=body.messages)
     chat = _Chat(job, body, config.response_role)
     if body.stream:
-        return EventStream(_events(chat), config.sse_keep_alive_interval)
+        return EventStream(_events(chat), config.sse_keep_alive_interval, job.times.expected_header)
     return await answer(request, _whole(chat))
 
 
@@ -98,8 +98,11 @@ async def _events(chat: _Chat) -> AsyncGenerator[bytes]:
     chunks, opening, last = Chunks(empty), _opening(chat, empty), b""
     async with aclosing(job.deltas()) as deltas:
         async for index, delta in deltas:
+            if delta.is_notice:
+                yield b""
+                continue
             chunk = choices[index].chunk(delta)
-            event_bytes = chunks.event(chunk, job.usage_of(index) if job.sends_usage_always else UNSET)
+            event_bytes = chunks.event(chunk, job.usage_in_chunk(index))
             if job.running:
                 yield opening + event_bytes
             else:

@@ -35,7 +35,8 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     frontend_of(request).check_model(body.model)
     job = await _job(body, request)
     if body.stream:
-        return EventStream(_events(job, body), config_of(request).sse_keep_alive_interval)
+        silence = config_of(request).sse_keep_alive_interval
+        return EventStream(_events(job, body), silence, job.times.expected_header)
     return await answer(request, _whole(job, body))
 
 
@@ -92,8 +93,11 @@ async def _events(job: Job, body: CompletionRequest) -> AsyncGenerator[bytes]:
     last = b""
     async with aclosing(job.deltas()) as deltas:
         async for index, delta in deltas:
+            if delta.is_notice:
+                yield b""
+                continue
             chunk = texts[index].chunk(delta)
-            event = chunks.event(chunk, job.usage_of(index) if job.sends_usage_always else UNSET)
+            event = chunks.event(chunk, job.usage_in_chunk(index))
             if job.running:
                 yield event
             else:

@@ -28,6 +28,7 @@ from server.requests.cache_diagnosis import Asked, CacheDiagnosis, explain_miss,
 from server.requests.prompt import Prompt
 from server.requests.sampling import SamplingParams
 from server.requests.task_names import GENERATE, require_task
+from server.requests.timing import RequestTimes
 from server.text.output import ALL_TOKENS
 
 REPLICA = "X-data-parallel-rank"
@@ -55,6 +56,10 @@ def replica_of(request: Request) -> int | None:
     if not named.isdecimal() or int(named) >= size:
         raise BadRequest(f"{REPLICA}: {named[:20]!r} is no replica; they are numbered from 0 to {size - 1}")
     return int(named)
+
+
+def times_of(request: Request) -> RequestTimes:
+    return request.scope["times"]
 
 
 async def require_ready(request: Request) -> None:
@@ -114,16 +119,14 @@ class Job:
             self.sends_usage and options is not None and bool(options.continuous_usage_stats)
         )
         self._interval = max(config.stream_interval, body.stream_interval or 1) if body.stream else ALL_TOKENS
+        self.times = times_of(request)
+        self._shows_timing = config.enable_timing or "timing" in body.include
         self._shows_cached = config.enable_prompt_tokens_details
         self._counts_output = counts_output
         self._replica = replica_of(request)
-        self._options: AddOptions = {"priority": body.priority, "salt": body.cache_salt or ""}
+        self._options = self._add_options()
         self._messages = messages
         self._diagnoses: list[CacheDiagnosis | None] = [None] * len(prompts)
-        if "cache_diagnosis" in body.include:
-            self._options["diagnoses"] = True
-        if len(prompts) > 1:
-            self._options["group"] = self.frontend.new_group()
         # Checks the sampling parameters, so n is valid from here on.
         self._streams = [self._generate(prompt) for prompt in prompts]
         self.choices = len(prompts) * sampling.n
@@ -132,11 +135,21 @@ class Job:
         self._output = [0] * self.choices
         self._cached = [0] * len(prompts)
 
+    def _add_options(self) -> AddOptions:
+        """What the engine is told of each prompt beside its tokens and parameters."""
+        options: AddOptions = {"priority": self.body.priority, "salt": self.body.cache_salt or ""}
+        if "cache_diagnosis" in self.body.include:
+            options["diagnoses"] = True
+        if len(self.prompts) > 1:
+            options["group"] = self.frontend.new_group()
+        return options
+
     def prompt_of(self, choice: int) -> Prompt:
         return self.prompts[choice // self.sampling.n]
 
     async def deltas(self) -> AsyncGenerator[tuple[int, Delta]]:
         """Yields the deltas of all prompts as they come, each with its choice's index. To be called once."""
+        self.times.submit()
         if len(self._streams) == 1:
             async with aclosing(self._streams[0]) as stream:
                 async for delta in stream:
@@ -147,7 +160,7 @@ class Job:
                     yield self._count(prompt, delta), delta
 
     def _count(self, prompt: int, delta: Delta) -> int:
-        """Counts the delta's tokens and returns the index of its choice."""
+        """Counts the delta's tokens, notes its times, and returns the index of its choice."""
         choice = prompt * self.sampling.n + delta.index
         if self._counts_output:
             self._output[choice] += len(delta.token_ids)
@@ -155,8 +168,12 @@ class Job:
             self._cached[prompt] += delta.cached_tokens
         if delta.miss is not None:
             self._diagnose(prompt, delta.miss)
+        if delta.expected is not None and self.times.expected is None:
+            self.times.expected = delta.expected
         if delta.finish_reason is not None:
             self.running -= 1
+            if delta.timing is not None:
+                self.times.add(delta.timing)
         return choice
 
     def _diagnose(self, index: int, miss: CacheMiss) -> None:
@@ -182,15 +199,27 @@ class Job:
         )
 
     def usage(self) -> Usage:
-        return self._usage(
-            sum(len(prompt.ids) for prompt in self.prompts), sum(self._output), sum(self._cached)
-        )
+        cached = sum(self._cached)
+        usage = self._usage(sum(len(prompt.ids) for prompt in self.prompts), sum(self._output), cached)
+        if self._shows_timing:
+            usage.timing = self.times.report(cached)
+        return usage
 
     def end(self, chunks: Chunks) -> bytes:
         """The end of a stream: a chunk with what was asked for beside the choices, and `[DONE]`."""
         usage, diagnosis = self.usage() if self.sends_usage else UNSET, self.cache_diagnosis
         more = {} if isinstance(diagnosis, UnsetType) else {"cache_diagnosis": diagnosis}
         return (chunks.event(None, usage, **more) if self.sends_usage or more else b"") + DONE
+
+    def usage_in_chunk(self, choice: int) -> Usage | UnsetType:
+        """The usage in a chunk with a delta of this choice, which has been counted.
+
+        The last one brings the times, if they are asked for and no chunk for the usage alone follows.
+        """
+        if self.sends_usage_always:
+            return self.usage_of(choice)
+        ends_with_times = self._shows_timing and not self.running and not self.sends_usage
+        return self.usage() if ends_with_times else UNSET
 
     def usage_of(self, choice: int) -> Usage:
         prompt = choice // self.sampling.n

@@ -24,7 +24,7 @@ from server.requests.pooling import Item, PoolingParams, Source, Terms, TextRead
 from server.requests.prompt import write_conversation
 from server.requests.scoring import Pairs, ScoreOptions, score
 from server.requests.task_names import POOLING, no_scores, no_task, require_task
-from server.routes.generation import ENTRY, config_of, frontend_of, replica_of, request_id_of
+from server.routes.generation import ENTRY, config_of, frontend_of, replica_of, request_id_of, times_of
 from server.text.tokenizer import LONG_TEXT
 from worker.protocol import Vectors
 
@@ -74,6 +74,7 @@ class PoolingCall:
         self.model = self.facts.model_names[0]
         self.tokens = 0
         self._request = request
+        self._times = times_of(request)
         self._terms = terms
         self._replica = replica_of(request)
         self._group = self.frontend.new_group()
@@ -123,7 +124,9 @@ class PoolingCall:
         }
         if self.diagnoses:
             options["diagnoses"] = True
+        self._times.submit()
         answers = await self.frontend.pool(items, request_id=self.id, replica=self._replica, **options)
+        self._times.add_round(answers)
         self.tokens += sum(len(item.tokens) for item in items)
         self._cached += sum(answer.cached for answer in answers)
         if self.diagnoses:
@@ -166,8 +169,11 @@ class PoolingCall:
             return end.value
 
     def usage(self) -> Usage:
-        tells_cached = config_of(self._request).enable_prompt_tokens_details
-        return make_usage(self.tokens, 0, self._cached if tells_cached else None)
+        config = config_of(self._request)
+        usage = make_usage(self.tokens, 0, self._cached if config.enable_prompt_tokens_details else None)
+        if config.enable_timing or "timing" in self._terms.include:
+            usage.timing = self._times.report(self._cached)
+        return usage
 
     def answer(self, entries: Iterable[msgspec.Struct]) -> Response:
         """The answer in the shape of the OpenAI API: a list with an entry for each text."""

@@ -38,7 +38,14 @@ class Delta(msgspec.Struct, gc=False):
     miss: CacheMiss | None = None
     """Set in the first delta, if asked for: why no longer prefix was cached."""
     timing: Timing | None = None
-    """Set in the last delta, unless a stop string ended the text."""
+    """Set in the last delta."""
+    expected: float | None = None
+    """Set in the first delta: the seconds in which the engine expected the first token, if it said so."""
+
+    @property
+    def is_notice(self) -> bool:
+        """Whether the delta brings nothing but the news that the request waits for so long as expected."""
+        return self.expected is not None and not self.token_ids and self.finish_reason is None
 
 
 class TextOutput:
@@ -70,6 +77,10 @@ class TextOutput:
     def push(self, new: Tokens) -> Delta | None:
         """Returns the next delta, if there are enough tokens for one. There is none after a finish reason."""
         delta = self._delta
+        if new.expected is not None:
+            if not new.tokens and new.finish is None:
+                return Delta(delta.index, expected=new.expected)
+            delta.expected = new.expected
         if new.prompt_logprobs is not None:
             delta.prompt_logprobs = new.prompt_logprobs
         delta.cached_tokens += new.cached
@@ -103,6 +114,7 @@ class TextOutput:
             if stop is not None:
                 self._take(new.tokens[: i + 1], new.logprobs[: i + 1])
                 self._delta.finish_reason, self._delta.stop_reason = "stop", stop
+                self._delta.timing = new.timing
                 return
         self._take(new.tokens, new.logprobs)
         if new.finish is not None:

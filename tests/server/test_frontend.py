@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fake_client import FakeClient
 
-from engine_core.protocol import Pooled, Stats
+from engine_core.protocol import Pooled, Stats, Timing
 from server.errors import ApiError, BadRequest, Internal, NotFound, Overloaded, Unavailable
 from server.frontend import Delta, Frontend
 from server.requests.pooling import Item
@@ -321,6 +321,29 @@ async def test_texts_are_pooled_in_order(client: FakeClient, ready: GetReady) ->
     page = frontend.metrics.page().decode()
     assert 'request_success_total{engine="0",finished_reason="stop",model_name="m"} 3.0' in page
     assert 'prompt_tokens_total{engine="0",model_name="m"} 6.0' in page
+
+
+async def test_the_wait_of_later_texts_counts_as_queued(
+    client: FakeClient, ready: GetReady, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("server.frontend.time.monotonic", lambda: now)
+    task = await beginning((await ready()).pool(items(100)))
+    timing = Timing(queued=0.5, prefill=1.0, decode=0.0, preemptions=0)
+    for i in range(100):
+        now = 100.0 + 2 * i
+        while len(client.submitted) <= i:
+            await asyncio.sleep(0)
+        client.submitted[i].answer([i], timing=timing, expected=1.5)
+        for _ in range(5):
+            await asyncio.sleep(0)
+    answers = await task
+    assert [one.timing for one in answers[:2]] == [timing, timing]
+    assert answers[0].expected == 1.5
+    last = answers[-1]
+    assert last.timing and last.expected
+    assert (last.timing.prefill, last.expected - last.timing.queued) == (1.0, 1.0)
+    assert 100.5 < last.timing.queued <= 198.5
 
 
 async def test_ten_thousand_texts_go_to_the_engine_a_few_at_a_time(

@@ -32,7 +32,7 @@ def test_a_request_is_timed_and_counted(monkeypatch: pytest.MonkeyPatch) -> None
     record.tokens(4, cached=0)
     record.tokens(0, cached=0)
     now = 103.5
-    record.finish("length", Timing(queued=0.2, prefill=0.8, decode=2.0, preemptions=1))
+    record.finish("length", Timing(0.2, 0.8, 2.0, preemptions=1, steps=3, compute=0.125))
     found = values(metrics)
     for name, value in {
         "prompt_tokens_total": 7,
@@ -50,6 +50,7 @@ def test_a_request_is_timed_and_counted(monkeypatch: pytest.MonkeyPatch) -> None
         "request_params_n_count": 1,
     }.items():
         assert found[f"vllm:{name}{LABELS}"] == pytest.approx(value), name
+    assert found[f"facet:request_compute_seconds_sum{LABELS}"] == 0.125
     assert found['vllm:request_success_total{engine="0",finished_reason="length",model_name="m"}'] == 1
     assert metrics.tokens_so_far == (7, 5)
 
@@ -68,6 +69,8 @@ def test_the_engines_numbers_appear_when_it_has_told_them() -> None:
         preemptions=1,
         steps=9,
         step_tokens=99,
+        busy=12.5,
+        expected_wait=0.75,
     )
     found = values(metrics)
     for name, value in {
@@ -79,6 +82,8 @@ def test_the_engines_numbers_appear_when_it_has_told_them() -> None:
         "num_preemptions_total": 1,
     }.items():
         assert found[f"vllm:{name}{LABELS}"] == value
+    assert found[f"facet:engine_busy_seconds_total{LABELS}"] == 12.5
+    assert found[f"facet:expected_wait_seconds{LABELS}"] == 0.75
     assert 'vllm:num_requests_running{engine="1",model_name="m"}' not in found
     second.stats = msgspec.structs.replace(first.stats, running=5)
     assert values(metrics)['vllm:num_requests_running{engine="1",model_name="m"}'] == 5

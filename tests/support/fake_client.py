@@ -22,7 +22,7 @@ from worker.protocol import Pooling, Sampling, Vectors
 @dataclass
 class Submitted:
     tokens: list[int]
-    params: Sampling | Pooling
+    params: Any
     options: AddOptions
     stream: Stream[Any]
     replica: int | None = None
@@ -30,11 +30,11 @@ class Submitted:
     def say(self, tokens: Iterable[int], **fields: object) -> None:
         self.stream.put(Tokens(id=self.stream.id, tokens=list(tokens), **fields))  # pyright: ignore
 
-    def answer(self, numbers: Iterable[float], cached: int = 0) -> None:
+    def answer(self, numbers: Iterable[float], **fields: Any) -> None:
         """Answer with one vector."""
         vector = np.asarray(list(numbers), dtype="<f4")
         vectors = Vectors(vector.tobytes(), vector.shape)
-        self.stream.put(Pooled(id=self.stream.id, vectors=vectors, cached=cached))
+        self.stream.put(Pooled(id=self.stream.id, vectors=vectors, **fields))
 
     def fail(self, code: int, message: str) -> None:
         self.stream.put(Failed(id=self.stream.id, code=code, message=message))

@@ -18,7 +18,7 @@ from model_facts import READY, changed
 
 from engine_core.client.client import AddOptions
 from engine_core.config import EngineConfig
-from engine_core.protocol import CacheMiss, Pooled, Tokens
+from engine_core.protocol import CacheMiss, Pooled, Timing, Tokens
 from server.errors import ApiError, NotFound
 from server.metrics import Metrics
 from server.options.table import ServerConfig
@@ -118,6 +118,12 @@ class FakeFrontend:
     metrics: Metrics = field(default_factory=lambda: Metrics("org/tiny"))
     status: Status = Ready()  # noqa: RUF009
     tokenizer: Tokenizer = field(default_factory=byte_tokenizer)
+    timing: Timing | None = None
+    """The times that the engine reports of each choice and of each text."""
+    expected: float | None = None
+    """The seconds in which it expects the first token, or the vectors."""
+    waits: bool = False
+    """Whether it says so before the first message."""
     asked: list[tuple[list[int], SamplingParams, dict[str, object]]] = field(default_factory=list)
     """The prompt, the sampling and the other arguments of each call of generate."""
     answer_of: Callable[[Item], Vectors] = lambda item: vectors([len(item.tokens), -1.5])
@@ -178,6 +184,8 @@ class FakeFrontend:
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         try:
+            if self.waits:
+                yield Delta(0, expected=self.expected)
             await asyncio.sleep(self.delay)
             outputs = [
                 TextOutput(i, prompt, sampling, self.tokenizer, self.facts.eos_token_ids, interval)
@@ -218,9 +226,8 @@ class FakeFrontend:
             if self.pool_errors:
                 raise self.pool_errors.pop(0)
             miss = self.miss if options.get("diagnoses") else None
-            return [
-                Pooled(id=0, vectors=self.answer_of(item), cached=self.cached, miss=miss) for item in items
-            ]
+            more = {"cached": self.cached, "timing": self.timing, "expected": self.expected, "miss": miss}
+            return [Pooled(id=0, vectors=self.answer_of(item), **more) for item in items]
         finally:
             self.running -= 1
 
@@ -248,6 +255,8 @@ class FakeFrontend:
                 cached=self.cached if first else 0,
                 miss=self.miss if first and self.asked[-1][2].get("diagnoses") else None,
                 finish=finish if start + self.per_step >= len(tokens) else None,
+                timing=self.timing,
+                expected=self.expected if first else None,
             )
 
 

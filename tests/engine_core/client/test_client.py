@@ -11,7 +11,7 @@ from scripted_engine import PARAMS, READY, Script
 
 from engine_core.client.client import EngineClient
 from engine_core.config import Address
-from engine_core.protocol import Add, AddMany, Dead, Failed, Outputs, Pooled, Tokens
+from engine_core.protocol import Add, AddMany, Admitted, Dead, Failed, Outputs, Pooled, Tokens
 from engine_core.wire import transport
 from worker.protocol import Pooling, TokenLogprobs, Vectors
 
@@ -52,6 +52,28 @@ async def test_the_engine_gets_the_options_of_a_request(pair: tuple[EngineClient
     options = {"priority": -1, "salt": "s", "group": group, "streams": True, "times_each": True}
     assert stream.id != group
     assert await script.received(1) == [Add(id=stream.id, tokens=[1], params=PARAMS, **options)]
+
+
+async def test_a_notice_that_a_request_waits_is_read_before_its_tokens(
+    pair: tuple[EngineClient, Script],
+) -> None:
+    client, script = pair
+    first, second, third = await submit(client, script, 3)
+    reading = asyncio.ensure_future(anext(first))  # it waits when the notice comes
+    await asyncio.sleep(0)
+    for stream in (first, second, third):
+        script.send(Outputs([Admitted(id=stream.id, expected=2.5)]))
+    async with asyncio.timeout(5):
+        assert await reading == Tokens(id=first.id, tokens=[], expected=2.5)
+        assert await anext(second) == Tokens(id=second.id, tokens=[], expected=2.5)
+        script.answer(second, 1, finish="stop", cached=3, expected=2.5)
+        assert await anext(second) == Tokens(id=second.id, tokens=[1], finish="stop", cached=3, expected=2.5)
+        script.answer(third, 7, cached=3, expected=2.5)
+        script.answer(third, 8, finish="stop")
+        while client.open_streams > 1:
+            await asyncio.sleep(0.001)
+        whole = Tokens(id=third.id, tokens=[7, 8], finish="stop", cached=3, expected=2.5)
+        assert await anext(third) == whole, "a notice is not needed any more once there are tokens"
 
 
 async def test_what_came_together_is_read_as_one(pair: tuple[EngineClient, Script]) -> None:

@@ -90,12 +90,15 @@ async def test_numbers_of_all_are_summed(two: Two) -> None:
         preemptions=0,
         steps=4,
         step_tokens=5,
+        busy=1.5,
+        expected_wait=4.0,
     )
     first.send(stats)
-    second.send(msgspec.structs.replace(stats, kv_usage=0.0))
+    second.send(msgspec.structs.replace(stats, kv_usage=0.0, expected_wait=3.0))
     await both.until(lambda: all(one.stats is not None for one in client.replicas))
     assert client.stats is not None
     assert (client.stats.running, client.stats.waiting, client.stats.kv_usage) == (2, 4, 0.25)
+    assert (client.stats.busy, client.stats.expected_wait) == (3.0, 3.0), "the shortest wait"
 
 
 async def test_what_is_no_replica_of_the_others_is_sent_away(address: Address) -> None:

@@ -1,5 +1,6 @@
 """`AsyncLLM` on real engine processes: streams, ends of requests, ends of engines, ends of programs."""
 
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
 import asyncio
@@ -8,6 +9,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, contextmanager
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -22,6 +24,7 @@ from facet import (
     SamplingParams,
     Unavailable,
 )
+from server.text.output import Delta
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -65,6 +68,27 @@ async def text(engine: AsyncLLM, prompt: str, **params: object) -> str:
     return outputs[0].outputs[0].text
 
 
+async def test_a_notice_that_a_request_waits_is_no_output(engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch):
+    await engine.start()
+    assert engine._connection is not None
+    frontend = engine._connection.frontend
+    generate = frontend.generate
+
+    async def announced(*arguments: Any, **options: Any) -> AsyncIterator[Delta]:
+        yield Delta(0, expected=2.5)
+        async with aclosing(generate(*arguments, **options)) as deltas:
+            async for delta in deltas:
+                yield delta
+
+    monkeypatch.setattr(frontend, "generate", announced)
+    outputs = [output async for output in engine.generate(CAPITAL, SamplingParams(max_tokens=4))]
+    assert all(output.outputs[0].token_ids for output in outputs)
+    metrics = outputs[-1].metrics
+    assert metrics is not None and metrics.prefill_time > 0 and metrics.steps >= 1
+    [pooled] = [one async for one in engine.encode(CAPITAL, PoolingParams(task="embed"))]
+    assert pooled.metrics is not None and pooled.metrics.prefill_time > 0 and pooled.metrics.compute_time > 0
+
+
 async def test_outputs_grow_until_they_are_finished(engine: AsyncLLM):
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     outputs = [output async for output in engine.generate(CAPITAL, params, request_id="mine")]
@@ -99,7 +123,7 @@ async def test_many_at_once(engine: AsyncLLM):
 async def test_vectors(engine: AsyncLLM):
     [pooled] = [one async for one in engine.encode(CAPITAL, PoolingParams(task="embed"), "v")]
     assert (pooled.request_id, pooled.finished, pooled.outputs.data.ndim) == ("v", True, 1)
-    prompt = {"prompt_token_ids": pooled.prompt_token_ids}
+    prompt: Any = {"prompt_token_ids": pooled.prompt_token_ids}
     [same] = [one async for one in engine.encode(prompt, PoolingParams(task="embed"))]
     assert same.outputs.data.tolist() == pytest.approx(pooled.outputs.data.tolist(), abs=1e-5)
 

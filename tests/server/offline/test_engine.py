@@ -1,12 +1,13 @@
 """`LLMEngine`: requests that come and go while a program steps, and what it says of each."""
 
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
 
-from engine_core.protocol import Failed
+from engine_core.protocol import Add, Failed
 from facet import (
     BadRequest,
     EngineArgs,
@@ -45,6 +46,19 @@ def run(engine: LLMEngine) -> dict[str, list[RequestOutput]]:
             assert isinstance(output, RequestOutput)
             outputs.setdefault(output.request_id, []).append(output)
     return outputs
+
+
+def test_the_engine_knows_which_choices_belong_together_and_which_may_end_early(
+    engine: LLMEngine, monkeypatch: pytest.MonkeyPatch
+):
+    added: list[Add] = []
+    monkeypatch.setattr(engine._engine, "add", lambda client, add: added.append(add))
+    engine.add_request("a", CAPITAL, SamplingParams(n=2))
+    engine.add_request("b", CAPITAL, SamplingParams(stop="."))
+    engine.abort_request(["a", "b"])
+    first, second, third = added
+    assert first.group == second.group == first.id and third.group == 0
+    assert [one.times_each for one in added] == [False, False, True]
 
 
 def test_outputs_grow_until_they_are_finished(engine: LLMEngine):

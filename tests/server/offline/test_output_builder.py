@@ -110,7 +110,7 @@ def test_prompt_logprobs_begin_with_none_and_tokens_without_text_have_no_name() 
 def test_times() -> None:
     request = answers(RequestOutputKind.CUMULATIVE)
     started = after(request, say(0, "a"))
-    timing = Timing(queued=0.25, prefill=0.5, decode=1.0, preemptions=0)
+    timing = Timing(queued=0.25, prefill=0.5, decode=1.0, preemptions=2, steps=3, compute=0.75)
     ended = after(request, say(0, "b", finish_reason="stop", timing=timing))
     assert started and ended and started.metrics and ended.metrics
     assert started.metrics.scheduled_ts == 0.0 and started.metrics.first_scheduled_time is None
@@ -120,6 +120,8 @@ def test_times() -> None:
     assert metrics.first_scheduled_time == pytest.approx(metrics.arrival_time + 0.25)
     assert metrics.first_token_ts == started.metrics.first_token_ts <= metrics.last_token_ts
     assert metrics.num_generation_tokens == 2
+    assert (metrics.queued_time, metrics.prefill_time, metrics.decode_time) == (0.25, 0.5, 1.0)
+    assert (metrics.compute_time, metrics.steps, metrics.preemptions) == (0.75, 3, 2)
 
 
 def test_a_failure_ends_the_answers_that_go_on() -> None:

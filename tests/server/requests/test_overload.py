@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from model_facts import READY
 
+from engine_core.client.replica import Replica
+from engine_core.protocol import Stats
 from server.errors import Overloaded
-from server.requests import overload
 from server.requests.overload import DEFAULT_QUEUE, FIRST_GUESS, MAX_WAIT, OverloadGuard
-
-
-class Clock:
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 100.0
-        monkeypatch.setattr(overload, "time", SimpleNamespace(monotonic=lambda: self.now))
 
 
 @pytest.mark.parametrize(
@@ -30,7 +26,7 @@ class Clock:
 )
 def test_requests_beyond_the_limit_are_refused(new: int, live: int, reported: int, refused: bool) -> None:
     refusals: list[None] = []
-    guard = OverloadGuard(2, lambda: refusals.append(None))
+    guard = OverloadGuard(2, lambda: refusals.append(None), list)
     if refused:
         with pytest.raises(Overloaded):
             guard.check(new, live, slots=4, reported=reported)
@@ -40,22 +36,38 @@ def test_requests_beyond_the_limit_are_refused(new: int, live: int, reported: in
 
 
 def test_the_queue_has_a_limit_if_none_is_given() -> None:
-    guard = OverloadGuard(None, lambda: None)
+    guard = OverloadGuard(None, lambda: None, list)
     guard.check(1, DEFAULT_QUEUE - 1, slots=0, reported=0)
     with pytest.raises(Overloaded):
         guard.check(1, DEFAULT_QUEUE, slots=0, reported=0)
 
 
-def test_the_time_to_wait_follows_the_rate_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
-    guard = OverloadGuard(0, lambda: None)
-    assert guard.seconds_until_free(9) == FIRST_GUESS
-    for _ in range(10):
-        guard.note_finished()
-        clock.now += 0.5
-    assert guard.seconds_until_free(8) == 4
-    assert guard.seconds_until_free(1) == 1
-    assert guard.seconds_until_free(10_000) == MAX_WAIT
+def replica(number: int, expected_wait: float, **state: Any) -> Replica:
+    one = Replica(number)
+    one.ready, one.connected, one.reachable = READY, True, True
+    one.stats = Stats(1, 1, 0.5, 0, 0, 0, 0, 0, expected_wait=expected_wait)
+    for name, value in state.items():
+        setattr(one, name, value)
+    return one
+
+
+@pytest.mark.parametrize(
+    ("replicas", "seconds"),
+    [
+        ([replica(0, 3.2), replica(1, 7.0)], 4),
+        ([replica(0, 3.2, leaving=True), replica(1, 7.0)], 7),  # the first takes no requests
+        ([replica(0, 0.0), replica(1, 7.0)], 7),  # the first has not said anything yet
+        ([replica(0, 0.001)], 1),
+        ([replica(0, 1000.0)], MAX_WAIT),
+        ([replica(0, 0.0)], FIRST_GUESS),
+        ([replica(0, 0.0, stats=None)], FIRST_GUESS),
+        ([], FIRST_GUESS),
+    ],
+)
+def test_the_time_to_wait_is_the_shortest_that_an_engine_expects(
+    replicas: list[Replica], seconds: int
+) -> None:
+    guard = OverloadGuard(0, lambda: None, lambda: replicas)
     with pytest.raises(Overloaded) as caught:
         guard.check(1, 7, slots=0, reported=0)
-    assert caught.value.headers() == {"Retry-After": "4"}
+    assert caught.value.headers() == {"Retry-After": str(seconds)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import httpx2
 import openai
@@ -46,6 +47,21 @@ async def test_chat_stream(openai_client: AsyncOpenAI) -> None:
     assert chunks[-1].usage is not None and chunks[-1].usage.total_tokens == 34
 
 
+@pytest.mark.parametrize("include_usage", [True, False])
+async def test_chat_stream_with_times(openai_client: AsyncOpenAI, include_usage: bool) -> None:
+    stream = await openai_client.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": "hi"}],
+        stream=True,
+        stream_options={"include_usage": True} if include_usage else None,
+        extra_body={"include": ["timing"]},
+    )
+    chunks = [chunk async for chunk in stream]
+    assert [bool(chunk.choices) for chunk in chunks][-1] != include_usage
+    assert chunks[-1].usage is not None and chunks[-1].usage.total_tokens == 34
+    assert chunks[-1].usage.model_extra is not None and "total_ms" in chunks[-1].usage.model_extra["timing"]
+
+
 async def test_tools_reach_the_prompt(frontend: FakeFrontend, openai_client: AsyncOpenAI) -> None:
     await openai_client.chat.completions.create(
         model="tiny",
@@ -62,10 +78,10 @@ async def test_an_answer_goes_back_as_a_message(frontend: FakeFrontend, openai_c
     answer = await openai_client.chat.completions.create(
         model="tiny", messages=[{"role": "user", "content": "a"}]
     )
-    said = answer.choices[0].message.model_dump()
+    said: Any = answer.choices[0].message.model_dump()
     await openai_client.chat.completions.create(
         model="tiny", messages=[said, {"role": "user", "content": "b"}]
-    )  # pyright: ignore[reportArgumentType]
+    )
     assert bytes(frontend.asked[-1][0]).decode() == "<assistant>Hello, world.\n<user>b\n<assistant>"
 
 

@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from engine_core.protocol import Tokens
+from engine_core.protocol import Timing, Tokens
 from server.requests.sampling import SamplingParams
 from server.text.detokenizer import BROKEN
 from server.text.output import Delta, TextOutput
@@ -50,6 +50,21 @@ def test_a_stop_token_is_the_reason_and_shown_only_if_asked(include: bool, text:
     sampling = SamplingParams(stop_token_ids=[33], include_stop_str_in_output=include)
     delta = pushed(out(sampling), say("hi!", "stop"))
     assert (delta.text, delta.stop_reason) == (text, 33)
+
+
+def test_a_notice_that_the_request_waits_is_a_delta_of_its_own() -> None:
+    output = out(SamplingParams())
+    notice = pushed(output, Tokens(id=1, tokens=[], expected=2.5))
+    assert notice.is_notice and notice == Delta(0, expected=2.5)
+    first = pushed(output, Tokens(id=1, tokens=[97], cached=3, expected=2.5))
+    assert not first.is_notice and (first.text, first.cached_tokens, first.expected) == ("a", 3, 2.5)
+
+
+def test_a_text_that_a_stop_string_ends_has_the_times_so_far() -> None:
+    output = out(SamplingParams(stop=["stop"]))
+    timing = [Timing(queued=1, prefill=2, decode=decode, preemptions=0) for decode in (3, 4)]
+    assert pushed(output, Tokens(id=1, tokens=[*b"a s"], timing=timing[0])).timing is None
+    assert pushed(output, Tokens(id=1, tokens=[*b"top b"], timing=timing[1])).timing == timing[1]
 
 
 @pytest.mark.parametrize(("include", "text"), [(False, "say "), (True, "say stop")])
