@@ -56,30 +56,38 @@ INLINE void fetch_row(const void *row, scoring s) {
     for (long i = 0; i < s.dim * width_of(s.kind); i += 64) _mm_prefetch(bytes + i, _MM_HINT_T0);
 }
 
-// Adds the products of words [i, i + LANES) of as many keys to the scores of all heads.
+// Adds the products of one float32 of LANES keys, or of two neighbours in bfloat16, in words of `query`.
+INLINE vec column_fma(const float *query, vec column, vec sum, scoring s) {
+    if (s.kind == FLOAT32 || in_pairs(s.kind)) return words_fma(vec_all(*query), column, sum, s);
+    sum = vec_fma(vec_all(query[0]), widen_even(column), sum);
+    return vec_fma(vec_all(query[1]), widen_odd(column), sum);
+}
+
+// Adds the products of columns [i, i + LANES), 4 bytes each, of as many keys to the scores of all heads.
 INLINE void score_square(const row_memory *m, scoring s, long group, const void *const *keys, long i, float *scores) {
-    long words = words_of(s), left = least(LANES, words - i);
+    const long columns = s.dim * width_of(s.kind) / 4, left = least(LANES, columns - i);
+    const long each = s.kind == FLOAT32 || in_pairs(s.kind) ? 1 : 2;  // words in a column
     vec square[LANES];
     for (int r = 0; r < LANES; r++) {
-        square[r] = load_words(keys[r], i, left, s);
-        _mm_prefetch(word_at(keys[r + m->ahead], i, s), _MM_HINT_T0);
+        square[r] = vec_load_upto(at(keys[r], i, FLOAT32), left, FLOAT32);
+        if (i % 16 == 0) _mm_prefetch(at(keys[r + m->ahead], i, FLOAT32), _MM_HINT_T0);
     }
     vec_transpose(square);
-    const float *query = m->queries + i;
-    for (long head = 0; head < group; head++, query += padded(words), scores += CHUNK) {
+    const float *query = m->queries + i * each;
+    for (long head = 0; head < group; head++, query += padded(words_of(s)), scores += CHUNK) {
         vec sum = i == 0 ? vec_zero() : vec_load(scores, FLOAT32);
         if (left == LANES)
-            for (int r = 0; r < LANES; r++) sum = words_fma(vec_all(query[r]), square[r], sum, s);
+            for (int r = 0; r < LANES; r++) sum = column_fma(query + r * each, square[r], sum, s);
         else
-            for (int r = 0; r < left; r++) sum = words_fma(vec_all(query[r]), square[r], sum, s);
+            for (int r = 0; r < left; r++) sum = column_fma(query + r * each, square[r], sum, s);
         vec_store(scores, sum, FLOAT32);
     }
 }
 
 INLINE void score_keys(const row_memory *m, scoring s, long group, span k) {
-    long words = words_of(s);
+    long columns = s.dim * width_of(s.kind) / 4;
     for (long key = 0; key < k.count; key += LANES)
-        for (long i = 0; i < words; i += LANES)
+        for (long i = 0; i < columns; i += LANES)
             score_square(m, s, group, m->rows + key, i, m->scores + k.first + key);
 }
 

@@ -78,6 +78,12 @@ INLINE vec widen_lanes(__m256i half) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
 }
 
+// The lower or the upper bfloat16 of each lane.
+INLINE vec widen_even(vec a) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(a), 16)); }
+INLINE vec widen_odd(vec a) {
+    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(a), _mm512_set1_epi32((int)0xffff0000)));
+}
+
 INLINE __m256i narrow_lanes(vec a) {
 #if defined(__AVX512BF16__)
     return (__m256i)_mm512_cvtneps_pbh(a);  // flushes denormals, which bfloat16 products do anyway
@@ -153,6 +159,11 @@ INLINE vec vec_first(vec a, long n) { return _mm256_and_ps(a, _mm256_castsi256_p
 
 INLINE vec widen_lanes(__m128i half) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+}
+
+INLINE vec widen_even(vec a) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(a), 16)); }
+INLINE vec widen_odd(vec a) {
+    return _mm256_castsi256_ps(_mm256_and_si256(_mm256_castps_si256(a), _mm256_set1_epi32((int)0xffff0000)));
 }
 
 INLINE __m128i narrow_lanes(vec a) {

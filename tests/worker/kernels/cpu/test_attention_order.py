@@ -84,8 +84,7 @@ def test_a_query_has_the_same_bits_in_any_row(level: str, dtype: torch.dtype, di
         at_once = prompt.rows([0, length])
         use_threads(level, random.randint(1, 2))
         assert_same_bits(prompt.rows(cut(length, 1)), at_once)
-        for piece in random.sample(PIECES, 2):
-            assert_same_bits(prompt.rows(cut(length, piece)), at_once)
+        assert_same_bits(prompt.rows(cut(length, random.choice(PIECES))), at_once)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
