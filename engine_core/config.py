@@ -142,19 +142,25 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     scheduling_policy: Annotated[str, Doc(SCHEDULER, "Order of requests.", ("fcfs", "priority"))] = "fcfs"
     steps_ahead: Annotated[
-        int,
-        Doc(SCHEDULER, "Steps planned while one runs; --no-async-scheduling is 0.", least=0, most=4),
-    ] = 1
+        int | None,
+        Doc(
+            SCHEDULER,
+            "Steps planned while one runs; --no-async-scheduling is 0. Default: 0 on a CPU, where it gains "
+            "nothing and newcomers wait for one step more; elsewhere 1.",
+            least=0,
+            most=4,
+        ),
+    ] = None
 
     @property
     def ranks(self) -> int:
         """The number of workers among which the model is divided."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
-    @property
-    def depth(self) -> int:
-        """The most steps in flight: all stages of the model can work at the same time."""
-        return max(self.steps_ahead + 1, self.pipeline_parallel_size)
+    def depth(self, device: str = "") -> int:
+        """The most steps in flight on this device, or on any: all stages of the model can work at a time."""
+        ahead = int(device != "cpu") if self.steps_ahead is None else self.steps_ahead
+        return max(ahead + 1, self.pipeline_parallel_size)
 
 
 class Address(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -76,7 +76,9 @@ class Engine:
             facts = executor.start()
             scheduler = Scheduler(config, facts, model.vocab_size)
             _log.info(describe(facts))
-            return cls(make_ready(config, model, found, facts), scheduler, executor, config.depth)
+            return cls(
+                make_ready(config, model, found, facts), scheduler, executor, config.depth(facts.device)
+            )
         except Exception:
             executor.stop()
             raise

@@ -62,7 +62,7 @@ class Scheduler:
         self._facts = facts
         self._vocab_size = vocab_size
         self._caches = config.enable_prefix_caching and facts.causal
-        self._concurrent = config.depth if config.pipeline_parallel_size > 1 else 1
+        self._concurrent = config.depth(facts.device) if config.pipeline_parallel_size > 1 else 1
         """Steps that stages work on at the same time, over which sequences are spread."""
         self.cache = CacheManager(facts, caches=self._caches)
         self._shares = TimeShares()
@@ -327,7 +327,7 @@ class Scheduler:
 
 
 def _check(config: EngineConfig, facts: WorkerFacts) -> None:
-    if config.steps_ahead < 0:
+    if config.steps_ahead is not None and config.steps_ahead < 0:
         raise ValueError(f"steps_ahead is {config.steps_ahead}; it must be 0 or more")
     if config.scheduling_policy not in POLICIES:
         raise ValueError(

@@ -55,41 +55,54 @@ class WaitingQueue:
 
     def add(self, seq: Sequence) -> None:
         insort(self._queues[seq.work_class], seq, key=order)
+        if seq.pools:
+            self._turns.enter(_call(seq))
 
     def remove(self, seq: Sequence) -> None:
         remove(self._queues[seq.work_class], seq)
+        if seq.pools:
+            self._turns.leave(_call(seq))
 
     def admit(self, seq: Sequence) -> None:
         """Take out a sequence whose turn has come."""
-        self.remove(seq)
         if seq.pools:
-            self._turns.serve(seq.order[1], seq.prompt_len)
+            self._turns.advance(seq.order[1], seq.prompt_len)
+        self.remove(seq)
+
+
+_Call = tuple[int, int]
+"""A client and the number of one of its calls, which is 0 if it has one text only."""
 
 
 class Turns:
     """Start times in a fair order: each call's next text comes after as many tokens as its last one had."""
 
-    _MANY = 1024
-
     def __init__(self) -> None:
-        self.now = 0.0
-        self._next: dict[tuple[int, int], float] = {}
+        self._now = 0.0
+        self._next: dict[_Call, float] = {}
+        self._waiting: dict[_Call, int] = {}
 
-    def take(self, call: tuple[int, int], tokens: int) -> float:
-        """The turn of a call's next text; a call without a number has no other one."""
-        if not call[1]:
-            return self.now
-        turn = max(self.now, self._next.get(call, 0.0))
-        self._next[call] = turn + tokens
-        if len(self._next) > self._MANY:
-            self._next = {each: at for each, at in self._next.items() if at > self.now}
+    def take(self, call: _Call, tokens: int) -> float:
+        """The turn of a call's next text."""
+        turn = max(self._now, self._next.get(call, 0.0))
+        if call[1]:
+            self._next[call] = turn + tokens
         return turn
 
-    def serve(self, turn: float, tokens: int) -> None:
-        """Move on by the part of these tokens that is each call's, so that new calls do not always come
-        first."""
-        waiting = sum(at > self.now for at in self._next.values())
-        self.now = max(self.now, turn) + tokens / max(1, waiting)
+    def enter(self, call: _Call) -> None:
+        """Note that a text of this call waits."""
+        self._waiting[call] = self._waiting.get(call, 0) + 1
+
+    def leave(self, call: _Call) -> None:
+        """Note that a text of this call waits no more. A call of which none waits is forgotten."""
+        self._waiting[call] -= 1
+        if not self._waiting[call]:
+            del self._waiting[call]
+            self._next.pop(call, None)
+
+    def advance(self, turn: float, tokens: int) -> None:
+        """Move on by each waiting call's part of these tokens, or new calls would always come first."""
+        self._now = max(self._now, turn) + tokens / len(self._waiting)
 
 
 def order(seq: Sequence) -> Order:
@@ -99,3 +112,7 @@ def order(seq: Sequence) -> Order:
 def remove(ordered: list[Sequence], seq: Sequence) -> None:
     """Take a sequence out of a list that is in order."""
     del ordered[bisect_left(ordered, seq.order, key=order)]
+
+
+def _call(seq: Sequence) -> _Call:
+    return seq.key[0], seq.request.group

@@ -125,7 +125,11 @@ class GenerationBody(Body):
         default=None, description="Tokens per chunk, if more than the server's own interval."
     )
 
-    priority: Int64 = Field(default=0, description="Lower runs earlier, under --scheduling-policy priority.")
+    priority: Int64 = Field(
+        default=0,
+        description="Above 0: background work, which gets what others leave. Under --scheduling-policy "
+        "priority, lower numbers run earlier. The header X-Priority goes before it.",
+    )
     request_id: str | None = None
     cache_salt: Text | None = Field(default=None, description="Share cached prefixes with equal salts only.")
     include: Include = INCLUDE

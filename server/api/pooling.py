@@ -55,7 +55,11 @@ class PoolingBody(Body):
         default=None, description="The end that is cut; null is right, which keeps the beginning."
     )
     request_id: str | None = None
-    priority: Int64 = Field(default=0, description="Lower runs earlier, under --scheduling-policy priority.")
+    priority: Int64 = Field(
+        default=0,
+        description="Above 0: background work, which gets what others leave. Under --scheduling-policy "
+        "priority, lower numbers run earlier. The header X-Priority goes before it.",
+    )
     cache_salt: Text | None = Field(default=None, description="Share cached prefixes with equal salts only.")
     include: Include = INCLUDE
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections.abc import AsyncGenerator, Coroutine, Sequence
@@ -33,6 +34,8 @@ from server.text.output import ALL_TOKENS
 
 REPLICA = "X-data-parallel-rank"
 """The header that names the replica to use. vLLM has the same header with the same meaning."""
+PRIORITIES = ("X-Priority", "X-Vllm-Priority")
+"""Headers that name the priority, in place of the body. vLLM has the second."""
 
 
 class NotJson(BadRequest):
@@ -60,6 +63,17 @@ def replica_of(request: Request) -> int | None:
 
 def times_of(request: Request) -> RequestTimes:
     return request.scope["times"]
+
+
+def priority_of(request: Request, asked: int) -> int:
+    """The priority that a header names, or else the one that the body asked for."""
+    for name in PRIORITIES:
+        named = request.headers.get(name)
+        if named is not None:
+            if not re.fullmatch("-?[0-9]{1,18}", named):
+                raise BadRequest(f"{name}: {named[:20]!r} is no whole number; lower ones run earlier", name)
+            return int(named)
+    return asked
 
 
 async def require_ready(request: Request) -> None:
@@ -124,6 +138,7 @@ class Job:
         self._shows_cached = config.enable_prompt_tokens_details
         self._counts_output = counts_output
         self._replica = replica_of(request)
+        self._priority = priority_of(request, body.priority)
         self._options = self._add_options()
         self._messages = messages
         self._diagnoses: list[CacheDiagnosis | None] = [None] * len(prompts)
@@ -137,7 +152,7 @@ class Job:
 
     def _add_options(self) -> AddOptions:
         """What the engine is told of each prompt beside its tokens and parameters."""
-        options: AddOptions = {"priority": self.body.priority, "salt": self.body.cache_salt or ""}
+        options: AddOptions = {"priority": self._priority, "salt": self.body.cache_salt or ""}
         if "cache_diagnosis" in self.body.include:
             options["diagnoses"] = True
         if len(self.prompts) > 1:

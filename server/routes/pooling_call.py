@@ -24,7 +24,15 @@ from server.requests.pooling import Item, PoolingParams, Source, Terms, TextRead
 from server.requests.prompt import write_conversation
 from server.requests.scoring import Pairs, ScoreOptions, score
 from server.requests.task_names import POOLING, no_scores, no_task, require_task
-from server.routes.generation import ENTRY, config_of, frontend_of, replica_of, request_id_of, times_of
+from server.routes.generation import (
+    ENTRY,
+    config_of,
+    frontend_of,
+    priority_of,
+    replica_of,
+    request_id_of,
+    times_of,
+)
 from server.text.tokenizer import LONG_TEXT
 from worker.protocol import Vectors
 
@@ -77,6 +85,7 @@ class PoolingCall:
         self._times = times_of(request)
         self._terms = terms
         self._replica = replica_of(request)
+        self._priority = priority_of(request, terms.priority)
         self._group = self.frontend.new_group()
         self._cached = 0
         self.diagnoses = "cache_diagnosis" in terms.include
@@ -118,7 +127,7 @@ class PoolingCall:
 
     async def run(self, items: Sequence[Item]) -> list[Vectors]:
         options: AddOptions = {
-            "priority": self._terms.priority,
+            "priority": self._priority,
             "salt": self._terms.salt,
             "group": self._group,
         }

@@ -208,6 +208,15 @@ async def test_a_replica_can_be_named(frontend: FakeFrontend) -> None:
     assert [asked["replica"] for _, _, asked in frontend.asked] == [2]
 
 
+async def test_a_header_names_the_priority(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:
+    for headers in ({"X-Priority": "-3"}, {"X-Vllm-Priority": "5"}, {}):
+        answer = await client.post(PATH, json={"prompt": "hi", "priority": 1}, headers=headers)
+        assert answer.status_code == 200
+    assert [asked["priority"] for _, _, asked in frontend.asked] == [-3, 5, 1]
+    refused = await client.post(PATH, json={"prompt": "hi"}, headers={"X-Priority": "high"})
+    assert refused.status_code == 400 and "no whole number" in refused.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(("asked", "server", "used"), [(None, 1, 1), (None, 4, 4), (6, 4, 6), (2, 4, 4)])
 async def test_the_longer_stream_interval_wins(asked: int | None, server: int, used: int) -> None:
     frontend = FakeFrontend(per_step=1)

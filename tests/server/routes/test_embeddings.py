@@ -194,6 +194,12 @@ async def test_a_replica_can_be_named(client: httpx.AsyncClient, frontend: FakeF
     assert refused.status_code == 400 and "numbered from 0 to 0" in refused.json()["error"]["message"]
 
 
+async def test_a_header_names_the_priority(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:
+    frontend.serve("embed")
+    await client.post(EMBED, json={"input": "a", "priority": 2}, headers={"X-Priority": "7"})
+    assert frontend.pooled[-1][1]["priority"] == 7
+
+
 async def test_long_texts_are_cut_and_stay_in_order(
     client: httpx.AsyncClient, frontend: FakeFrontend
 ) -> None:
