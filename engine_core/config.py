@@ -145,8 +145,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         int | None,
         Doc(
             SCHEDULER,
-            "Steps planned while one runs; --no-async-scheduling is 0. Default: 0 on a CPU, where it gains "
-            "nothing and newcomers wait for one step more; elsewhere 1.",
+            "Steps planned while one runs; --no-async-scheduling is 0. Default: 1; on a CPU only while "
+            "text is generated, because prompts gain more from being computed together.",
             least=0,
             most=4,
         ),
@@ -157,9 +157,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         """The number of workers among which the model is divided."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
-    def depth(self, device: str = "") -> int:
-        """The most steps in flight on this device, or on any: all stages of the model can work at a time."""
-        ahead = int(device != "cpu") if self.steps_ahead is None else self.steps_ahead
+    @property
+    def depth(self) -> int:
+        """The most steps in flight: all stages of the model can work at the same time."""
+        ahead = 1 if self.steps_ahead is None else self.steps_ahead
         return max(ahead + 1, self.pipeline_parallel_size)
 
 

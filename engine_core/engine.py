@@ -33,12 +33,10 @@ _log = logging.getLogger(__name__)
 class Engine:
     """Runs the requests of numbered clients; `step` returns outputs by client number."""
 
-    def __init__(self, ready: Ready, scheduler: Scheduler, executor: Executor, depth: int) -> None:
-        """`depth` is the most steps that may be in flight."""
+    def __init__(self, ready: Ready, scheduler: Scheduler, executor: Executor) -> None:
         self.ready = ready
         self._scheduler = scheduler
         self._executor = executor
-        self._depth = depth
         self._in_flight: deque[tuple[PlannedStep, StepFuture]] = deque()
         self._outputs: OutputsByClient = {}
         self._draining = False
@@ -76,9 +74,7 @@ class Engine:
             facts = executor.start()
             scheduler = Scheduler(config, facts, model.vocab_size)
             _log.info(describe(facts))
-            return cls(
-                make_ready(config, model, found, facts), scheduler, executor, config.depth(facts.device)
-            )
+            return cls(make_ready(config, model, found, facts), scheduler, executor)
         except Exception:
             executor.stop()
             raise
@@ -129,11 +125,12 @@ class Engine:
 
     def step(self) -> OutputsByClient:
         """Plan a step if another one may be in flight, else wait for the oldest; returns all new outputs."""
-        full = len(self._in_flight) >= self._depth
-        planned = None if full else self._scheduler.schedule(time.monotonic())
+        planned = None
+        if self._scheduler.may_plan(len(self._in_flight)):
+            planned = self._scheduler.schedule(time.monotonic())
         if planned is not None:
             self._in_flight.append((planned, self._executor.submit(planned.step)))
-        if len(self._in_flight) >= self._depth or (self._in_flight and planned is None):
+        if self._in_flight and (planned is None or not self._scheduler.may_plan(len(self._in_flight))):
             self._collect(self._finish(*self._in_flight.popleft()))
         return self.take_outputs()
 

@@ -26,7 +26,7 @@ def make_worker_config(config: EngineConfig, model: ModelConfig, folder: Path) -
         conversion=_conversion(config, model, folder),
         pooling=read_pooling(folder, model, config.pooler_config),
         tasks=tuple(config.tasks),
-        steps_ahead=config.depth() - 1,
+        steps_ahead=config.depth - 1,
         registrations=registrations(),
     )
 

@@ -31,7 +31,7 @@ nothing."""
 _FIRST_BOUND = 2.0
 """The bound for a term about which nothing is known yet."""
 
-_QUANTILE, _MARGIN_RATE, _MOST_MARGIN = 0.95, 0.02, 1.5
+_QUANTILE, _MARGIN_RATE, _MOST_MARGIN = 0.98, 0.02, 1.6
 
 
 def sampling_term(params: Sampling | Pooling) -> int:

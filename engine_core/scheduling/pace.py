@@ -29,6 +29,8 @@ class Pace:
         self.line = CostLine(facts.timed_steps)
         self.readers = 0
         """Sequences whose tokens somebody reads as they come."""
+        self.decoding = 0
+        """Sequences that have got their first token."""
         self.busy = 0.0
         """The seconds for which steps have run."""
         self._facts = facts
@@ -36,8 +38,8 @@ class Pace:
         self._backlog = [0.0] * len(WorkClass)
         self._decoding = 0.0
         """The seconds of the decoding rows of the step planned last."""
-        self._in_flight: deque[float] = deque()
-        """The expected seconds of the steps in flight, the oldest of which began at `_begun`."""
+        self._in_flight: deque[PlannedStep] = deque()
+        """The steps in flight, the oldest of which began at `_begun`."""
         self._begun = 0.0
         self._output = _OUTPUT
 
@@ -54,7 +56,7 @@ class Pace:
         """Note that a step is on its way."""
         if not self._in_flight:
             self._begun = now
-        self._in_flight.append(planned.expected)
+        self._in_flight.append(planned)
         for seq, row, cost in zip(planned.seqs, planned.step.seqs, planned.costs, strict=True):
             if seq.backlog:
                 self._reduce(seq, seq.backlog if row.samples or row.pools else min(seq.backlog, cost))
@@ -65,12 +67,18 @@ class Pace:
         self._in_flight.popleft()
         self.busy += seconds
         self.line.learn(planned.work, seconds, bounded=planned.bounded)
-        owners = [pair for pair in zip(planned.seqs, planned.costs, strict=True) if not pair[0].done]
-        own = self.line.step / max(1, len(owners))
-        expected = sum([cost for _, cost in owners]) + self.line.step
-        for seq, cost in owners:
-            seq.steps += 1
-            seq.compute += (own + cost) * seconds / expected
+        each, scale = planned.step_cost / len(planned.seqs), seconds / planned.expected
+        for seq, cost in zip(planned.seqs, planned.costs, strict=True):
+            if not seq.done:
+                seq.steps += 1
+                seq.compute += (each + cost) * scale
+
+    def charge_in_flight(self, seq: Sequence) -> None:
+        """Charge a sequence that ends for its rows in steps in flight, whose outcome it does not need."""
+        for planned in self._in_flight:
+            for other, cost in zip(planned.seqs, planned.costs, strict=True):
+                if other is seq:
+                    seq.compute += planned.step_cost / len(planned.seqs) + cost
 
     # What waits.
 
@@ -81,10 +89,17 @@ class Pace:
         seq.backlog = self.line.tokens(count, reads) + self.line.end(seq.term, 1)
         self._backlog[seq.work_class] += seq.backlog
 
+    def begin_decoding(self, seq: Sequence) -> None:
+        """Count a sequence that has got its first token."""
+        self.decoding += 1
+        self.readers += seq.request.streams
+
     def leave(self, seq: Sequence) -> None:
         """Count a sequence no more, which has ended."""
         self._reduce(seq, seq.backlog)
         if seq.first_token is not None:
+            self.decoding -= 1
+            self.readers -= seq.request.streams
             outputs = len(seq.tokens) - seq.prompt_len
             self._output += _OUTPUT_RATE * (outputs - self._output)
 
@@ -97,8 +112,9 @@ class Pace:
         """
         every, gap = self.line.step + self._decoding, self._gap()
         widest = self.line.tokens(self._facts.max_num_batched_tokens, 0)
+        expected = sum([planned.expected for planned in self._in_flight])
         load = Load(
-            in_flight=max(0.0, sum(self._in_flight) - (now - self._begun)) if self._in_flight else 0.0,
+            in_flight=max(0.0, expected - (now - self._begun)) if self._in_flight else 0.0,
             every_step=every,
             for_prompts=max(gap - every, gap * _LEAST_PART) if gap else widest,
             backlog=tuple(self._backlog),

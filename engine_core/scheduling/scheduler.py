@@ -62,7 +62,7 @@ class Scheduler:
         self._facts = facts
         self._vocab_size = vocab_size
         self._caches = config.enable_prefix_caching and facts.causal
-        self._concurrent = config.depth(facts.device) if config.pipeline_parallel_size > 1 else 1
+        self._concurrent = config.depth if config.pipeline_parallel_size > 1 else 1
         """Steps that stages work on at the same time, over which sequences are spread."""
         self.cache = CacheManager(facts, caches=self._caches)
         self._shares = TimeShares()
@@ -99,6 +99,17 @@ class Scheduler:
         return outputs
 
     # A step is planned.
+
+    def may_plan(self, in_flight: int) -> bool:
+        """Whether a step may be planned while so many others are in flight.
+
+        By default a CPU plans ahead only for sequences that decode, which are in every step. Prompts would
+        be spread over two steps, which take longer than one with all, and newcomers would wait for both.
+        """
+        config = self._config
+        by_default = config.steps_ahead is None and config.pipeline_parallel_size == 1
+        alone = by_default and self._facts.device == "cpu" and not self.pace.decoding
+        return in_flight < (1 if alone else config.depth)
 
     def schedule(self, now: float) -> PlannedStep | None:
         """Plan the next step, or None if nothing can be computed before one in flight has landed."""
@@ -275,9 +286,11 @@ class Scheduler:
         first, owes_prompt_logprobs = seq.first_token is None, seq.owes_prompt_logprobs
         if first:
             seq.first_token = now
-            self.pace.readers += seq.is_read
+            self.pace.begin_decoding(seq)
         seq.tokens.append(token)
         finish = _finish(seq, token)
+        if finish and seq.in_flight:
+            self.pace.charge_in_flight(seq)
         tokens = Tokens(
             id=seq.key[1],
             tokens=[token],
@@ -294,7 +307,6 @@ class Scheduler:
         return tokens
 
     def _end(self, seq: Sequence) -> None:
-        self.pace.readers -= seq.is_read
         self.pace.leave(seq)
         seq.done = True
         del self.live[seq.key]

@@ -78,11 +78,6 @@ class Sequence:
         return isinstance(self.request.params, Pooling)
 
     @property
-    def is_read(self) -> bool:
-        """Whether somebody reads its tokens as they come, and has got the first one."""
-        return self.request.streams and self.first_token is not None and not self.done
-
-    @property
     def owes_prompt_logprobs(self) -> bool:
         """Whether logprobs of the prompt are asked for and not sent yet."""
         params = self.request.params

@@ -26,9 +26,10 @@ class PlannedStep:
     work: Work
     bounded: bool
     """Whether its time was bounded."""
+    step_cost: float
+    """The expected seconds of the step itself, whatever its rows."""
     expected: float
-    """The seconds of the whole step."""
-    planned_at: float = 0.0
+    """The expected seconds of the whole step."""
 
 
 class StepBuilder:
@@ -39,6 +40,7 @@ class StepBuilder:
         """The tokens that can still be added."""
         self.left = inf
         """The expected seconds that can still be added."""
+        self._step_cost = line.step
         self.cost = line.step
         """The expected seconds of the step so far."""
         self._facts = facts
@@ -114,7 +116,9 @@ class StepBuilder:
         if not self._rows:
             return None
         step = StepInput(number, self._new, self._rows)
-        return PlannedStep(step, self._seqs, self._costs, self._work, self.left < inf, self.cost)
+        return PlannedStep(
+            step, self._seqs, self._costs, self._work, self.left < inf, self._step_cost, self.cost
+        )
 
     def _count(self, seq: Sequence, count: int, start: int, *, ends: bool) -> float:
         """Add what a row computes to the step's work; returns the seconds of that."""

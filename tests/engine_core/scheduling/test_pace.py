@@ -236,6 +236,20 @@ def test_the_shares_of_all_requests_add_up_to_the_time_that_the_engine_was_busy(
     assert sum(timing.compute for timing in timings) == pytest.approx(busy, rel=1e-6)
 
 
+def test_a_sequence_pays_for_its_row_of_a_step_that_was_planned_ahead() -> None:
+    clock = Clock()
+    clock.add(stream(1, stop_token_ids=tuple(range(50))))  # ends with its first token, whatever that is
+    first, second = clock.scheduler.schedule(clock.now), clock.scheduler.schedule(clock.now)
+    assert first is not None and second is not None
+    outputs = [clock.worker.launch(plan.step).result() for plan in (first, second)]
+    clock.now += STEP + 8 * TOKEN
+    [end] = clock.scheduler.update(first, outputs[0], clock.now)[0]
+    clock.now += STEP + TOKEN
+    assert clock.scheduler.update(second, outputs[1], clock.now) == {}
+    assert isinstance(end, Tokens) and end.finish == "stop" and end.timing is not None
+    assert end.timing.compute == pytest.approx(clock.scheduler.pace.busy, rel=0.01)
+
+
 def test_a_row_that_reads_more_pays_more() -> None:
     clock = Clock()
     clock.add(stream(1, max_tokens=20))
@@ -289,6 +303,17 @@ def test_first_answers_come_when_they_were_expected(seed: int) -> None:
         waited = at - arrived[id]
         good += abs(first.expected - waited) <= max(0.2 * waited, 0.005)
     assert good / len(arrived) > 0.6
+
+
+def test_a_cpu_plans_ahead_for_sequences_that_decode_alone() -> None:
+    clock = Clock()
+    clock.add(stream(1, max_tokens=3))
+    assert clock.scheduler.may_plan(0) and not clock.scheduler.may_plan(1)
+    clock.step()
+    assert clock.scheduler.may_plan(1) and not clock.scheduler.may_plan(2)
+    clock.run()
+    assert not clock.scheduler.may_plan(1)
+    assert Clock(device="cuda:0").scheduler.may_plan(1)
 
 
 def test_times_come_with_every_token_if_asked_for() -> None:

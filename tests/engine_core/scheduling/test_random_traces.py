@@ -58,7 +58,7 @@ def random_bench(rnd: random.Random) -> tuple[Bench, list[tuple[int, Add]]]:
             prompt_logprobs=rnd.choice([None, None, 0]),
         )
         requests.append((rnd.randint(0, 1), request))
-    return Bench(chosen, limits, depth=chosen.depth() - 1), requests
+    return Bench(chosen, limits, depth=chosen.depth - 1), requests
 
 
 @pytest.mark.parametrize("part", range(5))

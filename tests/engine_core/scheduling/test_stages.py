@@ -18,13 +18,13 @@ from worker.protocol import Pooling, Sampling, StepInput, StepOutput, WorkerFact
 
 def staged(stages: int, limits: WorkerFacts, **changes: object) -> Bench:
     chosen = config(pipeline_parallel_size=stages, **changes)
-    return Bench(chosen, limits, depth=chosen.depth() - 1)
+    return Bench(chosen, limits, depth=chosen.depth - 1)
 
 
 def fill(bench: Bench) -> list[list[int]]:
     """Plan until no further step may be in flight; returns the number of rows of each."""
     rows = []
-    while len(bench.in_flight) < bench.config.depth():
+    while len(bench.in_flight) < bench.config.depth:
         plan = bench.scheduler.schedule(0.0)
         if plan is None:
             break
@@ -153,7 +153,7 @@ def test_the_engine_keeps_as_many_steps_in_flight_as_there_are_stages(
 ) -> None:
     chosen = EngineConfig(model="", pipeline_parallel_size=stages, steps_ahead=ahead)
     pipeline = Pipeline()
-    engine = Engine(READY, Scheduler(chosen, facts(), 50), pipeline, chosen.depth())
+    engine = Engine(READY, Scheduler(chosen, facts(), 50), pipeline)
     for id in range(8):
         engine.add(0, Add(id=id, tokens=[id + 1, 3], params=Sampling(max_tokens=12)))
     told: dict[int, list[int]] = {id: [] for id in range(8)}
