@@ -30,7 +30,7 @@ LAYOUTS = (Layout(), Layout(2), Layout(4), Layout(1, 2), Layout(2, 2))
 
 def main() -> int:
     given = _arguments()
-    logging.disable()
+    logging.disable(logging.WARNING)
     transformers.logging.disable_progress_bar()
     if given.level:
         levels = [level for level in levels_here() if level.name == given.level]

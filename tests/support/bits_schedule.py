@@ -277,6 +277,8 @@ def _difference(asked: Turn, result: Result, *, aborted: bool) -> str:
             None,
             result.finish,
         )
+    if (result.finish or "").startswith("failed") and not aborted:
+        return f"it {result.finish}"
     for place, (one, other) in enumerate(zip(result.logprobs, truth.logprobs, strict=False)):
         if one != other:
             return f"logprobs of output {place}: {_shown(one)}, not {_shown(other)}"

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from bits_subjects import MAX_LEN, VOCABULARY, Subject
+from msgspec import structs
 
 from engine_core.engine import Engine
 from engine_core.protocol import Add, Admitted, Failed, Pooled, Tokens
@@ -82,8 +83,11 @@ def write_traffic(random: Random, subject: Subject, count: int, engine: Engine) 
     prefixes = [_text(random, length) for length in PREFIXES]
     conversations: list[Conversation] = []
     for _ in range(count):
-        if subject.generates and random.random() < 0.6:
+        choice = random.random() if subject.generates else 1.0
+        if choice < 0.5:
             conversations.append(_converse(random, subject, prefixes, engine))
+        elif choice < 0.6:
+            conversations += _choices(random, prefixes, engine)
         else:
             prompt = _prompt(random, prefixes)
             conversations.append([_turn(engine, prompt, _pooling(random, subject))])
@@ -104,6 +108,13 @@ def _converse(random: Random, subject: Subject, prefixes: list[list[int]], engin
     if random.random() < 0.3:
         turns.append(turns[0])
     return turns
+
+
+def _choices(random: Random, prefixes: list[list[int]], engine: Engine) -> list[Conversation]:
+    """Several choices for one prompt, which differ in the seed of their draws alone."""
+    prompt = _prompt(random, prefixes)
+    params = structs.replace(_sampling(random, len(prompt)), temperature=1.0)
+    return [[_turn(engine, prompt, structs.replace(params, seed=seed))] for seed in range(3)]
 
 
 def _turn(engine: Engine, prompt: list[int], params: Sampling | Pooling) -> Turn:

@@ -21,7 +21,7 @@ from worker.config import Place, WorkerConfig
 from worker.protocol import StepInput, StepOutput, WorkerFacts
 
 PATIENCE = 60
-"""The seconds that a test waits for a rank."""
+"""The seconds that a test waits for a rank, twice: a machine that stood still makes the first wait too short."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Ranks:
 
     @staticmethod
     def _frame(pipe: Connection) -> bytes:
-        if not pipe.poll(PATIENCE):
+        if not (pipe.poll(PATIENCE) or pipe.poll(PATIENCE)):
             raise RankError("a rank says nothing")
         return pipe.recv_bytes()
 
@@ -158,7 +158,7 @@ class RanksOfTests:
 
     def next_output(self) -> StepOutput:
         """The output of the oldest step. All ranks are read, or one that failed would go unnoticed."""
-        ready = wait(self._pipes, timeout=PATIENCE)
+        ready = wait(self._pipes, timeout=PATIENCE) or wait(self._pipes, timeout=PATIENCE)
         if not ready:
             raise RankError("no rank says anything")
         frames = [self._ranks.hear(pipe) for pipe in self._pipes if pipe in ready]
