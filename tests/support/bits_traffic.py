@@ -90,7 +90,7 @@ def write_traffic(random: Random, subject: Subject, count: int, engine: Engine) 
             conversations += _choices(random, prefixes, engine)
         else:
             prompt = _prompt(random, prefixes)
-            conversations.append([_turn(engine, prompt, _pooling(random, subject))])
+            conversations.append([_turn(engine, prompt, _pooling(random, subject, len(prompt)))])
     return conversations
 
 
@@ -104,7 +104,7 @@ def _converse(random: Random, subject: Subject, prefixes: list[list[int]], engin
         if len(prompt) > MAX_LEN - 40:
             break
     if random.random() < 0.3:
-        turns.append(_turn(engine, turns[-1].prompt, _pooling(random, subject)))
+        turns.append(_turn(engine, turns[-1].prompt, _pooling(random, subject, len(turns[-1].prompt))))
     if random.random() < 0.3:
         turns.append(turns[0])
     return turns
@@ -118,7 +118,10 @@ def _choices(random: Random, prefixes: list[list[int]], engine: Engine) -> list[
 
 
 def _turn(engine: Engine, prompt: list[int], params: Sampling | Pooling) -> Turn:
-    return Turn(prompt, params, answers(engine, [Add(id=0, tokens=prompt, params=params)])[0])
+    truth = answers(engine, [Add(id=0, tokens=prompt, params=params)])[0]
+    if truth.vectors is None and not truth.tokens:
+        raise ValueError(f"{params} of {len(prompt)} tokens {truth.finish}")
+    return Turn(prompt, params, truth)
 
 
 def _text(random: Random, length: int) -> list[int]:
@@ -141,16 +144,20 @@ def _sampling(random: Random, length: int) -> Sampling:
         options["logprobs"] = random.choice((0, 2, 2, 2, 20, -1))
     if random.random() < 0.15:
         options["prompt_logprobs"] = random.choice((0, 2))
-    seed = random.randrange(1 << 40)
-    return Sampling(max_tokens=random.randint(1, longest), seed=seed, **options)  # pyright: ignore
+    least = random.randint(1, min(5, longest))
+    max_tokens = random.randint(least, longest)
+    if random.random() < 0.2:
+        options["min_tokens"] = least
+    return Sampling(max_tokens=max_tokens, seed=random.randrange(1 << 40), **options)  # pyright: ignore
 
 
-def _pooling(random: Random, subject: Subject) -> Pooling:
+def _pooling(random: Random, subject: Subject, length: int) -> Pooling:
+    task = random.choice(subject.tasks)
     return Pooling(
-        task=random.choice(subject.tasks),
+        task=task,
         use_activation=random.choice((None, True, False)),
-        dimensions=random.choice((None, None, 24)),
-        skip=random.choice((0, 0, 5)),
+        dimensions=None if "classify" in task else random.choice((None, None, 24)),
+        skip=0 if task != "embed" else min(length, random.choice((0, 0, 5))),
     )
 
 
@@ -161,7 +168,6 @@ _OPTIONS: dict[str, Callable[[Random], object]] = {
     "presence_penalty": lambda random: 0.7,
     "frequency_penalty": lambda random: 0.3,
     "repetition_penalty": lambda random: 1.3,
-    "min_tokens": lambda random: random.randint(1, 5),
     "stop_token_ids": lambda random: tuple(_text(random, 100)),
     "logit_bias": lambda random: {token: random.choice((-5.0, 4.0)) for token in _text(random, 9)},
     "bad_words": lambda random: tuple((token,) for token in _text(random, 30)),

@@ -21,7 +21,7 @@ from worker.config import Place, WorkerConfig
 from worker.protocol import StepInput, StepOutput, WorkerFacts
 
 PATIENCE = 60
-"""The seconds that a test waits for a rank, twice: a machine that stood still makes the first wait too short."""
+"""The seconds that a test waits for a rank, twice: a machine may stand still for longer."""
 
 
 @dataclass(frozen=True)
