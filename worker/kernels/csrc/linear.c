@@ -1,8 +1,9 @@
 // x [rows, inputs] times a packed matrix, followed by a bias, an activation and a gate, if there are any.
 //
 // An output is summed up over the inputs in their order, in float32, in one accumulator for each section of the
-// inputs, however many rows there are: so it has the same bits alone and in any batch. Rows are computed in tiles, whose sums fill the registers
-// with the 32 columns of a panel. One tile reads the panel from memory, the others from the cache.
+// inputs, however many rows there are: so it has the same bits alone and in any batch. Rows are computed in tiles,
+// whose sums fill the registers with the 32 columns of a panel. One tile reads the panel from memory, the others from
+// the cache.
 #include "functions.h"
 #include "quantized.h"
 #include "threads.h"

@@ -46,8 +46,8 @@ enum { PAIRS = 16 };  // pairs of inputs in a tile
 enum { PAIRS = 1 };
 #endif
 
-// The size of a section, and then of all of them.
-INLINE long section_inputs(const weights *w) { return w->inputs / w->sections; }
+// The size of a section, and then of all of them. Shifted, because a division takes as long as ten products.
+INLINE long section_inputs(const weights *w) { return w->inputs >> __builtin_ctz((unsigned)w->sections); }
 INLINE long section_dwords(const weights *w) {
     return w->kind == BFLOAT16 ? ceil_div(section_inputs(w), 2 * PAIRS) * PAIRS : section_inputs(w);
 }
