@@ -51,6 +51,8 @@ class Add(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
     """Prefix-cache entries are shared only among requests of the same salt."""
     group: int = 0
     """The call to which this prompt belongs, if it has many: others do not wait for all of them."""
+    sent: float = 0.0
+    """When it was sent, on the monotonic clock of a machine that the engine shares; 0 if it does not."""
     streams: bool = False
     """Whether somebody reads the tokens as they come, so that steps are kept short while it decodes."""
     diagnoses: bool = False

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TypedDict, Unpack
@@ -142,7 +143,7 @@ class EngineClient:
         **options: Unpack[AddOptions],
     ) -> Stream[Tokens]:
         """Send a request, to one replica if it is named. The stream ends with exactly one terminal answer."""
-        add = Add(id=self.new_number(), tokens=tokens, params=params, **options)
+        add = Add(id=self.new_number(), tokens=tokens, params=params, sent=self._now(), **options)
         stream: Stream[Tokens] = Stream(add.id, self._loop)
         self._dispatcher.dispatch([InFlight(add, stream, replica)])
         return stream
@@ -155,8 +156,10 @@ class EngineClient:
         **options: Unpack[AddOptions],
     ) -> list[Stream[Pooled]]:
         """Send many requests for vectors, in few frames. Each stream has one answer."""
+        sent = self._now()
         adds = [
-            Add(id=self.new_number(), tokens=tokens, params=params, **options) for tokens, params in requests
+            Add(id=self.new_number(), tokens=tokens, params=params, sent=sent, **options)
+            for tokens, params in requests
         ]
         streams = [Stream[Pooled](add.id, self._loop, pools=True) for add in adds]
         pairs = zip(adds, streams, strict=True)
@@ -167,6 +170,10 @@ class EngineClient:
         """A number that no request and no group of this server has had."""
         self._last_id += 1
         return self._last_id
+
+    def _now(self) -> float:
+        """The time on the clock that all engines share, or 0 if some run on other machines."""
+        return 0.0 if self._table.layout.elsewhere else time.monotonic()
 
     def abort(self, ids: Iterable[int]) -> None:
         """End these requests, with finish "abort" or Failed. Those that have ended are passed over."""

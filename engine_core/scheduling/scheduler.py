@@ -81,11 +81,13 @@ class Scheduler:
         limit = self._config.max_num_queued_reqs
         if limit is not None and queued >= limit:
             return Failed(id=request.id, code=503, message=f"{queued} requests wait already: try again later")
-        seq = Sequence(key, request, self.waiting.order_of(client, request), token_limit(request, facts), now)
+        arrived = request.sent or now  # an engine reads requests between steps
+        place, limit = self.waiting.order_of(client, request), token_limit(request, facts)
+        seq = Sequence(key, request, place, limit, arrived)
         self.live[key] = seq
         self.pace.enter(seq, self.cache.cached_tokens(seq))
         self.waiting.add(seq)
-        seq.expected = self._expected_wait(seq.work_class, now)
+        seq.expected = now - arrived + self._expected_wait(seq.work_class, now)
         waits = request.streams and seq.expected >= _WORTH_SAYING
         return Admitted(request.id, seq.expected) if waits else None
 

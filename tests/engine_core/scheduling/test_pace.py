@@ -262,6 +262,17 @@ def test_a_row_that_reads_more_pays_more() -> None:
     assert large.timing.compute > 400 * TOKEN > small.timing.compute / 2
 
 
+def test_a_request_waits_from_the_moment_in_which_it_was_sent() -> None:
+    clock = Clock()
+    clock.now = 100.3  # a step ran meanwhile
+    clock.add(replace(stream(1, max_tokens=1), sent=100.0))
+    clock.run()
+    [(_, end)] = clock.outputs[1]
+    assert isinstance(end, Tokens) and end.timing is not None and end.expected is not None
+    assert end.timing.queued == pytest.approx(0.3)
+    assert end.expected == pytest.approx(0.3 + clock.seconds[0], rel=0.02)
+
+
 def test_a_request_that_will_wait_is_told_how_long() -> None:
     clock = Clock()
     assert clock.add(stream(1, prompt=16)) is None  # begins at once
