@@ -34,8 +34,8 @@ from server.text.output import ALL_TOKENS
 
 REPLICA = "X-data-parallel-rank"
 """The header that names the replica to use. vLLM has the same header with the same meaning."""
-PRIORITIES = ("X-Priority", "X-Vllm-Priority")
-"""Headers that name the priority, in place of the body. vLLM has the second."""
+PRIORITIES = (b"x-priority", b"x-vllm-priority")
+"""The headers that name the priority, in place of the body. vLLM has the second."""
 
 
 class NotJson(BadRequest):
@@ -67,12 +67,14 @@ def times_of(request: Request) -> RequestTimes:
 
 def priority_of(request: Request, asked: int) -> int:
     """The priority that a header names, or else the one that the body asked for."""
-    for name in PRIORITIES:
-        named = request.headers.get(name)
-        if named is not None:
-            if not re.fullmatch("-?[0-9]{1,18}", named):
-                raise BadRequest(f"{name}: {named[:20]!r} is no whole number; lower ones run earlier", name)
-            return int(named)
+    for name, value in request.scope["headers"]:
+        if name in PRIORITIES:
+            if not re.fullmatch(b"-?[0-9]{1,18}", value):
+                raise BadRequest(
+                    f"{name.decode()}: {value[:20]!r} is no whole number; lower ones run earlier",
+                    name.decode(),
+                )
+            return int(value)
     return asked
 
 
