@@ -69,12 +69,10 @@ def priority_of(request: Request, asked: int) -> int:
     """The priority that a header names, or else the one that the body asked for."""
     for name, value in request.scope["headers"]:
         if name in PRIORITIES:
-            if not re.fullmatch(b"-?[0-9]{1,18}", value):
-                raise BadRequest(
-                    f"{name.decode()}: {value[:20]!r} is no whole number; lower ones run earlier",
-                    name.decode(),
-                )
-            return int(value)
+            if re.fullmatch(b"-?[0-9]{1,18}", value):
+                return int(value)
+            header, named = name.decode(), value[:20].decode("latin-1")
+            raise BadRequest(f"{header}: {named!r} is no whole number; lower ones run earlier", header)
     return asked
 
 
