@@ -68,9 +68,6 @@ class CostLine:
         """The seconds of a step that computes one token."""
         return self._seconds[STEP] + self._seconds[TOKEN] + self._seconds[PLAIN]
 
-    def of(self, work: Work) -> float:
-        return sum([each * amount for each, amount in zip(self._seconds, work, strict=True)])
-
     def tokens(self, count: int, reads: int) -> float:
         """The seconds of so many new tokens, which attend to so many positions in all."""
         return self._seconds[TOKEN] * count + self._seconds[READ] * reads

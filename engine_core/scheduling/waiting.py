@@ -8,7 +8,6 @@ has.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
 
 from engine_core.protocol import Add
 from engine_core.scheduling.classes import WorkClass, class_of
@@ -27,10 +26,6 @@ class WaitingQueue:
 
     def __len__(self) -> int:
         return sum(map(len, self._queues.values()))
-
-    def __iter__(self) -> Iterator[Sequence]:
-        for queue in self._queues.values():
-            yield from queue
 
     def classes(self) -> set[WorkClass]:
         """The classes in which a sequence waits."""
