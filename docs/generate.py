@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from server.app import openapi_schema
-from server.options.table import option_groups
+from server.options.reference import option_groups
 
 HERE = Path(__file__).parent
 

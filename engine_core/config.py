@@ -116,6 +116,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             least=0,
         ),
     ] = None
+    max_num_queued_tokens: Annotated[
+        int | None,
+        Doc(
+            SCHEDULER,
+            "Tokens of waiting prompts beyond which new requests get 503 and Retry-After (default: 4194304).",
+            least=0,
+        ),
+    ] = None
     enable_prefix_caching: Annotated[
         bool, Doc(SCHEDULER, "Keep what was computed for prompts that begin alike.")
     ] = True

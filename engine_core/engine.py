@@ -8,14 +8,16 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+
+import zmq
 
 from engine_core.config import EngineConfig, ProcessConfig
 from engine_core.executor import Executor, ExecutorDead, MakeExecutor, StepFuture
-from engine_core.protocol import Add, Failed, Progress, Ready, Stats
+from engine_core.protocol import Add, Failed, OutputsByClient, Progress, Ready, Stats
 from engine_core.ranks.placement import make_executor
 from engine_core.ready import describe, make_ready
-from engine_core.scheduling.scheduler import OutputsByClient, Scheduler
+from engine_core.scheduling.scheduler import Scheduler
 from engine_core.scheduling.step_builder import PlannedStep
 from engine_core.worker_config import make_worker_config
 from models.checkpoint.hub import resolve
@@ -25,7 +27,8 @@ from models.parallel.shares import check_cut
 ReportProgress = Callable[[Progress], None]
 """A function that is called from any thread to say how far the start has come."""
 
-_BROKEN = "the engine failed while it computed this request"  # the log says what failed
+_NO_MEMORY = ("OutOfMemoryError", "allocate memory", "out of memory")
+"""Words of torch's errors, which are plain RuntimeErrors on a CPU."""
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +42,8 @@ class Engine:
         self._executor = executor
         self._in_flight: deque[tuple[PlannedStep, StepFuture]] = deque()
         self._outputs: OutputsByClient = {}
+        self._blocked = False
+        """Whether no other step could be planned when that was last tried."""
         self._draining = False
 
     @classmethod
@@ -82,10 +87,14 @@ class Engine:
     def stop(self) -> None:
         self._executor.stop()
 
+    def register(self, poller: zmq.Poller) -> None:
+        """Let the next poll wake when a step is done; `waits` says afterwards whether to poll for it."""
+        self._executor.register(poller)
+
     @property
-    def sentinels(self) -> Sequence[int]:
-        """Descriptors to watch while the engine is not busy. When one becomes readable, call `check`."""
-        return self._executor.sentinels
+    def waits(self) -> bool:
+        """Whether nothing can be done before a step in flight is done, or a request comes."""
+        return self._blocked and bool(self._in_flight) and not self._in_flight[0][1].done()
 
     def check(self) -> None:
         """Raises ExecutorDead if no step can run any more."""
@@ -95,6 +104,12 @@ class Engine:
     def busy(self) -> bool:
         """Whether step() has something to do or to return."""
         return bool(self._scheduler.live or self._in_flight or self._outputs)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing can be done before a request comes, or one that is paused goes on."""
+        scheduler = self._scheduler
+        return len(scheduler.live) == len(scheduler.paused) and not (self._in_flight or self._outputs)
 
     def stats(self) -> Stats:
         return self._scheduler.stats(time.monotonic())
@@ -111,6 +126,13 @@ class Engine:
     def abort(self, client: int, ids: Iterable[int]) -> None:
         self._collect(self._scheduler.abort([(client, id) for id in ids], time.monotonic()))
 
+    def pause(self, client: int, ids: Iterable[int]) -> None:
+        """Compute nothing more for these requests until `resume`."""
+        self._scheduler.paused.pause((client, id) for id in ids)
+
+    def resume(self, client: int, ids: Iterable[int]) -> None:
+        self._scheduler.paused.resume((client, id) for id in ids)
+
     def abort_all(self, client: int | None = None) -> None:
         """End all requests of one client, or of all clients."""
         keys = [key for key in self._scheduler.live if client is None or key[0] == client]
@@ -123,15 +145,22 @@ class Engine:
     def reset_prefix_cache(self) -> None:
         self._scheduler.cache.pool.withdraw_all()
 
-    def step(self) -> OutputsByClient:
-        """Plan a step if another one may be in flight, else wait for the oldest; returns all new outputs."""
+    def step(self, *, wait: bool = True) -> OutputsByClient:
+        """Plan a step if another one may be in flight, else finish the oldest; returns all new outputs.
+
+        Without `wait`, a step that is not done yet is left for a later call.
+        """
         planned = None
+        if self._scheduler.suspects.groups and not self._in_flight:
+            self._collect(self._scheduler.suspects.announce(time.monotonic()))
         if self._scheduler.may_plan(len(self._in_flight)):
             planned = self._scheduler.schedule(time.monotonic())
         if planned is not None:
             self._in_flight.append((planned, self._executor.submit(planned.step)))
-        if self._in_flight and (planned is None or not self._scheduler.may_plan(len(self._in_flight))):
+        self._blocked = planned is None or not self._scheduler.may_plan(len(self._in_flight))
+        if self._in_flight and self._blocked and (wait or self._in_flight[0][1].done()):
             self._collect(self._finish(*self._in_flight.popleft()))
+            self._blocked = False
         return self.take_outputs()
 
     def take_outputs(self) -> OutputsByClient:
@@ -145,12 +174,19 @@ class Engine:
             output = future.result()
         except ExecutorDead:
             raise
-        except Exception:
-            _log.exception("step %d failed; its %d requests end", planned.step.number, len(planned.seqs))
-            return self._scheduler.fail(planned, _BROKEN, time.monotonic())
+        except Exception as error:
+            number, count = planned.step.number, len(planned.seqs)
+            _log.exception("step %d failed; its %d requests are computed again, apart", number, count)
+            short = is_short_of_memory(error)
+            return self._scheduler.land_failed(planned, time.monotonic(), short_of_memory=short)
         return self._scheduler.update(planned, output, time.monotonic())
 
     def _collect(self, outputs: OutputsByClient) -> None:
         """Keep outputs until the next call of `step`, or its end."""
         for client, new in outputs.items():
             self._outputs.setdefault(client, []).extend(new)
+
+
+def is_short_of_memory(error: Exception) -> bool:
+    """Whether a step failed for want of memory, in Python, on a CPU or on another device."""
+    return isinstance(error, MemoryError) or any(words in repr(error) for words in _NO_MEMORY)

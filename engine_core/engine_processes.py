@@ -1,33 +1,21 @@
-"""Engine processes of this machine: how they are started, followed and ended.
+"""Engine processes of this machine: how they are started and ended. `keeper.py` starts them again.
 
 The process that does so may or may not be an API server itself. The engines' sockets lie in a private folder.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import tempfile
+import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from engine_core.config import Address, EngineConfig, ProcessConfig, Replicas
+from engine_core.run_folder import RunFolder
 from worker import child
 from worker.child import CANNOT_START, STOPPED
-
-RESTARTS = 5
-"""The number of times in a row that an engine is started again."""
-FIRST_PAUSE = 1.0
-"""Seconds before the first restart; each further pause is twice as long."""
-LONG_LIFE = 300.0
-"""Seconds of life after which earlier deaths do not count."""
-
-_LONGEST_PARENT = 75  # a socket's path may have 107 characters on Linux, 103 elsewhere; ours add 28
-
-_log = logging.getLogger(__name__)
 
 
 class EngineProcess:
@@ -35,12 +23,14 @@ class EngineProcess:
 
     def __init__(self, config: ProcessConfig, module: str) -> None:
         self.number = config.index
+        self.name = "the engine" if config.alone else f"engine {config.index}"
+        self.starts = 0
         self._config = config
         self._module = module
         self.start()
 
     def start(self) -> None:
-        self.started = time.monotonic()
+        self.starts += 1
         self.process = child.start(
             f"engine {self.number}", self._module, msgspec.msgpack.encode(self._config)
         )
@@ -49,60 +39,44 @@ class EngineProcess:
     def exit_code(self) -> int | None:
         return self.process.exit_code
 
-    async def exited(self) -> int:
-        """Waits for the process to end, for whatever reason; returns its exit code."""
-        await wait_for_end(self.process)
-        return self.process.wait()
-
 
 class EngineProcesses:
     """All engine processes of this machine."""
 
     def __init__(
-        self,
-        engines: list[EngineProcess],
-        folder: tempfile.TemporaryDirectory[str],
-        addresses: list[Address],
-        *,
-        restarts: bool,
+        self, engines: list[EngineProcess], folder: RunFolder, addresses: list[Address], *, alone: bool
     ) -> None:
+        """`alone`: there is one engine, and no other on any machine."""
         self.engines = engines
         self.addresses = addresses
         """The address of each API server, which gives it to its EngineClient."""
+        self.worked = False
+        """Whether requests have been served. The owner sets it, and from then on an only engine that ends is
+        started again: before that, it is the operator who has to do something."""
+        self.leaving = False
+        """Whether the owner wants all engines to end."""
         self._folder = folder
-        self._restarts = restarts
+        self._alone = alone
 
     @property
     def run_folder(self) -> Path:
         """A folder that is private to this run, and removed after it."""
-        return Path(self._folder.name)
+        return self._folder.path
 
-    async def supervise(self, on_exit: Callable[[int, int], None] = lambda number, code: None) -> None:
-        """Follows every engine until none is left; one of several that breaks is started again.
+    def may_return(self, engine: EngineProcess, code: int) -> bool:
+        """Whether an engine that has exited with this code is worth another start.
 
-        `on_exit` is called at each end with the engine's number and the exit code.
+        One of several that was asked to end is not, and none that could not start the first time.
         """
-        await asyncio.gather(*(self._supervise(engine, on_exit) for engine in self.engines))
-
-    async def _supervise(self, engine: EngineProcess, on_exit: Callable[[int, int], None]) -> None:
-        deaths = 0
-        while True:
-            code = await engine.exited()
-            on_exit(engine.number, code)
-            deaths = 1 if time.monotonic() - engine.started > LONG_LIFE else deaths + 1
-            if not self._restarts or code in (STOPPED, CANNOT_START):
-                return  # it was asked to end, or would fail to start again
-            if deaths > RESTARTS:
-                _log.error("engine %d broke %d times in a row: it is given up", engine.number, deaths)
-                return
-            pause = FIRST_PAUSE * 2 ** (deaths - 1)
-            how = child.describe_exit(code)
-            _log.error("engine %d broke: %s; it is started again in %g s", engine.number, how, pause)
-            await asyncio.sleep(pause)
-            engine.start()
+        if self.leaving and (not self.worked or code in (STOPPED, -signal.SIGTERM)):
+            return False
+        if self._alone:
+            return self.worked
+        return code != STOPPED and not (code == CANNOT_START and engine.starts == 1)
 
     def terminate(self) -> None:
         """Ask all engines to end. Asked again, they do not wait for their requests."""
+        self.leaving = True
         for engine in self.engines:
             engine.process.terminate()
 
@@ -114,7 +88,7 @@ class EngineProcesses:
             if not engine.process.ended_within(max(0.0, until - time.monotonic())):
                 engine.process.kill()
         codes = [engine.process.wait() for engine in self.engines]
-        self._folder.cleanup()
+        self._folder.remove()
         return codes
 
 
@@ -135,9 +109,8 @@ def start_engines(
     from models.plugins import registrations  # after `serve` has checked whose `models` this is
 
     registered = registrations()
-    _check_length(Path(tempfile.gettempdir()))
-    folder = tempfile.TemporaryDirectory(prefix="facet-")  # mode 0700: only this user can connect
-    servers = list(addresses) or [_address(folder.name, index) for index in range(api_servers)]
+    folder = RunFolder()
+    servers = list(addresses) or [_address(folder.path, index) for index in range(api_servers)]
     engines = [
         EngineProcess(
             ProcessConfig(
@@ -147,7 +120,7 @@ def start_engines(
                 alone=replicas.size == 1,
                 local_index=index,
                 local_engines=replicas.here,
-                folder=folder.name,
+                folder=str(folder.path),
                 drain_seconds=drain_seconds,
                 log_level=log_level,
                 model_classes=registered.classes,
@@ -157,27 +130,8 @@ def start_engines(
         )
         for index, number in enumerate(replicas.local)
     ]
-    return EngineProcesses(engines, folder, servers, restarts=replicas.size > 1)
+    return EngineProcesses(engines, folder, servers, alone=replicas.size == 1)
 
 
-async def wait_for_end(process: child.Child) -> None:
-    """Waits for a child process to end, without a thread."""
-    loop = asyncio.get_running_loop()
-    gone = asyncio.Event()
-    loop.add_reader(process.sentinel, gone.set)
-    try:
-        await gone.wait()
-    finally:
-        loop.remove_reader(process.sentinel)
-
-
-def _address(folder: str, index: int) -> Address:
+def _address(folder: Path, index: int) -> Address:
     return Address(requests=f"ipc://{folder}/{index}.requests", answers=f"ipc://{folder}/{index}.answers")
-
-
-def _check_length(parent: Path) -> None:
-    if len(str(parent)) > _LONGEST_PARENT:
-        raise ValueError(
-            f"the name of {parent}, where sockets are made, has {len(str(parent))} characters, and "
-            f"{_LONGEST_PARENT} at most are possible: set TMPDIR to a folder with a shorter name"
-        )

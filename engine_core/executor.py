@@ -5,9 +5,13 @@ Only through it does the engine reach code that needs torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import socket
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
+
+import zmq
 
 from worker.config import WorkerConfig
 from worker.protocol import DEVICE_LOST, StepInput, StepOutput, WorkerFacts
@@ -33,6 +37,10 @@ class ExecutorDead(OSError):
 class StepFuture(Protocol):
     """The output of a step, which may not be there yet."""
 
+    def done(self) -> bool:
+        """Whether `result` has hardly to wait: on a GPU for the device alone."""
+        ...
+
     def result(self) -> StepOutput:
         """Waits for the output. Raises ExecutorDead, or the error that made this one step fail."""
         ...
@@ -47,9 +55,11 @@ class Executor(Protocol):
 
     def stop(self) -> None: ...
 
-    @property
-    def sentinels(self) -> Sequence[int]:
-        """Descriptors to watch while no step is awaited. When one becomes readable, call `check`."""
+    def register(self, poller: zmq.Poller) -> None:
+        """Let the next poll wake when a step is done, or when no step can run any more.
+
+        A step may be done before: look after this call, and before the poll.
+        """
         ...
 
     def check(self) -> None:
@@ -66,13 +76,13 @@ class InlineExecutor:
     Torch releases the interpreter's lock while it computes, so the engine plans and sends meanwhile.
     """
 
-    sentinels: Sequence[int] = ()
-
     def __init__(self, config: WorkerConfig, report: ReportPhase) -> None:
         self._config = config
         self._report = report
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="worker")
         self._runner: Runner | None = None
+        self._step_done: tuple[socket.socket, socket.socket] | None = None
+        """Becomes readable when a step is done, once somebody has registered to know it."""
 
     def start(self) -> WorkerFacts:
         """Loads the model. Nothing before this imports torch."""
@@ -82,20 +92,50 @@ class InlineExecutor:
     def submit(self, step: StepInput) -> StepFuture:
         if self._runner is None:
             raise ExecutorDead("the worker is not started")
-        return _InlineStep(self._thread.submit(self._runner.launch, step))
+        launched: Future[_Launched] = self._thread.submit(self._runner.launch, step)
+        if self._step_done is not None:
+            launched.add_done_callback(self._tell)
+        return _InlineStep(launched)
+
+    def register(self, poller: zmq.Poller) -> None:
+        if self._step_done is None:
+            self._step_done = socket.socketpair()
+            for end in self._step_done:
+                end.setblocking(False)
+            poller.register(self._step_done[0], zmq.POLLIN)
+            return
+        with suppress(BlockingIOError):
+            self._step_done[0].recv(4096)
 
     def stop(self) -> None:
         if self._runner is not None:
             self._thread.submit(self._runner.close)
         self._thread.shutdown()
+        for end in self._step_done or ():
+            end.close()
 
     def check(self) -> None:
         """Does nothing, because the worker lives as long as this process does."""
 
+    def _tell(self, _: object) -> None:
+        """Called in the worker's thread when a step is done."""
+        if self._step_done is not None:
+            with suppress(BlockingIOError):  # so many unread notices wake the poll as well
+                self._step_done[1].send(b"\0")
+
+
+class _Launched(Protocol):
+    """A step that the worker has begun: on a GPU its output may still be on the way."""
+
+    def result(self) -> StepOutput: ...
+
 
 class _InlineStep:
-    def __init__(self, launched: Future[StepFuture]) -> None:
+    def __init__(self, launched: Future[_Launched]) -> None:
         self._launched = launched
+
+    def done(self) -> bool:
+        return self._launched.done()
 
     def result(self) -> StepOutput:
         try:
@@ -104,3 +144,5 @@ class _InlineStep:
             if type(error).__name__ == DEVICE_LOST:
                 raise ExecutorDead(f"the device failed: {error}") from error
             raise
+        except BaseException as error:  # SystemExit and its like, which end a thread and not a step
+            raise ExecutorDead(f"the worker has ended: {type(error).__name__}") from error

@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 import time
+from math import ceil
 
 import msgspec
 import zmq
@@ -27,14 +28,16 @@ from engine_core.protocol import (
     Answer,
     Dead,
     Drain,
+    Go,
     Leaving,
     Outputs,
+    OutputsByClient,
+    Pause,
     Progress,
     Request,
     ResetPrefixCache,
 )
 from engine_core.ranks.placement import make_executor
-from engine_core.scheduling.scheduler import OutputsByClient
 from engine_core.scheduling.stats import StatsFilter
 from engine_core.wire.transport import EngineEnd
 from models.plugins import Registrations, use_registrations
@@ -101,21 +104,20 @@ class EngineLoop:
         for end in ends:
             self._poller.register(end.requests.sock, zmq.POLLIN)
             self._poller.register(end.monitor, zmq.POLLIN)
-        for sentinel in engine.sentinels:
-            self._poller.register(sentinel, zmq.POLLIN)
 
     def run(self) -> None:
         self._catch_signals()
         gc.freeze()  # what loading has left behind is here to stay: the collector never visits it again
         gc.enable()
         _send_all(self._ends, self._engine.ready)
+        self._write({})  # the first statistics say how fast it is
         while self._engine.busy or self._drain_until is None:
             self._read()
             if self._drain_until is not None and time.monotonic() >= self._drain_until:
                 self._engine.abort_all()
             if outputs := self._engine.take_outputs():
                 self._write(outputs)  # who has to wait, or is refused, shall know it before the step ends
-            self._write(self._engine.step())
+            self._write(self._engine.step(wait=False))
 
     def _catch_signals(self) -> None:
         """Let SIGTERM wake the poll, so that the loop acts on it. A second one ends the process at once."""
@@ -136,12 +138,13 @@ class EngineLoop:
         self._engine.drain()
 
     def _read(self) -> None:
-        """Handle all messages that have come. With nothing else to do, wait for one."""
+        """Handle all messages that have come. With nothing else to do, wait for one, or for a step."""
         for end in self._ends:
             self._poller.register(end.push, zmq.POLLOUT if end.backlog else 0)
-        idle = not self._engine.busy and self._drain_until is None
-        ready = {sock for sock, _ in self._poller.poll(None if idle else 0)}
-        if idle and not ready.isdisjoint(self._engine.sentinels):
+        self._engine.register(self._poller)
+        idle = self._engine.idle
+        ready = {sock for sock, _ in self._poller.poll(self._patience(idle=idle))}
+        if idle:
             self._engine.check()
         if self._signalled.fileno() in ready:
             self._signalled.recv(4096)
@@ -155,6 +158,16 @@ class EngineLoop:
                 for request in end.requests.read():
                     self._handle(client, request)
 
+    def _patience(self, *, idle: bool) -> int | None:
+        """The milliseconds for which to wait for a message; None if nothing else can happen."""
+        if self._engine.waits:
+            return None
+        if not idle:
+            return 0
+        if self._drain_until is None:
+            return None
+        return max(0, ceil(1000 * (self._drain_until - time.monotonic())))
+
     def _follow(self, client: int, end: EngineEnd) -> None:
         """Abort the requests of a server that has gone, and greet one that has taken its place."""
         for change in end.changes():
@@ -162,7 +175,9 @@ class EngineLoop:
                 self._engine.abort_all(client)
             else:
                 end.greet()
-                end.send(self._engine.ready)
+                ready = self._engine.ready
+                end.send(Progress(phase="ready", fraction=1.0, folder=ready.folder))
+                end.send(ready)
 
     def _handle(self, client: int, request: Request) -> None:
         match request:
@@ -173,6 +188,10 @@ class EngineLoop:
                     self._engine.add(client, add)
             case Abort(ids):
                 self._engine.abort(client, ids)
+            case Pause(ids):
+                self._engine.pause(client, ids)
+            case Go(ids):
+                self._engine.resume(client, ids)
             case Drain(seconds):
                 self._drain(seconds)
             case ResetPrefixCache():
@@ -180,7 +199,7 @@ class EngineLoop:
 
     def _write(self, outputs: OutputsByClient) -> None:
         """Send its outputs to each server, and statistics now and then."""
-        stats = self._stats_filter.due(self._engine.stats(), time.monotonic())
+        stats = self._stats_filter.due(self._engine.stats, time.monotonic(), idle=self._engine.idle)
         for client, end in enumerate(self._ends):
             own = outputs.get(client)
             if own:
@@ -217,7 +236,7 @@ def _send_all(ends: list[EngineEnd], answer: Answer) -> None:
 
 def _report_end(ends: list[EngineEnd], reason: str) -> None:
     _send_all(ends, Dead(reason))
-    print(f"error: {reason}", file=sys.stderr, flush=True)
+    print(f"error: {logs.printable(reason)}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ Every Add gets exactly one terminal answer: Tokens with a finish reason, Pooled,
 from __future__ import annotations
 
 import hashlib
+from math import expm1
 from typing import Literal
 
 import msgspec
@@ -13,6 +14,10 @@ import msgspec
 from worker.protocol import Pooling, Sampling, TokenLogprobs, Vectors, WorkerFacts
 
 Finish = Literal["stop", "length", "abort"]
+
+ALONE_TOKENS = 4
+"""The tokens after which a request that runs alone has passed the place at which an engine ended with it: the
+last tokens of that engine may never have arrived."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True, gc=False):
@@ -51,6 +56,10 @@ class Add(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
     """Prefix-cache entries are shared only among requests of the same salt."""
     group: int = 0
     """The call to which this prompt belongs, if it has many: others do not wait for all of them."""
+    owner: str = ""
+    """The name of those among whose requests the engine is divided; all without a name are one owner."""
+    weight: float = 1.0
+    """The owner's part, in proportion to those of others."""
     sent: float = 0.0
     """When it was sent, on the monotonic clock of a machine that the engine shares; 0 if it does not."""
     streams: bool = False
@@ -59,6 +68,16 @@ class Add(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
     """Whether the first answer shall say why no longer prefix was found in the cache."""
     times_each: bool = False
     """Whether every answer shall carry the times so far, because the server may end the text by itself."""
+    prompt_len: int = 0
+    """If not 0, the tokens from here on are not the prompt's: another engine has emitted them and ended.
+
+    Only tokens behind them are emitted, exactly those that it would have emitted next.
+    """
+    began: float = 0.0
+    """When the first of those tokens came, on the same clock as `sent`."""
+    alone: bool = False
+    """Whether no other request may run beside it until it has ALONE_TOKENS more tokens, because engines have
+    ended while they computed it."""
 
 
 class AddMany(msgspec.Struct, frozen=True, tag=True, gc=False):
@@ -68,6 +87,18 @@ class AddMany(msgspec.Struct, frozen=True, tag=True, gc=False):
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True, gc=False):
+    ids: list[int]
+
+
+class Pause(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """A notice that these answers are not read, so that nothing is computed for them until `Go`."""
+
+    ids: list[int]
+
+
+class Go(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """A notice that these answers, which were paused, are read again."""
+
     ids: list[int]
 
 
@@ -81,7 +112,7 @@ class ResetPrefixCache(msgspec.Struct, frozen=True, tag=True, gc=False):
     pass
 
 
-Request = Add | AddMany | Abort | Drain | ResetPrefixCache
+Request = Add | AddMany | Abort | Pause | Go | Drain | ResetPrefixCache
 Greeting = Hello | Join
 
 
@@ -104,6 +135,12 @@ class Admitted(msgspec.Struct, frozen=True, tag=True, gc=False):
     id: int
     expected: float
     """The seconds from its arrival in which its first token, or its vector, is expected."""
+
+
+class Alone(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """A notice that a request of which `Add.alone` says so runs from now on, and no other one beside it."""
+
+    id: int
 
 
 MissReason = Literal[
@@ -177,11 +214,50 @@ class Pooled(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False
     """Why no longer prefix was cached, if asked for."""
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True, gc=False):
+QUARANTINED = "request_quarantined"
+"""The error of a request that makes the engine fail whenever it is computed."""
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
     id: int
     code: int
     """An HTTP status: 400 for a request that cannot be run, 500 if it broke, 503 if it is refused now."""
     message: str
+    error: str = ""
+    """A name of the error for programs, if it has one of its own: QUARANTINED, or a code of `reasons`."""
+
+
+class Rates(msgspec.Struct, frozen=True, gc=False):
+    """How fast an engine works while it has more to do than it can do at once."""
+
+    prompt_rate: float
+    """The tokens of prompts that it computes in a second of nothing else."""
+    step: float
+    """The seconds of a step in which all running sequences get a token, without prompts."""
+    step_rows: float
+    """The sequences that get a token in such a step."""
+    step_prompts: float
+    """The tokens of prompts that fit into a step beside them."""
+    stop_rate: float
+    """The chance of a token to be the last of its answer."""
+
+    def seconds(self, prompts: float, answers: float) -> float:
+        """The time that so many tokens of prompts and of answers take."""
+        steps = max(prompts / self.step_prompts, answers / self.step_rows)
+        return prompts / self.prompt_rate + steps * self.step
+
+
+def expected_length(most: float, stop_rate: float) -> float:
+    """The tokens of an answer that has `most` at most, and ends after each of them with this chance."""
+    if stop_rate * most < 1e-6:
+        return most
+    return -expm1(-stop_rate * most) / stop_rate
+
+
+def quarantined(id: int) -> Failed:
+    """The answer to a request that makes the engine fail whenever it is computed."""
+    message = "the engine fails whenever it computes this request: change it, or report the failure"
+    return Failed(id, 500, message, QUARANTINED)
 
 
 class Stats(msgspec.Struct, frozen=True, tag=True, gc=False):
@@ -200,6 +276,7 @@ class Stats(msgspec.Struct, frozen=True, tag=True, gc=False):
     """The seconds for which the engine has computed steps, in total."""
     expected_wait: float = 0.0
     """The seconds in which a short prompt that arrived now would get its first token."""
+    rates: Rates | None = None
 
 
 PHASES = {
@@ -249,10 +326,15 @@ class Leaving(msgspec.Struct, frozen=True, tag=True, gc=False):
     """A notice that the engine ends. New requests, and those it refuses from now on, are for others."""
 
 
+Output = Admitted | Alone | Tokens | Pooled | Failed
+OutputsByClient = dict[int, list[Output]]
+"""Outputs by the number of the server that gets them."""
+
+
 class Outputs(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
     """The outputs of one step for one server, in one frame."""
 
-    outputs: list[Admitted | Tokens | Pooled | Failed]
+    outputs: list[Output]
     stats: Stats | None = None
 
 

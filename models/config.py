@@ -7,13 +7,27 @@ transformers: the server and the engine read this too, and must answer in millis
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Annotated, TypeVar, cast
 
 import msgspec
 
+from models.checkpoint.plain_files import FileError, check_regular, read_json
+
 DTYPES = ("float32", "bfloat16", "float16")
+
+MOST_LAYERS = 10_000
+"""Layers beyond which a number in config.json is taken for a mistake: to build so many would take minutes."""
+MOST_FEATURES = 1 << 20
+"""The widest hidden states and heads; tables of rotary frequencies are made before weights are looked at."""
+LARGEST_SIZE = 1 << 31
+
+Size = Annotated[int, msgspec.Meta(ge=1, le=LARGEST_SIZE)]
+"""The type of a family's own fields that count features."""
+Eps = Annotated[float, msgspec.Meta(ge=0, lt=1)]
+"""The type of a family's own fields that norms add to a variance."""
 
 
 class ConfigError(ValueError):
@@ -48,6 +62,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Fields above that config.json leaves out, or that do not fit each other, and what is wrong with them.
 
     Their values here are guesses. Not every architecture has all fields, so this is no error by itself."""
+    warnings: tuple[str, ...] = ()
+    """Mistakes in the files with which the model can be served all the same."""
 
     def require(self, *names: str) -> None:
         """Raise if there is a problem with one of the fields `names`, or, without names, with any field."""
@@ -71,30 +87,36 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 def read_config(folder: Path, overrides: Mapping[str, object] | None = None) -> ModelConfig:
     """Read the config of the checkpoint in `folder`, with `overrides` (--hf-overrides) merged into it."""
     path = folder / "config.json"
-    whole = _merged(_read_json(path), overrides or {})
+    whole = _merged(_read_object(path), overrides or {})
+    _refuse_nonsense(path, whole)
     text = whole.get("text_config")
     raw = cast("dict[str, object]", text) if isinstance(text, dict) else whole
     fields = _Fields(path, raw, whole)
 
-    hidden_size = fields.size("hidden_size", ("hidden_size", "n_embd", "d_model", "dim"))
+    hidden_size = fields.size("hidden_size", ("hidden_size", "n_embd", "d_model", "dim"), most=MOST_FEATURES)
     num_heads = fields.size("num_heads", ("num_attention_heads", "n_head", "n_heads", "num_heads"))
     architectures = _architectures(path, whole)
+    vocab_size = fields.size("vocab_size", ("vocab_size",))
+    eos_token_ids = _eos_token_ids(folder, fields, vocab_size)
     return ModelConfig(
         architecture=architectures[0],
         architectures=architectures,
         dtype=_dtype(folder, fields),
-        vocab_size=fields.size("vocab_size", ("vocab_size",)),
+        vocab_size=vocab_size,
         hidden_size=hidden_size,
-        num_layers=fields.size("num_layers", ("num_hidden_layers", "n_layer", "n_layers", "num_layers")),
+        num_layers=fields.size(
+            "num_layers", ("num_hidden_layers", "n_layer", "n_layers", "num_layers"), most=MOST_LAYERS
+        ),
         num_heads=num_heads,
         num_kv_heads=_num_kv_heads(fields, num_heads),
         head_dim=_head_dim(fields, hidden_size, num_heads),
         max_len=_max_len(fields),
         tie_word_embeddings=fields.boolean("tie_word_embeddings", default=None),
         bos_token_id=next(iter(fields.token_ids("bos_token_id")), None),
-        eos_token_ids=_eos_token_ids(folder, fields),
+        eos_token_ids=eos_token_ids,
         raw=raw,
         problems=fields.problems,
+        warnings=tuple(fields.warnings),
     )
 
 
@@ -120,6 +142,7 @@ class _Fields:
         self.raw = raw
         self.whole = whole
         self.problems: dict[str, str] = {}
+        self.warnings: list[str] = []
 
     def find(self, *names: str) -> tuple[str, object]:
         """The first of `names` that has a value, and the value: families name the same thing differently."""
@@ -132,18 +155,18 @@ class _Fields:
     def get(self, *names: str) -> object:
         return self.find(*names)[1]
 
-    def size(self, fact: str, names: tuple[str, ...], guess: int = 1) -> int:
+    def size(self, fact: str, names: tuple[str, ...], guess: int = 1, most: int = LARGEST_SIZE) -> int:
         """A positive number that not every architecture has: if it is missing, a problem is noted."""
         if self.get(*names) is None:
             self.problems[fact] = f"{self.path}: the field {_alternatives(names)} is missing"
-        return self.positive(*names, default=guess)
+        return self.positive(*names, default=guess, most=most)
 
-    def positive(self, *names: str, default: int = 1) -> int:
+    def positive(self, *names: str, default: int = 1, most: int = LARGEST_SIZE) -> int:
         name, value = self.find(*names)
         if value is None:
             return default
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise self.wrong(name, value, "a positive integer")
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+            raise self.wrong(name, value, f"a positive integer of at most {most}")
         return value
 
     def boolean(self, name: str, default: Default) -> bool | Default:
@@ -165,7 +188,8 @@ class _Fields:
         return tuple(cast("list[int]", ids))
 
     def wrong(self, name: str, value: object, wanted: str) -> ConfigError:
-        return ConfigError(f"{self.path}: the field '{name}' is {value!r}, but must be {wanted}")
+        shown = reprlib.repr(value)  # of a file that anybody may have written
+        return ConfigError(f"{self.path}: the field '{name}' is {shown}, but must be {wanted}")
 
 
 def _alternatives(names: tuple[str, ...]) -> str:
@@ -174,18 +198,44 @@ def _alternatives(names: tuple[str, ...]) -> str:
     return f"{first} (or {', '.join(others)})" if others else first
 
 
-def _read_json(path: Path) -> dict[str, object]:
+def _read_object(path: Path) -> dict[str, object]:
     try:
-        value: object = json.loads(path.read_bytes(), object_hook=_special_float)
-    except FileNotFoundError:
-        raise ConfigError(
-            f"{path} does not exist; a model's folder holds config.json, its *.safetensors and tokenizer.json"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read as JSON: {error}") from None
+        if not path.exists():
+            raise ConfigError(
+                f"{path} does not exist; a model's folder holds config.json, its *.safetensors and "
+                "tokenizer.json"
+            )
+        value = read_json(path, _special_float)
+    except (FileError, OSError) as error:
+        raise ConfigError(str(error)) from None
     if not isinstance(value, dict):
         raise ConfigError(f"{path} must hold a JSON object, but holds {type(value).__name__}")
     return cast("dict[str, object]", value)
+
+
+def _refuse_nonsense(path: Path, whole: Mapping[str, object]) -> None:
+    """Refuse a number that is none, and more levels than a config has: later readers would not stand them.
+
+    Infinity may be meant, as a bound that never holds.
+    """
+    values: list[tuple[str, object, int]] = [("", whole, 0)]
+    while values:
+        name, value, depth = values.pop()
+        if depth > _MOST_LEVELS:
+            raise ConfigError(f"{path}: the field '{name.partition('.')[0]}' is nested too deeply")
+        match value:
+            case float() if value != value:
+                raise ConfigError(f"{path}: the field '{name}' is NaN, which is not a number")
+            case dict():
+                inner = cast("dict[str, object]", value).items()
+                values += ((f"{name}.{key}" if name else key, each, depth + 1) for key, each in inner)
+            case list():
+                values += ((name, each, depth + 1) for each in cast("list[object]", value))
+            case _:
+                pass
+
+
+_MOST_LEVELS = 64
 
 
 def _special_float(value: dict[str, object]) -> object:
@@ -234,7 +284,7 @@ def _head_dim(fields: _Fields, hidden_size: int, num_heads: int) -> int:
             f"{fields.path}: the hidden size {hidden_size} cannot be divided by {num_heads} attention heads, "
             "and the field 'head_dim' is missing"
         )
-    return fields.positive("head_dim", default=hidden_size // num_heads)
+    return fields.positive("head_dim", default=max(1, hidden_size // num_heads), most=MOST_FEATURES)
 
 
 def _max_len(fields: _Fields) -> int:
@@ -276,11 +326,20 @@ _AFTER_PADDING = ("roberta", "xlm-roberta", "camembert", "mpnet")
 """Model types whose texts begin in the table of learned positions after the row of the padding token."""
 
 
-def _eos_token_ids(folder: Path, fields: _Fields) -> tuple[int, ...]:
+def _eos_token_ids(folder: Path, fields: _Fields, vocab_size: int) -> tuple[int, ...]:
     path = folder / "generation_config.json"
-    generation = _read_json(path) if path.exists() else {}
-    ids = fields.token_ids("eos_token_id") + _Fields(path, generation, {}).token_ids("eos_token_id")
-    return tuple(dict.fromkeys(ids))
+    generation = _read_object(path) if path.exists() else {}
+    own = fields.token_ids("eos_token_id")
+    ids = dict.fromkeys(own + _Fields(path, generation, {}).token_ids("eos_token_id"))
+    known = tuple(token for token in ids if 0 <= token < vocab_size or "vocab_size" in fields.problems)
+    if strange := [token for token in ids if token not in known]:
+        where = fields.path if strange[0] in own else path
+        ends = "" if known else ": nothing but max_tokens and stop strings ends a text"
+        fields.warnings.append(
+            f"{where}: 'eos_token_id' {strange[0]} is none of the model's {vocab_size} tokens, and is left "
+            f"out{ends}"
+        )
+    return known
 
 
 def _dtype(folder: Path, fields: _Fields) -> str:
@@ -300,10 +359,13 @@ def _stored_dtype(folder: Path) -> str:
     if path is None:
         return "float32"
     try:
+        length = check_regular(path)
         with path.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            tensors: dict[str, dict[str, object]] = json.loads(file.read(size))
-    except ValueError as error:
+            header = file.read(min(int.from_bytes(file.read(8), "little"), length))
+        tensors: dict[str, dict[str, object]] = json.loads(header)
+        stored = [tensor["dtype"] for name, tensor in tensors.items() if name != "__metadata__"]
+    except FileError as error:
+        raise ConfigError(str(error)) from None
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} has no readable safetensors header: {error}") from None
-    stored = (str(tensor.get("dtype")) for name, tensor in tensors.items() if name != "__metadata__")
-    return next((names[dtype] for dtype in stored if dtype in names), "float32")
+    return next((names[dtype] for dtype in stored if isinstance(dtype, str) and dtype in names), "float32")

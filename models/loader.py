@@ -1,17 +1,24 @@
-"""Loading: a model is built from its config, then pulls its weights from the checkpoint."""
+"""Loading: a model is built from its config, then pulls its weights from the checkpoint.
+
+Headers come first: a config and weights that do not fit each other are refused before a weight is read.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
+from torch import nn
 
+from models import ops
+from models.checkpoint.files import Source, open_source
 from models.checkpoint.mtp import ignore_mtp
-from models.checkpoint.weights import Weights, WeightsError, load, no_report, open_weights
+from models.checkpoint.weights import Reading, Weights, WeightsError, load, no_report
 from models.config import ConfigError, ModelConfig
 from models.conversion.class_adapters import adapt
 from models.conversion.served_as import Conversion, looks_ahead
@@ -69,29 +76,85 @@ def load_model(options: LoadOptions) -> ServedModel:
     """Build the model from its config, and read its weights."""
     setup = options.setup()
     _refuse_quantized(options)
-    model = _model_class(options, setup.config)(setup)
+    source = open_source(options.folder, options.load_format, options.seed)
+    _check_layers(setup.config, source)
+    model_class = _model_class(options, setup.config)
+    if source.tensors and _trusts_config(model_class):
+        _compare_headers(_build(model_class, setup), setup, source, options.dtype)
+    model = _build(model_class, setup)
     if looks_ahead(setup.config) and getattr(model, "causal", True):
         raise ConfigError(
             f"config.json of this {setup.config.architecture} says that it attends in both directions, "
             f"and {type(model).__name__} cannot"
         )
-    weights = open_weights(
-        options.folder,
-        options.load_format,
-        device=options.device,
-        dtype=options.dtype,
-        seed=options.seed,
-        report=options.report,
-    )
-    _ignore_mtp(weights, setup)
+    reading = Reading(source, device=options.device, dtype=options.dtype, report=options.report)
+    weights = Weights(reading)
+    scopes = ignore_mtp(weights, setup.config)
+    if setup.parallel.rank == setup.parallel.stage == 0:  # of several ranks, one says so
+        if scopes:
+            logger.info(
+                "the checkpoint's layers for multi-token prediction are not used: %s", ", ".join(scopes)
+            )
+        for warning in setup.config.warnings:
+            logger.warning("%s", warning)
     load(model, weights)
-    weights.reading.finish()
+    reading.finish()
     return model
+
+
+def _tell(warnings: Sequence[str], mtp: Sequence[str]) -> None:
+    if mtp:
+        logger.info("the checkpoint's layers for multi-token prediction are not used: %s", ", ".join(mtp))
+    for warning in warnings:
+        logger.warning("%s", warning)
+
+
+def _check_layers(config: ModelConfig, source: Source) -> None:
+    """Refuse a number of layers for which there are not even tensors: to build them might never end."""
+    shares = "num_hidden_groups" in config.raw  # ALBERT has the same weights in all layers
+    if source.tensors and not shares and config.num_layers > len(source.tensors):
+        raise ConfigError(
+            f"config.json says that there are {config.num_layers} layers, and {source.place} holds "
+            f"{len(source.tensors)} tensors in all"
+        )
+
+
+def _compare_headers(model: nn.Module, setup: ModelSetup, source: Source, dtype: torch.dtype) -> None:
+    """Have a model that is not used otherwise ask for its tensors, and compare with what there is."""
+    reading = Reading(source, device=torch.device("cpu"), dtype=dtype, headers_only=True)
+    weights = Weights(reading)
+    ignore_mtp(weights, setup.config)
+    try:
+        with ops.unpacked():
+            load(model, weights)
+    except WeightsError:
+        raise
+    except Exception:  # others' classes may need numbers: what is wrong then shows when weights are read
+        logger.debug("%s was not compared with the headers", type(model).__name__, exc_info=True)
+    else:
+        reading.finish()
+
+
+def _build(model_class: type, setup: ModelSetup) -> Any:
+    try:
+        return model_class(setup)
+    except (ValueError, OSError):
+        raise
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}"
+        raise ConfigError(
+            f"config.json does not describe a {setup.config.architecture}: {problem}"
+        ) from error
+
+
+def _trusts_config(model_class: type) -> bool:
+    """Whether the class is built by the config alone: all are, but for the one that runs others' code."""
+    return getattr(getattr(model_class, "base_class", model_class), "trusts_config", True)
 
 
 def _model_class(options: LoadOptions, config: ModelConfig) -> type:
     model_class = resolve(config, options.model_impl, options.trust_remote_code)
-    if getattr(model_class, "trusts_config", True):  # all do, but for the one that runs transformers' code
+    if _trusts_config(model_class):
         config.require()
     return model_class if options.conversion is None else adapt(model_class, options.conversion)
 
@@ -104,9 +167,3 @@ def _refuse_quantized(options: LoadOptions) -> None:
             f"({quantization.get('quant_method', 'method not named')}), which is not supported; use the "
             "model's unquantized checkpoint"
         )
-
-
-def _ignore_mtp(weights: Weights, setup: ModelSetup) -> None:
-    scopes = ignore_mtp(weights, setup.config)
-    if scopes and setup.parallel.rank == setup.parallel.stage == 0:  # of several ranks, one says so
-        logger.info("the checkpoint's layers for multi-token prediction are not used: %s", ", ".join(scopes))

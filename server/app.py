@@ -9,12 +9,15 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
+from server.access.door import Door
 from server.frontend import Frontend
-from server.http.endpoint import PathTable
+from server.http.endpoint import Endpoint, PathTable
 from server.http.error_answers import explain
-from server.http.middleware import HeaderBounds, HttpMetrics, KeyGuard, RequestIds
+from server.http.hosts import HostRules
+from server.http.middleware import HeaderChecks, HttpMetrics, KeyGuard, RequestIds
 from server.options.table import ServerConfig
 from server.routes import admin, chat, completions, embeddings, models, pooling, scores, tei, tokenize
+from server.routes.generation import require_room
 
 ROUTERS = [
     routes.router for routes in (admin, models, completions, chat, embeddings, pooling, scores, tei, tokenize)
@@ -41,6 +44,18 @@ def create_app(frontend: Frontend) -> FastAPI:
     return app
 
 
+def make_door(frontend: Frontend) -> Door:
+    """What decides on requests for the engine before the application sees them."""
+    paths = [
+        route.path
+        for router in ROUTERS
+        for route in router.routes
+        if isinstance(route, Endpoint) and require_room in route.checks
+    ]
+    by_address = frontend.config.access.fair_between == "addresses"
+    return Door(frontend.admissions, paths, by_address=by_address)
+
+
 def _make_app(*, docs: bool) -> FastAPI:
     app = FastAPI(
         title="Facet",
@@ -58,9 +73,11 @@ def _make_app(*, docs: bool) -> FastAPI:
 def _add_middleware(app: FastAPI, config: ServerConfig) -> None:
     """Adds the middleware. What is added later is passed earlier."""
     app.add_middleware(PathTable, routers=ROUTERS)
-    app.add_middleware(HeaderBounds)
-    if config.api_key:
-        app.add_middleware(KeyGuard, keys=config.api_key)
+    address = config.host if config.uds is None else None
+    hosts = HostRules(address, allowed_hosts=config.allowed_hosts, allowed_origins=config.allowed_origins)
+    app.add_middleware(HeaderChecks, hosts=hosts)
+    if config.access.api_key:
+        app.add_middleware(KeyGuard, keys=config.access.api_key)
     if config.allowed_origins:
         app.add_middleware(
             CORSMiddleware,

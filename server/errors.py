@@ -5,14 +5,22 @@
     ├── Unauthorized          401
     ├── NotFound              404
     ├── TooLarge              413
+    ├── TooManyRequests       429  more than the client's share or quota
     ├── Internal              500  ours
+    │   └── Quarantined       500  the engine fails whenever it computes the request
     └── Unavailable           503  not now: loading, draining or dead
+        ├── NoEngine          503  no engine can answer any more
         └── Overloaded        503  not now: the queue is full
 
 Messages are written for clients: no paths, no addresses, no text of foreign exceptions.
 """
 
 from __future__ import annotations
+
+from typing import cast
+
+from engine_core.protocol import QUARANTINED, Failed
+from engine_core.reasons import SENTENCES, Reason
 
 MAX_MESSAGE = 1000
 
@@ -58,13 +66,36 @@ class TooLarge(ApiError):
     type = "RequestTooLargeError"
 
 
+class TooManyRequests(ApiError):
+    status = 429
+    type = "TooManyRequestsError"
+
+
 class Internal(ApiError):
     pass
+
+
+class Quarantined(Internal):
+    type = QUARANTINED
 
 
 class Unavailable(ApiError):
     status = 503
     type = "ServiceUnavailableError"
+
+    def __init__(self, message: str, *, retry_after: int | None = None, reason: Reason | None = None) -> None:
+        """`reason` becomes the type of the error, so that programs can tell one reason from another."""
+        super().__init__(message, retry_after=retry_after)
+        if reason is not None:
+            self.type = reason
+
+
+class NoEngine(Unavailable):
+    """Clients are told the reason by its code; `str()` of the error tells programs in this process all."""
+
+    def __init__(self, detail: str, reason: Reason, retry_after: int | None = None) -> None:
+        super().__init__(SENTENCES[reason], retry_after=retry_after, reason=reason)
+        self.args = (detail,)
 
 
 class Overloaded(Unavailable):
@@ -79,10 +110,17 @@ def invalid(param: str, message: str, value: object) -> BadRequest:
     return BadRequest(f"{message} (parameter={param}, value={shown})", param)
 
 
-def from_engine(code: int, message: str) -> ApiError:
-    """The error that a client sees when the engine answers with Failed."""
-    if code == 400:
-        return BadRequest(message)
-    if code == 503:
-        return Unavailable(message, retry_after=5)
-    return Internal(message)
+def too_many(param: str, most: int, entries: str, got: int) -> BadRequest:
+    """The error for a field with more entries than it may have."""
+    return BadRequest(f"`{param}` may hold at most {most} {entries}, got {got}.", param)
+
+
+def from_engine(failed: Failed, retry_after: int = 5) -> ApiError:
+    """The error that a client sees when a request has failed."""
+    if failed.code == 400:
+        return BadRequest(failed.message)
+    if failed.code == 503 and failed.error in SENTENCES:
+        return NoEngine(failed.message, cast("Reason", failed.error), retry_after)
+    if failed.code == 503:
+        return Unavailable(failed.message, retry_after=retry_after)
+    return Quarantined(failed.message) if failed.error == QUARANTINED else Internal(failed.message)

@@ -20,20 +20,27 @@ from msgspec.structs import replace
 
 from engine_core.client.client import AddOptions, EngineClient
 from engine_core.client.streams import Stream
-from engine_core.protocol import Failed, Pooled, Tokens
-from server.errors import NotFound, Unavailable, from_engine
+from engine_core.protocol import Failed, Pooled
+from server.access.admission import Admission, Admissions
+from server.access.backlog import Work
+from server.access.callers import ANYONE
+from server.choice import Choice
+from server.errors import ApiError, NoEngine, NotFound, Unavailable, from_engine
 from server.merging import merged
-from server.metrics import Metrics, RequestRecord
+from server.metrics import Metrics
+from server.offload.helper import Helper
 from server.options.table import ServerConfig
+from server.reading.reader import Reader, ReadingOptions
 from server.requests.facts import Facts
-from server.requests.loading import find_facts, find_folder, open_tokenizer
-from server.requests.overload import OverloadGuard
+from server.requests.loading import find_facts, find_folder, load_tokenizer, tokenizer_source
 from server.requests.pooling import Item
 from server.requests.sampling import SamplingParams
-from server.status import Dead, Draining, Ready, Starting, Status
+from server.status import Dead, Draining, Ready, Restarting, Starting, Status, raise_if_refused
 from server.text.output import ALL_TOKENS, Delta, TextOutput
+from server.text.token_ids import TokenIds, count_ids, unpack
 from server.text.tokenizer import Tokenizer
-from worker.protocol import Sampling
+from server.text.tokenizer_source import TokenizerSource
+from worker.protocol import Pooling, Sampling
 
 _log = logging.getLogger(__name__)
 
@@ -41,37 +48,48 @@ POOLING_WINDOW = 2
 """Steps' worth of one request's texts that are in the engine at once. The next step is never short of texts,
 and a request that comes after one of ten thousand texts waits for few of them."""
 
+TOKENS_AT_ONCE = 1 << 17
+"""Tokens of one request's texts that are sent in one turn of the event loop."""
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """A checked request: one choice for each of `params`."""
 
-    prompt: list[int]
+@dataclass(slots=True)
+class Question:
+    """A checked prompt: one choice for each of `params`."""
+
+    prompt: TokenIds
     sampling: SamplingParams
     params: list[Sampling]
     interval: int
     request_id: str
     replica: int | None
     options: AddOptions
+    admission: Admission | None
 
 
 class Frontend:
     def __init__(self, config: ServerConfig, client: EngineClient, metrics: Metrics) -> None:
         self.config = config
         self.metrics = metrics
-        self.live = 0
-        """Number of choices that are being generated and of texts that are being pooled."""
         self._client = client
         self.folder = Path()
         """The checkpoint's folder on this machine, once it is known."""
         self._facts: Facts | None = None
         self._tokenizer: Tokenizer | None = None
-        self._draining = False
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._source: TokenizerSource | None = None
+        self._reader: Reader | None = None
+        self._reading = ReadingOptions(
+            config.trust_request_chat_template, config.default_chat_template_kwargs
+        )
+        self.helper = Helper(self._tokenizer_source, self._reading, log_level=config.uvicorn_log_level)
+        """Reads the bodies of requests that are too long for the event loop."""
+        self._draining: Draining | None = None
+        self._restarting_since = 0.0
         self._requests: dict[str, set[int]] = {}
-        self._overload = OverloadGuard(
-            config.engine.max_num_queued_reqs, metrics.rejected, lambda: client.replicas
+        self.admissions = Admissions(
+            config.engine.max_num_queued_reqs,
+            config.engine.max_num_queued_tokens,
+            client,
+            metrics.rejected,
         )
         metrics.watch(lambda: client.replicas)
 
@@ -83,7 +101,8 @@ class Frontend:
             self.folder = Path(self._client.folder)
         else:
             self.folder = await asyncio.to_thread(find_folder, self.config)
-        self._tokenizer = await asyncio.to_thread(open_tokenizer, self.config, self.folder)
+        self._source = await asyncio.to_thread(tokenizer_source, self.config, self.folder)
+        self._tokenizer = await asyncio.to_thread(load_tokenizer, self._source, self.config)
         await self._client.ready_or_dead.wait()
         self._raise_if_dead()
         self._update_facts()
@@ -93,6 +112,13 @@ class Frontend:
         """Reads the facts again: which replicas work decides them. While none does, the last ones stay."""
         if self._client.ready is not None and self._tokenizer is not None:
             self._facts = find_facts(self.config, self._client.ready, self.folder, self._tokenizer)
+            self._reader = Reader(self._facts, self._tokenizer, self._reading)
+            self.admissions.slots = self._facts.ready.worker.max_num_seqs
+            if self._restarting_since:
+                _log.info("requests run again, after %.1f s", time.monotonic() - self._restarting_since)
+            self._restarting_since = 0.0
+        elif not self._restarting_since:
+            self._restarting_since = time.monotonic()
 
     @property
     def facts(self) -> Facts:
@@ -102,6 +128,16 @@ class Frontend:
         return self._facts
 
     @property
+    def reader(self) -> Reader:
+        """The tools that read the texts of requests."""
+        return self._reader or Reader(self.facts, self.tokenizer, self._reading)
+
+    def _tokenizer_source(self) -> TokenizerSource:
+        if self._source is None:
+            raise Unavailable("The tokenizer is not loaded yet.", retry_after=1)
+        return self._source
+
+    @property
     def tokenizer(self) -> Tokenizer:
         if self._tokenizer is None:
             self.require_ready()
@@ -109,73 +145,78 @@ class Frontend:
         return self._tokenizer
 
     @property
+    def live(self) -> int:
+        """The number of choices and of texts that requests are here for."""
+        return self.admissions.live
+
+    @property
     def status(self) -> Status:
         if self._client.dead is not None:
-            return Dead(self._client.dead)
-        if self._draining:
-            return Draining()
+            return Dead("engine_given_up")
+        if self._draining is not None:
+            return self._draining
+        if self._facts is not None and self._client.restarting is not None:
+            return Restarting(self._client.restarting, self._restarting_since)
         if self._client.ready is not None:
             return Ready() if self._facts is not None else Starting("tokenizer", 0.0)
         return Starting(self._client.progress.phase, self._client.progress.fraction)
 
     def require_ready(self) -> None:
-        match self.status:
-            case Starting(stage, fraction):
-                raise Unavailable(
-                    f"The model is still loading (stage {stage}, {fraction:.0%}). GET /ready tells when it "
-                    "is done.",
-                    retry_after=2,
-                )
-            case Draining():
-                raise Unavailable(
-                    "The server is shutting down. Try again later or on another instance.", retry_after=5
-                )
-            case Dead(reason):
-                raise Unavailable(f"The engine has stopped: {reason}", retry_after=10)
-            case Ready():
-                pass
+        """Raises Unavailable if requests are refused. While an engine is started again, they are let in."""
+        raise_if_refused(self.status)
 
     def check_model(self, name: str | None) -> None:
         """Raises NotFound unless `name` is a name of the served model, or None."""
         names = self.facts.model_names
-        if name is not None and name not in names:
+        if name is not None and name not in names and not self.config.is_own_path(name):
             raise NotFound(f"The model `{name}` does not exist. Valid aliases: {', '.join(names)}", "model")
 
     def generate(
         self,
-        prompt: list[int],
+        prompt: TokenIds,
         sampling: SamplingParams,
         *,
+        params: list[Sampling] | None = None,
         interval: int = 1,
         request_id: str = "",
         replica: int | None = None,
+        admission: Admission | None = None,
         **options: Unpack[AddOptions],
     ) -> AsyncGenerator[Delta, None]:
         """Yields the deltas of all n choices as they come. Closing the generator ends the request.
 
-        The request is checked at once, and sent when the generator is first asked for a delta. A delta holds
-        at least `interval` tokens, unless it is the first or the last of its choice; one of ALL_TOKENS tells
-        the engine that nobody reads them as they come. `replica` names the only replica that may run the
-        request, and `options` go to the engine as they are.
+        The request is checked at once, unless `params` says what `sampling` resolves to, and sent when the
+        generator is first asked for a delta. A delta holds at least `interval` tokens, unless it is the first
+        or the last of its choice; one of ALL_TOKENS tells the engine that nobody reads them as they come.
+        `replica` names the only replica that may run the request, and `options` go to the engine as they are.
+        `admission` has a place for each choice; without it they are found here.
         """
         self.require_ready()
-        params = sampling.resolve(self.facts, self.tokenizer, len(prompt))
-        self._refuse_if_busy(len(params))
+        params = params or sampling.resolve(self.facts, self.tokenizer, count_ids(prompt))
+        if admission is None:
+            self.admissions.check(ANYONE, len(params))
+        else:
+            admission.check()
         if self.config.enable_log_requests:
             _log.info(
-                "request %s: %d prompt tokens, %d x %s", request_id, len(prompt), len(params), params[0]
+                "request %s: %d prompt tokens, %d x %s",
+                *(request_id, count_ids(prompt), len(params), params[0]),
             )
         options["streams"] = interval < ALL_TOKENS
         options["times_each"] = bool(sampling.stop)  # a stop string ends the text here, before the engine
-        work = Work(prompt, sampling, params, interval, request_id, replica, options)
+        question = Question(prompt, sampling, params, interval, request_id, replica, options, admission)
         if len(params) == 1:
-            return self._generate(work, 0)
+            return self._generate(question, 0)
         options.setdefault("group", self.new_group())
-        return self._generate_all(work)
+        return self._generate_all(question)
 
     def new_group(self) -> int:
         """A number for the option `group` of all prompts, or all texts, of one request."""
         return self._client.new_number()
+
+    def places_for(self, texts: int) -> int:
+        """The places that a request needs for so many texts: only some of many are in the engine at once."""
+        return max(1, min(texts, POOLING_WINDOW * self.facts.ready.worker.max_num_seqs, self.admissions.most))
 
     async def pool(
         self,
@@ -183,17 +224,38 @@ class Frontend:
         *,
         request_id: str = "",
         replica: int | None = None,
+        admission: Admission | None = None,
         **options: Unpack[AddOptions],
     ) -> list[Pooled]:
         """Returns the result of each item, in order. The first failure ends the others and is raised.
 
-        The time for which an item waited here, because many were before it, counts as queued.
+        The time for which an item waited here, because many were before it, counts as queued. `admission`
+        has `places_for` the texts; without it they are found here.
         """
         self.require_ready()
-        window = POOLING_WINDOW * self.facts.ready.worker.max_num_seqs
-        self._refuse_if_busy(min(len(items), window))
+        places = self.places_for(len(items))
+        own = admission or self.admissions.admit(ANYONE, places)
+        own.check()
         if self.config.enable_log_requests:
             _log.info("request %s: %d texts to pool, %s", request_id, len(items), items[0].params)
+        work = Work(sum([item.length for item in items]))
+        own.add(work)
+        try:
+            return await self._pool_all(items, places, own, request_id, replica, options)
+        finally:
+            own.end(work, begun=False)
+            if admission is None:
+                own.release()
+
+    async def _pool_all(
+        self,
+        items: Sequence[Item],
+        window: int,
+        admission: Admission,
+        request_id: str,
+        replica: int | None,
+        options: AddOptions,
+    ) -> list[Pooled]:
         answers: list[Pooled] = []
         began = time.monotonic()
         waiting: deque[tuple[Stream[Pooled], float]] = deque()
@@ -201,29 +263,36 @@ class Frontend:
             while len(answers) < len(items):
                 sent = len(answers) + len(waiting)
                 if len(waiting) <= window // 2 and sent < len(items):
-                    batch = [(one.tokens, one.params) for one in items[sent : len(answers) + window]]
+                    batch = _first_tokens(items, sent, len(answers) + window)
                     streams = self._client.submit_many(batch, replica=replica, **options)
                     since = time.monotonic() if sent else began
                     waiting.extend((stream, since) for stream in streams)
-                    self._enter(request_id, streams)
+                    self._enter(request_id, admission, streams)
                 stream, since = waiting[0]
-                answer = await self._pooled(stream, len(items[len(answers)].tokens), since)
+                answer = await self._pooled(stream, items[len(answers)].length, since, admission)
                 answers.append(_sent_later(answer, since - began) if since > began else answer)
                 waiting.popleft()
-                self._leave(request_id, [stream])
+                self._leave(request_id, admission, [stream])
         finally:
             left = [stream for stream, _ in waiting]
             self._client.abort([stream.id for stream in left])
-            self._leave(request_id, left)
+            self._leave(request_id, admission, left)
         return answers
 
-    async def _pooled(self, stream: Stream[Pooled], tokens: int, since: float) -> Pooled:
+    async def _pooled(
+        self, stream: Stream[Pooled], tokens: int, since: float, admission: Admission
+    ) -> Pooled:
         answer = await anext(stream)
         if isinstance(answer, Failed):
             self.metrics.finished("error")
-            raise from_engine(answer.code, answer.message)
+            admission.check()
+            raise self._error_of(answer)
+        admission.begun = True
         self.metrics.pooled(tokens, answer.cached, time.monotonic() - since, answer.timing)
         return answer
+
+    def _error_of(self, failed: Failed) -> ApiError:
+        return from_engine(failed, self.admissions.seconds_to_wait())
 
     async def abort(self, request_ids: Iterable[str]) -> int:
         """Ends these requests; their streams finish with "abort". Returns how many were found."""
@@ -231,31 +300,50 @@ class Frontend:
         self._client.abort([stream for streams in found for stream in streams])
         return len(found)
 
-    def begin_drain(self) -> None:
-        self._draining = True
+    def set_paused(self, admission: Admission, paused: bool) -> None:
+        """Has nothing more computed for a request while its answer is not read, or has it go on."""
+        (self._client.pause if paused else self._client.resume)(admission.streams)
+
+    def begin_drain(self, *, refuse: bool) -> None:
+        """Notes that the server will end. Until it shall `refuse` new requests, it takes them as before."""
+        self._draining = Draining(refuses=refuse)
 
     async def drained(self) -> None:
         """Waits until no request runs."""
-        await self._idle.wait()
+        await self.admissions.idle.wait()
 
-    async def _generate_all(self, work: Work) -> AsyncGenerator[Delta, None]:
-        choices = [self._generate(work, index) for index in range(len(work.params))]
-        async with aclosing(merged(choices)) as deltas:
-            async for _, delta in deltas:
-                yield delta
+    async def _generate_all(self, question: Question) -> AsyncGenerator[Delta, None]:
+        own = question.admission or self.admissions.admit(ANYONE, len(question.params))
+        question.admission, given = own, question.admission
+        choices = [self._generate(question, index) for index in range(len(question.params))]
+        try:
+            async with aclosing(merged(choices)) as deltas:
+                async for _, delta in deltas:
+                    yield delta
+        finally:
+            if given is None:
+                own.release()
 
-    async def _generate(self, work: Work, index: int) -> AsyncGenerator[Delta, None]:
+    async def _generate(self, question: Question, index: int) -> AsyncGenerator[Delta, None]:
         """Yields the deltas of one choice."""
-        prompt, params, eos = work.prompt, work.params[index], self.facts.eos_token_ids
-        options = work.options.copy()
+        admission = question.admission or self.admissions.admit(ANYONE, 1)
+        admission.check()
+        prompt, params, eos = unpack(question.prompt), question.params[index], self.facts.eos_token_ids
+        options = question.options.copy()
         if index:
             options.pop("diagnoses", None)  # the first choice tells for all
-        stream = self._client.submit(prompt, params, replica=work.replica, **options)
-        text = TextOutput(index, prompt, work.sampling, self.tokenizer, eos, work.interval)
-        choice = Choice(text, self.metrics.begin(len(prompt), len(work.params), params.max_tokens))
-        self._enter(work.request_id, [stream])
+        stream = self._client.submit(prompt, params, replica=question.replica, **options)
+        text = TextOutput(index, prompt, question.sampling, self.tokenizer, eos, question.interval)
+        may_stop = bool(params.stop_token_ids) or bool(question.sampling.stop)
+        work = Work(len(prompt), params.max_tokens, may_stop)
+        record = self.metrics.begin(len(prompt), len(question.params), params.max_tokens)
+        choice = Choice(text, record, admission, work)
+        self._enter(question.request_id, admission, [stream])
         try:
             async for new in stream:
+                if isinstance(new, Failed):
+                    choice.fail()
+                    raise self._error_of(new)
                 delta = choice.push(new)
                 if choice.finished:
                     self._client.abort([stream.id])  # a stop string ended it, which the engine does not know
@@ -265,33 +353,40 @@ class Frontend:
                     return
         finally:
             self._client.abort([stream.id])
-            self._leave(work.request_id, [stream])
+            self._leave(question.request_id, admission, [stream])
             choice.close()
+            admission.shrink(admission.count - 1)
 
-    def _enter(self, request_id: str, streams: Sequence[Stream[Any]]) -> None:
-        self.live += len(streams)
-        self._idle.clear()
+    def _enter(self, request_id: str, admission: Admission, streams: Sequence[Stream[Any]]) -> None:
+        ids = [stream.id for stream in streams]
+        admission.streams.update(ids)
         if request_id:
-            self._requests.setdefault(request_id, set()).update(stream.id for stream in streams)
+            self._requests.setdefault(request_id, set()).update(ids)
 
-    def _leave(self, request_id: str, streams: Sequence[Stream[Any]]) -> None:
-        self.live -= len(streams)
-        if not self.live:
-            self._idle.set()
-        if request_id and streams:
+    def _leave(self, request_id: str, admission: Admission, streams: Sequence[Stream[Any]]) -> None:
+        ids = [stream.id for stream in streams]
+        admission.streams.difference_update(ids)
+        if request_id and ids:
             mine = self._requests[request_id]
-            mine.difference_update(stream.id for stream in streams)
+            mine.difference_update(ids)
             if not mine:
                 del self._requests[request_id]
 
-    def _refuse_if_busy(self, new: int) -> None:
-        slots = self.facts.ready.worker.max_num_seqs
-        reported = self._client.stats.waiting if self._client.stats else 0
-        self._overload.check(new, self.live, slots, reported)
-
     def _raise_if_dead(self) -> None:
         if self._client.dead is not None:
-            raise Unavailable(self._client.dead)
+            raise NoEngine(self._client.dead, "engine_given_up")
+
+
+def _first_tokens(items: Sequence[Item], start: int, stop: int) -> list[tuple[list[int], Pooling]]:
+    """The next items to send: not more than take a moment to write."""
+    batch: list[tuple[list[int], Pooling]] = []
+    tokens = 0
+    for item in items[start:stop]:
+        if tokens and tokens + item.length > TOKENS_AT_ONCE:
+            break
+        batch.append((unpack(item.tokens), item.params))
+        tokens += item.length
+    return batch
 
 
 def _sent_later(answer: Pooled, seconds: float) -> Pooled:
@@ -302,31 +397,3 @@ def _sent_later(answer: Pooled, seconds: float) -> Pooled:
         timing=None if timing is None else replace(timing, queued=timing.queued + seconds),
         expected=None if expected is None else expected + seconds,
     )
-
-
-class Choice:
-    """One of the n answers to a request while it is generated: its text and its times."""
-
-    __slots__ = ("_record", "_text", "finished")
-
-    def __init__(self, text: TextOutput, record: RequestRecord) -> None:
-        self.finished = False
-        self._text = text
-        self._record = record
-
-    def push(self, new: Tokens | Failed) -> Delta | None:
-        if isinstance(new, Failed):
-            self._record.finish("error", None)
-            self.finished = True
-            raise from_engine(new.code, new.message)
-        before = self._text.count
-        delta = self._text.push(new)
-        self._record.tokens(self._text.count - before, new.cached)
-        if delta is not None and delta.finish_reason is not None:
-            self.finished = True
-            self._record.finish(delta.finish_reason, new.timing)
-        return delta
-
-    def close(self) -> None:
-        if not self.finished:
-            self._record.finish("abort", None)

@@ -1,7 +1,7 @@
-"""The commands `serve`, `facet` and `bench`: read the options, bind the port, start the engine, serve.
+"""The commands `serve`, `facet` and `bench`: read the options, bind the port, start all processes, keep them.
 
-The order makes the start short: the port is bound and the engine's process runs (it imports torch) before
-this process imports its own libraries.
+The order makes the start short: the port is bound and the engines and API servers run (they import large
+libraries) before this process imports what it needs to supervise them.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import importlib.util
 import ipaddress
+import logging
 import os
 import signal
 import socket
@@ -19,8 +20,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from engine_core.engine_processes import start_engines
+from server.http.connection.limits import why_too_few_descriptors
+from server.http.hosts import is_loopback
 from server.options.reader import OptionError
 from server.options.table import ServerConfig, parse
+from server.run.api_processes import ApiProcesses
 from worker import logs
 
 BAD_USAGE, PORT_IN_USE = 2, 98
@@ -74,13 +78,17 @@ def _print_version() -> None:
 
 def _serve(arguments: Sequence[str], command: str) -> int:
     started = time.monotonic()
+    logs.guard_stderr()
     if "--version" in arguments:
         _print_version()
         return 0
     try:
         _check_packages()
         config = parse(arguments, command=command)
+        if reason := why_too_few_descriptors():
+            raise OptionError(reason)
         _check_files(config)
+        _check_parsers(config)
     except OptionError as error:
         return _fail(str(error), BAD_USAGE)
     if config.headless:
@@ -110,7 +118,11 @@ def _run_headless(config: ServerConfig) -> int:
 def _run(config: ServerConfig, listener: socket.socket, started: float) -> int:
     # Until the event loop handles signals, one ends this process, and its children with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    logs.setup("server", config.uvicorn_log_level)
+    logs.setup("supervisor", config.uvicorn_log_level)
+    if is_open_to_others(config, listener):
+        logging.getLogger(__name__).warning(
+            "other machines can use this server without a key: give --api-key, or --insecure if that is meant"
+        )
     engines = start_engines(
         config.engine,
         config.replicas,
@@ -119,15 +131,18 @@ def _run(config: ServerConfig, listener: socket.socket, started: float) -> int:
         log_level=config.uvicorn_log_level,
     )
     try:
-        from server.run import supervise  # imports fastapi while the engine's process imports torch
+        servers = ApiProcesses(config, listener, engines, started)
+        from server.run import supervise  # imports asyncio while the others begin
 
-        return supervise.run(config, listener, engines, started)
+        code = supervise.run(config, listener, engines, servers)
     except KeyboardInterrupt:
         return 0
     finally:
         engines.stop(ENGINE_SECONDS)
         if config.uds is not None:
             Path(config.uds).unlink(missing_ok=True)
+    # The port closes with the process. Whoever connected while Python cleans up would get no answer.
+    os._exit(code)
 
 
 def _check_packages() -> None:
@@ -142,6 +157,20 @@ def _check_packages() -> None:
         )
 
 
+def _check_parsers(config: ServerConfig) -> None:
+    if config.tool_call_parser == config.reasoning_parser == "auto":
+        return
+    from server.answers.dialects import AUTO, dialect_named, thinking_named  # only here, to start sooner
+
+    try:
+        if config.tool_call_parser != AUTO:
+            dialect_named(config.tool_call_parser)
+        if config.reasoning_parser != AUTO:
+            thinking_named(config.reasoning_parser)
+    except ValueError as error:
+        raise OptionError(str(error)) from None
+
+
 def _check_files(config: ServerConfig) -> None:
     for flag, path in (
         ("--ssl-keyfile", config.ssl_keyfile),
@@ -150,6 +179,15 @@ def _check_files(config: ServerConfig) -> None:
     ):
         if path is not None and not Path(path).is_file():
             raise OptionError(f"{flag}: there is no file {path}")
+    if config.ssl_certfile is not None:
+        from server.http.connection.tls import make_context  # imports ssl, which few servers need
+
+        try:
+            make_context(config)
+        except OSError as error:
+            raise OptionError(
+                f"--ssl-certfile and --ssl-keyfile: a certificate and its key as PEM are needed: {error}"
+            ) from None
 
 
 def bind(config: ServerConfig) -> socket.socket:
@@ -170,6 +208,13 @@ def bind(config: ServerConfig) -> socket.socket:
         raise
     listener.setblocking(False)
     return listener
+
+
+def is_open_to_others(config: ServerConfig, listener: socket.socket) -> bool:
+    """Whether other machines can use the server without a key, and nobody has said that they may."""
+    if config.uds is not None or config.access.api_key or config.insecure:
+        return False
+    return not is_loopback(listener.getsockname()[0])
 
 
 def _remove_stale(path: str) -> None:
@@ -217,7 +262,7 @@ def _why_unreachable(config: ServerConfig) -> str | None:
 
 
 def _fail(reason: str, code: int) -> int:
-    print(f"error: {reason}", file=sys.stderr)
+    print(f"error: {logs.printable(reason)}", file=sys.stderr)
     return code
 
 

@@ -9,16 +9,23 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+STARTED_AT_ONCE = 16
+"""Streams that are started in one turn of the event loop: to start one sends a prompt, which may be long."""
+
 
 async def merged(streams: list[AsyncGenerator[T]]) -> AsyncGenerator[tuple[int, T]]:
     """Yields the items of all streams, each with the index of its stream. The first error ends all.
 
-    All streams are started at once, and closed when this one is.
+    All streams are started, a few in each turn of the loop, and closed when this one is.
     """
     # A short queue, so that a slow reader slows the streams down as it would a single one.
     queue: asyncio.Queue[tuple[int, T] | BaseException | None] = asyncio.Queue(maxsize=len(streams))
-    tasks = [asyncio.create_task(_pump(i, stream, queue)) for i, stream in enumerate(streams)]
+    tasks: list[asyncio.Task[None]] = []
     try:
+        for i, stream in enumerate(streams):
+            if i and i % STARTED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+            tasks.append(asyncio.create_task(_pump(i, stream, queue)))
         running = len(tasks)
         while running:
             item = await queue.get()

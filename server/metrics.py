@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 from engine_core.client.replica import Replica
 from engine_core.protocol import Timing
 from server.plain_metrics import PlainCounter, PlainCounters, PlainHistogram, PlainHistograms
+from worker import logs
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -99,16 +100,7 @@ class Metrics:
         self.asked_tokens = self._histogram("request_params_max_tokens", "Parameter max_tokens.", _TOKENS)
         self.compute = self._histogram("facet:request_compute_seconds", "Cost to the engine.", _COMPUTE)
         self.preemptions = self._histogram("request_num_preemptions", "Preemptions.", (0, 1, 2, 5, 10))
-        self._http_requests = self._counters(
-            "http_requests", "HTTP requests.", ["handler", "method", "status"], registry=self._registry
-        )
-        self._http_seconds = self._histograms(
-            "http_request_duration_seconds",
-            "Duration of HTTP requests, streams to their end.",
-            ["handler", "method"],
-            buckets=_HTTP,
-            registry=self._registry,
-        )
+        self._count_http()
 
     @property
     def tokens_so_far(self) -> tuple[int, int]:
@@ -151,6 +143,26 @@ class Metrics:
     def finished(self, reason: str) -> None:
         self._finished.labels(self._model, "0", reason).inc()
 
+    def _count_http(self) -> None:
+        registry = self._registry
+        self._http_requests = self._counters(
+            "http_requests", "HTTP requests.", ["handler", "method", "status"], registry=registry
+        )
+        self._http_seconds = self._histograms(
+            "http_request_duration_seconds",
+            "Duration of HTTP requests, streams to their end.",
+            ["handler", "method"],
+            buckets=_HTTP,
+            registry=registry,
+        )
+        self._dropped = 0
+        self._lines_dropped = self._counters(
+            "facet:log_lines_dropped",
+            "Lines of the API server's log that nobody read in time, or that found the disk full.",
+            ["model_name"],
+            registry=registry,
+        ).labels(self._model)
+
     def http(self, handler: str, method: str, status: int, seconds: float) -> None:
         self._http_requests.labels(handler, method, f"{status // 100}xx").inc()
         self._http_seconds.labels(handler, method).observe(seconds)
@@ -159,7 +171,14 @@ class Metrics:
         """Adds the engines' own numbers, which are asked for whenever the page is."""
         self._shown.register(_EngineNumbers(self._model, replicas))
 
+    def count_dropped_lines(self) -> None:
+        """Counts the lines of this process's log that were lost; call this now and then."""
+        if lost := logs.dropped() - self._dropped:
+            self._dropped += lost
+            self._lines_dropped.inc(lost)
+
     def page(self) -> bytes:
+        self.count_dropped_lines()
         return generate_latest(self._shown)
 
     def _counter(self, name: str, text: str) -> Counter | PlainCounter:

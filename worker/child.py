@@ -1,14 +1,16 @@
 """Child processes that end when their parent does, and whose end the parent notices.
 
-One socket pair joins parent and child. The parent sends the child's configuration through it; from then on
-nothing is sent, and the end of either process shows as end-of-file at the other: the child exits at once when
-its parent is gone, and the parent waits for the child with any poll. The standard multiprocessing module is
-not used because it pickles.
+One socket pair joins parent and child. The parent sends the child's configuration through it, and may send
+messages later; the child sends nothing. The end of either process shows as end-of-file at the other: the
+child exits at once when its parent is gone, and the parent waits for the child with any poll. The standard
+multiprocessing module is not used because it pickles.
 """
 
 from __future__ import annotations
 
 import ctypes
+import faulthandler
+import logging
 import os
 import select
 import signal
@@ -17,15 +19,22 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+
+from worker import logs
 
 STOPPED, BROKE, CANNOT_START = 0, 1, 2
 """Exit codes: ended as it was asked to, broke while it worked, could not start. With the last two, a process
 has printed the reason."""
 
+DUMP_STACKS = signal.SIGUSR1
+"""The signal at which a child writes the stacks of all its threads to stderr, whatever they do."""
+
 _LENGTH_BYTES = 8
 _PR_SET_PDEATHSIG = 1
+
+_log = logging.getLogger(__name__)
 
 
 class Child:
@@ -34,9 +43,10 @@ class Child:
     def __init__(self, name: str, process: subprocess.Popen[bytes], lifeline: socket.socket) -> None:
         self.name = name
         self._process = process
-        self.sentinel = lifeline.detach()
+        self._lifeline = lifeline
+        self.sentinel = lifeline.fileno()
         """A descriptor that becomes readable when the process has ended, and stays so."""
-        weakref.finalize(self, os.close, self.sentinel)
+        weakref.finalize(self, lifeline.close)
 
     @property
     def pid(self) -> int:
@@ -46,6 +56,21 @@ class Child:
     def exit_code(self) -> int | None:
         """The exit code: None while the process runs, negative for the signal that ended it."""
         return self._process.poll()
+
+    def tell(self, message: bytes) -> None:
+        """Send a message to the process's `on_message`; never waits. One that has ended needs none.
+
+        A process that has left hundreds of messages unread does not work, and is killed.
+        """
+        frame = _framed(message)
+        try:
+            sent = self._lifeline.send(frame, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            sent = 0
+        except (BrokenPipeError, ConnectionResetError):
+            return
+        if sent < len(frame):
+            self.kill()
 
     def ended_within(self, seconds: float) -> bool:
         poller = select.poll()
@@ -86,17 +111,27 @@ def start(name: str, module: str, payload: bytes, inherit: Sequence[int] = ()) -
             process_group=0,  # a Ctrl-C at the terminal reaches the parent alone, which decides what follows
         )
     with suppress(BrokenPipeError, ConnectionResetError):  # it is dead already, as the sentinel shows
-        ours.sendall(len(payload).to_bytes(_LENGTH_BYTES, "little") + payload)
+        ours.sendall(_framed(payload))
     return Child(name, process, ours)
 
 
-def adopt(fd: int) -> bytes:
-    """Tie this process's life to its parent's, and return the payload. The child calls this first."""
+def adopt(fd: int, on_message: Callable[[bytes], None] = lambda _: None) -> bytes:
+    """Tie this process's life to its parent's, and return the payload. The child calls this first.
+
+    From then on it also ends when one of its threads breaks.
+
+    `on_message` gets the parent's later messages, in a thread of its own.
+    """
     os.set_inheritable(fd, False)
     lifeline = socket.socket(fileno=fd)
     _die_with_parent()
-    payload = _read(lifeline, int.from_bytes(_read(lifeline, _LENGTH_BYTES), "little"))
-    threading.Thread(target=_leave_at_end_of_file, args=(lifeline,), name="lifeline", daemon=True).start()
+    if sys.stderr is not None:
+        faulthandler.register(DUMP_STACKS)
+    threading.excepthook = _end_with_thread
+    payload = _read_frame(lifeline)
+    if payload is None:
+        raise SystemExit("the parent process ended before it had sent the configuration")
+    threading.Thread(target=_listen, args=(lifeline, on_message), name="lifeline", daemon=True).start()
     return payload
 
 
@@ -108,7 +143,10 @@ def describe_exit(code: int) -> str:
         return f"it exited with code {code} and did not say why"
     known = {each.value: each.name for each in signal.Signals}
     name = known.get(-code, f"signal {-code}")  # most real-time signals have no name
-    return f"it was ended by {name}" + (" (is memory short? `dmesg` tells)" if name == "SIGKILL" else "")
+    return f"it was ended by {name}" + (_KILLED if name == "SIGKILL" else "")
+
+
+_KILLED = ", most likely because memory ran out (`dmesg` tells)"
 
 
 def _die_with_parent() -> None:
@@ -117,16 +155,38 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _read(lifeline: socket.socket, count: int) -> bytes:
+def _framed(message: bytes) -> bytes:
+    return len(message).to_bytes(_LENGTH_BYTES, "little") + message
+
+
+def _read_frame(lifeline: socket.socket) -> bytes | None:
+    """The next frame; None if the parent process has ended."""
+    length = _read(lifeline, _LENGTH_BYTES)
+    return None if length is None else _read(lifeline, int.from_bytes(length, "little"))
+
+
+def _read(lifeline: socket.socket, count: int) -> bytes | None:
     data = bytearray()
     while len(data) < count:
         part = lifeline.recv(count - len(data))
         if not part:
-            raise SystemExit("the parent process ended before it had sent the configuration")
+            return None
         data += part
     return bytes(data)
 
 
-def _leave_at_end_of_file(lifeline: socket.socket) -> None:
-    lifeline.recv(1)
-    os._exit(1)
+def _listen(lifeline: socket.socket, on_message: Callable[[bytes], None]) -> None:
+    """Pass on the parent's messages, until it ends."""
+    with suppress(ConnectionResetError):
+        while (message := _read_frame(lifeline)) is not None:
+            on_message(message)
+    os._exit(BROKE)
+
+
+def _end_with_thread(failure: threading.ExceptHookArgs) -> None:
+    """End this process because one of its threads has ended by an error, and nobody does its work."""
+    name = "unknown" if failure.thread is None else failure.thread.name
+    error = failure.exc_value or failure.exc_type()
+    _log.critical("the thread '%s' has broken, and ends its process", name, exc_info=error)
+    logs.flush()
+    os._exit(BROKE)

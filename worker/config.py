@@ -68,3 +68,5 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     place: Place = Place()
     registrations: Registrations = Registrations()
     """Classes of models that the program has registered."""
+    run_folder: str = ""
+    """A folder of this run alone, where a worker leaves a note for the one after it; "" means none."""

@@ -20,6 +20,7 @@ from worker.config import WorkerConfig
 from worker.devices.base import GIB, CacheBudget, Device
 from worker.host.memory import PageToucher
 from worker.limits import WorkerLimits
+from worker.options import WorkerOptions
 from worker.pooling.hidden import HiddenStore
 from worker.pooling.late_interaction import MOST_BYTES
 from worker.tables.slots import Slots
@@ -64,19 +65,20 @@ def size_cache(
     block_bytes: int,
     budget: CacheBudget,
     minimum: Callable[[int], int] = int,
+    halvings: int = 0,
 ) -> CacheSize:
     """The number of blocks that `budget` or an option gives, up to what all slots can fill.
 
-    `minimum`: that of all ranks' numbers, for all must have room for the same sequences.
+    `minimum`: that of all ranks' numbers, for all must have room for the same sequences. `halvings`: how
+    often the cache has turned out to be too large.
     """
     asked = config.options
     per_sequence = -(-limits.max_model_len // limits.block_size)
-    if asked.kv_cache_memory_bytes is not None:
-        budget = CacheBudget(asked.kv_cache_memory_bytes, "--kv-cache-memory-bytes")
-    blocks, flag = min(budget.nbytes // block_bytes, limits.max_num_seqs * per_sequence), budget.flag
-    if asked.num_gpu_blocks_override is not None:
-        blocks, flag = asked.num_gpu_blocks_override, "--num-gpu-blocks-override"
-    blocks = minimum(blocks)
+    nbytes, flag = _asked_bytes(asked, block_bytes, budget)
+    blocks = nbytes // block_bytes
+    if asked.num_gpu_blocks_override is None:
+        blocks = min(blocks, limits.max_num_seqs * per_sequence)
+    blocks = _halved(minimum(blocks), halvings, per_sequence, block_bytes)
     if blocks >= per_sequence:
         return CacheSize(blocks, block_bytes, limits.max_model_len)
 
@@ -90,6 +92,35 @@ def size_cache(
         raise ValueError(f"{shortage}: raise {flag}{lower}")
     logger.warning("%s: the longest sequence is now %d tokens; raise %s for more", shortage, fits, flag)
     return CacheSize(blocks, block_bytes, fits)
+
+
+def _asked_bytes(asked: WorkerOptions, block_bytes: int, budget: CacheBudget) -> tuple[int, str]:
+    """The bytes for the cache and the option that decides: what was asked for, if the device has so much."""
+    if asked.num_gpu_blocks_override is not None:
+        nbytes, flag = asked.num_gpu_blocks_override * block_bytes, "--num-gpu-blocks-override"
+    elif asked.kv_cache_memory_bytes is not None:
+        nbytes, flag = asked.kv_cache_memory_bytes, "--kv-cache-memory-bytes"
+    else:
+        return budget.nbytes, budget.flag
+    if nbytes > budget.most:
+        raise ValueError(
+            f"{flag} asks for {_gib(nbytes)} of KV cache, and there are {_gib(budget.most)} of memory beside "
+            "the weights: lower it, or leave it out"
+        )
+    return nbytes, flag
+
+
+def _halved(blocks: int, times: int, per_sequence: int, block_bytes: int) -> int:
+    """Fewer blocks, but not fewer than one sequence needs if there were so many."""
+    fewer = max(blocks >> times, min(blocks, per_sequence))
+    if fewer < blocks:
+        logger.warning(
+            "workers killed before this one because memory ran out: %d; the KV cache has %s, not %s",
+            times,
+            _gib(fewer * block_bytes),
+            _gib(blocks * block_bytes),
+        )
+    return fewer
 
 
 def bind_cache(

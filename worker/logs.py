@@ -1,31 +1,167 @@
-"""Logging of any process of Facet: one handler, one line format. Only this module touches handlers.
+"""What a process of Facet writes to stderr: one handler, one line format. Only this module touches handlers.
 
-Every floor uses it, so it imports no torch.
+Log records and everything that Python prints to sys.stderr (tracebacks, warnings, the progress of the start)
+go through one thread, so that a full disk or a reader that does not read stops nobody. Every floor uses this,
+so it imports no torch.
 """
 
 from __future__ import annotations
 
+import atexit
+import io
 import logging
+import os
+import re
 import sys
+import threading
+from functools import cache
+from typing import Any
+
+from worker.host.line_writer import LineWriter
 
 FLOORS = ("server", "engine_core", "worker", "models")
 LEVELS = ("debug", "info", "warning", "error", "critical")
+
+LAST_LINES_SECONDS = 0.5
+"""Seconds for which a process that ends waits for its last lines to be written."""
+_STDERR = 2
+_LONGEST = 200 - len("error: ")
+_FOLDERS = re.compile(r"(?<!\S)/(?:[^/\s]+/)+(?=[^/\s]+/[^/\s])")
+"""The folders of an absolute path that stands at the beginning of a word, but for the last."""
+_ENCODING = sys.__stderr__.encoding if sys.__stderr__ is not None else "utf-8"
+
+_log = logging.getLogger(__name__)
 
 
 def setup(process: str, level: str) -> None:
     """Send this process's records to stderr. `level` is for our own code; libraries only warn."""
     if level.lower() not in LEVELS:
         raise ValueError(f"unknown log level {level!r}: choose one of {', '.join(LEVELS)}")
-    handler = logging.StreamHandler(sys.stderr)
+    guard_stderr()
+    handler = _Handler()
     handler.setFormatter(
-        logging.Formatter(f"%(asctime)s %(levelname)-7s {process}: %(message)s", "%Y-%m-%d %H:%M:%S")
+        _Formatter(f"%(asctime)s %(levelname)-7s {process}: %(message)s", "%Y-%m-%d %H:%M:%S")
     )
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     for floor in FLOORS:
         logging.getLogger(floor).setLevel(level.upper())
 
 
+def guard_stderr() -> None:
+    """Let no print to sys.stderr wait or fail from now on. `setup` does this, too."""
+    if not isinstance(sys.stderr, _Stderr):
+        _open_stderr()
+        sys.stderr = _Stderr()
+
+
+def flush() -> None:
+    """Wait for the lines so far to be written, at most LAST_LINES_SECONDS. Needed before os._exit() only."""
+    _writer().flush(LAST_LINES_SECONDS)
+
+
+def dropped() -> int:
+    """The number of lines of this process that could not be written."""
+    return _writer().dropped if isinstance(sys.stderr, _Stderr) else 0
+
+
+def printable(text: str) -> str:
+    """Returns a text with all characters escaped that could move a terminal's cursor or begin a new line."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def one_line(error: BaseException) -> str:
-    """The text of an error in one line, with the type of one that was not foreseen."""
+    """The text of an error in one short line, with the type of one that was not foreseen."""
     text = " ".join(str(error).split())
-    return text if isinstance(error, (ValueError, OSError)) and text else f"{type(error).__name__}: {text}"
+    known = isinstance(error, (ValueError, OSError)) and text
+    return shorten(text if known else f"{type(error).__name__}: {text}")
+
+
+def shorten(text: str) -> str:
+    """Make a text fit into a line of 200 characters behind "error: ", and take from it what a terminal obeys.
+
+    Paths lose their beginnings first: the names in a checkpoint say enough, and the log at debug says all.
+    """
+    text = printable(text)
+    if len(text) > _LONGEST:
+        text = _FOLDERS.sub(".../", text)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 4].rstrip()} ..."
+
+
+@cache
+def _writer() -> LineWriter:
+    writer = LineWriter(_STDERR, _say_what_was_lost)
+    atexit.register(writer.flush, LAST_LINES_SECONDS)
+    return writer
+
+
+def _say_what_was_lost(lines: int) -> None:
+    _log.warning("%d lines of this log were dropped: they were not read in time, or the disk was full", lines)
+
+
+def _open_stderr() -> None:
+    """If the process began without a stderr, keep its number from a socket or file that is opened later."""
+    if sys.__stderr__ is None:
+        null = os.open(os.devnull, os.O_WRONLY)
+        if null != _STDERR:
+            os.dup2(null, _STDERR)
+            os.close(null)
+        os.set_inheritable(_STDERR, True)
+
+
+class _Handler(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self.format(record)
+        except Exception:
+            self.handleError(record)
+        else:
+            _writer().put(_encoded(line + "\n"))
+
+
+class _Formatter(logging.Formatter):
+    """A record is one line and a traceback is indented, so no text from outside can look like a record."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = printable(record.message.rstrip("\n"))
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:
+        return "\n".join("  " + printable(line) for line in super().formatException(ei).split("\n"))
+
+
+class _Stderr(io.TextIOBase):
+    """Takes the place of sys.stderr: hands what is printed to the writer, whole lines if it can."""
+
+    encoding = _ENCODING
+
+    def __init__(self) -> None:
+        self._begun = ""
+        self._lock = threading.RLock()  # a signal handler may print within a print
+
+    def write(self, text: str, /) -> int:
+        with self._lock:
+            lines, newline, self._begun = (self._begun + text).rpartition("\n")
+            if newline:
+                _writer().put(_encoded(lines + newline))
+        return len(text)
+
+    def flush(self) -> None:
+        with self._lock:
+            if self._begun:
+                _writer().put(_encoded(self._begun))
+                self._begun = ""
+
+    def fileno(self) -> int:
+        return _STDERR
+
+    def isatty(self) -> bool:
+        return os.isatty(_STDERR)
+
+    def writable(self) -> bool:
+        return True
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode(_ENCODING, "backslashreplace")

@@ -28,6 +28,7 @@ from worker.config import WorkerConfig
 from worker.devices.fingerprint import fingerprint
 from worker.devices.selection import choose_dtype, dtype_name, open_device
 from worker.host.memory import release_after_loading
+from worker.host.shortage import times_killed
 from worker.kv import Cache, bind_cache, block_bytes, no_cache, size_cache, step_bytes
 from worker.limits import WorkerLimits, agree, fit_whole_sequences, resolve_limits
 from worker.output import StepHandle, fetch_output
@@ -198,6 +199,7 @@ class Runner:
             + HiddenStore.block_bytes(limits.block_size, width, dtype),
             device.cache_budget(config.options.gpu_memory_utilization, step),
             self._groups.minimum,
+            times_killed(config.run_folder, place.name),
         )
         parts = bind_cache(size, layers, limits.block_size, dtype, device)
         hidden = None
@@ -244,11 +246,17 @@ class Runner:
         return apply_late_interaction(plan, self._model.pooler(inputs), self._queries)
 
     def _warm_up(self) -> tuple[tuple[int, float], ...]:
-        """Run the first steps; returns the tokens and the seconds of each."""
+        """Run the first steps; returns the tokens and the seconds of each.
+
+        Raises ValueError if the numbers that come out are not finite: no request would fare better.
+        """
         timed: list[tuple[int, float]] = []
         for step in warm_up_steps(self.facts, slot=self._slots.dummy):
             started = time.monotonic()
             for reason in self.launch(step).result().failed.values():
-                logger.warning("at warm-up, %s: --dtype %s may be too narrow", reason, self.facts.dtype)
+                raise ValueError(
+                    f"at warm-up {reason}, though all weights are finite: --dtype {self.facts.dtype} is too "
+                    "narrow for them, or a number in config.json is wrong"
+                )
             timed.append((sum(row.count for row in step.seqs), time.monotonic() - started))
         return tuple(timed)

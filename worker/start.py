@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from worker.config import WorkerConfig
+from worker.host.shortage import OutOfMemory, explain_shortage
 from worker.kernels.cpu.library import prepare
 
 if TYPE_CHECKING:
@@ -18,8 +19,13 @@ _NVIDIA = Path("/dev/nvidiactl")
 
 def start(config: WorkerConfig, report: Callable[[str, float], None]) -> Runner:
     """Load a worker. Nothing before this imports torch."""
-    with ThreadPoolExecutor(1, thread_name_prefix="prepare") as meanwhile:
-        if config.options.device == "cpu" or (config.options.device == "auto" and not _NVIDIA.exists()):
-            meanwhile.submit(prepare)  # an error is met again, and reported, when kernels are opened
-        from worker.runner import Runner
-    return Runner(config, report)
+    try:
+        with ThreadPoolExecutor(1, thread_name_prefix="prepare") as meanwhile:
+            if config.options.device == "cpu" or (config.options.device == "auto" and not _NVIDIA.exists()):
+                meanwhile.submit(prepare)  # an error is met again, and reported, when kernels are opened
+            from worker.runner import Runner
+        return Runner(config, report)
+    except Exception as error:
+        if shortage := explain_shortage(error):
+            raise OutOfMemory(shortage) from error
+        raise

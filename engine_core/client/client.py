@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterable
@@ -15,7 +16,7 @@ from typing import TypedDict, Unpack
 
 from engine_core.client.dispatcher import Dispatcher
 from engine_core.client.in_flight import InFlight
-from engine_core.client.replica import Replica
+from engine_core.client.replica import EndCode, Replica
 from engine_core.client.replica_table import ReplicaTable
 from engine_core.client.streams import Stream
 from engine_core.config import Address, Replicas
@@ -39,6 +40,7 @@ from engine_core.protocol import (
     Tokens,
     Welcome,
 )
+from engine_core.reasons import Reason
 from engine_core.wire.transport import ServerEnd, Unreachable
 from worker.child import BROKE, CANNOT_START, describe_exit
 from worker.protocol import Pooling, Sampling
@@ -50,6 +52,8 @@ class AddOptions(TypedDict, total=False):
     """The optional fields of `Add`, by which a caller says how the engine shall treat a request."""
 
     priority: int
+    owner: str
+    weight: float
     salt: str
     group: int
     streams: bool
@@ -61,8 +65,8 @@ class EngineClient:
     """The engines of one model, as one. Create it in the event loop that will use it.
 
     The event `folder_known` is set once `folder` is known, `ready_or_dead` once an engine is ready or all are
-    dead, and `died` once all are dead, which sets all three. An engine that dies while others live ends only
-    the requests that it had begun; others take over the rest.
+    given up, and `died` once all are given up, which sets all three. The requests of an engine that dies go
+    on in others, or in the one that is started in its place.
     """
 
     def __init__(
@@ -72,16 +76,19 @@ class EngineClient:
         *,
         server: int = 0,
         servers: int = 1,
-        watched: bool = False,
+        restart_wait: float | None = None,
         on_progress: Callable[[Progress], None] | None = None,
     ) -> None:
         """`replicas` are all engines, and this is one of so many `servers` that send them requests.
 
-        `watched`: the engines of this machine are children of this process, which calls `engine_exited` when
-        one ends. Otherwise an engine counts as ended when its connection has ended.
+        `restart_wait`: engines are started again, and requests wait for them for so many seconds while none
+        works. An engine that will not come back is named by `engine_given_up`. None: nobody starts engines
+        again, and one that has ended is given up at once.
         """
         self.dead: str | None = None
-        """The reason why no replica is left, if none is."""
+        """The reason why no replica is left, if all are given up."""
+        self.broke = False
+        """Whether the reason is an error in this client, which another one in its place may not meet."""
         self.explained = False
         """Whether the engine whose end is `dead` has printed the reason itself."""
         self.folder = ""
@@ -92,10 +99,10 @@ class EngineClient:
         self.on_change: Callable[[], None] = lambda: None
         """A function that is called when `ready` has changed."""
         self._servers = servers
-        self._watched = watched
+        self._restart_wait = restart_wait
         self._on_progress = on_progress
         self._table = ReplicaTable(replicas, servers)
-        self._dispatcher = Dispatcher(self._table, self._send)
+        self._dispatcher = Dispatcher(self._table, self._send, restart_wait or 0.0)
         # Not from 0: answers meant for a server that crashed must not fit requests of the one in its place.
         self._last_id = secrets.randbits(48)
         self._loop = asyncio.get_running_loop()
@@ -106,7 +113,7 @@ class EngineClient:
             self._end.monitor.FD: self._read_monitor,
         }
         for descriptor, read in self._readers.items():
-            self._loop.add_reader(descriptor, read)
+            self._loop.add_reader(descriptor, self._read_or_fail, read)
             read()  # a descriptor of ZMQ wakes only for what comes after the socket was found empty
 
     @property
@@ -117,6 +124,11 @@ class EngineClient:
     @property
     def progress(self) -> Progress:
         return self._table.progress
+
+    @property
+    def restarting(self) -> EndCode | None:
+        """How the last engine ended, while none works and one will be back."""
+        return self._table.restarting
 
     @property
     def stats(self) -> Stats | None:
@@ -179,6 +191,13 @@ class EngineClient:
         """End these requests, with finish "abort" or Failed. Those that have ended are passed over."""
         self._dispatcher.abort(ids)
 
+    def pause(self, ids: Iterable[int]) -> None:
+        """Have nothing more computed for these requests until `resume`: their answers are not read."""
+        self._dispatcher.pause(ids, paused=True)
+
+    def resume(self, ids: Iterable[int]) -> None:
+        self._dispatcher.pause(ids, paused=False)
+
     def drain(self, seconds: float) -> None:
         """Let the engines finish what they have, within that time, and end."""
         self._notify_all(Drain(seconds=seconds))
@@ -189,47 +208,69 @@ class EngineClient:
 
     # Engines end.
 
-    def engine_exited(self, number: int, code: int) -> None:
-        """Note that the process of an engine on this machine has exited. A reason it gave itself counts."""
-        if self.dead is None:
-            self._read_answers()
-            self._lose_process(number, f": {describe_exit(code)}", explained=code in (BROKE, CANNOT_START))
+    def engine_exited(self, number: int, code: int, at: float = math.inf) -> None:
+        """Note that the process of an engine on this machine has exited. A reason it gave itself counts.
 
-    def all_engines_exited(self) -> None:
-        """Note that the processes of all engines on this machine have exited."""
-        self._read_monitor()
-        for number in self._table.layout.local:
-            self._lose_process(number)
+        `at` is when it did, on the monotonic clock. A process that has connected since then is another one.
+        """
+        if self.dead is not None or (replica := self._table.replicas.get(number)) is None:
+            return
+        self._read_answers()
+        if replica.connected and replica.connected_at > at:
+            return
+        if replica.lost is None:
+            explained = code in (BROKE, CANNOT_START)
+            self._lose(number, _how_it_ended(replica, f": {describe_exit(code)}"), explained=explained)
+        replica.explain_loss(code)
 
-    def _lose_process(self, number: int, how: str = "", *, explained: bool = False) -> None:
-        if (replica := self._table.replicas.get(number)) is not None:
-            doing = PHASES[replica.progress.phase]
-            self._lose(number, f"the engine process ended while {doing}{how}", explained=explained)
+    def engine_given_up(self, number: int, reason: str, *, explained: bool) -> None:
+        """Note that an engine of this machine has ended and is not started again.
 
-    def _lose(self, number: int, reason: str, *, explained: bool = False) -> None:
+        An empty reason adds nothing to the way in which it ended. `explained`: the engine has said the reason
+        itself, in words that count more than `reason`.
+        """
+        if self.dead is not None or (replica := self._table.replicas.get(number)) is None:
+            return
+        self._read_answers()
+        self._lose(number, reason or _how_it_ended(replica), explained=explained)
+        known = replica.lost if explained or not reason else None
+        self._give_up(replica, known or reason, explained=explained)
+
+    def _lose(self, number: int, reason: str, *, explained: bool = False, for_good: bool = False) -> None:
+        """Note that an engine has ended. `for_good`: no other one will take its place."""
         replica = self._table.replicas.get(number)
         if replica is None or replica.lost is not None or self.dead is not None:
             return
+        blamed = None if replica.leaving else replica.ready
         self._table.lose(replica, reason)
-        if self._table.all_lost:
+        local = number in self._table.layout.local
+        if for_good or (local and self._restart_wait is None):
+            self._give_up(replica, reason, explained=explained)
+        if self.dead is not None:
+            return
+        if self._table.layout.size > 1:  # of an only one, whoever starts it again says so
+            _log.error("replica %d has ended: %s", number, reason)
+        self._refresh()
+        self._dispatcher.reassign(replica, blamed)
+
+    def _give_up(self, replica: Replica, reason: str, *, explained: bool) -> None:
+        replica.given_up = True
+        if self._table.hopeless and self.dead is None:
             self.explained = explained
             self.fail(reason)
-            return
-        _log.error("replica %d has ended: %s", number, reason)
-        self._refresh()
-        self._dispatcher.reassign(replica)
+        self._dispatcher.dispatch_held()  # what waits for this replica alone waits no more
 
-    def fail(self, reason: str) -> None:
-        """End every open stream, because no engine is left. The first reason counts."""
+    def fail(self, reason: str, code: Reason = "engine_given_up") -> None:
+        """End every open stream, as no engine is left; clients are told the code. The first call counts."""
         if self.dead is not None:
             return
         self.dead = reason
-        self._dispatcher.close(reason)
+        self._dispatcher.close(reason, code)
         for event in (self.folder_known, self.ready_or_dead, self.died):
             event.set()
 
     def close(self) -> None:
-        self.fail("the server has stopped")
+        self.fail("the server has stopped", "draining")
         for descriptor in self._readers:
             self._loop.remove_reader(descriptor)
         self._readers.clear()
@@ -246,6 +287,15 @@ class EngineClient:
             self._dispatcher.notify(replica.number, request)
 
     # Messages from an engine.
+
+    def _read_or_fail(self, read: Callable[[], None]) -> None:
+        """Read what has come. An answer that cannot be handled leaves a request that waits for ever."""
+        try:
+            read()
+        except Exception:
+            _log.exception("an answer of an engine could not be handled")
+            self.broke = True
+            self.fail("the server could not handle an answer of an engine")
 
     def _read_greetings(self) -> None:
         for name, greeting in self._end.read_greetings():
@@ -270,14 +320,16 @@ class EngineClient:
     def _read_monitor(self) -> None:
         self._read_answers()  # its last answers came before its end
         for number in self._end.disconnected():
-            if not (self._watched and number in self._table.layout.local):
-                self._lose_process(number)
+            replica = self._table.replicas.get(number)
+            if replica is not None:
+                self._lose(number, _how_it_ended(replica))
 
     def _find(self, hello: Hello) -> Replica | None:
         """The replica that says hello, or None if it is of another version or has too high a number."""
         replica = self._table.find(hello.engine)
         if replica is not None and hello.protocol != PROTOCOL:
-            self._lose(hello.engine, "the engine is of another version than this server: restart all of them")
+            reason = "the engine is of another version than this server: restart all of them"
+            self._lose(hello.engine, reason, for_good=True)
             return None
         return replica
 
@@ -293,12 +345,12 @@ class EngineClient:
         replica = self._find(hello)
         if replica is None:
             return
-        again = replica.connected
+        again, ready = replica.connected, None if replica.leaving else replica.ready
         replica.reset()
-        replica.connected = True
+        replica.connected, replica.connected_at = True, time.monotonic()
         if again:
             self._refresh()
-            self._dispatcher.reassign(replica)  # it aborted all its requests when its connection ended
+            self._dispatcher.reassign(replica, ready)  # it aborted all its requests when its connection ended
 
     def _receive(self, replica: Replica, answer: Answer) -> None:
         match answer:
@@ -327,7 +379,7 @@ class EngineClient:
     def _set_ready(self, replica: Replica, ready: Ready) -> None:
         if refusal := self._table.set_ready(replica, ready):
             self._dispatcher.notify(replica.number, Drain(seconds=0))
-            self._lose(replica.number, refusal)
+            self._lose(replica.number, refusal, for_good=True)
             return
         self._refresh()
         if (size := self._table.layout.size) > 1:
@@ -340,3 +392,8 @@ class EngineClient:
             self.ready_or_dead.set()
         if changed:
             self.on_change()
+        self._dispatcher.dispatch_held()
+
+
+def _how_it_ended(replica: Replica, how: str = "") -> str:
+    return f"the engine process ended while {PHASES[replica.progress.phase]}{how}"

@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 
+from engine_core.client.held import HeldRequests
 from engine_core.client.in_flight import InFlight
+from engine_core.client.poison import Quarantine, blame
 from engine_core.client.replica import Replica
 from engine_core.client.replica_table import ReplicaTable
-from engine_core.client.streams import is_terminal
-from engine_core.protocol import Abort, AddMany, Admitted, Failed, Pooled, Request, Tokens
+from engine_core.client.streams import Stream
+from engine_core.protocol import (
+    QUARANTINED,
+    Abort,
+    Add,
+    AddMany,
+    Admitted,
+    Alone,
+    Failed,
+    Go,
+    Output,
+    Pause,
+    Pooled,
+    Ready,
+    Request,
+    Tokens,
+    quarantined,
+)
+from engine_core.reasons import Reason
 from engine_core.wire.transport import RequestTooLarge, Unreachable
 
 _TOKENS_IN_FRAME = 1 << 17
@@ -26,52 +46,86 @@ _log = logging.getLogger(__name__)
 class Dispatcher:
     """Sends requests to replicas. Each gets exactly one terminal answer, whatever becomes of the engines."""
 
-    def __init__(self, table: ReplicaTable, send: Callable[[int, Request], None]) -> None:
-        """`send` sends to the engine of a number. It raises Unreachable or RequestTooLarge."""
+    def __init__(
+        self, table: ReplicaTable, send: Callable[[int, Request], None], restart_wait: float
+    ) -> None:
+        """`send` sends to the engine of a number. It raises Unreachable or RequestTooLarge.
+
+        `restart_wait` is for how many seconds a request waits for a replica that can take it.
+        """
         self._table = table
+        self._held = HeldRequests(restart_wait, self._refuse)
         self._send = send
+        self._quarantine = Quarantine()
         self._in_flight: dict[int, InFlight] = {}
-        self._closed: str | None = None
+        self._closed: tuple[str, Reason] | None = None
+        """Why no request is taken any more, in words and as a code for clients."""
 
     def __len__(self) -> int:
         """The number of requests in flight."""
         return len(self._in_flight)
 
     def dispatch(self, requests: Sequence[InFlight], without: frozenset[int] = frozenset()) -> None:
-        """Send each request to the replica that is best for it, but to none of `without`."""
+        """Send each request to the replica that is best for it, but to none of `without`.
+
+        A request that none can take now is held if one may be able to soon.
+        """
         batches: dict[int, list[InFlight]] = {}
         for one in requests:
+            self._in_flight[one.id] = one
+            if self._quarantine.digests and self._quarantine.holds(one.add):
+                self._answer(one, quarantined(one.id))
+                continue
             chosen = self._table.choose(one, without) if self._closed is None else None
             if chosen is None:
-                nobody = _NO_REPLICA if one.pin is None else f"replica {one.pin} takes no requests now"
-                self._fail(one, 503, self._closed or nobody)
+                self._hold_or_refuse(one)
             else:
-                self._in_flight[one.id] = one
+                batch = batches.setdefault(chosen[0].number, [])
+                if one.stream.pools and (query := self._table.missing_query(one.add, chosen[0])):
+                    batch.append(self._send_again(query, chosen[0]))
                 one.assign(*chosen)
-                batches.setdefault(chosen[0].number, []).append(one)
+                batch.append(one)
         for number, batch in batches.items():
             start = 0
             for stop in _frame_ends(batch):
                 self._send_batch(number, batch[start:stop], without)
                 start = stop
 
-    def deliver(self, replica: Replica, output: Admitted | Tokens | Pooled | Failed) -> None:
+    def dispatch_held(self) -> None:
+        """Try again what no replica could take: another one works, or one is given up."""
+        if self._held:
+            self.dispatch(self._held.take_all())
+
+    def deliver(self, replica: Replica, output: Output) -> None:
         """Put an output of this replica into the stream of its request."""
         one = self._in_flight.get(output.id)
         if one is None or one.replica is not replica:
             return  # aborted here a moment ago, or given to another replica
-        if isinstance(output, Admitted):
+        if isinstance(output, Tokens) and output.finish is None:
+            if not one.started:
+                one.start()
+            one.emitted.extend(output.tokens)
+            one.stream.put(output)
+        elif isinstance(output, Admitted):
             one.stream.notify(output)
+        elif isinstance(output, Alone):
+            one.runs_alone = True
+        else:
+            self._end(one, replica, output)
+
+    def _end(self, one: InFlight, replica: Replica, output: Tokens | Pooled | Failed) -> None:
+        """Take the last output of a request, unless another replica can go on after it."""
+        moves = replica.leaving and (not one.emitted or self._table.takes_requests)
+        if moves and _is_declined(output):
+            one.take_back()
+            self.dispatch([one])
             return
-        if is_terminal(output):
-            one.unassign()
-            if replica.leaving and not one.started and _is_declined(output):
-                self.dispatch([one])
-                return
-            del self._in_flight[output.id]
-        elif not one.started:
-            one.start()
-        one.stream.put(output)
+        if isinstance(output, Failed):
+            if output.error == QUARANTINED:
+                self._quarantine.put(one.add)
+            elif one.emitted and output.code == 400:
+                output = Failed(id=output.id, code=503, message=_HALF_DONE)
+        self._answer(one, output)
 
     def abort(self, ids: Iterable[int]) -> None:
         """End these requests here and in their engines. Those that have ended are passed over."""
@@ -80,6 +134,7 @@ class Dispatcher:
             one = self._in_flight.pop(id, None)
             if one is None:
                 continue
+            self._held.drop(id)
             aborted = Tokens(id=id, tokens=[], finish="abort")
             one.stream.put(Failed(id=id, code=503, message=_ABORTED) if one.stream.pools else aborted)
             if one.replica is not None:
@@ -88,24 +143,44 @@ class Dispatcher:
         for number, aborted_ids in by_replica.items():
             self.notify(number, Abort(ids=aborted_ids))
 
-    def reassign(self, replica: Replica) -> None:
-        """Give the requests of a lost replica to others. What it had started fails: the state is lost."""
-        orphans = [one for one in self._in_flight.values() if one.replica is replica]
-        for one in orphans:
-            one.unassign()
-        started = [one for one in orphans if one.started]
-        for one in started:
-            self._fail(one, 503, _HALF_DONE)
-        if orphans:
-            moved = len(orphans) - len(started)
-            _log.warning("of its requests, %d had begun and failed, %d go to others", len(started), moved)
-        self.dispatch([one for one in orphans if not one.started])
+    def pause(self, ids: Iterable[int], *, paused: bool) -> None:
+        """Let engines compute nothing for these requests, or go on. Those that have ended are passed over."""
+        by_replica: dict[int, list[int]] = {}
+        for id in ids:
+            one = self._in_flight.get(id)
+            if one is None or one.paused is paused:
+                continue
+            one.paused = paused
+            if one.replica is not None:
+                by_replica.setdefault(one.replica.number, []).append(id)
+        for number, changed in by_replica.items():
+            self.notify(number, Pause(ids=changed) if paused else Go(ids=changed))
 
-    def close(self, reason: str) -> None:
+    def reassign(self, replica: Replica, ready: Ready | None) -> None:
+        """Give the requests of a lost replica to others, those that had begun first.
+
+        `ready` is what the replica had said of itself, or None if no request can be what ended it.
+        """
+        orphans = [one for one in self._in_flight.values() if one.replica is replica]
+        guilty = blame(orphans, ready) if ready is not None else None
+        for one in orphans:
+            one.take_back()
+        if guilty is not None:
+            orphans.remove(guilty)
+            self._quarantine.put(guilty.add)
+            self._answer(guilty, quarantined(guilty.id))
+        # Those that run alone run first, and the one that got nowhere at all is the likeliest to be found.
+        orphans.sort(key=lambda one: (not one.add.alone, len(one.emitted) * one.add.alone, not one.emitted))
+        if orphans:
+            begun = sum(bool(one.emitted) for one in orphans)
+            _log.warning("of its %d requests, which others take over, %d had begun", len(orphans), begun)
+        self.dispatch(orphans)
+
+    def close(self, reason: str, code: Reason) -> None:
         """Fail all requests in flight, and all that come later."""
-        self._closed = reason
-        for one in list(self._in_flight.values()):
-            self._fail(one, 503, reason)
+        self._closed = reason, code
+        self._held.close()
+        self._refuse(list(self._in_flight.values()))
 
     def notify(self, number: int, request: Request) -> None:
         """Send a request that has no answer. An engine that cannot be reached does not need it either."""
@@ -116,6 +191,8 @@ class Dispatcher:
         adds = [one.add for one in requests]
         try:
             self._send(number, AddMany(adds) if requests[0].stream.pools or len(adds) > 1 else adds[0])
+            if paused := [one.id for one in requests if one.paused]:
+                self.notify(number, Pause(ids=paused))
         except RequestTooLarge as error:
             for one in requests:
                 self._fail(one, 400, str(error))
@@ -125,10 +202,33 @@ class Dispatcher:
                 one.unassign()
             self.dispatch(requests, without | {number})
 
-    def _fail(self, one: InFlight, code: int, message: str) -> None:
+    def _send_again(self, query: Add, replica: Replica) -> InFlight:
+        """A late-interaction query whose vectors are lost, and needed. Nobody waits for the answer."""
+        one = InFlight(query, Stream[Pooled](query.id, asyncio.get_running_loop(), pools=True))
+        self._in_flight[query.id] = one
+        one.assign(replica, len(query.tokens))
+        return one
+
+    def _hold_or_refuse(self, one: InFlight) -> None:
+        if self._closed is None and self._held.seconds > 0 and self._table.may_take(one):
+            self._held.hold(one)
+        else:
+            self._refuse([one])
+
+    def _refuse(self, requests: list[InFlight]) -> None:
+        for one in requests:
+            nobody = _NO_REPLICA if one.pin is None else f"replica {one.pin} takes no requests now"
+            message, error = self._closed or (_HALF_DONE if one.emitted else nobody, "")
+            self._fail(one, 503, message, error)
+
+    def _fail(self, one: InFlight, code: int, message: str, error: str = "") -> None:
+        self._answer(one, Failed(id=one.id, code=code, message=message, error=error))
+
+    def _answer(self, one: InFlight, last: Tokens | Pooled | Failed) -> None:
+        """Give a request its last answer."""
         self._in_flight.pop(one.id, None)
         one.unassign()
-        one.stream.put(Failed(id=one.id, code=code, message=message))
+        one.stream.put(last)
 
 
 def _is_declined(output: Tokens | Pooled | Failed) -> bool:

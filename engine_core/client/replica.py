@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from msgspec.structs import replace
 
 from engine_core.client.routing import DECODE_TOKENS
-from engine_core.protocol import PHASES, Progress, Ready, Stats
+from engine_core.protocol import PHASES, Progress, Rates, Ready, Stats
+from worker.child import STOPPED, describe_exit
+
+EndCode = Literal["engine_lost", "engine_killed", "engine_broke", "engine_stopped"]
+"""How the last process of a replica ended: its connection ended and no more is known, a signal killed it, it
+exited because something broke, or it was asked to end."""
 
 _SAME = ("model", "architecture", "vocab_size", "scheduling_policy")
 _SAME_IN_WORKERS = ("dtype", "tasks", "widths")
@@ -19,6 +25,9 @@ class Replica:
 
     __slots__ = (
         "connected",
+        "connected_at",
+        "end_code",
+        "given_up",
         "leaving",
         "lost",
         "number",
@@ -38,6 +47,8 @@ class Replica:
         """The tokens that it has to compute for them, as far as is known here."""
         self.reachable = False
         """Whether requests can be sent to it."""
+        self.end_code: EndCode | None = None
+        """How its last process ended, until another one works in its place."""
         self.reset()
 
     def reset(self) -> None:
@@ -47,14 +58,31 @@ class Replica:
         self.stats: Stats | None = None
         self.lost: str | None = None
         """The reason why it has ended, until another process takes its place."""
+        self.given_up = False
+        """Whether no other process will take its place."""
         self.leaving = False
         """Whether it finishes its requests and takes no others."""
         self.connected = False
         """Whether answers can come from it."""
+        self.connected_at = 0.0
+        """When that was first known, on the monotonic clock."""
 
     def lose(self, reason: str) -> None:
         self.reset()
         self.lost = reason
+        self.end_code = "engine_lost"
+
+    def explain_loss(self, exit_code: int) -> None:
+        """Note how its process exited. The end of its connection told less, if that was seen first."""
+        if exit_code < 0 and self.lost is not None and self.end_code == "engine_lost":
+            how = describe_exit(exit_code)
+            self.lost = self.lost if self.lost.endswith(how) else f"{self.lost}: {how}"
+        self.end_code = end_code(exit_code)
+
+    def begin_work(self, ready: Ready) -> None:
+        """Note that its process can run requests."""
+        self.ready, self.end_code = ready, None
+        self.progress = replace(self.progress, phase="ready", fraction=1.0)
 
     @property
     def works(self) -> bool:
@@ -69,6 +97,13 @@ class Replica:
         if not others or self.stats is None:
             return self.tokens
         return self.tokens + DECODE_TOKENS * max(0, self.stats.running + self.stats.waiting - self.requests)
+
+
+def end_code(exit_code: int) -> EndCode:
+    """How a process with this exit code ended; a negative code is a signal."""
+    if exit_code < 0:
+        return "engine_killed"
+    return "engine_stopped" if exit_code == STOPPED else "engine_broke"
 
 
 def all_ready(replicas: Sequence[Replica]) -> Ready | None:
@@ -94,9 +129,27 @@ def all_stats(replicas: Sequence[Replica]) -> Stats | None:
     known = [one.stats for one in replicas if one.stats is not None]
     if len(known) <= 1:
         return known[0] if known else None
-    totals = {name: sum(getattr(one, name) for one in known) for name in Stats.__struct_fields__}
-    shortest = min(one.expected_wait for one in known)
-    return Stats(**{**totals, "kv_usage": totals["kv_usage"] / len(known), "expected_wait": shortest})
+    special = ("kv_usage", "expected_wait", "rates")
+    names = [name for name in Stats.__struct_fields__ if name not in special]
+    return Stats(
+        **{name: sum(getattr(one, name) for one in known) for name in names},
+        kv_usage=sum(one.kv_usage for one in known) / len(known),
+        expected_wait=min(one.expected_wait for one in known),
+        rates=_all_rates([one.rates for one in known if one.rates is not None]),
+    )
+
+
+def _all_rates(known: Sequence[Rates]) -> Rates | None:
+    """The rates of several engines that share the work."""
+    if not known:
+        return None
+    return Rates(
+        prompt_rate=sum(one.prompt_rate for one in known),
+        step=sum(one.step for one in known) / len(known),
+        step_rows=sum(one.step_rows for one in known),
+        step_prompts=sum(one.step_prompts for one in known),
+        stop_rate=sum(one.stop_rate for one in known) / len(known),
+    )
 
 
 def all_progress(replicas: Sequence[Replica]) -> Progress:

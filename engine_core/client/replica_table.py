@@ -8,14 +8,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 
-from msgspec.structs import replace
-
 from engine_core.client.in_flight import InFlight
-from engine_core.client.replica import Replica, all_progress, all_ready, all_stats, difference
+from engine_core.client.late_queries import LateQueries
+from engine_core.client.replica import EndCode, Replica, all_progress, all_ready, all_stats, difference
 from engine_core.client.routing import BLOCK, REMEMBERED, Router
 from engine_core.config import Replicas
-from engine_core.protocol import Progress, Ready, Stats
-from worker.protocol import Pooling
+from engine_core.protocol import Add, Progress, Ready, Stats
 
 _log = logging.getLogger(__name__)
 
@@ -30,6 +28,7 @@ class ReplicaTable:
         """The replicas of this machine, and those that have called from others."""
         self._several_servers = servers > 1
         self._router = Router()
+        self._late_queries = LateQueries()
 
     @property
     def progress(self) -> Progress:
@@ -42,9 +41,16 @@ class ReplicaTable:
         return all_stats([one for one in self.replicas.values() if one.lost is None])
 
     @property
-    def all_lost(self) -> bool:
-        """Whether no replica is left. On a machine that runs none itself, others may still connect."""
-        return bool(self.layout.here) and all(one.lost is not None for one in self.replicas.values())
+    def hopeless(self) -> bool:
+        """Whether every replica is given up. On a machine that runs none itself, others may still connect."""
+        return bool(self.layout.here) and all(one.given_up for one in self.replicas.values())
+
+    @property
+    def restarting(self) -> EndCode | None:
+        """How the last replica ended, while none works and one will be back; None before the first end."""
+        if self.ready is not None or self.hopeless:
+            return None
+        return next((one.end_code for one in self.replicas.values() if one.end_code is not None), None)
 
     def find(self, number: int) -> Replica | None:
         """The replica of that number, which may be a new one from another machine; None if it is too high."""
@@ -58,13 +64,13 @@ class ReplicaTable:
         others = all_ready([one for one in self.replicas.values() if one.works and one is not replica])
         if others is not None and (unlike := difference(ready, others)):
             return f"it is no replica of the others: {unlike}"
-        replica.ready = ready
-        replica.progress = replace(replica.progress, phase="ready", fraction=1.0)
+        replica.begin_work(ready)
         return None
 
     def lose(self, replica: Replica, reason: str) -> None:
         replica.lose(reason)
         self._router.forget([replica.number])
+        self._late_queries.lose(replica.number)
 
     def forget_prefixes(self) -> None:
         self._router.forget(self.replicas)
@@ -77,6 +83,17 @@ class ReplicaTable:
             self._router.remembered = min(REMEMBERED, worker.num_blocks * worker.block_size // BLOCK)
         return self.ready != before
 
+    def may_take(self, request: InFlight) -> bool:
+        """Whether a replica that cannot take the request now may be able to later."""
+        if request.pin is None:
+            return not self.hopeless
+        pinned = self.replicas.get(request.pin)
+        return not pinned.given_up if pinned is not None else request.pin < self.layout.size
+
+    @property
+    def takes_requests(self) -> bool:
+        return any(one.takes_requests for one in self.replicas.values())
+
     def choose(self, request: InFlight, without: Collection[int]) -> tuple[Replica, int] | None:
         """A replica and the tokens that the request adds to its load; None if no replica can take it now."""
         add = request.add
@@ -85,15 +102,27 @@ class ReplicaTable:
             for number, one in self.replicas.items()
             if one.takes_requests and number not in without
         }
+        if request.emitted:
+            loads = {number: load for number, load in loads.items() if self._can_go_on(request, number)}
         if request.pin is not None:
             loads = {request.pin: loads[request.pin]} if request.pin in loads else {}
-        elif isinstance(add.params, Pooling) and add.params.late_document:
-            holder = self._router.replica_of_query(add.params.late_document)
-            loads = {holder: loads[holder]} if holder in loads else loads
+        elif (holder := self._late_queries.holder(add)) is not None and holder in loads:
+            loads = {holder: loads[holder]}
         if not loads:
             return None
         remember = self.ready is not None and self.ready.enable_prefix_caching
         number, tokens = self._router.choose(add.tokens, loads, salt=add.salt, remember=remember)
-        if isinstance(add.params, Pooling) and add.params.late_query:
-            self._router.remember_query(add.params.late_query, number)
+        self._late_queries.note(add, number)
         return self.replicas[number], tokens
+
+    def missing_query(self, add: Add, replica: Replica) -> Add | None:
+        """The late-interaction query that this replica must get before this document; None if it has."""
+        query = self._late_queries.missing(add, replica.number)
+        if query is not None:
+            self._late_queries.note(query, replica.number)
+        return query
+
+    def _can_go_on(self, request: InFlight, number: int) -> bool:
+        """Whether this replica would emit the very tokens that are still to come."""
+        ready = self.replicas[number].ready
+        return ready is not None and request.can_go_on(ready.worker)

@@ -18,8 +18,6 @@ LONGEST = 256
 """Blocks of a prompt that are looked at: those beyond add work and change no choice."""
 REMEMBERED = 1 << 16
 """The most blocks that are remembered, of all prompts together: some ten megabytes."""
-QUERIES = 1 << 12
-"""The most late-interaction queries that are remembered."""
 DECODE_TOKENS = 32
 """The load of a request that is being generated, in tokens. It needs one a step, but for many steps."""
 
@@ -32,7 +30,6 @@ class Router:
         """The most blocks to remember for all replicas: their caches hold no more."""
         self._holders: OrderedDict[int, set[int]] = OrderedDict()
         """Hash of all tokens up to the end of a block -> the replicas that have computed them."""
-        self._queries: OrderedDict[str, int] = OrderedDict()
         self._turns = count(1)
         self._last_turn: dict[int, int] = {}
 
@@ -51,16 +48,6 @@ class Router:
         self._remember(blocks, chosen)
         return chosen, len(tokens) - BLOCK * held[chosen]
 
-    def remember_query(self, name: str, replica: int) -> None:
-        """Note that this replica keeps the vectors to which later requests refer by this name."""
-        self._queries[name] = replica
-        self._queries.move_to_end(name)
-        if len(self._queries) > QUERIES:
-            self._queries.popitem(last=False)
-
-    def replica_of_query(self, name: str) -> int | None:
-        return self._queries.get(name)
-
     def forget(self, replicas: Iterable[int]) -> None:
         """Forget all that these replicas held, because their caches are empty."""
         gone = set(replicas)
@@ -68,7 +55,6 @@ class Router:
             holders -= gone
             if not holders:
                 del self._holders[block]
-        self._queries = OrderedDict((name, one) for name, one in self._queries.items() if one not in gone)
 
     def _held(self, blocks: list[int], replicas: Iterable[int]) -> dict[int, int]:
         """Replica -> how many leading blocks of a prompt it holds."""

@@ -25,12 +25,7 @@ class RankGroup(Protocol):
     def start(self, config: WorkerConfig, log_level: str) -> None: ...
 
     def register(self, poller: zmq.Poller) -> None:
-        """Register what has to be awaited before the next call of `receive`."""
-        ...
-
-    @property
-    def sentinels(self) -> list[int]:
-        """Descriptors one of which becomes readable when a rank has ended, and maybe at other times."""
+        """Register what has to be awaited before the next call of `receive`, the end of a rank included."""
         ...
 
     def send(self, frame: bytes) -> None:
@@ -99,9 +94,15 @@ class RanksExecutor:
             raise RuntimeError(landed.message)
         return landed
 
-    @property
-    def sentinels(self) -> list[int]:
-        return [sentinel for group in self._groups for sentinel in group.sentinels]
+    def has(self, number: int) -> bool:
+        """Whether the output of a step has come."""
+        if number not in self._landed:
+            self._receive(timeout=0)
+        return number in self._landed
+
+    def register(self, poller: zmq.Poller) -> None:
+        for group in self._groups:
+            group.register(poller)
 
     def check(self) -> None:
         self._receive(timeout=0)
@@ -126,8 +127,7 @@ class RanksExecutor:
             raise self._dead
 
     def _wait(self, timeout: int | None) -> None:
-        for group in self._groups:
-            group.register(self._poller)
+        self.register(self._poller)
         self._poller.poll(timeout)
 
     def _handle(self) -> dict[int, RankFailed]:
@@ -207,6 +207,9 @@ class _StepFuture:
     def __init__(self, executor: RanksExecutor, number: int) -> None:
         self._executor = executor
         self._number = number
+
+    def done(self) -> bool:
+        return self._executor.has(self._number)
 
     def result(self) -> StepOutput:
         return self._executor.wait_for(self._number)

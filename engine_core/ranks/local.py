@@ -50,10 +50,6 @@ class LocalRanks:
             flags = zmq.POLLIN | zmq.POLLOUT if channel.has_unsent else zmq.POLLIN
             poller.register(channel, 0 if channel.ended else flags)
 
-    @property
-    def sentinels(self) -> list[int]:
-        return [channel.fileno() for channel in self._channels.values()]
-
     def send(self, frame: bytes) -> None:
         for channel in self._channels.values():
             channel.write(frame)

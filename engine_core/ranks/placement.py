@@ -22,9 +22,12 @@ def make_executor(process: ProcessConfig) -> MakeExecutor:
     replica = None if process.alone else process.index
     places = rank_places(config, process.local_index, process.local_engines, replica)
     if backend == "uni":
-        return lambda worker, report: InlineExecutor(replace(worker, place=places[0]), report)
+        return lambda worker, report: InlineExecutor(
+            replace(worker, place=places[0], run_folder=process.folder or ""), report
+        )
 
     def make(worker: WorkerConfig, report: ReportPhase) -> Executor:
+        worker = replace(worker, run_folder=process.folder or "")
         groups = _groups(process, backend, places, report)
         return RanksExecutor(worker, report, places=places, groups=groups, log_level=process.log_level)
 

@@ -140,10 +140,6 @@ class RemoteRanks:
         poller.register(self._router, zmq.POLLIN)
         poller.register(self._monitor, zmq.POLLIN)
 
-    @property
-    def sentinels(self) -> list[int]:
-        return [self._router.fileno(), self._monitor.fileno()]
-
     def send(self, frame: bytes) -> None:
         for node in self._hellos:
             self._send(node, frame)

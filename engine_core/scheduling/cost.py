@@ -12,24 +12,25 @@ from math import exp, log, sqrt
 
 from worker.protocol import Pooling, Sampling
 
-STEP, TOKEN, READ, POOLED, PLAIN, FILTERED, LOGPROBS = range(7)
+STEP, TOKEN, READ, POOLED, PLAIN, FILTERED, LOGPROBS = _TERMS = range(7)
 """The terms of the line: the step itself, new tokens, cached positions read, hidden states pooled, and
 sampled rows by kind (only a temperature, filters and penalties, logprobs)."""
 
 Work = list[float]
 """The amount of each term in a step, in the order above."""
 
-_OF_TOKEN = (20.0, 1.0, 2e-5, 0.02, 0.2, 1.0, 1.0)
+_OF_TOKEN = (20.0, 1.0, 1e-4, 0.02, 0.2, 1.0, 1.0)
 """A first guess of each coefficient, as a multiple of that of a token."""
 _UNKNOWN_TOKEN = 1e-4
 """The guess for a token itself, in seconds, if no step was timed at warm-up."""
 
-_RATE, _BOUND = 0.2, 0.3
-"""The part of an error that is corrected at once, and the largest error (of a logarithm) that counts. Bounded
-so, the line stays near the median, and a step during which something else had the processor spoils
-nothing."""
-_FIRST_BOUND = 2.0
-"""The bound for a term about which nothing is known yet."""
+_DOUBT = (1.0, 1.0, 6.0, 4.0, 4.0, 4.0, 4.0)
+"""The variance of the logarithm of each first guess. Attention differs most between models and machines."""
+_NOISE, _DRIFT = 0.1, 1e-3
+"""The variances of the logarithm of a step's time, and of what a coefficient itself changes by in a step."""
+_BOUND = 0.3
+"""The largest error (of a logarithm) that counts, if the line is sure of itself. Bounded so, the line stays
+near the median, and a step during which something else had the processor spoils nothing."""
 
 _QUANTILE, _MARGIN_RATE, _MOST_MARGIN = 0.98, 0.02, 1.6
 
@@ -55,8 +56,10 @@ class CostLine:
         step, token = _first_line(timed)
         self._seconds = [token * multiple for multiple in _OF_TOKEN]
         self._seconds[STEP] = step
-        self._seen = [0.0] * len(_OF_TOKEN)
-        """How often each term was corrected, in steps that consist of it alone."""
+        self._doubt = [
+            [doubt if term == other else 0.0 for other in _TERMS] for term, doubt in enumerate(_DOUBT)
+        ]
+        """The covariances of the logarithms of the coefficients."""
 
     @property
     def step(self) -> float:
@@ -87,17 +90,21 @@ class CostLine:
         expected = sum(parts)
         if expected <= 0 or seconds <= 0:
             return
-        ratio = seconds / expected
-        shares = [part / expected for part in parts]
-        seen = sum([share * times for share, times in zip(shares, self._seen, strict=True)])
-        bound = max(_BOUND, _FIRST_BOUND / (1 + seen))
-        error = min(bound, max(-bound, log(ratio)))
-        # Divided by the squares, so that the corrections of all terms together correct the sum at that rate.
-        gain = max(_RATE, 1 / (1 + seen)) * error / sum([share * share for share in shares])
-        for term, share in enumerate(shares):
-            if share:
-                self._seconds[term] *= exp(gain * share)
-                self._seen[term] += share
+        ratio, doubt = seconds / expected, self._doubt
+        shares = [(term, part / expected) for term, part in enumerate(parts) if part]
+        for term, share in shares:
+            doubt[term][term] += _DRIFT * share
+        # A Kalman filter: an error is put down to the terms that are least known, as far as they took part.
+        blame = [sum([row[term] * share for term, share in shares]) for row in doubt]
+        variance = sum([blame[term] * share for term, share in shares])
+        bound = max(_BOUND, sqrt(variance))
+        gain = 1 / (variance + _NOISE)
+        correction = gain * min(bound, max(-bound, log(ratio)))
+        for term, each in enumerate(blame):
+            if each:
+                self._seconds[term] *= exp(each * correction)
+                part = gain * each
+                doubt[term] = [old - part * other for old, other in zip(doubt[term], blame, strict=True)]
         if bounded:
             self._learn_margin(ratio)
 

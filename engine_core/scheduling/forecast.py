@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from engine_core.scheduling.classes import WEIGHTS, WorkClass
+from engine_core.scheduling.queue.classes import WEIGHTS, WorkClass
 
 _NOTHING = 1e-9
 """Seconds of work that are left of sums and differences of others."""
@@ -26,8 +26,8 @@ class Load:
     """The uncomputed prompts of each class."""
 
 
-def expected_wait(load: Load, work_class: WorkClass) -> float:
-    """The seconds until all that now waits in this class is computed."""
+def expected_wait(load: Load, work_class: WorkClass, least_steps: float = 0.0) -> float:
+    """The seconds until all that now waits in this class is computed, after so many steps at least."""
     busy = {each for each in WorkClass if load.backlog[each] > _NOTHING} | {work_class}
     share = WEIGHTS[work_class] / sum(WEIGHTS[each] for each in busy)
     ahead = load.backlog[work_class]
@@ -36,4 +36,4 @@ def expected_wait(load: Load, work_class: WorkClass) -> float:
     mixed = min(others, ahead * (1 / share - 1))
     steps = max(1, ceil((ahead + mixed) / load.for_prompts))
     computed = min(ahead + others, steps * load.for_prompts)  # the last step is as full as all can make it
-    return load.in_flight + steps * load.every_step + computed
+    return load.in_flight + max(steps, least_steps) * load.every_step + computed

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
 
 from engine_core.config import EngineConfig
-from engine_core.scheduling.classes import WorkClass
+from engine_core.protocol import Rates, expected_length
+from engine_core.scheduling.answers import AnswerLengths, steps_until_ends
+from engine_core.scheduling.backlog import Backlog
 from engine_core.scheduling.cost import CostLine
 from engine_core.scheduling.forecast import Load, expected_wait
+from engine_core.scheduling.queue.classes import WorkClass
 from engine_core.scheduling.sequence import Sequence
 from engine_core.scheduling.step_builder import PlannedStep, StepBuilder
 from worker.protocol import WorkerFacts
@@ -18,8 +22,18 @@ _SINGLE_STEPS = 4
 """The default gap is at least so many steps of one token: less would leave too little time for prompts."""
 _LEAST_PART = 0.25
 """The part of a gap that prompts get even if decoding rows alone take longer, or they would starve."""
-_OUTPUT, _OUTPUT_RATE = 100.0, 0.05
-"""The tokens of an answer of unknown length, and how fast that guess follows the answers that end."""
+_USUAL_PROMPT = 1024
+"""The length of a prompt for which rates are told: a token of a longer one takes a little longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """The slots of sequences that generate, and how many of them must become free for one more."""
+
+    running: Ordered[Sequence]
+    usable: int
+    """The number of slots that are taken, or free and with memory."""
+    short: int
 
 
 class Pace:
@@ -35,19 +49,20 @@ class Pace:
         """The seconds for which steps have run."""
         self._facts = facts
         self._asked = config.max_token_gap_ms
-        self._backlog = [0.0] * len(WorkClass)
+        self._backlog = Backlog()
         self._decoding = 0.0
         """The seconds of the decoding rows of the step planned last."""
+        self._decoding_rows = 0
         self._in_flight: deque[PlannedStep] = deque()
         """The steps in flight, the oldest of which began at `_begun`."""
         self._begun = 0.0
-        self._output = _OUTPUT
+        self._lengths = AnswerLengths()
 
     # Planning.
 
     def bound(self, step: StepBuilder) -> None:
         """Bound what can be added to a step that has its decoding rows, if somebody reads a stream."""
-        self._decoding = step.cost - self.line.step
+        self._decoding, self._decoding_rows = step.cost - self.line.step, step.rows
         gap = self._gap()
         if gap:
             step.left = max(gap - step.cost, gap * _LEAST_PART)
@@ -83,11 +98,23 @@ class Pace:
     # What waits.
 
     def enter(self, seq: Sequence, cached: int) -> None:
-        """Count the prompt of a sequence that waits, and begins with so many cached tokens."""
+        """Count a sequence that waits, and whose prompt begins with so many cached tokens."""
         count = len(seq.tokens) - cached
         reads = count * cached + count * count // 2 if self._facts.causal else count * count
         seq.backlog = self.line.tokens(count, reads) + self.line.end(seq.term, 1)
-        self._backlog[seq.work_class] += seq.backlog
+        for backlog in (self._backlog, seq.owner.backlog):
+            backlog.prompts[seq.work_class] += seq.backlog
+        self._count_answer(seq, 1)
+
+    def admit(self, seq: Sequence) -> None:
+        """Note that a sequence waits no more, because it runs."""
+        self._count_answer(seq, -1)
+
+    def _count_answer(self, seq: Sequence, sign: int) -> None:
+        """Count the answer to a sequence that waits; with the sign -1, count it no more."""
+        if not seq.pools:
+            for backlog in (self._backlog, seq.owner.backlog):
+                backlog.add_answer(seq.left, may_stop=seq.may_stop, sign=sign)
 
     def begin_decoding(self, seq: Sequence) -> None:
         """Count a sequence that has got its first token."""
@@ -97,42 +124,94 @@ class Pace:
     def leave(self, seq: Sequence) -> None:
         """Count a sequence no more, which has ended."""
         self._reduce(seq, seq.backlog)
+        if seq.slot is None:
+            self._count_answer(seq, -1)
         if seq.first_token is not None:
             self.decoding -= 1
             self.readers -= seq.request.streams
-            outputs = len(seq.tokens) - seq.prompt_len
-            self._output += _OUTPUT_RATE * (outputs - self._output)
+            self._lengths.learn(len(seq.tokens) - seq.prompt_len, stopped=seq.left > 0)
 
     def expected_wait(
-        self, work_class: WorkClass, short: int, running: Ordered[Sequence], now: float
+        self, work_class: WorkClass, now: float, slots: Slots | None = None, own: Sequence | None = None
     ) -> float:
-        """The seconds until the sequence that entered this class last has its first answer.
+        """The seconds until `own`, which has entered, has its first answer; without it, until all have that
+        now wait in a class.
 
-        `short`: the number of running sequences that must end before it gets a slot.
+        `slots`: those for which it waits.
         """
         every, gap = self.line.step + self._decoding, self._gap()
-        widest = self.line.tokens(self._facts.max_num_batched_tokens, 0)
+        prompts = list(self._backlog.prompts)
+        if own is not None and own.owner.part < 1:
+            ahead = own.owner.backlog.prompts[work_class]
+            prompts[work_class] = min(prompts[work_class], ahead / own.owner.part)
+        least = 0.0
+        if slots is not None and slots.short > 0:
+            every = max(every, self._full_step(slots.usable))
+            least = self._steps_until_slot(slots, own)
         expected = sum([planned.expected for planned in self._in_flight])
         load = Load(
             in_flight=max(0.0, expected - (now - self._begun)) if self._in_flight else 0.0,
             every_step=every,
-            for_prompts=max(gap - every, gap * _LEAST_PART) if gap else widest,
-            backlog=tuple(self._backlog),
+            for_prompts=self._for_prompts(every, gap),
+            backlog=tuple(prompts),
         )
-        wait = expected_wait(load, work_class)
-        return max(wait, self._until_slot(short, running) * every) if short > 0 else wait
+        return expected_wait(load, work_class, least)
 
-    def _until_slot(self, short: int, running: Ordered[Sequence]) -> float:
-        """The steps until so many of the running sequences have ended, if answers have the usual length."""
-        left = sorted(
-            min(seq.limit - len(seq.tokens), max(1.0, self._output + seq.prompt_len - len(seq.tokens)))
-            for seq in running
+    def rates(self, slots: Slots) -> Rates:
+        """How fast the engine works when all slots are taken."""
+        rows = slots.usable
+        step = self._full_step(rows)
+        token = self.line.tokens(_USUAL_PROMPT, _USUAL_PROMPT**2 // 2) / _USUAL_PROMPT
+        return Rates(
+            prompt_rate=1 / token,
+            step=step,
+            step_rows=rows,
+            step_prompts=max(1.0, self._for_prompts(step, self._gap()) / token),
+            stop_rate=self._lengths.stop_rate(slots.running),
         )
-        return left[min(short, len(left)) - 1] if left else 0.0
+
+    def _full_step(self, rows: int) -> float:
+        """The seconds of a step in which so many sequences get a token."""
+        row = self._decoding / self._decoding_rows if self._decoding_rows else 0.0
+        return self.line.step + rows * max(row, self.line.single - self.line.step)
+
+    def _for_prompts(self, every: float, gap: float) -> float:
+        """The seconds that prompts get of each step, the rest of which takes `every`."""
+        if gap:
+            return max(gap - every, gap * _LEAST_PART)
+        return self.line.tokens(self._facts.max_num_batched_tokens, 0)
+
+    def _steps_until_slot(self, slots: Slots, own: Sequence | None) -> float:
+        """The steps until enough sequences have ended, of those that run and those that wait before it."""
+        stop_rate = self._lengths.stop_rate(slots.running)
+        steps = self._steps_until_all_end(slots.running, self._backlog, own, stop_rate) / slots.usable
+        if slots.short <= len(slots.running) == slots.usable:
+            steps = steps_until_ends(slots.short, slots.running, stop_rate)
+        if own is None or own.owner.part == 1:
+            return steps
+        # It waits for sequences of the same owner only, if these have their part of the slots.
+        mine, part = own.owner, max(1.0, slots.usable * own.owner.part)
+        if sum(mine.live) <= part:
+            return 0.0
+        running = [seq for seq in slots.running if seq.owner is mine]
+        return min(steps, self._steps_until_all_end(running, mine.backlog, own, stop_rate) / part)
+
+    def _steps_until_all_end(
+        self, running: Ordered[Sequence], waiting: Backlog, own: Sequence | None, stop_rate: float
+    ) -> float:
+        """The steps that answers take one after the other: those that run and those that wait, but `own`."""
+        all_answers = Backlog()
+        for seq in running:
+            all_answers.add_answer(seq.left, may_stop=seq.may_stop)
+        tokens = all_answers.answers(stop_rate) + waiting.answers(stop_rate)
+        if own is not None:
+            tokens -= expected_length(own.left, stop_rate) if own.may_stop else own.left
+        return max(0.0, tokens)
 
     def _reduce(self, seq: Sequence, seconds: float) -> None:
         seq.backlog -= seconds
-        self._backlog[seq.work_class] -= seconds
+        for backlog in (self._backlog, seq.owner.backlog):
+            backlog.prompts[seq.work_class] -= seconds
 
     def _gap(self) -> float:
         """The seconds that the next step may take, 0 if that is not bounded."""

@@ -20,7 +20,7 @@ def token_limit(add: Add, facts: WorkerFacts) -> int:
     """The number of tokens, the prompt's included, at which a sequence ends. A pooled one ends earlier."""
     if isinstance(add.params, Pooling):
         return len(add.tokens) + 1
-    return min(len(add.tokens) + add.params.max_tokens, facts.max_model_len)
+    return min((add.prompt_len or len(add.tokens)) + add.params.max_tokens, facts.max_model_len)
 
 
 def refusal(add: Add, facts: WorkerFacts, vocab_size: int) -> str | None:
@@ -46,9 +46,13 @@ def _bad_length(add: Add, facts: WorkerFacts) -> str | None:
     if not count:
         return "the prompt is empty: give at least one token"
     if isinstance(add.params, Pooling):
+        if add.prompt_len:
+            return "a text to be pooled has no tokens that were emitted before: prompt_len must be 0"
         return (
             f"the text has {count} tokens, and at most {longest} fit: shorten it" if count > longest else None
         )
+    if add.prompt_len and not 0 < add.prompt_len < count < token_limit(add, facts):
+        return f"{add.prompt_len} of {count} tokens cannot be the prompt of an answer that goes on"
     if count >= longest:
         return (
             f"the prompt has {count} tokens, and the model's {longest} must hold it "

@@ -26,20 +26,22 @@ from itertools import repeat
 from msgspec.structs import replace
 
 from engine_core.config import EngineConfig
-from engine_core.protocol import Add, Admitted, Failed, Finish, Pooled, Stats, Tokens
+from engine_core.protocol import Add, Admitted, Failed, OutputsByClient, Pooled, Stats, Tokens
 from engine_core.scheduling.cache.cache_manager import CacheManager
-from engine_core.scheduling.classes import TimeShares, WorkClass
-from engine_core.scheduling.pace import Pace
+from engine_core.scheduling.config_checks import check_config
+from engine_core.scheduling.ends import aborted, finish_reason, new_tokens, pooled
+from engine_core.scheduling.pace import Pace, Slots
+from engine_core.scheduling.queue.classes import TimeShares, WorkClass, class_of
+from engine_core.scheduling.queue.owners import Owners
+from engine_core.scheduling.queue.paused import PausedSequences
+from engine_core.scheduling.queue.preemption import Preemption, keeping_place
+from engine_core.scheduling.queue.suspects import Suspects, verdict
+from engine_core.scheduling.queue.waiting import WaitingQueue, comes_before, order, remove, used_by_owner
 from engine_core.scheduling.request_checks import refusal, token_limit
 from engine_core.scheduling.sequence import Key, Sequence
 from engine_core.scheduling.stats import Counters
 from engine_core.scheduling.step_builder import PlannedStep, StepBuilder
-from engine_core.scheduling.waiting import WaitingQueue, order, remove
-from worker.protocol import QUERY_GONE, NewSeq, Sampling, SeqStep, StepOutput, TokenLogprobs, WorkerFacts
-
-OutputsByClient = dict[int, list[Admitted | Tokens | Pooled | Failed]]
-
-POLICIES = ("fcfs", "priority")
+from worker.protocol import QUERY_GONE, NewSeq, Sampling, StepOutput, TokenLogprobs, WorkerFacts
 
 _WORTH_SAYING = 0.1
 """A request that is expected to wait for so many seconds is told at once."""
@@ -49,15 +51,17 @@ class Scheduler:
     """Plans steps for the requests of all clients, and turns what steps bring into outputs."""
 
     def __init__(self, config: EngineConfig, facts: WorkerFacts, vocab_size: int) -> None:
-        _check(config, facts)
+        check_config(config, facts)
         self.counters = Counters()
         self.pace = Pace(config, facts)
-        self._by_priority = config.scheduling_policy == "priority"
-        self.waiting = WaitingQueue(by_priority=self._by_priority)
+        by_priority = config.scheduling_policy == "priority"
+        self.waiting = WaitingQueue(by_priority=by_priority)
+        self.owners = Owners()
         self.running: list[Sequence] = []
         """Sequences with a slot, in scheduling order."""
         self.live: dict[Key, Sequence] = {}
-        """All sequences that wait or run."""
+        """All sequences that wait, run or are paused."""
+        self.paused = PausedSequences(self.live, self.waiting)
         self._config = config
         self._facts = facts
         self._vocab_size = vocab_size
@@ -66,6 +70,10 @@ class Scheduler:
         """Steps that stages work on at the same time, over which sequences are spread."""
         self.cache = CacheManager(facts, caches=self._caches)
         self._shares = TimeShares()
+        self.suspects = Suspects()
+        self._preemption = Preemption(self.waiting, self.owners, by_priority=by_priority)
+        self._cache_full = False
+        """Whether a sequence waits for memory, as of the step planned last."""
 
     # Requests come and go.
 
@@ -77,17 +85,23 @@ class Scheduler:
         facts = self._facts
         if reason := refusal(request, facts, self._vocab_size):
             return Failed(id=request.id, code=400, message=reason)
-        queued = len(self.waiting) - len(self.cache.free_slots)
+        queued = self.waiting.count - len(self.cache.free_slots)
         limit = self._config.max_num_queued_reqs
-        if limit is not None and queued >= limit:
+        if limit is not None and queued >= limit and not request.prompt_len:
             return Failed(id=request.id, code=503, message=f"{queued} requests wait already: try again later")
         arrived = request.sent or now  # an engine reads requests between steps
-        place, limit = self.waiting.order_of(client, request), token_limit(request, facts)
-        seq = Sequence(key, request, place, limit, arrived)
+        owner = self.owners.enter(request, class_of(request))
+        place, limit = self.waiting.order_of(client, request, owner), token_limit(request, facts)
+        seq = Sequence(key, request, place, limit, arrived, owner)
         self.live[key] = seq
         self.pace.enter(seq, self.cache.cached_tokens(seq))
         self.waiting.add(seq)
-        seq.expected = now - arrived + self._expected_wait(seq.work_class, now)
+        if request.alone:
+            self.suspects.isolate(seq)
+        if seq.resumed:
+            self.pace.begin_decoding(seq)
+            return None
+        seq.expected = now - arrived + self._expected_wait(seq.work_class, now, seq)
         waits = request.streams and seq.expected >= _WORTH_SAYING
         return Admitted(request.id, seq.expected) if waits else None
 
@@ -96,18 +110,20 @@ class Scheduler:
         outputs: OutputsByClient = {}
         for key in keys:
             if seq := self.live.get(key):
-                _put(outputs, seq, _aborted(seq, now))
+                _put(outputs, seq, aborted(seq, now))
                 self._end(seq)
         return outputs
 
     # A step is planned.
 
     def may_plan(self, in_flight: int) -> bool:
-        """Whether a step may be planned while so many others are in flight.
+        """Whether a step may be planned while so many others are in flight: none while suspects run apart.
 
         By default a CPU plans ahead only for sequences that decode, which are in every step. Prompts would
         be spread over two steps, which take longer than one with all, and newcomers would wait for both.
         """
+        if self.suspects.groups:
+            return not in_flight
         config = self._config
         by_default = config.steps_ahead is None and config.pipeline_parallel_size == 1
         alone = by_default and self._facts.device == "cpu" and not self.pace.decoding
@@ -116,19 +132,10 @@ class Scheduler:
     def schedule(self, now: float) -> PlannedStep | None:
         """Plan the next step, or None if nothing can be computed before one in flight has landed."""
         step = StepBuilder(self._config, self._facts, self.pace.line)
-        held_back = self._preempt_for_priority()
-        # Single tokens come first: a prompt delays nobody's next token by more than its chunk.
-        decodes: list[Sequence] = []
-        prefills: dict[WorkClass, list[Sequence]] = {each: [] for each in WorkClass}
-        for seq in self._runnable():
-            if seq is not held_back and (gap := seq.gap):
-                first = gap == 1 and seq.work_class != WorkClass.BACKGROUND
-                (decodes if first else prefills[seq.work_class]).append(seq)
-        for seq in decodes[: self._per_step(len(self.running))]:
-            if step.budget and seq.slot is not None:
-                self._continue(seq, step)
-        self.pace.bound(step)
-        self._fill(step, prefills, now)
+        if not self.suspects.groups:
+            self._plan(step, now)
+        elif self.suspects.may_begin(now):
+            self._plan_apart(step, now)
         planned = step.finish(self.counters.steps + 1)
         if planned is not None:
             self.counters.steps += 1
@@ -136,48 +143,88 @@ class Scheduler:
             self.pace.plan(planned, now)
         return planned
 
+    def _plan_apart(self, step: StepBuilder, now: float) -> None:
+        """Add rows for one group of suspects, and for nobody else, who give way if there is no memory."""
+        while True:
+            for seq in list(self.suspects.group):
+                if seq.slot is not None:
+                    self._continue(seq, step)
+                elif not step.full and (prefix := self.cache.match(seq)) is not None:
+                    self._admit(seq, prefix, step, now)
+            others = [seq for seq in self.running if seq not in self.suspects.group]
+            if step.rows or not others:
+                return
+            self._preempt(others[-1])
+
+    def _plan(self, step: StepBuilder, now: float) -> None:
+        """Add rows for all that fits into a step."""
+        held_back = self._preempt_for_waiting() if self.waiting.count else None
+        # Single tokens come first: a prompt delays nobody's next token by more than its chunk.
+        decodes: list[Sequence] = []
+        prefills: dict[WorkClass, list[Sequence]] = {each: [] for each in WorkClass}
+        for seq in self._runnable():
+            if seq is not held_back and (gap := seq.gap):
+                first = gap == 1 and seq.work_class != WorkClass.BACKGROUND
+                (decodes if first else prefills[seq.work_class]).append(seq)
+        if self._concurrent > 1 and len(self.owners.active) > 1:
+            decodes.sort(key=keeping_place)  # a step of some of them has one that gets the memory it needs
+        for seq in decodes[: self._per_step(len(self.running))]:
+            if step.budget and seq.slot is not None:
+                self._continue(seq, step)
+        self.pace.bound(step)
+        self._fill(step, prefills, now)
+
     def _fill(self, step: StepBuilder, prefills: dict[WorkClass, list[Sequence]], now: float) -> None:
         """Give what is left of a step to prompts and texts, class by class in turn."""
+        self._cache_full = False
         most_running, most = self._per_step(len(self.running)), self._per_step(len(self.live))
-        waiting = self.waiting.classes()
+        waiting = self.waiting.classes() if self.waiting.count else set[WorkClass]()
         classes = waiting | {each for each, running in prefills.items() if running}
         self._shares.begin_step(classes)
+        if len(self.owners.active) > 1:
+            for running in prefills.values():
+                running.sort(key=used_by_owner)
         while classes and not step.full:
-            turn = self._shares.whose_turn(classes)
-            if prefills[turn]:
-                seq = prefills[turn].pop(0)
+            promoted = self.waiting.promoted if waiting and step.rows < most else None
+            turn = self._shares.whose_turn(classes) if promoted is None else promoted.work_class
+            first = self.waiting.first(turn) if turn in waiting and step.rows < most else None
+            running = prefills[turn]
+            ahead = first is not None and (
+                first is promoted or not running or comes_before(first, running[0])
+            )
+            if running and not ahead:
+                seq = running.pop(0)
                 if step.rows < most_running and seq.slot is not None:
                     self._shares.charge(turn, self._continue(seq, step))
-            elif turn not in waiting or step.rows >= most or (seq := self.waiting.first(turn)) is None:
+            elif first is None:
                 classes = classes - {turn}
-            elif (prefix := self.cache.match(seq)) is None:
+            elif (prefix := self.cache.match(first)) is None:
+                if victim := self.paused.victim():
+                    self._preempt(victim)
+                    continue
                 waiting = set()  # what came later must not take the memory that this one waits for
-            elif (cost := self._admit(seq, prefix, step, now)) is None:
-                waiting = waiting - {turn}
+                self._cache_full = True
+            elif (cost := self._admit(first, prefix, step, now)) is None:
+                waiting = waiting - {turn} if promoted is None else set()
             else:
                 self._shares.charge(turn, cost)
 
     def _runnable(self) -> list[Sequence]:
         """The running sequences that can take part in another step now."""
-        return self.running if self._concurrent == 1 else [seq for seq in self.running if not seq.pending]
+        running = [seq for seq in self.running if not seq.paused] if self.paused else self.running
+        return running if self._concurrent == 1 else [seq for seq in running if not seq.pending]
 
     def _per_step(self, sequences: int) -> int:
         """The share of so many sequences that one step takes."""
         return -(-sequences // self._concurrent)
 
-    def _preempt_for_priority(self) -> Sequence | None:
-        """Under the priority policy, preempt running sequences for a waiting one of higher priority.
+    def _preempt_for_waiting(self) -> Sequence | None:
+        """Preempt running sequences for waiting ones of higher priority, or of owners that have less.
 
         A sequence in flight cannot be preempted, as its newest token is not known yet. It is returned, to be
         left out of this step, and can be preempted when its step has landed.
         """
-        if not self._by_priority:
-            return None
-        first = self.waiting.best()
-        while first and self.running and self.cache.match(first) is None:
-            victim = self.running[-1]
-            if victim.request.priority <= first.request.priority:
-                return None
+        while victim := self._preemption.victim(self.running, self.cache.fits):
             if victim.in_flight:
                 return victim
             self._preempt(victim)
@@ -190,6 +237,7 @@ class Scheduler:
         fits = count and step.can_pool(seq, ends=count == seq.gap)
         if not fits or not self._grow(seq, seq.computed + count):
             return 0.0
+        seq.owner.used[seq.work_class] += count * seq.owner.per_token
         return step.add(seq, count, seq.blocks[before:])
 
     def _admit(self, seq: Sequence, prefix: list[int], step: StepBuilder, now: float) -> float | None:
@@ -200,10 +248,13 @@ class Scheduler:
         if not count or (count < gap and not step.may_split) or not step.can_pool(seq, ends=count == gap):
             return None
         self.waiting.admit(seq)
+        self.pace.admit(seq)
+        seq.owner.running += 1
         insort(self.running, seq, key=order)
         slot = self.cache.admit(seq, prefix)
         self.cache.grow(seq, seq.computed + count)
         step.add_new(self._new_seq(seq, slot, now))
+        seq.owner.used[seq.work_class] += count * seq.owner.per_token
         return step.add(seq, count, list(seq.blocks))
 
     def _new_seq(self, seq: Sequence, slot: int, now: float) -> NewSeq:
@@ -222,25 +273,31 @@ class Scheduler:
     def _grow(self, seq: Sequence, positions: int) -> bool:
         """Give a sequence blocks for so many positions; if need be, preempt sequences that come after it."""
         while not self.cache.grow(seq, positions):
-            victim = next((other for other in reversed(self.running) if not other.in_flight), None)
-            if victim is None or victim.order <= seq.order:
+            victim = self.paused.victim() or self._preemption.for_memory(seq, self.running)
+            if victim is None:
                 return False
             self._preempt(victim)
         return True
 
     def _preempt(self, seq: Sequence) -> None:
-        """Let a running sequence wait again. Its tokens are kept, and computed again when it is admitted."""
+        """Let a running sequence wait again. Its tokens are kept, and computed again when it is admitted.
+
+        What steps in flight still bring for it is dropped.
+        """
         self._release(seq)
-        seq.computed = 0
+        seq.computed = seq.pending = 0
+        seq.void = seq.in_flight
         seq.prompt_logprobs = []
         seq.preemptions += 1
         self.counters.preemptions += 1
         self.pace.enter(seq, 0)
-        self.waiting.add(seq)
+        if not seq.paused:
+            self.waiting.add(seq)
 
     def _release(self, seq: Sequence) -> None:
         """Stop running a sequence: its slot and its blocks are free at once."""
         remove(self.running, seq)
+        seq.owner.running -= 1
         self.cache.release(seq)
 
     # A step lands.
@@ -252,9 +309,8 @@ class Scheduler:
         rows = planned.step.seqs
         logprobs = output.logprobs or repeat(None, len(rows))
         for seq, row, token, entry in zip(planned.seqs, rows, output.tokens, logprobs, strict=True):
-            _land(seq, row)
-            if seq.done:
-                continue  # it ended after this step was planned: the row is dropped
+            if not seq.land(row):
+                continue  # it ended after this step was planned, or the step before failed
             if reason := output.failed.get(row.slot):
                 code = 503 if reason == QUERY_GONE else 500
                 _put(outputs, seq, Failed(id=seq.key[1], code=code, message=reason))
@@ -265,122 +321,79 @@ class Scheduler:
             if row.samples:
                 _put(outputs, seq, self._append(seq, token, entry, now))
             if row.pools:
-                vectors = output.pooled[row.slot]
-                timing = seq.timing(now)
-                pooled = Pooled(seq.key[1], vectors, seq.cached, timing, seq.expected, seq.miss)
-                _put(outputs, seq, pooled)
+                _put(outputs, seq, pooled(seq, output.pooled[row.slot], now))
                 self._end(seq)
         return outputs
 
-    def fail(self, planned: PlannedStep, message: str, now: float) -> OutputsByClient:
-        """End all sequences of a step that broke, because nothing that it computed can be used."""
+    def land_failed(self, planned: PlannedStep, now: float, *, short_of_memory: bool) -> OutputsByClient:
+        """Let the sequences of a step that failed be computed again, apart from others; one alone ends."""
         self.pace.land(planned, now)
-        outputs: OutputsByClient = {}
-        for seq, row in zip(planned.seqs, planned.step.seqs, strict=True):
-            _land(seq, row)
-            if not seq.done:
-                _put(outputs, seq, Failed(id=seq.key[1], code=500, message=message))
-                self._end(seq)
-        return outputs
+        spoiled = any(seq.void for seq in planned.seqs)  # a step before it failed, and may be the reason
+        rows = zip(planned.seqs, planned.step.seqs, strict=True)
+        again = [seq for seq, row in rows if seq.land(row)]
+        if again == planned.seqs and len(again) == 1:
+            self._end(again[0])
+            return {again[0].key[0]: [verdict(again[0], short_of_memory=short_of_memory)]}
+        self.paused.take_out(again)
+        for seq in again:
+            self._preempt(seq)
+        if not spoiled:
+            self.suspects.divide(planned, again)
+        return {}
 
     def _append(self, seq: Sequence, token: int, logprobs: TokenLogprobs | None, now: float) -> Tokens:
         """Append a sampled token, and end the sequence if it is the last; returns what the client gets."""
-        first, owes_prompt_logprobs = seq.first_token is None, seq.owes_prompt_logprobs
+        first = seq.first_token is None
         if first:
             seq.first_token = now
             self.pace.begin_decoding(seq)
         seq.tokens.append(token)
-        finish = _finish(seq, token)
+        if seq.apart:
+            self.suspects.acquit(seq)
+        finish = finish_reason(seq, token)
         if finish and seq.in_flight:
             self.pace.charge_in_flight(seq)
-        tokens = Tokens(
-            id=seq.key[1],
-            tokens=[token],
-            logprobs=[] if logprobs is None else [logprobs],
-            prompt_logprobs=seq.prompt_logprobs if owes_prompt_logprobs else None,
-            cached=seq.cached if first else 0,
-            miss=seq.miss if first else None,
-            finish=finish,
-            timing=seq.timing(now) if finish or seq.request.times_each else None,
-            expected=seq.expected if first else None,
-        )
+        tokens = new_tokens(seq, token, logprobs, finish, first=first, now=now)
         if finish:
             self._end(seq)
         return tokens
 
     def _end(self, seq: Sequence) -> None:
+        if seq.apart:
+            self.suspects.remove(seq)
         self.pace.leave(seq)
+        self.owners.leave(seq.owner, seq.work_class)
         seq.done = True
         del self.live[seq.key]
-        if seq.slot is None:
-            self.waiting.remove(seq)
-        else:
+        if seq.slot is not None:
             self._release(seq)
+        elif not seq.paused:
+            self.waiting.remove(seq)
+        self.paused.discard(seq)
 
     # Statistics.
 
-    def _expected_wait(self, work_class: WorkClass, now: float) -> float:
-        pools = work_class is WorkClass.POOLING  # texts end with the step that completes them
-        short = 0 if pools else len(self.waiting) - len(self.cache.free_slots)
-        return self.pace.expected_wait(work_class, short, self.running, now)
+    def _slots(self, newcomers: int) -> Slots:
+        free = 0 if self._cache_full else len(self.cache.free_slots)
+        usable = max(1, len(self.running) + free)
+        return Slots(self.running, usable, self.waiting.count + newcomers - free)
+
+    def _expected_wait(self, work_class: WorkClass, now: float, seq: Sequence | None = None) -> float:
+        """The seconds until `seq`, or else a short prompt that came now, would have its first answer."""
+        # Texts need no slot of another: they end with the step that completes them.
+        slots = None if work_class is WorkClass.POOLING else self._slots(newcomers=seq is None)
+        return self.pace.expected_wait(work_class, now, slots, seq)
 
     def stats(self, now: float) -> Stats:
-        counters = self.counters
-        return Stats(
+        return self.counters.stats(
             running=len(self.running),
-            waiting=len(self.waiting),
+            waiting=self.waiting.count,
             kv_usage=self.cache.pool.usage,
-            prefix_queries=counters.prefix_queries,
-            prefix_hits=counters.prefix_hits,
-            preemptions=counters.preemptions,
-            steps=counters.steps,
-            step_tokens=counters.step_tokens,
             busy=self.pace.busy,
             expected_wait=self._expected_wait(WorkClass.FIRST_TOKEN, now),
+            rates=self.pace.rates(self._slots(newcomers=0)),
         )
-
-
-def _check(config: EngineConfig, facts: WorkerFacts) -> None:
-    if config.steps_ahead is not None and config.steps_ahead < 0:
-        raise ValueError(f"steps_ahead is {config.steps_ahead}; it must be 0 or more")
-    if config.scheduling_policy not in POLICIES:
-        raise ValueError(
-            f"scheduling_policy is '{config.scheduling_policy}'; it can be {' or '.join(POLICIES)}"
-        )
-    if (
-        not (config.enable_chunked_prefill and facts.causal)
-        and facts.max_num_batched_tokens < facts.max_model_len
-    ):
-        raise ValueError(
-            f"without chunked prefill a step must hold a whole prompt: set --max-num-batched-tokens (now "
-            f"{facts.max_num_batched_tokens}) to at least --max-model-len ({facts.max_model_len})"
-        )
-
-
-def _aborted(seq: Sequence, now: float) -> Tokens | Failed:
-    if seq.pools:
-        return Failed(id=seq.key[1], code=503, message="the request was ended before it was done")
-    return Tokens(id=seq.key[1], tokens=[], finish="abort", timing=seq.timing(now))
 
 
 def _put(outputs: OutputsByClient, seq: Sequence, output: Tokens | Pooled | Failed) -> None:
     outputs.setdefault(seq.key[0], []).append(output)
-
-
-def _land(seq: Sequence, row: SeqStep) -> None:
-    """Note that a row of a step in flight has landed."""
-    seq.in_flight -= 1
-    seq.pending -= row.samples
-
-
-def _finish(seq: Sequence, token: int) -> Finish | None:
-    """The reason for which the token just appended is the last one, or None if it is not."""
-    params = seq.request.params
-    outputs_before = len(seq.tokens) - 1 - seq.prompt_len
-    if (
-        isinstance(params, Sampling)
-        and token in params.stop_token_ids
-        and outputs_before >= params.min_tokens
-    ):
-        return "stop"
-    return "length" if len(seq.tokens) >= seq.limit else None

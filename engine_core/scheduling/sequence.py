@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 
 from engine_core.protocol import Add, CacheMiss, Timing
 from engine_core.scheduling.cache.block_pool import chain_hash, root_hash
-from engine_core.scheduling.classes import WorkClass, class_of
 from engine_core.scheduling.cost import sampling_term
-from worker.protocol import Pooling, Sampling, TokenLogprobs
+from engine_core.scheduling.queue.classes import WorkClass, class_of
+from engine_core.scheduling.queue.owners import Owner
+from worker.protocol import Pooling, Sampling, SeqStep, TokenLogprobs
 
 Key = tuple[int, int]
 """The number of a client, and the id of one of its requests."""
@@ -26,6 +27,7 @@ class Sequence:
     limit: int
     """The number of tokens, the prompt's included, at which the sequence ends."""
     arrived: float
+    owner: Owner
 
     work_class: WorkClass = field(init=False)
     term: int = field(init=False)
@@ -38,6 +40,12 @@ class Sequence:
     """Sampled tokens of planned steps that have not landed."""
     in_flight: int = 0
     """Planned steps that have not landed."""
+    void: int = 0
+    """The oldest of these whose outcome cannot be used: the step before them failed."""
+    apart: int = 0
+    """The tokens that it must get before it runs with all others again; 0 if it does (queue/suspects.py)."""
+    paused: bool = False
+    """It is in no step and waits for no slot, because its reader does not keep up."""
     done: bool = False
     """The terminal answer is given; what steps in flight still bring is dropped."""
 
@@ -67,10 +75,18 @@ class Sequence:
         self.work_class = class_of(self.request)
         self.term = sampling_term(self.request.params)
         self.tokens = list(self.request.tokens)
+        if self.resumed:
+            self.started = self.arrived
+            self.first_token = self.request.began or self.arrived
 
     @property
     def prompt_len(self) -> int:
-        return len(self.request.tokens)
+        return self.request.prompt_len or len(self.request.tokens)
+
+    @property
+    def resumed(self) -> bool:
+        """Whether another engine has begun it. What is told with the first token has been told."""
+        return self.request.prompt_len > 0
 
     @property
     def pools(self) -> bool:
@@ -78,18 +94,40 @@ class Sequence:
         return isinstance(self.request.params, Pooling)
 
     @property
+    def left(self) -> int:
+        """The most tokens that it will still get."""
+        return self.limit - len(self.tokens)
+
+    @property
+    def may_stop(self) -> bool:
+        """Whether an answer may end before the limit of its request."""
+        params = self.request.params
+        return not isinstance(params, Pooling) and (bool(params.stop_token_ids) or self.request.times_each)
+
+    @property
     def owes_prompt_logprobs(self) -> bool:
         """Whether logprobs of the prompt are asked for and not sent yet."""
+        return self.first_token is None and self.wants_prompt_logprobs
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
         params = self.request.params
-        if self.first_token is not None or not isinstance(params, Sampling):
-            return False
-        return params.prompt_logprobs is not None
+        return isinstance(params, Sampling) and params.prompt_logprobs is not None
 
     @property
     def gap(self) -> int:
         """The tokens that are known but not computed, which scheduling has to close."""
         known = len(self.tokens) + self.pending
         return known - self.computed if known < self.limit else 0
+
+    def land(self, row: SeqStep) -> bool:
+        """Note that a row of a step in flight has landed; returns whether its outcome is wanted."""
+        self.in_flight -= 1
+        if self.void:
+            self.void -= 1
+            return False
+        self.pending -= row.samples
+        return not self.done
 
     def block_hash(self, index: int, block_size: int) -> bytes:
         """The hash of a full block of known tokens."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine_core.protocol import Stats
+from engine_core.protocol import Rates, Stats
 
 _INTERVAL = 0.25  # seconds: a gauge read by people and by scrapers needs no more
 
@@ -18,7 +19,31 @@ class Counters:
     preemptions: int = 0
     steps: int = 0
     step_tokens: int = 0
-    busy: float = 0.0
+
+    def stats(
+        self,
+        *,
+        running: int,
+        waiting: int,
+        kv_usage: float,
+        busy: float,
+        expected_wait: float,
+        rates: Rates,
+    ) -> Stats:
+        """The message that tells these totals and gauges."""
+        return Stats(
+            running=running,
+            waiting=waiting,
+            kv_usage=kv_usage,
+            prefix_queries=self.prefix_queries,
+            prefix_hits=self.prefix_hits,
+            preemptions=self.preemptions,
+            steps=self.steps,
+            step_tokens=self.step_tokens,
+            busy=busy,
+            expected_wait=expected_wait,
+            rates=rates,
+        )
 
 
 class StatsFilter:
@@ -31,12 +56,12 @@ class StatsFilter:
         self._last: Stats | None = None
         self._sent = 0.0
 
-    def due(self, stats: Stats, now: float) -> Stats | None:
-        """The statistics if they are to be sent now, else None."""
-        if stats == self._last:
-            return None
-        idle = not stats.running and not stats.waiting
+    def due(self, make: Callable[[], Stats], now: float, *, idle: bool) -> Stats | None:
+        """The statistics if they are to be sent now, else None. They are made only if they may be due."""
         if self._last is not None and not idle and now - self._sent < _INTERVAL:
+            return None
+        stats = make()
+        if stats == self._last:
             return None
         self._last, self._sent = stats, now
         return stats

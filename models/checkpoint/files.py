@@ -5,18 +5,20 @@ This module knows file formats only; `weights.py` knows which tensor is wanted, 
 
 from __future__ import annotations
 
-import json
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
-from pathlib import Path
-from typing import Any, Protocol
+from pathlib import Path, PurePath
+from typing import Any, Protocol, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+
+from models.checkpoint.headers import find_fault, shown
+from models.checkpoint.plain_files import FileError, check_regular, lies_within, read_json
 
 
 class WeightsError(ValueError):
@@ -41,6 +43,8 @@ class Stored:
     """A tensor in a checkpoint that is not read yet."""
 
     shape: tuple[int, ...]
+    dtype: str
+    """The type of its numbers as torch names it, or as the file does if torch has no such type."""
     file: str
     read: Callable[[Cut | None], Tensor]
 
@@ -53,7 +57,7 @@ class Source(Protocol):
     """A checkpoint's tensors by name, wherever they come from."""
 
     place: str
-    """The name of the source in messages."""
+    """The source as messages name it behind the word "in"."""
     tensors: Mapping[str, Stored]
 
     def find(self, name: str, shape: tuple[int, ...]) -> Stored | None:
@@ -64,8 +68,8 @@ class Source(Protocol):
 class Files:
     """A checkpoint on disk."""
 
-    def __init__(self, place: str, tensors: Mapping[str, Stored]) -> None:
-        self.place = place
+    def __init__(self, files: list[str], tensors: Mapping[str, Stored]) -> None:
+        self.place = files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
         self.tensors = tensors
 
     def find(self, name: str, shape: tuple[int, ...]) -> Stored | None:
@@ -96,7 +100,7 @@ class Dummy:
             values = torch.empty(min(count, _DUMMY_VALUES)).uniform_(-0.05, 0.05, generator=generator)
             return values.repeat(-(-count // _DUMMY_VALUES))[:count].view(size)
 
-        return Stored(shape, self.place, read)
+        return Stored(shape, "float32", self.place, read)
 
 
 def open_source(folder: Path, load_format: str, seed: int = 0) -> Source:
@@ -105,7 +109,7 @@ def open_source(folder: Path, load_format: str, seed: int = 0) -> Source:
 
 def weight_files(folder: Path, load_format: str) -> list[Path]:
     """List the files of a checkpoint that `open_source` reads."""
-    return _files(folder, _format(load_format))
+    return _list(folder, _format(load_format)).files
 
 
 def _format(load_format: str) -> _Format:
@@ -130,32 +134,68 @@ class _Format:
     read: Callable[[Path], dict[str, Stored]]
 
 
+@dataclass(frozen=True)
+class _Listing:
+    """The weight files of a folder."""
+
+    files: list[Path]
+    places: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The file of each tensor, if there is an index."""
+
+
 def _open(folder: Path, format: _Format) -> Files:
+    listing = _list(folder, format)
     tensors: dict[str, Stored] = {}
-    for path in _files(folder, format):
-        tensors |= format.read(path)
-    return Files(str(folder), tensors)
+    for path in listing.files:
+        for name, stored in format.read(path).items():
+            right = PurePath(listing.places.get(name, "")).name
+            if name not in tensors or right == stored.file:
+                tensors[name] = stored
+            elif right != tensors[name].file:
+                both = f"{tensors[name].file} and in {stored.file}"
+                raise WeightsError(
+                    f"{shown(name)} lies in {both}, and no {format.index} says which counts: remove one"
+                )
+    return Files([path.name for path in listing.files], tensors)
 
 
-def _files(folder: Path, format: _Format) -> list[Path]:
+def _list(folder: Path, format: _Format) -> _Listing:
     """List the files by the index, if there is one: some folders hold the same weights twice."""
     index = folder / format.index
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise WeightsError(f"{index}: not an index of weight files: {error}") from error
-        files = [folder / name for name in names]
-    elif (folder / format.single).is_file():
-        files = [folder / format.single]
+    if index.exists():
+        listing = _read_index(index)
+    elif (folder / format.single).exists():
+        listing = _Listing([folder / format.single])
     else:
-        files = sorted(folder.glob(format.pattern))
-    if not files:
+        listing = _Listing(sorted(folder.glob(format.pattern)))
+    if not listing.files:
         raise WeightsError(_no_files(folder, format))
-    for path in files:
-        if not path.is_file():
-            raise WeightsError(f"{path}: named in {format.index}, but there is no such file")
-    return files
+    for path in listing.files:
+        if not path.exists():
+            known = f"named in {format.index}" if listing.places else "a link"
+            raise WeightsError(f"{path}: {known}, but there is no such file")
+        try:
+            check_regular(path)
+        except FileError as error:
+            raise WeightsError(str(error)) from None
+    return listing
+
+
+def _read_index(index: Path) -> _Listing:
+    try:
+        content = read_json(index)
+    except FileError as error:
+        raise WeightsError(str(error)) from None
+    places = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
+        raise WeightsError(f"{index}: not an index of weight files: 'weight_map' must name a file per tensor")
+    places = cast("dict[str, str]", places)
+    for tensor, file in places.items():
+        if not file or not lies_within(file):
+            raise WeightsError(
+                f"{index}: {shown(tensor)} is said to lie in {file!r}, outside of the model's folder"
+            )
+    return _Listing([index.parent / file for file in sorted(set(places.values()))], places)
 
 
 def _no_files(folder: Path, format: _Format) -> str:
@@ -172,15 +212,20 @@ def _read_safetensors(path: Path) -> dict[str, Stored]:
     try:
         file = safe_open(path, framework="pt")  # pyright: ignore[reportCallIssue]
         return {name: _stored_slice(file.get_slice(name), path.name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise WeightsError(f"{path}: not a whole safetensors file: {error}") from error
+    except (SafetensorError, OSError, OverflowError) as error:
+        fault = find_fault(path) or str(error)
+        raise WeightsError(f"{path}: not a whole safetensors file: {fault}") from error
+
+
+_SAFETENSORS_TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
 
 
 def _stored_slice(piece: Any, file: str) -> Stored:
     def read(cut: Cut | None) -> Tensor:
         return piece[...] if cut is None else cut.of(piece)
 
-    return Stored(tuple(piece.get_shape()), file, read)
+    dtype = str(piece.get_dtype())
+    return Stored(tuple(piece.get_shape()), _SAFETENSORS_TYPES.get(dtype, dtype), file, read)
 
 
 def _read_pt(path: Path) -> dict[str, Stored]:
@@ -202,7 +247,8 @@ def _stored_tensor(tensor: Tensor, file: str) -> Stored:
     def read(cut: Cut | None) -> Tensor:
         return tensor if cut is None else cut.of(tensor)
 
-    return Stored(tuple(tensor.shape), file, read)
+    kind = tensor.dtype if tensor.layout == torch.strided else tensor.layout
+    return Stored(tuple(tensor.shape), str(kind).removeprefix("torch."), file, read)
 
 
 _SAFETENSORS = _Format(

@@ -8,14 +8,28 @@ the end, all at once.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Sequence
+from math import prod
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-from models.checkpoint.files import Cut, Source, WeightsError, open_source
+from models.checkpoint.files import Cut, Source, Stored, WeightsError, open_source
+from models.checkpoint.headers import shown
+
+FLOATS = ("float32", "float16", "bfloat16")
+"""Number types of weights. Others, such as those of quantized weights, mean nothing without their scales."""
+
+_ROOM = 140
+"""Characters that problems beyond the first may take in an error, which is to fit into a line."""
+_MOST_PROBLEMS = 3
+_ALWAYS_POSSIBLE = 1 << 24
+"""Elements of a tensor that does not fit, but is small enough to go on."""
+
+logger = logging.getLogger(__name__)
 
 
 def no_report(fraction: float) -> None:
@@ -31,8 +45,11 @@ class Reading:
         *,
         device: torch.device,
         dtype: torch.dtype,
+        headers_only: bool = False,
         report: Callable[[float], None] = no_report,
     ) -> None:
+        """`headers_only`: compare names, shapes and types, and give zeros without memory for all tensors."""
+        self.headers_only = headers_only
         self.device = device
         self.dtype = dtype
         self.bytes_read = 0
@@ -51,19 +68,21 @@ class Reading:
     def take(self, name: str, shape: tuple[int, ...], cut: Cut | None, dtype: torch.dtype) -> Tensor:
         stored = self._source.find(name, shape)
         if stored is None:
-            return self._misfit(f"{name} is missing", shape, cut)
+            return self._misfit(f"{shown(name)} is missing in {self._source.place}", shape, cut, dtype)
         first = name not in self._taken
         self._taken.add(name)
-        if stored.shape != shape:
-            return self._misfit(
-                f"{name} in {stored.file} has the shape {list(stored.shape)}, not {list(shape)}", shape, cut
-            )
-        tensor = stored.read(cut)
-        self.bytes_read += tensor.nbytes
+        if problem := _misfit_of(stored, shape, dtype):
+            return self._misfit(f"{shown(name)} in {stored.file} {problem}", shape, cut, dtype)
+        if self.headers_only:
+            return self._zeros(shape, cut, dtype)
+        read = stored.read(cut)
+        self.bytes_read += read.nbytes
         if first:
             self._passed += stored.elements
             self._report(self._passed / max(self._total, self._passed, 1))
-        return tensor.to(device=self.device, dtype=dtype)
+        tensor = read.to(device=self.device, dtype=dtype)
+        _refuse_infinite(f"{stored.file}: {shown(name)}", read, tensor)
+        return tensor
 
     def ignore(self, name: str) -> None:
         if name in self._ignored:
@@ -75,26 +94,75 @@ class Reading:
     def finish(self) -> None:
         """Raise an error that lists every tensor in which the checkpoint and the model do not fit."""
         problems = self._problems + [
-            f"{name} in {stored.file} has no place in the model"
+            f"{shown(name)} in {stored.file} has no place in the model"
             for name, stored in sorted(self._source.tensors.items())
             if name not in self._taken and not self._is_ignored(name)
         ]
         if problems:
-            raise WeightsError(
-                f"the weights in {self._source.place} do not fit its config.json: {'; '.join(problems)}"
-            )
+            raise self._unfit(problems)
         self._report(1.0)
 
-    def _misfit(self, problem: str, shape: tuple[int, ...], cut: Cut | None) -> Tensor:
-        """Note a problem and return a tensor without memory, so that loading goes on to find others."""
+    def _misfit(self, problem: str, shape: tuple[int, ...], cut: Cut | None, dtype: torch.dtype) -> Tensor:
+        """Note a problem, so that loading goes on to find others.
+
+        It ends here if one tensor would be larger than all there are: what is made of it would take too much.
+        """
         self._problems.append(problem)
+        if prod(shape) > max(_ALWAYS_POSSIBLE, self._total):
+            raise self._unfit(self._problems)
+        return self._zeros(shape, cut, dtype)
+
+    def _zeros(self, shape: tuple[int, ...], cut: Cut | None, dtype: torch.dtype) -> Tensor:
         size = list(shape)
         if cut is not None:
             size[cut.dim] = cut.stop - cut.start
-        return torch.zeros((), device=self.device, dtype=self.dtype).expand(size)
+        return torch.zeros((), device=self.device, dtype=dtype).expand(size)
+
+    def _unfit(self, problems: list[str]) -> WeightsError:
+        for problem in problems:
+            logger.debug("weights and config.json do not fit: %s", problem)
+        return WeightsError(f"weights and config.json do not fit: {_listed(problems)}")
 
     def _is_ignored(self, name: str) -> bool:
         return any(_is_within(name, ignored) for ignored in self._ignored)
+
+
+def _misfit_of(stored: Stored, shape: tuple[int, ...], dtype: torch.dtype) -> str | None:
+    """The predicate of a sentence on what is wrong with a tensor, as far as its header tells."""
+    if stored.shape != shape:
+        return f"has the shape {list(stored.shape)}, not {list(shape)}"
+    if dtype.is_floating_point and stored.dtype not in FLOATS:
+        return f"holds numbers of the type {stored.dtype}, not {', '.join(FLOATS[:-1])} or {FLOATS[-1]}"
+    return None
+
+
+def _refuse_infinite(name: str, read: Tensor, tensor: Tensor) -> None:
+    """Raise if a tensor, as the model will have it, holds a number that is not finite.
+
+    A sum is finite only if all its terms are, and takes no longer than to read them. It may be infinite
+    although they are not, so they are counted before anything is said.
+    """
+    if not tensor.is_floating_point() or tensor.is_meta or tensor.sum().isfinite():
+        return
+    wrong, stored = ((~x.isfinite()).sum().item() for x in (tensor, read))
+    if stored:
+        raise WeightsError(f"{name} has {stored} of {read.numel()} numbers that are NaN or infinite")
+    if wrong:
+        largest, kind = read.abs().max().item(), str(tensor.dtype).removeprefix("torch.")
+        raise WeightsError(
+            f"{name} has numbers up to {largest:.3g}, which {kind} cannot hold: choose another --dtype"
+        )
+
+
+def _listed(problems: list[str]) -> str:
+    """The first problems, as many as a line has room for, and the number of others."""
+    shown = problems[:1]
+    for problem in problems[1:_MOST_PROBLEMS]:
+        if sum(map(len, shown)) + len(problem) > _ROOM:
+            break
+        shown.append(problem)
+    others = len(problems) - len(shown)
+    return "; ".join(shown) + (f"; and {others} more" if others else "")
 
 
 def _is_within(name: str, scope: str) -> bool:
@@ -166,7 +234,10 @@ class Pulls(Protocol):
     """A module that reads its own tensors."""
 
     def pull(self, weights: Weights) -> None:
-        """Take this module's tensors; `weights` is the scope of the module's own name."""
+        """Take this module's tensors; `weights` is the scope of the module's own name.
+
+        Before weights are read, another model of the same class pulls zeros, to compare it with headers.
+        """
         ...
 
 
@@ -191,10 +262,12 @@ def open_weights(
     device: torch.device,
     dtype: torch.dtype,
     seed: int = 0,
+    headers_only: bool = False,
     report: Callable[[float], None] = no_report,
 ) -> Weights:
     """Open the whole checkpoint as one scope; call `reading.finish()` when the model is filled.
 
     `seed` is the one of dummy weights.
     """
-    return Weights(Reading(open_source(folder, load_format, seed), device=device, dtype=dtype, report=report))
+    source = open_source(folder, load_format, seed)
+    return Weights(Reading(source, device=device, dtype=dtype, headers_only=headers_only, report=report))

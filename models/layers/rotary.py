@@ -55,7 +55,21 @@ def read_rope(
 ) -> Rope:
     """Read the rope of the layers of `layer_type`, in a model that will serve sequences up to `max_len`."""
     fields = _read_fields(raw, layer_type, default_theta)
-    return fields.rope(int(head_dim * fields.partial_rotary_factor), max_len)
+    dim = int(head_dim * fields.partial_rotary_factor)
+    if not 0 < dim <= head_dim or dim % 2:
+        raise ValueError(
+            f"the rope parameters in config.json rotate {dim} of the {head_dim} dimensions of a head "
+            "('head_dim' times 'partial_rotary_factor'), which must be an even number of them"
+        )
+    try:
+        rope = fields.rope(dim, max_len)
+    except ArithmeticError:
+        rope = Rope((math.nan,))
+    if not all(0 < number < math.inf for number in (*rope.frequencies, rope.scale)):
+        given = msgspec.structs.asdict(fields).items()
+        numbers = ", ".join(f"{name} {value}" for name, value in given if isinstance(value, float))
+        raise ValueError(f"the rope parameters in config.json give no rotation: {numbers}")
+    return rope
 
 
 def plain_rope(theta: float, dim: int) -> Rope:

@@ -6,7 +6,8 @@ They are the plain torch ones of `reference.py`, unless the worker has one for i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from models.ops import reference
@@ -56,12 +57,13 @@ __all__ = [
     "scale",
     "spread_rms_norm",
     "sum_squares",
+    "unpacked",
     "use",
 ]
 
 
 _REFERENCE: dict[str, Callable[..., Any]] = {
-    name: getattr(reference, name) for name in __all__ if name != "use"
+    name: getattr(reference, name) for name in __all__ if name not in ("use", "unpacked")
 }
 
 
@@ -74,3 +76,14 @@ def use(table: Mapping[str, Callable[..., Any]]) -> None:
     if unknown:
         raise ValueError(f"no such operation: {', '.join(unknown)}; there are {', '.join(_REFERENCE)}")
     globals().update(_REFERENCE | dict(table))
+
+
+@contextmanager
+def unpacked() -> Iterator[None]:
+    """Let `pack` return the first part as it is, for models that are never run."""
+    bound = globals()["pack"]
+    globals()["pack"] = lambda *parts, **options: parts[0]
+    try:
+        yield
+    finally:
+        globals()["pack"] = bound

@@ -256,7 +256,10 @@ def _token_ids(folder: Path, names: tuple[str | int, ...]) -> tuple[int, ...]:
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise ConfigError(f"{path} is needed to look up 'classifier_from_token'; or give the tokens' ids")
-    tokenizer = Tokenizer.from_file(str(path))
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception
+        raise ConfigError(f"{path} cannot be read: {error}") from error
     ids = [name if isinstance(name, int) else tokenizer.token_to_id(name) for name in names]
     if None in ids:
         raise ConfigError(

@@ -126,7 +126,13 @@ class _Normalize(nn.Module):
 
 
 def _open(folder: Path, load_format: str, weights: Weights) -> Weights:
-    return open_weights(folder, load_format, device=weights.device, dtype=torch.float32)
+    return open_weights(
+        folder,
+        load_format,
+        device=weights.device,
+        dtype=torch.float32,
+        headers_only=weights.reading.headers_only,
+    )
 
 
 def _activation(path: str, folder: Path) -> Callable[[Tensor], Tensor]:

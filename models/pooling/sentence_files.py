@@ -12,6 +12,7 @@ from typing import Literal, TypeVar, cast, get_args
 
 import msgspec
 
+from models.checkpoint.plain_files import FileError, lies_within, read_text_bytes
 from models.config import ConfigError
 
 Mode = Literal["CLS", "LAST", "MEAN", "MAX", "MEAN_SQRT_LEN", "WEIGHTED_MEAN"]
@@ -171,7 +172,7 @@ def read_modules(folder: Path) -> Modules | None:
 
 def read_texts(folder: Path) -> TextFacts:
     settings_path = folder / "config_sentence_transformers.json"
-    settings = _read(settings_path, _SettingsFile) if settings_path.is_file() else _SettingsFile()
+    settings = _read(settings_path, _SettingsFile) if settings_path.exists() else _SettingsFile()
     places = [folder / module.path for module in _modules(folder) if module.kind == "Transformer"] or [folder]
     paths = (place / name for place in places for name in _TRANSFORMER_FILES)
     transformer_path = next((path for path in paths if path.is_file()), None)
@@ -304,9 +305,12 @@ def _pooling_modes(path: Path, fields: dict[str, object]) -> tuple[Mode, ...]:
 
 def _modules(folder: Path) -> list[_Module]:
     path = folder / "modules.json"
-    if not path.is_file():
+    if not path.exists():
         return []
-    return sorted(_read(path, list[_Module]), key=lambda module: module.idx)
+    modules = _read(path, list[_Module])
+    if outside := [module.path for module in modules if not lies_within(module.path)]:
+        raise ConfigError(f"{path}: {outside[0]!r} is outside of the model's folder")
+    return sorted(modules, key=lambda module: module.idx)
 
 
 _File = TypeVar("_File")
@@ -314,8 +318,10 @@ _File = TypeVar("_File")
 
 def _read(path: Path, kind: type[_File]) -> _File:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read ({error.strerror}), but modules.json needs it") from None
+        return msgspec.json.decode(read_text_bytes(path), type=kind)
+    except FileError as error:
+        raise ConfigError(str(error)) from None
     except msgspec.DecodeError as error:
         raise ConfigError(f"{path}: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{path} is nested too deeply") from None

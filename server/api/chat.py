@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Self
 
 import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import Field, model_validator
 
 from server.api.common import CacheDiagnoses, GenerationBody, Usage
-from server.api.fields import MEANINGLESS, UNSUPPORTED, Flag
+from server.api.fields import MEANINGLESS, UNSUPPORTED, Bounds, Flag
 from server.api.logprobs import ChatLogprobs, PromptLogprobs
 from server.api.messages import Messages, TemplateOptions
 from server.errors import BadRequest
 from server.requests.sampling import SamplingParams
-
-_LEAVE_OUT = (
-    " Tool calls are not parsed yet: leave `tool_choice` out, and the chat template still shows the tools "
-    "to the model."
-)
 
 
 class ChatRequest(GenerationBody, TemplateOptions):
@@ -31,10 +27,11 @@ class ChatRequest(GenerationBody, TemplateOptions):
         "prediction": (),
         "verbosity": (),
         "web_search_options": (),
-        "include_reasoning": (True,),
         "return_prompt_text": (False,),
     }
     meaningless = MEANINGLESS | {"parallel_tool_calls"}
+    bounds: ClassVar[Bounds] = {**GenerationBody.bounds, **TemplateOptions.bounds}
+    stand_ins: ClassVar[Mapping[str, object]] = {**TemplateOptions.stand_ins, "messages": [{"role": "user"}]}
 
     messages: Messages
     max_completion_tokens: int | None = Field(default=None, description="null fills the context.")
@@ -44,7 +41,11 @@ class ChatRequest(GenerationBody, TemplateOptions):
     add_special_tokens: Flag = Field(
         default=False, description="Chat templates write special tokens themselves."
     )
-    tool_choice: object = Field(default=None, description="Only none: tool calls are not parsed yet.")
+    tool_choice: object = Field(
+        default=None,
+        description='"auto" (the default) or "none": what the model is made to call is not chosen yet.',
+    )
+    include_reasoning: Flag = Field(default=True, description="Answer with the reasoning too.")
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
         default=None, description="Passed to the chat template."
     )
@@ -53,13 +54,18 @@ class ChatRequest(GenerationBody, TemplateOptions):
     def check_chat(self) -> Self:
         if self.top_logprobs and not self.logprobs:
             raise BadRequest("when using `top_logprobs`, `logprobs` must be set to true.", "top_logprobs")
-        if self.tool_choice not in (None, "none"):
+        if self.tool_choice not in (None, "none", "auto"):
             raise _tool_choice_refused(self.tool_choice, self.tools is not None)
         return self
 
+    @property
+    def most_tokens(self) -> int | None:
+        """The longest answer."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
     def to_sampling(self) -> SamplingParams:
         return self.sampling(
-            max_tokens=self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens,
+            max_tokens=self.most_tokens,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             prompt_logprobs=self.prompt_logprobs,
         )
@@ -68,15 +74,26 @@ class ChatRequest(GenerationBody, TemplateOptions):
 def _tool_choice_refused(choice: object, has_tools: bool) -> BadRequest:
     if not has_tools:
         return BadRequest("When using `tool_choice`, `tools` must be set.", "tool_choice")
-    if choice == "auto":
-        sentence = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set.'
-    elif choice == "required":
-        sentence = 'tool_choice="required" requires --tool-call-parser to be set.'
-    elif isinstance(choice, dict):
-        sentence = "A named tool_choice is not supported yet."
-    else:
-        return BadRequest("tool_choice is one of none, auto, required, or names a function.", "tool_choice")
-    return BadRequest(sentence + _LEAVE_OUT, "tool_choice")
+    if choice == "required" or isinstance(choice, dict):
+        what = "A named tool_choice" if isinstance(choice, dict) else 'tool_choice="required"'
+        return BadRequest(f'{what} is not supported yet: use "auto", or leave it out.', "tool_choice")
+    return BadRequest("tool_choice is one of none, auto, required, or names a function.", "tool_choice")
+
+
+class FunctionDelta(msgspec.Struct, kw_only=True):
+    """A function that is called; in a stream, more of its arguments."""
+
+    name: str | UnsetType = UNSET
+    arguments: str = ""
+
+
+class ToolCallDelta(msgspec.Struct, kw_only=True):
+    """A tool call of a message; in a stream, the beginning of one, or more of its arguments."""
+
+    index: int | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    function: FunctionDelta
 
 
 class ChatMessage(msgspec.Struct, kw_only=True):
@@ -86,8 +103,9 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     annotations: list[Any] | None = None
     audio: None = None
     function_call: None = None
-    tool_calls: list[Any] = []
+    tool_calls: list[ToolCallDelta] = []
     reasoning: str | None = None
+    reasoning_content: str | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
@@ -117,6 +135,16 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
 class ChatDelta(msgspec.Struct, kw_only=True):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+
+    def spoken(self) -> str | None:
+        """The reasoning in this delta, in whichever field it is; None if there is none."""
+        for text in (self.reasoning, self.reasoning_content):
+            if not isinstance(text, UnsetType):
+                return text
+        return None
 
 
 class ChatChunkChoice(msgspec.Struct, kw_only=True):

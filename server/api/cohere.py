@@ -9,10 +9,10 @@ from msgspec import UNSET, UnsetType
 from pydantic import Field, model_validator
 
 from server.api.common import Int64, check_cache_salt
-from server.api.fields import MEANINGLESS, Body, Text
+from server.api.fields import FIRST_ERROR, MEANINGLESS, Body, Text, Texts
 from server.api.messages import Content
 from server.errors import BadRequest, invalid
-from server.requests.facts import Facts
+from server.requests.facts import LIMITS, Facts
 from server.requests.pooling import Terms, Truncation
 
 EmbeddingType = Literal["float", "binary", "ubinary", "base64"]
@@ -31,15 +31,19 @@ class CohereInput(Body):
 class CohereRequest(Body):
     unsupported = {"images": ([],)}
     meaningless = MEANINGLESS
+    bounds = {"texts": (LIMITS.inputs, "texts"), "inputs": (LIMITS.inputs, "texts")}
+    stand_ins = {"texts": ["-"], "inputs": None}
 
     model: Text | None = Field(default=None, description="null is the served model.")
-    texts: list[Text] | None = None
-    inputs: list[CohereInput] | None = Field(default=None, description="Texts in parts; or use texts.")
+    texts: Texts | None = None
+    inputs: Annotated[list[CohereInput], FIRST_ERROR] | None = Field(
+        default=None, description="Texts in parts; or use texts."
+    )
     input_type: Text | None = Field(
         default=None,
         description="The texts' purpose, such as search_query: finds the model's prompt for it.",
     )
-    embedding_types: Annotated[list[EmbeddingType], Field(min_length=1)] | None = Field(
+    embedding_types: Annotated[list[EmbeddingType], Field(min_length=1), FIRST_ERROR] | None = Field(
         default=None, description="null is float."
     )
     output_dimension: int | None = None
@@ -115,6 +119,6 @@ class CohereEmbeddings(msgspec.Struct):
 class CohereEmbedded(msgspec.Struct):
     id: str
     embeddings: CohereEmbeddings
-    texts: list[str]
+    texts: list[msgspec.Raw]
     meta: Meta
     response_type: str = "embeddings_by_type"

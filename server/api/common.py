@@ -7,15 +7,16 @@ Bodies only say what the fields mean. Ranges are checked in one place for all ca
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import BeforeValidator, Field, model_validator
 
-from server.api.fields import Body, Flag, Text
+from server.api.fields import FIRST_ERROR, Body, Bounds, Flag, Ids, Text, Texts
 from server.errors import BadRequest
 from server.requests.cache_diagnosis import CacheDiagnosis
+from server.requests.facts import LIMITS
 from server.requests.sampling import SamplingParams
 from server.requests.timing import TimingReport
 
@@ -40,17 +41,21 @@ def _strings(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
-Strings = Annotated[list[Text], BeforeValidator(_strings, json_schema_input_type=str | list[str] | None)]
+Strings = Annotated[Texts, BeforeValidator(_strings, json_schema_input_type=str | list[str] | None)]
 
 
 def _or_empty(value: object) -> object:
     return [] if value is None else value
 
 
-Include = Annotated[list[Literal["timing", "cache_diagnosis"]], BeforeValidator(_or_empty)]
+NO_ENTRIES: Any = Field(default_factory=list, json_schema_extra={"default": []})
+"""The default of a list: cheaper than an empty one, which pydantic would copy with care for each request."""
+
+Include = Annotated[list[Literal["timing", "cache_diagnosis"]], FIRST_ERROR, BeforeValidator(_or_empty)]
 """The parts of an answer that a request may ask for."""
-INCLUDE = Field(
-    default=[],
+INCLUDE: Any = Field(
+    default_factory=list,
+    json_schema_extra={"default": []},
     description="Parts of the answer that come on request. timing: `usage.timing`, in a stream with its last "
     "chunk; of several choices or texts, queue, prefill and decode are the times of the one that ended last, "
     "and compute and steps are sums. cache_diagnosis: `cache_diagnosis`, why no longer prefix was cached, in "
@@ -74,6 +79,14 @@ class StreamOptions(Body):
 class GenerationBody(Body):
     """Fields of both endpoints. null is the same as leaving a field out, unless its description differs."""
 
+    bounds: ClassVar[Bounds] = {
+        "stop": (LIMITS.stop_strings, "strings"),
+        "logit_bias": (LIMITS.logit_bias, "entries"),
+        "bad_words": (LIMITS.bad_words, "words"),
+        "stop_token_ids": (LIMITS.stop_token_ids, "ids"),
+        "allowed_token_ids": (LIMITS.allowed_token_ids, "ids"),
+    }
+
     model: Text | None = Field(default=None, description="null is the served model.")
 
     n: int | None = 1
@@ -90,12 +103,12 @@ class GenerationBody(Body):
         default=None, description="Draws the same tokens again while `system_fingerprint` stays the same."
     )
     logit_bias: dict[str, float] | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: Annotated[list[Text], BeforeValidator(_or_empty)] = []
+    allowed_token_ids: Ids | None = None
+    bad_words: Annotated[Texts, BeforeValidator(_or_empty)] = NO_ENTRIES
 
     min_tokens: int | None = 0
-    stop: Strings = []
-    stop_token_ids: Annotated[list[int], BeforeValidator(_or_empty)] = []
+    stop: Strings = NO_ENTRIES
+    stop_token_ids: Annotated[Ids, BeforeValidator(_or_empty)] = NO_ENTRIES
     ignore_eos: Flag | None = False
     include_stop_str_in_output: Flag | None = False
     skip_special_tokens: Flag | None = True

@@ -12,7 +12,8 @@ from pydantic_core import PydanticCustomError
 from server.api.common import CacheDiagnoses, GenerationBody, Usage
 from server.api.fields import MEANINGLESS, UNSUPPORTED, Flag
 from server.api.logprobs import CompletionLogprobs, PromptLogprobs
-from server.errors import BadRequest
+from server.errors import BadRequest, too_many
+from server.requests.facts import LIMITS
 from server.requests.sampling import SamplingParams
 
 Prompt = str | list[int]
@@ -28,9 +29,11 @@ def _is_ids(value: object) -> bool:
 def _prompts(value: object) -> list[Prompt]:
     if value is None or value == []:
         raise BadRequest("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
+    prompts = value if isinstance(value, list) else [value]
+    if len(prompts) > LIMITS.prompts and type(prompts[0]) is not int:
+        raise too_many("prompt", LIMITS.prompts, "prompts", len(prompts))
     if isinstance(value, str) or _is_ids(value):
         return [cast("Prompt", value)]
-    prompts = value if isinstance(value, list) else [value]
     if all(isinstance(one, str) for one in prompts) or all(_is_ids(one) for one in prompts):
         return cast("list[Prompt]", prompts)
     raise PydanticCustomError("prompt_type", _SHAPES)
@@ -45,6 +48,7 @@ Prompts = Annotated[
 class CompletionRequest(GenerationBody):
     unsupported = {**UNSUPPORTED, "response_format": ({"type": "text"},)}
     meaningless = MEANINGLESS | {"best_of"}  # checked below
+    stand_ins = {"prompt": "-"}
 
     prompt: Prompts = Field(default=None, validate_default=True)
     max_tokens: int | None = Field(default=16, description="null fills the context; 0 goes with echo only.")
@@ -67,11 +71,16 @@ class CompletionRequest(GenerationBody):
         """True for echo without new tokens: the answer is the prompt and its logprobs."""
         return bool(self.echo) and self.max_tokens == 0
 
+    @property
+    def most_tokens(self) -> int | None:
+        """The longest answer, as the engine makes it."""
+        # The engine runs no request for zero tokens: one is made and not shown.
+        return 1 if self.scores_only else self.max_tokens
+
     def to_sampling(self) -> SamplingParams:
         echoed = self.logprobs if self.echo else None
         return self.sampling(
-            # The engine runs no request for zero tokens: one is made and not shown.
-            max_tokens=1 if self.scores_only else self.max_tokens,
+            max_tokens=self.most_tokens,
             logprobs=self.logprobs,
             prompt_logprobs=echoed if self.prompt_logprobs is None else self.prompt_logprobs,
         )

@@ -2,7 +2,7 @@
 
 A field is known; or we do not support it yet, and it is refused by name unless its value asks for nothing; or
 it has no meaning for a server like this one and is accepted; or it is a mistake and refused with the nearest
-known name.
+known name. Lists and objects have a greatest length, which is checked before their entries are.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, ClassVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Strict, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, model_validator
 
-from server.errors import BadRequest
+from server.errors import BadRequest, too_many
 
 Flag = Annotated[bool, Strict()]
 """A boolean that takes true and false only: "yes" and 1 are mistakes."""
@@ -30,6 +30,11 @@ def check_text(text: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(check_text)]
+
+FIRST_ERROR = Field(fail_fast=True)
+"""Marks a list whose first wrong entry is the only one reported: a million entries have a million errors."""
+Texts = Annotated[list[Text], FIRST_ERROR]
+Ids = Annotated[list[int], FIRST_ERROR]
 
 Neutral = tuple[object, ...]
 """Values of an unsupported field that ask for nothing. null always does."""
@@ -97,6 +102,14 @@ SYNONYMS: Mapping[str, str] = {
 
 _REPORTED = 5
 _SHOWN = 64
+_MOST_UNKNOWN = 1024
+"""The number of unknown fields after which no more are counted."""
+_SHORT = 16
+"""The entries that every list and object may have: the least bound of any."""
+_LONG_KINDS = (list, dict)
+
+Bounds = Mapping[str, tuple[int, str]]
+"""Field -> the most entries that it may have, and the word for them."""
 
 
 class Body(BaseModel):
@@ -106,19 +119,36 @@ class Body(BaseModel):
 
     unsupported: ClassVar[Mapping[str, Neutral]] = {}
     meaningless: ClassVar[frozenset[str]] = frozenset()
+    bounds: ClassVar[Bounds] = {}
+    stand_ins: ClassVar[Mapping[str, object]] = {}
+    """The fields that may be long, and short values that stand in their place once they have been read."""
 
     @model_validator(mode="before")
     @classmethod
     def check_fields(cls, body: object) -> object:
         if isinstance(body, dict):
-            unknown = [
-                name
-                for name, value in body.items()
-                if name not in cls.__pydantic_fields__ and not cls._may_pass(name, value)
-            ]
+            unknown: list[str] = []
+            for name, value in body.items():
+                if name not in cls.__pydantic_fields__:
+                    if not cls._may_pass(name, value):
+                        unknown.append(name)
+                        if len(unknown) > _MOST_UNKNOWN:
+                            break
+                elif type(value) in _LONG_KINDS and len(value) > _SHORT:
+                    cls._check_length(name, len(value))
             if unknown:
                 raise _unknown_fields(unknown, cls.__pydantic_fields__)
         return body
+
+    def without_texts(self) -> dict[str, object]:
+        """The fields that were given, as JSON has them, with stand-ins for those that may be long."""
+        return {**self.model_dump(exclude_unset=True, exclude={*self.stand_ins}), **self.stand_ins}
+
+    @classmethod
+    def _check_length(cls, name: str, length: int) -> None:
+        most, entries = cls.bounds.get(name, (length, ""))
+        if length > most:
+            raise too_many(name, most, entries, length)
 
     @classmethod
     def _may_pass(cls, name: str, value: object) -> bool:

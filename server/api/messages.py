@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
-from server.api.fields import Body, Flag, check_text
+from server.api.fields import FIRST_ERROR, Body, Bounds, Flag, check_text
 from server.errors import BadRequest
+from server.requests.facts import LIMITS
 
 MAX_MESSAGES = 4096
+MAX_PARTS = 1024
+"""The most parts of one message's content."""
+MAX_TOOL_CALLS = 1024
 
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 """Types of content parts that are text; "refusal" has it under its own name."""
@@ -28,6 +33,10 @@ def _content(value: object) -> str | list[dict[str, str]] | None:
     if isinstance(value, str):
         return check_text(value)
     if isinstance(value, list):
+        if len(value) > MAX_PARTS:
+            raise PydanticCustomError(
+                "too_long", "A content may have at most {most} parts", {"most": MAX_PARTS}
+            )
         return [_text_part(part) for part in value]
     raise PydanticCustomError("content_type", "Input should be a string or a list of content parts")
 
@@ -81,7 +90,7 @@ class Message(BaseModel):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Content = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOL_CALLS), FIRST_ERROR] | None = None
     tool_call_id: str | None = None
 
     def text(self) -> str:
@@ -116,16 +125,25 @@ class Tool(BaseModel):
         return self.model_dump(exclude_none=True)
 
 
-Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES), FIRST_ERROR]
 
 
 class TemplateOptions(Body):
     """Fields that say how a conversation becomes a prompt, for chats and for counting their tokens."""
 
-    tools: list[Tool] | None = Field(
+    bounds: ClassVar[Bounds] = {
+        "tools": (LIMITS.tools, "tools"),
+        "documents": (LIMITS.documents, "documents"),
+        "chat_template_kwargs": (LIMITS.template_kwargs, "arguments"),
+    }
+    stand_ins: ClassVar[Mapping[str, object]] = dict.fromkeys(
+        ("messages", "tools", "documents", "chat_template", "chat_template_kwargs")
+    )
+
+    tools: Annotated[list[Tool], FIRST_ERROR] | None = Field(
         default=None, description="Written into the prompt by the chat template."
     )
-    documents: list[dict[str, Any]] | None = None
+    documents: Annotated[list[dict[str, Any]], FIRST_ERROR] | None = None
     add_generation_prompt: Flag = True
     continue_final_message: Flag = Field(
         default=False, description="The answer goes on with the last message."

@@ -14,10 +14,10 @@ from pydantic import Discriminator, Field, PlainValidator, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from server.api.common import INCLUDE, CacheDiagnoses, Include, Int64, Usage, check_cache_salt
-from server.api.fields import MEANINGLESS, Body, Flag, Neutral, Text, check_text
+from server.api.fields import FIRST_ERROR, MEANINGLESS, Body, Flag, Neutral, Text, check_text
 from server.api.messages import Message, Messages, TemplateOptions
-from server.errors import BadRequest
-from server.requests.facts import Facts
+from server.errors import BadRequest, too_many
+from server.requests.facts import LIMITS, Facts
 from server.requests.pooling import PoolingParams, Terms, Truncation
 from server.requests.vectors import EmbedDtype, Endianness
 
@@ -69,12 +69,13 @@ class PoolingBody(Body):
         if not isinstance(body, dict) or not any(name in body for name in _OLD_NAMES):
             return body
         given = {name: body[name] for name in ("use_activation", *_OLD_NAMES) if body.get(name) is not None}
-        if len(set(map(repr, given.values()))) > 1:
+        if len({value for value in given.values() if isinstance(value, bool)}) > 1:
             raise BadRequest(
                 f"{' and '.join(given)} mean the same, but differ; use `use_activation`.", "use_activation"
             )
+        wrong = [value for value in given.values() if not isinstance(value, bool)]
         rest = {name: value for name, value in body.items() if name not in (*_OLD_NAMES, "use_activation")}
-        return {**rest, "use_activation": next(iter(given.values()), None)}
+        return {**rest, "use_activation": next(iter([*wrong, *given.values()]), None)}
 
     @model_validator(mode="after")
     def check_salt(self) -> Self:
@@ -99,6 +100,8 @@ def _is_ids(value: object) -> bool:
 def _inputs(value: object) -> list[str | list[int]] | None:
     if value is None:
         return None
+    if isinstance(value, list) and len(value) > LIMITS.inputs and type(value[0]) is not int:
+        raise too_many("input", LIMITS.inputs, "texts", len(value))
     texts = value if isinstance(value, list) and not (value and _is_ids(value)) else [value]
     if not (all(isinstance(one, str) for one in texts) or all(_is_ids(one) for one in texts)):
         raise PydanticCustomError("input_type", _SHAPES)
@@ -116,14 +119,27 @@ def _count(value: object) -> str:
 
 
 Conversations = Annotated[
-    Annotated[Messages, Tag("(one)")] | Annotated[list[Messages], Tag("(many)")], Discriminator(_count)
+    Annotated[Messages, Tag("(one)")] | Annotated[list[Messages], FIRST_ERROR, Tag("(many)")],
+    Discriminator(_count),
 ]
+
+
+def _check_conversations(messages: object) -> None:
+    """Refuses too many conversations, and too many messages in all of them, before any is read."""
+    if isinstance(messages, list) and _count(messages) == "(many)":
+        if len(messages) > LIMITS.inputs:
+            raise too_many("messages", LIMITS.inputs, "conversations", len(messages))
+        total = sum(len(one) for one in messages if isinstance(one, list))
+        if total > LIMITS.conversation_messages:
+            raise too_many("messages", LIMITS.conversation_messages, "messages in all", total)
 
 
 class TextBody(PoolingBody, TemplateOptions):
     """A body with texts, or with conversations that the chat template writes out."""
 
     unsupported = UNSUPPORTED
+    bounds = TemplateOptions.bounds
+    stand_ins = {**TemplateOptions.stand_ins, "input": "-"}
 
     input: Inputs = Field(default=None, description="Texts, as strings or token ids; or use messages.")
     messages: Conversations | None = Field(default=None, description="A conversation, or a list of them.")
@@ -140,6 +156,8 @@ class TextBody(PoolingBody, TemplateOptions):
         first = given[0] if isinstance(given, list) and given else None
         if isinstance(first, list) and first:
             first = first[0]
+        if isinstance(body, dict):
+            _check_conversations(given if isinstance(first, dict) else body.get("messages"))
         if not isinstance(body, dict) or not isinstance(first, dict):
             return body
         if body.get("messages") is not None:

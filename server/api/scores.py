@@ -15,6 +15,7 @@ from server.api.fields import Flag, check_text
 from server.api.messages import TEXT_PARTS
 from server.api.pooling import UNSUPPORTED, PoolingBody
 from server.errors import BadRequest
+from server.requests.facts import LIMITS
 from server.requests.pooling import Terms
 from server.requests.scoring import Pairs, ScoreOptions
 
@@ -52,6 +53,8 @@ OneText = Annotated[str, PlainValidator(_text, json_schema_input_type=str)]
 class ComparingBody(PoolingBody):
     """Fields of every endpoint that compares texts."""
 
+    stand_ins: ClassVar[Mapping[str, object]] = {"instruction": None, "chat_template_kwargs": None}
+
     max_tokens_per_query: int = Field(default=0, description="Longer texts are cut; 0 is no limit.")
     max_tokens_per_doc: int = Field(default=0, description="Longer texts are cut; 0 is no limit.")
     instruction: str | None = Field(
@@ -81,6 +84,13 @@ class ScoreRequest(ComparingBody):
     """A request whose two texts, or lists of texts, may have any of the names that clients know."""
 
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = UNSUPPORTED
+    bounds = {key: (LIMITS.inputs, "texts") for keys in KEYS for key in keys}
+    stand_ins = {
+        **ComparingBody.stand_ins,
+        **{key: None for keys in KEYS for key in keys},
+        "text_1": "-",
+        "text_2": "-",
+    }
 
     text_1: Texts | None = Field(default=None, description="One text for all of text_2, or one for each.")
     text_2: Texts | None = None
@@ -111,6 +121,8 @@ class RerankRequest(ComparingBody):
     """Documents that shall be sorted by how well they answer a query."""
 
     unsupported = {**UNSUPPORTED, "rank_fields": (), "max_chunks_per_doc": ()}
+    bounds = {"documents": (LIMITS.inputs, "texts")}
+    stand_ins = {**ComparingBody.stand_ins, "query": "-", "documents": ["-"]}
 
     query: OneText
     documents: Texts
@@ -130,7 +142,7 @@ class Score(msgspec.Struct, kw_only=True):
 
 
 class RankedDocument(msgspec.Struct):
-    text: str
+    text: msgspec.Raw
     multi_modal: None = None
 
 

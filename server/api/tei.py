@@ -6,13 +6,14 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from pydantic import AfterValidator, Field, PlainValidator
+from pydantic import AfterValidator, Discriminator, Field, PlainValidator, Tag
 from pydantic_core import PydanticCustomError
 
-from server.api.fields import Body, Flag, Text, check_text
+from server.api.fields import Body, Flag, Text, Texts, check_text
 from server.api.pooling import Inputs
-from server.errors import BadRequest
-from server.requests.facts import Facts
+from server.api.scores import RerankRequest
+from server.errors import BadRequest, too_many
+from server.requests.facts import LIMITS, Facts
 from server.requests.pooling import PoolingParams, Source, Terms, Truncation
 from server.requests.scoring import Pairs, ScoreOptions
 
@@ -44,6 +45,8 @@ class PromptedTeiBody(TeiBody):
 
 
 class EmbedRequest(PromptedTeiBody):
+    stand_ins = {"inputs": "-"}
+
     inputs: SomeInputs = Field(description="A text or several, as strings or token ids.")
     normalize: Flag = True
     dimensions: int | None = None
@@ -53,6 +56,8 @@ class EmbedRequest(PromptedTeiBody):
 
 
 class EmbedAllRequest(PromptedTeiBody):
+    stand_ins = {"inputs": "-"}
+
     inputs: SomeInputs = Field(description="A text or several, as strings or token ids.")
 
 
@@ -65,6 +70,8 @@ def _is_texts(value: object) -> bool:
 
 def _predicted(value: object) -> str | Pair | list[str | Pair]:
     """Reads a text, a pair, or a list of lists with one or two texts each."""
+    if isinstance(value, list) and len(value) > LIMITS.inputs:
+        raise too_many("inputs", LIMITS.inputs, "texts", len(value))
     if isinstance(value, str) or _is_texts(value):
         return _text_or_pair(value)
     if isinstance(value, list) and value and all(_is_texts(one) for one in value):
@@ -80,6 +87,8 @@ def _text_or_pair(value: Any) -> str | Pair:
 
 
 class PredictRequest(TeiBody):
+    stand_ins = {"inputs": "-"}
+
     inputs: Annotated[
         str | Pair | list[str | Pair],
         PlainValidator(_predicted, json_schema_input_type=str | list[str] | list[list[str]]),
@@ -90,8 +99,11 @@ class PredictRequest(TeiBody):
 class TextsRequest(TeiBody):
     """The body of /rerank in the form of text-embeddings-inference, which has `texts`."""
 
+    bounds = {"texts": (LIMITS.inputs, "texts")}
+    stand_ins = {"query": "-", "texts": ["-"]}
+
     query: Text
-    texts: list[Text]
+    texts: Texts
     raw_scores: Flag = False
     return_text: Flag = False
 
@@ -106,12 +118,26 @@ class TextsRequest(TeiBody):
         )
 
 
+def _rerank_form(body: object) -> str:
+    return "(tei)" if isinstance(body, dict) and "texts" in body else "(usual)"
+
+
+EitherRerank = Annotated[
+    Annotated[RerankRequest, Tag("(usual)")] | Annotated[TextsRequest, Tag("(tei)")],
+    Discriminator(_rerank_form),
+]
+
+
 class Sentences(Body):
+    bounds = {"sentences": (LIMITS.inputs, "texts")}
+
     source_sentence: Text
-    sentences: Annotated[list[Text], Field(min_length=1)]
+    sentences: Annotated[Texts, Field(min_length=1)]
 
 
 class SimilarityRequest(Body):
+    stand_ins = {"inputs": {"source_sentence": "-", "sentences": ["-"]}}
+
     inputs: Sentences
     parameters: PromptedTeiBody = PromptedTeiBody()
 
@@ -119,7 +145,7 @@ class SimilarityRequest(Body):
 class RankedText(msgspec.Struct):
     index: int
     score: float
-    text: str | UnsetType = UNSET
+    text: msgspec.Raw | UnsetType = UNSET
 
 
 class Prediction(msgspec.Struct):

@@ -7,7 +7,7 @@ from typing import Annotated, Self
 import msgspec
 from pydantic import Field, model_validator
 
-from server.api.fields import MEANINGLESS, Body, Flag, Text
+from server.api.fields import FIRST_ERROR, MEANINGLESS, Body, Flag, Text
 from server.api.messages import Messages, TemplateOptions
 from server.errors import BadRequest
 
@@ -17,6 +17,7 @@ class TokenizeRequest(TemplateOptions):
 
     unsupported = {"mm_processor_kwargs": ({},), "media_io_kwargs": ({},)}
     meaningless = MEANINGLESS
+    stand_ins = {**TemplateOptions.stand_ins, "prompt": "-"}
 
     model: Text | None = None
     prompt: str | None = None
@@ -35,9 +36,10 @@ class TokenizeRequest(TemplateOptions):
 
 class DetokenizeRequest(Body):
     meaningless = MEANINGLESS
+    stand_ins = {"tokens": []}
 
     model: Text | None = None
-    tokens: list[Annotated[int, Field(ge=0)]]
+    tokens: Annotated[list[Annotated[int, Field(ge=0)]], FIRST_ERROR]
 
 
 class Tokenized(msgspec.Struct):

@@ -1,40 +1,81 @@
-"""Reads the body of a request, within bounds of its size and of the time it may stand still."""
+"""Reads the body of a request, within bounds of its size and of the memory of all bodies together.
+
+How long a body may take is watched by its connection (`server/http/connection`).
+"""
 
 from __future__ import annotations
 
-import asyncio
-
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
-from server.errors import TooLarge
+from server.errors import TooLarge, Unavailable
+from server.http.heap import HeapTrimmer
 
 MAX_BODY = 16 << 20
-BODY_SECONDS = 30
-"""How long a body may stand still before it is complete."""
+MAX_TOGETHER = 256 << 20
+"""Bytes of all bodies together that are being read in this process."""
+ALWAYS_READ = 64 << 10
+"""A body up to so many bytes is read however many others there are: those who hold up long ones delay no
+short ones."""
+LONG = 1 << 20
+"""Bytes of a body above which its memory is given back to the system afterwards."""
 
 
-async def read_body(receive: Receive) -> bytes:
-    """Returns the whole body. Raises ClientDisconnect if the client leaves before its end."""
+class BodyMemory:
+    """Counts the bytes of the long bodies that are being read."""
+
+    def __init__(self, trimmer: HeapTrimmer) -> None:
+        self.taken = 0
+        self._trimmer = trimmer
+
+    def has_room(self, size: int) -> bool:
+        return size <= ALWAYS_READ or self.taken + size <= MAX_TOGETHER
+
+    def give_back(self, size: int) -> None:
+        self.taken -= size
+        if size > LONG:
+            self._trimmer.trim_soon()
+
+
+BODY_MEMORY = BodyMemory(HeapTrimmer())
+
+
+async def read_body(receive: Receive, memory: BodyMemory = BODY_MEMORY, *, most: int | None = None) -> bytes:
+    """Returns the whole body. Raises ClientDisconnect if the connection ends before it.
+
+    `most` is the most bytes that are taken of this one, if they are fewer than MAX_BODY.
+    """
+    most = MAX_BODY if most is None else min(most, MAX_BODY)
     parts: list[bytes] = []
-    size = 0
-    while True:
-        try:
-            async with asyncio.timeout(BODY_SECONDS):
-                message = await receive()
-        except TimeoutError:
-            raise HTTPException(408, f"The body stood still for {BODY_SECONDS} seconds.") from None
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        part = message.get("body", b"")
-        size += len(part)
-        if size > MAX_BODY:
-            raise body_too_large()
-        parts.append(part)
-        if not message.get("more_body", False):
-            return b"".join(parts)
+    size = taken = 0
+    try:
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            part = message.get("body", b"")
+            size += len(part)
+            if size > most:
+                raise body_too_large(most)
+            if size > ALWAYS_READ:
+                if memory.taken + size - taken > MAX_TOGETHER:
+                    raise no_room_for_body()
+                memory.taken += size - taken
+                taken = size
+            parts.append(part)
+            if not message.get("more_body", False):
+                return b"".join(parts)
+    finally:
+        memory.give_back(taken)
 
 
-def body_too_large() -> TooLarge:
-    return TooLarge(f"The body may have at most {MAX_BODY} bytes: send less text in one request.")
+def body_too_large(most: int = MAX_BODY) -> TooLarge:
+    return TooLarge(f"The body may have at most {most} bytes: send less text in one request.")
+
+
+def no_room_for_body() -> Unavailable:
+    return Unavailable(
+        f"The server is reading as many long requests as it holds at a time, {MAX_TOGETHER >> 20} MiB. Try "
+        "again later, or send less text in one request.",
+        retry_after=1,
+    )

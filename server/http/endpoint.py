@@ -7,35 +7,36 @@ one. An endpoint here is a function of `body` and `request`, and needs none of t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, get_type_hints
 
-import msgspec
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.errors import ApiError
-from server.http.body import read_body
-from server.http.error_answers import CLIENT_GONE, explain, invalid_body
+from server.http.body import BODY_MEMORY, read_body
+from server.http.error_answers import CLIENT_GONE, explain
 from server.http.middleware import path_of
+from server.http.sse import ClientGone, while_connected
+from server.reading.json_body import check_values, is_long, read_json
+from server.reading.table import BY_PATH, OTHER_BODY, Reading
 from server.requests.timing import RequestTimes
 
-_parse = msgspec.json.Decoder().decode
-"""A fast parser. It refuses some texts that the standard library reads, such as NaN and lone surrogates, and
-reads all others as the standard library does."""
+READ = "read"
+"""The entry of a request's scope with what the helper has read of its body."""
 
 
 class Endpoint(APIRoute):
     """A route to an async function of `request`, `body` and path parameters, or of some of these.
 
     Its `dependencies` are async functions of the request, which refuse it by raising an ApiError. They run
-    before the body is read as JSON, in the order of the list.
+    before the body is read, in the order of the list. A long body is read as JSON by the helper process, and
+    arrives here with stand-ins for its texts.
     """
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
@@ -44,10 +45,12 @@ class Endpoint(APIRoute):
         hints.pop("return", None)
         body = hints.pop("body", None)
         self._validate = None if body is None else TypeAdapter(body).validate_python
+        self._reading: Reading[Any] | None = BY_PATH.get(path)
+        self._most_bytes = self._reading.most_bytes if self._reading else OTHER_BODY
         self._takes_request = hints.pop("request", None) is not None
         if hints.keys() != self.param_convertors.keys():
             raise TypeError(f"{path}: an endpoint takes `body`, `request` and path parameters, not {hints}")
-        self._checks = [each.dependency for each in self.dependencies if each.dependency is not None]
+        self.checks = [each.dependency for each in self.dependencies if each.dependency is not None]
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         return self.respond
@@ -78,40 +81,34 @@ class Endpoint(APIRoute):
             arguments.update(request.path_params)
         if self._takes_request:
             arguments["request"] = request
-        raw = b"" if self._validate is None else await read_body(request.receive)
-        for check in self._checks:
+        for check in self.checks:
             await check(request)
         if self._validate is not None:
-            arguments["body"] = _read(raw, self._validate)
+            arguments["body"] = await self._read(request, self._validate)
         return await self.endpoint(**arguments)
 
+    async def _read(self, request: Request, validate: Callable[..., Any]) -> Any:
+        raw = await read_body(request.receive, most=self._most_bytes)
+        if is_long(raw):
+            raw = await self._shortened(request, raw)
+        return read_json(raw, validate)
 
-def _read(raw: bytes, validate: Callable[..., Any]) -> Any:
-    """The validated body. Errors are worded as FastAPI words them."""
-    if not raw:
-        raise invalid_body([{"type": "missing", "msg": "Field required", "input": None}])
-    content = _decode(raw)
-    try:
-        return validate(content, from_attributes=True)
-    except ValidationError as error:
-        raise invalid_body(error.errors(include_url=False)) from None
-
-
-def _decode(raw: bytes) -> object:
-    try:
-        return _parse(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return _decode_slowly(raw)
-
-
-def _decode_slowly(raw: bytes) -> object:
-    try:
-        return json.loads(raw)
-    except json.JSONDecodeError as error:
-        fault = {"type": "json_invalid", "loc": [error.pos], "msg": "JSON decode error", "input": {}}
-        raise invalid_body([{**fault, "ctx": {"error": error.msg}}]) from None
-    except (ValueError, RecursionError):
-        raise HTTPException(400, "There was an error parsing the body") from None
+    async def _shortened(self, request: Request, raw: bytes) -> bytes:
+        """Has the texts of a long body read, and returns the body with stand-ins for them."""
+        if self._reading is None:
+            check_values(raw)
+            return raw
+        frontend = request.app.state.frontend
+        work = frontend.helper.read(self._reading, raw, frontend.facts)
+        BODY_MEMORY.taken += len(raw)
+        try:
+            found = await while_connected(request.receive, work)
+        except ClientGone:
+            raise ClientDisconnect from None
+        finally:
+            BODY_MEMORY.give_back(len(raw))
+        request.scope[READ] = found.result
+        return found.body
 
 
 class PathTable:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -15,15 +14,6 @@ from server.status import Draining
 
 CLIENT_GONE = 499
 """The status under which a request is counted whose client left before the answer."""
-
-MAX_REPORTED = 5
-"""How many validation errors one answer names."""
-MAX_INPUT = 200
-"""How many characters of a wrong value an answer repeats."""
-
-
-class InvalidBody(BadRequest):
-    type = "Bad Request"
 
 
 def explain(request: Request, error: Exception) -> Response:
@@ -36,7 +26,8 @@ def explain(request: Request, error: Exception) -> Response:
         case _:
             found = Internal("Internal server error")
     # A client that keeps its connection to a server that shuts down would only be refused again.
-    draining = isinstance(request.app.state.frontend.status, Draining)
+    status = request.app.state.frontend.status
+    draining = isinstance(status, Draining) and status.refuses
     return error_response(found, close=draining and found.status == 503)
 
 
@@ -73,43 +64,3 @@ def _from_http(request: Request, error: HTTPException) -> ApiError:
         allowed = (error.headers or {}).get("Allow", "another method")
         message = f"{request.url.path} does not take {request.method}; use {allowed}."
     return _HttpError(error.status_code, message, error.headers)
-
-
-def invalid_body(errors: Iterable[Mapping[str, Any]]) -> InvalidBody:
-    """vLLM's text for a body that does not fit, from pydantic's errors, cut to what a reader can use."""
-    found = list(errors)
-    lines = [f"  {_shown(error)}" for error in found[:MAX_REPORTED]]
-    count = f"{len(found)} validation error{'s' if len(found) != 1 else ''}:"
-    return InvalidBody("\n".join([count, *lines]), _location(found[0]))
-
-
-def _shown(error: Mapping[str, Any]) -> dict[str, object]:
-    shown: dict[str, object] = {
-        "type": error.get("type"),
-        "loc": _location(error),
-        "msg": error.get("msg"),
-        "input": _shortened(error.get("input")),
-    }
-    if error.get("ctx"):
-        shown["ctx"] = {key: _shortened(str(value)) for key, value in error["ctx"].items()}
-    return shown
-
-
-def _location(error: Mapping[str, Any]) -> str:
-    # pydantic names the chosen form of a body (its tag, in parentheses) like a field of it.
-    path = [str(part) for part in error.get("loc", ()) if not str(part).startswith("(")]
-    return ".".join(["body", *path])
-
-
-def _shortened(value: object) -> object:
-    match value:
-        case dict():
-            return f"<dict of {len(value)} items>"
-        case list() | tuple():
-            return f"<list of {len(value)} items>"
-        case str() | bytes() if len(value) > MAX_INPUT:
-            return str(value[:MAX_INPUT]) + "…"
-        case str() | bytes() | int() | float() | None:
-            return value
-        case _:
-            return f"<{type(value).__name__}>"

@@ -1,4 +1,4 @@
-"""Middleware that every HTTP request passes before its route: metrics, request ids, keys, header bounds.
+"""Middleware that every HTTP request passes before its route: metrics, request ids, keys, header checks.
 
 Plain ASGI, because it runs for every message of every answer.
 """
@@ -18,10 +18,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from server.errors import ApiError, BadRequest, Unauthorized
 from server.http import body
 from server.http.error_answers import error_response
+from server.http.hosts import HostRules
 from server.metrics import Metrics
-
-MAX_HEADERS = 100
-MAX_HEADER_BYTES = 64 << 10
 
 OPEN_PATHS = frozenset({"/live", "/health", "/ready", "/ping"})
 """Paths that are answered without a key: they tell only whether the server lives."""
@@ -30,18 +28,16 @@ HOST = re.compile(rb"[^\s/\\?#@]+")
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
-class HeadersTooLarge(ApiError):
-    status = 431
-    type = "RequestHeaderFieldsTooLarge"
-
-
 class UnsupportedMediaType(ApiError):
     status = 415
     type = "UnsupportedMediaTypeError"
 
 
 class HttpMetrics:
-    """Counts and times each request by the path of its route, never by the path that the client wrote."""
+    """Counts and times each request by the path of its route, never by the path that the client wrote.
+
+    It is the outermost of all, and gives back the places that a request has in the server.
+    """
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
@@ -62,6 +58,8 @@ class HttpMetrics:
         try:
             await self._app(scope, receive, watched)
         finally:
+            if (admission := scope.get("admission")) is not None:
+                admission.release()
             handler = getattr(scope.get("route"), "path", "none")
             self._metrics.http(handler, _known_method(scope["method"]), status, time.monotonic() - started)
 
@@ -122,35 +120,36 @@ def path_of(scope: Scope) -> str:
     return scope["path"].removeprefix(scope.get("root_path", ""))
 
 
-class HeaderBounds:
-    """Refuses a request whose headers are too many, too long, or announce a body that is not taken."""
+class HeaderChecks:
+    """Refuses a request whose headers show that it is meant for another host, comes from a foreign web page,
+    or announces a body that is not taken."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, hosts: HostRules) -> None:
         self._app = app
+        self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        error = _header_error(scope)
+        error = self._refusal(scope)
         if error is not None:
             # Closed, or the rest of the body would be read as the next request.
             return await error_response(error, close=True)(scope, receive, send)
         await self._app(scope, receive, send)
 
-
-def _header_error(scope: Scope) -> ApiError | None:
-    raw: list[tuple[bytes, bytes]] = scope["headers"]
-    if len(raw) > MAX_HEADERS or sum(len(name) + len(value) for name, value in raw) > MAX_HEADER_BYTES:
-        return HeadersTooLarge(
-            f"The request may have at most {MAX_HEADERS} headers of {MAX_HEADER_BYTES} bytes together."
-        )
-    hosts = [value for name, value in raw if name == b"host"]
-    if scope["http_version"] == "1.1" and (len(hosts) != 1 or not HOST.fullmatch(hosts[0])):
-        return BadRequest("The request needs one header Host, with a host and perhaps a port.")
-    headers = dict(reversed(raw))  # of several headers with one name the first counts
-    length = headers.get(b"content-length", b"0")
-    if length.isdigit() and int(length) > body.MAX_BODY:
-        return body.body_too_large()
-    if headers.get(b"content-encoding", b"identity") != b"identity":
-        return UnsupportedMediaType("Compressed bodies are not accepted: send the body as it is.")
-    return None
+    def _refusal(self, scope: Scope) -> ApiError | None:
+        raw: list[tuple[bytes, bytes]] = scope["headers"]
+        hosts = [value for name, value in raw if name == b"host"]
+        if scope["http_version"] == "1.1" and (len(hosts) != 1 or not HOST.fullmatch(hosts[0])):
+            return BadRequest("The request needs one header Host, with a host and perhaps a port.")
+        headers = dict(reversed(raw))  # of several headers with one name the first counts
+        if hosts and (foreign := self._hosts.refusal(hosts[0], headers.get(b"origin"))):
+            return foreign
+        length = headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length) > body.MAX_BODY:
+            return body.body_too_large()
+        if headers.get(b"content-encoding", b"identity") != b"identity":
+            return UnsupportedMediaType("Compressed bodies are not accepted: send the body as it is.")
+        if length.isdigit() and not body.BODY_MEMORY.has_room(int(length)):
+            return body.no_room_for_body()
+        return None

@@ -126,18 +126,26 @@ class EventStream(Response):
         events: AsyncGenerator[bytes],
         keep_alive: float = 0.0,
         late_headers: Callable[[], list[tuple[bytes, bytes]]] = list,
+        on_flow: Callable[[bool], None] = lambda paused: None,
     ) -> None:
-        """`late_headers` returns headers that are known when the first event is sent, and not before."""
+        """`late_headers` returns headers that are known when the first event is sent, and not before.
+
+        `on_flow` is told with True that the client does not keep up with reading, and with False that it
+        does again.
+        """
         self.status_code = 200
         self.background = None
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         self._events = events
         self._late_headers = late_headers
+        self._on_flow = on_flow
         self._keep_alive = keep_alive
         """Seconds of silence after which a comment is sent; 0 sends none."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sender = _StreamSender(send, self._head)
+        if follow_reader := scope.get("follow_reader"):  # from our own connections
+            follow_reader(self._on_flow)
         try:
             await while_connected(receive, self._run(sender))
         except ClientGone:

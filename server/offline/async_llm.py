@@ -13,6 +13,7 @@ import msgspec
 
 from engine_core.client.client import EngineClient
 from engine_core.engine_processes import EngineProcesses, start_engines
+from engine_core.keeper import keep_engines
 from engine_core.protocol import Progress
 from server.errors import ApiError, Unavailable
 from server.frontend import Frontend
@@ -30,6 +31,7 @@ from server.requests.task_names import GENERATE, require_task
 from server.requests.unsupported import refuse_keywords
 from server.requests.vectors import as_array
 from server.run.progress import ProgressDisplay
+from server.text.token_ids import unpack
 from server.text.tokenizer import LONG_TEXT
 from worker import logs
 
@@ -151,7 +153,7 @@ class AsyncLLM:
         )
         pooled = PoolingOutput(as_array(answer.vectors).copy())
         metrics.add_pooled(answer)
-        yield PoolingRequestOutput(name, pooled, items[0].tokens, answer.cached, metrics=metrics)
+        yield PoolingRequestOutput(name, pooled, unpack(items[0].tokens), answer.cached, metrics=metrics)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """Ends requests: their generators finish, with the reason "abort". Unknown ids are passed over."""
@@ -193,8 +195,9 @@ class AsyncLLM:
         """The reason why no request can be run any more; None while requests can be run."""
         if not self._stop.alive:
             return Unavailable(_SHUT_DOWN)
-        if self._connection is not None and self._connection.client.dead is not None:
-            return Unavailable(f"The engine has stopped: {self._connection.client.dead}")
+        if self._connection is not None:
+            dead = self._connection.client.dead
+            return None if dead is None else Unavailable(f"The engine has stopped: {dead}")
         if self.config.replicas.here and all(one.exit_code is not None for one in self._engines.engines):
             return Unavailable("The engine has stopped: its process has ended")
         return None
@@ -226,10 +229,14 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         self._display = ProgressDisplay()
         self.client = EngineClient(
-            engines.addresses[0], config.replicas, watched=True, on_progress=self._show
+            engines.addresses[0],
+            config.replicas,
+            restart_wait=config.restart_wait,
+            on_progress=self._show,
         )
+        self._engines = engines
         self.frontend = Frontend(_without_bound(config), self.client, Metrics(config.model_names[0]))
-        self._watch = self._loop.create_task(engines.supervise(self.client.engine_exited))
+        self._watch = self._loop.create_task(keep_engines(engines, self.client))
         self._start = self._loop.create_task(self._prepare())
 
     async def ready(self) -> Frontend:
@@ -260,6 +267,7 @@ class Connection:
     async def _prepare(self) -> None:
         try:
             await self.frontend.start()
+            self._engines.worked = True
         except (ValueError, OSError) as error:
             self.client.fail(logs.one_line(error))
             raise
@@ -283,9 +291,9 @@ def _is_cancelled() -> bool:
 
 
 def _without_bound(config: ServerConfig) -> ServerConfig:
-    if config.engine.max_num_queued_reqs is not None:
-        return config
-    engine = msgspec.structs.replace(config.engine, max_num_queued_reqs=UNLIMITED)
+    names = ("max_num_queued_reqs", "max_num_queued_tokens")
+    unbound = {name: UNLIMITED for name in names if getattr(config.engine, name) is None}
+    engine = msgspec.structs.replace(config.engine, **unbound)
     return msgspec.structs.replace(config, engine=engine)
 
 

@@ -14,6 +14,7 @@ from server.requests.pooling import Item
 from server.requests.sampling import RequestOutputKind, SamplingParams
 from server.requests.vectors import as_array
 from server.text.output import TextOutput
+from server.text.token_ids import unpack
 from server.text.tokenizer import Tokenizer
 from worker.protocol import Pooling, Sampling, Vectors
 
@@ -79,7 +80,7 @@ class GenerationRequest:
 
     def take(self, index: int, answer: Tokens | Pooled | Failed) -> bool:
         if isinstance(answer, Failed):
-            self._error = from_engine(answer.code, answer.message)
+            self._error = from_engine(answer)
             return True
         if isinstance(answer, Pooled):
             raise TypeError("a text that is generated was answered with vectors")
@@ -104,7 +105,7 @@ class PoolingRequest:
 
     def __init__(self, request_id: str, item: Item) -> None:
         self.request_id = request_id
-        self.tokens = item.tokens
+        self.tokens = unpack(item.tokens)
         self.params: Sequence[Sampling | Pooling] = [item.params]
         self.may_end_early = False
         self.finished = False
@@ -119,7 +120,7 @@ class PoolingRequest:
                 self.vectors, self._cached = answer.vectors, answer.cached
                 self._metrics.add_pooled(answer)
             case Failed():
-                self._error = from_engine(answer.code, answer.message)
+                self._error = from_engine(answer)
             case Tokens():
                 raise TypeError("a text that is pooled was answered with tokens")
         self.finished = True

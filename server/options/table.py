@@ -18,7 +18,9 @@ from typing import Annotated, Literal
 import msgspec
 
 from engine_core.config import WORKERS, EngineConfig, Replicas
-from engine_core.wire.key_rules import check_length, needed
+from server.options.access import ACCESS, AccessOptions
+from server.options.machines import check_nodes, check_replicas
+from server.options.names import shown_name
 from server.options.reader import (
     Option,
     OptionError,
@@ -40,14 +42,26 @@ _TEXT, _ANSWERS, _HTTP, _LOGS = "Tokenizer and chat template", "Answers", "HTTP"
 _ANY: list[str] = msgspec.field(default_factory=lambda: ["*"])
 
 
+ReasoningField = Literal["both", "reasoning", "reasoning_content"]
+"""The fields of a message that carry the reasoning: clients of different servers read different ones."""
+
+
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything an operator may ask of a server, its engines and their workers."""
 
     engine: EngineConfig
 
     served_model_name: Annotated[
-        list[str], Doc(MODEL, "Names that clients may use for the model; answers carry the first.")
+        list[str],
+        Doc(
+            MODEL,
+            "Names that clients may use for the model; answers carry the first. Default: the hub id, or the "
+            "last part of a folder's path; requests may use the whole path, too.",
+        ),
     ] = []
+    show_root: Annotated[
+        bool, Doc(MODEL, "Tell clients the model's hub id or path as `root` in /v1/models, not its name.")
+    ] = False
     tokenizer: Annotated[str | None, Doc(_TEXT, "Folder or hub id of the tokenizer, if not the model's.")] = (
         None
     )
@@ -60,7 +74,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         dict[str, object], Doc(_TEXT, "Arguments for the template where a request gives none.")
     ] = {}
     trust_request_chat_template: Annotated[
-        bool, Doc(_TEXT, "Let requests bring a chat template: a program, which can occupy the server.")
+        bool, Doc(_TEXT, "Let requests bring a chat template: a program, which gets 2 s and 256 MiB.")
     ] = False
     default_prompt_name: Annotated[
         str | None,
@@ -86,6 +100,16 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_timing: Annotated[
         bool, Doc(_ANSWERS, "Report in usage where the time went, in streams with the last chunk.")
     ] = False
+    tool_call_parser: Annotated[
+        str, Doc(_ANSWERS, "How tool calls are written: a parser's name, none, or auto asks the template.")
+    ] = "auto"
+    reasoning_parser: Annotated[
+        str, Doc(_ANSWERS, "How reasoning is marked: a parser's name, none, or auto asks the template.")
+    ] = "auto"
+    reasoning_field: Annotated[
+        ReasoningField,
+        Doc(_ANSWERS, "Fields that carry it.", ("both", "reasoning", "reasoning_content")),
+    ] = "both"
     enable_force_include_usage: Annotated[bool, Doc(_ANSWERS, "Send usage in every stream.")] = False
     return_tokens_as_token_ids: Annotated[
         bool, Doc(_ANSWERS, "Write tokens in logprobs as token_id:123.")
@@ -100,10 +124,6 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = "127.0.0.1"
     port: Annotated[int, Doc(_HTTP, "Port to listen on; 0 takes a free one.", least=0, most=65535)] = 8000
     uds: Annotated[str | None, Doc(_HTTP, "Unix socket to listen on, in place of host and port.")] = None
-    api_key: Annotated[
-        list[str],
-        Doc(_HTTP, "Keys, one of which every request must bring, but for /live, /health, /ready and /ping."),
-    ] = []
     ssl_keyfile: Annotated[str | None, Doc(_HTTP, "Key file, to serve HTTPS.")] = None
     ssl_certfile: Annotated[str | None, Doc(_HTTP, "Certificate file, to serve HTTPS.")] = None
     ssl_ca_certs: Annotated[str | None, Doc(_HTTP, "Authorities whose client certificates are accepted.")] = (
@@ -114,8 +134,25 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     allowed_methods: Annotated[list[str], Doc(_HTTP, "Methods that browsers may use.")] = _ANY
     allowed_headers: Annotated[list[str], Doc(_HTTP, "Headers that browsers may send.")] = _ANY
     allow_credentials: Annotated[bool, Doc(_HTTP, "Let browsers send credentials.")] = False
+    allowed_hosts: Annotated[
+        list[str],
+        Doc(
+            _HTTP,
+            "Names under which clients reach this server, beside localhost and its address; * for any. "
+            "Checked if this is given or only this machine is listened to.",
+        ),
+    ] = []
+    max_connections: Annotated[
+        int, Doc(_HTTP, "Connections that an API process serves at a time; see also ulimit -n.", least=1)
+    ] = 4096
+    insecure: Annotated[
+        bool,
+        Doc(_HTTP, "Let other machines use this server without a key, and ranks meet at a public address."),
+    ] = False
     enable_request_id_headers: Annotated[bool, Doc(_HTTP, "Answer with an X-Request-Id header.")] = False
     disable_fastapi_docs: Annotated[bool, Doc(_HTTP, "No /docs, /redoc and /openapi.json.")] = False
+
+    access: AccessOptions = AccessOptions()
 
     data_parallel_size: Annotated[
         int, Doc(WORKERS, "Replicas of the model, among which requests are spread.", least=1, short="-dp")
@@ -154,6 +191,27 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
             least=0,
         ),
     ] = 25.0
+    drain_delay: Annotated[
+        float,
+        Doc(
+            _LOGS,
+            "Seconds after SIGTERM for which /ready says 503 and requests are still taken, so that load "
+            "balancers notice before anybody is refused.",
+            least=0,
+        ),
+    ] = 0.0
+    restart_wait: Annotated[
+        float,
+        Doc(_LOGS, "Seconds for which requests wait while a broken engine is started again.", least=0),
+    ] = 10.0
+    exit_on_failure: Annotated[
+        bool,
+        Doc(
+            _LOGS,
+            "Exit with code 1 when a process broke too often to be started again. Without it the server "
+            "stays, and answers 503 with the reason.",
+        ),
+    ] = False
     enable_log_requests: Annotated[bool, Doc(_LOGS, "Log each request's id, size and parameters.")] = False
     disable_log_stats: Annotated[bool, Doc(_LOGS, "No line on throughput every ten seconds.")] = False
     disable_uvicorn_access_log: Annotated[bool, Doc(_LOGS, "No line for each HTTP request.")] = False
@@ -177,7 +235,17 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        return tuple(self.served_model_name) or (self.engine.model,)
+        """Names of the model that clients are told."""
+        return tuple(self.served_model_name) or (shown_name(self.engine.model),)
+
+    def is_own_path(self, name: str) -> bool:
+        """Whether clients of vLLM may use this name: they call a model without a name by its path."""
+        return name == self.engine.model and not self.served_model_name
+
+    @property
+    def root(self) -> str:
+        """The model's origin, as far as clients are told."""
+        return self.engine.model if self.show_root else self.model_names[0]
 
 
 class _Shorthands(msgspec.Struct, frozen=True):
@@ -188,31 +256,13 @@ class _Shorthands(msgspec.Struct, frozen=True):
     ] = None
 
 
-_GROUPS = (MODEL, MEMORY, WORKERS, SCHEDULER, _TEXT, _ANSWERS, _HTTP, _LOGS)
+_GROUPS = (MODEL, MEMORY, WORKERS, SCHEDULER, _TEXT, _ANSWERS, _HTTP, ACCESS, _LOGS)
 
 OPTIONS: list[Option] = sorted(
     [*options_of(ServerConfig), *options_of(_Shorthands)],
     key=lambda option: _GROUPS.index(option.doc.group),
 )
 """Every option, for the parsers below and for the reference page."""
-
-
-class OptionRow(msgspec.Struct, frozen=True):
-    """An option as the reference page shows it."""
-
-    flags: str
-    default: str
-    help: str
-
-
-def option_groups() -> list[tuple[str, list[OptionRow]]]:
-    """Return the table's groups in order, each with its rows."""
-    groups: dict[str, list[OptionRow]] = {}
-    for option in OPTIONS:
-        flags = ", ".join([*option.flags, *([f"--no-{option.flag[2:]}"] if option.is_switch else [])])
-        row = OptionRow(flags, option.written_default, option.doc.text)
-        groups.setdefault(option.doc.group, []).append(row)
-    return list(groups.items())
 
 
 _EPILOG = (
@@ -288,58 +338,18 @@ def _build(values: dict[str, object]) -> ServerConfig:
         )
     if bool(config.ssl_keyfile) != bool(config.ssl_certfile):
         raise OptionError("--ssl-keyfile and --ssl-certfile go together; give both or none")
-    if "" in config.api_key:
+    if not config.host:
+        raise OptionError("--host: an empty address would be all of them; write 0.0.0.0 if you mean that")
+    if "" in config.access.api_key:
         raise OptionError("--api-key: an empty key protects nothing; leave it out or give one")
-    _check_nodes(config)
-    _check_replicas(config)
+    check_nodes(
+        config.engine,
+        headless=config.headless,
+        replicas=config.data_parallel_size,
+        insecure=config.insecure,
+    )
+    check_replicas(config.engine, config.replicas, headless=config.headless)
     return config
-
-
-def _check_nodes(config: ServerConfig) -> None:
-    """Check the options that spread one model over several machines."""
-    nodes, rank = config.engine.nnodes, config.engine.node_rank
-    if rank >= nodes:
-        raise OptionError(f"--node-rank {rank}: of --nnodes {nodes} the last is {nodes - 1}")
-    if rank and not config.headless:
-        raise OptionError(f"--node-rank {rank} goes with --headless: the API is on the machine of rank 0")
-    if nodes == 1:
-        return
-    if config.headless and not rank:
-        raise OptionError("--headless with --nnodes is for --node-rank 1 and up: rank 0 has the API")
-    if config.data_parallel_size > 1:
-        raise OptionError(
-            "--nnodes spreads one replica over machines, and --data-parallel-size adds replicas: use one of "
-            "them; several spread replicas are several servers behind a load balancer"
-        )
-    _check_key(config, f"--nnodes {nodes}")
-
-
-def _check_replicas(config: ServerConfig) -> None:
-    size, replicas = config.data_parallel_size, config.replicas
-    if replicas.first and not config.headless:
-        raise OptionError("--data-parallel-start-rank goes with --headless: the API's machine has the first")
-    if replicas.here < 0 or replicas.first + replicas.here > size:
-        raise OptionError(
-            f"--data-parallel-size {size} has the replicas 0 to {size - 1}: there are none for "
-            f"--data-parallel-start-rank {replicas.first} and --data-parallel-size-local {replicas.here}"
-        )
-    if config.headless and config.engine.nnodes == 1:
-        if not replicas.here:
-            raise OptionError(
-                "--headless with --data-parallel-size-local 0 has nothing to run; give 1 or more"
-            )
-        _check_key(config, "--headless, which runs replicas for another machine's API,")
-    elif replicas.elsewhere:
-        _check_key(config, f"--data-parallel-size-local {replicas.here}, which lets other machines join,")
-
-
-def _check_key(config: ServerConfig, what: str) -> None:
-    if config.engine.cluster_key is None:
-        raise OptionError(str(needed(what)))
-    try:
-        check_length(config.engine.cluster_key)
-    except ValueError as error:
-        raise OptionError(f"--cluster-key: {error}") from error
 
 
 def share_metrics(folder: Path) -> None:

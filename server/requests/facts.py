@@ -19,21 +19,38 @@ class Limits(msgspec.Struct, frozen=True):
 
     n: int = 128
     prompts: int = 256
+    answers: int = 1024
+    """Choices of all prompts of a request."""
     inputs: int = 16384
     """Texts of a request that is pooled."""
     stop_strings: int = 16
     stop_bytes: int = 4096
+    stop_token_ids: int = 1024
     logit_bias: int = 1024
     bad_words: int = 128
     bad_word_tokens: int = 1024
-    request_id: int = 128
+    allowed_token_ids: int = 1 << 18
+    """More than any vocabulary has."""
+    sampling_entries: int = 1 << 21
+    """Entries of all these lists together, counted once for each answer of a request: each answer is sent to
+    the engine with its own."""
+    tools: int = 128
+    documents: int = 1024
+    template_kwargs: int = 128
+    conversation_messages: int = 1 << 16
+    """Messages of all conversations of a request."""
+    detokenized: int = 16
+    """How many times the longest prompt a list of ids may be that is turned into text."""
+
+
+LIMITS = Limits()
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     model_names: tuple[str, ...]
     """Names by which clients may call the model; answers use the first."""
     root: str
-    """The model as the operator named it."""
+    """The model's origin for clients: a hub id or path if the operator shows it, else its first name."""
     created: int
     ready: Ready
     """The engine's own facts; of several replicas, as of one engine."""
@@ -52,7 +69,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     score_type: ScoreType | None = None
     score_template: str | None = None
     """A chat template with the roles query and document, or its name, where one text is made of two."""
-    limits: Limits = Limits()
+    limits: Limits = LIMITS
 
     @property
     def vocab_size(self) -> int:

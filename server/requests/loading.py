@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from pathlib import Path
 
@@ -9,12 +10,16 @@ from engine_core.protocol import Ready
 from models.checkpoint.hub import resolve
 from models.config import ConfigError, ModelConfig, read_config
 from models.pooling.config import PoolingConfig, read_pooling
+from server.answers.finding import describe_format
 from server.options.table import ServerConfig
 from server.requests.facts import Facts, read_defaults
 from server.requests.scoring import QWEN3_RERANKER
 from server.requests.task_names import GENERATE, score_type
-from server.text.tokenizer import Tokenizer, load_tokenizer
+from server.text.tokenizer import Tokenizer
+from server.text.tokenizer_source import TokenizerSource
 from worker.host.machine import cache_folder
+
+_log = logging.getLogger(__name__)
 
 
 def find_folder(config: ServerConfig) -> Path:
@@ -30,27 +35,47 @@ def tokenizer_folder(config: ServerConfig, folder: Path) -> Path:
     return resolve(config.tokenizer, None, config.engine.download_dir, lambda _: None, "dummy")
 
 
-def open_tokenizer(config: ServerConfig, folder: Path) -> Tokenizer:
-    return load_tokenizer(
-        tokenizer_folder(config, folder),
-        chat_template=config.chat_template,
-        content_format=config.chat_template_content_format,
-        trust_remote_code=config.engine.worker.trust_remote_code,
-        cache=cache_folder(),
+def tokenizer_source(config: ServerConfig, folder: Path) -> TokenizerSource:
+    """Finds the tokenizer of a checkpoint, which is downloaded if it is another's."""
+    return TokenizerSource(
+        str(tokenizer_folder(config, folder)),
+        str(cache_folder()),
+        config.chat_template,
+        config.chat_template_content_format,
+        config.engine.worker.trust_remote_code,
     )
+
+
+def load_tokenizer(source: TokenizerSource, config: ServerConfig) -> Tokenizer:
+    """Loads a tokenizer, and logs how the answers of its model will be read."""
+    tokenizer = source.load()
+    for fault in tokenizer.chat.faults:
+        _log.warning("%s", fault)
+    _log.info(describe_format(tokenizer, config.tool_call_parser, config.reasoning_parser))
+    return tokenizer
+
+
+def open_tokenizer(config: ServerConfig, folder: Path) -> Tokenizer:
+    return tokenizer_source(config, folder).load()
 
 
 def find_facts(config: ServerConfig, ready: Ready, folder: Path, tokenizer: Tokenizer) -> Facts:
     """Collects the facts. `folder` is the checkpoint's on this machine."""
     model = read_config(folder, config.engine.hf_overrides)
-    ends = [id for id in (tokenizer.eos_id, *model.eos_token_ids) if id is not None]
+    if tokenizer.largest_id >= ready.vocab_size:
+        _log.warning(
+            "the tokenizer has ids up to %d, and the model %d tokens: texts with others are refused",
+            tokenizer.largest_id,
+            ready.vocab_size,
+        )
+    ends = [id for id in (tokenizer.eos_id, *model.eos_token_ids) if id is not None and id < ready.vocab_size]
     tasks = ready.worker.tasks
     pools = set(tasks) != {GENERATE}
     pooling = read_pooling(folder, model, config.engine.pooler_config) if pools else PoolingConfig()
     max_text_len = _max_text_len(config, ready, pooling)
     return Facts(
         model_names=config.model_names,
-        root=config.engine.model,
+        root=config.root,
         created=int(time.time()),
         ready=ready,
         max_model_len=ready.worker.max_model_len if GENERATE in tasks else max_text_len,

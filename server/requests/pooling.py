@@ -14,6 +14,7 @@ from server.errors import BadRequest, invalid
 from server.requests.facts import Facts
 from server.requests.task_names import find_task
 from server.requests.unsupported import UnsupportedPooling
+from server.text.token_ids import TokenIds, count_ids
 from server.text.tokenizer import Tokenizer
 from worker.protocol import Pooling, Task
 
@@ -23,6 +24,9 @@ Source = str | list[int]
 CUT_MARGIN = 64
 """Tokens beyond those asked for in a text that is cut before it is encoded, since tokens at the cut may
 differ."""
+
+TEXTS_AT_ONCE = 256
+"""Texts that are tokenized in one go."""
 
 _VECTORS: tuple[Task, ...] = ("embed", "token_embed")
 
@@ -61,12 +65,16 @@ class PoolingParams(UnsupportedPooling, kw_only=True, repr_omit_defaults=True):
         return next(iter(given.values()), None)
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(msgspec.Struct, frozen=True, gc=False):
     """One text for the engine, as tokens, and how to pool it."""
 
-    tokens: list[int]
+    tokens: TokenIds
     params: Pooling
+
+    @property
+    def length(self) -> int:
+        """The number of tokens."""
+        return count_ids(self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +130,13 @@ class TextReader:
     name: str = "input"
     """Name of the request's field, for errors."""
 
+    def read_all(self, sources: Sequence[Source], params: Pooling) -> list[Item]:
+        """Makes the items of many texts. The tokenizer, which needs much memory, gets a part at a time."""
+        items: list[Item] = []
+        for start in range(0, len(sources), TEXTS_AT_ONCE):
+            items += self.read(sources[start : start + TEXTS_AT_ONCE], params, start)
+        return items
+
     def read(self, sources: Sequence[Source], params: Pooling, first: int = 0) -> list[Item]:
         """Makes the items. `first` is the index of these texts among the request's."""
         texts = [
@@ -174,11 +189,6 @@ def check_characters(size: int, text: str, facts: Facts, tokenizer: Tokenizer) -
     """Refuses, without tokenizing, a text that no cut into tokens could make short enough."""
     if size > facts.max_text_len * tokenizer.longest_token:
         raise facts.text_too_long(text, "input_text", f"{size} characters", size)
-
-
-def total_characters(sources: Sequence[object]) -> int:
-    """The number of characters, about in proportion to the time that reading them takes."""
-    return sum(len(source) for source in sources if isinstance(source, str))
 
 
 def find_prompt(name: str | None, facts: Facts, task: Task = "embed", param: str = "prompt_name") -> str:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections.abc import Sequence
 from copy import deepcopy
 from enum import Enum
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from server.errors import BadRequest, invalid
+from server.errors import BadRequest, invalid, too_many
 from server.requests.facts import Facts
 from server.requests.unsupported import UnsupportedSampling
 from worker.protocol import Sampling
@@ -74,6 +75,8 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     """Accepted and without effect: tokenizers of the `tokenizers` library put no spaces there."""
+    shown_as: dict[int, str] = {}
+    """Text to show in place of tokens, hidden ones too. The server finds tool calls and reasoning by it."""
     detokenize: bool = True
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     """The form of the outputs of `AsyncLLM` and `LLMEngine`; `LLM` and HTTP have their own forms."""
@@ -86,6 +89,21 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
 
     def clone(self) -> SamplingParams:
         return deepcopy(self)
+
+    def resolve_all(
+        self, facts: Facts, tokenizer: Tokenizer, prompt_lens: Sequence[int]
+    ) -> list[list[Sampling]]:
+        """Returns for each prompt what `resolve` returns, but checks only once what is the same for all."""
+        first = self.resolve(facts, tokenizer, prompt_lens[0])
+        _check_entries(first[0], self.n * len(prompt_lens), facts)
+        return [first, *(self._for_length(first[0], facts, length) for length in prompt_lens[1:])]
+
+    def _for_length(self, resolved: Sampling, facts: Facts, prompt_len: int) -> list[Sampling]:
+        """The same for a prompt of another length."""
+        facts.check_prompt_length(prompt_len)
+        max_tokens = self._max_tokens(facts, prompt_len)
+        min_tokens = self._min_tokens(max_tokens)
+        return self._choices(msgspec.structs.replace(resolved, max_tokens=max_tokens, min_tokens=min_tokens))
 
     def resolve(self, facts: Facts, tokenizer: Tokenizer, prompt_len: int) -> list[Sampling]:
         """Returns one Sampling for each of the n choices; raises BadRequest."""
@@ -113,6 +131,9 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
             logprobs=_logprobs("logprobs", "sample", self.logprobs, facts),
             prompt_logprobs=_logprobs("prompt_logprobs", "prompt", self.prompt_logprobs, facts),
         )
+        return self._choices(template)
+
+    def _choices(self, template: Sampling) -> list[Sampling]:
         seed = self._seed()
         return [msgspec.structs.replace(template, seed=(seed + i) % INT64) for i in range(self.n)]
 
@@ -211,7 +232,7 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
                 "stop",
             )
         if len(stop) > limits.stop_strings:
-            raise BadRequest(f"stop may hold at most {limits.stop_strings} strings, got {len(stop)}.", "stop")
+            raise too_many("stop", limits.stop_strings, "strings", len(stop))
         size = sum(len(text.encode("utf-8", "surrogatepass")) for text in stop)
         if size > limits.stop_bytes:
             raise BadRequest(
@@ -227,10 +248,7 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
     def _logit_bias(self, facts: Facts) -> dict[int, float]:
         bias = self.logit_bias or {}
         if len(bias) > facts.limits.logit_bias:
-            raise BadRequest(
-                f"logit_bias may hold at most {facts.limits.logit_bias} entries, got {len(bias)}.",
-                "logit_bias",
-            )
+            raise too_many("logit_bias", facts.limits.logit_bias, "entries", len(bias))
         facts.check_token_ids(list(bias), "logit_bias")
         for value in bias.values():
             if not math.isfinite(value):
@@ -246,6 +264,18 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
         if any(not 0 <= id < size for id in self.allowed_token_ids):
             raise BadRequest("allowed_token_ids contains out-of-vocab token id!", "allowed_token_ids")
         return tuple(dict.fromkeys(self.allowed_token_ids))
+
+
+def _check_entries(resolved: Sampling, answers: int, facts: Facts) -> None:
+    """Refuses long lists for many answers, each of which is sent to the engine with all of them."""
+    entries = len(resolved.stop_token_ids) + len(resolved.logit_bias) + len(resolved.allowed_token_ids)
+    entries += sum(map(len, resolved.bad_words))
+    most = facts.limits.sampling_entries
+    if entries * answers > most:
+        raise BadRequest(
+            "stop_token_ids, logit_bias, allowed_token_ids and bad_words may hold at most "
+            f"{most // answers} entries together in a request for {answers} answers, got {entries}."
+        )
 
 
 def _default(value: float | None, name: str, facts: Facts, neutral: float) -> float:
@@ -286,9 +316,7 @@ def _bad_words(words: list[str], facts: Facts, tokenizer: Tokenizer) -> tuple[tu
     """The token sequences that spell a bad word, at the start of a text and after a space."""
     limits = facts.limits
     if len(words) > limits.bad_words:
-        raise BadRequest(
-            f"Too many bad words: {len(words)}. The max number is {limits.bad_words}.", "bad_words"
-        )
+        raise too_many("bad_words", limits.bad_words, "words", len(words))
     if any(not word.strip() for word in words):
         raise BadRequest("bad_words cannot contain an empty string.", "bad_words")
     # Before tokenizing: no text of more characters than this can pass the check after it.

@@ -17,6 +17,7 @@ from server.errors import BadRequest, Unavailable
 from server.requests.facts import Facts
 from server.requests.pooling import (
     NO_TRUNCATION,
+    TEXTS_AT_ONCE,
     Item,
     PoolingParams,
     TextReader,
@@ -88,8 +89,23 @@ class Pairs:
         return 0 if len(self.queries) == 1 else document
 
 
+class Compared(msgspec.Struct, frozen=True, gc=False):
+    """The items of texts to compare."""
+
+    queries: list[Item]
+    documents: list[Item]
+    """The documents, or each pair of texts if the model reads both as one; then there are no queries."""
+
+    def query_of(self, document: int) -> Item:
+        return self.queries[0 if len(self.queries) == 1 else document]
+
+
 def score(pairs: Pairs, options: ScoreOptions, facts: Facts, tokenizer: Tokenizer) -> Scorer:
-    """Makes the scorer. Checks the request at once, and reads the texts when the generator is started."""
+    return compare_all(read_pairs(pairs, options, facts, tokenizer), facts)
+
+
+def read_pairs(pairs: Pairs, options: ScoreOptions, facts: Facts, tokenizer: Tokenizer) -> Compared:
+    """Checks the request and tokenizes its texts."""
     pairs.check(options.names)
     if options.instruction is not None and facts.score_template is None:
         raise BadRequest("This model reads no `instruction` when it scores; leave it out.", "instruction")
@@ -100,16 +116,29 @@ def score(pairs: Pairs, options: ScoreOptions, facts: Facts, tokenizer: Tokenize
             )
     match facts.score_type:
         case "cross-encoder":
-            return _read_together(pairs, options, facts, tokenizer)
+            return Compared([], _read_together(pairs, options, facts, tokenizer))
         case "bi-encoder":
-            return _compare_vectors(pairs, options, facts, tokenizer)
+            return _read_apart(pairs, options, PoolingParams(task="embed"), facts, tokenizer)
         case "late-interaction":
-            return _compare_tokens(pairs, options, facts, tokenizer)
+            return _read_apart(pairs, options, PoolingParams(task="token_embed"), facts, tokenizer)
         case None:
             raise no_scores(facts.tasks, facts.pooling.num_labels)
 
 
-def _read_together(pairs: Pairs, options: ScoreOptions, facts: Facts, tokenizer: Tokenizer) -> Scorer:
+def compare_all(compared: Compared, facts: Facts) -> Scorer:
+    """Makes the scorer."""
+    match facts.score_type:
+        case "cross-encoder":
+            return _compare_pairs(compared)
+        case "bi-encoder":
+            return _compare_vectors(compared, facts)
+        case "late-interaction":
+            return _compare_tokens(compared, facts)
+        case None:
+            raise no_scores(facts.tasks, facts.pooling.num_labels)
+
+
+def _read_together(pairs: Pairs, options: ScoreOptions, facts: Facts, tokenizer: Tokenizer) -> list[Item]:
     params = PoolingParams(task="classify", use_activation=options.use_activation).resolve(facts)
     queries, documents = _limited(pairs, options, tokenizer)
     texts = [(queries[pairs.query_of(i)], document) for i, document in enumerate(documents)]
@@ -118,13 +147,15 @@ def _read_together(pairs: Pairs, options: ScoreOptions, facts: Facts, tokenizer:
         kwargs = options.template_kwargs or {}
         written = [_write_pair(pair, facts.score_template, tokenizer, instruction, kwargs) for pair in texts]
         reader = TextReader(facts, tokenizer, options.truncation, add_special_tokens=False, name="pair")
-        answers = yield reader.read(written, params)
-    elif facts.pooling.use_sep_token is False:
+        return reader.read_all(written, params)
+    if facts.pooling.use_sep_token is False:
         reader = TextReader(facts, tokenizer, options.truncation, name="pair")
-        answers = yield reader.read([query + document for query, document in texts], params)
-    else:
-        answers = yield pair_items(texts, options.truncation, params, facts, tokenizer)
-    return [scalar(answer) for answer in answers]
+        return reader.read_all([query + document for query, document in texts], params)
+    items: list[Item] = []
+    for start in range(0, len(texts), TEXTS_AT_ONCE):
+        some = texts[start : start + TEXTS_AT_ONCE]
+        items += pair_items(some, options.truncation, params, facts, tokenizer, start)
+    return items
 
 
 def pair_items(
@@ -179,21 +210,25 @@ def _write_pair(
     return tokenizer.chat.render(messages, template=template, kwargs=kwargs)
 
 
-def _compare_vectors(pairs: Pairs, options: ScoreOptions, facts: Facts, tokenizer: Tokenizer) -> Scorer:
-    params = PoolingParams(task="embed").resolve(facts)
-    queries, documents = _items(pairs, options, params, facts, tokenizer)
-    answers = yield [*queries, *documents]
-    of_queries, of_documents = answers[: len(queries)], answers[len(queries) :]
+def _compare_pairs(compared: Compared) -> Scorer:
+    answers = yield compared.documents
+    return [scalar(answer) for answer in answers]
+
+
+def _compare_vectors(compared: Compared, facts: Facts) -> Scorer:
+    count = len(compared.queries)
+    answers = yield [*compared.queries, *compared.documents]
+    of_queries, of_documents = answers[:count], answers[count:]
     similarity = facts.pooling.texts.similarity
     return [
-        compare(of_queries[pairs.query_of(i)], vector, similarity) for i, vector in enumerate(of_documents)
+        compare(of_queries[0 if count == 1 else i], vector, similarity)
+        for i, vector in enumerate(of_documents)
     ]
 
 
-def _compare_tokens(pairs: Pairs, options: ScoreOptions, facts: Facts, tokenizer: Tokenizer) -> Scorer:
+def _compare_tokens(compared: Compared, facts: Facts) -> Scorer:
     """The vectors of a query's tokens stay in the worker, and each document is scored there."""
-    params = PoolingParams(task="token_embed").resolve(facts)
-    queries, documents = _items(pairs, options, params, facts, tokenizer)
+    queries, documents = compared.queries, compared.documents
     step = len(documents) if len(queries) == 1 else QUERIES_AT_ONCE
     scores: list[float] = []
     for start in range(0, len(documents), step):
@@ -205,7 +240,7 @@ def _compare_tokens(pairs: Pairs, options: ScoreOptions, facts: Facts, tokenizer
             answers = yield from _ask_late(*group)
         scores += map(scalar, answers)
     if facts.pooling.texts.similarity == "meanmaxsim":
-        return [total / len(queries[pairs.query_of(i)].tokens) for i, total in enumerate(scores)]
+        return [total / compared.query_of(i).length for i, total in enumerate(scores)]
     return scores
 
 
@@ -219,17 +254,19 @@ def _ask_late(
     return (yield [_renamed(item, late_document=name) for item, name in zip(documents, each, strict=True)])
 
 
-def _items(
-    pairs: Pairs, options: ScoreOptions, params: Pooling, facts: Facts, tokenizer: Tokenizer
-) -> tuple[list[Item], list[Item]]:
-    queries, documents = _limited(pairs, options, tokenizer)
+def _read_apart(
+    pairs: Pairs, options: ScoreOptions, params: PoolingParams, facts: Facts, tokenizer: Tokenizer
+) -> Compared:
+    resolved = params.resolve(facts)
     items = [
-        TextReader(facts, tokenizer, options.truncation, prompt_for(kind, facts), name=name).read(
-            texts, params
+        TextReader(facts, tokenizer, options.truncation, prompt_for(kind, facts), name=name).read_all(
+            texts, resolved
         )
-        for kind, name, texts in zip(("query", "document"), options.names, (queries, documents), strict=True)
+        for kind, name, texts in zip(
+            ("query", "document"), options.names, _limited(pairs, options, tokenizer), strict=True
+        )
     ]
-    return items[0], items[1]
+    return Compared(items[0], items[1])
 
 
 def _renamed(item: Item, **names: str) -> Item:

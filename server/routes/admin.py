@@ -10,10 +10,11 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
+from server.api.fields import FIRST_ERROR
 from server.http.endpoint import Endpoint
 from server.metrics import CONTENT_TYPE
 from server.routes.generation import frontend_of, require_json
-from server.status import Dead, Draining, Ready, Starting
+from server.status import Dead, Draining, Ready, Restarting, Starting
 
 router = APIRouter(route_class=Endpoint, tags=["server"])
 
@@ -23,7 +24,7 @@ STARTED = time.monotonic()
 class AbortBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    request_ids: Annotated[list[str], Field(max_length=10_000)]
+    request_ids: Annotated[list[str], Field(max_length=10_000), FIRST_ERROR]
 
 
 @router.get("/live")
@@ -44,12 +45,16 @@ async def health(request: Request) -> JSONResponse:
         case Starting(stage, fraction):
             body: dict[str, object] = {
                 "state": "loading",
+                "reason": "loading",
                 "stage": stage,
                 "progress": round(fraction, 3),
                 "elapsed_s": round(time.monotonic() - STARTED, 1),
             }
+        case Restarting(reason, since):
+            seconds = round(time.monotonic() - since, 1)
+            body = {"state": "restarting", "reason": reason, "elapsed_s": seconds}
         case Draining():
-            body = {"state": "draining"}
+            body = {"state": "draining", "reason": "draining"}
         case Dead(reason):
             body = {"state": "dead", "reason": reason}
     return JSONResponse(body, 503, {"Retry-After": "2"})

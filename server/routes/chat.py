@@ -9,6 +9,9 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, UnsetType
 
+from server.answers.chat_message import MessageReader, joined_calls, joined_text, new_call_id
+from server.answers.finding import AnswerFormat, format_of
+from server.answers.reader import AnswerReader
 from server.api.chat import (
     ChatChoice,
     ChatChunk,
@@ -22,8 +25,11 @@ from server.api.logprobs import ChatLogprobs, chat_logprobs, prompt_logprobs
 from server.frontend import Delta
 from server.http.endpoint import Endpoint
 from server.http.sse import Chunks, EventStream, event
-from server.requests.prompt import prepare, write_conversation
-from server.routes.generation import GENERATES, Job, answer, config_of, frontend_of
+from server.options.table import ReasoningField, ServerConfig
+from server.reading.prompts import Conversation
+from server.reading.table import CHAT
+from server.routes.generation import GENERATES, Job, admit_answers, answer, config_of, frontend_of
+from server.routes.read import read
 from worker.protocol import TokenLogprobs
 
 router = APIRouter(route_class=Endpoint, tags=["generate"])
@@ -34,33 +40,64 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     """Answer a conversation."""
     frontend, config = frontend_of(request), config_of(request)
     frontend.check_model(body.model)
+    conversation = await read(request, body, CHAT)
     sampling = body.to_sampling()
-    prompt = await prepare(
-        await write_conversation(
-            body, body.messages, frontend, config, reasoning_effort=body.reasoning_effort
-        ),
-        body,
-        frontend,
-        add_special_tokens=body.add_special_tokens,
-        max_tokens=sampling.max_tokens,
+    admission = admit_answers(request, 1, sampling.n)
+    format = format_of(frontend.tokenizer, config.tool_call_parser, config.reasoning_parser)
+    tools = None if body.tool_choice == "none" else conversation.tools
+    if format.thinking or (tools and format.dialect):
+        sampling.shown_as = dict(format.marks)
+    else:
+        format = None
+    job = Job(
+        *(request, body, sampling, [conversation.prompt], "chatcmpl-", admission), messages=conversation.said
     )
-    job = Job(request, body, sampling, [prompt], "chatcmpl-", messages=body.messages)
-    chat = _Chat(job, body, config.response_role)
+    chat = _Chat(job, body, conversation, config, format)
     if body.stream:
-        return EventStream(_events(chat), config.sse_keep_alive_interval, job.times.expected_header)
+        silence = config.sse_keep_alive_interval
+        return EventStream(_events(chat), silence, job.times.expected_header, on_flow=job.set_paused)
     return await answer(request, _whole(chat))
 
 
 class _Chat:
-    """A request, and the role that its answer has."""
+    """A request, the role that its answer has, and how that is read."""
 
-    def __init__(self, job: Job, body: ChatRequest, response_role: str) -> None:
+    def __init__(
+        self,
+        job: Job,
+        body: ChatRequest,
+        conversation: Conversation,
+        config: ServerConfig,
+        format: AnswerFormat | None,
+    ) -> None:
+        """`format` is None where an answer is text and nothing else."""
         self.job = job
         self.body = body
-        last = body.messages[-1]
-        self.role = response_role if body.add_generation_prompt else last.role
-        self.echo = last.text() if body.echo and last.role == self.role else ""
+        self._format = format
+        self._conversation = conversation
+        self.reasoning_field: ReasoningField = config.reasoning_field
+        last = conversation.last
+        self.role = config.response_role if body.add_generation_prompt else last.role
+        self.echo = last.content if last.role == self.role else ""
         """Text of the last message, if the answer continues it and shall repeat it first."""
+
+    def new_reader(self) -> MessageReader | None:
+        """The reader of one choice, if answers are read."""
+        if (format := self._format) is None:
+            return None
+        reader = AnswerReader(
+            format.dialect,
+            format.thinking,
+            tools=None if self.body.tool_choice == "none" else self._conversation.tools or None,
+            is_thinking=format.begins_thinking(self._conversation.end),
+            written=format.written,
+        )
+        return MessageReader(
+            reader,
+            new_id=new_call_id(format.dialect.name if format.dialect else ""),
+            reasoning_field=self.reasoning_field,
+            include_reasoning=self.body.include_reasoning,
+        )
 
 
 async def _whole(chat: _Chat) -> ChatCompletion:
@@ -81,7 +118,7 @@ async def _whole(chat: _Chat) -> ChatCompletion:
         usage=job.usage(),
         cache_diagnosis=job.cache_diagnosis,
         prompt_logprobs=None if prompt_entries is None else prompt_logprobs(prompt_entries, job.names),
-        prompt_token_ids=job.prompts[0].ids if body.return_token_ids else None,
+        prompt_token_ids=job.prompts[0].tokens if body.return_token_ids else None,
     )
 
 
@@ -125,7 +162,7 @@ def _opening(chat: _Chat, empty: ChatChunk) -> bytes:
             if job.sends_usage_always:
                 chunk.usage = job.usage_of(index)
             if chat.body.return_token_ids and not content:
-                chunk.prompt_token_ids = job.prompts[0].ids
+                chunk.prompt_token_ids = job.prompts[0].tokens
             events.append(event(chunk))
     return b"".join(events)
 
@@ -136,10 +173,15 @@ class _ChatChoiceChunks:
     def __init__(self, chat: _Chat, index: int) -> None:
         self._chat = chat
         self._index = index
+        self._reader = chat.new_reader()
 
     def chunk(self, delta: Delta) -> ChatChunkChoice:
-        body = self._chat.body
-        chunk = ChatChunkChoice(index=self._index, delta=ChatDelta(content=delta.text))
+        body, reader = self._chat.body, self._reader
+        if reader is None:
+            message = ChatDelta(content=delta.text)
+        else:
+            message = reader.delta(delta.text, ended=delta.finish_reason is not None)
+        chunk = ChatChunkChoice(index=self._index, delta=message)
         if body.logprobs and delta.token_ids:
             chunk.logprobs = ChatLogprobs(
                 chat_logprobs(delta.token_ids, delta.logprobs, self._chat.job.names)
@@ -147,18 +189,30 @@ class _ChatChoiceChunks:
         if body.return_token_ids:
             chunk.token_ids = delta.token_ids
         if delta.finish_reason is not None:
-            chunk.finish_reason = delta.finish_reason
+            called = reader is not None and reader.has_calls and delta.finish_reason == "stop"
+            chunk.finish_reason = "tool_calls" if called else delta.finish_reason
             chunk.stop_reason = delta.stop_reason
         return chunk
 
     def join(self, chunks: list[ChatChunkChoice]) -> ChatChoice:
         body, last = self._chat.body, chunks[-1]
-        text = "".join(chunk.delta.content or "" for chunk in chunks)
+        deltas = [chunk.delta for chunk in chunks]
+        text = joined_text([delta.content for delta in deltas])
+        if self._reader is None or text is not None or self._chat.echo:
+            text = self._chat.echo + (text or "")
+        reasoning = joined_text([delta.spoken() or "" for delta in deltas])
+        field = self._chat.reasoning_field
         logprobs = [entry for chunk in chunks if chunk.logprobs for entry in chunk.logprobs.content]
         ids = [id for chunk in chunks for id in chunk.token_ids or ()]
         return ChatChoice(
             index=self._index,
-            message=ChatMessage(role=self._chat.role, content=self._chat.echo + text),
+            message=ChatMessage(
+                role=self._chat.role,
+                content=text,
+                tool_calls=joined_calls(deltas),
+                reasoning=reasoning if field != "reasoning_content" else None,
+                reasoning_content=reasoning if field != "reasoning" and reasoning else UNSET,
+            ),
             logprobs=ChatLogprobs(logprobs) if body.logprobs else None,
             finish_reason=last.finish_reason,
             stop_reason=None if isinstance(last.stop_reason, UnsetType) else last.stop_reason,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
@@ -18,12 +17,12 @@ from server.api.completions import (
     CompletionRequest,
 )
 from server.api.logprobs import CompletionLogprobs, PromptLogprobs, completion_logprobs, prompt_logprobs
-from server.errors import BadRequest
 from server.frontend import Delta
 from server.http.endpoint import Endpoint
 from server.http.sse import Chunks, EventStream
-from server.requests.prompt import Prompt, prepare
-from server.routes.generation import GENERATES, Job, answer, config_of, frontend_of
+from server.reading.table import COMPLETION
+from server.routes.generation import GENERATES, Job, admit_answers, answer, config_of, frontend_of
+from server.routes.read import read
 from worker.protocol import TokenLogprobs
 
 router = APIRouter(route_class=Endpoint, tags=["generate"])
@@ -33,34 +32,14 @@ router = APIRouter(route_class=Endpoint, tags=["generate"])
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
     """Continue a prompt, or each of several."""
     frontend_of(request).check_model(body.model)
-    job = await _job(body, request)
+    prompts = await read(request, body, COMPLETION)
+    sampling = body.to_sampling()
+    admission = admit_answers(request, len(prompts), sampling.n)
+    job = Job(request, body, sampling, prompts, "cmpl-", admission, counts_output=not body.scores_only)
     if body.stream:
         silence = config_of(request).sse_keep_alive_interval
-        return EventStream(_events(job, body), silence, job.times.expected_header)
+        return EventStream(_events(job, body), silence, job.times.expected_header, on_flow=job.set_paused)
     return await answer(request, _whole(job, body))
-
-
-async def _job(body: CompletionRequest, request: Request) -> Job:
-    frontend = frontend_of(request)
-    facts = frontend.facts
-    if len(body.prompt) > facts.limits.prompts:
-        raise BadRequest(
-            f"prompt may hold at most {facts.limits.prompts} prompts, got {len(body.prompt)}.", "prompt"
-        )
-    sampling = body.to_sampling()
-    prompts: list[Prompt] = []
-    for source in body.prompt:
-        prompts.append(
-            await prepare(
-                source,
-                body,
-                frontend,
-                add_special_tokens=body.add_special_tokens is not False,
-                max_tokens=sampling.max_tokens,
-            )
-        )
-        await asyncio.sleep(0)  # lets other requests run between many texts
-    return Job(request, body, sampling, prompts, "cmpl-", counts_output=not body.scores_only)
 
 
 async def _whole(job: Job, body: CompletionRequest) -> Completion:
@@ -132,14 +111,14 @@ class _ChoiceChunks:
             self._prompt_logprobs = delta.prompt_logprobs
         if first and self._body.echo:
             text = self._prompt_text() + text
-            ids = [*self._prompt.ids, *ids]
+            ids = [*self._prompt.tokens, *ids]
             entries = [None, *(delta.prompt_logprobs or ()), *entries]
         chunk = CompletionChunkChoice(index=self._index, text=text)
         if self._body.logprobs is not None and ids:
             chunk.logprobs = self._logprobs(ids, entries)
         if self._body.return_token_ids:
             chunk.token_ids = ids
-            chunk.prompt_token_ids = self._prompt.ids if first else UNSET
+            chunk.prompt_token_ids = self._prompt.tokens if first else UNSET
         if delta.finish_reason is not None:
             chunk.finish_reason = "length" if self._scores_only else delta.finish_reason
             chunk.stop_reason = None if self._scores_only else delta.stop_reason
@@ -160,7 +139,7 @@ class _ChoiceChunks:
             stop_reason=None if isinstance(last.stop_reason, UnsetType) else last.stop_reason,
             token_ids=[id for chunk in chunks for id in chunk.token_ids or ()] if returns_ids else None,
             prompt_logprobs=self._separate_prompt_logprobs(),
-            prompt_token_ids=self._prompt.ids if returns_ids else None,
+            prompt_token_ids=self._prompt.tokens if returns_ids else None,
         )
 
     def _logprobs(self, ids: list[int], entries: list[TokenLogprobs | None]) -> CompletionLogprobs:
@@ -168,7 +147,7 @@ class _ChoiceChunks:
         return completion_logprobs(ids, entries, self._names, offsets)
 
     def _prompt_text(self) -> str:
-        return self._decode(self._prompt.ids) if self._prompt.text is None else self._prompt.text
+        return self._decode(self._prompt.tokens) if self._prompt.text is None else self._prompt.text
 
     def _separate_prompt_logprobs(self) -> PromptLogprobs | None:
         """The field `prompt_logprobs`. Logprobs of an echoed prompt are in `logprobs` already."""

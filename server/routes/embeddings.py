@@ -8,15 +8,16 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from server.api.cohere import ApiVersion, BilledUnits, CohereEmbedded, CohereEmbeddings, CohereRequest, Meta
-from server.api.pooling import ByteRange, Embedding, EmbeddingRequest, Encoding, PromptedBody
+from server.api.pooling import ByteRange, Embedding, EmbeddingRequest, Encoding
 from server.errors import BadRequest
 from server.http.endpoint import Endpoint
 from server.http.sse import encode, json_response
-from server.requests.pooling import PoolingParams, find_prompt, prompt_for
+from server.reading.table import COHERE, EMBEDDINGS
 from server.requests.vectors import as_base64_json, as_bits, as_bytes, as_json
 from server.routes.generation import frontend_of, respond
-from server.routes.pooling_call import EMBEDS, PoolingCall
-from worker.protocol import Task, Vectors
+from server.routes.pooling_call import EMBEDS, FEW_VECTORS, PoolingCall, maybe_in_thread
+from server.routes.read import read
+from worker.protocol import Vectors
 
 router = APIRouter(route_class=Endpoint, tags=["pool"])
 
@@ -30,11 +31,11 @@ async def create_embeddings(body: EmbeddingRequest, request: Request) -> Respons
     call = PoolingCall(request, body.terms(frontend_of(request).facts), "embd-")
 
     async def work() -> Response:
-        items = await call.read(body, body.params(), prompt_of(body, "embed", call))
+        items = await read(request, body, EMBEDDINGS)
         check_encoding(body, call, len(items))
         vectors = await call.run(items)
         if body.encoding_format in ("bytes", "bytes_only"):
-            return bytes_response(call, body, vectors)
+            return await bytes_response(call, body, vectors)
         return call.answer(Embedding(index=i, embedding=written(one, body)) for i, one in enumerate(vectors))
 
     return await respond(request, work())
@@ -44,21 +45,15 @@ async def create_embeddings(body: EmbeddingRequest, request: Request) -> Respons
 async def embed_for_cohere(body: CohereRequest, request: Request) -> Response:
     """Embed texts like Cohere's API: vectors in each of the types asked for."""
     call = PoolingCall(request, body.terms(frontend_of(request).facts))
-    prompt = prompt_for(body.input_type, call.facts) if body.input_type else find_prompt(None, call.facts)
 
     async def work() -> Response:
-        params = PoolingParams(task="embed", dimensions=body.output_dimension)
-        items = await call.items(body.all_texts, params, prompt, name="texts")
-        vectors = await call.run(items)
-        return json_response(_for_cohere(call, body, vectors))
+        found = await read(request, body, COHERE)
+        vectors = await call.run(found.items)
+        return await maybe_in_thread(
+            lambda: json_response(_for_cohere(call, body, vectors, found.texts)), len(vectors) > FEW_VECTORS
+        )
 
     return await respond(request, work())
-
-
-def prompt_of(body: PromptedBody, task: Task, call: PoolingCall) -> str:
-    if body.input_type is not None:
-        return prompt_for(body.input_type, call.facts)
-    return find_prompt(body.prompt_name, call.facts, task)
 
 
 def written(vectors: Vectors, form: Encoding) -> msgspec.Raw:
@@ -80,8 +75,12 @@ def check_encoding(form: Encoding, call: PoolingCall, number: int) -> None:
         )
 
 
-def bytes_response(call: PoolingCall, form: Encoding, vectors: Sequence[Vectors]) -> Response:
+async def bytes_response(call: PoolingCall, form: Encoding, vectors: Sequence[Vectors]) -> Response:
     """The bare numbers, one vector after the other, with a header that tells them apart if asked for."""
+    return await maybe_in_thread(lambda: _bytes_response(call, form, vectors), len(vectors) > FEW_VECTORS)
+
+
+def _bytes_response(call: PoolingCall, form: Encoding, vectors: Sequence[Vectors]) -> Response:
     parts = [as_bytes(one, form.embed_dtype, form.endianness) for one in vectors]
     headers = {}
     if form.encoding_format == "bytes":
@@ -110,7 +109,9 @@ def _ranges(form: Encoding, vectors: Sequence[Vectors], parts: Sequence[bytes]) 
         start += len(part)
 
 
-def _for_cohere(call: PoolingCall, body: CohereRequest, vectors: Sequence[Vectors]) -> CohereEmbedded:
+def _for_cohere(
+    call: PoolingCall, body: CohereRequest, vectors: Sequence[Vectors], texts: Sequence[bytes]
+) -> CohereEmbedded:
     types = body.types
     if ("binary" in types or "ubinary" in types) and vectors[0].shape[-1] % 8:
         raise BadRequest(
@@ -129,6 +130,6 @@ def _for_cohere(call: PoolingCall, body: CohereRequest, vectors: Sequence[Vector
     return CohereEmbedded(
         id=call.id,
         embeddings=embeddings,
-        texts=body.all_texts,
+        texts=[msgspec.Raw(text) for text in texts],
         meta=Meta(ApiVersion(), BilledUnits(input_tokens=call.tokens)),
     )

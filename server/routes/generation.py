@@ -15,9 +15,10 @@ from msgspec import UNSET, UnsetType
 
 from engine_core.client.client import AddOptions
 from engine_core.protocol import CacheMiss
+from server.access.admission import Admission
+from server.access.callers import caller_of
 from server.api.common import CacheDiagnoses, GenerationBody, Usage, make_usage
 from server.api.logprobs import TokenNames
-from server.api.messages import Message
 from server.errors import BadRequest
 from server.frontend import Delta, Frontend
 from server.http.error_answers import CLIENT_GONE
@@ -25,14 +26,15 @@ from server.http.middleware import REQUEST_ID
 from server.http.sse import DONE, Chunks, ClientGone, json_response, while_connected
 from server.merging import merged
 from server.options.table import ServerConfig
+from server.reading.prompts import Prompt, Said
 from server.requests.cache_diagnosis import Asked, CacheDiagnosis, explain_miss, one_or_all
-from server.requests.prompt import Prompt
 from server.requests.sampling import SamplingParams
 from server.requests.task_names import GENERATE, require_task
 from server.requests.timing import RequestTimes
 from server.text.output import ALL_TOKENS
+from worker.protocol import Sampling
 
-REPLICA = "X-data-parallel-rank"
+REPLICA = b"x-data-parallel-rank"
 """The header that names the replica to use. vLLM has the same header with the same meaning."""
 PRIORITIES = (b"x-priority", b"x-vllm-priority")
 """The headers that name the priority, in place of the body. vLLM has the second."""
@@ -43,21 +45,42 @@ class NotJson(BadRequest):
 
 
 def frontend_of(request: Request) -> Frontend:
-    return request.app.state.frontend
+    return request.scope["app"].state.frontend
 
 
 def config_of(request: Request) -> ServerConfig:
-    return request.app.state.config
+    return request.scope["app"].state.config
+
+
+def admit_answers(request: Request, prompts: int, n: int) -> Admission:
+    """Lets in a request for n answers to each of its prompts, before they are tokenized."""
+    frontend = frontend_of(request)
+    limits = frontend.facts.limits
+    n = min(max(n, 1), limits.n)  # a wrong one is refused where parameters are checked
+    if prompts * n > limits.answers:
+        raise BadRequest(
+            f"prompt and n may ask for at most {limits.answers} answers together, got {prompts} x {n}.", "n"
+        )
+    return admit(request, frontend, prompts * n)
+
+
+def header_of(request: Request, name: bytes) -> str | None:
+    """The first header of a name in small letters: in one pass, which is quicker than Starlette's look-up."""
+    for key, value in request.scope["headers"]:
+        if key == name:
+            return value.decode("latin-1")
+    return None
 
 
 def replica_of(request: Request) -> int | None:
     """The number of the replica that the client names in a header; None if it names none."""
-    named = request.headers.get(REPLICA)
+    named = header_of(request, REPLICA)
     if named is None:
         return None
     size = config_of(request).data_parallel_size
     if not named.isdecimal() or int(named) >= size:
-        raise BadRequest(f"{REPLICA}: {named[:20]!r} is no replica; they are numbered from 0 to {size - 1}")
+        header = "X-data-parallel-rank"
+        raise BadRequest(f"{header}: {named[:20]!r} is no replica; they are numbered from 0 to {size - 1}")
     return int(named)
 
 
@@ -81,8 +104,24 @@ async def require_ready(request: Request) -> None:
     frontend_of(request).require_ready()
 
 
+async def require_room(request: Request) -> None:
+    """Refuses every request before its body is read while the model loads, or the server is full."""
+    frontend = frontend_of(request)
+    frontend.require_ready()
+    if "admission" not in request.scope:  # or it has got a place already
+        frontend.admissions.check_room(caller_of(request))
+
+
+def admit(request: Request, frontend: Frontend, places: int) -> Admission:
+    """Lets in a request for so many sequences, or raises an error. Its endpoint ends the admission."""
+    taken = request.scope.get("admission")
+    admission = frontend.admissions.admit(caller_of(request), places, taken)
+    request.scope["admission"] = admission
+    return admission
+
+
 async def require_json(request: Request) -> None:
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    kind = (header_of(request, b"content-type") or "").partition(";")[0].strip().lower()
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         raise NotJson("1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed")
 
@@ -93,7 +132,9 @@ async def require_generate(request: Request) -> None:
 
 ENTRY = [Depends(require_ready), Depends(require_json)]
 """Checks of every endpoint that reads a body."""
-GENERATES = [*ENTRY, Depends(require_generate)]
+COMPUTES = [Depends(require_room), Depends(require_json)]
+"""Checks of every endpoint that asks the engine."""
+GENERATES = [*COMPUTES, Depends(require_generate)]
 """Checks of every endpoint that generates."""
 
 
@@ -107,8 +148,9 @@ class Job:
         sampling: SamplingParams,
         prompts: list[Prompt],
         prefix: str,
+        admission: Admission,
         *,
-        messages: Sequence[Message] = (),
+        messages: Sequence[Said] = (),
         counts_output: bool = True,
     ) -> None:
         config = config_of(request)
@@ -139,11 +181,11 @@ class Job:
         self._counts_output = counts_output
         self._replica = replica_of(request)
         self._priority = priority_of(request, body.priority)
+        self._messages, self._admission = messages, admission
         self._options = self._add_options()
-        self._messages = messages
         self._diagnoses: list[CacheDiagnosis | None] = [None] * len(prompts)
         # Checks the sampling parameters, so n is valid from here on.
-        self._streams = [self._generate(prompt) for prompt in prompts]
+        self._streams = self._generate_all()
         self.choices = len(prompts) * sampling.n
         self.running = self.choices
         """Number of choices whose last delta is still to come."""
@@ -152,7 +194,13 @@ class Job:
 
     def _add_options(self) -> AddOptions:
         """What the engine is told of each prompt beside its tokens and parameters."""
-        options: AddOptions = {"priority": self._priority, "salt": self.body.cache_salt or ""}
+        owner = self._admission.owner
+        options: AddOptions = {
+            "priority": self._priority,
+            "owner": owner.name,
+            "weight": owner.weight,
+            "salt": self.body.cache_salt or "",
+        }
         if "cache_diagnosis" in self.body.include:
             options["diagnoses"] = True
         if len(self.prompts) > 1:
@@ -194,7 +242,7 @@ class Job:
     def _diagnose(self, index: int, miss: CacheMiss) -> None:
         """Note why no longer prefix of a prompt was cached."""
         prompt, size = self.prompts[index], self.frontend.facts.ready.worker.block_size
-        asked = Asked(prompt.ids, prompt.cut_left, prompt.text, self._messages)
+        asked = Asked(prompt.tokens, prompt.cut_left, prompt.text, self._messages)
         cached = self._cached[index]
         self._diagnoses[index] = explain_miss(asked, miss, cached, self.frontend.tokenizer, size)
 
@@ -203,19 +251,34 @@ class Job:
         """The diagnosis of each prompt, if asked for; known when the first tokens have come."""
         return one_or_all([found for found in self._diagnoses if found is not None])
 
-    def _generate(self, prompt: Prompt) -> AsyncGenerator[Delta]:
+    def _generate_all(self) -> list[AsyncGenerator[Delta]]:
+        prompts, sampling = self.prompts, self.sampling
+        lengths = [prompt.length for prompt in prompts]
+        self._admission.check_tokens(sampling.n * sum(lengths))
+        if len(prompts) == 1 and sampling.n == 1:
+            return [self._generate(prompts[0])]
+        resolved = sampling.resolve_all(self.frontend.facts, self.frontend.tokenizer, lengths)
+        return [self._generate(prompt, params) for prompt, params in zip(prompts, resolved, strict=True)]
+
+    def _generate(self, prompt: Prompt, params: list[Sampling] | None = None) -> AsyncGenerator[Delta]:
         return self.frontend.generate(
             prompt.ids,
             self.sampling,
+            params=params,
             interval=self._interval,
             request_id=self.id,
             replica=self._replica,
+            admission=self._admission,
             **self._options,
         )
 
+    def set_paused(self, paused: bool) -> None:
+        """Pauses the request while the client does not read its answer."""
+        self.frontend.set_paused(self._admission, paused)
+
     def usage(self) -> Usage:
         cached = sum(self._cached)
-        usage = self._usage(sum(len(prompt.ids) for prompt in self.prompts), sum(self._output), cached)
+        usage = self._usage(sum(prompt.length for prompt in self.prompts), sum(self._output), cached)
         if self._shows_timing:
             usage.timing = self.times.report(cached)
         return usage
@@ -238,7 +301,7 @@ class Job:
 
     def usage_of(self, choice: int) -> Usage:
         prompt = choice // self.sampling.n
-        return self._usage(len(self.prompts[prompt].ids), self._output[choice], self._cached[prompt])
+        return self._usage(self.prompts[prompt].length, self._output[choice], self._cached[prompt])
 
     def _usage(self, prompt: int, output: int, cached: int) -> Usage:
         return make_usage(prompt, output, cached if self._shows_cached else None)
@@ -247,7 +310,7 @@ class Job:
 def request_id_of(request: Request, asked: str | None) -> str:
     """The request's id: the client's, or a random one."""
     for where, given in (
-        ("X-Request-Id", request.headers.get("x-request-id")),
+        ("X-Request-Id", header_of(request, b"x-request-id")),
         ("request_id", asked),
     ):
         if given is not None:

@@ -7,11 +7,13 @@ from fastapi import APIRouter, Request, Response
 
 from server.api.pooling import Classification, ClassifyRequest, PoolingData, PoolingRequest
 from server.http.endpoint import Endpoint
+from server.reading.table import CLASSIFY, POOLING
 from server.requests.facts import Facts
 from server.requests.vectors import as_array
-from server.routes.embeddings import bytes_response, check_encoding, prompt_of, written
+from server.routes.embeddings import bytes_response, check_encoding, written
 from server.routes.generation import frontend_of, respond
 from server.routes.pooling_call import CLASSIFIES, POOLS, PoolingCall
+from server.routes.read import read
 from worker.protocol import Vectors
 
 router = APIRouter(route_class=Endpoint, tags=["pool"])
@@ -23,12 +25,11 @@ async def pool(body: PoolingRequest, request: Request) -> Response:
     call = PoolingCall(request, body.terms(frontend_of(request).facts), "pooling-")
 
     async def work() -> Response:
-        task = body.params().resolve(call.facts).task
-        items = await call.read(body, body.params(), prompt_of(body, task, call))
+        items = await read(request, body, POOLING)
         check_encoding(body, call, len(items))
         vectors = await call.run(items)
         if body.encoding_format in ("bytes", "bytes_only"):
-            return bytes_response(call, body, vectors)
+            return await bytes_response(call, body, vectors)
         return call.answer(PoolingData(index=i, data=written(one, body)) for i, one in enumerate(vectors))
 
     return await respond(request, work())
@@ -40,7 +41,7 @@ async def classify(body: ClassifyRequest, request: Request) -> Response:
     call = PoolingCall(request, body.terms(frontend_of(request).facts), "classify-")
 
     async def work() -> Response:
-        vectors = await call.run(await call.read(body, body.params(), ""))
+        vectors = await call.run(await read(request, body, CLASSIFY))
         return call.answer(_classification(i, one, call.facts) for i, one in enumerate(vectors))
 
     return await respond(request, work())

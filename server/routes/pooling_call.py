@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from typing import TypeVar
 
@@ -14,18 +15,18 @@ from fastapi.responses import StreamingResponse
 
 from engine_core.client.client import AddOptions
 from engine_core.protocol import Pooled
+from server.access.admission import Admission
 from server.api.common import CacheDiagnoses, Usage, make_usage
-from server.api.messages import Message
-from server.api.pooling import PooledList, TextBody
-from server.errors import ApiError, BadRequest
+from server.api.pooling import PooledList
+from server.errors import ApiError
 from server.http.sse import encode
 from server.requests.cache_diagnosis import Asked, CacheDiagnosis, explain_miss, one_or_all
-from server.requests.pooling import Item, PoolingParams, Source, Terms, TextReader, total_characters
-from server.requests.prompt import write_conversation
-from server.requests.scoring import Pairs, ScoreOptions, score
+from server.requests.pooling import Item, Terms
+from server.requests.scoring import Compared, Scorer, compare_all
 from server.requests.task_names import POOLING, no_scores, no_task, require_task
 from server.routes.generation import (
-    ENTRY,
+    COMPUTES,
+    admit,
     config_of,
     frontend_of,
     priority_of,
@@ -33,11 +34,11 @@ from server.routes.generation import (
     request_id_of,
     times_of,
 )
-from server.text.tokenizer import LONG_TEXT
+from server.text.token_ids import unpack
 from worker.protocol import Vectors
 
-TEXTS_AT_ONCE = 256
-"""Texts that are tokenized in one go, in a thread."""
+FEW_VECTORS = 256
+"""So many vectors are compared or written in the event loop; more of them in a thread."""
 PIECE_BYTES = 256 << 10
 """An answer longer than this many bytes is written in pieces, so that it is never in memory as a whole."""
 
@@ -64,10 +65,10 @@ async def require_scores(request: Request) -> None:
         raise no_scores(facts.tasks, facts.pooling.num_labels)
 
 
-EMBEDS = [*ENTRY, Depends(require_embed)]
-CLASSIFIES = [*ENTRY, Depends(require_classify)]
-POOLS = [*ENTRY, Depends(require_pooling)]
-SCORES = [*ENTRY, Depends(require_scores)]
+EMBEDS = [*COMPUTES, Depends(require_embed)]
+CLASSIFIES = [*COMPUTES, Depends(require_classify)]
+POOLS = [*COMPUTES, Depends(require_pooling)]
+SCORES = [*COMPUTES, Depends(require_scores)]
 
 
 class PoolingCall:
@@ -91,55 +92,29 @@ class PoolingCall:
         self.diagnoses = "cache_diagnosis" in terms.include
         """Whether the answer shall say why no longer prefixes were cached."""
         self._diagnoses: list[CacheDiagnosis] = []
-
-    async def read(self, body: TextBody, params: PoolingParams, prompt: str) -> list[Item]:
-        """Reads a body's texts or conversations into items."""
-        conversations = body.conversations()
-        self.check_count(len(body.input or conversations), "input")
-        if not conversations:
-            special = body.add_special_tokens is not False
-            return await self.items(body.input or [], params, prompt, add_special_tokens=special)
-        written = [await self._written(body, messages) for messages in conversations]
-        special = bool(body.add_special_tokens)
-        return await self.items(written, params, add_special_tokens=special, name="messages")
-
-    async def items(
-        self,
-        sources: Sequence[Source],
-        params: PoolingParams,
-        prompt: str = "",
-        *,
-        add_special_tokens: bool = True,
-        name: str = "input",
-    ) -> list[Item]:
-        self.check_count(len(sources), name)
-        asked = params.resolve(self.facts)
-        reader = TextReader(
-            self.facts, self.frontend.tokenizer, self._terms.truncation, prompt, add_special_tokens, name
-        )
-        if total_characters(sources) < LONG_TEXT:
-            return reader.read(sources, asked)
-        items: list[Item] = []
-        for start in range(0, len(sources), TEXTS_AT_ONCE):
-            some = sources[start : start + TEXTS_AT_ONCE]
-            items += await asyncio.to_thread(reader.read, some, asked, start)
-        return items
+        self._admission: Admission | None = None
 
     async def run(self, items: Sequence[Item]) -> list[Vectors]:
+        admission = self.admit(len(items))
         options: AddOptions = {
             "priority": self._priority,
+            "owner": admission.owner.name,
+            "weight": admission.owner.weight,
             "salt": self._terms.salt,
             "group": self._group,
         }
         if self.diagnoses:
             options["diagnoses"] = True
+        admission.check_tokens(sum([item.length for item in items]))
         self._times.submit()
-        answers = await self.frontend.pool(items, request_id=self.id, replica=self._replica, **options)
+        answers = await self.frontend.pool(
+            items, request_id=self.id, replica=self._replica, admission=admission, **options
+        )
         self._times.add_round(answers)
-        self.tokens += sum(len(item.tokens) for item in items)
+        self.tokens += sum(item.length for item in items)
         self._cached += sum(answer.cached for answer in answers)
         if self.diagnoses:
-            is_long = len(items) > TEXTS_AT_ONCE
+            is_long = len(items) > FEW_VECTORS
             self._diagnoses += await maybe_in_thread(lambda: self._diagnose(items, answers), is_long)
         return [answer.vectors for answer in answers]
 
@@ -148,7 +123,7 @@ class PoolingCall:
         truncation, size = self._terms.truncation, self.facts.ready.worker.block_size
         return [
             explain_miss(
-                Asked(item.tokens, truncation.left and len(item.tokens) == truncation.keep),
+                Asked(unpack(item.tokens), truncation.left and item.length == truncation.keep),
                 *(answer.miss, answer.cached, self.frontend.tokenizer, size),
             )
             for item, answer in zip(items, answers, strict=True)
@@ -160,22 +135,19 @@ class PoolingCall:
         """The diagnosis of each text, if asked for, in the order in which they were computed."""
         return one_or_all(self._diagnoses)
 
-    async def score(self, pairs: Pairs, options: ScoreOptions) -> list[float]:
-        self.check_count(len(pairs.documents), options.names[1])
-        tokenizer = self.frontend.tokenizer
-        scorer = score(pairs, options, self.facts, tokenizer)
-        is_long = total_characters(pairs.documents) + total_characters(pairs.queries) >= LONG_TEXT
-        items = await maybe_in_thread(scorer.__next__, is_long)
-        try:
-            while True:
-                try:
-                    answers = await self.run(items)
-                except ApiError as error:
-                    items = scorer.throw(error)  # the scorer may know another way
-                else:
-                    items = scorer.send(answers)
-        except StopIteration as end:
-            return end.value
+    async def score(self, compared: Compared) -> list[float]:
+        self.admit(len(compared.documents))
+        scorer = compare_all(compared, self.facts)
+        items, scores = next(scorer), None
+        while scores is None:
+            try:
+                answers = await self.run(items)
+            except ApiError as error:
+                items = scorer.throw(error)  # the scorer may know another way
+            else:
+                is_long = len(answers) > FEW_VECTORS
+                items, scores = await maybe_in_thread(partial(_send, scorer, answers), is_long)
+        return scores
 
     def usage(self) -> Usage:
         config = config_of(self._request)
@@ -195,13 +167,19 @@ class PoolingCall:
         )
         return list_response(head, map(encode, entries))
 
-    async def _written(self, body: TextBody, messages: list[Message]) -> str:
-        return await write_conversation(body, messages, self.frontend, config_of(self._request))
+    def admit(self, texts: int) -> Admission:
+        """Lets the request in with so many texts. Later calls change nothing."""
+        if self._admission is None:
+            self._admission = admit(self._request, self.frontend, self.frontend.places_for(texts))
+        return self._admission
 
-    def check_count(self, number: int, name: str) -> None:
-        most = self.facts.limits.inputs
-        if number > most:
-            raise BadRequest(f"`{name}` may hold at most {most} texts, got {number}.", name)
+
+def _send(scorer: Scorer, answers: list[Vectors]) -> tuple[list[Item], list[float] | None]:
+    """The next items to compute, or the scores."""
+    try:
+        return scorer.send(answers), None
+    except StopIteration as end:
+        return [], end.value
 
 
 async def maybe_in_thread(work: Callable[[], T], in_thread: bool) -> T:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
+import msgspec
 from fastapi import APIRouter, Request, Response
-from pydantic import Discriminator, Tag
 
 from server.api.scores import (
     Ranked,
@@ -16,11 +14,13 @@ from server.api.scores import (
     ScoreRequest,
     best_first,
 )
-from server.api.tei import RankedText, TextsRequest
+from server.api.tei import EitherRerank, RankedText, TextsRequest
 from server.http.endpoint import Endpoint
 from server.http.sse import encode, json_response
+from server.reading.table import RERANK, SCORE
 from server.routes.generation import frontend_of, respond
 from server.routes.pooling_call import SCORES, PoolingCall
+from server.routes.read import read
 
 router = APIRouter(route_class=Endpoint, tags=["score"], dependencies=SCORES)
 
@@ -33,20 +33,10 @@ async def score(body: ScoreRequest, request: Request) -> Response:
     call = PoolingCall(request, terms, "score-")
 
     async def work() -> Response:
-        scores = await call.score(body.pairs(), body.options(terms, body.names))
+        scores = await call.score(await read(request, body, SCORE))
         return call.answer(Score(index=i, score=one) for i, one in enumerate(scores))
 
     return await respond(request, work())
-
-
-def _rerank_form(body: object) -> str:
-    return "(tei)" if isinstance(body, dict) and "texts" in body else "(usual)"
-
-
-EitherRerank = Annotated[
-    Annotated[RerankRequest, Tag("(usual)")] | Annotated[TextsRequest, Tag("(tei)")],
-    Discriminator(_rerank_form),
-]
 
 
 @router.post("/rerank")
@@ -61,11 +51,12 @@ async def rerank(body: EitherRerank, request: Request) -> Response:
 async def _rank(body: RerankRequest, request: Request) -> Response:
     terms = body.terms(frontend_of(request).facts)
     call = PoolingCall(request, terms, "score-")
-    scores = await call.score(body.pairs(), body.options(terms, ("query", "documents")))
+    found = await read(request, body, RERANK)
+    scores = await call.score(found.compared)
     results = [Ranked(index, scores[index]) for index in best_first(scores)[: body.top_n or None]]
     if body.return_documents is not False:
         for one in results:
-            one.document = RankedDocument(body.documents[one.index])
+            one.document = RankedDocument(msgspec.Raw(found.texts[one.index]))
     ranking = Ranking(
         id=call.id,
         model=call.model,
@@ -78,9 +69,11 @@ async def _rank(body: RerankRequest, request: Request) -> Response:
 
 async def _rank_texts(body: TextsRequest, request: Request) -> Response:
     terms = body.terms(frontend_of(request).facts)
-    scores = await PoolingCall(request, terms).score(body.pairs(), body.options(terms))
+    call = PoolingCall(request, terms)
+    found = await read(request, body, RERANK)
+    scores = await call.score(found.compared)
     results = [RankedText(index, scores[index]) for index in best_first(scores)]
     if body.return_text:
         for one in results:
-            one.text = body.texts[one.index]
+            one.text = msgspec.Raw(found.texts[one.index])
     return Response(encode(results), media_type="application/json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.metadata import version
 
 import msgspec
@@ -12,15 +13,22 @@ from server.api.scores import best_first
 from server.api.tei import EmbedAllRequest, EmbedRequest, Prediction, PredictRequest, SimilarityRequest
 from server.http.endpoint import Endpoint
 from server.http.sse import encode
+from server.reading.table import EMBED, EMBED_ALL, PREDICT, SIMILARITY, Reading
 from server.requests.facts import Facts
-from server.requests.pooling import PoolingParams, find_prompt, total_characters
-from server.requests.scoring import texts_and_pairs
+from server.requests.pooling import Item
 from server.requests.task_names import require_task
 from server.requests.vectors import as_array, as_json, compare
 from server.routes.generation import frontend_of, require_ready, respond
 from server.routes.pooling import label_of
-from server.routes.pooling_call import CLASSIFIES, EMBEDS, POOLS, TEXTS_AT_ONCE, PoolingCall, maybe_in_thread
-from server.text.tokenizer import LONG_TEXT
+from server.routes.pooling_call import (
+    CLASSIFIES,
+    EMBEDS,
+    FEW_VECTORS,
+    POOLS,
+    PoolingCall,
+    maybe_in_thread,
+)
+from server.routes.read import read
 from worker.protocol import Vectors
 
 router = APIRouter(route_class=Endpoint, tags=["text-embeddings-inference"])
@@ -29,45 +37,39 @@ router = APIRouter(route_class=Endpoint, tags=["text-embeddings-inference"])
 @router.post("/embed", dependencies=EMBEDS)
 async def embed(body: EmbedRequest, request: Request) -> Response:
     """Embed each text. The answer is nothing but numbers."""
-    return await respond(request, _vectors(body, body.params("embed"), request))
+    return await respond(request, _vectors(body, EMBED, request))
 
 
 @router.post("/embed_all", dependencies=POOLS)
 async def embed_all(body: EmbedAllRequest, request: Request) -> Response:
     """Embed each token of each text."""
     require_task("token_embed", frontend_of(request).facts.tasks)
-    params = PoolingParams(task="token_embed")
-    return await respond(request, _vectors(body, params, request))
+    return await respond(request, _vectors(body, EMBED_ALL, request))
 
 
-async def _vectors(body: EmbedRequest | EmbedAllRequest, params: PoolingParams, request: Request) -> Response:
-    facts = frontend_of(request).facts
-    call = PoolingCall(request, body.terms(facts))
-    prompt = find_prompt(body.prompt_name, facts)
-    vectors = await call.run(await call.items(body.inputs or [], params, prompt, name="inputs"))
-    return _json([msgspec.Raw(as_json(one)) for one in vectors])
+async def _vectors(
+    body: EmbedRequest | EmbedAllRequest, reading: Reading[list[Item]], request: Request
+) -> Response:
+    call = PoolingCall(request, body.terms(frontend_of(request).facts))
+    vectors = await call.run(await read(request, body, reading))
+    return await _json(lambda: [msgspec.Raw(as_json(one)) for one in vectors], len(vectors))
 
 
 @router.post("/predict", dependencies=CLASSIFIES)
 async def predict(body: PredictRequest, request: Request) -> Response:
     """Classify each text or pair of texts. Labels are sorted by score, the highest first."""
     facts = frontend_of(request).facts
-    terms = body.terms(facts)
-    call = PoolingCall(request, terms)
-    many = isinstance(body.inputs, list)
-    inputs = body.inputs if isinstance(body.inputs, list) else [body.inputs]
-    params = PoolingParams(task="classify", use_activation=False if body.raw_scores else None)
+    call = PoolingCall(request, body.terms(facts))
 
     async def work() -> Response:
-        call.check_count(len(inputs), "inputs")
-        asked, tokenizer = params.resolve(facts), call.frontend.tokenizer
-        texts = [text for one in inputs for text in ([one] if isinstance(one, str) else one)]
-        items = await maybe_in_thread(
-            lambda: texts_and_pairs(inputs, terms.truncation, asked, facts, tokenizer),
-            len(inputs) > TEXTS_AT_ONCE or total_characters(texts) >= LONG_TEXT,
-        )
-        predictions = [_predictions(vectors, facts) for vectors in await call.run(items)]
-        return _json(predictions if many else predictions[0])
+        found = await read(request, body, PREDICT)
+        answers = await call.run(found.items)
+
+        def predictions() -> object:
+            all_of_them = [_predictions(vectors, facts) for vectors in answers]
+            return all_of_them if found.many else all_of_them[0]
+
+        return await _json(predictions, len(answers))
 
     return await respond(request, work())
 
@@ -82,14 +84,11 @@ async def similarity(body: SimilarityRequest, request: Request) -> Response:
     """Compare each sentence with the source sentence, by the measure that the checkpoint names."""
     facts = frontend_of(request).facts
     call = PoolingCall(request, body.parameters.terms(facts))
-    prompt = find_prompt(body.parameters.prompt_name, facts)
 
     async def work() -> Response:
-        texts = [body.inputs.source_sentence, *body.inputs.sentences]
-        source, *others = await call.run(
-            await call.items(texts, PoolingParams(task="embed"), prompt, name="sentences")
-        )
-        return _json([compare(source, other, facts.pooling.texts.similarity) for other in others])
+        source, *others = await call.run(await read(request, body, SIMILARITY))
+        measure = facts.pooling.texts.similarity
+        return await _json(lambda: [compare(source, other, measure) for other in others], len(others))
 
     return await respond(request, work())
 
@@ -130,5 +129,7 @@ def _model_type(facts: Facts) -> dict[str, object] | str:
     return facts.tasks[0]
 
 
-def _json(content: object) -> Response:
-    return Response(encode(content), media_type="application/json")
+async def _json(content: Callable[[], object], count: int) -> Response:
+    """The answer with what `content` makes of so many vectors; of many of them in a thread."""
+    data = await maybe_in_thread(lambda: encode(content()), count > FEW_VECTORS)
+    return Response(data, media_type="application/json")

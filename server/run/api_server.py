@@ -1,85 +1,83 @@
-"""The life of one API process: listen, follow the engine's start, serve, drain, stop."""
+"""The life of one API process: follow the engine's start, listen, serve, drain, stop."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import logging
+import os
 import runpy
 import signal
 import socket
-import ssl
 import time
-from collections.abc import Awaitable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable
 from pathlib import Path
 
-import uvicorn
-
 from engine_core.client.client import EngineClient
-from engine_core.config import Address
 from engine_core.protocol import Progress
-from server.app import create_app
 from server.errors import ApiError
 from server.frontend import Frontend
+from server.http.connection.sockets import set_options
 from server.metrics import Metrics
-from server.options.table import ServerConfig
+from server.run.http_server import FLUSH_SECONDS, HttpServer
+from server.run.messages import (
+    NOTHING_LEFT,
+    ApiConfig,
+    CutOff,
+    EngineExited,
+    EngineGivenUp,
+    Leaving,
+    Message,
+    Reload,
+)
 from server.run.progress import ProgressDisplay
+from worker import logs
 from worker.child import BROKE, CANNOT_START, STOPPED
 
-FLUSH_SECONDS = 3
-"""Seconds for complete answers to reach their clients after all generation has ended."""
 STATS_SECONDS = 10.0
-NO_ENGINE_LEFT = signal.SIGUSR1
-"""The signal for API processes that the engines, which are not their own children, have all ended."""
+BRIDGE_SECONDS = 5.0
+"""Seconds for which a process in another one's place does not listen while it cannot serve yet. Clients that
+connect meanwhile wait, instead of being refused because this process has just begun."""
 
 _log = logging.getLogger(__name__)
 
 
-class _HttpServer(uvicorn.Server):
-    """An uvicorn server without signal handlers: uvicorn's would close the port while /ready must answer."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 class ApiServer:
-    def __init__(
-        self,
-        config: ServerConfig,
-        listener: socket.socket,
-        address: Address,
-        *,
-        started: float,
-        index: int = 0,
-        display: ProgressDisplay | None = None,
-        shared_metrics: Path | None = None,
-    ) -> None:
-        """Call this in the server's event loop. `display` is for the one process with the terminal."""
+    def __init__(self, process: ApiConfig) -> None:
+        """Call this in the server's event loop."""
+        config = process.config
+        shared_metrics = None if process.shared_metrics is None else Path(process.shared_metrics)
         self._config = config
-        self._listener = listener
-        self._started = started
-        self._display = display
+        self._process = process
+        self._listener = socket.socket(fileno=process.listener)
+        # One of several processes shows how the start goes on, and it does so once.
+        self._display = ProgressDisplay() if process.index == 0 and process.first else None
         self.client = EngineClient(
-            address,
+            process.address,
             config.replicas,
-            server=index,
+            server=process.index,
             servers=config.api_server_count,
-            watched=config.api_server_count == 1,
+            restart_wait=config.restart_wait,
             on_progress=self._show,
         )
         self._frontend = Frontend(config, self.client, Metrics(config.model_names[0], shared_metrics))
-        self._http = _HttpServer(_uvicorn_config(config, self._frontend))
+        set_options(self._listener)
+        self._http = HttpServer(config, self._frontend)
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
 
     async def run(self) -> int:
-        """Serves until a signal comes or no engine is left; returns the exit code."""
-        self._catch_signals()
-        http = asyncio.create_task(self._http.serve([self._listener]))
+        """Serves until it is told to stop; returns the exit code."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
         start = asyncio.create_task(self._follow_start())
         stats = asyncio.create_task(self._log_stats())
+        if not self._process.first:
+            await _first_of(asyncio.shield(start), self._stop.wait(), seconds=BRIDGE_SECONDS)
+            if self._stop.is_set():
+                return STOPPED
+        http = asyncio.create_task(self._http.serve([self._listener]))
         try:
             code = await self._serve(http, start)
         finally:
@@ -90,44 +88,69 @@ class ApiServer:
         await self._leave(http)
         return code
 
+    def handle(self, message: Message) -> None:
+        """Act on a message of the supervisor."""
+        match message:
+            case EngineExited(number, code, at):
+                self.client.engine_exited(number, code, at)
+            case EngineGivenUp(number, reason, explained):
+                self.client.engine_given_up(number, reason, explained=explained)
+            case Leaving():
+                self._frontend.begin_drain(refuse=False)
+            case CutOff():
+                self._force.set()
+            case Reload():
+                self.reload()
+
+    def reload(self) -> None:
+        """Reads files again that may have been replaced, because the operator has sent SIGHUP."""
+        self._http.reload_certificate()
+
     async def _serve(self, http: asyncio.Task[None], start: asyncio.Task[bool]) -> int:
         stopped = asyncio.create_task(self._stop.wait())
         died = asyncio.create_task(self.client.died.wait())
         try:
             await asyncio.wait((start, stopped, died, http), return_when=asyncio.FIRST_COMPLETED)
-            served = start.done() and start.result()
+            served = (start.done() and start.result()) or not self._process.first
             await asyncio.wait((stopped, died, http), return_when=asyncio.FIRST_COMPLETED)
+            if died.done() and not stopped.done():
+                if self.client.broke:
+                    return BROKE
+                self._explain_death(served=served)
+                if not served:
+                    return CANNOT_START
+                if self._config.exit_on_failure:
+                    return NOTHING_LEFT
+                await asyncio.wait((stopped, http), return_when=asyncio.FIRST_COMPLETED)
         finally:
             stopped.cancel()
             died.cancel()
-        if self._stop.is_set():
-            await self._drain()
-            return STOPPED
-        if self.client.dead is None:
+        if not self._stop.is_set():
             return BROKE  # uvicorn ended by itself, and has logged why
-        return self._explain_death(served=served)
+        await self._drain()
+        return STOPPED
 
     async def _follow_start(self) -> bool:
         """Returns whether the model can be served. If not, the client fails with the reason."""
         try:
             await self._frontend.start()
         except (ValueError, OSError, ApiError) as error:
-            self.client.fail(" ".join(str(error).split()))
+            self.client.fail(logs.shorten(" ".join(str(error).split())))
             return False
         _freeze_heap()
-        seconds = time.monotonic() - self._started
+        os.write(self._process.reports, b"1")
+        seconds = time.monotonic() - self._process.started
         name = self._config.model_names[0]
         self._print(f"Serving {name} at {self._where()} after {seconds:.1f} s{self._replicas_so_far()}")
+        self._display = None
         return True
 
-    def _explain_death(self, *, served: bool) -> int:
-        """Says why no engine is left, unless the engine has said so itself; returns the exit code."""
+    def _explain_death(self, *, served: bool) -> None:
+        """Says why no engine is left, unless the engine has said so itself."""
         if served:
-            _log.error("the engine has stopped: %s", self.client.dead)
-            return BROKE
-        if not self.client.explained:
+            _log.error("no request can be served any more: %s", self.client.dead)
+        elif not self.client.explained:
             self._print(f"error: {self.client.dead}")
-        return CANNOT_START
 
     def _replicas_so_far(self) -> str:
         """The part of the start-up line that says how many of several replicas are ready; later ones join."""
@@ -136,8 +159,9 @@ class ApiServer:
         return f", with {working} of {size} replicas" if working < size else ""
 
     async def _drain(self) -> None:
-        """Waits for running requests, until the time for it is over or a second signal comes."""
-        self._frontend.begin_drain()
+        """Waits for running requests, until the time for it is over or they shall be cut off."""
+        self._frontend.begin_drain(refuse=True)
+        self._http.stop_listening()  # others accept: the supervisor, if the whole server ends
         if self._frontend.live:
             _log.info("stopping: %d running requests may finish", self._frontend.live)
         await _first_of(self._frontend.drained(), self._force.wait(), seconds=self._config.shutdown_timeout)
@@ -146,23 +170,11 @@ class ApiServer:
 
     async def _leave(self, http: asyncio.Task[None]) -> None:
         """Ends running requests with an error, so that no incomplete answer looks complete, then HTTP."""
-        self.client.fail("the server is shutting down")
-        await _first_of(self._frontend.drained(), self._force.wait(), seconds=FLUSH_SECONDS)
-        self._http.should_exit = True
+        self.client.fail("the server is shutting down", "draining")
+        await _first_of(self._frontend.drained(), seconds=FLUSH_SECONDS)
+        self._http.end()
         await http
         self.client.close()
-
-    def _catch_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stop)
-        loop.add_signal_handler(NO_ENGINE_LEFT, self.client.all_engines_exited)
-
-    def stop(self) -> None:
-        """Stops the server after draining; a second call stops it without waiting."""
-        if self._stop.is_set():
-            self._force.set()
-        self._stop.set()
 
     def _show(self, progress: Progress) -> None:
         if self._display is not None:
@@ -182,13 +194,12 @@ class ApiServer:
         return f"{'https' if config.ssl_certfile else 'http'}://{host}:{port}{config.root_path}{docs}"
 
     async def _log_stats(self) -> None:
-        if self._config.disable_log_stats:
-            return
         before = (0, 0)
         while True:
             await asyncio.sleep(STATS_SECONDS)
+            self._frontend.metrics.count_dropped_lines()
             now = self._frontend.metrics.tokens_so_far
-            if now != before and self.client.stats is not None:
+            if now != before and self.client.stats is not None and not self._config.disable_log_stats:
                 stats = self.client.stats
                 _log.info(
                     "prompt %.1f tokens/s, generation %.1f tokens/s, running %d, waiting %d, cache %.0f %%",
@@ -215,29 +226,6 @@ async def _first_of(*things: Awaitable[object], seconds: float) -> None:
     finally:
         for task in tasks:
             task.cancel()
-
-
-def _uvicorn_config(config: ServerConfig, frontend: Frontend) -> uvicorn.Config:
-    if not config.disable_uvicorn_access_log:
-        logging.getLogger("uvicorn.access").setLevel(logging.INFO)
-    return uvicorn.Config(
-        create_app(frontend),
-        loop="none",  # it runs in ours
-        http="httptools",
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=not config.disable_uvicorn_access_log,
-        server_header=False,
-        root_path=config.root_path,
-        backlog=2048,
-        timeout_keep_alive=5,
-        timeout_graceful_shutdown=FLUSH_SECONDS,
-        ssl_keyfile=config.ssl_keyfile,
-        ssl_certfile=config.ssl_certfile,
-        ssl_ca_certs=config.ssl_ca_certs,
-        ssl_cert_reqs=ssl.CERT_REQUIRED if config.ssl_ca_certs else ssl.CERT_NONE,
-    )
 
 
 if __name__ == "__main__":

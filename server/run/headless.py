@@ -10,6 +10,7 @@ import uvloop
 
 from engine_core.client.join import Refused, join
 from engine_core.engine_processes import EngineProcesses, start_engines
+from engine_core.keeper import NoWatcher, keep_engines
 from engine_core.ranks.node import run_node
 from server.options.table import ServerConfig
 from worker.child import BROKE, CANNOT_START, STOPPED
@@ -66,7 +67,8 @@ async def _follow(config: ServerConfig, engines: EngineProcesses) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
-    ended, stopped = asyncio.create_task(engines.supervise()), asyncio.create_task(stop.wait())
+    ended = asyncio.create_task(keep_engines(engines, NoWatcher()))
+    stopped = asyncio.create_task(stop.wait())
     await asyncio.wait((ended, stopped), return_when=asyncio.FIRST_COMPLETED)
     ended.cancel()
     stopped.cancel()

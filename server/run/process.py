@@ -1,54 +1,61 @@
-"""One of several API processes, `python -m server.run.process FD`, on a shared listening socket."""
+"""An API process, `python -m server.run.process FD`, on the listening socket that the supervisor holds."""
 
 from __future__ import annotations
 
-import socket
+import asyncio
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from queue import SimpleQueue
 
 import msgspec
 import uvloop
 
-from engine_core.config import Address
-from server.options.table import ServerConfig, share_metrics
+from server.options.table import share_metrics
+from server.run.messages import ApiConfig, Message
 from worker import child, logs
 
 
-class ApiProcess(msgspec.Struct, frozen=True):
-    """The message from the parent process with which an API process starts."""
+class Messages:
+    """The supervisor's messages, which a thread receives and the event loop handles."""
 
-    config: ServerConfig
-    address: Address
-    index: int
-    listener: int
-    """The inherited file descriptor of the shared listening socket."""
-    shared_metrics: str
-    started: float
-    """Start of the command on the monotonic clock, which all processes share."""
+    def __init__(self) -> None:
+        self._waiting = SimpleQueue[bytes]()
+        self._wake: Callable[[], object] = lambda: None
+        self._decoder = msgspec.msgpack.Decoder(Message)
+
+    def put(self, message: bytes) -> None:
+        self._waiting.put(message)
+        self._wake()
+
+    def follow(self, handle: Callable[[Message], None]) -> None:
+        """Let the running loop handle all messages: those that have come, and those that will."""
+
+        def handle_all() -> None:
+            while not self._waiting.empty():
+                handle(self._decoder.decode(self._waiting.get()))
+
+        loop = asyncio.get_running_loop()
+        self._wake = lambda: loop.call_soon_threadsafe(handle_all)
+        handle_all()
 
 
 def main() -> int:
-    process = msgspec.msgpack.decode(child.adopt(int(sys.argv[1])), type=ApiProcess)
-    logs.setup(f"server {process.index}", process.config.uvicorn_log_level)
-    share_metrics(Path(process.shared_metrics))
-    return uvloop.run(_serve(process))
+    messages = Messages()
+    process = msgspec.msgpack.decode(child.adopt(int(sys.argv[1]), messages.put), type=ApiConfig)
+    alone = process.shared_metrics is None
+    logs.setup("server" if alone else f"server {process.index}", process.config.uvicorn_log_level)
+    if process.shared_metrics is not None:
+        share_metrics(Path(process.shared_metrics))
+    return uvloop.run(_serve(process, messages))
 
 
-async def _serve(process: ApiProcess) -> int:
-    from server.run.api_server import (
-        ApiServer,  # after share_metrics, because prometheus_client reads the variable when imported
-    )
-    from server.run.progress import ProgressDisplay
+async def _serve(process: ApiConfig, messages: Messages) -> int:
+    # After share_metrics, because prometheus_client reads the variable when it is imported.
+    from server.run.api_server import ApiServer
 
-    server = ApiServer(
-        process.config,
-        socket.socket(fileno=process.listener),
-        process.address,
-        index=process.index,
-        started=process.started,
-        display=ProgressDisplay() if process.index == 0 else None,
-        shared_metrics=Path(process.shared_metrics),
-    )
+    server = ApiServer(process)
+    messages.follow(server.handle)
     return await server.run()
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+from contextlib import suppress
 from typing import TextIO
+
+from worker.logs import printable
 
 STAGES = {
     "download": "Downloading the model",
@@ -19,9 +22,10 @@ STAGES = {
 
 
 class ProgressDisplay:
-    def __init__(self, out: TextIO = sys.stderr) -> None:
-        self._out = out
-        self._bar = out.isatty()
+    def __init__(self, out: TextIO | None = None) -> None:
+        """`out` is where to show it, stderr if there is none: as it is now, so call logs.setup() before."""
+        self._out = out or sys.stderr
+        self._bar = self._out.isatty()
         self._stage = ""
         self._started = time.monotonic()
 
@@ -32,19 +36,22 @@ class ProgressDisplay:
             return
         if self._bar:
             # A stage that is over leaves no bar behind: other lines are written here too.
-            self._out.write("\r\x1b[K" + (self._line(title, fraction, detail) if fraction < 1 else ""))
+            self._write("\r\x1b[K" + (self._line(title, fraction, detail) if fraction < 1 else ""))
         elif stage != self._stage:
-            self._out.write(f"{title} ({time.monotonic() - self._started:.1f} s)\n")
+            self._write(f"{title} ({time.monotonic() - self._started:.1f} s)\n")
         self._stage = stage
-        self._out.flush()
 
     def done(self, line: str | None = None) -> None:
         if self._bar and self._stage:
-            self._out.write("\r\x1b[K")
+            self._write("\r\x1b[K")
         if line is not None:
-            self._out.write(line + "\n")
+            self._write(printable(line) + "\n")
         self._stage = ""
-        self._out.flush()
+
+    def _write(self, text: str) -> None:
+        with suppress(OSError):  # a program that uses the library may have a stderr on a full disk
+            self._out.write(text)
+            self._out.flush()
 
     def _line(self, title: str, fraction: float, detail: str) -> str:
         columns = shutil.get_terminal_size().columns

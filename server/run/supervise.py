@@ -1,112 +1,213 @@
-"""Runs the engines, and one API server in this process or several in processes of their own.
+"""The process of `serve`: it holds the port and keeps the engines and the API processes running.
 
-One of several engines may end, and is started again. Whatever else ends first, the rest is ended in order:
-the API servers, then the engines.
+It does nothing else, and imports little, so that nothing can break it or make it large. It answers clients
+itself only while no API process does.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
+import sys
+import time
+from collections.abc import Coroutine, Iterable
+from contextlib import suppress
+from typing import Any
 
-import msgspec
-import uvloop
-
-from engine_core.engine_processes import EngineProcesses, wait_for_end
+from engine_core.engine_processes import EngineProcesses
+from engine_core.keeper import Keeper, exit_of, keep_engines
 from server.options.table import ServerConfig
-from server.run.api_server import FLUSH_SECONDS, NO_ENGINE_LEFT, ApiServer
-from server.run.process import ApiProcess
-from server.run.progress import ProgressDisplay
-from worker import child
-from worker.child import BROKE, CANNOT_START, STOPPED
+from server.run import stacks
+from server.run.api_processes import ApiProcess, ApiProcesses
+from server.run.doorman import Doorman
+from server.run.messages import NOTHING_LEFT, CutOff, EngineExited, EngineGivenUp, Leaving, Reload
+from worker import logs
+from worker.child import BROKE, CANNOT_START, DUMP_STACKS, STOPPED
 
 EXTRA_SECONDS = 10.0
 """Seconds beyond its own time-outs after which a process is killed."""
+FORCED_SECONDS = 2.0
+"""Seconds for API processes to cut off their requests and end, after a second signal."""
+EXPLAIN_SECONDS = 1.0
+"""Seconds for all API processes to end by themselves when no engine can be started: one prints the reason."""
+ENGINE_SECONDS = 3.0
+"""Seconds for engines to end by themselves once they have nothing left to do."""
+FINISH_SECONDS = 0.1
+"""Seconds for those who have just connected to the server when it ends."""
 
 _log = logging.getLogger(__name__)
 
 
-def run(config: ServerConfig, listener: socket.socket, engines: EngineProcesses, started: float) -> int:
+def run(
+    config: ServerConfig, listener: socket.socket, engines: EngineProcesses, servers: ApiProcesses
+) -> int:
     """Serves until the end and returns the exit code, 0 only if the end was asked for."""
-    serving = _serve_here if config.api_server_count == 1 else _serve_in_processes
-    return uvloop.run(serving(config, listener, engines, started))
+    return asyncio.run(Supervisor(config, listener, engines, servers).run())
 
 
-async def _serve_here(
-    config: ServerConfig, listener: socket.socket, engines: EngineProcesses, started: float
-) -> int:
-    server = ApiServer(config, listener, engines.addresses[0], started=started, display=ProgressDisplay())
-    # The connection to an engine also shows its end, but only once there is one.
-    watch = asyncio.create_task(engines.supervise(server.client.engine_exited))
-    code = await server.run()
-    watch.cancel()
-    if code == STOPPED:
-        return STOPPED
-    # An engine that could not start has an exit code that says so.
-    codes = await asyncio.to_thread(engines.stop, FLUSH_SECONDS)
-    return CANNOT_START if CANNOT_START in (code, *codes) else BROKE
+class Supervisor:
+    def __init__(
+        self,
+        config: ServerConfig,
+        listener: socket.socket,
+        engines: EngineProcesses,
+        servers: ApiProcesses,
+    ) -> None:
+        self._config = config
+        self._engines = engines
+        self._servers = servers
+        self._doorman = Doorman(listener, config)
+        self._keepers = [self._keeper(server) for server in servers]
+        self.code: int | None = None
+        """The exit code, once the server shall end."""
+        self._ending = asyncio.Event()
+        self._force = asyncio.Event()
+        self._has_terminal = sys.stderr.isatty()
+
+    async def run(self) -> int:
+        """Keeps all processes running until the server shall end, ends them, and returns the exit code."""
+        loop = asyncio.get_running_loop()
+        self._catch_signals(loop)
+        loop.add_reader(self._servers.reports, self._note_that_it_served)
+        engines = loop.create_task(keep_engines(self._engines, self))
+        kept = [loop.create_task(self._keep(keeper)) for keeper in self._keepers]
+        await self._ending.wait()
+        await _cancel(kept)
+        await self._end_servers()
+        await _cancel([engines])
+        await self._end_engines()
+        self._engines.stop(0)
+        logs.flush()
+        await self._doorman.finish(FINISH_SECONDS)
+        return BROKE if self.code is None else self.code
+
+    # What happens to engines, for the clients in the API processes.
+
+    def engine_exited(self, number: int, code: int) -> None:
+        self._servers.tell(EngineExited(number, code, time.monotonic()))
+
+    def engine_given_up(self, number: int, reason: str, *, explained: bool) -> None:
+        self._servers.tell(EngineGivenUp(number, reason, explained))
+
+    # API processes.
+
+    def _keeper(self, server: ApiProcess) -> Keeper:
+        return Keeper(server, may_return=self.may_return, on_change=self._open_or_close)
+
+    async def _keep(self, keeper: Keeper) -> None:
+        await keeper.keep()
+        if keeper.given_up and self._config.exit_on_failure:
+            self.end(BROKE)
+
+    def may_return(self, code: int) -> bool:
+        """Whether an API process that exited with this code is started again. If not, the server ends."""
+        if code == NOTHING_LEFT:
+            self.end(BROKE)
+        elif code in (BROKE, CANNOT_START) and not self._engines.worked:
+            self.end(code)  # it would be the same again
+        return not self._ending.is_set()
+
+    def _open_or_close(self) -> None:
+        """Let the doorman answer while no API process runs or begins to."""
+        if self._ending.is_set():
+            return
+        if any(keeper.runs for keeper in self._keepers):
+            self._doorman.close()
+        else:
+            hopeless = all(keeper.given_up for keeper in self._keepers)
+            self._doorman.open("api_given_up" if hopeless else "api_restarting")
+
+    def _note_that_it_served(self) -> None:
+        """Act on the first report of an API process that requests are served."""
+        asyncio.get_running_loop().remove_reader(self._servers.reports)
+        self._engines.worked = True
+        self._servers.note_that_it_served()
+
+    # Signals.
+
+    def _catch_signals(self, loop: asyncio.AbstractEventLoop) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
+            loop.add_signal_handler(number, self._stop)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as it is under nohup
+            loop.add_signal_handler(signal.SIGHUP, self._hang_up)
+        loop.add_signal_handler(DUMP_STACKS, stacks.dump_all)
+
+    def _stop(self) -> None:
+        """End the server after draining; a second call does not wait for running requests."""
+        if self._ending.is_set():
+            self._force.set()
+        self.end(STOPPED)
+
+    def _hang_up(self) -> None:
+        """Read files again, as daemons do at SIGHUP; or stop, if the terminal was closed."""
+        if self._has_terminal and not _terminal_is_there():
+            self._stop()
+        else:
+            self._servers.tell(Reload())
+
+    def end(self, code: int) -> None:
+        """Let `run` end all processes and return this code. The first one counts."""
+        if self.code is None:
+            self.code = code
+        self._ending.set()
+
+    # The end.
+
+    async def _end_servers(self) -> None:
+        """Let API processes finish their requests and end. The doorman answers whoever comes meanwhile."""
+        self._engines.leaving = True
+        if self.code == STOPPED and self._engines.worked and self._config.drain_delay:
+            self._servers.tell(Leaving())
+            await self._unless_forced(asyncio.Event().wait(), self._config.drain_delay)
+        self._doorman.open("draining")
+        if self.code != STOPPED:
+            await self._unless_forced(self._servers_end(), EXPLAIN_SECONDS)
+        for process in self._servers.running:
+            process.terminate()
+        if not self._engines.worked:
+            self._engines.terminate()  # nobody waits for them
+        await self._unless_forced(self._servers_end(), self._config.shutdown_timeout + EXTRA_SECONDS)
+        if self._force.is_set():
+            self._servers.tell(CutOff())
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._servers_end(), FORCED_SECONDS)
+        for process in self._servers.running:
+            _log.error("%s does not end: it is killed", process.name)
+            process.kill()
+
+    async def _servers_end(self) -> None:
+        for process in self._servers.running:
+            await exit_of(process)
+
+    async def _end_engines(self) -> None:
+        """Let engines end, which have nothing left to do."""
+        self._engines.terminate()
+        await self._unless_forced(self._engines_end(), ENGINE_SECONDS)
+
+    async def _engines_end(self) -> None:
+        for engine in self._engines.engines:
+            await exit_of(engine.process)
+
+    async def _unless_forced(self, waiting: Coroutine[Any, Any, object], seconds: float) -> None:
+        """Wait for so many seconds at most, and no longer after a second signal."""
+        tasks = [asyncio.create_task(waiting), asyncio.create_task(self._force.wait())]
+        await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        await _cancel(tasks)
 
 
-async def _serve_in_processes(
-    config: ServerConfig, listener: socket.socket, engines: EngineProcesses, started: float
-) -> int:
-    shared = engines.run_folder / "metrics"
-    shared.mkdir(mode=0o700)
-    servers = [
-        _start(ApiProcess(config, address, i, listener.fileno(), str(shared), started))
-        for i, address in enumerate(engines.addresses)
-    ]
-    listener.close()
-    stop = asyncio.Event()
-    _forward_signals(servers, stop)
-    ends = [asyncio.create_task(wait_for_end(server)) for server in servers]
-    engines_end = asyncio.create_task(_engines_end(config, engines))
-    watched = [*ends, engines_end, asyncio.create_task(stop.wait())]
-    await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
-    code = STOPPED if stop.is_set() else BROKE
-    if code == BROKE and CANNOT_START in [engine.exit_code for engine in engines.engines]:
-        code = CANNOT_START
-    elif code == BROKE:
-        _log.error("a process has ended unasked: stopping the others")
-    for server in servers:
-        if not stop.is_set() and server.exit_code is None:
-            server.signal(NO_ENGINE_LEFT if engines_end.done() else signal.SIGTERM)
-    await asyncio.wait(ends, timeout=config.shutdown_timeout + EXTRA_SECONDS)
-    for server in servers:
-        server.stop(seconds=0)
-    for task in watched:
+async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel tasks, and wait until they are."""
+    for task in tasks:
         task.cancel()
-    return code
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _engines_end(config: ServerConfig, engines: EngineProcesses) -> None:
-    """Returns when no engine is left. API servers find out themselves what that means for requests."""
-    await engines.supervise(_log_silent_end)
-    if config.replicas.elsewhere:
-        await asyncio.Event().wait()  # only the API servers know how many engines are left there
-
-
-def _log_silent_end(number: int, code: int) -> None:
-    """Logs the exit code of an engine that ended; the API servers see only that a connection ended."""
-    if code not in (STOPPED, BROKE, CANNOT_START):
-        _log.error("the process of engine %d ended: %s", number, child.describe_exit(code))
-
-
-def _start(process: ApiProcess) -> child.Child:
-    payload = msgspec.msgpack.encode(process)
-    return child.start(f"api {process.index}", "server.run.process", payload, inherit=[process.listener])
-
-
-def _forward_signals(servers: list[child.Child], stop: asyncio.Event) -> None:
-    """Passes each signal on to the API servers: the first drains them, the second ends them."""
-
-    def forward() -> None:
-        stop.set()
-        for server in servers:
-            if server.exit_code is None:
-                server.terminate()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, forward)
+def _terminal_is_there() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True

@@ -9,7 +9,7 @@ tokenizer.json. All others use `WindowText`.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 import msgspec
@@ -84,6 +84,28 @@ class ByteText:
         return text
 
 
+class MarkedText:
+    """The text of another state, with characters of our own in place of some tokens."""
+
+    __slots__ = ("_marks", "_text")
+
+    def __init__(self, text: TextState, marks: Mapping[int, str]) -> None:
+        self._text = text
+        self._marks = marks
+
+    def push(self, ids: Iterable[int]) -> str:
+        shown = ""
+        for id in ids:
+            if mark := self._marks.get(id):
+                shown += self._text.flush() + mark
+            else:
+                shown += self._text.push((id,))
+        return shown
+
+    def flush(self) -> str:
+        return self._text.flush()
+
+
 class WindowText:
     """The text of any decoder: decodes the last few tokens with and without the new ones, and takes the rest.
 
@@ -119,7 +141,8 @@ class WindowText:
         return piece
 
     def flush(self) -> str:
-        return self._decode(self._tokens)[len(self._shown) :]
+        shown, self._shown = self._shown, self._decode(self._tokens)
+        return self._shown[len(shown) :]
 
 
 def byte_level_table() -> dict[str, int]:

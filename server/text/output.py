@@ -69,7 +69,9 @@ class TextOutput:
         self._min_tokens = sampling.min_tokens
         self._eos = frozenset(eos_token_ids)
         self._text = (
-            tokenizer.text_state(prompt, sampling.skip_special_tokens) if sampling.detokenize else None
+            tokenizer.text_state(prompt, sampling.skip_special_tokens, sampling.shown_as)
+            if sampling.detokenize
+            else None
         )
         stop = sampling.stop_strings
         self._stops = StopStrings(stop, include=self._include_stop) if stop else None

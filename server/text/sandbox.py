@@ -1,18 +1,23 @@
 """The Jinja environment of chat templates, set up like the one of transformers, for which they are written.
 
-Jinja's sandbox keeps a template from reaching Python. Nothing bounds its time and memory, so a template must
-come with the checkpoint, or with a request where the operator allows that (docs/decisions/0009).
+Jinja's sandbox keeps a template from reaching Python. What makes something huge in one step, and is of no use
+to a chat template, is refused here too. That bounds no program: a template that a request brings runs in the
+helper process, which the kernel ends when it takes too long (docs/decisions/0013).
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sized
 from datetime import datetime
-from typing import NoReturn
+from functools import wraps
+from typing import Any, NoReturn
 
 from jinja2 import TemplateError, nodes
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
@@ -26,11 +31,67 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def make_sandbox() -> ImmutableSandboxedEnvironment:
-    sandbox = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-    )
+_NO_ATTRIBUTES = (bytes, bytearray, memoryview, int, float, complex)
+_NO_METHODS = frozenset(
+    ("encode", "translate", "maketrans", "ljust", "rjust", "center", "zfill", "expandtabs", "format_map")
+)
+"""Methods of texts that make bytes, or long texts of short ones."""
+_TEXT_METHODS = frozenset(name for name in dir(str) if not name.startswith("_")) - _NO_METHODS
+
+MOST_REPEATED = 1 << 20
+"""The longest text or list that `*` makes."""
+MOST_BITS = 4096
+"""The largest number that `*` and `**` make, in bits."""
+WIDEST = 10_000
+"""The largest number that filters take which fill up to a width or a count."""
+
+
+class Sandbox(ImmutableSandboxedEnvironment):
+    intercepted_binops = frozenset(("*", "**"))
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        if type(obj) is str:  # nearly always
+            return attr in _TEXT_METHODS
+        if isinstance(obj, _NO_ATTRIBUTES) or (attr in _NO_METHODS and isinstance(obj, str)):
+            return False
+        return super().is_safe_attribute(obj, attr, value)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "*":
+            _check_product(left, right)
+        elif isinstance(left, int) and isinstance(right, int) and left.bit_length() * right > MOST_BITS:
+            raise SecurityError("a number would be too large")
+        return super().call_binop(context, operator, left, right)
+
+
+def _check_product(left: Any, right: Any) -> None:
+    if isinstance(left, int) and isinstance(right, int):
+        if left.bit_length() + right.bit_length() > MOST_BITS:
+            raise SecurityError("a number would be too large")
+        return
+    for whole, count in ((left, right), (right, left)):
+        if isinstance(count, int) and isinstance(whole, Sized) and len(whole) * count > MOST_REPEATED:
+            raise SecurityError("a repeated text or list would be too long")
+
+
+def _bounded(filter: Callable[..., Any]) -> Callable[..., Any]:
+    """The same filter for numbers up to WIDEST."""
+
+    @wraps(filter)
+    def bounded(*arguments: Any, **named: Any) -> Any:
+        if any(isinstance(one, int) and one > WIDEST for one in (*arguments[1:], *named.values())):
+            raise SecurityError(f"a number for the filter is more than {WIDEST}")
+        return filter(*arguments, **named)
+
+    return bounded
+
+
+def make_sandbox() -> Sandbox:
+    sandbox = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
     sandbox.filters["tojson"] = _tojson
+    for name in ("batch", "center", "indent", "slice", "tojson", "wordwrap"):
+        sandbox.filters[name] = _bounded(sandbox.filters[name])
+    del sandbox.globals["lipsum"]
     sandbox.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
     return sandbox
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from jinja2 import TemplateError, TemplateSyntaxError, nodes
 
+from models.checkpoint.plain_files import read_json, read_text
 from server.errors import BadRequest
 from server.text.sandbox import make_sandbox
 
@@ -58,6 +59,13 @@ def compile_template(source: str) -> Compiled:
         raise BadRequest(
             f"The chat template is not valid Jinja: {error.message} (line {error.lineno}).", "chat_template"
         ) from error
+    except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError) as error:
+        # Python's compiler has bounds of its own, for depth and for numbers.
+        raise BadRequest(
+            f"The chat template cannot be compiled ({type(error).__name__}): it is nested too deeply, or too "
+            "long.",
+            "chat_template",
+        ) from error
 
 
 class ChatTemplate:
@@ -73,6 +81,14 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._format: AskedFormat = content_format
 
+    @cached_property
+    def overhead(self) -> int:
+        """The characters that the default template writes of a conversation without any text."""
+        try:
+            return len(self.render([{"role": "user", "content": ""}]))
+        except BadRequest:
+            return 0
+
     def render(
         self,
         messages: list[dict[str, Any]],
@@ -86,7 +102,7 @@ class ChatTemplate:
         content_format: AskedFormat | None = None,
     ) -> str:
         """Renders a conversation. `content_format` replaces the one that the server was started with."""
-        compiled = compile_template(self._choose(template, with_tools=tools is not None))
+        compiled = self._compile(template, with_tools=tools is not None)
         asked = content_format or self._format
         wanted = compiled.format if asked == "auto" else asked
         shaped = [_shaped(message, compiled, wanted) for message in messages]
@@ -102,6 +118,11 @@ class ChatTemplate:
         return _cut_after_final_message(text, shaped) if continue_final_message else text
 
     @property
+    def sources(self) -> list[str]:
+        """The text of each template."""
+        return list(self._templates.values())
+
+    @property
     def writes_pairs(self) -> bool:
         """Whether the default template is one for scoring a document for a query."""
         try:
@@ -109,14 +130,38 @@ class ChatTemplate:
         except BadRequest:  # the requests that use a broken template of a checkpoint get its error
             return False
 
-    def _choose(self, template: str | None, *, with_tools: bool) -> str:
+    @property
+    def faults(self) -> list[str]:
+        """A sentence on each template that cannot be used."""
+        found: list[str] = []
+        for name in self._templates:
+            try:
+                self._compile(name, with_tools=False)
+            except BadRequest as error:
+                found.append(error.message)
+        return found
+
+    def _compile(self, template: str | None, *, with_tools: bool) -> Compiled:
         """The template to use: one of the checkpoint's by name, the request's own, or the default."""
-        if template is not None:
-            return self._templates.get(template, template)
+        name = self._choose(with_tools=with_tools) if template is None else template
+        if name not in self._templates:
+            return compile_template(name)
+        try:
+            return compile_template(self._templates[name])
+        except BadRequest as error:
+            fault = error.message.removeprefix("The chat template ")
+            raise BadRequest(
+                f"This model's chat template {name!r} {fault} Start the server with --chat-template FILE, or "
+                "use /v1/completions.",
+                "messages",
+            ) from error
+
+    def _choose(self, *, with_tools: bool) -> str:
+        """The name of the checkpoint's template for a conversation."""
         if with_tools and "tool_use" in self._templates:
-            return self._templates["tool_use"]
+            return "tool_use"
         if "default" in self._templates:
-            return self._templates["default"]
+            return "default"
         names = ", ".join(map(repr, sorted(self._templates)))
         raise BadRequest(
             "This model has no default chat template, so a conversation cannot be written as its prompt. "
@@ -144,6 +189,12 @@ def _rendered(compiled: Compiled, variables: dict[str, object]) -> str:
         return compiled.render(variables)
     except TemplateError as error:
         raise BadRequest(f"The chat template refused these messages: {error.message}", "messages") from error
+    except MemoryError as error:
+        raise BadRequest(
+            "The chat template took more memory on these messages than it may. Send fewer of them, or use "
+            "another template.",
+            "chat_template",
+        ) from error
     except (
         TypeError,
         ValueError,
@@ -151,7 +202,6 @@ def _rendered(compiled: Compiled, variables: dict[str, object]) -> str:
         LookupError,
         AttributeError,
         ArithmeticError,
-        MemoryError,
         RecursionError,
     ) as error:
         raise BadRequest(
@@ -228,11 +278,11 @@ def read_templates(folder: Path, config: Mapping[str, object]) -> dict[str, str]
         case _:
             pass
     legacy = folder / "chat_template.json"
-    if legacy.is_file():
-        found["default"] = str(json.loads(legacy.read_text("utf-8"))["chat_template"])
+    if legacy.exists():
+        found["default"] = str(cast("dict[str, object]", read_json(legacy))["chat_template"])
     for path in sorted(folder.glob("additional_chat_templates/*.jinja")):
-        found[path.stem] = path.read_text("utf-8")
+        found[path.stem] = read_text(path)
     single = folder / "chat_template.jinja"
-    if single.is_file():
-        found["default"] = single.read_text("utf-8")
+    if single.exists():
+        found["default"] = read_text(single)
     return found

@@ -11,14 +11,16 @@ import hashlib
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 import tokenizers
 
+from models.checkpoint.plain_files import FileError, check_regular, read_json
 from server.errors import invalid
 from server.requests.facts import Facts
-from server.text.detokenizer import ByteText, TextState, WindowText, byte_decoding
+from server.text.detokenizer import ByteText, MarkedText, TextState, WindowText, byte_decoding
 from server.text.template import AskedFormat, ChatTemplate, compile_template, read_templates
 
 LONG_TEXT = 64 << 10
@@ -66,9 +68,13 @@ class Tokenizer:
         self._model = model
         _mark_special(model, (named_tokens or {}).values())
         added = model.get_added_tokens_decoder()
+        self.added_tokens = {token.content: id for id, token in added.items()}
+        """The tokens that were added to the vocabulary, special or not, by their text."""
         self.special_ids = frozenset(id for id, token in added.items() if token.special)
         self.vocab_size = model.get_vocab_size()
-        self.longest_token = max(map(len, model.get_vocab()), default=1)
+        vocabulary = model.get_vocab()
+        self.largest_id = max(vocabulary.values(), default=0)
+        self.longest_token = max(map(len, vocabulary), default=1)
         """Length of the longest token: a text of more than n times this many characters has more than n
         tokens."""
         self._decoding = byte_decoding(json.loads(model.to_str())["decoder"])
@@ -158,8 +164,18 @@ class Tokenizer:
         state = self.text_state((), skip_special_tokens)
         return state.push(ids) + state.flush()
 
-    def text_state(self, prompt: Sequence[int], skip_special_tokens: bool = True) -> TextState:
-        """The state of the text that follows `prompt`, to be given its tokens as they come."""
+    def text_state(
+        self,
+        prompt: Sequence[int],
+        skip_special_tokens: bool = True,
+        marks: Mapping[int, str] | None = None,
+    ) -> TextState:
+        """The state of the text that follows `prompt`, to be given its tokens as they come.
+
+        `marks` are characters that stand for tokens, shown or not.
+        """
+        if marks:
+            return MarkedText(self.text_state(prompt, skip_special_tokens), marks)
         hidden = self.special_ids if skip_special_tokens else frozenset[int]()
         if self._decoding is None:
             return WindowText(self._decode_all, lambda id: id not in hidden, prompt[-WindowText.LOOK_BACK :])
@@ -219,10 +235,13 @@ def load_tokenizer(
     content_format: AskedFormat = "auto",
     trust_remote_code: bool = False,
     cache: Path,
+    make_chat: Callable[..., ChatTemplate] = ChatTemplate,
 ) -> Tokenizer:
     """Loads a checkpoint's tokenizer. `chat_template` is a file or a template that replaces the folder's."""
     path = folder / "tokenizer.json"
-    if not path.is_file():
+    if path.exists():
+        _check_regular(path)
+    else:
         path = _converted(folder, cache, trust_remote_code=trust_remote_code) / "tokenizer.json"
     config = _read_json(folder / "tokenizer_config.json")
     named = {**_named_tokens(_read_json(folder / "special_tokens_map.json")), **_named_tokens(config)}
@@ -236,14 +255,16 @@ def load_tokenizer(
         model = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises plain Exception
         raise TokenizerError(f"{path.name} of the model cannot be read: {error}") from error
-    chat = ChatTemplate(templates, named, content_format)
+    chat = make_chat(templates, named, content_format)
     return Tokenizer(model, chat, named_tokens=named, add_bos=config.get("add_bos_token") is True)
 
 
 def _read_templates(folder: Path, config: dict[str, object]) -> dict[str, str]:
     try:
         return read_templates(folder, config)
-    except (KeyError, TypeError, ValueError) as error:
+    except FileError as error:
+        raise TokenizerError(str(error)) from None
+    except (KeyError, TypeError) as error:
         raise TokenizerError(
             f"the chat templates of the model have an unknown form ({type(error).__name__}: {error}); "
             "give one with --chat-template"
@@ -274,15 +295,22 @@ def _named_tokens(config: dict[str, object]) -> dict[str, str]:
 
 
 def _read_json(path: Path) -> dict[str, object]:
-    if not path.is_file():
+    if not path.exists():
         return {}
     try:
-        content = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise TokenizerError(f"{path.name} of the model is not JSON: {error}") from error
+        content = read_json(path)
+    except FileError as error:
+        raise TokenizerError(str(error)) from None
     if not isinstance(content, dict):
         raise TokenizerError(f"{path.name} of the model must hold an object")
-    return content
+    return cast("dict[str, object]", content)
+
+
+def _check_regular(path: Path) -> None:
+    try:
+        check_regular(path)
+    except FileError as error:
+        raise TokenizerError(str(error)) from None
 
 
 def _converted(folder: Path, cache: Path, *, trust_remote_code: bool) -> Path:

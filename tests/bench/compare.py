@@ -98,9 +98,10 @@ class Comparison:
     def _measure(self, part: str, model: work.Model, case: work.Case, server: Server, round: int) -> None:
         file = self._texts(model, *case.texts) if case.texts else None
         options = case.options(server.url, round, quick=self._given.quick, file=file)
-        before = processes.cpu_seconds(server.pid), processes.cpu_seconds(os.getpid())
+        http = server.http_pid
+        before = processes.cpu_seconds(http), processes.cpu_seconds(os.getpid())
         [figures] = uvloop.run(measure(options)).points
-        spent = processes.cpu_seconds(server.pid) - before[0]
+        spent = processes.cpu_seconds(http) - before[0]
         loader = processes.cpu_seconds(os.getpid()) - before[1]
         self._keep(part, model, case.title, server.side.name, round, _values(figures, spent, loader))
 
@@ -150,7 +151,7 @@ class Comparison:
             time.sleep(IDLE_SECONDS)
             share = (processes.cpu_seconds(*pids) - before) / IDLE_SECONDS
             return {
-                "api_mib": processes.resident_mib(server.pid),
+                "api_mib": processes.resident_mib(server.http_pid),
                 "all_mib": processes.resident_mib(*pids),
                 "processes": len(pids),
                 "idle_percent": 100 * share,

@@ -20,6 +20,14 @@ def tree(root: int) -> list[int]:
     return found
 
 
+def command(pid: int) -> str:
+    """The command line of a process; empty if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return ""
+
+
 def cpu_seconds(*pids: int) -> float:
     """Seconds of user and system time so far. A process that has ended meanwhile counts as nothing."""
     return sum(int(fields[11]) + int(fields[12]) for pid in pids if (fields := _stat(pid))) / _TICK

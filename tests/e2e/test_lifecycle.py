@@ -26,7 +26,7 @@ def server():
 def test_http_is_there_before_the_model():
     server = LiveServer("demo", *SMALL)
     try:
-        wait_until(lambda: reachable(server), 10)
+        wait_until(lambda: reachable(server), 30)
         assert server.get("/live").status_code == 200
         health = server.get("/health")
         if health.status_code != 200:  # a fast machine may be ready already
@@ -45,7 +45,8 @@ def test_http_is_there_before_the_model():
 
 def test_the_api_process_never_loads_torch(demo: LiveServer):
     assert demo.post("/v1/completions", {"prompt": "x", "max_tokens": 1}).status_code == 200
-    assert "libtorch" not in Path(f"/proc/{demo.process.pid}/maps").read_text()
+    [api] = demo.api_pids()
+    assert "libtorch" not in Path(f"/proc/{api}/maps").read_text()
     assert "libtorch" in Path(f"/proc/{demo.engine_pid()}/maps").read_text()
 
 
@@ -64,33 +65,20 @@ def test_sigterm_lets_a_stream_finish(server: LiveServer):
     assert server.process.wait(20) == 0
 
 
-def test_death_of_the_engine_ends_streams_with_an_error(server: LiveServer):
-    engine = server.engine_pid()
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=LONG, timeout=60) as response:
-        data = events(response)
-        next(data)
-        os.kill(engine, signal.SIGKILL)
-        rest = list(data)
-    assert "[DONE]" not in rest
-    assert json.loads(rest[-1])["error"]["code"] in (500, 503)
-    assert server.process.wait(20) != 0
-    assert not alive(engine)
-
-
-@pytest.mark.parametrize("api_servers", [1, 2])
-def test_death_of_the_engine_while_it_loads_is_explained(api_servers: int):
-    """One API server hears of the phase at once. Several start later: their engine is killed before."""
+@pytest.mark.parametrize(("api_servers", "killed_when"), [(1, "loading libraries"), (2, "starting")])
+def test_death_of_the_engine_while_it_loads_is_explained(api_servers: int, killed_when: str):
+    """There is nobody to wait for yet, and memory that is short will be short again."""
     server = LiveServer("demo", *SMALL, "--api-server-count", str(api_servers))
     try:
-        if api_servers == 1:
+        if killed_when == "loading libraries":
             wait_until(lambda: "Loading libraries" in server.output(), 20, server.output)
         else:
             wait_until(lambda: bool(server.engine_pids()), 20, server.output)
         os.kill(server.engine_pid(), signal.SIGKILL)
-        assert server.process.wait(20) != 0
-        assert "it was ended by SIGKILL (is memory short?" in server.output()
-        if api_servers == 1:
-            assert "error: the engine process ended while loading libraries" in server.output()
+        assert server.process.wait(20) == 2
+        last = server.output().strip().splitlines()[-1]
+        killed = "it was ended by SIGKILL, most likely because memory ran out"
+        assert last.startswith(f"error: the engine process ended while {killed_when}: {killed}")
     finally:
         server.close()
 

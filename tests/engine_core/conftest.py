@@ -51,7 +51,7 @@ async def start(model: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[S
         api_servers: int = 1,
         drain_seconds: float = 0.0,
         module: str = "fake_worker",
-        watched: bool = False,
+        restart_wait: float | None = None,
         on_progress: Callable[[Progress], None] | None = None,
         **changes: object,
     ) -> tuple[EngineProcesses, EngineClient]:
@@ -61,7 +61,11 @@ async def start(model: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[S
             config, layout, module=module, api_servers=api_servers, drain_seconds=drain_seconds
         )
         client = EngineClient(
-            engines.addresses[0], layout, servers=api_servers, watched=watched, on_progress=on_progress
+            engines.addresses[0],
+            layout,
+            servers=api_servers,
+            restart_wait=restart_wait,
+            on_progress=on_progress,
         )
         started.append((engines, client))
         if ready:

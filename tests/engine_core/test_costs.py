@@ -6,13 +6,20 @@ something dearer by mistake, or has a reason and raises it. Whoever makes someth
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 import pytest
 from counted import counted
 from fake_worker import FakeWorker, facts
+from model_facts import READY
 
-from engine_core.config import EngineConfig
-from engine_core.protocol import Add, Outputs
+from engine_core.client.dispatcher import Dispatcher
+from engine_core.client.in_flight import InFlight
+from engine_core.client.replica_table import ReplicaTable
+from engine_core.client.streams import Stream
+from engine_core.config import EngineConfig, Replicas
+from engine_core.protocol import Add, Outputs, Tokens
 from engine_core.scheduling.scheduler import Scheduler
 from engine_core.scheduling.step_builder import PlannedStep
 from worker.protocol import Sampling, StepOutput
@@ -20,8 +27,10 @@ from worker.protocol import Sampling, StepOutput
 ROWS = 64
 CALLS_TO_PLAN, CALLS_TO_LAND = 40, 21
 """Calls of Python and C functions for each decoding row."""
-FIXED_CALLS = 60
+FIXED_CALLS = 75
 """Calls for each step, whatever its rows."""
+CALLS_TO_DELIVER = 9
+"""Calls with which the client puts a token into its stream, and keeps it in case the engine ends."""
 BYTES_TO_WORKER, BYTES_TO_SERVER = 75, 34
 """Bytes for each decoding row."""
 
@@ -90,3 +99,19 @@ def test_what_a_step_gave_is_a_small_message() -> None:
 def test_a_step_is_one_frame_for_each_server(servers: int) -> None:
     decoding = Decoding(ROWS, servers)
     assert sorted(decoding.land(*decoding.launch())) == list(range(servers))
+
+
+async def test_a_token_costs_the_client_so_many_calls() -> None:
+    table = ReplicaTable(Replicas(), servers=1)
+    replica = table.replicas[0]
+    replica.reachable = True
+    table.set_ready(replica, READY)
+    dispatcher = Dispatcher(table, lambda number, request: None, restart_wait=0.0)
+    stream = Stream(1, asyncio.get_running_loop())
+    dispatcher.dispatch([InFlight(Add(1, [1, 2], Sampling(max_tokens=99)), stream)])
+    dispatcher.deliver(replica, Tokens(id=1, tokens=[1]))
+    outputs = [Tokens(id=1, tokens=[token]) for token in range(ROWS)]
+    with counted() as calls:
+        for output in outputs:
+            dispatcher.deliver(replica, output)
+    assert (calls.python + calls.c) / ROWS <= CALLS_TO_DELIVER

@@ -17,7 +17,7 @@ from sizes import engine_config
 
 from engine_core.engine import Engine
 from engine_core.executor import ExecutorDead
-from engine_core.protocol import Add, Failed, Progress, Tokens
+from engine_core.protocol import QUARANTINED, Add, Failed, Progress, Tokens
 from worker.protocol import Sampling
 
 Told = dict[tuple[int, int], list[Tokens | Failed]]
@@ -86,17 +86,16 @@ def test_a_bad_request_fails_alone(engine: Engine) -> None:
         assert isinstance(failed, Failed) and failed.code == 400
 
 
-def test_a_step_that_breaks_ends_its_requests_and_nothing_else(
+def test_a_step_that_breaks_ends_the_request_that_broke_it_and_nothing_else(
     engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine.add(0, add(1, [1, 2]))
     engine.add(1, add(2, [BREAKS_STEP]))
     told = run(engine)
-    for key in ((0, 1), (1, 2)):
-        (failed,) = told[key]
-        assert isinstance(failed, Failed) and failed.code == 500
-        assert "secret" not in failed.message
-    assert "secret detail" in caplog.text
+    assert text(told[0, 1]) == reference([1, 2], 4)
+    (failed,) = told[1, 2]
+    assert isinstance(failed, Failed) and (failed.code, failed.error) == (500, QUARANTINED)
+    assert "secret" not in failed.message and "secret detail" in caplog.text
     engine.add(0, add(3, [1, 2]))
     assert text(run(engine)[0, 3]) == reference([1, 2], 4)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import ModuleType
 
 import pytest
+import zmq
 from fake_worker import FakeWorker, Landed, facts
 from sizes import worker_config
 
@@ -21,7 +22,7 @@ class AcceleratorError(RuntimeError):
 
 
 class Runner(FakeWorker):
-    fails: Exception | None = None
+    fails: BaseException | None = None
     threads: set[int] = set()
     closed = False
 
@@ -49,6 +50,19 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> type[Runner]:
     return fresh
 
 
+def test_a_step_that_is_done_wakes_a_poll(runner: type[Runner]) -> None:
+    executor = InlineExecutor(worker_config(), lambda *progress: None)
+    executor.start()
+    poller = zmq.Poller()
+    for number in range(3):
+        executor.register(poller)
+        assert not poller.poll(0)
+        step = executor.submit(StepInput(number, [], []))
+        assert poller.poll(5000)
+        assert step.done() and step.result().number == number
+    executor.stop()
+
+
 def test_everything_runs_in_one_thread_which_is_not_the_engines(runner: type[Runner]) -> None:
     told: list[tuple[str, float]] = []
     executor = InlineExecutor(worker_config(), lambda *progress: told.append(progress))
@@ -73,11 +87,20 @@ def test_a_failed_step_is_told_by_its_result_and_the_next_one_runs(runner: type[
     executor.stop()
 
 
-def test_a_failed_device_is_not_a_failed_step(runner: type[Runner]) -> None:
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (AcceleratorError("an illegal memory access was encountered"), "illegal memory access"),
+        (SystemExit(0), "the worker has ended: SystemExit"),
+    ],
+)
+def test_a_failed_device_or_thread_is_not_a_failed_step(
+    runner: type[Runner], error: BaseException, words: str
+) -> None:
     executor = InlineExecutor(worker_config(), lambda *_: None)
     executor.start()
-    runner.fails = AcceleratorError("an illegal memory access was encountered")
-    with pytest.raises(ExecutorDead, match="illegal memory access"):
+    runner.fails = error
+    with pytest.raises(ExecutorDead, match=words):
         executor.submit(StepInput(1, [], [])).result()
     executor.stop()
 

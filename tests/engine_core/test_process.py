@@ -11,12 +11,21 @@ import time
 from pathlib import Path
 
 import pytest
-from fake_worker import BREAKS_ROW, BREAKS_STEP, KILLS_PROCESS, LOSES_DEVICE, reference, vectors_of
+from fake_worker import (
+    BREAKS_ROW,
+    BREAKS_STEP,
+    KILLS_PROCESS,
+    LOSES_DEVICE,
+    SLOW_STEP,
+    reference,
+    vectors_of,
+)
 from live import alive
 from started_engines import Start, collect, first, soon, text, until
 
 from engine_core.client.client import EngineClient
 from engine_core.config import Address
+from engine_core.keeper import exit_of, keep_engines
 from engine_core.protocol import Failed, Pooled, Progress, Tokens
 from engine_core.wire.transport import ServerEnd
 from models import plugins
@@ -54,6 +63,19 @@ async def test_what_was_not_read_comes_at_once(start: Start) -> None:
     assert isinstance(whole, Tokens)
     assert whole.tokens == reference([1, 2], 6)
     assert (whole.finish, len(whole.prompt_logprobs or [])) == ("length", 1)
+
+
+async def test_requests_are_read_while_a_step_runs(start: Start) -> None:
+    _, client = await start()
+    slow = client.submit([SLOW_STEP], Sampling(max_tokens=1))
+    refused = client.submit([60], Sampling(max_tokens=1))
+    gone = client.submit([3], Sampling(max_tokens=1))
+    client.abort([gone.id])
+    first_done = asyncio.create_task(collect(slow))
+    (failed,) = await collect(refused)
+    assert isinstance(failed, Failed) and failed.code == 400
+    assert not first_done.done()
+    assert text(await first_done) == reference([SLOW_STEP], 1)
 
 
 async def test_abort_ends_the_stream_here_and_the_work_there(start: Start) -> None:
@@ -98,6 +120,22 @@ async def test_an_idle_engine_uses_no_time(start: Start) -> None:
     assert cpu_seconds(engines.engines[0].process.pid) - before <= 1 / os.sysconf("SC_CLK_TCK")
 
 
+async def test_an_engine_whose_readers_have_stopped_uses_no_time(start: Start) -> None:
+    engines, client = await start()
+    stream, other = client.submit([1], Sampling(max_tokens=100)), client.submit([2], Sampling(max_tokens=9))
+    await first(stream)
+    client.pause([stream.id])
+    await collect(other)
+    await asyncio.sleep(0.1)
+    before = cpu_seconds(engines.engines[0].process.pid)
+    await asyncio.sleep(0.5)
+    assert cpu_seconds(engines.engines[0].process.pid) - before <= 1 / os.sysconf("SC_CLK_TCK")
+    assert stream.id  # its tokens so far are kept
+    client.resume([stream.id])
+    last = (await collect(stream))[-1]
+    assert isinstance(last, Tokens) and last.finish == "length"
+
+
 def cpu_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -117,7 +155,7 @@ async def test_drain_finishes_what_runs_and_exits_with_0(start: Start) -> None:
     (refused,) = await collect(late)
     assert isinstance(refused, Failed) and refused.code == 503
     await soon(client.died.wait())
-    assert await engines.engines[0].exited() == 0
+    assert await exit_of(engines.engines[0].process) == 0
 
 
 async def test_sigterm_gives_the_time_that_was_agreed_and_no_more(start: Start) -> None:
@@ -127,7 +165,17 @@ async def test_sigterm_gives_the_time_that_was_agreed_and_no_more(start: Start) 
     engines.engines[0].process.terminate()
     outputs = await collect(stream)
     assert isinstance(outputs[-1], Tokens) and outputs[-1].finish == "abort"
-    await soon(engines.engines[0].exited(), 2)
+    await soon(exit_of(engines.engines[0].process), 2)
+    assert engines.engines[0].exit_code == 0
+
+
+async def test_a_reader_that_has_stopped_does_not_hold_up_the_end(start: Start) -> None:
+    engines, client = await start(drain_seconds=0.5)
+    stream = client.submit([1, 2], Sampling(max_tokens=120))
+    await first(stream)
+    client.pause([stream.id])
+    engines.engines[0].process.terminate()
+    await soon(exit_of(engines.engines[0].process), 3)
     assert engines.engines[0].exit_code == 0
 
 
@@ -138,7 +186,7 @@ async def test_a_second_sigterm_does_not_wait(start: Start) -> None:
     engines.engines[0].process.terminate()
     await asyncio.sleep(0.05)
     engines.engines[0].process.terminate()
-    await soon(engines.engines[0].exited(), 2)
+    await soon(exit_of(engines.engines[0].process), 2)
     assert isinstance((await collect(stream))[-1], Failed)
 
 
@@ -155,7 +203,7 @@ async def test_a_killed_engine_ends_every_stream_once(start: Start) -> None:
         assert [output.code for output in outputs if isinstance(output, Failed)] == [503]
         assert isinstance(outputs[-1], Failed)
     assert time.monotonic() - began < 1
-    assert await engines.engines[0].exited() == -signal.SIGKILL
+    assert await exit_of(engines.engines[0].process) == -signal.SIGKILL
     (refused,) = await collect(client.submit([1], Sampling(max_tokens=1)))
     assert isinstance(refused, Failed) and refused.code == 503
 
@@ -163,13 +211,13 @@ async def test_a_killed_engine_ends_every_stream_once(start: Start) -> None:
 async def test_an_engine_that_kills_itself_in_a_step(start: Start) -> None:
     engines, client = await start()
     (failed,) = await collect(client.submit([KILLS_PROCESS], Sampling(max_tokens=3)))
-    assert failed == Failed(id=failed.id, code=503, message="the engine process ended while serving")
-    assert await engines.engines[0].exited() == -signal.SIGKILL
+    assert failed == Failed(failed.id, 503, "the engine process ended while serving", "engine_given_up")
+    assert await exit_of(engines.engines[0].process) == -signal.SIGKILL
 
 
 async def test_a_broken_step_ends_its_requests_and_not_the_engine(start: Start) -> None:
     _, client = await start()
-    for token, words in ((BREAKS_STEP, "the engine failed"), (BREAKS_ROW, "non-finite")):
+    for token, words in ((BREAKS_STEP, "the engine fails"), (BREAKS_ROW, "non-finite")):
         (failed,) = await collect(client.submit([token], Sampling(max_tokens=3)))
         assert isinstance(failed, Failed) and failed.code == 500 and words in failed.message
     assert text(await collect(client.submit([2], Sampling(max_tokens=3)))) == reference([2], 3)
@@ -179,7 +227,7 @@ async def test_a_lost_device_ends_the_process_with_1(start: Start, capfd: pytest
     engines, client = await start()
     (failed,) = await collect(client.submit([LOSES_DEVICE], Sampling(max_tokens=3)))
     assert isinstance(failed, Failed) and failed.code == 503
-    assert await engines.engines[0].exited() == 1
+    assert await exit_of(engines.engines[0].process) == 1
     assert capfd.readouterr().err.splitlines()[-1] == f"error: {client.dead}"
 
 
@@ -190,7 +238,7 @@ async def test_a_start_that_fails_says_why_in_one_line_and_exits_with_2(
     engines, client = await start(ready=False)
     await soon(client.ready_or_dead.wait())
     assert client.dead == "model.safetensors: tensor 'lm_head.weight' is missing"
-    assert await engines.engines[0].exited() == 2
+    assert await exit_of(engines.engines[0].process) == 2
     assert capfd.readouterr().err.splitlines()[-1] == f"error: {client.dead}"
 
 
@@ -198,7 +246,7 @@ async def test_sigterm_while_loading_exits_at_once(start: Start) -> None:
     engines, client = await start(ready=False, hf_overrides={"slow": True})
     await soon(until(lambda: client.progress.phase == "weights"))
     engines.engines[0].process.terminate()
-    await soon(engines.engines[0].exited(), 2)
+    await soon(exit_of(engines.engines[0].process), 2)
     assert client.ready is None and engines.engines[0].exit_code == 0
 
 
@@ -211,12 +259,11 @@ async def test_an_engine_that_says_why_it_cannot_start_is_explained_by_itself(
     assert client.explained
 
 
-async def test_the_end_of_all_engines_is_known_without_a_connection(start: Start) -> None:
-    engines, client = await start(ready=False)
+async def test_the_end_of_an_engine_is_known_without_a_connection(start: Start) -> None:
+    engines, client = await start(ready=False, restart_wait=1.0)
     engines.engines[0].process.kill()  # before it has connected
-    await soon(engines.engines[0].exited())
-    client.all_engines_exited()
-    assert client.dead == "the engine process ended while starting"
+    await soon(keep_engines(engines, client))
+    assert client.dead and client.dead.startswith("the engine process ended while starting: it was ended by")
 
 
 async def test_unreadable_frames_are_dropped(start: Start) -> None:
@@ -280,7 +327,7 @@ async def test_a_rank_that_ends_while_nothing_runs_ends_its_engine_by_name(
 ) -> None:
     engines, client = await start(module="fake_spread")
     os.kill(int((model / "pid-1").read_text()), signal.SIGKILL)
-    assert await asyncio.wait_for(engines.engines[0].exited(), 2) == 1
+    assert await asyncio.wait_for(exit_of(engines.engines[0].process), 2) == 1
     reason = "rank 1 (tensor 1 of 2, stage 0 of 1) ended while serving: it was ended by SIGKILL"
     assert reason in (client.dead or "")
     assert reason in capfd.readouterr().err.splitlines()[-1]
@@ -290,7 +337,7 @@ async def test_a_rank_that_ends_while_nothing_runs_ends_its_engine_by_name(
 async def test_a_rank_that_cannot_load_ends_the_start_by_name(start: Start, model: Path) -> None:
     (model / "no-weights").touch()
     engines, client = await start(ready=False, module="fake_spread")
-    assert await asyncio.wait_for(engines.engines[0].exited(), 10) == 2
+    assert await asyncio.wait_for(exit_of(engines.engines[0].process), 10) == 2
     await soon(client.ready_or_dead.wait())
     assert client.dead == (
         "rank 1 (tensor 1 of 2, stage 0 of 1) ended while loading libraries: model.safetensors: "

@@ -15,6 +15,7 @@ from tiny import hf_greedy, hf_model, tiny_checkpoint
 
 from engine_core.engine import Engine
 from engine_core.protocol import Add, Failed, Pooled, Tokens
+from models.checkpoint import weights as checkpoint_weights
 from models.config import ConfigError
 from worker.output import NOT_FINITE, NOT_FINITE_VALUES
 from worker.protocol import QUERY_GONE, Pooling, Sampling, Task
@@ -279,7 +280,11 @@ def test_late_interaction_is_the_sum_of_best_matches(llama: Path, start: Start) 
     assert isinstance(narrow, Failed) and "vectors have 32 numbers and the document's 4" in narrow.message
 
 
-def test_what_is_not_finite_fails_its_own_sequence(llama: Path, start: Start, tmp_path: Path) -> None:
+def test_what_is_not_finite_fails_its_own_sequence(
+    llama: Path, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step may compute such numbers. Here a weight is one, which loading would refuse."""
+    monkeypatch.setattr(checkpoint_weights, "_refuse_infinite", lambda *_: None)
     bad = 77
     weights = load_file(llama / "model.safetensors")
     weights["model.embed_tokens.weight"][bad] = torch.nan

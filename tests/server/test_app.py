@@ -9,10 +9,11 @@ import httpx
 import pytest
 from fake_client import FakeClient
 
-from server.app import create_app
+from server.app import ROUTERS, create_app
 from server.frontend import Frontend
 from server.http import body
-from server.http.error_answers import invalid_body
+from server.http.endpoint import Endpoint
+from server.reading.json_body import invalid_body
 
 Make = Callable[..., Frontend]
 GetReady = Callable[..., Awaitable[Frontend]]
@@ -20,7 +21,7 @@ GetReady = Callable[..., Awaitable[Frontend]]
 
 def connect(frontend: Frontend) -> httpx.AsyncClient:
     transport = httpx.ASGITransport(create_app(frontend), raise_app_exceptions=False)
-    return httpx.AsyncClient(transport=transport, base_url="http://facet")
+    return httpx.AsyncClient(transport=transport, base_url="http://localhost")
 
 
 def error_of(response: httpx.Response) -> dict[str, object]:
@@ -37,6 +38,7 @@ async def test_health_through_a_life(client: FakeClient, ready: GetReady, make: 
             assert response.status_code == 503
             assert response.json() | {"elapsed_s": 0} == {
                 "state": "loading",
+                "reason": "loading",
                 "stage": "start",
                 "progress": 0.0,
                 "elapsed_s": 0,
@@ -47,20 +49,57 @@ async def test_health_through_a_life(client: FakeClient, ready: GetReady, make: 
         for path in ("/health", "/ready", "/ping", "/live", "/version", "/load", "/metrics"):
             assert (await http.get(path)).status_code == 200, path
         assert (await http.post("/ping")).status_code == 200
-        frontend.begin_drain()
+        frontend.begin_drain(refuse=True)
         response = await http.get("/ready")
-        assert (response.status_code, response.json()) == (503, {"state": "draining"})
+        draining = {"state": "draining", "reason": "draining"}
+        assert (response.status_code, response.json()) == (503, draining)
         refused = await http.post("/v1/completions", json={"prompt": "x"})
-        assert refused.status_code == 503
+        assert error_of(refused)["type"] == "draining"
         assert refused.headers["connection"] == "close"
         assert "retry-after" in refused.headers
         client.fail("it broke")
         response = await http.get("/health")
-        assert (response.status_code, response.json()) == (503, {"state": "dead", "reason": "it broke"})
-        assert (await http.get("/live")).status_code == 200
-        assert "it broke" in str(
-            error_of(await http.post("/v1/completions", json={"prompt": "x"}))["message"]
+        assert (response.status_code, response.json()) == (
+            503,
+            {"state": "dead", "reason": "engine_given_up"},
         )
+        assert (await http.get("/live")).status_code == 200
+        error = error_of(await http.post("/v1/completions", json={"prompt": "x"}))
+        assert error["type"] == "engine_given_up" and "it broke" not in str(error["message"])
+
+
+async def test_requests_wait_for_an_engine_that_is_started_again(client: FakeClient, ready: GetReady) -> None:
+    frontend = await ready()
+    async with connect(frontend) as http:
+        client.restart("engine_killed")
+        response = await http.get("/ready")
+        assert response.status_code == 503 and response.headers["retry-after"]
+        assert response.json() | {"elapsed_s": 0} == {
+            "state": "restarting",
+            "reason": "engine_killed",
+            "elapsed_s": 0,
+        }
+        asking = asyncio.create_task(http.post("/v1/completions", json={"prompt": "x"}))
+        while not client.submitted:
+            await asyncio.sleep(0)
+        client.become_ready()
+        client.submitted[0].say([9], finish="length")
+        assert (await asking).status_code == 200
+        assert (await http.get("/ready")).status_code == 200
+
+
+async def test_load_balancers_learn_of_the_end_before_anybody_is_refused(
+    client: FakeClient, ready: GetReady
+) -> None:
+    frontend = await ready()
+    async with connect(frontend) as http:
+        frontend.begin_drain(refuse=False)
+        assert (await http.get("/ready")).status_code == 503
+        asking = asyncio.create_task(http.post("/v1/completions", json={"prompt": "x"}))
+        while not client.submitted:
+            await asyncio.sleep(0)
+        client.submitted[0].say([9], finish="length")
+        assert (await asking).status_code == 200
 
 
 async def test_keys_guard_all_but_the_signs_of_life(ready: GetReady) -> None:
@@ -166,28 +205,75 @@ async def test_bodies_are_bounded_while_they_are_read(
         assert response.status_code == 415
 
 
-async def test_a_body_that_never_comes(ready: GetReady, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body, "BODY_SECONDS", 0.01)
+async def test_long_bodies_share_memory(ready: GetReady, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long one that finds no room is refused, before it is read if it has told its length."""
+    monkeypatch.setattr(body, "MAX_TOGETHER", 3000)
+    monkeypatch.setattr(body, "ALWAYS_READ", 1000)
+    memory, read = body.BODY_MEMORY, asyncio.Event()
+    go_on = asyncio.Event()
 
-    async def stuck() -> AsyncIterator[bytes]:
-        yield b'{"request_ids":'
-        await asyncio.sleep(5)
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b'{"request_ids":' + b" " * 985
+        yield b" " * 1000
+        read.set()
+        await go_on.wait()
         yield b"[]}"
 
+    json = {"content-type": "application/json"}
     async with connect(await ready()) as http:
-        response = await http.post("/abort", content=stuck(), headers={"content-type": "application/json"})
-        assert response.status_code == 408
-        assert error_of(response)["type"] == "RequestTimeoutError"
+        first = asyncio.create_task(http.post("/abort", content=pieces(), headers=json))
+        await read.wait()
+        await asyncio.sleep(0)
+        assert memory.taken == 2000
+        response = await http.post("/abort", content=b" " * 1001, headers=json)
+        assert response.headers["retry-after"] == "1"
+        assert (response.headers["connection"], error_of(response)["code"]) == ("close", 503)
+        response = await http.post("/abort", content=pieces(), headers=json)
+        assert error_of(response)["type"] == "ServiceUnavailableError"
+        response = await http.post("/abort", content=b'{"request_ids":[]}', headers=json)
+        assert response.json() == {"aborted": 0}
+        go_on.set()
+        assert (await first).json() == {"aborted": 0}
+        assert memory.taken == 0
+        assert (await http.post("/abort", content=pieces(), headers=json)).json() == {"aborted": 0}
 
 
-async def test_headers_are_bounded(ready: GetReady) -> None:
-    async with connect(await ready()) as http:
-        many = [(b"x", b"y")] * 101
-        assert (await http.get("/live", headers=many)).status_code == 431
-        assert (await http.get("/live", headers={"x": "y" * (65 << 10)})).status_code == 431
+async def test_a_host_is_well_formed(ready: GetReady) -> None:
+    async with connect(await ready("--allowed-hosts", "*")) as http:
         for host in ("", "a/b", "a@b", "a?b#c"):
             response = await http.get("/live", headers={"host": host})
             assert (response.status_code, response.headers["connection"]) == (400, "close"), host
+        assert (await http.get("/live", headers={"host": "anything"})).status_code == 200
+
+
+async def test_foreign_hosts_and_web_pages_are_refused_on_every_path(ready: GetReady) -> None:
+    async with connect(await ready("--allowed-origins", "https://site")) as http:
+        for path in ("/live", "/v1/models", "/metrics", "/docs", "/nothing"):
+            response = await http.get(path, headers={"host": "evil.example"})
+            assert error_of(response)["type"] == "MisdirectedRequestError"
+            response = await http.get(path, headers={"origin": "https://evil.example"})
+            assert (error_of(response)["code"], response.headers["connection"]) == (403, "close")
+            response = await http.get(path, headers={"origin": "http://localhost"})
+            assert response.status_code != 403
+        response = await http.get("/live", headers={"origin": "https://site"})
+        assert response.headers["access-control-allow-origin"] == "https://site"
+
+
+BODY_PATHS = sorted(
+    route.path
+    for router in ROUTERS
+    for route in router.routes
+    if isinstance(route, Endpoint) and "POST" in route.methods and route.path != "/ping"
+)
+
+
+@pytest.mark.parametrize("path", BODY_PATHS)
+async def test_bodies_are_json_by_name(ready: GetReady, path: str) -> None:
+    """A web page can send any other type to any server, without asking."""
+    async with connect(await ready()) as http:
+        for kind in ({}, {"content-type": "text/plain"}, {"content-type": "multipart/form-data"}):
+            response = await http.post(path, content=b"{}", headers=kind)
+            assert "application/json" in str(error_of(response)["message"]), kind
 
 
 async def test_request_ids_come_back_only_if_well_formed_and_wanted(ready: GetReady) -> None:
@@ -203,7 +289,7 @@ async def test_request_ids_come_back_only_if_well_formed_and_wanted(ready: GetRe
             assert len(made) == 32
 
 
-async def test_origins_are_refused_unless_named(ready: GetReady) -> None:
+async def test_browsers_are_told_which_origins_may_call(ready: GetReady) -> None:
     asked = {"origin": "http://site", "access-control-request-method": "POST"}
     async with connect(await ready()) as http:
         assert "access-control-allow-origin" not in (await http.options("/live", headers=asked)).headers

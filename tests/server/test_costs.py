@@ -70,7 +70,7 @@ def _scope(path: str) -> dict[str, Any]:
         "scheme": "http",
         "server": ("api", 80),
         "client": ("127.0.0.1", 1),
-        "headers": [(b"content-type", b"application/json"), (b"host", b"api")],
+        "headers": [(b"content-type", b"application/json"), (b"host", b"localhost")],
     }
 
 

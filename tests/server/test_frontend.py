@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fake_client import FakeClient
+from reading import started
 
-from engine_core.protocol import Pooled, Stats, Timing
-from server.errors import ApiError, BadRequest, Internal, NotFound, Overloaded, Unavailable
-from server.frontend import Delta, Frontend
-from server.requests.pooling import Item
+from engine_core.protocol import Stats
+from server.errors import (
+    ApiError,
+    BadRequest,
+    Internal,
+    NotFound,
+    Overloaded,
+    Unavailable,
+)
+from server.frontend import Frontend
+from server.metrics import Metrics
+from server.options.table import parse
 from server.requests.sampling import SamplingParams
-from server.requests.vectors import as_array
 from server.status import Dead, Draining, Ready, Starting
 from server.text.output import ALL_TOKENS
-from worker.protocol import Pooling
 
 Make = Callable[..., Frontend]
 GetReady = Callable[..., Awaitable[Frontend]]
@@ -26,18 +32,6 @@ GetReady = Callable[..., Awaitable[Frontend]]
 
 def ids(frontend: Frontend, text: str) -> list[int]:
     return frontend.tokenizer.encode(text)
-
-
-async def started(stream: AsyncGenerator[Delta, None]) -> asyncio.Task[list[Delta]]:
-    """Starts to read the stream in a task, and lets it run to its first wait."""
-
-    async def read() -> list[Delta]:
-        return [delta async for delta in stream]
-
-    task = asyncio.create_task(read())
-    for _ in range(5):
-        await asyncio.sleep(0)
-    return task
 
 
 async def test_the_start_is_told_stage_by_stage(client: FakeClient, folder: Path, make: Make) -> None:
@@ -57,7 +51,7 @@ async def test_the_start_is_told_stage_by_stage(client: FakeClient, folder: Path
     assert frontend.status == Ready()
     facts = frontend.facts
     assert facts.model_names == ("m", "other")
-    assert (facts.root, facts.max_model_len, facts.vocab_size) == ("some/model", 100, 450)
+    assert (facts.root, facts.max_model_len, facts.vocab_size) == ("m", 100, 450)
     assert facts.eos_token_ids == (frontend.tokenizer.token_id("</s>"), 7, 8)
     assert facts.defaults == {"temperature": 0.5}
 
@@ -69,7 +63,7 @@ async def test_an_engine_that_dies_while_it_starts(client: FakeClient, make: Mak
     client.fail("no memory")
     with pytest.raises(Unavailable, match="no memory"):
         await start
-    assert frontend.status == Dead("no memory")
+    assert frontend.status == Dead("engine_given_up")
 
 
 async def test_which_model(client: FakeClient, ready: GetReady) -> None:
@@ -79,6 +73,18 @@ async def test_which_model(client: FakeClient, ready: GetReady) -> None:
     with pytest.raises(NotFound, match=r"The model `x` does not exist. Valid aliases: m, other") as caught:
         frontend.check_model("x")
     assert caught.value.param == "model"
+
+
+async def test_a_model_without_a_name_may_be_called_by_its_path(client: FakeClient, folder: Path) -> None:
+    frontend = Frontend(parse([str(folder)], {}), client, Metrics("m"))  # pyright: ignore[reportArgumentType]
+    client.locate(folder)
+    client.become_ready()
+    await frontend.start()
+    for name in (folder.name, str(folder)):
+        frontend.check_model(name)
+    with pytest.raises(NotFound) as caught:
+        frontend.check_model("x")
+    assert str(folder) not in caught.value.message
 
 
 async def test_one_request(client: FakeClient, ready: GetReady) -> None:
@@ -260,8 +266,8 @@ async def test_a_full_queue_refuses_and_tells_when_to_come_back(client: FakeClie
 async def test_draining_finishes_what_runs_and_takes_nothing_new(client: FakeClient, ready: GetReady) -> None:
     frontend = await ready()
     task = await started(frontend.generate([1], SamplingParams()))
-    frontend.begin_drain()
-    assert frontend.status == Draining()
+    frontend.begin_drain(refuse=True)
+    assert frontend.status == Draining(refuses=True)
     with pytest.raises(Unavailable, match="shutting down") as caught:
         frontend.generate([1], SamplingParams())
     assert "Retry-After" in caught.value.headers()
@@ -274,7 +280,7 @@ async def test_draining_finishes_what_runs_and_takes_nothing_new(client: FakeCli
 
 
 async def test_requests_are_logged_if_asked(ready: GetReady, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "server")
+    caplog.set_level("INFO", "server.frontend")
     (await ready()).generate([1, 2], SamplingParams(), request_id="quiet")
     (await ready("--enable-log-requests")).generate([1, 2], SamplingParams(seed=5), request_id="loud")
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["request loud"]
@@ -294,104 +300,3 @@ async def test_every_request_is_counted_by_its_end(client: FakeClient, ready: Ge
     assert 'vllm:request_success_total{engine="0",finished_reason="abort",model_name="m"} 1.0' in page
     assert 'vllm:prompt_tokens_total{engine="0",model_name="m"} 4.0' in page
     assert 'vllm:generation_tokens_total{engine="0",model_name="m"} 3.0' in page
-
-
-def items(count: int) -> list[Item]:
-    return [Item([i % 400, 1], Pooling(task="embed")) for i in range(count)]
-
-
-async def beginning(work: Coroutine[Any, Any, list[Pooled]]) -> asyncio.Task[list[Pooled]]:
-    task = asyncio.create_task(work)
-    for _ in range(5):
-        await asyncio.sleep(0)
-    return task
-
-
-async def test_texts_are_pooled_in_order(client: FakeClient, ready: GetReady) -> None:
-    frontend = await ready()
-    task = await beginning(frontend.pool(items(3), priority=2, salt="s", request_id="r"))
-    assert [one.tokens for one in client.submitted] == [[0, 1], [1, 1], [2, 1]]
-    assert [one.options for one in client.submitted] == [{"priority": 2, "salt": "s"}] * len(client.submitted)
-    assert frontend.live == 3
-    for i in (2, 0, 1):
-        client.submitted[i].answer([i], cached=i)
-    answers = await task
-    assert [(as_array(one.vectors).tolist(), one.cached) for one in answers] == [([0], 0), ([1], 1), ([2], 2)]
-    assert frontend.live == 0 and not client.aborted
-    page = frontend.metrics.page().decode()
-    assert 'request_success_total{engine="0",finished_reason="stop",model_name="m"} 3.0' in page
-    assert 'prompt_tokens_total{engine="0",model_name="m"} 6.0' in page
-
-
-async def test_the_wait_of_later_texts_counts_as_queued(
-    client: FakeClient, ready: GetReady, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 100.0
-    monkeypatch.setattr("server.frontend.time.monotonic", lambda: now)
-    task = await beginning((await ready()).pool(items(100)))
-    timing = Timing(queued=0.5, prefill=1.0, decode=0.0, preemptions=0)
-    for i in range(100):
-        now = 100.0 + 2 * i
-        while len(client.submitted) <= i:
-            await asyncio.sleep(0)
-        client.submitted[i].answer([i], timing=timing, expected=1.5)
-        for _ in range(5):
-            await asyncio.sleep(0)
-    answers = await task
-    assert [one.timing for one in answers[:2]] == [timing, timing]
-    assert answers[0].expected == 1.5
-    last = answers[-1]
-    assert last.timing and last.expected
-    assert (last.timing.prefill, last.expected - last.timing.queued) == (1.0, 1.0)
-    assert 100.5 < last.timing.queued <= 198.5
-
-
-async def test_ten_thousand_texts_go_to_the_engine_a_few_at_a_time(
-    client: FakeClient, ready: GetReady
-) -> None:
-    frontend = await ready("--max-num-queued-reqs", "4")  # only the texts that are in the engine count
-    task = await beginning(frontend.pool(items(10_000)))
-    tasks = len(asyncio.all_tasks())
-    most = 0
-    for i in range(10_000):
-        while len(client.submitted) <= i:
-            await asyncio.sleep(0)
-        most = max(most, frontend.live)
-        client.submitted[i].answer([i])
-    answers = await task
-    assert [as_array(one.vectors)[0] for one in answers] == list(range(10_000))
-    assert most <= 2 * frontend.facts.ready.worker.max_num_seqs
-    assert tasks == 2  # the test, and the request
-
-
-async def test_one_failure_ends_all_texts_of_a_request(client: FakeClient, ready: GetReady) -> None:
-    frontend = await ready()
-    task = await beginning(frontend.pool(items(4)))
-    client.submitted[0].answer([0])
-    client.submitted[1].fail(500, "non-finite")
-    with pytest.raises(Internal, match="non-finite"):
-        await task
-    assert client.aborted == [2, 3, 4] and frontend.live == 0
-
-
-async def test_texts_nobody_waits_for_are_aborted(client: FakeClient, ready: GetReady) -> None:
-    frontend = await ready()
-    task = await beginning(frontend.pool(items(3), request_id="r"))
-    client.submitted[0].answer([0])
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert client.aborted == [2, 3] and frontend.live == 0
-    task = await beginning(frontend.pool(items(2), request_id="r"))
-    assert await frontend.abort(["r"]) == 1
-    with pytest.raises(Unavailable, match="aborted"):
-        await task
-
-
-async def test_texts_are_refused_when_the_queue_is_full(client: FakeClient, ready: GetReady) -> None:
-    frontend = await ready("--max-num-queued-reqs", "0")
-    with pytest.raises(Overloaded):
-        await frontend.pool(items(5))
-    assert not client.submitted

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from server.main import BAD_USAGE, PORT_IN_USE, bind
+from server.main import BAD_USAGE, PORT_IN_USE, bind, is_open_to_others
 from server.options.table import parse
 from server.run.progress import ProgressDisplay
 
@@ -136,6 +136,40 @@ def test_a_unix_socket_never_replaces_a_file(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="in use"):
         bind(parse(["--uds", str(path)], {}))
     assert path.read_text() == "data"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], False),
+        (["--host", "localhost"], False),
+        (["--host", "0.0.0.0"], True),
+        (["--host", "0.0.0.0", "--api-key", "k"], False),
+        (["--host", "0.0.0.0", "--insecure"], False),
+    ],
+)
+def test_a_server_without_a_key_that_others_reach_is_noticed(arguments: list[str], expected: bool) -> None:
+    config = parse([*arguments, "--port", "0"], {})
+    with bind(config) as listener:
+        assert is_open_to_others(config, listener) is expected
+
+
+def test_a_unix_socket_is_for_this_machine(tmp_path: Path) -> None:
+    config = parse(["--uds", str(tmp_path / "s")], {})
+    with bind(config) as listener:
+        assert not is_open_to_others(config, listener)
+
+
+def test_too_few_file_descriptors_are_refused_at_once() -> None:
+    done = subprocess.run(
+        ["sh", "-c", f"ulimit -n 63; exec {sys.executable} -c 'from server.main import serve; serve()'"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == BAD_USAGE
+    assert done.stderr.startswith("error: the limit of file descriptors is 63, and at least 64 are needed")
+    assert len(done.stderr.splitlines()) == 1
 
 
 class Terminal(io.StringIO):

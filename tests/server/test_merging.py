@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 import pytest
 
-from server.merging import merged
+from server.merging import STARTED_AT_ONCE, merged
 
 
 class Source:
@@ -61,3 +61,25 @@ async def test_a_slow_reader_holds_the_streams_back() -> None:
             await asyncio.sleep(0)
         assert sources[0].read < 10
     assert all(source.closed for source in sources)
+
+
+async def test_other_work_runs_while_many_streams_are_started() -> None:
+    """To start a stream may take long: it sends a prompt."""
+    started: list[int] = []
+    seen: list[int] = []
+
+    async def stream(index: int) -> AsyncGenerator[int]:
+        started.append(index)
+        yield index
+
+    async def other() -> None:
+        while len(started) < 100:
+            seen.append(len(started))
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(other())
+    async with aclosing(merged([stream(index) for index in range(100)])) as items:
+        assert sorted([item async for _, item in items]) == list(range(100))
+    await task
+    gaps = [after - before for before, after in zip([0, *seen], [*seen, 100], strict=True)]
+    assert max(gaps) <= STARTED_AT_ONCE

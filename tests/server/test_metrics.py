@@ -12,6 +12,7 @@ import pytest
 from engine_core.client.replica import Replica
 from engine_core.protocol import Stats, Timing
 from server.metrics import Metrics
+from worker import logs
 
 LABELS = '{engine="0",model_name="m"}'
 
@@ -100,6 +101,15 @@ def test_http_requests_are_counted_by_route_and_kind_of_status() -> None:
     assert found['http_requests_total{handler="/v1/completions",method="POST",status="2xx"}'] == 1
     assert found['http_requests_total{handler="/v1/completions",method="POST",status="4xx"}'] == 1
     assert found['http_request_duration_seconds_count{handler="/v1/completions",method="POST"}'] == 2
+
+
+def test_lines_that_the_log_lost_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics = Metrics("m")
+    assert values(metrics)['facet:log_lines_dropped_total{model_name="m"}'] == 0
+    monkeypatch.setattr(logs, "dropped", lambda: 7)
+    for _ in range(2):
+        metrics.count_dropped_lines()
+        assert values(metrics)['facet:log_lines_dropped_total{model_name="m"}'] == 7
 
 
 def test_several_processes_are_shown_as_one(tmp_path: Path) -> None:

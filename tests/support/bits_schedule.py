@@ -256,17 +256,17 @@ class _Run:
         asked = planned.conversation[turn]
         aborted = planned.aborted is not None and planned.aborted[0] == turn and result.finish != "pooled"
         self._tally.results += 1
-        self._tally.floats += _floats(asked, result)
-        if difference := _difference(asked, result, aborted=aborted):
+        self._tally.floats += count_floats(asked, result)
+        if words := difference(asked, result, aborted=aborted):
             self._tally.differences.append(
                 f"{self._where}, turn {turn} of {len(asked.prompt)} tokens, "
-                f"{_options(asked.params)}: {difference}"
+                f"{options_of(asked.params)}: {words}"
             )
         elif turn + 1 < len(planned.conversation):
             self._later(planned.pauses[turn], planned, turn + 1)
 
 
-def _difference(asked: Turn, result: Result, *, aborted: bool) -> str:
+def difference(asked: Turn, result: Result, *, aborted: bool) -> str:
     """The first thing that differs from the truth, in words; an aborted request may have less of it."""
     truth = asked.truth
     if aborted and (result.finish or "").startswith(("abort", "failed: the request was ended")):
@@ -293,7 +293,7 @@ def _difference(asked: Turn, result: Result, *, aborted: bool) -> str:
     return "" if result.finish == truth.finish else f"it ended with {result.finish}, not {truth.finish}"
 
 
-def _options(params: Sampling | Pooling) -> str:
+def options_of(params: Sampling | Pooling) -> str:
     """The options that a request does not leave as they are, without long lists."""
     values = {each.name: (getattr(params, each.name), each.default) for each in structs.fields(params)}
     given = [f"{name}={value!r:.20}" for name, (value, usual) in values.items() if value != usual]
@@ -304,7 +304,7 @@ def _shown(entry: TokenLogprobs) -> str:
     return f"{entry.ids[:3]} {[value.hex() for value in entry.values[:3]]} rank {entry.rank}"
 
 
-def _floats(asked: Turn, result: Result) -> int:
+def count_floats(asked: Turn, result: Result) -> int:
     """The count of the floats that are compared."""
     entries = [*result.logprobs, *(result.prompt_logprobs or [])]
     vectors = len(result.vectors.data) // 4 if result.vectors else 0

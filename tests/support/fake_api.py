@@ -14,16 +14,18 @@ from engine_core.config import EngineConfig
 from server.app import create_app
 from server.frontend import Frontend
 from server.options.table import ServerConfig
+from server.reading.reader import ReadingOptions
 
 
 def make_app(frontend: FakeFrontend, **options: Any) -> ASGIApp:
     """The app itself. `options` are fields of ServerConfig."""
-    frontend.config = ServerConfig(engine=EngineConfig(model="org/tiny"), **options)
+    config = frontend.config = ServerConfig(engine=EngineConfig(model="org/tiny"), **options)
+    frontend.reading = ReadingOptions(config.trust_request_chat_template, config.default_chat_template_kwargs)
     return create_app(cast(Frontend, frontend))
 
 
 def make_client(app: ASGIApp) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://api")
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
 
 
 def events(text: str) -> list[Any]:
@@ -102,7 +104,7 @@ async def leave(app: ASGIApp, path: str, body: dict[str, Any], *, after: int) ->
         "scheme": "http",
         "server": ("api", 80),
         "client": ("127.0.0.1", 1),
-        "headers": [(b"content-type", b"application/json"), (b"host", b"api")],
+        "headers": [(b"content-type", b"application/json"), (b"host", b"localhost")],
     }
     await app(scope, receive, send)
     return pieces

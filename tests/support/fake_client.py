@@ -13,7 +13,7 @@ import numpy as np
 from model_facts import READY, changed
 
 from engine_core.client.client import AddOptions
-from engine_core.client.replica import Replica
+from engine_core.client.replica import EndCode, Replica
 from engine_core.client.streams import Stream
 from engine_core.protocol import Failed, Pooled, Progress, Ready, Stats, Tokens
 from worker.protocol import Pooling, Sampling, Vectors
@@ -48,10 +48,12 @@ class FakeClient:
         self.on_change: Callable[[], None] = lambda: None
         self.ready: Ready | None = None
         self.dead: str | None = None
+        self.restarting: EndCode | None = None
         self.stats: Stats | None = None
         self.folder_known, self.ready_or_dead, self.died = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.submitted: list[Submitted] = []
         self.aborted: list[int] = []
+        self.paused: set[int] = set()
         self._numbers = count(1 << 40)
 
     def locate(self, folder: Path) -> None:
@@ -61,7 +63,14 @@ class FakeClient:
 
     def become_ready(self, **facts: object) -> None:
         self.ready = changed(READY, folder=self.folder, **facts)
+        self.restarting = None
         self.ready_or_dead.set()
+        self.on_change()
+
+    def restart(self, how: EndCode) -> None:
+        """Lose the engine, which will be back."""
+        self.ready, self.restarting = None, how
+        self.on_change()
 
     def fail(self, reason: str) -> None:
         self.dead = reason
@@ -94,6 +103,12 @@ class FakeClient:
             stream = Stream[Pooled](len(self.submitted) + 1, asyncio.get_running_loop(), pools=True)
             self.submitted.append(Submitted(tokens, params, options, stream, replica))
         return [one.stream for one in self.submitted[first:]]
+
+    def pause(self, ids: Iterable[int]) -> None:
+        self.paused.update(ids)
+
+    def resume(self, ids: Iterable[int]) -> None:
+        self.paused.difference_update(ids)
 
     def new_number(self) -> int:
         return next(self._numbers)

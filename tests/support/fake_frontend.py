@@ -10,18 +10,26 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
+import msgspec
 import numpy as np
 import tokenizers
+from fake_client import FakeClient
 from model_facts import READY, changed
 
 from engine_core.client.client import AddOptions
 from engine_core.config import EngineConfig
 from engine_core.protocol import CacheMiss, Pooled, Timing, Tokens
+from server.access.admission import Admission, Admissions
 from server.errors import ApiError, NotFound
 from server.metrics import Metrics
+from server.offload.helper import ReadBody, opened
+from server.offload.messages import Answer
+from server.offload.process import answer
 from server.options.table import ServerConfig
+from server.reading.reader import Reader, ReadingOptions
+from server.reading.table import BY_NAME, Reading
 from server.requests.facts import Facts
 from server.requests.pooling import Item
 from server.requests.sampling import SamplingParams
@@ -29,8 +37,11 @@ from server.status import Ready, Status
 from server.text.detokenizer import byte_level_table
 from server.text.output import Delta, TextOutput
 from server.text.template import ChatTemplate
+from server.text.token_ids import TokenIds, unpack
 from server.text.tokenizer import Tokenizer
 from worker.protocol import Sampling, TokenLogprobs, Vectors
+
+R = TypeVar("R")
 
 EOS, BOS = 256, 257
 VOCAB_SIZE = 258
@@ -115,6 +126,9 @@ class FakeFrontend:
         )
     )
     config: ServerConfig = field(default_factory=lambda: ServerConfig(engine=EngineConfig(model="org/tiny")))
+    read_elsewhere: list[str] = field(default_factory=list)
+    """The name of the reading of each body that the helper was given."""
+    reading: ReadingOptions = field(default_factory=ReadingOptions)
     metrics: Metrics = field(default_factory=lambda: Metrics("org/tiny"))
     status: Status = Ready()  # noqa: RUF009
     tokenizer: Tokenizer = field(default_factory=byte_tokenizer)
@@ -133,11 +147,29 @@ class FakeFrontend:
     pooled: list[tuple[list[Item], dict[str, object]]] = field(default_factory=list)
     """The items and the other arguments of each call of pool."""
     groups: int = 0
+    flow: list[tuple[Admission, bool]] = field(default_factory=list)
+    """What was said of clients that do not read, or do again."""
+    admissions: Admissions = field(init=False)
     running: int = 0
     """The number of open streams."""
     most_running: int = 0
     finished: int = 0
     """The number of streams that ended by themselves."""
+
+    def __post_init__(self) -> None:
+        self.admissions = Admissions(None, None, FakeClient(), self.metrics.rejected)
+        self.admissions.slots = self.facts.ready.worker.max_num_seqs
+
+    def places_for(self, texts: int) -> int:
+        return min(texts, self.admissions.most)
+
+    @property
+    def reader(self) -> Reader:
+        return Reader(self.facts, self.tokenizer, self.reading)
+
+    @property
+    def helper(self) -> FakeHelper:
+        return FakeHelper(self.reader, self.read_elsewhere)
 
     def serve(self, *tasks: str, **fields: Any) -> None:
         """Make the model one that does `tasks`; `fields` are other facts of it."""
@@ -146,7 +178,7 @@ class FakeFrontend:
 
     def pooled_tokens(self) -> list[list[int]]:
         """The tokens of each item of the last call of pool."""
-        return [item.tokens for item in self.pooled[-1][0]]
+        return [unpack(item.tokens) for item in self.pooled[-1][0]]
 
     def require_ready(self) -> None:
         if self.unready is not None:
@@ -159,21 +191,27 @@ class FakeFrontend:
                 "model",
             )
 
+    def set_paused(self, admission: Admission, paused: bool) -> None:
+        self.flow.append((admission, paused))
+
     def new_group(self) -> int:
         self.groups += 1
         return self.groups
 
     def generate(
         self,
-        prompt: list[int],
+        prompt: TokenIds,
         sampling: SamplingParams,
         *,
+        params: list[Sampling] | None = None,
         interval: int = 1,
         request_id: str = "",
         replica: int | None = None,
+        admission: Admission | None = None,
         **options: Unpack[AddOptions],
     ) -> AsyncGenerator[Delta, None]:
-        params = sampling.resolve(self.facts, self.tokenizer, len(prompt))
+        prompt = unpack(prompt)
+        params = params or sampling.resolve(self.facts, self.tokenizer, len(prompt))
         rest = {**options, "interval": interval, "request_id": request_id, "replica": replica}
         self.asked.append((prompt, sampling, rest))
         return self._generate(prompt, sampling, params, interval)
@@ -214,10 +252,12 @@ class FakeFrontend:
         *,
         request_id: str = "",
         replica: int | None = None,
+        admission: Admission | None = None,
         **options: Unpack[AddOptions],
     ) -> list[Pooled]:
         """Answers each item with `answer_of`; waits at the gate, if there is one."""
         rest = {**options, "request_id": request_id, "replica": replica}
+        items = [Item(unpack(item.tokens), item.params) for item in items]
         self.pooled.append((list(items), rest))
         self.running += 1
         try:
@@ -258,6 +298,21 @@ class FakeFrontend:
                 timing=self.timing,
                 expected=self.expected if first else None,
             )
+
+
+class FakeHelper:
+    """A helper that reads in this process, but sends and receives what a process would."""
+
+    def __init__(self, reader: Reader, asked: list[str]) -> None:
+        self._reader = reader
+        self._asked = asked
+
+    async def read(self, reading: Reading[R], raw: bytes, facts: Facts) -> ReadBody[R]:
+        self._asked.append(reading.name)
+        facts = msgspec.msgpack.decode(msgspec.msgpack.encode(facts), type=Facts)
+        reader = Reader(facts, self._reader.tokenizer, self._reader.options)
+        sent = msgspec.msgpack.encode(answer(BY_NAME[reading.name], raw, reader))
+        return opened(reading, msgspec.msgpack.decode(sent, type=Answer))
 
 
 def vectors(numbers: object) -> Vectors:

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
+import threading
 import time
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import zmq
 
 from engine_core import process
 from engine_core.executor import ExecutorDead
@@ -39,6 +43,9 @@ BREAKS_STEP = 41
 BREAKS_ROW = 42
 KILLS_PROCESS = 43
 LOSES_DEVICE = 44
+SLOW_STEP = 45
+
+SLOW_SECONDS = 0.5
 
 WHOLE_TASKS = ("token_embed",)
 
@@ -147,10 +154,34 @@ class Landed:
 
     output: StepOutput | Exception
 
+    def done(self) -> bool:
+        return True
+
     def result(self) -> StepOutput:
         if isinstance(self.output, Exception):
             raise self.output
         return self.output
+
+
+class SlowStep(Landed):
+    """A step that is done after a while, which a byte in `notice` says."""
+
+    def __init__(self, output: StepOutput | Exception, notice: socket.socket) -> None:
+        super().__init__(output)
+        self._notice = notice
+        self._over = threading.Event()
+        threading.Timer(SLOW_SECONDS, self._end).start()
+
+    def done(self) -> bool:
+        return self._over.is_set()
+
+    def result(self) -> StepOutput:
+        self._over.wait()
+        return super().result()
+
+    def _end(self) -> None:
+        self._over.set()
+        self._notice.send(b"\0")
 
 
 class FakeWorker:
@@ -228,13 +259,13 @@ class FakeWorker:
 class FakeExecutor:
     """An executor with a FakeWorker, which misbehaves in a few ways."""
 
-    sentinels: Sequence[int] = ()
-
     def __init__(self, config: WorkerConfig, report: Callable[[str, float], None]) -> None:
         self._config = config
         self._report = report
         self._worker = FakeWorker(facts(max_num_seqs=config.options.max_num_seqs or 8))
         self._marks: dict[int, set[int]] = {}
+        self._step_done: socket.socket | None = None
+        self._timer_end: socket.socket | None = None
 
     def start(self) -> WorkerFacts:
         if Path(self._config.folder, "no-weights").exists():
@@ -246,10 +277,10 @@ class FakeExecutor:
         self._report("warmup", 1.0)
         return self._worker.facts
 
-    def submit(self, step: StepInput) -> Landed:
+    def submit(self, step: StepInput) -> Landed | SlowStep:
         time.sleep(0.002)  # a forward pass: tests interrupt streams in the middle
         for new in step.new:
-            self._marks[new.slot] = {token for token in new.tokens if token >= BREAKS_STEP}
+            self._marks[new.slot] = {token for token in new.tokens[: new.prompt_len] if token >= BREAKS_STEP}
         marks = {mark for seq in step.seqs for mark in self._marks[seq.slot]}
         if KILLS_PROCESS in marks:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -262,7 +293,14 @@ class FakeExecutor:
             rows = [seq.slot for seq in step.seqs if BREAKS_ROW in self._marks[seq.slot]]
             for slot in rows:
                 landed.output.failed[slot] = "the model produced non-finite logits"
+        if SLOW_STEP in marks and self._timer_end is not None:
+            return SlowStep(landed.output, self._timer_end)
         return landed
+
+    def register(self, poller: zmq.Poller) -> None:
+        if self._step_done is None:
+            self._step_done, self._timer_end = socket.socketpair()
+            poller.register(self._step_done, zmq.POLLIN)
 
     def stop(self) -> None:
         pass

@@ -11,8 +11,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -27,7 +27,14 @@ def free_port() -> int:
 
 
 class LiveServer:
-    def __init__(self, *args: str, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        *args: str,
+        env: dict[str, str] | None = None,
+        command: Sequence[str] = COMMAND,
+        output: int | None = None,
+    ) -> None:
+        """`output` is a descriptor for what the server prints; without it that goes to `self.log`."""
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         descriptor, path = tempfile.mkstemp(prefix="serve-", suffix=".log")
@@ -35,8 +42,8 @@ class LiveServer:
         self.log = Path(path)
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [*COMMAND, *args, "--port", str(self.port)],
-                stdout=log,
+                [*command, *args, "--port", str(self.port)],
+                stdout=log if output is None else output,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "FACET_CPU_THREADS": "1", "OMP_NUM_THREADS": "1", **(env or {})},
@@ -77,8 +84,23 @@ class LiveServer:
 
     def engine_pids(self) -> list[int]:
         """The process ids of the engines, in the order in which they were started."""
-        commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in sorted(self.children())}
-        return [pid for pid, command in commands.items() if b"engine_core.process" in command]
+        return self._running(b"engine_core.process")
+
+    def api_pids(self) -> list[int]:
+        """The process ids of the API processes, in the order in which they were started."""
+        return self._running(b"server.run.process")
+
+    def rank_pids(self) -> list[int]:
+        """The process ids of ranks that have processes of their own, in the order of their start."""
+        return self._running(b"worker.ranks.process")
+
+    def _running(self, module: bytes) -> list[int]:
+        found: list[int] = []
+        for pid in sorted(self.children()):
+            with suppress(FileNotFoundError, ProcessLookupError):
+                if module in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    found.append(pid)
+        return found
 
     def engine_pid(self) -> int:
         for pid in self.engine_pids():
@@ -125,8 +147,10 @@ class LiveServer:
 
 
 @contextmanager
-def serving(*args: str, env: dict[str, str] | None = None) -> Iterator[LiveServer]:
-    server = LiveServer(*args, env=env)
+def serving(
+    *args: str, env: dict[str, str] | None = None, command: Sequence[str] = COMMAND
+) -> Iterator[LiveServer]:
+    server = LiveServer(*args, env=env, command=command)
     try:
         yield server.wait_ready()
     finally:

@@ -15,6 +15,7 @@ from socket import socketpair
 
 import msgspec
 import rank_process
+import zmq
 
 from engine_core.executor import ReportPhase
 from worker.config import Place, WorkerConfig
@@ -119,8 +120,6 @@ class Ranks:
 class RanksOfTests:
     """An executor that sends each step to all ranks at once, and reads the answer later."""
 
-    sentinels: Sequence[int] = ()
-
     def __init__(self, ranks: Ranks, layout: Layout, config: WorkerConfig) -> None:
         self._ranks = ranks
         self._layout = layout
@@ -143,6 +142,9 @@ class RanksOfTests:
         self._asked += 1
         self.most_in_flight = max(self.most_in_flight, self._asked)
         return _Step(self)
+
+    def register(self, poller: zmq.Poller) -> None:
+        """Does nothing: these steps are always waited for."""
 
     def check(self) -> None:
         """Does nothing: an error is raised when a step is awaited."""
@@ -169,6 +171,9 @@ class RanksOfTests:
 @dataclass(frozen=True)
 class _Step:
     executor: RanksOfTests
+
+    def done(self) -> bool:
+        return False
 
     def result(self) -> StepOutput:
         return self.executor.next_output()

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from fake_worker import FakeWorker, Landed
 
 from engine_core.config import EngineConfig
-from engine_core.protocol import Add, CacheMiss, Failed, Pooled, Tokens
-from engine_core.scheduling.scheduler import OutputsByClient, Scheduler
+from engine_core.protocol import Add, CacheMiss, Failed, OutputsByClient, Pooled, Tokens
+from engine_core.scheduling.scheduler import Scheduler
 from engine_core.scheduling.sequence import Key
 from engine_core.scheduling.step_builder import PlannedStep
 from worker.protocol import Pooling, Sampling, WorkerFacts
@@ -19,21 +19,16 @@ def config(**changes: object) -> EngineConfig:
     return EngineConfig(model="fake", **changes)  # pyright: ignore[reportArgumentType]
 
 
+_OF_ADD = ("priority", "salt", "group", "streams", "times_each", "diagnoses", "owner", "weight")
+
+
 def add(id: int, tokens: list[int], max_tokens: int = 4, **changes: object) -> Add:
-    named = {
-        name: changes.pop(name)
-        for name in ("priority", "salt", "group", "streams", "times_each", "diagnoses")
-        if name in changes
-    }
+    named = {name: changes.pop(name) for name in _OF_ADD if name in changes}
     return Add(id=id, tokens=tokens, params=Sampling(max_tokens=max_tokens, **changes), **named)  # pyright: ignore[reportArgumentType]
 
 
 def pool(id: int, tokens: list[int], task: str = "embed", **changes: object) -> Add:
-    named = {
-        name: changes.pop(name)
-        for name in ("priority", "salt", "group", "streams", "times_each", "diagnoses")
-        if name in changes
-    }
+    named = {name: changes.pop(name) for name in _OF_ADD if name in changes}
     return Add(id=id, tokens=tokens, params=Pooling(task=task, **changes), **named)  # pyright: ignore[reportArgumentType]
 
 
@@ -99,7 +94,8 @@ class Bench:
         assert scheduler.cache.pool.free == self.facts.num_blocks - len(users)
         slots = [seq.slot for seq in scheduler.running] + scheduler.cache.free_slots
         assert Counter(slots) == Counter(range(self.facts.max_num_seqs))
-        assert len(scheduler.live) == len(scheduler.running) + len(scheduler.waiting)
+        parked = [seq for seq in scheduler.paused if seq.slot is None]
+        assert len(scheduler.live) == len(scheduler.running) + scheduler.waiting.count + len(parked)
 
     def check_stages(self, plan: PlannedStep) -> None:
         """Assert that the first of several stages gets no token that the last one has not sampled."""

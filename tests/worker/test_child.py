@@ -86,7 +86,7 @@ def test_a_child_that_dies_before_it_listens_is_not_an_error(modules: Path) -> N
         (3, "it exited with code 3 and did not say why"),
         (-(signal.SIGRTMIN + 1), f"it was ended by signal {signal.SIGRTMIN + 1}"),
         (-signal.SIGSEGV, "it was ended by SIGSEGV"),
-        (-signal.SIGKILL, "it was ended by SIGKILL (is memory short? `dmesg` tells)"),
+        (-signal.SIGKILL, "it was ended by SIGKILL, most likely because memory ran out (`dmesg` tells)"),
     ],
 )
 def test_an_exit_code_is_put_into_words(code: int, clause: str) -> None:
@@ -130,3 +130,25 @@ def test_without_the_kernels_help_the_lifeline_suffices(modules: Path) -> None:
     popen = process._process  # pyright: ignore[reportPrivateUsage]
     del process
     assert popen.wait(timeout=2) == 1
+
+
+BREAKING = """
+import sys, threading, time
+from worker import child, logs
+child.adopt(int(sys.argv[1]))
+logs.setup("child", "info")
+threading.Thread(target=lambda: 1 / 0, name="sums").start()
+time.sleep(60)
+"""
+
+
+def test_a_thread_that_breaks_takes_its_process_along(
+    modules: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (modules / "breaking_child.py").write_text(BREAKING)
+    process = child.start("breaking", "breaking_child", b"")
+    assert process.ended_within(10)
+    assert process.wait() == child.BROKE
+    said = capfd.readouterr().err
+    assert "the thread 'sums' has broken, and ends its process" in said
+    assert said.splitlines()[-1].strip() == "ZeroDivisionError: division by zero"

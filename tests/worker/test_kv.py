@@ -19,8 +19,8 @@ LIMITS = WorkerLimits(block_size=16, max_num_seqs=4, max_num_batched_tokens=64, 
 PER_SEQUENCE = 7  # blocks of 16 for 100 tokens
 
 
-def budget(nbytes: int, flag: str = "--x") -> CacheBudget:
-    return CacheBudget(nbytes, flag)
+def budget(nbytes: int, flag: str = "--x", most: int = 1 << 40) -> CacheBudget:
+    return CacheBudget(nbytes, flag, most)
 
 
 def layer(kv_heads: int, head_dim: int, softcap: float | None = None) -> Attention:
@@ -37,6 +37,27 @@ def test_operator_decides_before_the_budget() -> None:
     assert size_cache(by_bytes, LIMITS, 1000, budget(10**9)).num_blocks == 8
     by_count = worker_config(num_gpu_blocks_override=300, kv_cache_memory_bytes=8_000)
     assert size_cache(by_count, LIMITS, 1000, budget(0)).num_blocks == 300
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"kv_cache_memory_bytes": 900 << 30}, "--kv-cache-memory-bytes asks for 900.00 GiB"),
+        ({"num_gpu_blocks_override": 900_000_000}, "--num-gpu-blocks-override asks for 838.19 GiB"),
+    ],
+)
+def test_more_than_there_is_cannot_be_asked_for(given: dict[str, int], told: str) -> None:
+    with pytest.raises(ValueError, match=f"{told} of KV cache, and there are 24.00 GiB of memory beside"):
+        size_cache(worker_config(**given), LIMITS, 1000, budget(0, most=24 << 30))
+
+
+def test_a_cache_that_was_too_large_is_halved(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        sizes = [size_cache(worker_config(), LIMITS, 1 << 20, budget(1 << 30), halvings=n) for n in range(4)]
+    assert [size.num_blocks for size in sizes] == [28, 14, PER_SEQUENCE, PER_SEQUENCE]
+    assert "before this one because memory ran out: 1; the KV cache has 0.01 GiB, not 0.03 GiB" in caplog.text
+    few = worker_config(num_gpu_blocks_override=3)
+    assert size_cache(few, LIMITS, 1 << 20, budget(0), halvings=2).num_blocks == 3
 
 
 @pytest.mark.parametrize(

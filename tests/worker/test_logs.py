@@ -1,8 +1,11 @@
-"""Logs have one handler and one line format; libraries log from warnings up."""
+"""Logs have one handler and one line format; libraries log from warnings up; no text forges lines."""
 
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
+from typing import TextIO
 
 import pytest
 
@@ -10,9 +13,10 @@ from worker import logs
 
 
 @pytest.fixture(autouse=True)
-def _restore_logging():  # pyright: ignore[reportUnusedFunction]
+def _restore_logging(monkeypatch: pytest.MonkeyPatch):  # pyright: ignore[reportUnusedFunction]
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
+    monkeypatch.setattr(sys, "stderr", sys.stderr)  # set back after the test
     yield
     root.handlers[:] = handlers
     root.setLevel(level)
@@ -20,23 +24,136 @@ def _restore_logging():  # pyright: ignore[reportUnusedFunction]
         logging.getLogger(floor).setLevel(logging.NOTSET)
 
 
-def test_our_records_go_to_stderr_from_the_level_up(capsys: pytest.CaptureFixture[str]) -> None:
+def written(capfd: pytest.CaptureFixture[str]) -> str:
+    logs.flush()
+    return capfd.readouterr().err
+
+
+def test_our_records_go_to_stderr_from_the_level_up(capfd: pytest.CaptureFixture[str]) -> None:
     logs.setup("engine", "info")
     logging.getLogger("worker.runner").info("loaded")
     logging.getLogger("worker.runner").debug("details")
     logging.getLogger("library").info("chatter")
     logging.getLogger("library").warning("trouble")
-    lines = capsys.readouterr().err.splitlines()
+    lines = written(capfd).splitlines()
     assert [line.split(" ", 2)[2] for line in lines] == ["INFO    engine: loaded", "WARNING engine: trouble"]
 
 
-def test_setup_again_replaces(capsys: pytest.CaptureFixture[str]) -> None:
+def test_setup_again_replaces(capfd: pytest.CaptureFixture[str]) -> None:
     logs.setup("one", "info")
     logs.setup("two", "DEBUG")
     logging.getLogger("models.loader").debug("once")
-    assert capsys.readouterr().err.count("once") == 1
+    assert written(capfd).count("once") == 1
 
 
 def test_unknown_level_names_the_known() -> None:
     with pytest.raises(ValueError, match="'loud': choose one of debug, info, warning"):
         logs.setup("engine", "loud")
+
+
+def test_prints_take_the_same_way_in_the_same_order(capfd: pytest.CaptureFixture[str]) -> None:
+    logs.setup("engine", "info")
+    print("begun", end="", file=sys.stderr)
+    print(", ended", file=sys.stderr)
+    logging.getLogger("worker").info("between")
+    print("shown at once", end="", file=sys.stderr, flush=True)
+    first, second, third = written(capfd).splitlines()
+    assert (first, third) == ("begun, ended", "shown at once") and second.endswith("between")
+
+
+def test_control_characters_are_escaped(capfd: pytest.CaptureFixture[str]) -> None:
+    logs.setup("engine", "info")
+    name = "m\x1b]0;title\x07\x9b31m\r\n2026-01-01 00:00:00 INFO forged\u2028\u202e\x7f 模型 é"
+    logging.getLogger("server").info("the name is %s", name)
+    (line,) = written(capfd).splitlines()
+    assert line.endswith(
+        r"m\x1b]0;title\x07\x9b31m\r\n2026-01-01 00:00:00 INFO forged\u2028\u202e\x7f 模型 é"
+    )
+
+
+def test_a_traceback_is_indented_and_its_text_escaped(capfd: pytest.CaptureFixture[str]) -> None:
+    logs.setup("engine", "info")
+    try:
+        raise ValueError("no\n2026-01-01 00:00:00 INFO    engine: forged \x1b[2J")
+    except ValueError:
+        logging.getLogger("server").exception("failed\n")
+    first, *rest = written(capfd).split("\n")[:-1]
+    assert first.endswith("ERROR   engine: failed")
+    assert rest[0] == "  Traceback (most recent call last):"
+    assert rest[-1] == r"  2026-01-01 00:00:00 INFO    engine: forged \x1b[2J"
+
+
+BEGIN = """
+import logging, sys
+from worker import logs
+logs.setup("server", "info")
+log = logging.getLogger("server")
+"""
+
+
+def in_a_process(code: str, stderr: TextIO | int) -> subprocess.CompletedProcess[str]:
+    """Runs code after the setup of logs, with this stderr; a process that hangs fails the test."""
+    return subprocess.run(
+        [sys.executable, "-c", BEGIN + code],
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        timeout=20,
+    )
+
+
+def test_the_last_lines_before_an_exit_are_written() -> None:
+    done = in_a_process(
+        "for n in range(900): log.info('line %d', n)\nprint('error: last', file=sys.stderr)", -1
+    )
+    lines = done.stderr.splitlines()
+    assert (len(lines), lines[-1]) == (901, "error: last")
+
+
+def test_the_traceback_of_an_end_that_nobody_foresaw_is_written() -> None:
+    done = in_a_process("log.info('before')\n1 / 0", -1)
+    assert done.returncode == 1 and done.stderr.endswith("ZeroDivisionError: division by zero\n")
+
+
+def test_a_full_disk_changes_neither_the_work_nor_the_exit_code() -> None:
+    with open("/dev/full", "w") as full:
+        done = in_a_process(
+            "log.info('one'); print('two', file=sys.stderr); logs.flush(); print(logs.dropped())", full
+        )
+    assert (done.returncode, done.stdout) == (0, "2\n")
+
+
+def test_a_process_that_nobody_reads_ends_all_the_same() -> None:
+    """Its pipe is full: 300 KB are written, nobody reads, and both ends stay open until it has ended."""
+    code = (
+        "import os; r, w = os.pipe(); os.dup2(w, 2)\n"
+        "for n in range(3000): log.info('x' * 100)\n"
+        "print(logs.dropped() > 1000)\nraise SystemExit(3)"
+    )
+    done = in_a_process(code, subprocess.DEVNULL)
+    assert (done.returncode, done.stdout) == (3, "True\n")
+
+
+def test_a_process_without_a_stderr_keeps_its_number_from_others() -> None:
+    code = "import os; print(os.path.samestat(os.fstat(2), os.stat(os.devnull))); log.info('heard by nobody')"
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" 2>&-', "sh", sys.executable, "-c", BEGIN + code],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=20,
+    )
+    assert (done.returncode, done.stdout) == (0, "True\n")
+
+
+def test_an_error_is_told_in_a_line_of_200_characters() -> None:
+    short = ValueError("/models/a/config.json: the field 'x'\n is wrong")
+    assert logs.one_line(short) == "/models/a/config.json: the field 'x' is wrong"
+    long = logs.one_line(ValueError(f"/models/{'a' * 200}/b/config.json: the field 'x' is '/etc/a/b'"))
+    assert long == ".../b/config.json: the field 'x' is '/etc/a/b'"
+    longer = logs.one_line(KeyError("model.safetensors: " + "x " * 200))
+    assert longer.startswith("KeyError: 'model.safetensors: x x") and longer.endswith(" ...")
+    assert len(f"error: {longer}") <= 200
+
+
+def test_an_error_gives_a_terminal_no_orders() -> None:
+    assert logs.one_line(OSError("a\x1b[2Jb\x07\u202ec é")) == r"a\x1b[2Jb\x07\u202ec é"

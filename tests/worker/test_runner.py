@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from sizes import worker_config
 from tiny import EOS_ID, VOCAB_SIZE, hf_greedy, hf_logits, tiny_checkpoint
 
@@ -367,3 +369,13 @@ def test_the_seed_decides_dummy_weights(folder: Path) -> None:
         for seed in (1, 1, 2)
     )
     assert first == again != other
+
+
+def test_a_model_that_overflows_at_warm_up_does_not_start(folder: Path, tmp_path: Path) -> None:
+    """All its weights are finite: only a step shows it."""
+    broken = shutil.copytree(folder, tmp_path / "model")
+    held = load_file(broken / "model.safetensors")
+    held["model.norm.weight"].fill_(3e38)
+    save_file(held, broken / "model.safetensors")
+    with pytest.raises(ValueError, match=f"at warm-up {NOT_FINITE}, though all weights are finite"):
+        open_runner(broken)

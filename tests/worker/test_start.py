@@ -59,3 +59,15 @@ def test_kernels_are_prepared_where_they_will_be_used(
     config = worker_config(folder=str(tmp_path), model=read_config(tmp_path), device=device)
     assert start.start(config, lambda stage, fraction: None) == f"a runner on {device}"
     assert len(calls) == prepared
+
+
+def test_a_start_that_runs_out_of_memory_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(config: WorkerConfig, report: object) -> str:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
+
+    monkeypatch.setattr(runner, "Runner", load)
+    monkeypatch.setattr(start, "prepare", lambda: None)
+    with pytest.raises(OSError, match=r"memory ran out, with \d+\.\d GiB available now: take a smaller"):
+        start.start(worker_config(device="cpu"), lambda stage, fraction: None)

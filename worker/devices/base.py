@@ -37,6 +37,8 @@ class CacheBudget:
     nbytes: int
     flag: str
     """The option that an operator changes to get another budget."""
+    most: int
+    """The bytes that the device has beside the weights, whatever is asked for."""
 
 
 @dataclass(frozen=True, slots=True)

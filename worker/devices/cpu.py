@@ -79,12 +79,14 @@ class Cpu:
 
         Pages are made when they are first used, so the budget is a ceiling.
         """
-        available = available_memory()
+        available, total = available_memory(), total_memory()
+        most = max(0, total // self._ranks - self._weight_bytes)
         if share is None:
-            return CacheBudget(min(4 * GIB, available * 2 // 5) // self._ranks, "--kv-cache-memory-bytes")
-        asked = int(total_memory() * share) // self._ranks - self._weight_bytes
+            own = min(4 * GIB, available * 2 // 5) // self._ranks
+            return CacheBudget(own, "--kv-cache-memory-bytes", most)
+        asked = int(total * share) // self._ranks - self._weight_bytes
         budget = min(asked, available // self._ranks - reserve)
-        return CacheBudget(max(0, budget), "--gpu-memory-utilization")
+        return CacheBudget(max(0, budget), "--gpu-memory-utilization", most)
 
     def allocate(self, nbytes: int) -> Tensor:
         """Memory in huge pages, where the system has them: all of the cache is read in each step."""

@@ -69,7 +69,7 @@ class Cuda:
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(self.target)
         wanted = int(total * (_SHARE if share is None else share))
-        return CacheBudget(max(0, wanted - (total - free) - reserve), "--gpu-memory-utilization")
+        return CacheBudget(max(0, wanted - (total - free) - reserve), "--gpu-memory-utilization", most=free)
 
     def allocate(self, nbytes: int) -> Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device=self.target)

@@ -6,6 +6,8 @@ This module imports no torch.
 from __future__ import annotations
 
 import os
+import resource
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +25,15 @@ def usable_cores(root: Path = Path("/")) -> int:
 def cache_folder() -> Path:
     """The folder for compiled kernels and tokenizers, which are made once and used again."""
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "facet"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "facet"
+    except RuntimeError:  # no home, as for users that exist in a container alone
+        return Path(tempfile.gettempdir()) / f"facet-{os.getuid()}"
+
+
+def environment_with(**variables: str) -> dict[str, str]:
+    """The variables of this process and some more, for a program that it starts."""
+    return {**os.environ, **variables}
 
 
 def available_memory(root: Path = Path("/")) -> int:
@@ -33,17 +43,37 @@ def available_memory(root: Path = Path("/")) -> int:
     pages when others are needed.
     """
     available = _meminfo(root, "MemAvailable")
-    for group in _cgroups(root):
-        limit, used = _number(group / "memory.max"), _number(group / "memory.current")
+    for group in _cgroups(root, "memory"):
+        limit = _memory_limit(group)
+        used = _number(group / "memory.current", group / "memory.usage_in_bytes")
         if limit is not None and used is not None:
             available = min(available, max(0, limit - used + _file_pages(group)))
+    if (limit := address_limit()) is not None:
+        pages = int((_text(root / "proc/self/statm") or "0").split()[0])
+        available = min(available, max(0, limit - pages * os.sysconf("SC_PAGE_SIZE")))
     return available
 
 
 def total_memory(root: Path = Path("/")) -> int:
-    """Bytes of this machine's memory, or of this container's share of it."""
-    limits = [limit for group in _cgroups(root) if (limit := _number(group / "memory.max")) is not None]
-    return min([_meminfo(root, "MemTotal"), *limits])
+    """Bytes of this machine's memory, or of this container's or process's share of it."""
+    limits = [address_limit(), *map(_memory_limit, _cgroups(root, "memory"))]
+    return min([_meminfo(root, "MemTotal"), *(limit for limit in limits if limit is not None)])
+
+
+def address_limit() -> int | None:
+    """Bytes of addresses that this process may have (`ulimit -v`), or None if there is no limit."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def kills_for_memory(root: Path = Path("/")) -> int:
+    """The number of processes that the kernel has killed because memory ran out: in this container, if it
+    counts there, else on this machine. It only grows."""
+    for group in _cgroups(root, "memory"):
+        for name in ("memory.events", "memory.oom_control"):
+            if (count := _counted(group / name).get("oom_kill")) is not None:
+                return count
+    return _counted(root / "proc/vmstat").get("oom_kill", 0)
 
 
 def _allowed_cpus() -> set[int]:
@@ -61,10 +91,13 @@ def _siblings(root: Path, cpu: int) -> str:
 def _quota(root: Path) -> int:
     """Whole processors that the tightest cgroup above this process grants."""
     quota = os.cpu_count() or 1
-    for group in _cgroups(root):
+    for group in _cgroups(root, "cpu"):
         text = _text(group / "cpu.max")
-        if text is not None and not text.startswith("max"):
-            runtime, period = map(int, text.split())
+        if text is not None:
+            runtime, period = (int(word) if word.isdigit() else None for word in text.split())
+        else:
+            runtime, period = _number(group / "cpu.cfs_quota_us"), _number(group / "cpu.cfs_period_us")
+        if runtime is not None and period:
             quota = min(quota, runtime // period)
     return quota
 
@@ -77,27 +110,48 @@ def _meminfo(root: Path, field: str) -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _cgroups(root: Path) -> Iterator[Path]:
-    """This process's cgroup (version 2) and those above it: a limit of any of them holds."""
+def _cgroups(root: Path, controller: str) -> Iterator[Path]:
+    """This process's cgroups for a resource, and those above them: a limit of any of them holds.
+
+    Version 2 has one tree for all resources, version 1 one for each, or for several that share it.
+    """
     base = root / "sys/fs/cgroup"
     for line in (_text(root / "proc/self/cgroup") or "").splitlines():
-        if line.startswith("0::"):
-            group = base / line.removeprefix("0::").lstrip("/")
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        top = base / controllers
+        if controllers and not top.exists():
+            top = base / controller
+        group = top / path.lstrip("/")
+        yield group
+        while group != top:
+            group = group.parent
             yield group
-            while group != base:
-                group = group.parent
-                yield group
+
+
+def _memory_limit(group: Path) -> int | None:
+    return _number(group / "memory.max", group / "memory.limit_in_bytes")
 
 
 def _file_pages(group: Path) -> int:
     """Bytes of files that lie in a cgroup's memory, and can be read again."""
-    counted = dict(line.split() for line in (_text(group / "memory.stat") or "").splitlines())
-    return sum(int(counted.get(name, 0)) for name in ("active_file", "inactive_file"))
+    counted = _counted(group / "memory.stat")  # in version 1, only the totals are of the groups below, too
+    return sum(
+        counted.get(f"total_{name}", counted.get(name, 0)) for name in ("active_file", "inactive_file")
+    )
 
 
-def _number(path: Path) -> int | None:
-    text = _text(path)
-    return int(text) if text is not None and text.isdigit() else None
+def _counted(path: Path) -> dict[str, int]:
+    """The numbers of a file with a name and a number in each line."""
+    pairs = (line.split() for line in (_text(path) or "").splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+
+
+def _number(*paths: Path) -> int | None:
+    """The number in the first of these files that has one."""
+    texts = map(_text, paths)
+    return next((int(text) for text in texts if text is not None and text.isdigit()), None)
 
 
 def _text(path: Path) -> str | None:

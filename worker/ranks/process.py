@@ -129,6 +129,7 @@ class Rank:
             self.send(StepFailed(number, failed.message))
             return
         self.send(failed)
+        logs.flush()
         os._exit(BROKE)
 
 

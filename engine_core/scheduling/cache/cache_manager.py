@@ -45,6 +45,10 @@ class CacheManager:
         new = blocks_needed(len(seq.tokens), self._facts) - len(prefix)
         return prefix if new + unused <= self.pool.free else None
 
+    def fits(self, seq: Sequence) -> bool:
+        """Whether a waiting sequence could start now."""
+        return self.match(seq) is not None
+
     def cached_tokens(self, seq: Sequence) -> int:
         """The number of tokens that a waiting sequence would find in the cache now."""
         return len(self._cached_prefix(seq)) * self._facts.block_size

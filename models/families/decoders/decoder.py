@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from models import ops
 from models.checkpoint.weights import Weights, load
-from models.config import ModelConfig
+from models.config import Eps, ModelConfig, Size
 from models.conversion.served_as import looks_ahead
 from models.layers.attention import Attention
 from models.layers.embedding import Embedding, LMHead
@@ -87,12 +87,12 @@ class DecoderSpec:
 class DecoderFields(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of config.json that all families of this decoder have; each family adds its own."""
 
-    intermediate_size: int
-    rms_norm_eps: float = 1e-6
+    intermediate_size: Size
+    rms_norm_eps: Eps = 1e-6
     hidden_act: str = "silu"
     attention_bias: bool = False
     mlp_bias: bool = False
-    sliding_window: int | None = None
+    sliding_window: Size | None = None
     layer_types: tuple[str, ...] | None = None
 
     def spec(self, config: ModelConfig, layers: tuple[LayerSpec, ...], **others: Any) -> DecoderSpec:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from models.config import ModelConfig, family_fields
+from models.config import ModelConfig, Size, family_fields
 from models.families.decoders.decoder import (
     PRE_NORMS,
     SANDWICH_NORMS,
@@ -37,7 +37,7 @@ class Gemma2Fields(GemmaFields, frozen=True, kw_only=True):
     query_pre_attn_scalar: float | None = 256
     attn_logit_softcapping: float | None = 50.0
     final_logit_softcapping: float | None = 30.0
-    sliding_window: int | None = 4096
+    sliding_window: Size | None = 4096
     sliding_window_pattern: int = 2
     """The number of layers of which one, the last, has no window."""
 

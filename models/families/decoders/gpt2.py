@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from models import ops
 from models.checkpoint.weights import Weights, load
-from models.config import family_fields
+from models.config import Eps, Size, family_fields
 from models.layers.attention import Attention
 from models.layers.embedding import Embedding, LMHead
 from models.layers.linear import Linear, RowLinear
@@ -21,9 +21,9 @@ from models.parallel.stages import Layers, if_held
 class GPT2Fields(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of config.json that ModelConfig lacks."""
 
-    n_inner: int | None = None
+    n_inner: Size | None = None
     activation_function: str = "gelu_new"
-    layer_norm_epsilon: float = 1e-5
+    layer_norm_epsilon: Eps = 1e-5
     scale_attn_weights: bool = True
     scale_attn_by_inverse_layer_idx: bool = False
 

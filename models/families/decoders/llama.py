@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from models.config import family_fields
+from models.config import Size, family_fields
 from models.families.decoders.decoder import DecoderFields, DecoderForCausalLM, DecoderSpec, LayerSpec
 from models.layers.rotary import read_rope
 from models.model import ModelSetup
@@ -14,7 +14,7 @@ class LlamaForCausalLM(DecoderForCausalLM):
 
 
 class MistralFields(DecoderFields, frozen=True, kw_only=True):
-    sliding_window: int | None = 4096
+    sliding_window: Size | None = 4096
     """The window of all layers; later checkpoints say null."""
 
 

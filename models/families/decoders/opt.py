@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from models import ops
 from models.checkpoint.weights import Weights, load
-from models.config import family_fields
+from models.config import Size, family_fields
 from models.layers.attention import Attention
 from models.layers.embedding import Embedding, LMHead
 from models.layers.linear import Linear, RowLinear
@@ -23,7 +23,7 @@ _EPS = 1e-5
 class OPTFields(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of config.json that ModelConfig lacks."""
 
-    ffn_dim: int
+    ffn_dim: Size
     activation_function: str = "relu"
     word_embed_proj_dim: int | None = None
     do_layer_norm_before: bool = True

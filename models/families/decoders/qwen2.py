@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from models.config import ModelConfig, family_fields
+from models.config import ModelConfig, Size, family_fields
 from models.families.decoders.decoder import DecoderFields, DecoderForCausalLM, LayerSpec
 from models.layers.rotary import read_rope
 from models.model import ModelSetup
@@ -10,7 +10,7 @@ from models.model import ModelSetup
 
 class QwenFields(DecoderFields, frozen=True, kw_only=True):
     use_sliding_window: bool = False
-    sliding_window: int | None = 4096
+    sliding_window: Size | None = 4096
     max_window_layers: int = 28
     """The number of lower layers that have no window."""
 

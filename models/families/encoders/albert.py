@@ -6,7 +6,7 @@ from functools import partial
 
 import msgspec
 
-from models.config import family_fields
+from models.config import Eps, Size, family_fields
 from models.families.encoders.encoder import MLP, Embeddings, Encoder, EncoderLayer, LayerNames
 from models.families.encoders.encoder_model import Head, encoder_classes
 from models.model import ModelSetup
@@ -22,12 +22,12 @@ _NAMES = LayerNames(
 class AlbertFields(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of config.json that ModelConfig lacks."""
 
-    intermediate_size: int
+    intermediate_size: Size
     max_position_embeddings: int
     embedding_size: int = 128
     type_vocab_size: int = 2
     hidden_act: str = "gelu_new"
-    layer_norm_eps: float = 1e-12
+    layer_norm_eps: Eps = 1e-12
     num_hidden_groups: int = 1
     inner_group_num: int = 1
     """The number of layers in a group, which run one after the other."""

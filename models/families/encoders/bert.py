@@ -7,7 +7,7 @@ from functools import partial
 import msgspec
 import torch.nn.functional as F
 
-from models.config import ConfigError, ModelConfig, family_fields
+from models.config import ConfigError, Eps, ModelConfig, Size, family_fields
 from models.families.encoders.encoder import MLP, Embeddings, Encoder, EncoderLayer, LayerNames
 from models.families.encoders.encoder_model import Head, encoder_classes
 from models.model import ModelSetup
@@ -23,11 +23,11 @@ _NAMES = LayerNames(
 class BertFields(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of config.json that ModelConfig lacks."""
 
-    intermediate_size: int
+    intermediate_size: Size
     max_position_embeddings: int
     type_vocab_size: int = 2
     hidden_act: str = "gelu"
-    layer_norm_eps: float = 1e-12
+    layer_norm_eps: Eps = 1e-12
     pad_token_id: int = 0
     embedding_size: int | None = None
     """The width of embeddings that a projection brings to the layers' width."""

@@ -7,7 +7,7 @@ from functools import partial
 import msgspec
 import torch.nn.functional as F
 
-from models.config import family_fields
+from models.config import Size, family_fields
 from models.families.encoders.encoder import MLP, Embeddings, Encoder, EncoderLayer, LayerNames
 from models.families.encoders.encoder_model import Head, encoder_classes
 from models.model import ModelSetup
@@ -25,7 +25,7 @@ _NAMES = LayerNames(
 class DistilBertFields(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of config.json that ModelConfig lacks."""
 
-    hidden_dim: int
+    hidden_dim: Size
     max_position_embeddings: int = 512
     activation: str = "gelu"
 

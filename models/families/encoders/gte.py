@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from models.checkpoint.weights import Weights
-from models.config import ConfigError, ModelConfig, family_fields
+from models.config import ConfigError, Eps, ModelConfig, Size, family_fields
 from models.families.encoders.encoder import Embeddings, Encoder, EncoderLayer, LayerNames
 from models.families.encoders.encoder_model import Head, encoder_classes
 from models.layers.linear import GatedLinear, RowLinear
@@ -32,11 +32,11 @@ _PACKED = replace(_APART, qkv=("attention.qkv_proj",))
 class GteFields(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of config.json that ModelConfig lacks."""
 
-    intermediate_size: int
+    intermediate_size: Size
     max_position_embeddings: int
     type_vocab_size: int = 1
     hidden_act: str = "gelu"
-    layer_norm_eps: float = 1e-12
+    layer_norm_eps: Eps = 1e-12
     layer_norm_type: str = "layer_norm"
     position_embedding_type: str = "rope"
     pack_qkv: bool = True

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from models import ops
 from models.checkpoint.weights import Weights, load
-from models.config import ConfigError, ModelConfig, family_fields
+from models.config import ConfigError, Eps, ModelConfig, Size, family_fields
 from models.families.encoders.encoder_model import EncoderModel
 from models.layers.embedding import Embedding
 from models.layers.encoder_attention import EncoderAttention
@@ -30,9 +30,9 @@ _NEAR, _FAR = "sliding_attention", "full_attention"
 class ModernBertFields(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of config.json that ModelConfig lacks."""
 
-    intermediate_size: int
+    intermediate_size: Size
     hidden_activation: str = "gelu"
-    norm_eps: float = 1e-5
+    norm_eps: Eps = 1e-5
     norm_bias: bool = False
     attention_bias: bool = False
     mlp_bias: bool = False

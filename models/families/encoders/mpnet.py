@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from models.checkpoint.files import Cut
 from models.checkpoint.weights import Weights
-from models.config import ModelConfig, family_fields
+from models.config import Eps, ModelConfig, Size, family_fields
 from models.families.encoders.encoder import MLP, Embeddings, Encoder, EncoderLayer, LayerNames
 from models.families.encoders.encoder_model import Head, encoder_classes
 from models.layers.linear import frozen
@@ -33,10 +33,10 @@ _NAMES = LayerNames(
 class MPNetFields(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of config.json that ModelConfig lacks."""
 
-    intermediate_size: int = 3072
+    intermediate_size: Size = 3072
     max_position_embeddings: int = 512
     hidden_act: str = "gelu"
-    layer_norm_eps: float = 1e-12
+    layer_norm_eps: Eps = 1e-12
 
 
 def mpnet_trunk(setup: ModelSetup) -> Encoder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Annotated
 
 import msgspec
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from models import ops
 from models.checkpoint.files import Cut
 from models.checkpoint.weights import Weights
-from models.config import ConfigError, family_fields
+from models.config import ConfigError, Eps, Size, family_fields
 from models.context import context
 from models.families.encoders.encoder import MLP, Embeddings, Encoder, EncoderLayer, LayerNames
 from models.families.encoders.encoder_model import Head, encoder_classes
@@ -31,13 +32,13 @@ _GATED = {"swiglu": "silu", "geglu": "gelu"}
 class NomicFields(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of config.json that ModelConfig lacks, by Nomic's names and by those of transformers."""
 
-    n_inner: int | None = None
-    intermediate_size: int | None = None
+    n_inner: Size | None = None
+    intermediate_size: Size | None = None
     activation_function: str | None = None
     hidden_act: str = "silu"
     """The activation of gates, which an MLP has if there is no `activation_function`."""
-    layer_norm_epsilon: float | None = None
-    layer_norm_eps: float = 1e-12
+    layer_norm_epsilon: Eps | None = None
+    layer_norm_eps: Eps = 1e-12
     type_vocab_size: int = 2
     qkv_proj_bias: bool = False
     mlp_fc1_bias: bool = False
@@ -48,7 +49,7 @@ class NomicFields(msgspec.Struct, frozen=True, kw_only=True):
     rotary_scaling_factor: float | None = None
     max_trained_positions: int = 2048
 
-    num_experts: int = 8
+    num_experts: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 8
     moe_top_k: int = 1
     moe_every_n_layers: int = 0
 
@@ -151,7 +152,7 @@ class NomicExperts(nn.Module):
         experts = weights / "experts"
         self.inner.extend(frozen(ops.pack(matrix)) for matrix in self._matrices(experts / "mlp", "w1"))
         sections = self.parallel.sections(self.share)
-        outer = (matrix.t().contiguous() for matrix in self._matrices(experts / "mlp", "w2"))
+        outer = (matrix.t() for matrix in self._matrices(experts / "mlp", "w2"))
         self.outer.extend(frozen(ops.pack(matrix, sections=sections)) for matrix in outer)
         self.bias = frozen(experts.take("bias", [self.size]))
 

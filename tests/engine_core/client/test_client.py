@@ -10,6 +10,7 @@ import pytest_asyncio
 from scripted_engine import PARAMS, READY, Script
 
 from engine_core.client.client import EngineClient
+from engine_core.client.dispatcher import Dispatcher
 from engine_core.config import Address
 from engine_core.protocol import Add, AddMany, Admitted, Dead, Failed, Outputs, Pooled, Tokens
 from engine_core.wire import transport
@@ -116,7 +117,9 @@ async def test_death_ends_each_open_stream_once(pair: tuple[EngineClient, Script
         client.fail("something later")
         assert [output.finish async for output in ended] == ["length"]
         for stream in streams:
-            assert [output async for output in stream] == [Failed(stream.id, 503, "out of order")]
+            assert [output async for output in stream] == [
+                Failed(stream.id, 503, "out of order", "engine_given_up")
+            ]
     assert client.dead == "out of order"
 
 
@@ -158,9 +161,9 @@ async def test_many_requests_travel_in_few_frames(
         client.abort([third.id])
         assert (await anext(third)).code == 503  # pyright: ignore[reportAttributeAccessIssue]
         client.fail("gone")
-        assert await anext(fourth) == Failed(fourth.id, 503, "gone")
+        assert await anext(fourth) == Failed(fourth.id, 503, "gone", "engine_given_up")
     (late,) = client.submit_many([([1], params)])
-    assert await anext(late) == Failed(late.id, 503, "gone")
+    assert await anext(late) == Failed(late.id, 503, "gone", "engine_given_up")
     assert client.submit_many([]) == []
 
 
@@ -178,3 +181,16 @@ async def test_a_frame_that_is_too_large_fails_its_own_requests(
         assert isinstance(refused, Failed) and refused.code == 400
         (frame,) = await script.received(1)
         assert isinstance(frame, AddMany) and frame.adds[0].id == small.id
+
+
+async def test_an_answer_that_cannot_be_handled_ends_the_client(
+    pair: tuple[EngineClient, Script], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, script = pair
+    (stream,) = await submit(client, script)
+    monkeypatch.setattr(Dispatcher, "deliver", lambda *_: 1 / 0)
+    script.answer(stream, 1)
+    async with asyncio.timeout(5):
+        await client.died.wait()
+        assert [type(output) for output in [output async for output in stream]] == [Failed]
+    assert client.broke and client.dead == "the server could not handle an answer of an engine"

@@ -68,16 +68,6 @@ async def test_a_prompt_that_begins_like_another_follows_it(two: Two) -> None:
     assert [type(request) for request in await first.received(2)] == [ResetPrefixCache, Add]
 
 
-async def test_documents_go_to_where_their_query_is(two: Two) -> None:
-    client, first, *_ = two
-    client.submit_many([([1], Pooling(task="token_embed", late_query="q"))])
-    await first.received(1)
-    documents = [([2] * 50, Pooling(task="token_embed", late_document="q"))] * 4
-    client.submit_many(documents)
-    (frame,) = await first.received(1)
-    assert isinstance(frame, AddMany) and len(frame.adds) == 4
-
-
 async def test_a_replica_can_be_named(two: Two) -> None:
     client, _, second, _ = two
     for _ in range(3):
@@ -88,27 +78,32 @@ async def test_a_replica_can_be_named(two: Two) -> None:
     assert refused == Failed(refused.id, 503, "replica 1 takes no requests now")
 
 
-async def test_what_a_dead_replica_had_not_begun_goes_to_another(two: Two) -> None:
+async def test_what_a_dead_replica_had_goes_to_another(two: Two) -> None:
     client, first, second, both = two
-    begun = client.submit([1], PARAMS, replica=0)
     client.submit([2] * 200, PARAMS, replica=1)
+    named, begun = client.submit([1], PARAMS, replica=0), client.submit([1], PARAMS)
     moved, (vector,) = client.submit([3], PARAMS), client.submit_many([([4], Pooling(task="embed"))])
-    assert (len(await first.received(3)), len(await second.received(1))) == (3, 1)
+    assert (len(await first.received(4)), len(await second.received(1))) == (4, 1)
+    first.answer(named, 8)
     first.answer(begun, 8)
+    first.answer(begun, 9)
     both.end(first)
     async with asyncio.timeout(5):
-        assert [output async for output in begun] == [
-            Tokens(id=begun.id, tokens=[8]),
+        assert [output async for output in named] == [
+            Tokens(id=named.id, tokens=[8]),
             Failed(
-                begun.id, 503, "the replica that was generating this answer has ended: send the request again"
+                named.id, 503, "the replica that was generating this answer has ended: send the request again"
             ),
         ]
+    goes_on = Add(begun.id, [1, 8, 9], PARAMS, prompt_len=1)
     assert await second.received(1) == [
-        AddMany([Add(moved.id, [3], PARAMS), Add(vector.id, [4], Pooling(task="embed"))])
-    ]
-    second.answer(moved, 5, finish="length")
+        AddMany([goes_on, Add(moved.id, [3], PARAMS), Add(vector.id, [4], Pooling(task="embed"))])
+    ], "those that had begun come first"
+    second.answer(begun, 5, finish="length")
+    second.answer(moved, 5, finish="length")  # it is read first: all has come then
     async with asyncio.timeout(5):
         assert [output async for output in moved] == [Tokens(id=moved.id, tokens=[5], finish="length")]
+        assert [output async for output in begun] == [Tokens(id=begun.id, tokens=[8, 9, 5], finish="length")]
     assert client.dead is None and client.ready is not None
 
 
@@ -125,7 +120,7 @@ async def test_a_dead_replica_that_speaks_after_all_is_not_believed(two: Two) ->
         assert [output async for output in stream] == [Tokens(id=stream.id, tokens=[5], finish="length")]
 
 
-async def test_what_a_replica_could_not_begin_in_its_last_seconds_goes_on(two: Two) -> None:
+async def test_what_a_replica_could_not_finish_in_its_last_seconds_goes_on(two: Two) -> None:
     client, first, second, _ = two
     client.submit([2] * 200, PARAMS, replica=1)
     waiting, begun = client.submit([1], PARAMS), client.submit([1], PARAMS)
@@ -134,11 +129,12 @@ async def test_what_a_replica_could_not_begin_in_its_last_seconds_goes_on(two: T
     first.answer(begun, 3)
     ended = [Tokens(id=stream.id, tokens=[], finish="abort") for stream in (waiting, begun)]
     first.send(Leaving(), Outputs([*ended, Failed(vector.id, 503, "the request was ended")]))
-    moved = await second.received(3)
-    assert moved[1:] == [Add(waiting.id, [1], PARAMS), AddMany([Add(vector.id, [4], Pooling(task="embed"))])]
-    async with asyncio.timeout(5):
-        last = [output async for output in begun][-1]
-    assert isinstance(last, Tokens) and last.finish == "abort"
+    moved = await second.received(4)
+    assert moved[1:] == [
+        Add(waiting.id, [1], PARAMS),
+        Add(begun.id, [1, 3], PARAMS, prompt_len=1),
+        AddMany([Add(vector.id, [4], Pooling(task="embed"))]),
+    ]
 
 
 async def test_a_replica_that_leaves_gets_nothing_new_and_what_it_refuses_goes_on(two: Two) -> None:

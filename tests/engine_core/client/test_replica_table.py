@@ -9,7 +9,7 @@ from model_facts import changed
 from scripted_engine import PARAMS, READY, Replicated, Script, Two
 
 from engine_core.config import Address, Replicas
-from engine_core.protocol import Add, Dead, Drain, Failed, Progress, Ready, Stats, Tokens
+from engine_core.protocol import Add, Dead, Drain, Failed, Progress, Rates, Ready, Stats, Tokens
 
 
 async def test_the_end_of_the_last_replica_is_the_end(two: Two) -> None:
@@ -21,7 +21,9 @@ async def test_the_end_of_the_last_replica_is_the_end(two: Two) -> None:
     second.send(Dead("this one too"))
     async with asyncio.timeout(5):
         await client.died.wait()
-        assert [output async for output in stream] == [Failed(stream.id, 503, "this one too")]
+        assert [output async for output in stream] == [
+            Failed(stream.id, 503, "this one too", "engine_given_up")
+        ]
     assert client.dead == "this one too"
 
 
@@ -92,6 +94,7 @@ async def test_numbers_of_all_are_summed(two: Two) -> None:
         step_tokens=5,
         busy=1.5,
         expected_wait=4.0,
+        rates=Rates(prompt_rate=1000.0, step=0.01, step_rows=8, step_prompts=100.0, stop_rate=0.02),
     )
     first.send(stats)
     second.send(msgspec.structs.replace(stats, kv_usage=0.0, expected_wait=3.0))
@@ -99,6 +102,7 @@ async def test_numbers_of_all_are_summed(two: Two) -> None:
     assert client.stats is not None
     assert (client.stats.running, client.stats.waiting, client.stats.kv_usage) == (2, 4, 0.25)
     assert (client.stats.busy, client.stats.expected_wait) == (3.0, 3.0), "the shortest wait"
+    assert client.stats.rates == Rates(2000.0, 0.01, 16, 200.0, 0.02), "twice as fast"
 
 
 async def test_what_is_no_replica_of_the_others_is_sent_away(address: Address) -> None:

@@ -55,6 +55,26 @@ def test_it_finds_the_costs_of_steps_whatever_the_first_guess(guess: float) -> N
     assert errors[180] < 0.15
 
 
+@pytest.mark.parametrize("read", [5e-9, 4e-8, 6e-7])
+def test_a_long_prompt_after_many_short_ones_teaches_what_attention_costs_and_nothing_else(
+    read: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(TRUE, READ, read)
+    line, rng = CostLine([(1, 6.4e-3), (16, 10.6e-3)]), random.Random(3)
+
+    def run(tokens: int, position: int) -> None:
+        each = [1.0, tokens, tokens * position + tokens * tokens // 2, 0.0, 1.0, 0.0, 0.0]
+        line.learn(each, true_seconds(each) * rng.uniform(0.9, 1.1), bounded=True)
+
+    for _ in range(300):
+        run(rng.choice([1, 1, 30, 100]), rng.randint(50, 300))
+    for position in range(0, 3000, 60):
+        run(60, position)
+    for tokens, position in ((1, 200), (100, 100), (30, 2500)):
+        each = [1.0, tokens, tokens * position + tokens * tokens // 2, 0.0, 1.0, 0.0, 0.0]
+        assert predicted(line, each) == pytest.approx(true_seconds(each), rel=0.12)
+
+
 def test_steps_that_take_ten_times_as_long_now_and_then_move_it_little() -> None:
     line, rng = learned(CostLine([(1, 6e-3)]), 600, noise=0.05), random.Random(2)
     errors = sorted(

@@ -4,76 +4,14 @@ from __future__ import annotations
 
 import itertools
 import random
-from dataclasses import dataclass, field
 
 import pytest
-from fake_worker import FakeWorker, facts
 from msgspec.structs import replace
-from scheduler_bench import add, config, pool
+from scheduler_bench import add, pool
+from scripted_clock import STEP, TEXT, TOKEN, Clock, stream, texts
 
 from engine_core.protocol import Add, Admitted, Failed, Pooled, Tokens
-from engine_core.scheduling.classes import WorkClass
-from engine_core.scheduling.scheduler import Scheduler
-from engine_core.scheduling.step_builder import PlannedStep
-
-STEP, TOKEN = 0.006, 0.0003
-"""The seconds of a step, and of each of its tokens."""
-TIMED = ((1, STEP + TOKEN), (101, STEP + 101 * TOKEN))
-TEXT = 120
-
-
-@dataclass
-class Clock:
-    """A scheduler whose steps take exactly what the script says."""
-
-    gap_ms: float | None = 50
-    causal: bool = True
-    device: str = "cpu"
-    seconds: list[float] = field(default_factory=list)
-    outputs: dict[int, list[tuple[float, Tokens | Pooled | Failed]]] = field(default_factory=dict)
-    now: float = 100.0
-
-    def __post_init__(self) -> None:
-        limits = {
-            "max_num_seqs": 64,
-            "max_num_batched_tokens": 2048,
-            "max_model_len": 4096 if self.causal else 2048,
-        }
-        tasks = ("generate", "embed", "token_embed") if self.causal else ("embed", "token_embed")
-        blocks = {"num_blocks": 3000, "block_size": 16, "tasks": tasks, "causal": self.causal}
-        found = replace(facts(**limits, **blocks), device=self.device, timed_steps=TIMED)
-        self.scheduler = Scheduler(config(max_token_gap_ms=self.gap_ms), found, vocab_size=50)
-        self.worker = FakeWorker(found)
-        self.planned: PlannedStep | None = None
-
-    def add(self, request: Add) -> Admitted | Failed | None:
-        return self.scheduler.add(0, request, self.now)
-
-    def step(self) -> bool:
-        plan = self.planned = self.scheduler.schedule(self.now)
-        if plan is None:
-            return False
-        self.seconds.append(STEP + TOKEN * sum(row.count for row in plan.step.seqs))
-        self.now += self.seconds[-1]
-        for output in self.scheduler.update(plan, self.worker.launch(plan.step).result(), self.now).get(
-            0, []
-        ):
-            assert not isinstance(output, Admitted)
-            self.outputs.setdefault(output.id, []).append((self.now, output))
-        return True
-
-    def run(self) -> None:
-        while self.step():
-            pass
-        assert not self.scheduler.live
-
-
-def stream(id: int, prompt: int = 8, max_tokens: int = 200, **changes: object) -> Add:
-    return add(id, [1 + id % 40] * prompt, max_tokens=max_tokens, streams=True, **changes)
-
-
-def texts(ids: range, length: int = TEXT, **changes: object) -> list[Add]:
-    return [pool(id, [id % 40 + 1, id // 40 + 1] * (length // 2), **changes) for id in ids]
+from engine_core.scheduling.queue.classes import WorkClass
 
 
 def test_no_step_takes_longer_than_the_gap_while_a_stream_is_read() -> None:

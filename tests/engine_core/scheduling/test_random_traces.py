@@ -35,15 +35,18 @@ def random_bench(rnd: random.Random) -> tuple[Bench, list[tuple[int, Add]]]:
     )
     top = rnd.choice([2, 49])  # a tiny alphabet makes equal blocks after different prefixes common
     shared = [rnd.randint(1, top) for _ in range(16)]
+    owners = rnd.choice([[""], ["a", "b"], ["a", "a", "a", "b"], ["", "a", "b", "c"]])
     requests = []
     for id in range(14):
         own = [rnd.randint(1, top) for _ in range(rnd.randint(1, 14))]
         max_tokens = rnd.choice([rnd.randint(1, 12), 100])
         tokens = shared[: rnd.randint(0, 16)] + own
         priority, salt = rnd.randint(0, 2), rnd.choice(["", "", "a"])
+        owned = {"owner": rnd.choice(owners), "weight": rnd.choice([1.0, 1.0, 0.3, 4.0])}
         if rnd.random() < 0.3:
             task = rnd.choice(["embed", "token_embed"])
-            requests.append((rnd.randint(0, 1), pool(id, tokens, task, priority=priority, salt=salt)))
+            text = pool(id, tokens, task, priority=priority, salt=salt, **owned)
+            requests.append((rnd.randint(0, 1), text))
             continue
         if len(tokens) + max_tokens > 45:
             max_tokens = 45 - len(tokens)
@@ -56,6 +59,7 @@ def random_bench(rnd: random.Random) -> tuple[Bench, list[tuple[int, Add]]]:
             min_tokens=min(max_tokens, rnd.choice([0, 0, 5])),
             stop_token_ids=rnd.choice([(), (EOS,), tuple(range(5))]),
             prompt_logprobs=rnd.choice([None, None, 0]),
+            **owned,
         )
         requests.append((rnd.randint(0, 1), request))
     return Bench(chosen, limits, depth=chosen.depth - 1), requests
@@ -68,7 +72,8 @@ def test_random_traces_equal_the_reference(part: int) -> None:
         rnd = random.Random(seed)
         bench, requests = random_bench(rnd)
         todo, aborted = deque(requests), set()
-        aborts = rnd.random() < 0.5
+        aborts, pauses = rnd.random() < 0.5, rnd.random() < 0.5
+        paused = bench.scheduler.paused
         while todo or bench.scheduler.live or bench.in_flight:
             if todo and rnd.random() < 0.7:
                 client, request = todo.popleft()
@@ -77,7 +82,16 @@ def test_random_traces_equal_the_reference(part: int) -> None:
                 key = rnd.choice(sorted(bench.scheduler.live))
                 aborted.add(key)
                 bench.abort(key)
-            assert bench.step() or todo or not bench.scheduler.live, f"stuck with seed {seed}"
+            if pauses and bench.scheduler.live and rnd.random() < 0.2:
+                key = rnd.choice(sorted(bench.scheduler.live))
+                (paused.resume if bench.scheduler.live[key] in paused else paused.pause)([key])
+                seen["pauses"] += 1
+            if not bench.step() and not todo and bench.scheduler.live:
+                assert paused, f"stuck with seed {seed}"
+                paused.resume([rnd.choice(sorted(seq.key for seq in paused))])
+            assert bench.now < 5000, f"no end with seed {seed}"
+        assert not paused
+        assert not bench.scheduler.owners.active and not bench.scheduler.waiting.count
         assert bench.scheduler.cache.pool.free == bench.facts.num_blocks
         for client, request in requests:
             params = request.params
@@ -96,7 +110,7 @@ def test_random_traces_equal_the_reference(part: int) -> None:
         seen["preemptions"] += bench.scheduler.counters.preemptions
         seen["hits"] += bench.scheduler.counters.prefix_hits
         seen["aborted"] += len(aborted)
-    counts = (seen["preemptions"], seen["hits"], seen["aborted"], seen["pooled"])
+    counts = [seen[each] for each in ("preemptions", "hits", "aborted", "pooled", "pauses")]
     assert min(counts) > 20, "the traces do not exercise enough"
 
 

@@ -129,3 +129,23 @@ def test_scores_have_no_dimensions_and_a_pooling_model_does_not_generate() -> No
     assert "dimensions is for vectors" in str(refusal(cut, classifier, vocab_size=50))
     text = Add(id=1, tokens=[1], params=Sampling(max_tokens=1))
     assert "does not generate; its tasks are classify" in str(refusal(text, classifier, vocab_size=50))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "prompt_len", "words"),
+    [
+        (5, 5, "5 of 5 tokens cannot be the prompt"),
+        (5, -1, "-1 of 5 tokens cannot be the prompt"),
+        (8, 4, "4 of 8 tokens cannot be the prompt"),
+    ],
+)
+def test_answers_that_cannot_go_on(tokens: int, prompt_len: int, words: str) -> None:
+    goes_on = Add(id=1, tokens=[1] * tokens, params=Sampling(max_tokens=4), prompt_len=prompt_len)
+    assert words in (refusal(goes_on, LIMITS, vocab_size=50) or "")
+
+
+def test_an_answer_that_goes_on_needs_as_much_as_the_whole() -> None:
+    goes_on = Add(id=1, tokens=[1] * 32, params=Sampling(max_tokens=5), prompt_len=28)
+    assert refusal(goes_on, LIMITS, vocab_size=50) is None
+    text = Add(id=1, tokens=[1] * 8, params=Pooling(task="embed"), prompt_len=4)
+    assert "prompt_len must be 0" in (refusal(text, LIMITS, vocab_size=50) or "")

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from functools import partial
+
+import pytest
 from msgspec.structs import replace
 
 from engine_core.protocol import Stats
@@ -16,14 +19,20 @@ def test_changes_are_told_four_times_a_second_at_most() -> None:
     told = [
         now
         for now in range(0, 1000, 10)  # milliseconds
-        if stats_filter.due(replace(BUSY, steps=now), now / 1000)
+        if stats_filter.due(partial(replace, BUSY, steps=now), now / 1000, idle=False)
     ]
     assert told == [0, 250, 500, 750]
 
 
 def test_becoming_idle_is_told_at_once_and_once() -> None:
     stats_filter = StatsFilter()
-    assert stats_filter.due(BUSY, 1.0) == BUSY
-    assert stats_filter.due(replace(BUSY, steps=2), 1.01) is None
-    assert stats_filter.due(IDLE, 1.02) == IDLE
-    assert stats_filter.due(IDLE, 9.0) is None
+    assert stats_filter.due(lambda: BUSY, 1.0, idle=False) == BUSY
+    assert stats_filter.due(lambda: replace(BUSY, steps=2), 1.01, idle=False) is None
+    assert stats_filter.due(lambda: IDLE, 1.02, idle=True) == IDLE
+    assert stats_filter.due(lambda: IDLE, 9.0, idle=True) is None
+
+
+def test_what_is_not_due_is_not_made() -> None:
+    stats_filter = StatsFilter()
+    assert stats_filter.due(lambda: BUSY, 1.0, idle=False) == BUSY
+    assert stats_filter.due(lambda: pytest.fail("made for nothing"), 1.1, idle=False) is None

@@ -130,12 +130,13 @@ class TestLeftovers:
         save_file(tensors(llama) | extra, copy / "model.safetensors")
         with pytest.raises(WeightsError) as caught:
             read(copy)
-        for name in extra:
-            assert f"{name} in model.safetensors has no place in the model" in str(caught.value)
+        first = next(iter(extra))
+        told = f"{first} in model.safetensors has no place in the model; and 1 more"
+        assert str(caught.value).endswith(told)
 
 
 class TestErrors:
-    def test_all_missing_tensors_are_named(self, llama: Path, copy: Path) -> None:
+    def test_missing_tensors_are_named(self, llama: Path, copy: Path) -> None:
         missing = ["model.layers.1.self_attn.k_proj.weight", "model.norm.weight", "lm_head.weight"]
         save_file(
             {name: tensor for name, tensor in tensors(llama).items() if name not in missing},
@@ -144,8 +145,9 @@ class TestErrors:
         with pytest.raises(WeightsError) as caught:
             read(copy)
         assert str(caught.value) == (
-            f"the weights in {copy} do not fit its config.json: "
-            + "; ".join(f"{name} is missing" for name in missing)
+            "weights and config.json do not fit: "
+            f"{missing[0]} is missing in model.safetensors; "
+            f"{missing[1]} is missing in model.safetensors; and 1 more"
         )
 
     def test_shapes_are_told(self, llama: Path, copy: Path) -> None:
@@ -156,10 +158,10 @@ class TestErrors:
             read(copy)
         message = str(caught.value)
         assert (
-            "model.layers.0.mlp.up_proj.weight in model.safetensors has the shape [48, 32], not [40, 32]"
+            "model.layers.0.mlp.gate_proj.weight in model.safetensors has the shape [48, 32], not [40, 32]"
             in message
         )
-        assert message.count("has the shape") == 9
+        assert message.endswith("; and 8 more")
 
     def test_truncated(self, llama: Path, copy: Path) -> None:
         whole = (llama / "model.safetensors").read_bytes()

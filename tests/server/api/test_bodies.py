@@ -181,14 +181,10 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
             {"tools": []},
             "`tools` must not be an empty array. Either provide at least one tool or omit the field",
         ),
-        ({"tool_choice": "auto"}, "When using `tool_choice`, `tools` must be set."),
-        (
-            {"tool_choice": "auto", "tools": [TOOL]},
-            '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set',
-        ),
+        ({"tool_choice": "required"}, "When using `tool_choice`, `tools` must be set."),
         (
             {"tool_choice": "required", "tools": [TOOL]},
-            'tool_choice="required" requires --tool-call-parser to be set',
+            'tool_choice="required" is not supported yet',
         ),
         (
             {"tool_choice": {"type": "function", "function": {"name": "f"}}, "tools": [TOOL]},
@@ -210,6 +206,7 @@ def test_contradictions_of_chat(fields: dict[str, Any], message: str) -> None:
 def test_tools_alone_are_welcome() -> None:
     assert chat(tools=[TOOL]).tools is not None
     chat(tools=[TOOL], tool_choice="none", parallel_tool_calls=True)
+    chat(tools=[TOOL], tool_choice="auto")
     chat(tool_choice="none")
 
 

@@ -55,7 +55,6 @@ def test_an_unsupported_field_may_ask_for_nothing(name: str) -> None:
         ("prediction", {"type": "content", "content": "x"}),
         ("verbosity", "low"),
         ("web_search_options", {}),
-        ("include_reasoning", False),
         ("return_prompt_text", True),
         ("best_of", 2),
     ],
@@ -102,6 +101,10 @@ def test_many_unknown_fields_make_a_short_error() -> None:
     assert "(and 995 more)" in error.message
     assert len(error.message) < 1_000
     assert error.param is not None and len(error.param) < 100
+
+
+def test_not_all_of_very_many_unknown_fields_are_counted() -> None:
+    assert "(and 1020 more)" in refusal_of(completion, **{f"x{i}": 1 for i in range(5_000)}).message
 
 
 def test_an_unknown_field_with_half_a_surrogate_can_be_told() -> None:

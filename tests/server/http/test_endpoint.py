@@ -19,7 +19,8 @@ from starlette.types import Receive, Scope, Send
 from server.app import ROUTERS, openapi_schema
 from server.errors import ApiError, BadRequest, Unavailable
 from server.http.endpoint import Endpoint, PathTable
-from server.http.error_answers import CLIENT_GONE, explain, invalid_body
+from server.http.error_answers import CLIENT_GONE, explain
+from server.reading.json_body import invalid_body
 from server.requests.timing import RequestTimes
 
 COMPLETIONS, CHAT, TOKENIZE = "/v1/completions", "/v1/chat/completions", "/tokenize"
@@ -210,7 +211,7 @@ async def test_a_bug_is_answered_once_and_logged(
     body = {"prompt": "hi", "stream": stream}
     app = make_app(frontend, enable_request_id_headers=True)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://api") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         answer = await client.post(COMPLETIONS, json=body)
     assert answer.status_code == 500
     assert answer.json()["error"]["message"] == "Internal server error"
@@ -282,11 +283,11 @@ def _scope(path: str) -> dict[str, Any]:
         "path": path,
         "root_path": "",
         "query_string": b"",
-        "headers": [(b"content-type", b"application/json"), (b"host", b"api")],
+        "headers": [(b"content-type", b"application/json"), (b"host", b"localhost")],
     }
 
 
 async def test_under_a_path_that_a_proxy_has_put_before(frontend: FakeFrontend) -> None:
     transport = httpx.ASGITransport(make_app(frontend), root_path="/under")
-    async with httpx.AsyncClient(transport=transport, base_url="http://api") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         assert (await client.post("/under" + COMPLETIONS, json={"prompt": "hi"})).status_code == 200

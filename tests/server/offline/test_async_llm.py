@@ -225,13 +225,10 @@ async def test_two_at_once_and_the_death_of_one(engine: AsyncLLM):
         task = asyncio.create_task(endless())
         await begun.wait()
         os.kill(pid_of(other), signal.SIGKILL)
-        with pytest.raises(Unavailable, match=r"engine process ended .*SIGKILL"):
-            await task
-        assert other.errored and not other.is_running and isinstance(other.dead_error, Unavailable)
-        with pytest.raises(Unavailable, match="The engine has stopped"):
-            await text(other, CAPITAL)
-        with pytest.raises(Unavailable, match="The engine has stopped"):
-            await other.check_health()
+        assert await text(other, CAPITAL) == answers[0]  # by the engine that is started in its place
+        assert other.is_running and not other.errored
+        assert not task.done()
+        task.cancel()
     assert await text(engine, CAPITAL) == answers[0]
 
 

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from engine_core.config import EngineConfig
+from server.options.access import AccessOptions
 from server.options.reader import OptionError, assemble, flatten
 from server.options.table import OPTIONS, ServerConfig, parse
 from server.options.vllm_flags import VLLM_FLAGS
@@ -38,7 +39,16 @@ def test_flags_reach_the_struct_that_declares_them() -> None:
     assert config.engine.model == "m"
     assert config.engine.worker.max_num_seqs == 4
     assert config.model_names == ("a", "b")
-    assert config.api_key == ["k"]
+    assert config.access.api_key == ["k"]
+
+
+def test_clients_are_told_no_path_unless_the_operator_says_so() -> None:
+    unnamed = read("/srv/secret/llama")
+    assert (unnamed.model_names, unnamed.root) == (("llama",), "llama")
+    assert read("/srv/secret/llama", "--show-root").root == "/srv/secret/llama"
+    named = read("/srv/secret/llama", "--served-model-name", "a", "b")
+    assert named.root == "a"
+    assert [one.is_own_path("/srv/secret/llama") for one in (unnamed, named)] == [True, False]
 
 
 def test_dashes_and_underscores_are_the_same() -> None:
@@ -93,10 +103,16 @@ def test_the_command_line_wins_over_variables_and_those_over_the_file(tmp_path: 
     assert config.allowed_origins == ["x"]
 
 
+def test_an_empty_host_is_not_taken_for_all_addresses() -> None:
+    for given in ({"FACET_HOST": ""}, {}):
+        with pytest.raises(OptionError, match="an empty address would be all of them"):
+            read(*([] if given else ["--host", ""]), **given)
+
+
 def test_the_key_of_vllms_variable_counts_unless_another_is_given() -> None:
-    assert read(VLLM_API_KEY="k").api_key == ["k"]
-    assert read("--api-key", "ours", VLLM_API_KEY="k").api_key == ["ours"]
-    assert read(FACET_API_KEY="a b").api_key == ["a", "b"]
+    assert read(VLLM_API_KEY="k").access.api_key == ["k"]
+    assert read("--api-key", "ours", VLLM_API_KEY="k").access.api_key == ["ours"]
+    assert read(FACET_API_KEY="a b").access.api_key == ["a", "b"]
 
 
 def test_variables_that_kubernetes_makes_are_not_options() -> None:
@@ -150,6 +166,8 @@ KEY = ["--cluster-key", "a secret of sixteen characters or more"]
         (["--nnodes", "2", "--node-rank", "1", *KEY], "--node-rank 1 goes with --headless"),
         (["--nnodes", "2", "--headless", *KEY], "is for --node-rank 1 and up"),
         (["--nnodes", "2", "-dp", "2", *KEY], "use one of them"),
+        (["--nnodes", "2", "--master-addr", "1.2.3.4", *KEY], "1.2.3.4 is a public address, and what ranks"),
+        (["--nnodes", "2", "--master-addr", "2a01:4f8::1", *KEY], "such as WireGuard's, or --insecure"),
         (["-dp", "2", "--data-parallel-size-local", "1"], "FACET_CLUSTER_KEY"),
         (["-dp", "2", "--data-parallel-size-local", "3"], "has the replicas 0 to 1"),
         (["-dp", "2", "--data-parallel-start-rank", "1"], "goes with --headless"),
@@ -179,6 +197,12 @@ def test_which_replicas_run_here() -> None:
     assert replicas(*away) == (range(2, 4), True)
     assert replicas(*away, "--data-parallel-size-local", "1") == (range(2, 3), True)
     assert read("--nnodes", "2", "--node-rank", "1", "--headless", *KEY).replicas.size == 1
+
+
+def test_ranks_meet_at_private_addresses_and_at_names() -> None:
+    for private in ("10.0.0.1", "100.64.0.7", "fd00::1", "first.example", "127.0.0.1"):
+        read("--nnodes", "2", "--master-addr", private, *KEY)
+    read("--nnodes", "2", "--master-addr", "1.2.3.4", "--insecure", *KEY)
 
 
 def test_where_replicas_of_other_machines_call() -> None:
@@ -225,10 +249,10 @@ def test_vllms_flags_in_a_file_are_read_as_on_the_command_line(tmp_path: Path) -
 
 
 def test_every_field_is_an_option_and_no_name_is_there_twice() -> None:
-    structs = (ServerConfig, EngineConfig, WorkerOptions)
+    structs = (ServerConfig, AccessOptions, EngineConfig, WorkerOptions)
     fields = [info.name for struct in structs for info in msgspec.structs.fields(struct)]
     options = [option.field for option in OPTIONS]
-    assert sorted(options) == sorted({*fields, "async_scheduling"} - {"engine", "worker"})
+    assert sorted(options) == sorted({*fields, "async_scheduling"} - {"engine", "worker", "access"})
     flags = [option.flag for option in OPTIONS] + [other.flag for other in VLLM_FLAGS]
     assert len(flags) == len(set(flags))
 

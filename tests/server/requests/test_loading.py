@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from model_facts import READY, changed
 from models.config import ConfigError
 from server.options.table import parse
 from server.requests.facts import Facts
-from server.requests.loading import find_facts, open_tokenizer
+from server.requests.loading import find_facts, load_tokenizer, open_tokenizer, tokenizer_source
 from server.requests.scoring import QWEN3_RERANKER
 
 
@@ -38,6 +39,12 @@ def test_a_sentence_encoder_may_read_less_than_its_window(folder: Path) -> None:
     assert find(folder, "--max-model-len", "64", max_model_len=64).max_text_len == 64
     both = find(folder, tasks=("generate", "embed"))
     assert (both.max_model_len, both.max_text_len) == (100, 32)
+
+
+def test_a_folder_is_called_by_its_last_part(folder: Path) -> None:
+    facts = find(folder)
+    assert (facts.model_names, facts.root) == ((folder.name,), folder.name)
+    assert find(folder, "--show-root", "--served-model-name", "m").root == str(folder)
 
 
 def test_prompts(folder: Path) -> None:
@@ -82,3 +89,26 @@ def test_a_model_that_only_generates_has_no_files_read_for_pooling(folder: Path)
     assert find(folder, tasks=("generate",)).max_text_len == 100
     with pytest.raises(ConfigError, match=r"modules\.json"):
         find(folder)
+
+
+def test_ids_beyond_the_vocabulary_end_no_text(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An engine would refuse every request that names them. The tokenizer's other ids are warned of."""
+    with caplog.at_level(logging.WARNING, "server"):
+        facts = find(folder, tasks=("generate",))
+    assert facts.eos_token_ids and caplog.messages == []
+    largest = max(facts.eos_token_ids)
+    options = parse([str(folder)], {})
+    few = changed(READY, vocab_size=largest)
+    with caplog.at_level(logging.WARNING, "server"):
+        found = find_facts(options, few, folder, open_tokenizer(options, folder))
+    assert largest not in found.eos_token_ids
+    (line,) = caplog.messages
+    assert f"and the model {largest} tokens: texts with others are refused" in line
+
+
+def test_a_broken_template_is_told_at_the_start(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (folder / "chat_template.jinja").write_text("{{ messages }")
+    options = parse([str(folder)], {})
+    with caplog.at_level(logging.WARNING, "server"):
+        load_tokenizer(tokenizer_source(options, folder), options)
+    assert any("chat template 'default' is not valid Jinja" in message for message in caplog.messages)

@@ -9,7 +9,7 @@ from fake_frontend import byte_tokenizer
 from model_facts import READY, changed
 
 from server.errors import BadRequest
-from server.requests.facts import Facts, GenerationConfigError, read_defaults
+from server.requests.facts import Facts, GenerationConfigError, Limits, read_defaults
 from server.requests.sampling import SamplingParams
 from worker.protocol import Sampling
 
@@ -72,6 +72,37 @@ def test_choices_have_seeds_of_their_own() -> None:
     assert resolved(seed=-1)[0].seed != resolved(seed=-1)[0].seed
 
 
+def test_prompts_of_one_request_are_resolved_as_each_alone() -> None:
+    params = SamplingParams(n=2, max_tokens=None, seed=3, min_tokens=1, allowed_token_ids=[1, 2], stop="x")
+    lengths = [10, 50, 98]
+    assert params.resolve_all(FACTS, TOKENIZER, lengths) == [
+        params.resolve(FACTS, TOKENIZER, length) for length in lengths
+    ]
+    with pytest.raises(BadRequest, match="min_tokens"):
+        SamplingParams(min_tokens=9).resolve_all(FACTS, TOKENIZER, [10, 95])
+    with pytest.raises(BadRequest, match="maximum context length"):
+        SamplingParams().resolve_all(FACTS, TOKENIZER, [10, 101])
+
+
+def test_what_prompts_share_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[str] = []
+    encode = TOKENIZER.encode
+    monkeypatch.setattr(
+        TOKENIZER, "encode", lambda text, **more: encoded.append(text) or encode(text, **more)
+    )
+    SamplingParams(bad_words=["no"]).resolve_all(FACTS, TOKENIZER, [10] * 50)
+    assert encoded == ["no", " no"]
+
+
+def test_long_lists_are_for_few_answers() -> None:
+    """Every answer is sent to the engine with a list of its own."""
+    facts = changed(FACTS, limits=Limits(sampling_entries=40))
+    few = SamplingParams(n=2, allowed_token_ids=[1, 2, 3], logit_bias={1: 1.0}, bad_words=["n"], seed=0)
+    few.resolve_all(facts, TOKENIZER, [10, 10])  # 2 ends, 3 allowed, 1 bias, 3 of bad words: 9 x 4
+    with pytest.raises(BadRequest, match="at most 6 entries together in a request for 6 answers, got 9"):
+        few.resolve_all(facts, TOKENIZER, [10, 10, 10])
+
+
 def test_stop_tokens_are_the_models_and_the_requests() -> None:
     assert resolved(stop_token_ids=[5, 256, 5])[0].stop_token_ids == (256, 257, 5)
     assert resolved(stop_token_ids=[5], ignore_eos=True)[0].stop_token_ids == (5,)
@@ -112,7 +143,7 @@ def test_bad_words_are_banned_at_the_start_and_after_a_space() -> None:
         ({"min_tokens": 10**5}, "min_tokens must be less than or equal to max_tokens=16"),
         ({"stop": [""]}, "stop cannot contain an empty string."),
         ({"stop": ["x"], "detokenize": False}, "stop strings are only supported when detokenize is True."),
-        ({"stop": ["x"] * 17}, "stop may hold at most 16 strings, got 17."),
+        ({"stop": ["x"] * 17}, "`stop` may hold at most 16 strings, got 17."),
         ({"stop": ["x" * 5000]}, "stop strings may hold at most 4096 bytes together, got 5000."),
         (
             {"stop_token_ids": [258]},
@@ -126,12 +157,12 @@ def test_bad_words_are_banned_at_the_start_and_after_a_space() -> None:
         ({"logit_bias": {1: math.nan}}, "logit_bias values must be finite numbers"),
         (
             {"logit_bias": dict.fromkeys(range(1025), 1.0)},
-            "logit_bias may hold at most 1024 entries, got 1025.",
+            "`logit_bias` may hold at most 1024 entries, got 1025.",
         ),
         ({"allowed_token_ids": []}, "allowed_token_ids is not None and empty!"),
         ({"allowed_token_ids": [-1]}, "allowed_token_ids contains out-of-vocab token id!"),
         ({"bad_words": ["a", ""]}, "bad_words cannot contain an empty string."),
-        ({"bad_words": ["a"] * 129}, "Too many bad words: 129. The max number is 128."),
+        ({"bad_words": ["a"] * 129}, "`bad_words` may hold at most 128 words, got 129."),
         ({"bad_words": ["a" * 600]}, "bad_words may hold at most 1024 tokens together, got 1201."),
         ({"bad_words": ["a" * 10**6]}, "bad_words may hold at most 1024 tokens together"),
     ],

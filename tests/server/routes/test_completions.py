@@ -111,6 +111,7 @@ async def test_prompts_and_choices_are_numbered(frontend: FakeFrontend, client: 
 
 
 async def test_prompts_run_together(frontend: FakeFrontend, client: httpx.AsyncClient) -> None:
+    frontend.delay = 0.01  # they are started a few at a time
     answer = await post(client, PATH, prompt=[f"prompt {i}" for i in range(40)], max_tokens=1)
     assert len(answer["choices"]) == 40
     assert (frontend.most_running, frontend.running, frontend.finished) == (40, 0, 40)

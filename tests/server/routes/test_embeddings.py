@@ -183,7 +183,15 @@ async def test_parameters_reach_the_engine(client: httpx.AsyncClient, frontend: 
     assert len(answer["data"][0]["embedding"]) == 4 and answer["id"] == "embd-r"
     [(items, rest)] = frontend.pooled
     assert (items[0].params.dimensions, items[0].params.use_activation) == (4, False)
-    assert rest == {"priority": 3, "salt": "s", "group": 1, "request_id": "embd-r", "replica": None}
+    assert rest == {
+        "priority": 3,
+        "owner": "127.0.0.1",
+        "weight": 1.0,
+        "salt": "s",
+        "group": 1,
+        "request_id": "embd-r",
+        "replica": None,
+    }
 
 
 async def test_a_replica_can_be_named(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:

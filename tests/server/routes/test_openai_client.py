@@ -18,7 +18,9 @@ from server.errors import Unavailable
 @pytest.fixture
 async def openai_client(app: ASGIApp) -> AsyncIterator[AsyncOpenAI]:
     http = httpx2.AsyncClient(transport=httpx2.ASGITransport(app))
-    async with AsyncOpenAI(api_key="-", base_url="http://api/v1", http_client=http, max_retries=0) as client:
+    async with AsyncOpenAI(
+        api_key="-", base_url="http://localhost/v1", http_client=http, max_retries=0
+    ) as client:
         yield client
 
 

@@ -57,6 +57,30 @@ async def test_every_step_is_an_event_even_without_text(
     assert texts_of(chunks) == texts
 
 
+# Clients that do not read
+
+
+@pytest.mark.parametrize(("path", "body"), [TEXT, TALK])
+async def test_a_connection_can_tell_that_a_stream_is_not_read(
+    frontend: FakeFrontend, app: ASGIApp, path: str, body: dict[str, Any]
+) -> None:
+    followed: list[Any] = []
+
+    async def connection(scope: Any, receive: Any, send: Any) -> None:
+        scope["follow_reader"] = followed.append
+        await app(scope, receive, send)
+
+    async with make_client(connection) as client:
+        assert (await client.post(path, json=body)).status_code == 200
+        assert followed == []  # a whole answer is generated before it is written
+        assert (await client.post(path, json={**body, "stream": True})).status_code == 200
+    [tell] = followed
+    tell(True)
+    tell(False)
+    (paused, yes), (resumed, no) = frontend.flow
+    assert (yes, no) == (True, False) and paused is resumed
+
+
 # Going away
 
 

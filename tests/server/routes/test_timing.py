@@ -205,7 +205,10 @@ async def messages_until_asked(app: ASGIApp, path: str, body: dict[str, Any], co
             enough.set()
 
     scope: dict[str, Any] = {"type": "http", "http_version": "1.1", "method": "POST", "path": path}
-    scope |= {"headers": [(b"content-type", b"application/json"), (b"host", b"api")], "query_string": b""}
+    scope |= {
+        "headers": [(b"content-type", b"application/json"), (b"host", b"localhost")],
+        "query_string": b"",
+    }
     async with asyncio.timeout(5):
         await app(scope, receive, send)
     return sent

@@ -63,7 +63,8 @@ async def test_there_and_back(client: httpx.AsyncClient) -> None:
     [
         ("/tokenize", {}, "Exactly one of `prompt` and `messages`"),
         ("/tokenize", {"prompt": "a", "messages": TALK}, "Exactly one of `prompt` and `messages`"),
-        ("/tokenize", {"prompt": "x" * 9_000_000}, "This model's maximum context length is 128 tokens"),
+        ("/tokenize", {"prompt": "x" * 3_000_000}, "This model's maximum context length is 128 tokens"),
+        ("/detokenize", {"tokens": [1] * 2049}, "`tokens` may hold at most 2048 ids, got 2049."),
         ("/detokenize", {"tokens": [258]}, "out-of-vocab token ids. Vocabulary size: 258"),
     ],
 )

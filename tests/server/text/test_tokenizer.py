@@ -138,7 +138,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
         load(tmp_path)
     write(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("{")
-    with pytest.raises(TokenizerError, match=r"tokenizer_config.json of the model is not JSON"):
+    with pytest.raises(TokenizerError, match=r"tokenizer_config.json cannot be read as JSON"):
         load(tmp_path)
 
 

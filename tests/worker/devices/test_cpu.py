@@ -56,7 +56,9 @@ def test_a_chosen_share_of_memory_is_for_weights_and_cache(
     monkeypatch.setattr(cpu_module, "available_memory", lambda: 60 * GIB)
     device = Cpu(1, ranks)
     device.after_loading([torch.empty(GIB, dtype=torch.uint8)] * 2)
-    assert device.cache_budget(share, reserve=3 * GIB) == CacheBudget(gib * GIB, "--gpu-memory-utilization")
+    budget = device.cache_budget(share, reserve=3 * GIB)
+    beside_the_weights = (100 // ranks - 2) * GIB
+    assert budget == CacheBudget(gib * GIB, "--gpu-memory-utilization", beside_the_weights)
 
 
 def test_torch_has_all_threads_where_nothing_was_packed() -> None:

@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from worker.host.machine import available_memory, cache_folder, total_memory, usable_cores
+from worker.host import machine
+from worker.host.machine import (
+    available_memory,
+    cache_folder,
+    kills_for_memory,
+    total_memory,
+    usable_cores,
+)
 
 GIB = 1 << 30
 
@@ -79,6 +86,64 @@ def test_files_that_were_read_leave_a_container_its_memory(tmp_path: Path) -> No
     assert available_memory(write(tmp_path, files)) == 4.5 * GIB
 
 
+def test_limits_of_version_1(four_threads: Path) -> None:
+    """It has a tree for each resource. What has no limit has the largest number of pages."""
+    stat = (
+        f"active_file 0\ntotal_active_file {GIB // 2}\ntotal_inactive_file {GIB}\nhierarchical_memory_limit 1"
+    )
+    files = {
+        "proc/meminfo": f"MemTotal: {32 * GIB // 1024} kB\nMemAvailable: {16 * GIB // 1024} kB",
+        "proc/self/cgroup": "4:memory:/pod/box\n2:cpu,cpuacct:/pod/box\n1:name=systemd:/pod/box\n0::/",
+        "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712",
+        "sys/fs/cgroup/memory/memory.usage_in_bytes": str(20 * GIB),
+        "sys/fs/cgroup/memory/pod/memory.limit_in_bytes": str(6 * GIB),
+        "sys/fs/cgroup/memory/pod/memory.usage_in_bytes": str(5 * GIB),
+        "sys/fs/cgroup/memory/pod/memory.stat": stat,
+        "sys/fs/cgroup/memory/pod/box/memory.limit_in_bytes": "9223372036854771712",
+        "sys/fs/cgroup/cpu,cpuacct/pod/cpu.cfs_quota_us": "100000",
+        "sys/fs/cgroup/cpu,cpuacct/pod/cpu.cfs_period_us": "100000",
+        "sys/fs/cgroup/cpu,cpuacct/pod/box/cpu.cfs_quota_us": "-1",
+    }
+    write(four_threads, files)
+    assert total_memory(four_threads) == 6 * GIB
+    assert available_memory(four_threads) == 2.5 * GIB
+    assert usable_cores(four_threads) == 1
+
+
+def test_a_container_of_version_1_sees_its_own_group_at_the_top(tmp_path: Path) -> None:
+    """The path is the host's, and means nothing inside."""
+    files = {
+        "proc/meminfo": f"MemTotal: {32 * GIB // 1024} kB\nMemAvailable: {16 * GIB // 1024} kB",
+        "proc/self/cgroup": "2:cpuacct,memory:/docker/0123",
+        "sys/fs/cgroup/memory/memory.limit_in_bytes": str(650 << 20),
+        "sys/fs/cgroup/memory/memory.usage_in_bytes": str(100 << 20),
+    }
+    assert available_memory(write(tmp_path, files)) == 550 << 20
+
+
+def test_a_limit_of_addresses_is_one_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    meminfo = f"MemTotal: {32 * GIB // 1024} kB\nMemAvailable: {16 * GIB // 1024} kB"
+    write(tmp_path, {"proc/meminfo": meminfo, "proc/self/statm": f"{GIB // os.sysconf('SC_PAGE_SIZE')} 1 1"})
+    monkeypatch.setattr(
+        machine.resource, "getrlimit", lambda which: (3 * GIB, machine.resource.RLIM_INFINITY)
+    )
+    assert available_memory(tmp_path) == 2 * GIB
+    assert total_memory(tmp_path) == 3 * GIB
+
+
+@pytest.mark.parametrize(
+    ("files", "kills"),
+    [
+        ({"proc/self/cgroup": "0::/box", "sys/fs/cgroup/box/memory.events": "oom 4\noom_kill 3"}, 3),
+        ({"proc/self/cgroup": "4:memory:/", "sys/fs/cgroup/memory/memory.oom_control": "oom_kill 2"}, 2),
+        ({"proc/vmstat": "pgfault 9\noom_kill 7"}, 7),
+        ({}, 0),
+    ],
+)
+def test_what_was_killed_is_counted_by_the_kernel(files: dict[str, str], kills: int, tmp_path: Path) -> None:
+    assert kills_for_memory(write(tmp_path, files)) == kills
+
+
 def test_this_machine_answers() -> None:
     assert usable_cores() >= 1
     assert 0 < available_memory() <= total_memory()
@@ -90,3 +155,12 @@ def test_caches_lie_where_the_user_wants_them(monkeypatch: pytest.MonkeyPatch) -
     assert cache_folder() == Path("/home/somebody/.cache/facet")
     monkeypatch.setenv("XDG_CACHE_HOME", "/var/cache")
     assert cache_folder() == Path("/var/cache/facet")
+
+
+def test_a_user_without_a_home_has_a_cache_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    assert cache_folder().name == f"facet-{os.getuid()}"

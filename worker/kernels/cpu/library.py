@@ -23,7 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from worker.host.machine import cache_folder, usable_cores
+from worker.host.machine import cache_folder, environment_with, usable_cores
+from worker.host.private_folder import check_room, is_trusted, make_private, taking_turns
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +64,12 @@ _FLAGS = (
     *("-pthread", "-fPIC", "-fvisibility=hidden"),
 )
 _LINK_FLAGS = ("-pthread", "-shared", "-Wl,-Bsymbolic")
+
+
+_ROOM = 8 << 20
+"""Bytes that a build needs; objects and library together have a fifth of it."""
+_LONGEST_BUILD = 120.0
+"""Seconds to wait for another process that compiles the same; it may have been stopped meanwhile."""
 
 
 class BuildError(RuntimeError):
@@ -135,13 +142,13 @@ def open_library(level: Level, cache: Path | None = None) -> Library:
 
     `cache`: the folder for what is compiled here, if not the user's.
     """
+    with suppress(OSError):  # none, or one that was made for another system
+        return Library(level, _brought(level))
     cache = cache or cache_folder()
-    for path in _places(level, cache):
-        with suppress(OSError):  # made for another system, or in a folder where nothing may be executed
-            if path.exists():
-                return Library(level, path)
-    with suppress(OSError):  # a home that cannot be written
-        return Library(level, build(level, cache))
+    try:
+        return _open_kept(level, cache)
+    except OSError as error:
+        logger.warning("compiled kernels cannot be kept in %s (%s): each start compiles them", cache, error)
     try:
         with tempfile.TemporaryDirectory(prefix="facet-") as folder:
             return Library(level, build(level, Path(folder)))  # stays mapped when the file is gone
@@ -152,12 +159,34 @@ def open_library(level: Level, cache: Path | None = None) -> Library:
 def prepare(cache: Path | None = None) -> None:
     """Compile what `open_library` would compile for the best level here, in the time before it is called.
 
-    Raises BuildError, and OSError if the cache cannot be written.
+    Raises BuildError, and OSError if the cache cannot be used.
     """
-    cache = cache or cache_folder()
     for level in levels_here()[:1]:
-        if not any(path.exists() for path in _places(level, cache)):
-            build(level, cache)
+        if not _brought(level).exists():
+            _find_or_build(level, cache or cache_folder())
+
+
+def _open_kept(level: Level, cache: Path) -> Library:
+    """Load the library in the cache, which is compiled again if it cannot be loaded. Raises OSError."""
+    path = _find_or_build(level, cache)
+    try:
+        return Library(level, path)
+    except OSError:
+        path.unlink()
+        return Library(level, _find_or_build(level, cache))
+
+
+def _find_or_build(level: Level, cache: Path) -> Path:
+    """The library in the cache, compiled now if it is not there. Raises OSError if others could change it.
+
+    Of several processes that start at the same time, one compiles.
+    """
+    make_private(cache)
+    path = cache / _file_name(level)
+    if is_trusted(path):
+        return path
+    with taking_turns(cache, _LONGEST_BUILD):
+        return path if is_trusted(path) else build(level, cache)
 
 
 def build(level: Level, folder: Path) -> Path:
@@ -168,29 +197,40 @@ def build(level: Level, folder: Path) -> Path:
     started = time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
     # In a temporary folder, and then moved: another process may be doing the same.
-    with (
-        tempfile.TemporaryDirectory(dir=folder, prefix="build-") as scratch,
-        ThreadPoolExecutor(usable_cores()) as pool,
-    ):
-
-        def compiled(source: Path) -> str:
-            result = str(Path(scratch) / f"{source.stem}.o")
-            _run([compiler, *_FLAGS, *level.flags, "-c", str(source), "-o", result])
-            return result
-
-        objects = list(pool.map(compiled, _sources("*.c")))
-        result = Path(scratch) / "library.so"
-        _run([compiler, *_LINK_FLAGS, *objects, "-o", str(result), "-lm"])
+    with tempfile.TemporaryDirectory(dir=folder, prefix="build-") as scratch:
+        check_room(Path(scratch), _ROOM)
+        try:
+            result = _compile(compiler, level, Path(scratch))
+        except BuildError:
+            check_room(Path(scratch), _ROOM)  # the disk may be full by now, which compilers tell in many ways
+            raise
+        result.chmod(0o755)
         path = result.replace(folder / _file_name(level))
     logger.info("compiled the C kernels for this processor in %.1f s: %s", time.monotonic() - started, path)
     return path
 
 
-def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        first = next(iter(done.stderr.splitlines()), f"exit code {done.returncode}")
-        raise BuildError(f"{command[0]} could not compile the kernels: {first}")
+def _compile(compiler: str, level: Level, scratch: Path) -> Path:
+    environment = environment_with(TMPDIR=str(scratch))  # a full /tmp is no reason to fail
+
+    def run(*arguments: str) -> None:
+        done = subprocess.run(
+            [compiler, *arguments], capture_output=True, text=True, check=False, env=environment
+        )
+        if done.returncode:
+            first = next(iter(done.stderr.splitlines()), f"exit code {done.returncode}")
+            raise BuildError(f"{compiler} could not compile the kernels: {first}")
+
+    def compiled(source: Path) -> str:
+        result = str(scratch / f"{source.stem}.o")
+        run(*_FLAGS, *level.flags, "-c", str(source), "-o", result)
+        return result
+
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        objects = list(pool.map(compiled, _sources("*.c")))
+    result = scratch / "library.so"
+    run(*_LINK_FLAGS, *objects, "-o", str(result), "-lm")
+    return result
 
 
 def build_all(folder: Path) -> list[Path]:
@@ -199,9 +239,9 @@ def build_all(folder: Path) -> list[Path]:
         return list(pool.map(lambda level: build(level, folder), LEVELS))
 
 
-def _places(level: Level, cache: Path) -> list[Path]:
-    """The paths where the library may be already."""
-    return [folder / _file_name(level) for folder in (BUILT, cache)]
+def _brought(level: Level) -> Path:
+    """The path of the library that a wheel brings."""
+    return BUILT / _file_name(level)
 
 
 def _file_name(level: Level) -> str:

@@ -1,9 +1,17 @@
-// A tile of bfloat16 by AMX: up to 32 rows times one panel, in four tiles of sums.
+// A tile of bfloat16 by AMX: up to 32 rows times one panel, in four registers of sums.
+//
+// A register holds 16 rows of 64 bytes: 16 sums for each of 16 rows, 32 inputs of 16 rows of x, or 16 columns of 16
+// dwords of a panel. It is loaded from rows of x where they lie.
 #pragma once
 
-#include "tile.h"
+#include "sections.h"
 
-enum { AMX_ROWS = 32, HALF = 16 };
+enum {
+    AMX_ROWS = 32,
+    HALF = 16,
+    STEP_BYTES = 64,                 // of each row of x that a step multiplies,
+    STEP_PANEL = PAIRS * PANEL * 4,  // and of the panel
+};
 
 typedef struct {
     uint8_t palette, start_row, reserved[14];
@@ -11,79 +19,99 @@ typedef struct {
     uint8_t rows[16];
 } __attribute__((packed, aligned(64))) shapes;
 
-// Tiles 0 to 3 hold sums, two for the upper rows and two for the lower; 4 and 5 rows of x; 6 and 7 parts of the panel.
-INLINE void shape_tiles(int upper, int lower) {
+// Registers 0 to 3 hold sums, two for the upper rows and two for the lower; 4 and 5 rows of x; 6 and 7 parts of the
+// panel. Setting them up takes as long as ten products.
+INLINE void shape_tiles(long rows) {
+    uint8_t upper = (uint8_t)least(rows, HALF), lower = (uint8_t)(rows - upper);
     shapes s = {.palette = 1, .rows = {upper, upper, lower, lower, upper, lower, HALF, HALF}};
     for (int tile = 0; tile < 8; tile++) s.row_bytes[tile] = s.rows[tile] ? 64 : 0;
+    // GCC believes that only the first 8 bytes are read, and may leave out the others.
+    __asm__ volatile("" : : "r"(&s) : "memory");
     _tile_loadconfig(&s);
 }
 
-// Lays rows out in blocks of 16 dwords: the first block of each row, then the second of each. The last block of a
-// section is filled up with zeros.
-static void lay_blocks(uint32_t *to, const char *x, long stride, long rows, const weights *w) {
-    long bytes = section_inputs(w) * 2;
-    for (long section = 0; section < w->sections; section++, x += bytes) {
-        for (long start = 0; start < bytes; start += 64) {
-            for (long r = 0; r < rows; r++, to += PAIRS) {
-                if (start + 64 <= bytes) {
-                    _mm512_storeu_si512(to, _mm512_loadu_si512(x + r * stride + start));
-                } else {
-                    memset(to, 0, 64);
-                    memcpy(to, x + r * stride + start, bytes - start);
-                }
-            }
-        }
-    }
-}
+// A part of a tile: some steps of its rows and of its panel. If `rows_once`, the panel is used again by the next tile
+// and stays in the first-level cache, through which the rows pass; else it is the other way round.
+typedef struct {
+    const char *x;
+    long stride;  // from one row to the next, in bytes
+    long rows;
+    const char *panel;
+    long steps;
+    int rows_once;
+    const char *ahead;  // memory to prefetch, `lines` of it in each step
+    long lines;
+} stretch;
 
-INLINE void multiply_blocks(const uint32_t *x, long upper, long lower, const uint32_t *panel, long dwords,
-                            fetch ahead) {
-    for (long i = 0; i < dwords; i += PAIRS, panel += PAIRS * PANEL, x += PAIRS * (upper + lower)) {
-        for (long p = 0; p < PAIRS; p++, ahead.from += ahead.step) {
-            _mm_prefetch(ahead.from, _MM_HINT_T0);
-            _mm_prefetch(ahead.from + 64, _MM_HINT_T0);
+#define LOAD(number, from, stride, once)              \
+    if (once) _tile_stream_loadd(number, from, stride); \
+    else _tile_loadd(number, from, stride)
+
+INLINE void multiply_steps(const stretch *s, const int lower, const int rows_once) {
+    const char *x = s->x, *below = x + HALF * s->stride, *panel = s->panel, *ahead = s->ahead;
+    for (long i = 0; i < s->steps; i++, x += STEP_BYTES, below += STEP_BYTES, panel += STEP_PANEL) {
+        for (long line = 0; line < s->lines; line++, ahead += 64) {
+            if (rows_once) _mm_prefetch(ahead, _MM_HINT_T1);
+            else _mm_prefetch(ahead, _MM_HINT_T0);
         }
-        _tile_loadd(4, x, 64);
-        _tile_loadd(6, panel, PANEL * 4);
+        LOAD(4, x, s->stride, rows_once);
+        LOAD(6, panel, PANEL * 4, !rows_once);
         _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, panel + PANEL / 2, PANEL * 4);
+        LOAD(7, panel + PANEL * 2, PANEL * 4, !rows_once);
         _tile_dpbf16ps(1, 4, 7);
         if (lower) {
-            _tile_loadd(5, x + upper * PAIRS, 64);
+            LOAD(5, below, s->stride, rows_once);
             _tile_dpbf16ps(2, 5, 6);
             _tile_dpbf16ps(3, 5, 7);
         }
     }
 }
 
-INLINE void multiply_section(const uint32_t *x, long upper, long lower, const uint32_t *panel, long dwords,
-                             fetch ahead, float *sums) {
-    _tile_zero(0);
-    _tile_zero(1);
-    if (lower) {
+INLINE void load_sums(const float *sums, long rows, int fresh) {
+    if (fresh) {
+        _tile_zero(0);
+        _tile_zero(1);
+        if (rows <= HALF) return;
         _tile_zero(2);
         _tile_zero(3);
-        multiply_blocks(x, upper, lower, panel, dwords, ahead);
-        _tile_stored(2, sums + HALF * PANEL, PANEL * 4);
-        _tile_stored(3, sums + HALF * PANEL + PANEL / 2, PANEL * 4);
-    } else {
-        multiply_blocks(x, upper, 0, panel, dwords, ahead);
+        return;
     }
-    _tile_stored(0, sums, PANEL * 4);
-    _tile_stored(1, sums + PANEL / 2, PANEL * 4);
+    _tile_loadd(0, sums, PANEL * 4);
+    _tile_loadd(1, sums + PANEL / 2, PANEL * 4);
+    if (rows <= HALF) return;
+    _tile_loadd(2, sums + HALF * PANEL, PANEL * 4);
+    _tile_loadd(3, sums + HALF * PANEL + PANEL / 2, PANEL * 4);
 }
 
-// sums [rows, 32] and room for those that wait; x as `lay_blocks` wrote it.
-static void multiply_amx(const uint32_t *x, long rows, const weights *w, long number, fetch ahead, float *sums) {
-    long upper = least(rows, HALF), lower = rows - upper, dwords = section_dwords(w);
-    const uint32_t *panel = panel_of(w, number);
-    shape_tiles((int)upper, (int)lower);
-    for (long section = 0; section < w->sections; section++) {
-        multiply_section(x, upper, lower, panel, dwords, ahead, place_of_section(sums, rows, w, section));
-        join_section(sums, rows, w, section);
-        x += dwords * rows;
-        panel += dwords * PANEL;
-        ahead.from += dwords * ahead.step;
+INLINE void store_sums(float *sums, long rows) {
+    _tile_stored(0, sums, PANEL * 4);
+    _tile_stored(1, sums + PANEL / 2, PANEL * 4);
+    if (rows <= HALF) return;
+    _tile_stored(2, sums + HALF * PANEL, PANEL * 4);
+    _tile_stored(3, sums + HALF * PANEL + PANEL / 2, PANEL * 4);
+}
+
+// Adds the products of a stretch to sums [rows, 32], or to zeros. A sum that is stored and loaded between two stretches
+// has the same bits as one that stays in its register.
+static void multiply_stretch(const stretch *s, float *sums, int fresh) {
+    load_sums(sums, s->rows, fresh);
+    if (s->rows > HALF) {
+        if (s->rows_once) multiply_steps(s, 1, 1);
+        else multiply_steps(s, 1, 0);
+    } else {
+        if (s->rows_once) multiply_steps(s, 0, 1);
+        else multiply_steps(s, 0, 0);
     }
-    _tile_release();  // or each switch to another process would save them
+    store_sums(sums, s->rows);
+}
+
+// sums [rows, 32] and room for those that wait; `s` is the first section.
+static void multiply_sections(stretch s, const weights *w, float *sums) {
+    for (long section = 0; section < w->sections; section++) {
+        multiply_stretch(&s, place_of_section(sums, s.rows, w, section), 1);
+        join_section(sums, s.rows, w, section);
+        s.x += s.steps * STEP_BYTES;
+        s.panel += s.steps * STEP_PANEL;
+        s.ahead += s.steps * s.lines * 64;
+    }
 }

@@ -13,6 +13,7 @@ from scheduler_bench import Bench, add, config, pool
 from engine_core.protocol import Add, CacheMiss, MissReason
 from engine_core.scheduling.cache.block_pool import BlockPool, RecentHashes
 from engine_core.scheduling.cache.prefix_memory import MOST_TOKENS, OVERHEAD, PrefixMemory
+from engine_core.scheduling.queue.owners import Owner
 from engine_core.scheduling.sequence import Sequence
 from worker.protocol import Sampling
 
@@ -212,7 +213,7 @@ def test_debug_logs_say_why_more_than_a_block_missed(caplog: pytest.LogCaptureFi
 
 def sequence(id: int, tokens: list[int], salt: str = "") -> Sequence:
     request = Add(id=id, tokens=tokens, params=Sampling(max_tokens=5), salt=salt)
-    return Sequence((0, id), request, (0, 0.0, id), 1000, 0.0)
+    return Sequence((0, id), request, (0, 0.0, id), 1000, 0.0, Owner(""))
 
 
 def remember(memory: PrefixMemory, id: int, tokens: list[int], salt: str = "", output: int = 0) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 from kernel_levels import NAMES, table_of, use_threads
 
+from worker.host import private_folder
 from worker.kernels import check
 from worker.kernels.cpu import library, operations, portable
 from worker.kernels.cpu.library import INT, LEVELS, BuildError, Level, levels_here, open_library
@@ -92,6 +95,101 @@ def test_a_folder_that_cannot_be_written_is_replaced(sources: Path, tmp_path: Pa
     found = open_library(FAKE, tmp_path / "file")
     assert three(found) == 3
     assert not found.path.exists()
+
+
+def test_starts_at_the_same_time_compile_once(
+    sources: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO), ThreadPoolExecutor(3) as starts:
+        found = list(starts.map(lambda _: open_library(FAKE, tmp_path / "cache"), range(3)))
+    assert [three(each) for each in found] == [3, 3, 3]
+    assert len([line for line in caplog.messages if line.startswith("compiled the C kernels")]) == 1
+
+
+def test_a_cache_on_a_full_disk_is_replaced(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(folder: Path, nbytes: int) -> None:
+        if folder.is_relative_to(tmp_path / "cache"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(library, "check_room", full)
+    found = open_library(FAKE, tmp_path / "cache")
+    assert three(found) == 3 and not found.path.exists()
+    assert "No space left on device): each start compiles them" in caplog.text
+
+
+def test_a_disk_that_is_full_by_the_end_is_told_from_an_error_of_the_compiler(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (sources / "wrong.c").write_text("#error this is wrong")
+    room = iter([None, OSError(errno.ENOSPC, "No space left on device")])
+
+    def full_later(folder: Path, nbytes: int) -> None:
+        if error := next(room):
+            raise error
+
+    monkeypatch.setattr(library, "check_room", full_later)
+    with pytest.raises(OSError, match="No space left"):
+        library.build(FAKE, tmp_path / "cache")
+
+
+def test_without_room_anywhere_it_is_an_error_that_comes_at_once(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(folder: Path, nbytes: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(library, "check_room", full)
+    monkeypatch.setattr(library, "_compile", lambda *_: pytest.fail("there is no room to compile"))
+    with pytest.raises(BuildError, match=r"cannot be used: .*No space left"):
+        open_library(FAKE, tmp_path / "cache")
+
+
+class TestFilesOfOthers:
+    """Whoever could write a file that is loaded could do anything in this process."""
+
+    def test_a_folder_of_another_user_is_not_used(
+        self, sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        kept = open_library(FAKE, tmp_path / "cache").path
+        kept.unlink()  # this process has it mapped
+        kept.write_bytes(b"whatever others wrote")
+        monkeypatch.setattr(private_folder, "_ROOT", -1)
+        monkeypatch.setattr(private_folder.os, "geteuid", lambda: 4242)
+        found = open_library(FAKE, tmp_path / "cache")
+        assert three(found) == 3 and found.path != kept
+        assert "belongs to user" in caplog.text
+
+    def test_a_folder_that_others_can_write_is_closed(self, sources: Path, tmp_path: Path) -> None:
+        (tmp_path / "cache").mkdir()
+        (tmp_path / "cache").chmod(0o777)
+        kept = open_library(FAKE, tmp_path / "cache").path
+        assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o700
+        assert kept.stat().st_mode & 0o022 == 0
+
+    @pytest.mark.parametrize("mode", [0o775, 0o757])
+    def test_a_file_that_others_could_write_is_made_again(
+        self, mode: int, sources: Path, tmp_path: Path
+    ) -> None:
+        kept = open_library(FAKE, tmp_path / "cache").path
+        kept.unlink()
+        kept.write_bytes(b"whatever others wrote")
+        kept.chmod(mode)
+        again = open_library(FAKE, tmp_path / "cache")
+        assert three(again) == 3 and again.path == kept
+
+    def test_a_folder_in_the_place_of_the_library_is_no_library(self, sources: Path, tmp_path: Path) -> None:
+        kept = open_library(FAKE, tmp_path / "cache").path
+        kept.unlink()
+        kept.mkdir()
+        assert three(open_library(FAKE, tmp_path / "cache")) == 3
+
+    def test_a_file_that_cannot_be_loaded_is_made_again(self, sources: Path, tmp_path: Path) -> None:
+        kept = open_library(FAKE, tmp_path / "cache").path
+        kept.unlink()
+        kept.write_bytes(b"half of it")
+        assert three(open_library(FAKE, tmp_path / "cache")) == 3
 
 
 def test_the_error_has_the_compilers_message(sources: Path, tmp_path: Path) -> None:

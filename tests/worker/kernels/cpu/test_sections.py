@@ -79,10 +79,14 @@ def test_sections_are_added_in_pairs(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_has_the_same_bits_in_every_batch(name: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("inputs", "sections"), [(1552, 8), (1536, 8), (1536, 1)])
+def test_a_row_has_the_same_bits_in_every_batch(
+    name: str, dtype: torch.dtype, inputs: int, sections: int
+) -> None:
+    """Whether or not a section is whole tiles, and a panel is computed in several stretches."""
     table, made = table_of(name), torch.Generator().manual_seed(0)
-    packed = table["pack"](torch.randn(OUTPUTS, 1552, generator=made).to(dtype), sections=8)
-    x = torch.randn(700, 1552, generator=made).to(dtype)  # more rows than are laid out at once
+    packed = table["pack"](torch.randn(OUTPUTS, inputs, generator=made).to(dtype), sections=sections)
+    x = torch.randn(700, inputs, generator=made).to(dtype)  # more rows than are computed at once
     whole = table["linear"](x, packed, wide=True)
     for rows in ROWS:
         assert torch.equal(table["linear"](x[-rows:], packed, wide=True), whole[-rows:]), rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from engine_core.protocol import Add
-from engine_core.scheduling.classes import WEIGHTS, TimeShares, WorkClass, class_of
+from engine_core.scheduling.queue.classes import WEIGHTS, TimeShares, WorkClass, class_of
 from worker.protocol import Pooling, Sampling
 
 FIRST, POOLING, BACKGROUND = WorkClass

@@ -1,0 +1,32 @@
+"""The reasons why requests are not served now: codes for clients, each with a sentence that tells no secrets.
+
+What happened in detail is for the operator, and stands in the log.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Reason = Literal[
+    "loading",
+    "engine_lost",
+    "engine_killed",
+    "engine_broke",
+    "engine_stopped",
+    "engine_given_up",
+    "api_restarting",
+    "api_given_up",
+    "draining",
+]
+
+SENTENCES: dict[Reason, str] = {
+    "loading": "The model is still loading.",
+    "engine_lost": "The connection to the engine has ended. The engine is started again.",
+    "engine_killed": "The engine was ended by a signal. It is started again.",
+    "engine_broke": "The engine broke. It is started again.",
+    "engine_stopped": "The engine was asked to end. It is started again.",
+    "engine_given_up": "The engine has ended and is not started again; the log says why.",
+    "api_restarting": "The HTTP server is started again.",
+    "api_given_up": "The HTTP server has ended and is not started again; the log says why.",
+    "draining": "The server is shutting down. Try again later or on another instance.",
+}

@@ -1,0 +1,116 @@
+"""Owners of requests, among which the engine is divided by weight: start-time fair queueing over tokens.
+
+Each owner has a count of the tokens that were computed for it, divided by its weight, in each class of work.
+Whoever has the lowest count is next. An owner that comes back begins where the last of the others is: what it
+did not use while it was away is not saved up for it, and what it used before is not held against it for
+longer than others have used less.
+
+Slots are divided too, because a long answer keeps one for thousands of steps: an owner that has more of them
+for its weight than another would have with one more gives one up (`who_gives_way`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from engine_core.protocol import Add
+from engine_core.scheduling.backlog import Backlog
+from engine_core.scheduling.queue.classes import WorkClass
+from engine_core.scheduling.queue.turns import Turns
+
+_MOST_REMEMBERED = 4096
+"""Owners without requests whose counts are kept."""
+
+
+class Owner:
+    """One owner: what was computed for it, and what it has in the engine."""
+
+    __slots__ = ("_all", "backlog", "live", "name", "per_token", "running", "turns", "used", "weight")
+
+    def __init__(self, name: str, every: Owners | None = None) -> None:
+        self.name = name
+        self._all = every
+        self.weight = self.per_token = 1.0
+        self.used = [0.0] * len(WorkClass)
+        """The tokens computed for it in each class, divided by its weight."""
+        self.live = [0] * len(WorkClass)
+        """Its sequences of each class, waiting and running."""
+        self.running = 0
+        """Its sequences that have a slot."""
+        self.backlog = Backlog()
+        self.turns = Turns()
+        """The turns of its calls of many texts."""
+
+    @property
+    def part(self) -> float:
+        """Its part of the engine, among all who have requests."""
+        return 1.0 if self._all is None or len(self._all.active) < 2 else self.weight / self._all.weights
+
+    @property
+    def slots_with_one_more(self) -> float:
+        """The slots it would have for its weight, if it got another one."""
+        return (self.running + 1) / self.weight
+
+    @property
+    def slots_with_one_less(self) -> float:
+        return (self.running - 1) / self.weight
+
+
+class Owners:
+    """All owners that have requests, and the counts of those that had some lately."""
+
+    def __init__(self) -> None:
+        self.active: dict[str, Owner] = {}
+        """Owners that have sequences."""
+        self.weights = 0.0
+        """The sum of their weights."""
+        self._idle: dict[str, Owner] = {}
+        """Owners that had some while others have had some ever since."""
+        self._reached = [0.0] * len(WorkClass)
+        """The count of each class when nobody had work in it any more."""
+
+    def enter(self, request: Add, work_class: WorkClass) -> Owner:
+        """The owner of a new request, which has one sequence more from now on."""
+        name, weight = request.owner, request.weight
+        owner = self.active.get(name)
+        if owner is None:
+            owner = self._idle.pop(name, None) or Owner(name, self)
+            self.active[name] = owner
+            self.weights += owner.weight
+        if owner.weight != weight:
+            self.weights += weight - owner.weight
+            owner.weight, owner.per_token = weight, 1 / weight
+        if not owner.live[work_class]:
+            owner.used[work_class] = max(owner.used[work_class], self._lowest(work_class))
+        owner.live[work_class] += 1
+        return owner
+
+    def leave(self, owner: Owner, work_class: WorkClass) -> None:
+        """Note that a sequence of this owner has ended."""
+        owner.live[work_class] -= 1
+        if owner.live[work_class]:
+            return
+        if not any(owner.live):
+            del self.active[owner.name]
+            self._idle[owner.name] = owner
+            self.weights = self.weights - owner.weight if self.active else 0.0
+        if not any(each.live[work_class] for each in self.active.values()):
+            counts = [each.used[work_class] for each in (*self.active.values(), *self._idle.values())]
+            self._reached[work_class] = max(counts)
+        if not self.active:
+            self._idle.clear()
+        elif len(self._idle) > _MOST_REMEMBERED:
+            del self._idle[next(iter(self._idle))]
+
+    def _lowest(self, work_class: WorkClass) -> float:
+        """The lowest count of those that have work in a class."""
+        counts = [each.used[work_class] for each in self.active.values() if each.live[work_class]]
+        return min(counts) if counts else self._reached[work_class]
+
+
+def who_gives_way(to: Owner, owners: Iterable[Owner]) -> Owner | None:
+    """The owner that has most slots for its weight, if it keeps as many as `to` gets with one of them."""
+    most = max(owners, key=lambda owner: owner.running / owner.weight, default=None)
+    if most is None or most is to or most.slots_with_one_less < to.slots_with_one_more:
+        return None
+    return most

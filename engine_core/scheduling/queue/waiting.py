@@ -1,0 +1,124 @@
+"""The sequences that wait for a slot, by class of work and in the order in which they will get one.
+
+Within a class, priority comes first (under the priority policy), then the owner for which least was computed
+(`owners.py`), then the order of arrival. The texts of one call do not all come before those of a later call
+of the same owner, though: each call gets its turns, however many texts it has.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+
+from engine_core.protocol import Add
+from engine_core.scheduling.queue.classes import WorkClass, class_of
+from engine_core.scheduling.queue.owners import Owner
+from engine_core.scheduling.queue.turns import Call
+from engine_core.scheduling.sequence import Order, Sequence
+from worker.protocol import Pooling
+
+_EARLIER = 1 << 60
+"""Subtracted from the arrival of an answer that goes on: its reader comes before those who wait for a first
+token."""
+
+
+class WaitingQueue:
+    """The waiting sequences of all classes."""
+
+    def __init__(self, *, by_priority: bool) -> None:
+        self.promoted: Sequence | None = None
+        """A sequence that gets the next slot, because another one was preempted for it."""
+        self._by_priority = by_priority
+        self._queues: dict[WorkClass, dict[Owner, list[Sequence]]] = {each: {} for each in WorkClass}
+        self.count = 0
+        """The number of sequences that wait."""
+        self._arrivals = 0
+
+    def classes(self) -> set[WorkClass]:
+        """The classes in which a sequence waits."""
+        return {each for each, queues in self._queues.items() if queues}
+
+    def order_of(self, client: int, request: Add, owner: Owner) -> Order:
+        """The place of a new request among all others."""
+        self._arrivals += 1
+        arrival = self._arrivals - (_EARLIER if request.prompt_len else 0)
+        pools = isinstance(request.params, Pooling)
+        turn = owner.turns.take((client, request.group), len(request.tokens)) if pools else 0.0
+        rank = request.priority if self._by_priority else class_of(request) == WorkClass.BACKGROUND
+        return (int(rank), turn, arrival)
+
+    def first(self, work_class: WorkClass) -> Sequence | None:
+        if (promoted := self.promoted) is not None and promoted.work_class is work_class:
+            return promoted
+        queues = self._queues[work_class]
+        if len(queues) < 2:
+            return next((queue[0] for queue in queues.values()), None)
+        heads = [queue[0] for queue in queues.values()]
+        return min(heads, key=_rank)
+
+    def firsts(self) -> Iterator[Sequence]:
+        """The first of each class in which some wait."""
+        for work_class in self._queues:
+            if (first := self.first(work_class)) is not None:
+                yield first
+
+    def best(self) -> Sequence | None:
+        """The first of all classes in order."""
+        return min(self.firsts(), key=order, default=None)
+
+    def add(self, seq: Sequence) -> None:
+        queues = self._queues[seq.work_class]
+        if (queue := queues.get(seq.owner)) is None:
+            queue = queues[seq.owner] = []
+        insort(queue, seq, key=order)
+        self.count += 1
+        if seq.pools:
+            seq.owner.turns.enter(_call(seq))
+
+    def remove(self, seq: Sequence) -> None:
+        queues = self._queues[seq.work_class]
+        queue = queues[seq.owner]
+        remove(queue, seq)
+        if not queue:
+            del queues[seq.owner]
+        self.count -= 1
+        if seq is self.promoted:
+            self.promoted = None
+        if seq.pools:
+            seq.owner.turns.leave(_call(seq))
+
+    def admit(self, seq: Sequence) -> None:
+        """Take out a sequence whose turn has come."""
+        if seq.pools:
+            seq.owner.turns.advance(seq.order[1], seq.prompt_len)
+        self.remove(seq)
+
+
+def _rank(seq: Sequence) -> tuple[int, float, float, Order]:
+    """The place of the first sequence of an owner among those of others in its class."""
+    owner = seq.owner
+    return (seq.order[0], owner.used[seq.work_class], owner.running / owner.weight, seq.order)
+
+
+def used_by_owner(seq: Sequence) -> float:
+    return seq.owner.used[seq.work_class]
+
+
+def comes_before(seq: Sequence, running: Sequence) -> bool:
+    """Whether a waiting sequence may use what is left of a step before this running one of the same class."""
+    if seq.owner is running.owner or seq.order[0] > running.order[0]:
+        return False
+    return used_by_owner(seq) <= used_by_owner(running)
+
+
+def order(seq: Sequence) -> Order:
+    return seq.order
+
+
+def remove(ordered: list[Sequence], seq: Sequence) -> None:
+    """Take a sequence out of a list that is in order."""
+    del ordered[bisect_left(ordered, seq.order, key=order)]
+
+
+def _call(seq: Sequence) -> Call:
+    return seq.key[0], seq.request.group

@@ -1,0 +1,75 @@
+"""Reading of small files of a checkpoint, of which anybody may have written anything. No torch.
+
+A pipe would keep a reader waiting for ever, and a device may never end, so only regular files are opened.
+"""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Callable
+from pathlib import Path, PurePath
+from typing import Any
+
+MOST_JSON_BYTES = 256 << 20
+"""More than any index of weights has; without a bound a file could take all memory."""
+
+_KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a pipe (FIFO)"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISSOCK, "a socket"),
+)
+
+
+class FileError(ValueError):
+    """A file cannot be read, or does not hold what its name promises; the message begins with its path."""
+
+
+def check_regular(path: Path) -> int:
+    """Return the size of a regular file; raise FileError for anything else, before it is opened."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise FileError(f"{path} cannot be read: {error.strerror}") from None
+    if not stat.S_ISREG(found.st_mode):
+        kind = next((kind for matches, kind in _KINDS if matches(found.st_mode)), "something else")
+        raise FileError(f"{path} is {kind}, not a regular file")
+    return found.st_size
+
+
+def lies_within(name: str) -> bool:
+    """Whether a path that a file names stays within the folder of that file, whatever links lie there."""
+    path = PurePath(name)
+    return not path.is_absolute() and ".." not in path.parts and "\0" not in name
+
+
+def read_text_bytes(path: Path) -> bytes:
+    """Read a small file whole."""
+    size = check_regular(path)
+    if size > MOST_JSON_BYTES:
+        raise FileError(f"{path} is {size >> 20} MiB long, and {MOST_JSON_BYTES >> 20} are allowed")
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise FileError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def read_text(path: Path) -> str:
+    try:
+        return read_text_bytes(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise FileError(f"{path} cannot be read as text: {error}") from None
+
+
+def read_json(path: Path, object_hook: Callable[[dict[str, Any]], object] | None = None) -> object:
+    """Read a file of JSON. `object_hook` is that of `json.loads`."""
+    try:
+        return json.loads(read_text_bytes(path), object_hook=object_hook)
+    except RecursionError:
+        raise FileError(f"{path} cannot be read as JSON: it is nested too deeply") from None
+    except FileError:
+        raise
+    except ValueError as error:
+        raise FileError(f"{path} cannot be read as JSON: {error}") from None

@@ -1,0 +1,216 @@
+"""The table of dialects: how each family of models writes calls, and the markers of its reasoning.
+
+Another family is another entry here; a new way to write calls is a new file in `formats/`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from server.answers.dialect import Dialect, Thinking
+from server.answers.formats.bare_keys import BareKeys
+from server.answers.formats.either import Either
+from server.answers.formats.json_object import JsonObject
+from server.answers.formats.named_json import NamedJson, numbered, with_call_id
+from server.answers.formats.python_calls import PythonCalls
+from server.answers.formats.tagged import Tagged
+
+AUTO, NONE = "auto", "none"
+"""Names that stand for what the chat template says, and for no reading at all."""
+
+_ARRAY = JsonObject(array=True)
+_FUNCTION_TAGS = Tagged(
+    name_opens="<function=",
+    name_ends=(">",),
+    key_opens="<parameter=",
+    key_ends=">",
+    value_ends="</parameter>",
+    ends=("</function>",),
+    trims=True,
+)
+_INVOKE_TAGS = Tagged(
+    name_opens='<invoke name="',
+    name_ends=('">',),
+    key_opens='<parameter name="',
+    key_ends='">',
+    value_ends="</parameter>",
+    ends=("</invoke>",),
+    again=('<invoke name="',),
+    closes=("</minimax:tool_call>",),
+)
+_DSML_TAGS = Tagged(
+    name_opens='<｜DSML｜invoke name="',
+    name_ends=('">',),
+    key_opens='<｜DSML｜parameter name="',
+    key_ends="",
+    says_string={'" string="true">': True, '" string="false">': False},
+    value_ends="</｜DSML｜parameter>",
+    ends=("</｜DSML｜invoke>",),
+    again=('<｜DSML｜invoke name="',),
+    closes=("</｜DSML｜function_calls>", "</｜DSML｜tool_calls>"),
+)
+_GLM_TAGS = Tagged(
+    name_opens="",
+    name_ends=("\n", "<arg_key>", "</tool_call>"),
+    key_opens="<arg_key>",
+    key_ends="</arg_key>",
+    value_opens="<arg_value>",
+    value_ends="</arg_value>",
+    ends=("</tool_call>",),
+)
+_DEEPSEEK_CALL = "<｜tool▁call▁begin｜>"
+_DEEPSEEK_FUNCTION = _DEEPSEEK_CALL + "function<｜tool▁sep｜>"
+
+DIALECTS = (
+    Dialect("hermes", ("<tool_call>",), JsonObject(closes=("</tool_call>",))),
+    Dialect("qwen3_coder", ("<tool_call>",), replace(_FUNCTION_TAGS, closes=("</tool_call>",))),
+    Dialect("seed_oss", ("<seed:tool_call>",), replace(_FUNCTION_TAGS, closes=("</seed:tool_call>",))),
+    Dialect("llama3_json", ("<|python_tag|>", "{"), JsonObject(again=(";",)), only_first=True),
+    Dialect("pythonic", ("[",), PythonCalls(), only_first=True),
+    Dialect(
+        "llama4_pythonic",
+        ("<|python_start|>", "["),
+        PythonCalls(closes=("<|python_end|>",)),
+        only_first=True,
+    ),
+    Dialect("olmo3", ("<function_calls>",), PythonCalls(in_list=False, closes=("</function_calls>",))),
+    Dialect("lfm2", ("<|tool_call_start|>",), PythonCalls(closes=("<|tool_call_end|>",))),
+    Dialect(
+        "mistral",
+        ("[TOOL_CALLS]",),
+        Either(
+            "[",
+            _ARRAY,
+            NamedJson(name_ends=("[ARGS]",), again=("[TOOL_CALLS]",), split=with_call_id),
+        ),
+    ),
+    Dialect(
+        "deepseek_v3",
+        ("<｜tool▁calls▁begin｜>",),
+        NamedJson(
+            begins=_DEEPSEEK_FUNCTION,
+            name_ends=("\n```json\n",),
+            ends=("```<｜tool▁call▁end｜>",),
+            again=(_DEEPSEEK_FUNCTION,),
+            closes=("<｜tool▁calls▁end｜>",),
+        ),
+    ),
+    Dialect(
+        "deepseek_v31",
+        ("<｜tool▁calls▁begin｜>",),
+        NamedJson(
+            begins=_DEEPSEEK_CALL,
+            name_ends=("<｜tool▁sep｜>",),
+            ends=("<｜tool▁call▁end｜>",),
+            again=(_DEEPSEEK_CALL,),
+            closes=("<｜tool▁calls▁end｜>",),
+        ),
+    ),
+    Dialect("deepseek_v32", ("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>"), _DSML_TAGS),
+    Dialect("glm45", ("<tool_call>",), _GLM_TAGS),
+    Dialect(
+        "kimi_k2",
+        ("<|tool_calls_section_begin|>",),
+        NamedJson(
+            begins="<|tool_call_begin|>",
+            name_ends=("<|tool_call_argument_begin|>",),
+            ends=("<|tool_call_end|>",),
+            again=("<|tool_call_begin|>",),
+            closes=("<|tool_calls_section_end|>",),
+            split=numbered,
+        ),
+    ),
+    Dialect("minimax_m2", ("<minimax:tool_call>",), _INVOKE_TAGS),
+    Dialect("gemma4", ("<|tool_call>",), BareKeys('<|"|>', ("<tool_call|>",))),
+    Dialect("functiongemma", ("<start_function_call>",), BareKeys("<escape>", ("<end_function_call>",))),
+    Dialect("granite", ("<|tool_call|>", "<tool_call>"), _ARRAY),
+    Dialect("granite-20b-fc", ("<function_call>",), JsonObject(again=("<function_call>",))),
+    Dialect(
+        "phi4_mini_json",
+        ("functools[", "<|tool_call|>"),
+        JsonObject(array=True, closes=("<|/tool_call|>",)),
+    ),
+    Dialect("internlm", ("<|action_start|><|plugin|>",), JsonObject(closes=("<|action_end|>",))),
+    Dialect("jamba", ("<tool_calls>",), JsonObject(array=True, closes=("</tool_calls>",))),
+    Dialect("cohere_command3", ("<|START_ACTION|>",), JsonObject(array=True, closes=("<|END_ACTION|>",))),
+    Dialect(
+        "ernie45",
+        ("<tool_call>",),
+        JsonObject(closes=("</tool_call>",)),
+        hides=("<response>", "</response>"),
+    ),
+    Dialect("longcat", ("<longcat_tool_call>",), JsonObject(closes=("</longcat_tool_call>",))),
+    Dialect(
+        "apertus",
+        ("<|tools_prefix|>",),
+        JsonObject(array=True, name_is_key=True, closes=("<|tools_suffix|>",)),
+    ),
+    Dialect("nemotron_nano_v2", ("<TOOLCALL>",), JsonObject(array=True, closes=("</TOOLCALL>",))),
+)
+
+DIALECTS_BY_NAME = {each.name: each for each in DIALECTS}
+ALIASES = {
+    "qwen3_xml": "qwen3_coder",
+    "granite4": "hermes",
+    "glm47": "glm45",
+    "hunyuan_a13b": "jamba",
+    "deepseek_v4": "deepseek_v32",
+}
+"""Other names, which the peers have, of the same dialects."""
+
+THINKING = (
+    Thinking("think", ("<think>",), ("</think>",)),
+    Thinking("seed_oss", ("<seed:think>",), ("</seed:think>",)),
+    Thinking("mistral", ("[THINK]",), ("[/THINK]",)),
+    Thinking("kimi_vl", ("◁think▷",), ("◁/think▷",)),
+    Thinking("gemma4", ("<|channel>thought\n",), ("<channel|>",)),
+    Thinking("cohere_command3", ("<|START_THINKING|>",), ("<|END_THINKING|>",)),
+    Thinking("minimax_m3", ("<mm:think>",), ("</mm:think>",)),
+    Thinking(
+        "granite",
+        ("Here is my thought process:", "Here's my thought process:"),
+        ("Here is my response:", "Here's my response:"),
+    ),
+)
+
+THINKING_BY_NAME = {
+    **{each.name: each for each in THINKING},
+    **dict.fromkeys(
+        (
+            "deepseek_r1",
+            "deepseek_v3",
+            "ernie45",
+            "glm45",
+            "holo2",
+            "hunyuan_a13b",
+            "kimi_k2",
+            "minimax_m2",
+            "nemotron_v3",
+            "olmo3",
+            "qwen3",
+            "step3",
+        ),
+        THINKING[0],
+    ),
+}
+"""The markers under the peers' names, many of which stand for the same."""
+
+
+def dialect_named(name: str) -> Dialect | None:
+    """The dialect of a name; None for "none". Raises ValueError, which says which names there are."""
+    if name == NONE:
+        return None
+    if (found := DIALECTS_BY_NAME.get(ALIASES.get(name, name))) is None:
+        known = ", ".join(sorted({AUTO, NONE, *DIALECTS_BY_NAME, *ALIASES}))
+        raise ValueError(f"--tool-call-parser: there is no parser named {name!r}. There are {known}")
+    return found
+
+
+def thinking_named(name: str) -> Thinking | None:
+    """The markers of reasoning of a name; None for "none". Raises ValueError, which says which there are."""
+    if name in (NONE, ""):
+        return None
+    if (found := THINKING_BY_NAME.get(name)) is None:
+        known = ", ".join(sorted({AUTO, NONE, *THINKING_BY_NAME}))
+        raise ValueError(f"--reasoning-parser: there is no parser named {name!r}. There are {known}")
+    return found

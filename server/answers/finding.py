@@ -1,0 +1,200 @@
+"""Finds how a model writes tool calls and reasoning, by asking its chat template and its vocabulary."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import lru_cache
+from typing import Any, Protocol
+
+from server.answers.dialect import Dialect, Thinking, with_marks
+from server.answers.dialects import AUTO, DIALECTS, THINKING, dialect_named, thinking_named
+from server.answers.parts import Arguments, CallBegun, Part
+from server.answers.reader import AnswerReader
+from server.answers.source import FIRST_MARK
+from server.errors import BadRequest
+
+_SHORTEST_TOKEN = 4
+"""The fewest characters of a special token that is a marker: shorter ones are spaces and punctuation."""
+_SHORTEST_OPENER = 3
+"""The fewest characters of an opener by which alone a dialect is recognized."""
+
+_NAME, _ARGUMENTS = "probe_weather", {"city": "Facetville", "days": 3}
+_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": _NAME,
+        "description": "Tells the weather.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+            "required": ["city", "days"],
+        },
+    },
+}
+_QUESTION = {"role": "user", "content": "What is the weather?"}
+_CALL = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [
+        {
+            "id": "call00001",
+            "type": "function",
+            "function": {"name": _NAME, "arguments": json.dumps(_ARGUMENTS)},
+        }
+    ],
+}
+
+
+class Vocabulary(Protocol):
+    """What is asked of a tokenizer."""
+
+    @property
+    def added_tokens(self) -> Mapping[str, int]: ...
+
+    @property
+    def chat(self) -> Template: ...
+
+
+class Template(Protocol):
+    """What is asked of a chat template."""
+
+    @property
+    def sources(self) -> Sequence[str]: ...
+
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: list[dict[str, Any]] | None = None,
+    ) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFormat:
+    """How answers of a model are read."""
+
+    dialect: Dialect | None = None
+    thinking: Thinking | None = None
+    marks: Mapping[int, str] = field(default_factory=dict)
+    """The mark that stands for each special token of the markup."""
+    written: Mapping[str, str] = field(default_factory=dict)
+    """The text of each mark."""
+    opens: tuple[str, ...] = ()
+    """What opens the reasoning, as a chat template writes it."""
+
+    def begins_thinking(self, prompt: str) -> bool:
+        """Whether this prompt has opened the reasoning already."""
+        return bool(self.opens) and prompt.rstrip().endswith(tuple(opener.rstrip() for opener in self.opens))
+
+
+@lru_cache(maxsize=4)
+def format_of(vocabulary: Vocabulary, tool_parser: str, reasoning_parser: str) -> AnswerFormat:
+    """The same as `find_format`, found once."""
+    return find_format(vocabulary, tool_parser, reasoning_parser)
+
+
+def describe_format(vocabulary: Vocabulary, tool_parser: str, reasoning_parser: str) -> str:
+    """A sentence for the log on how answers will be read."""
+    format = format_of(vocabulary, tool_parser, reasoning_parser)
+    calls = f"tool calls as {format.dialect.name} writes them" if format.dialect else "no tool calls"
+    thinking = f"reasoning marked as {format.thinking.name}" if format.thinking else "no reasoning"
+    return f"chat answers are read for {calls}, and {thinking}"
+
+
+def find_format(
+    vocabulary: Vocabulary, tool_parser: str = AUTO, reasoning_parser: str = AUTO
+) -> AnswerFormat:
+    """The dialect and the thinking of these names, or those that the model has."""
+    dialect = find_dialect(vocabulary) if tool_parser == AUTO else dialect_named(tool_parser)
+    thinking = find_thinking(vocabulary) if reasoning_parser == AUTO else thinking_named(reasoning_parser)
+    literals = {*_literals(dialect), *_literals(thinking)}
+    tokens = [
+        token
+        for token in vocabulary.added_tokens
+        if len(token) >= _SHORTEST_TOKEN and any(token in literal for literal in literals)
+    ]
+    marks = {
+        token: chr(FIRST_MARK + number) for number, token in enumerate(sorted(tokens, key=len, reverse=True))
+    }
+    return AnswerFormat(
+        None if dialect is None else with_marks(dialect, marks),
+        None if thinking is None else with_marks(thinking, marks),
+        {vocabulary.added_tokens[token]: mark for token, mark in marks.items()},
+        {mark: token for token, mark in marks.items()},
+        () if thinking is None else thinking.opens,
+    )
+
+
+def find_dialect(vocabulary: Vocabulary) -> Dialect | None:
+    """The first dialect that reads a call as the chat template writes it, or else whose markers are known."""
+    written = _written_call(vocabulary.chat)
+    if written is not None:
+        turn, whole = written
+        for dialect in DIALECTS:
+            if _reads(dialect, turn) or (not dialect.only_first and _reads(dialect, whole)):
+                return dialect
+    return next((dialect for dialect in DIALECTS if _is_named(dialect.opens, vocabulary)), None)
+
+
+def find_thinking(vocabulary: Vocabulary) -> Thinking | None:
+    return next((thinking for thinking in THINKING if _is_named(thinking.closes, vocabulary)), None)
+
+
+def _written_call(template: Template) -> tuple[str, str] | None:
+    """The turn with a call as the template writes it, and the whole conversation; None if it writes none."""
+    try:
+        whole = template.render([_QUESTION, _CALL], add_generation_prompt=False, tools=[_TOOL])
+        before = template.render([_QUESTION], tools=[_TOOL])
+    except BadRequest:  # the template refuses such a conversation, or there is none
+        return None
+    return whole.removeprefix(before) if whole.startswith(before) else whole, whole
+
+
+def _reads(dialect: Dialect, text: str) -> bool:
+    """Whether a dialect reads exactly the call that was asked for."""
+    reader = AnswerReader(dialect, None, tools={_NAME: _TOOL["function"]["parameters"]})
+    parts = [*reader.push(text), *reader.finish()]
+    names = [part.name for part in parts if isinstance(part, CallBegun)]
+    if names != [_NAME]:
+        return False
+    try:
+        return json.loads(_arguments(parts)) == _ARGUMENTS
+    except ValueError:
+        return False
+
+
+def _arguments(parts: Iterable[Part]) -> str:
+    return "".join(part.text for part in parts if isinstance(part, Arguments))
+
+
+def _is_named(literals: Sequence[str], vocabulary: Vocabulary) -> bool:
+    """Whether the vocabulary has one of these literals as a token, or a chat template writes it."""
+    return any(
+        len(literal) >= _SHORTEST_OPENER
+        and (
+            literal in vocabulary.added_tokens or any(literal in source for source in vocabulary.chat.sources)
+        )
+        for literal in literals
+    )
+
+
+def _literals(described: object) -> Iterator[str]:
+    """All literals of a dialect or of markers."""
+    match described:
+        case str():
+            yield described
+        case tuple():
+            for each in described:
+                yield from _literals(each)
+        case Mapping():
+            for key in described:
+                yield from _literals(key)
+        case _ if is_dataclass(described):
+            for each in fields(described):
+                if each.name != "name":
+                    yield from _literals(getattr(described, each.name))
+        case _:
+            pass

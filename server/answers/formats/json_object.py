@@ -1,0 +1,126 @@
+"""Calls that are JSON objects with a name and arguments: `{"name": "f", "arguments": {"a": 1}}`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from server.answers.calls import Calls, pass_json, read_string
+from server.answers.source import Reading
+
+_NAMES = ("name", "tool_name", "function")
+_ARGUMENTS = ("arguments", "parameters")
+_IDS = ("id", "tool_call_id")
+
+
+@dataclass(frozen=True, slots=True)
+class JsonObject:
+    closes: tuple[str, ...] = ()
+    """What ends a call, or the array of them."""
+    again: tuple[str, ...] = ()
+    """What stands between calls that are in no array."""
+    array: bool = False
+    """Whether an array of calls may stand there, in place of one."""
+    name_is_key: bool = False
+    """Whether an object has the arguments under the name itself, as in `{"f": {"a": 1}}`."""
+
+    def read(self, calls: Calls, opener: str) -> Reading[None]:
+        source = calls.source
+        if opener[-1:] in ("{", "["):
+            source.give_back(opener[-1])
+        in_array = self.array and bool((yield from source.expect("[")))
+        while (yield from _Object(calls, name_is_key=self.name_is_key).read()):
+            source.remember()
+            if not (yield from self._goes_on(calls, in_array=in_array)):
+                break
+        if calls.count and self.closes:
+            yield from source.expect(*self.closes)
+
+    def _goes_on(self, calls: Calls, *, in_array: bool) -> Reading[bool]:
+        """Whether another object follows. What separates it is taken."""
+        source = calls.source
+        if in_array:
+            return (yield from source.expect(",", "]")) == ","
+        if not self.again:
+            return False
+        return bool((yield from source.expect(*self.again)))
+
+
+class _Object:
+    """One object, whose fields come in any order. Arguments pass as they come once the name is known."""
+
+    def __init__(self, calls: Calls, *, name_is_key: bool) -> None:
+        self._name_is_key = name_is_key
+        self._calls = calls
+        self._source = calls.source
+        self._name: str | None = None
+        self._id = ""
+        self._held: list[str] | None = None
+        self._begun = self._argued = False
+
+    def read(self) -> Reading[bool]:
+        """Read the object; False if it is none, names no tool, or the answer ends in it."""
+        if not (yield from self._source.expect("{")):
+            return False
+        while True:
+            key = yield from read_string(self._source)
+            if key is None or not (yield from self._source.expect(":")):
+                return False
+            if not (yield from self._read_field(key)):
+                return False
+            match (yield from self._source.expect(",", "}")):
+                case "}":
+                    return self._end()
+                case None:
+                    return False
+
+    def _read_field(self, key: str) -> Reading[bool]:
+        if self._name_is_key and self._name is None:
+            self._name = key
+            return (yield from self._read_arguments())
+        if key in _ARGUMENTS:
+            return (yield from self._read_arguments())
+        if (yield from self._source.peek()) == '"':
+            value = yield from read_string(self._source)
+            if key in _NAMES:
+                self._name = value
+            elif key in _IDS:
+                self._id = value or ""
+            return value is not None
+        return (yield from self._skip_value())
+
+    def _read_arguments(self) -> Reading[bool]:
+        if self._name is None:
+            self._held = []
+            emit = self._held.append
+        elif not self._begin():
+            return False
+        else:
+            emit = self._calls.argue
+        self._argued = True
+        if (yield from self._source.peek()) != '"':
+            return (yield from pass_json(self._source, emit))
+        text = yield from read_string(self._source)  # JSON within JSON
+        emit(text or "")
+        return text is not None
+
+    def _skip_value(self) -> Reading[bool]:
+        if (yield from self._source.peek()) in ("{", "["):
+            return (yield from pass_json(self._source, lambda _: None))
+        while self._source.text.lstrip("0123456789.+-eEtrufalsn") == "" and not self._source.ended:
+            yield
+        self._source.take(len(self._source.text) - len(self._source.text.lstrip("0123456789.+-eEtrufalsn")))
+        return True
+
+    def _begin(self) -> bool:
+        self._begun = self._name is not None and self._calls.begin(self._name, self._id)
+        return self._begun
+
+    def _end(self) -> bool:
+        if not self._begun and not self._begin():
+            return False
+        for piece in self._held or ():
+            self._calls.argue(piece)
+        if not self._argued:
+            self._calls.argue("{}")
+        self._calls.end()
+        return True

@@ -1,0 +1,130 @@
+"""Calls with a tag for each argument: `<function=f><parameter=a>1</parameter></function>`.
+
+Strings stand there as they are, other values as JSON; only the tool's schema tells which is which.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from server.answers.calls import MAX_NAME, MAX_VALUE, Calls
+from server.answers.formats.schema_types import takes_strings_only, value_for
+from server.answers.source import SPACE, Literals, Reading
+
+
+@dataclass(frozen=True, slots=True)
+class Tagged:
+    name_opens: str
+    """What stands before the name."""
+    name_ends: tuple[str, ...]
+    """What stands behind it. One that begins a key, or ends the call, is read as that too."""
+    key_opens: str
+    key_ends: str
+    value_ends: str
+    ends: tuple[str, ...]
+    """What ends a call."""
+    value_opens: str = ""
+    """What stands between key and value, if anything does but `key_ends`."""
+    trims: bool = False
+    """Whether one newline at each side of a value belongs to the markup."""
+    again: tuple[str, ...] = ()
+    """What begins another call within the section."""
+    closes: tuple[str, ...] = ()
+    """What ends the section."""
+    says_string: Mapping[str, bool] | None = None
+    """Ends of keys that say whether the value is a string, in place of `key_ends`."""
+
+    def read(self, calls: Calls, opener: str) -> Reading[None]:
+        source = calls.source
+        while (yield from self._read_one(calls)):
+            source.remember()
+            if not self.again or not (yield from source.expect(*self.again)):
+                break
+            if self.again[0] == self.name_opens:
+                source.give_back(self.name_opens)
+        if calls.count and self.closes:
+            yield from source.expect(*self.closes)
+
+    def _read_one(self, calls: Calls) -> Reading[bool]:
+        source = calls.source
+        if self.name_opens and not (yield from source.expect(self.name_opens)):
+            return False
+        found = yield from source.read_until(Literals(self.name_ends), MAX_NAME)
+        if found is None or not calls.begin(found[0].strip(SPACE)):
+            return False
+        if found[1] == self.key_opens or found[1] in self.ends:
+            source.give_back(found[1])
+        calls.argue("{")
+        count = 0
+        while (taken := (yield from source.expect(self.key_opens, *self.ends))) == self.key_opens:
+            if count:
+                calls.argue(", ")
+            count += 1
+            if not (yield from self._read_argument(calls)):
+                return False
+        if taken is None and not (yield from self._skip_to_end(calls)):
+            return False
+        calls.argue("}")
+        calls.end()
+        return True
+
+    def _skip_to_end(self, calls: Calls) -> Reading[bool]:
+        """Pass over what should not be there, to the end of the call."""
+        return (yield from calls.source.pass_until(Literals(self.ends), lambda _: None)) is not None
+
+    def _read_argument(self, calls: Calls) -> Reading[bool]:
+        """Read one argument; False if the answer ends in it."""
+        source = calls.source
+        key_ends = (self.key_ends,) if self.says_string is None else tuple(self.says_string)
+        found = yield from source.read_until(Literals(key_ends), MAX_NAME)
+        if found is None or (self.value_opens and not (yield from source.expect(self.value_opens))):
+            return False
+        key = found[0].strip(SPACE)
+        calls.argue(json.dumps(key, ensure_ascii=False) + ": ")
+        if self.says_string is None:
+            is_string = takes_strings_only(calls.schema, key)
+        else:
+            is_string = self.says_string[found[1]]
+        if is_string:
+            return (yield from self._read_string(calls))
+        return (yield from self._read_value(calls, key))
+
+    def _read_string(self, calls: Calls) -> Reading[bool]:
+        calls.argue('"')
+        value = _Trimmed(calls, trims=self.trims)
+        end = yield from calls.source.pass_until(Literals((self.value_ends,)), value.push, in_markup=True)
+        if end is not None:
+            calls.argue('"')
+        return end is not None
+
+    def _read_value(self, calls: Calls, key: str) -> Reading[bool]:
+        found = yield from calls.source.read_until(Literals((self.value_ends,)), MAX_VALUE)
+        if found is None:
+            return False
+        text = found[0]
+        if self.trims:
+            text = text.removeprefix("\n").removesuffix("\n")
+        value: Any = value_for(calls.schema, key, text)
+        calls.argue(json.dumps(value, ensure_ascii=False))
+        return True
+
+
+class _Trimmed:
+    """A string that passes without the newlines of the markup at its ends."""
+
+    def __init__(self, calls: Calls, *, trims: bool) -> None:
+        self._calls = calls
+        self._trims = trims
+        self._first = True
+        self._held = ""
+
+    def push(self, text: str) -> None:
+        if self._trims and self._first:
+            text = text.removeprefix("\n")
+        self._first = False
+        text = self._held + text
+        self._held = "\n" if self._trims and text.endswith("\n") else ""
+        self._calls.argue_string(text.removesuffix("\n") if self._held else text)

@@ -1,0 +1,115 @@
+"""Reads an answer while it is written: what of it is reasoning, what is text, and which tools it calls.
+
+Nothing is looked at twice but beginnings that may become a marker, so reading is linear, and the parts say
+the same however the answer was cut into pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from server.answers.calls import Calls, Schema
+from server.answers.dialect import Dialect, Thinking
+from server.answers.parts import Part, Reasoning, Text
+from server.answers.passage import Passage
+from server.answers.source import Literals, Reading, Source
+
+_PIECE = 4096
+"""The most characters that are read at a time, because taking from the front of a text copies the rest."""
+
+
+class AnswerReader:
+    """The reader of one choice."""
+
+    def __init__(
+        self,
+        dialect: Dialect | None,
+        thinking: Thinking | None,
+        *,
+        tools: Mapping[str, Schema] | None,
+        is_thinking: bool = False,
+        written: Mapping[str, str] | None = None,
+    ) -> None:
+        """`tools`: the schema of the arguments of each tool; None if calls are not to be read.
+
+        `is_thinking`: the prompt has opened the reasoning already. `written`: the text of each mark that
+        stands for a special token.
+        """
+        self._dialect = None if tools is None else dialect
+        self._thinking = thinking
+        self._parts: list[Part] = []
+        self._source = Source()
+        marks = {ord(mark): text for mark, text in (written or {}).items()}
+        self._text = Passage(Text, self._parts, marks)
+        self._reasoning = Passage(Reasoning, self._parts, marks)
+        self._calls = Calls(self._source, self._parts, tools or {}, marks, self._text.skip_space)
+        call_opens = self._dialect.opens if self._dialect else ()
+        self._hides = dialect.hides if dialect else ()
+        self._openers = Literals((*call_opens, *self._hides, *(thinking.opens if thinking else ())))
+        self._thinking_ends = Literals((*call_opens, *(thinking.closes if thinking else ())))
+        self._reading = self._read(is_thinking)
+        next(self._reading)
+
+    def push(self, text: str) -> list[Part]:
+        """The parts that this next piece of the answer begins, continues or completes."""
+        for start in range(0, len(text), _PIECE):
+            self._source.text += text[start : start + _PIECE]
+            next(self._reading)
+        return self._take_parts()
+
+    def finish(self) -> list[Part]:
+        """What was held back, now that the answer has ended."""
+        self._source.ended = True
+        next(self._reading, None)
+        self._reasoning.end()
+        self._text.end()
+        return self._take_parts()
+
+    def _take_parts(self) -> list[Part]:
+        parts = self._parts.copy()
+        self._parts.clear()
+        return parts
+
+    def _read(self, is_thinking: bool) -> Reading[None]:
+        yield
+        if is_thinking:
+            yield from self._think()
+        while True:
+            opener = yield from self._source.pass_until(self._openers, self._text.push)
+            if opener is None:
+                return
+            if self._thinking is not None and opener in self._thinking.opens:
+                yield from self._think()
+            elif opener not in self._hides:
+                yield from self._call(opener)
+
+    def _think(self) -> Reading[None]:
+        """Read reasoning up to its end. A call ends it too, even without its marker."""
+        self._text.skip_space()
+        self._reasoning.skip_space()
+        while True:
+            closer = yield from self._source.pass_until(self._thinking_ends, self._reasoning.push)
+            if closer is None:
+                return
+            if self._thinking is None or closer in self._thinking.closes:
+                break
+            if (yield from self._call(closer, self._reasoning)):
+                break
+        self._reasoning.skip_space()
+
+    def _call(self, opener: str, around: Passage | None = None) -> Reading[bool]:
+        """Read the calls behind an opener. If there is none, it belongs to what is around it."""
+        passage = self._text if around is None else around
+        dialect = self._dialect
+        if dialect is not None and (self._text.is_empty or not dialect.only_first):
+            self._source.give_back(opener)
+            self._source.remember()
+            self._source.take(len(opener))
+            begun = self._calls.count
+            yield from dialect.format.read(self._calls, opener)
+            if self._calls.count > begun:
+                return True
+            self._source.put_back()
+            self._source.take(len(opener))
+        passage.push(opener)
+        return False

@@ -1,0 +1,355 @@
+"""uvicorn's HTTP protocol, with bounds on what a client sends and on how long everything may take.
+
+Bytes are counted before they are parsed, because httptools puts a head together piece by piece, however long
+it becomes. What is refused here is answered in the shape of all our errors, and the connection is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, cast
+
+import httptools
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from server.errors import ApiError
+from server.http.connection import limits, refusals
+from server.http.connection.deadlines import NEVER, Deadlines
+from server.http.connection.sockets import bytes_taken, expect_stream, unread_bytes
+
+Wait = Literal[
+    "nothing", "first byte", "head", "body", "rest of body", "next request", "reader", "to be closed"
+]
+"""What a deadline is for. "nothing" is while the server itself works, or answers an earlier request; "rest of
+body" the end of a body whose request is answered already; "reader" the client, to take more of what waits for
+it; "to be closed" the client, to fetch a refusal."""
+
+
+Enter = Callable[[bytes, bytes, Any], ApiError | None]
+"""A function of a request's method, target and scope. It returns the reason why it is refused at its head."""
+
+
+def _let_in(method: bytes, url: bytes, scope: Any) -> None:
+    """Refuses no request."""
+
+
+class Shared:
+    """What all connections of a process share."""
+
+    def __init__(
+        self, most: int, deadlines: Deadlines, on_refusal: Callable[[int], None], door: Enter = _let_in
+    ) -> None:
+        """`most` connections are served at a time. `on_refusal` is told the status of each refusal."""
+        self.most = most
+        self.deadlines = deadlines
+        self.on_refusal = on_refusal
+        self.door = door
+
+
+class Connection(HttpToolsProtocol):
+    """One client's connection."""
+
+    due = NEVER
+    slot: int | None = None
+    _waits_for: Wait = "nothing"
+    _ends = False
+    """Whether nothing more is read."""
+    _in_head = True
+    """Whether the next bytes belong to a head: no body is incomplete."""
+    _head = 0
+    """Bytes of the incomplete head so far."""
+    _framing = 0
+    """Bytes of the incomplete body since its last content."""
+    _has_length = False
+    """Whether the head has told the length of the body."""
+    _complete: object = None
+    """The scope of the last complete request."""
+    _fault: ApiError | None = None
+    """The reason why a callback has stopped the parser."""
+    _next_waits = False
+    """Whether the next request is begun only when the client has taken more of the last answer."""
+    _streams = False
+    """Whether an answer on this connection is or was a stream."""
+    _on_flow: Callable[[bool], None] | None = None
+    """A function that is told whether the reader of the stream that is written does not keep up."""
+    _taken = 0
+    """The bytes that the reader had taken when its deadline was set."""
+    _silences = 0
+    """How many deadlines of the reader have passed since it took any."""
+
+    def __init__(
+        self,
+        shared: Shared,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self.url, self.headers = b"", []
+        self._shared = shared
+        self._deadlines = shared.deadlines
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(limits.MAX_PENDING)
+        if (beyond := len(self.connections) - self._shared.most) > 0:
+            error = refusals.too_many_connections(self._shared.most)
+            self._answer(error, lingers=beyond <= limits.MOST_LINGERING)
+            self._shared.on_refusal(error.status)
+        else:
+            self._wait("first byte", limits.FIRST_BYTE_SECONDS)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._deadlines.forget(self)
+        super().connection_lost(exc)
+
+    # What comes in.
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_head and self._head + len(data) > limits.MAX_HEAD:
+            self._feed_piecewise(memoryview(data))
+        elif not self._ends:
+            self._feed(data)
+        if not self._ends:
+            self._settle()
+
+    def _feed_piecewise(self, rest: memoryview) -> None:
+        """Gives the parser no more of a head than it may have."""
+        while rest and not self._ends:
+            room = limits.MAX_HEAD - self._head if self._in_head else len(rest)
+            self._feed(rest[:room])
+            rest = rest[room:]
+
+    def _feed(self, data: bytes | memoryview) -> None:
+        complete = self._complete
+        self._framing += len(data)
+        try:
+            self.parser.feed_data(data)  # pyright: ignore[reportOptionalMemberAccess]
+        except httptools.HttpParserUpgrade:
+            pass  # the request is answered as if it had not asked for another protocol
+        except httptools.HttpParserError:
+            self._refuse(self._fault or refusals.malformed())
+            return
+        if not self._in_head:
+            if self._framing > limits.MAX_FRAMING or len(self.headers) > limits.MAX_HEADERS:
+                self._refuse(refusals.framing_too_large())
+            return
+        # Where in these bytes a head begins that comes after a complete request is not known.
+        self._head = self._head + len(data) if self._complete is complete else 0
+        if fault := self._excess():
+            self._refuse(fault)
+
+    def _excess(self) -> ApiError | None:
+        """Why the head that is being read is refused, if it is too large."""
+        if len(self.url) > limits.MAX_TARGET:
+            return refusals.target_too_long()
+        if self._head >= limits.MAX_HEAD or len(self.headers) > limits.MAX_HEADERS:
+            return refusals.head_too_large()
+        return None
+
+    def on_headers_complete(self) -> None:
+        self._fault = self._excess()
+        if len(self.pipeline) >= limits.MAX_PIPELINED:
+            self._fault = refusals.too_many_pipelined()
+        if self._fault is None and (self.cycle is None or self.cycle.response_complete):
+            method = self.parser.get_method()  # pyright: ignore[reportOptionalMemberAccess]
+            self._fault = self._shared.door(method, self.url, self.scope)
+        if self._fault is not None:
+            raise ValueError(self._fault.message)  # stops the parser
+        super().on_headers_complete()
+        self._in_head = False
+        self._head = self._framing = 0
+        cast(Any, self.scope)["follow_reader"] = self._follow_reader
+
+    def on_body(self, body: bytes) -> None:
+        self._framing = 0
+        if self._waits_for == "body" and not self._has_length:
+            self.due += len(body) / limits.BODY_RATE
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._in_head = True
+        self._complete = self.scope
+
+    # What goes out.
+
+    def on_response_complete(self) -> None:
+        self.server_state.total_requests += 1
+        self._on_flow = None
+        if self.transport.is_closing():
+            if self.scheme == "https" or self.transport.get_write_buffer_size():
+                self._wait_for_reader()
+        elif self.flow.write_paused:
+            self._next_waits = True
+            self.flow.pause_reading()
+        else:
+            self._begin_next()
+
+    def _begin_next(self) -> None:
+        """Goes on with the next request, as uvicorn does, but without a timer for each."""
+        self._next_waits = False
+        self.flow.resume_reading()
+        if self.pipeline:
+            cycle, app = self.pipeline.pop()
+            task = self.loop.create_task(cycle.run_asgi(app))
+            task.add_done_callback(self.tasks.discard)
+            self.tasks.add(task)
+        self._settle()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._wait_for_reader()
+        if self._on_flow is not None:
+            self._on_flow(True)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._on_flow is not None:
+            self._on_flow(False)
+        if self._waits_for == "reader" and not self.transport.is_closing():
+            self._wait_for_nothing()
+            if self._next_waits:
+                self._begin_next()
+            else:
+                self._settle()
+
+    def _follow_reader(self, on_flow: Callable[[bool], None]) -> None:
+        """Tells the stream that begins now when its client does not keep up with reading, or does again."""
+        self._on_flow = on_flow
+        if not self._streams:
+            self._streams = True
+            expect_stream(self.transport)
+
+    # Deadlines.
+
+    def _settle(self) -> None:
+        """Sets the deadline of what is waited for now, unless that was waited for before."""
+        if self._ends or self.flow.write_paused:
+            return
+        cycle = self.cycle
+        if not self._in_head:
+            if self.pipeline:
+                self._wait_for_nothing()
+            elif cycle.response_complete:
+                self._wait("rest of body", limits.KEEP_ALIVE_SECONDS)
+            elif self._waits_for != "body":
+                self._wait("body", limits.BODY_SECONDS + self._body_length() / limits.BODY_RATE)
+        elif self.scope is not self._complete:
+            self._wait("head", limits.HEAD_SECONDS)
+        elif cycle is not None:
+            if cycle.response_complete:
+                self._wait("next request", limits.KEEP_ALIVE_SECONDS)
+            else:
+                self._wait_for_nothing()
+
+    def _body_length(self) -> int:
+        """The length that the head tells. Without one, each piece of the body moves its deadline."""
+        lengths = [int(value) for name, value in self.headers if name == b"content-length"]
+        self._has_length = bool(lengths)
+        return lengths[0] if lengths else 0
+
+    def _wait(self, what: Wait, seconds: float) -> None:
+        if self._waits_for != what:
+            self._waits_for = what
+            self._deadlines.set(self, seconds)
+
+    def _wait_for_nothing(self) -> None:
+        self._waits_for = "nothing"
+        self.due = NEVER
+
+    def _wait_for_reader(self) -> None:
+        self._taken, self._silences = bytes_taken(self.transport), 0
+        self._waits_for = "reader"
+        self._deadlines.set(self, limits.READER_SECONDS)
+
+    def expire(self) -> None:
+        match self._waits_for:
+            case "first byte":
+                self._refuse(refusals.late_first_byte())
+            case "head":
+                self._refuse(refusals.late_head())
+            case "body":
+                self._refuse(refusals.late_body())
+            case "reader":
+                self._check_reader()
+            case "to be closed":
+                self.transport.abort()
+            case _ if unread_bytes(self.transport):
+                self._wait_for_reader()
+            case _:
+                self.transport.close()
+                self._wait("to be closed", limits.LINGER_SECONDS)
+
+    def _check_reader(self) -> None:
+        """Ends the connection if its client takes nothing of what waits for it."""
+        unread = unread_bytes(self.transport)
+        self._silences += 1
+        if not unread and self.transport.is_closing():
+            self.transport.abort()  # its client does not end TLS
+        elif not unread and not self.flow.write_paused:
+            self._wait_for_nothing()
+            self._settle()
+        elif bytes_taken(self.transport) != self._taken:
+            self._wait_for_reader()
+        elif unread > limits.MUCH or self._silences == limits.MOST_SILENCES:
+            self._log("its client reads nothing, and %d bytes wait for it", unread)
+            self.transport.abort()
+        else:
+            self._deadlines.set(self, limits.READER_SECONDS)
+
+    # Refusals.
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answers the request that is being read with an error, and closes the connection."""
+        self._ends = True
+        cycle = self.cycle
+        if self._in_head and cycle is not None and not cycle.response_complete:
+            cycle.keep_alive = False  # the connection ends with the last answer to an earlier request
+            if not self.flow.write_paused:
+                self._wait_for_nothing()
+        elif self._in_head:
+            self._answer(error, lingers=error.status != 408)
+            self._shared.on_refusal(error.status)
+        else:
+            self._refuse_body(error)
+
+    def _refuse_body(self, error: ApiError) -> None:
+        cycle = self.cycle
+        if self.pipeline or cycle.response_started:
+            self.transport.close()  # bytes written now would be read as part of another answer
+            self._wait_for_reader()
+        else:
+            self._answer(error, lingers=error.status != 408)
+        cycle.disconnected = True
+        cycle.message_event.set()
+
+    def _answer(self, error: ApiError, *, lingers: bool) -> None:
+        """Sends a refusal and closes; if `lingers`, so that a client that still sends can read it."""
+        self._ends = True
+        self._log("%d: %s", error.status, error.message)
+        self.transport.write(refusals.as_bytes(error, self.server_state.default_headers))
+        if not lingers:
+            self.transport.close()
+        else:
+            self.flow.pause_reading()
+            if self.transport.can_write_eof():  # TLS cannot
+                self.transport.write_eof()
+        self._wait("to be closed", limits.LINGER_SECONDS)
+
+    def _log(self, text: str, *values: object) -> None:
+        host, port = self.client or ("", 0)
+        self.access_logger.info(f"%s:%d - connection ended; {text}", host, port, *values)
+
+
+def make_protocol(
+    most: int, on_refusal: Callable[[int], None], door: Enter = _let_in
+) -> Callable[..., Connection]:
+    """The protocol for uvicorn, for all connections of this process. Call this in its event loop."""
+    loop = asyncio.get_running_loop()
+    return partial(Connection, Shared(most, Deadlines(loop.time, loop.call_later), on_refusal, door))

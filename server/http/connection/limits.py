@@ -1,0 +1,82 @@
+"""What a client may send and how long it may take, before a request has reached its route; and how many may
+be connected."""
+
+from __future__ import annotations
+
+import logging
+import resource
+
+MAX_HEAD = 64 << 10
+"""Bytes of a request's first line and headers together."""
+MAX_HEADERS = 100
+MAX_TARGET = 8 << 10
+"""Bytes of the path and query."""
+MAX_FRAMING = 64 << 10
+"""Bytes in one go of a body that are no content: sizes and extensions of chunks, and trailers."""
+MAX_PIPELINED = 32
+"""Requests that wait on a connection for the answer to an earlier one."""
+
+FIRST_BYTE_SECONDS = 5.0
+HEAD_SECONDS = 10.0
+KEEP_ALIVE_SECONDS = 5.0
+"""Seconds from an answer to the next request, or to the end of a body that the answer did not wait for."""
+BODY_SECONDS, BODY_RATE = 30.0, 16 << 10
+"""A body has so many seconds, and one more for so many bytes of it."""
+READER_SECONDS, MOST_SILENCES = 30.0, 4
+"""A reader is given up that has taken no byte of much in so many seconds, or of less in so many of these."""
+MUCH = 256 << 10
+"""Bytes of an answer that are much to wait for their reader."""
+LINGER_SECONDS = 1.0
+"""Seconds for which a refused client that may still be sending can fetch its answer."""
+MOST_LINGERING = 8
+"""Connections beyond the most, which are refused, that may linger at a time."""
+
+MAX_PENDING, MAX_PENDING_OF_STREAM = 32 << 10, 16 << 10
+"""Bytes of answers in this process, on one connection, above which no more are made until they are read."""
+MAX_UNSENT, MAX_UNSENT_OF_STREAM = 320 << 10, 32 << 10
+"""Bytes of answers that the system takes and has not sent, on one connection. A stream is generated while it
+is read, so what waits of it is work that may be for nobody."""
+
+LEAST_DESCRIPTORS = 64
+_OWN_DESCRIPTORS = 48
+"""File descriptors that an API process may need beside those of its clients, with one replica: 28 in use."""
+_FOR_A_REPLICA = 4
+
+PROBE_AFTER_SECONDS, PROBE_INTERVAL_SECONDS, PROBES = 30, 10, 3
+"""A client that is silent is asked so often whether it is still there."""
+UNACKNOWLEDGED_SECONDS = 120
+"""Seconds after which a client is gone that does not acknowledge what was sent."""
+
+_log = logging.getLogger(__name__)
+
+
+def most_connections(asked: int, replicas: int) -> int:
+    """How many connections this process can hold at once: `asked`, or as many as it has descriptors for.
+
+    The soft limit of descriptors is raised as far as it must and can be.
+    """
+    own = _OWN_DESCRIPTORS + _FOR_A_REPLICA * (replicas - 1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < asked + own:
+        soft = asked + own if hard == resource.RLIM_INFINITY else min(hard, asked + own)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == resource.RLIM_INFINITY or soft >= asked + own:
+        return asked
+    _log.warning(
+        "at most %d connections instead of %d: the limit of file descriptors is %d (ulimit -n)",
+        max(1, soft - own),
+        asked,
+        soft,
+    )
+    return max(1, soft - own)
+
+
+def why_too_few_descriptors() -> str | None:
+    """Why the server cannot start, if its limit of file descriptors is too low."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY or hard >= LEAST_DESCRIPTORS:
+        return None
+    return (
+        f"the limit of file descriptors is {hard}, and at least {LEAST_DESCRIPTORS} are needed: raise it "
+        "(ulimit -n, or LimitNOFILE= of systemd)"
+    )

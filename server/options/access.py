@@ -1,0 +1,27 @@
+"""Options on who may use a server, and how it is shared."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from worker.options import Doc
+
+ACCESS = "Access and fairness"
+
+
+class AccessOptions(msgspec.Struct, frozen=True, kw_only=True):
+    api_key: Annotated[
+        list[str],
+        Doc(ACCESS, "Keys, one of which every request must bring, but for /live, /health, /ready and /ping."),
+    ] = []
+    fair_between: Annotated[
+        str,
+        Doc(
+            ACCESS,
+            "Who shares the server fairly if there are no keys: client addresses (IPv6: networks of 64 bits; "
+            "behind a proxy of this machine, what its X-Forwarded-For says), or none: then all are one.",
+            ("addresses", "none"),
+        ),
+    ] = "addresses"

@@ -1,0 +1,71 @@
+"""Checks of the options that spread ranks or replicas over several machines."""
+
+from __future__ import annotations
+
+import ipaddress
+
+from engine_core.config import EngineConfig, Replicas
+from engine_core.wire.key_rules import check_length, needed
+from server.options.reader import OptionError
+
+
+def check_nodes(engine: EngineConfig, *, headless: bool, replicas: int, insecure: bool) -> None:
+    """Check the options that spread one model over several machines."""
+    nodes, rank = engine.nnodes, engine.node_rank
+    if rank >= nodes:
+        raise OptionError(f"--node-rank {rank}: of --nnodes {nodes} the last is {nodes - 1}")
+    if rank and not headless:
+        raise OptionError(f"--node-rank {rank} goes with --headless: the API is on the machine of rank 0")
+    if nodes == 1:
+        return
+    if headless and not rank:
+        raise OptionError("--headless with --nnodes is for --node-rank 1 and up: rank 0 has the API")
+    if replicas > 1:
+        raise OptionError(
+            "--nnodes spreads one replica over machines, and --data-parallel-size adds replicas: use one of "
+            "them; several spread replicas are several servers behind a load balancer"
+        )
+    _check_key(engine, f"--nnodes {nodes}")
+    if _is_public(engine.master_addr) and not insecure:
+        raise OptionError(
+            f"--master-addr {engine.master_addr} is a public address, and what ranks exchange is not "
+            "encrypted: give an address of a private network, such as WireGuard's, or --insecure if "
+            "strangers cannot reach this one"
+        )
+
+
+def check_replicas(engine: EngineConfig, replicas: Replicas, *, headless: bool) -> None:
+    """Check the options that put replicas on several machines."""
+    size = replicas.size
+    if replicas.first and not headless:
+        raise OptionError("--data-parallel-start-rank goes with --headless: the API's machine has the first")
+    if replicas.here < 0 or replicas.first + replicas.here > size:
+        raise OptionError(
+            f"--data-parallel-size {size} has the replicas 0 to {size - 1}: there are none for "
+            f"--data-parallel-start-rank {replicas.first} and --data-parallel-size-local {replicas.here}"
+        )
+    if headless and engine.nnodes == 1:
+        if not replicas.here:
+            raise OptionError(
+                "--headless with --data-parallel-size-local 0 has nothing to run; give 1 or more"
+            )
+        _check_key(engine, "--headless, which runs replicas for another machine's API,")
+    elif replicas.elsewhere:
+        _check_key(engine, f"--data-parallel-size-local {replicas.here}, which lets other machines join,")
+
+
+def _check_key(engine: EngineConfig, what: str) -> None:
+    if engine.cluster_key is None:
+        raise OptionError(str(needed(what)))
+    try:
+        check_length(engine.cluster_key)
+    except ValueError as error:
+        raise OptionError(f"--cluster-key: {error}") from error
+
+
+def _is_public(address: str) -> bool:
+    """Whether strangers may be able to reach it. Of a name nobody can tell before it is looked up."""
+    try:
+        return ipaddress.ip_address(address).is_global
+    except ValueError:
+        return False

@@ -1,0 +1,21 @@
+"""The name of a model whose operator gave it none: what clients see must not tell where files lie."""
+
+from __future__ import annotations
+
+import os
+import re
+
+_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+_CACHED = re.compile(r"models--(.+)")
+"""A model's folder in the cache of Hugging Face's hub, which names its owner and the model."""
+
+
+def shown_name(model: str) -> str:
+    """Returns the name for clients: a hub id as it is, and of a path only its last part."""
+    if _HUB_ID.fullmatch(model):
+        return model
+    parts = os.path.abspath(os.path.expanduser(model)).split(os.sep)
+    for part in parts:
+        if cached := _CACHED.fullmatch(part):
+            return cached[1].replace("--", "/")
+    return parts[-1] or "model"

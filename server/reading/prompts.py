@@ -1,0 +1,187 @@
+"""Turns what a client wrote into the token ids of a prompt: renders, encodes, cuts if asked, checks."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from server.api.chat import ChatRequest
+from server.api.common import GenerationBody
+from server.api.completions import CompletionRequest
+from server.api.fields import check_text
+from server.api.messages import Message, TemplateOptions
+from server.api.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
+from server.errors import BadRequest, invalid, too_many
+from server.reading.reader import A_LOT, Reader
+from server.requests.facts import Facts
+from server.requests.pooling import CUT_MARGIN
+from server.text.token_ids import TokenIds, count_ids, unpack
+
+PROMPT_END = 64
+"""The characters of a prompt's end by which its answer is read."""
+
+Sliceable = TypeVar("Sliceable", str, list[int])
+
+
+class Prompt(msgspec.Struct, frozen=True, gc=False):
+    ids: TokenIds
+    text: str | None = None
+    """The text as the request has it; None if the prompt came as ids or was cut."""
+    cut_left: bool = False
+    """Whether truncation has cut the beginning off."""
+
+    @property
+    def length(self) -> int:
+        """The number of tokens."""
+        return count_ids(self.ids)
+
+    @property
+    def tokens(self) -> list[int]:
+        return unpack(self.ids)
+
+
+class Said(msgspec.Struct, frozen=True, gc=False):
+    """A message, as far as an explanation of the cache shows it."""
+
+    role: str
+    content: str
+
+    def text(self) -> str:
+        return self.content
+
+
+class Conversation(msgspec.Struct, frozen=True, gc=False):
+    """The prompt that a chat template wrote, and what else an answer shows of the messages."""
+
+    prompt: Prompt
+    last: Said
+    """The last message. Its content is left out unless the answer shall repeat it."""
+    said: list[Said] = []
+    """All messages, if the request asks why no longer prefix was cached."""
+    end: str = ""
+    """The end of the prompt's text, which may have opened the reasoning."""
+    tools: dict[str, dict[str, Any]] = {}
+    """The schema of the arguments of each tool that the answer may call."""
+
+
+def read_completion(body: CompletionRequest, reader: Reader) -> list[Prompt]:
+    special = body.add_special_tokens is not False
+    return [_prepare(source, body, reader, special, body.most_tokens) for source in body.prompt]
+
+
+def read_chat(body: ChatRequest, reader: Reader) -> Conversation:
+    text = write_conversation(body, body.messages, reader, reasoning_effort=body.reasoning_effort)
+    prompt = _prepare(text, body, reader, body.add_special_tokens, body.most_tokens)
+    last = body.messages[-1]
+    if "cache_diagnosis" in body.include:
+        said = [Said(message.role, message.text()) for message in body.messages]
+    else:
+        said = []
+    tools = {tool.function.name: tool.function.parameters or {} for tool in body.tools or ()}
+    end = text[-PROMPT_END:]
+    return Conversation(prompt, Said(last.role, last.text() if body.echo else ""), said, end, tools)
+
+
+def work_of_template(body: TemplateOptions, reader: Reader) -> int:
+    """A template that the request brings is a stranger's program, which may run for ever."""
+    return A_LOT if body.chat_template is not None and reader.options.trust_request_chat_template else 0
+
+
+def read_tokenize(body: TokenizeRequest, reader: Reader) -> bytes:
+    """The answer to the request, as JSON."""
+    if body.messages is None:
+        text, special = body.prompt or "", True
+    else:
+        text, special = write_conversation(body, body.messages, reader), False
+    if body.add_special_tokens is not None:
+        special = body.add_special_tokens
+    ids = encode(text, reader, add_special_tokens=special)
+    name = reader.tokenizer.token_text
+    strings = [name(id) for id in ids] if body.return_token_strs else None
+    return msgspec.json.encode(Tokenized(len(ids), reader.facts.max_model_len, ids, strings))
+
+
+def read_detokenize(body: DetokenizeRequest, reader: Reader) -> bytes:
+    """The answer to the request, as JSON."""
+    most = reader.facts.limits.detokenized * reader.facts.max_model_len
+    if len(body.tokens) > most:
+        raise too_many("tokens", most, "ids", len(body.tokens))
+    reader.facts.check_token_ids(body.tokens, "tokens")
+    text = reader.tokenizer.decode(body.tokens, skip_special_tokens=False)
+    return msgspec.json.encode(Detokenized(text))
+
+
+def _prepare(
+    source: str | list[int], body: GenerationBody, reader: Reader, special: bool, max_tokens: int | None
+) -> Prompt:
+    facts = reader.facts
+    keep = _kept_tokens(body, facts, max_tokens)
+    left = body.truncation_side != "right"
+    if isinstance(source, str):
+        text = source
+        if keep is not None:
+            # Text beyond this would be cut after encoding anyway.
+            text = _cut(text, (keep + CUT_MARGIN) * reader.tokenizer.longest_token, left=left)
+        ids = encode(text, reader, add_special_tokens=special, bounded=keep is None)
+    else:
+        text, ids = None, source
+    cut = keep is not None and len(ids) > keep
+    if keep is not None and cut:
+        text, ids = None, _cut(ids, keep, left=left)
+    facts.check_prompt_length(len(ids))
+    facts.check_token_ids(ids, "prompt")
+    return Prompt(ids, text, cut and left)
+
+
+def encode(text: str, reader: Reader, *, add_special_tokens: bool, bounded: bool = True) -> list[int]:
+    """Encodes a text. `bounded` refuses one that is too long for the model whatever its tokens are."""
+    check_text(text)
+    if bounded:
+        reader.tokenizer.check_text_length(text, reader.facts)
+    return reader.tokenizer.encode(text, add_special_tokens)
+
+
+def write_conversation(
+    options: TemplateOptions, messages: list[Message], reader: Reader, reasoning_effort: str | None = None
+) -> str:
+    """Renders the conversation as the text that the model was trained on."""
+    if options.chat_template is not None and not reader.options.trust_request_chat_template:
+        raise BadRequest(
+            "Chat template is passed with request, but --trust-request-chat-template is not set. "
+            "Refused request with untrusted chat template.",
+            "chat_template",
+        )
+    effort = {} if reasoning_effort is None else {"reasoning_effort": reasoning_effort}
+    return reader.tokenizer.chat.render(
+        [message.for_template() for message in messages],
+        add_generation_prompt=options.add_generation_prompt,
+        continue_final_message=options.continue_final_message,
+        tools=None if options.tools is None else [tool.for_template() for tool in options.tools],
+        documents=options.documents,
+        template=options.chat_template,
+        kwargs={
+            **reader.options.default_chat_template_kwargs,
+            **effort,
+            **(options.chat_template_kwargs or {}),
+        },
+    )
+
+
+def _kept_tokens(body: GenerationBody, facts: Facts, max_tokens: int | None) -> int | None:
+    """How many tokens of the prompt to keep; None keeps all."""
+    asked = body.truncate_prompt_tokens
+    if asked is not None and asked > facts.max_model_len:
+        raise invalid(
+            "truncate_prompt_tokens",
+            f"truncate_prompt_tokens={asked} cannot be greater than max_model_len = {facts.max_model_len}. "
+            "Please request a smaller truncation size.",
+            asked,
+        )
+    if asked == -1:
+        return max(1, facts.max_model_len - max(1, max_tokens or 1))
+    return asked
+
+
+def _cut(whole: Sliceable, size: int, *, left: bool) -> Sliceable:
+    return whole[max(0, len(whole) - size) :] if left else whole[:size]

@@ -1,0 +1,28 @@
+"""The facts and tools with which the texts of a request's body are read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from server.requests.facts import Facts
+from server.text.tokenizer import Tokenizer
+
+
+class ReadingOptions(msgspec.Struct, frozen=True):
+    """The operator's options that decide how texts are read."""
+
+    trust_request_chat_template: bool = False
+    default_chat_template_kwargs: dict[str, object] = {}
+
+
+A_LOT = 1 << 40
+"""More work than is done in the event loop, in characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    facts: Facts
+    tokenizer: Tokenizer
+    options: ReadingOptions

@@ -1,0 +1,107 @@
+"""uvicorn's server, which ends as we say: it stops listening early and closes connections late."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, cast
+
+import uvicorn
+
+from server.app import create_app, make_door
+from server.frontend import Frontend
+from server.http.connection.connection import make_protocol
+from server.http.connection.limits import most_connections
+from server.http.connection.tls import make_context
+from server.options.table import ServerConfig
+
+FLUSH_SECONDS = 3.0
+"""Seconds for complete answers to reach their clients after all generation has ended."""
+NEWCOMER_SECONDS = 0.1
+"""Seconds for a client that has connected and sent nothing yet to send a request, which is refused."""
+_TICK_SECONDS = 1.0  # uvicorn's own header with the date is exact to a second
+
+_log = logging.getLogger(__name__)
+
+
+class HttpServer(uvicorn.Server):
+    def __init__(self, config: ServerConfig, frontend: Frontend) -> None:
+        self._config = config
+        self._options = _uvicorn_config(config, frontend)
+        super().__init__(self._options)
+        self._over = asyncio.Event()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Catches none: uvicorn would close the port while /ready must answer."""
+        yield
+
+    async def main_loop(self) -> None:
+        while not self._over.is_set():
+            await self.on_tick(0)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._over.wait(), _TICK_SECONDS)
+
+    def stop_listening(self) -> None:
+        """Leave new connections to others. Open ones are served as before."""
+        if self.started:
+            for server in self.servers:
+                server.close()
+
+    def end(self) -> None:
+        """Let `serve` close all connections and return."""
+        self._over.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Closes connections: idle ones at once, and others when they have their answer."""
+        self.stop_listening()
+        state, loop = self.server_state, asyncio.get_running_loop()
+        began = loop.time()
+        while state.connections and loop.time() < began + FLUSH_SECONDS:
+            newcomers_may_wait = loop.time() < began + NEWCOMER_SECONDS
+            for connection in list(state.connections):
+                if getattr(connection, "cycle", None) is not None or not newcomers_may_wait:
+                    connection.shutdown()
+            await asyncio.sleep(0.005)
+        for task in state.tasks:
+            task.cancel()
+
+    def reload_certificate(self) -> None:
+        """Use the certificate that the files hold now, if it is usable, for new connections."""
+        used = self._options.ssl
+        if used is None or self._config.ssl_certfile is None:
+            return
+        try:
+            make_context(self._config)  # a file that cannot be used would spoil the context that is in use
+            used.load_cert_chain(self._config.ssl_certfile, self._config.ssl_keyfile)
+        except OSError as error:
+            _log.error("the certificate cannot be used, and the old one stays: %s", error)
+
+
+def _uvicorn_config(config: ServerConfig, frontend: Frontend) -> uvicorn.Config:
+    if not config.disable_uvicorn_access_log:
+        logging.getLogger("uvicorn.access").setLevel(logging.INFO)
+    most, metrics = most_connections(config.max_connections, config.data_parallel_size), frontend.metrics
+    protocol = make_protocol(
+        most, lambda status: metrics.http("none", "OTHER", status, 0.0), make_door(frontend).enter
+    )
+    return uvicorn.Config(
+        create_app(frontend),
+        loop="none",  # it runs in ours
+        http=cast(Any, protocol),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=not config.disable_uvicorn_access_log,
+        server_header=False,
+        root_path=config.root_path,
+        backlog=2048,
+        ssl_keyfile=config.ssl_keyfile,
+        ssl_certfile=config.ssl_certfile,
+        ssl_ca_certs=config.ssl_ca_certs,
+        ssl_cert_reqs=ssl.CERT_REQUIRED if config.ssl_ca_certs else ssl.CERT_NONE,
+    )

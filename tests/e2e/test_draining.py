@@ -1,0 +1,144 @@
+"""A server that is asked to end while clients ask on: the port answers until the process is gone."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import pty
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+
+import httpx
+import pytest
+from live import COMMAND, LiveServer, events, serving, wait_until
+from probes import probing
+
+SMALL = ("--kv-cache-memory-bytes", "64M", "--dtype", "float32", "--disable-uvicorn-access-log")
+LONG = {"prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": True, "stream": True, "temperature": 0}
+ENDLESS = {**LONG, "max_tokens": None}
+
+
+@contextmanager
+def stream(server: LiveServer, body: dict[str, object]) -> Iterator[Iterator[str]]:
+    """The events of a stream of which the first has come."""
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
+        data = events(response)
+        next(data)
+        yield data
+
+
+def connection(server: LiveServer, stack: ExitStack) -> http.client.HTTPConnection:
+    """A connection that is opened by its first request, and closed with the stack."""
+    return stack.enter_context(closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)))
+
+
+def end(server: LiveServer, number: int = signal.SIGTERM) -> tuple[int, float]:
+    """Ask the server to end; returns its exit code, and the seconds that it took."""
+    began = time.monotonic()
+    server.process.send_signal(number)
+    return server.process.wait(30), time.monotonic() - began
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
+def test_streams_finish_and_nobody_is_refused_a_connection(number: int) -> None:
+    with serving("demo", *SMALL) as server, probing(server.port, "/live", "/ready", "/v1/models") as probes:
+        with stream(server, LONG) as data:
+            asked = time.monotonic()
+            server.process.send_signal(number)
+            rest = list(data)
+        finished = time.monotonic()
+        assert server.process.wait() == 0  # with a time-out it would look now and then only
+        gone = time.monotonic()
+        wait_until(lambda: probes.refused == 3, 5)
+    assert rest[-1] == "[DONE]" and json.loads(rest[-2])["choices"][0]["finish_reason"] == "length"
+    refused = [probes.first(path, "ConnectionRefusedError", finished) for path in probes.seen]
+    assert min(refused) > gone - finished - 0.15, "the port closes with the process"
+    assert probes.first("/ready", 503, asked) < 1
+    live = probes.counts("/live")
+    assert live.total() - live[200] <= 2, "one probe may meet the last moment, and the last one nobody"
+    assert gone - finished < 3, "half a second on a machine that does nothing else"
+
+
+def test_clients_are_told_to_go_elsewhere() -> None:
+    with serving("demo", *SMALL) as server, stream(server, LONG) as data, ExitStack() as stack:
+        kept, fresh = connection(server, stack), connection(server, stack)
+        kept.request("GET", "/live")
+        assert kept.getresponse().read()
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: server.get("/ready").status_code == 503, 5)
+        kept.request("POST", "/v1/completions", '{"prompt": "x"}', {"Content-Type": "application/json"})
+        answers = [kept.getresponse()]
+        fresh.request("POST", "/v1/completions", '{"prompt": "x"}', {"Content-Type": "application/json"})
+        answers.append(fresh.getresponse())
+        for answer in answers:
+            assert answer.status == 503 and answer.headers["retry-after"]
+            assert answer.headers["connection"] == "close"
+            assert json.loads(answer.read())["error"]["type"] == "draining"
+        assert list(data)[-1] == "[DONE]"
+        assert server.process.wait(10) == 0
+
+
+def test_a_delay_lets_load_balancers_notice_first() -> None:
+    with serving("demo", *SMALL, "--drain-delay", "1.5") as server:
+        server.process.send_signal(signal.SIGTERM)
+        asked = time.monotonic()
+        wait_until(lambda: server.get("/ready").status_code == 503, 5)
+        body = {"prompt": "x", "max_tokens": 1}
+        assert server.post("/v1/completions", body).status_code == 200, "it is taken until the delay is over"
+        assert server.process.wait(10) == 0
+        assert time.monotonic() - asked >= 1.5
+
+
+def test_a_second_signal_cuts_streams_off() -> None:
+    with serving("demo", *SMALL) as server, stream(server, ENDLESS) as data:
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: server.get("/ready").status_code == 503, 5)
+        code, took = end(server)
+        assert code == 0 and took < 3
+        rest = list(data)
+        assert "[DONE]" not in rest and json.loads(rest[-1])["error"]["code"] == 503
+
+
+def test_a_start_can_be_stopped() -> None:
+    server = LiveServer("demo", *SMALL)
+    try:
+        wait_until(lambda: "Loading libraries" in server.output(), 20, server.output)
+        code, took = end(server)
+        assert code == 0 and took < 3
+        assert "error" not in server.output().lower()
+    finally:
+        server.close()
+
+
+def test_idle_clients_are_not_waited_for() -> None:
+    with serving("demo", *SMALL) as server, ExitStack() as stack:
+        for _ in range(20):
+            kept = connection(server, stack)
+            kept.request("GET", "/live")
+            kept.getresponse().read()
+        code, took = end(server)
+        assert code == 0 and took < 3
+
+
+TERMINAL = """
+import fcntl, os, signal, sys, termios
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup
+fcntl.ioctl(2, termios.TIOCSCTTY, 0)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+def test_a_server_ends_when_its_terminal_is_closed() -> None:
+    ours, theirs = pty.openpty()
+    command = [COMMAND[0], "-c", TERMINAL, *COMMAND[1:]]
+    server = LiveServer("demo", *SMALL, command=command, output=theirs)
+    os.close(theirs)
+    try:
+        server.wait_ready()
+        os.close(ours)  # as a window does that is closed
+        assert server.process.wait(30) == 0
+    finally:
+        server.close()

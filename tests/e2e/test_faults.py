@@ -1,0 +1,155 @@
+"""Real processes are killed under a real server, whose port goes on to answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+from live import COMMAND, LiveServer, alive, events, serving, wait_until
+from probes import probing
+
+SMALL = ("--kv-cache-memory-bytes", "64M", "--dtype", "float32", "--disable-uvicorn-access-log")
+SHORT = {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
+LONG = {"prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": True, "stream": True, "temperature": 0}
+
+NO_PAUSES = "import engine_core.keeper as keeper; keeper.PAUSES = (0.0,); "
+IMPATIENT = [*COMMAND[:-1], NO_PAUSES + COMMAND[-1]]
+"""The command, but a process is started again once only."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LiveServer]:
+    with serving("demo", *SMALL) as found:
+        yield found
+
+
+def complete(server: LiveServer) -> str:
+    answer = server.post("/v1/completions", SHORT)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]["text"]
+
+
+def test_the_process_that_holds_the_port_is_small(server: LiveServer) -> None:
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    assert int(status.partition("VmRSS:")[2].split()[0]) < 30 << 10
+    assert "libzmq" not in Path(f"/proc/{server.process.pid}/maps").read_text()
+
+
+def test_requests_wait_for_a_killed_engine(server: LiveServer) -> None:
+    expected = complete(server)
+    killed = server.engine_pid()
+    with probing(server.port, "/live", "/ready") as probes, ThreadPoolExecutor(8) as pool:
+        os.kill(killed, signal.SIGKILL)
+        wait_until(lambda: 503 in probes.counts("/ready"), 5)
+        body = server.get("/ready").json()
+        assert body["state"] == "restarting" and body["reason"] in ("engine_killed", "engine_lost")
+        waiting = [pool.submit(complete, server) for _ in range(8)]
+        assert {one.result() for one in waiting} == {expected}
+        wait_until(lambda: server.get("/ready").status_code == 200, 5)
+    assert set(probes.counts("/live")) == {200}
+    assert set(probes.counts("/ready")) == {200, 503}
+    assert server.engine_pid() != killed and server.process.poll() is None
+
+
+def test_a_stream_whose_engine_is_killed_does_not_look_complete(server: LiveServer) -> None:
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=LONG, timeout=60) as response:
+        data = events(response)
+        next(data)
+        os.kill(server.engine_pid(), signal.SIGKILL)
+        rest = list(data)
+    if rest[-1] == "[DONE]":
+        assert json.loads(rest[-2])["choices"][0]["finish_reason"] == "length"
+    else:
+        assert json.loads(rest[-1])["error"]["code"] in (500, 503)
+    complete(server)
+
+
+def test_clients_wait_for_a_killed_api_process(server: LiveServer) -> None:
+    expected = complete(server)
+    [killed], engine = server.api_pids(), server.engine_pid()
+    os.kill(killed, signal.SIGKILL)
+    with ThreadPoolExecutor(8) as pool:
+        waiting = [pool.submit(complete, server) for _ in range(8)]
+        assert {one.result() for one in waiting} == {expected}
+    assert server.engine_pid() == engine, "nothing is wrong with the engine"
+    wait_until(lambda: server.numbers("vllm:num_requests_running") == {"0": 0}, 5)
+
+
+def test_stacks_of_all_processes_are_dumped_on_demand(server: LiveServer) -> None:
+    server.process.send_signal(signal.SIGUSR1)
+    files = ("supervise.py", "server/run/process.py", "engine_core/process.py")
+    wait_until(lambda: all(file in server.output() for file in files), 5, server.output)
+    complete(server)
+
+
+def test_a_hang_up_without_a_terminal_ends_nothing(server: LiveServer) -> None:
+    server.process.send_signal(signal.SIGHUP)
+    complete(server)
+
+
+def test_one_api_process_of_two_is_replaced() -> None:
+    with serving("demo", *SMALL, "--api-server-count", "2") as server:
+        killed = server.api_pids()[0]
+        with probing(server.port, "/live") as probes:
+            os.kill(killed, signal.SIGKILL)
+            wait_until(lambda: len(server.api_pids()) == 2 and not alive(killed), 10)
+            complete(server)
+        assert probes.refused == 0
+        answers = probes.counts("/live")
+        assert answers[200] >= answers.total() - 1, "one may have been under way"
+        assert server.terminate() == 0
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_an_engine_that_is_given_up(leaves: bool) -> None:
+    flags = ("--exit-on-failure",) if leaves else ()
+    with serving("demo", *SMALL, *flags, command=IMPATIENT) as server:
+        os.kill(server.engine_pid(), signal.SIGKILL)
+        wait_until(lambda: server.get("/ready").status_code == 503, 20)
+        wait_until(lambda: server.get("/ready").status_code == 200, 20)
+        os.kill(server.engine_pid(), signal.SIGKILL)
+        if leaves:
+            assert server.process.wait(20) == 1
+            return
+        wait_until(lambda: server.get("/ready").json().get("state") == "dead", 10)
+        refused = server.post("/v1/completions", SHORT)
+        assert refused.status_code == 503 and refused.headers["retry-after"]
+        assert refused.json()["error"]["type"] == "engine_given_up"
+        assert server.get("/live").status_code == 200
+        assert server.terminate() == 0
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_an_api_process_that_is_given_up(leaves: bool) -> None:
+    flags = ("--exit-on-failure",) if leaves else ()
+    with serving("demo", *SMALL, *flags, command=IMPATIENT) as server:
+        [first] = server.api_pids()
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: server.api_pids() not in ([], [first]), 10)
+        os.kill(server.api_pids()[0], signal.SIGKILL)
+        if leaves:
+            assert server.process.wait(20) == 1
+            return
+        assert server.get("/live").status_code == 200
+        refused = server.post("/v1/completions", SHORT)
+        assert refused.status_code == 503 and refused.headers["retry-after"]
+        assert refused.json()["error"]["type"] == "api_given_up"
+        assert server.terminate() == 0
+
+
+def test_the_folder_of_a_killed_server_is_removed_by_the_next_start(tmp_path: Path) -> None:
+    place = {"TMPDIR": str(tmp_path)}
+    with serving("demo", *SMALL, env=place) as server:
+        server.process.kill()
+        server.process.wait()
+    [left] = tmp_path.glob("facet-*")
+    with serving("demo", *SMALL, env=place) as server:
+        assert not left.exists() and len(list(tmp_path.glob("facet-*"))) == 1
+        assert server.terminate() == 0
+    assert list(tmp_path.glob("facet-*")) == []

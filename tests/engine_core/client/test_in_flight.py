@@ -1,0 +1,136 @@
+"""A request on its way: what another replica is asked for when the one that has it ends."""
+
+from __future__ import annotations
+
+import asyncio
+
+from model_facts import changed
+from msgspec.structs import replace
+from scripted_engine import READY, Replicated
+
+from engine_core.client.in_flight import InFlight
+from engine_core.client.replica import Replica
+from engine_core.client.streams import Stream
+from engine_core.config import Address, Replicas
+from engine_core.protocol import Add, Failed, Outputs, Ready, Tokens
+from worker.protocol import Pooling, Sampling
+
+ASKED = Add(7, [1, 2, 3], Sampling(max_tokens=20, prompt_logprobs=1, logprobs=2), diagnoses=True, sent=5.0)
+
+
+def working(ready: Ready = READY) -> Replica:
+    replica = Replica(0)
+    replica.begin_work(ready)
+    return replica
+
+
+async def in_flight(add: Add = ASKED) -> InFlight:
+    one = InFlight(add, Stream(add.id, asyncio.get_running_loop()))
+    one.assign(working(), 3)
+    return one
+
+
+async def test_what_had_not_begun_is_asked_for_again_as_it_was() -> None:
+    one = await in_flight()
+    one.take_back()
+    assert one.add == ASKED and one.replica is None
+
+
+async def test_what_had_begun_goes_on_behind_its_tokens_and_tells_nothing_twice() -> None:
+    one = await in_flight()
+    one.start()
+    one.emitted.extend([8, 9])
+    began = one.began
+    one.take_back()
+    params = Sampling(max_tokens=20, logprobs=2)
+    assert one.add == Add(7, [1, 2, 3, 8, 9], params, sent=5.0, prompt_len=3, began=began)
+    one.assign(working(), 5)
+    one.start()
+    one.emitted.extend([4])
+    one.take_back()
+    assert one.add == Add(7, [1, 2, 3, 8, 9, 4], params, sent=5.0, prompt_len=3, began=began)
+    assert ASKED.tokens == [1, 2, 3]
+
+
+async def test_times_of_a_far_clock_are_not_told() -> None:
+    one = await in_flight(replace(ASKED, sent=0.0))
+    one.start()
+    one.emitted.extend([8])
+    one.take_back()
+    assert one.add.began == 0.0
+
+
+async def test_a_load_is_the_prompt_until_it_is_read_again() -> None:
+    one = await in_flight()
+    replica = one.replica
+    assert replica is not None
+    one.start()
+    read = replica.tokens
+    one.emitted.extend([8])
+    one.take_back()
+    assert (replica.tokens, replica.requests) == (0, 0)
+    one.assign(replica, 400)
+    assert replica.tokens == 400
+    one.start()
+    assert replica.tokens == read
+
+
+async def test_only_an_engine_that_gives_the_same_bits_goes_on() -> None:
+    one = await in_flight()
+    one.replica = working(changed(READY, fingerprint="fp_1", max_model_len=60))
+    others = {
+        name: changed(READY, **{"fingerprint": "fp_1", "max_model_len": 60, **facts}).worker
+        for name, facts in {
+            "same": {"num_blocks": 7},
+            "other bits": {"fingerprint": "fp_2"},
+            "longer": {"max_model_len": 100},
+            "ends earlier": {"max_model_len": 22},
+        }.items()
+    }
+    assert all(map(one.can_go_on, others.values())), "it has not begun"
+    one.start()
+    one.emitted.extend([8])
+    assert [name for name, facts in others.items() if one.can_go_on(facts)] == ["same", "longer"]
+
+
+async def test_an_answer_waits_for_an_engine_of_the_same_bits(address: Address) -> None:
+    both = Replicated(address, Replicas(size=2, here=2), restart_wait=60)
+    first, second = await both.start(0, fingerprint="fp_1"), await both.start(1, fingerprint="fp_2")
+    both.client.submit([2] * 200, Sampling(max_tokens=5), replica=1)
+    stream = both.client.submit([1], Sampling(max_tokens=5))
+    await second.received(1)
+    await first.received(1)
+    first.answer(stream, 8)
+    await both.until(lambda: both.client.replicas[0].tokens != 1)
+    both.client.engine_exited(0, -9)
+    both.end(first)
+    again = await both.start(0, fingerprint="fp_1")
+    [add] = await again.received(1)
+    assert isinstance(add, Add) and (add.id, add.tokens, add.prompt_len) == (stream.id, [1, 8], 1)
+    both.close()
+
+
+async def test_an_engine_that_cannot_go_on_is_not_the_client_s_fault(address: Address) -> None:
+    found = Replicated(address, Replicas(), restart_wait=60)
+    first = await found.start(0)
+    stream = found.client.submit([1], Sampling(max_tokens=5))
+    await first.received(1)
+    first.answer(stream, 8)
+    async with asyncio.timeout(5):
+        assert await anext(stream) == Tokens(id=stream.id, tokens=[8])
+    found.client.engine_exited(0, -9)
+    found.end(first)
+    again = await found.start(0)
+    await again.received(1)
+    again.send(Outputs([Failed(stream.id, 400, "prompt and max_tokens need 9 blocks")]))
+    async with asyncio.timeout(5):
+        [failed] = [output async for output in stream]
+    assert isinstance(failed, Failed) and failed.code == 503
+    found.close()
+
+
+async def test_a_text_to_pool_starts_over() -> None:
+    add = Add(7, [1, 2, 3], Pooling(task="embed"))
+    one = await in_flight(add)
+    one.take_back()
+    assert one.add == add

@@ -1,0 +1,93 @@
+"""Engines that end and are started again, as the client sees it, and engines that are given up."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest_asyncio
+from scripted_engine import PARAMS, Replicated, Two
+
+from engine_core.config import Address, Replicas
+from engine_core.protocol import Dead, Failed
+from worker.child import BROKE, CANNOT_START
+
+
+@pytest_asyncio.fixture
+async def one(address: Address) -> AsyncIterator[Replicated]:
+    """A client whose only engine is started again when it ends."""
+    found = Replicated(address, Replicas(), restart_wait=0.0)
+    await found.start(0)
+    yield found
+    found.close()
+
+
+async def test_an_only_engine_that_ends_leaves_a_client_that_lives(one: Replicated) -> None:
+    client = one.client
+    assert client.restarting is None
+    one.end(one.scripts[0])
+    await one.until(lambda: client.restarting == "engine_lost")
+    assert client.ready is None and client.dead is None and not client.died.is_set()
+    client.engine_exited(0, -9)
+    assert client.restarting == "engine_killed"
+    await one.start(0)
+    assert client.restarting is None and client.ready is not None
+
+
+async def test_an_exit_is_known_before_the_connection_shows_it(one: Replicated) -> None:
+    client = one.client
+    client.engine_exited(0, BROKE)
+    assert client.restarting == "engine_broke" and client.ready is None
+    one.end(one.scripts[0])
+    again = await one.start(0)
+    stream = client.submit([1], PARAMS)
+    assert len(await again.received(1)) == 1
+    assert client.open_streams == 1 and stream.id
+
+
+async def test_an_engine_that_is_given_up_ends_the_client_with_the_reason(one: Replicated) -> None:
+    client = one.client
+    client.engine_exited(0, -9)
+    client.engine_given_up(0, "it broke 5 times", explained=False)
+    assert client.died.is_set() and client.dead == "it broke 5 times"
+    assert not client.explained and client.restarting is None
+    stream = client.submit([1], PARAMS)
+    assert [output async for output in stream] == [
+        Failed(stream.id, 503, "it broke 5 times", "engine_given_up")
+    ]
+
+
+async def test_the_engine_s_own_words_count_more(one: Replicated) -> None:
+    one.scripts[0].send(Dead("tensor 'a' is missing"))
+    await one.until(lambda: one.client.restarting is not None)
+    one.client.engine_exited(0, CANNOT_START)
+    one.client.engine_given_up(0, "it exited with code 2", explained=True)
+    assert one.client.dead == "tensor 'a' is missing" and one.client.explained
+
+
+async def test_only_the_last_replica_that_is_given_up_is_the_end(two: Two) -> None:
+    client, *_ = two
+    client.engine_given_up(1, "it broke", explained=False)
+    assert client.dead is None and client.ready is not None
+    client.engine_given_up(0, "this one too", explained=False)
+    assert client.dead == "this one too"
+
+
+async def test_nobody_starts_engines_again_unless_it_is_said(address: Address) -> None:
+    alone = Replicated(address, Replicas())
+    alone.end(await alone.start(0))
+    await alone.until(alone.client.died.is_set)
+    assert alone.client.dead == "the engine process ended while serving"
+    alone.close()
+
+
+async def test_a_replica_of_another_machine_may_come_back(address: Address) -> None:
+    both = Replicated(address, Replicas(size=2, here=1), restart_wait=0.0)
+    await both.start(0)
+    far = await both.start(1)  # as if from another machine
+    both.end(far)
+    await both.until(lambda: both.state(1) != "works")
+    both.client.engine_given_up(0, "it broke 5 times", explained=False)
+    assert both.client.dead is None and both.client.restarting == "engine_lost"
+    await both.start(1)
+    assert both.client.ready is not None
+    both.close()

@@ -1,0 +1,168 @@
+"""Requests are let in, or refused, when their head is read: the application is not asked before."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, cast
+
+import pytest
+from fake_api import make_app
+from fake_client import FakeClient as FakeEngines
+from fake_connection import FakeClient, FakeServer, settled
+from fake_frontend import FakeFrontend, vectors
+
+from server.access.admission import Admissions
+from server.access.callers import ANYONE, Caller
+from server.app import make_door
+from server.frontend import Frontend
+from server.options.access import AccessOptions
+
+ADDRESS = "10.0.0.1"
+"""The address of all fake connections."""
+
+
+class Served:
+    """A frontend with places for four sequences, behind connections that ask at its door."""
+
+    def __init__(self, **access: Any) -> None:
+        self.frontend = FakeFrontend(answer_of=lambda item: vectors([1.0]))
+        self.frontend.serve("generate", "embed")
+        self.frontend.admissions = Admissions(2, None, FakeEngines(), self.frontend.metrics.rejected)
+        self.frontend.admissions.slots = 2
+        self.app_calls = 0
+        app = make_app(self.frontend, access=AccessOptions(**access))
+
+        async def counted(scope: Any, receive: Any, send: Any) -> None:
+            self.app_calls += 1
+            await app(scope, receive, send)
+
+        door = make_door(cast(Frontend, self.frontend))
+        self.server = FakeServer(counted, door=door.enter)
+
+    @property
+    def live(self) -> int:
+        return self.frontend.admissions.live
+
+    async def post(self, path: str, headers: bytes = b"", **body: Any) -> FakeClient:
+        client = self.server.connect()
+        data = json.dumps(body).encode()
+        head = b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" % path.encode()
+        client.send(head + headers + b"Content-Length: %d\r\n\r\n" % len(data) + data)
+        await settled()
+        return client
+
+
+async def test_a_full_server_refuses_at_the_head() -> None:
+    served = Served()
+    held = served.frontend.admissions.admit(Caller(ADDRESS), 4)
+    client = await served.post("/v1/completions", prompt="hi")
+    assert client.error()["type"] == "Service Unavailable"
+    assert b"\r\nretry-after: 5\r\n" in client.transport.sent
+    assert served.app_calls == 0 and served.server.refused == [503]
+    held.shrink(3)
+    client = await served.post("/v1/completions", prompt="hi", max_tokens=1)
+    assert client.answers()[0][0] == 200 and served.app_calls == 1
+    assert served.live == 3
+
+
+async def test_a_place_is_taken_before_the_request_is_read() -> None:
+    served = Served()
+    client = served.server.connect()
+    client.send(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 20\r\n\r\n")
+    assert served.live == 1
+    await settled()
+    client.protocol.connection_lost(None)
+    await settled()
+    assert served.live == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/v1/completions", {"prompt": "hi", "n": 3, "seed": 1, "max_tokens": 2}, 200),
+        ("/v1/embeddings", {"input": ["a", "b", "c"]}, 200),
+        ("/v1/completions", {"prompt": "hi", "temperature": -1}, 400),
+        ("/v1/completions", {"prompt": 7.5}, 400),
+        ("/v1/completions", {"prompt": "hi", "n": 5}, 400),
+        ("/tokenize", {"prompt": "hi"}, 200),
+    ],
+)
+async def test_places_are_given_back_whatever_the_answer_is(
+    path: str, body: dict[str, Any], status: int
+) -> None:
+    served = Served()
+    client = await served.post(path, **body)
+    assert client.answers()[0][0] == status
+    assert served.live == 0
+
+
+async def test_a_request_that_is_refused_on_its_way_gives_its_place_back() -> None:
+    served = Served()
+    for headers in (b"Host: twice\r\n", b"Content-Encoding: gzip\r\n"):
+        client = await served.post("/v1/completions", headers, prompt="hi")
+        assert client.answers()[0][0] in (400, 415)
+        assert served.live == 0
+
+
+async def test_what_the_engine_does_not_compute_passes_a_full_server() -> None:
+    served = Served()
+    served.frontend.admissions.admit(Caller(ADDRESS), 4)
+    assert (await served.post("/tokenize", prompt="hi")).answers()[0][0] == 200
+    client = served.server.connect()
+    client.send(b"GET /v1/completions HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    await settled()
+    assert client.answers()[0][0] == 405
+
+
+async def test_a_line_that_turns_out_to_be_malformed_keeps_no_place() -> None:
+    served = Served()
+    client = served.server.connect()
+    client.send(b"POST /v1/completions?\xff\xfe HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}")
+    await settled()
+    assert client.error()["code"] == 400 and served.live == 0
+
+
+async def test_who_has_less_than_its_share_passes_the_door() -> None:
+    served = Served()
+    served.frontend.admissions.admit(Caller("10.0.0.9"), 2)
+    crowd = served.frontend.admissions.admit(Caller("10.0.0.9"), 2)
+    client = await served.post("/v1/completions", prompt="hi", max_tokens=1)
+    assert client.answers()[0][0] == 200
+    assert crowd.refusal is not None
+
+
+async def test_a_client_that_a_proxy_names_is_known_behind_the_door() -> None:
+    served = Served()
+    served.frontend.admissions.admit(Caller(ADDRESS), 4)
+    door = make_door(cast(Frontend, served.frontend))
+    headers = [(b"x-forwarded-for", b"10.0.0.7")]
+    proxied = {"type": "http", "client": ("127.0.0.1", 1), "headers": headers}
+    assert door.enter(b"POST", b"/v1/completions", proxied) is None and "admission" not in proxied
+    direct = {"type": "http", "client": (ADDRESS, 1), "headers": headers}
+    assert door.enter(b"POST", b"/v1/completions", direct) is not None
+
+
+async def test_all_are_one_if_addresses_are_not_trusted() -> None:
+    served = Served(fair_between="none")
+    served.frontend.admissions.admit(ANYONE, 4)
+    client = await served.post("/v1/completions", prompt="hi")
+    assert client.error()["code"] == 503
+
+
+async def test_while_the_model_loads_the_application_answers() -> None:
+    served = Served()
+    served.frontend.admissions.slots = 0
+    await served.post("/v1/completions", prompt="hi")
+    assert served.app_calls == 1
+
+
+async def test_a_pipelined_request_is_decided_when_its_turn_comes() -> None:
+    served = Served()
+    served.frontend.admissions.admit(Caller(ADDRESS), 3)
+    client = served.server.connect()
+    data = json.dumps({"prompt": "hi", "max_tokens": 1}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    client.send((head + b"Content-Length: %d\r\n\r\n" % len(data) + data) * 2)
+    await settled()
+    assert [status for status, _ in client.answers()] == [200, 200]
+    assert served.live == 3

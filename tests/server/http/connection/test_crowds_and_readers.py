@@ -1,0 +1,131 @@
+"""More clients than are served, and clients that do not read their answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fake_connection import EchoApp, FakeClient, FakeServer, settled
+
+from server.http.connection import limits
+from server.http.connection.deadlines import TICK
+
+GET = b"GET /x HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\n\r\n"
+
+
+# Too many.
+
+
+async def test_connections_beyond_the_most_are_refused(app: EchoApp, server: FakeServer) -> None:
+    first, *_ = [server.connect() for _ in range(3)]
+    beyond = server.connect()
+    error = beyond.error()
+    assert (error["type"], error["code"]) == ("ServiceUnavailableError", 503)
+    assert b"\r\nretry-after: 1\r\n" in beyond.transport.sent
+    assert server.refused == [503]
+    first.transport.close()
+    beyond.transport.close()
+    await settled()
+    again = server.connect()
+    again.send(GET)
+    await settled()
+    assert [status for status, _ in again.answers()] == [200]
+
+
+async def test_a_crowd_that_is_refused_does_not_linger(server: FakeServer) -> None:
+    clients = [server.connect() for _ in range(3 + 2 * limits.MOST_LINGERING)]
+    lingering = [client for client in clients[3:] if not client.transport.closing]
+    assert len(lingering) == limits.MOST_LINGERING
+    server.clock.advance(limits.LINGER_SECONDS + 2 * TICK)
+    assert all(client.transport.aborted for client in lingering)
+
+
+# Clients that do not read.
+
+
+@pytest.mark.parametrize(
+    ("size", "seconds"),
+    [(300_000, limits.READER_SECONDS), (200_000, limits.READER_SECONDS * limits.MOST_SILENCES)],
+)
+async def test_a_reader_that_takes_nothing_is_given_up(
+    app: EchoApp, client: FakeClient, size: int, seconds: float
+) -> None:
+    app.reply = b'"%s"' % (b"x" * size)
+    client.transport.client_reads = False
+    client.send(GET)
+    await settled()
+    client.server.clock.advance(seconds - 1)
+    client.transport.take(1)
+    client.server.clock.advance(seconds)
+    assert not client.transport.aborted  # it has taken a byte
+    client.server.clock.advance(limits.READER_SECONDS + 2)
+    assert client.transport.aborted
+
+
+@pytest.mark.parametrize("asks_to_close", [False, True])
+async def test_a_slow_reader_gets_everything(app: EchoApp, client: FakeClient, asks_to_close: bool) -> None:
+    app.reply = b'"%s"' % (b"x" * 200_000)
+    client.transport.client_reads = False
+    client.send(GET.replace(b"Accept: */*", b"Connection: close") if asks_to_close else GET)
+    await settled()
+    while client.transport.unread:
+        client.server.clock.advance(25)
+        assert not client.transport.aborted
+        client.transport.take(min(20_000, client.transport.unread))
+    await settled()
+    assert client.transport.sent.endswith(app.reply)
+    assert client.seconds_until_closed() <= limits.READER_SECONDS + limits.KEEP_ALIVE_SECONDS + 4 * TICK
+    await settled()
+    client.server.clock.advance(60)
+    assert not client.transport.aborted
+
+
+async def test_a_short_answer_that_is_not_fetched_before_the_end(app: EchoApp, client: FakeClient) -> None:
+    app.reply = b'"%s"' % (b"x" * 20_000)
+    client.transport.client_reads = False
+    client.send(GET)
+    await settled()
+    client.server.clock.advance(limits.KEEP_ALIVE_SECONDS + limits.READER_SECONDS * limits.MOST_SILENCES)
+    assert not client.closed
+    client.server.clock.advance(2)
+    assert client.transport.aborted
+
+
+async def test_a_connection_is_kept_for_a_while_after_a_slow_reader_has_read_all(
+    app: EchoApp, client: FakeClient
+) -> None:
+    app.reply = b'"%s"' % (b"x" * 20_000)
+    client.transport.client_reads = False
+    client.send(GET)
+    await settled()
+    client.server.clock.advance(20)
+    assert not client.closed
+    client.transport.take(20_000)
+    client.transport.take(client.transport.unread)
+    assert client.seconds_until_closed() < limits.READER_SECONDS + limits.KEEP_ALIVE_SECONDS
+    assert not client.transport.aborted
+
+
+async def test_the_answer_that_is_written_is_told_of_its_reader(client: FakeClient) -> None:
+    told: list[tuple[str, bool]] = []
+
+    async def streaming(scope: Any, receive: Any, send: Any) -> None:
+        scope["follow_reader"](lambda paused: told.append((scope["path"], paused)))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(2):
+            await send({"type": "http.response.body", "body": bytes(20_000), "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    client.protocol.app = streaming
+    client.transport.client_reads = False
+    client.send(GET + GET.replace(b"/x", b"/y"))
+    for path, before in (("/x", None), ("/x", "/x"), ("/y", "/x"), ("/y", "/y")):
+        await settled()
+        assert told == ([(before, False)] if before else []) + [(path, True)]
+        told.clear()
+        client.transport.take(client.transport.unread)
+    await settled()
+    assert told == [("/y", False)]
+    client.transport.abort()
+    await settled()
+    assert len(told) == 1

@@ -1,0 +1,47 @@
+"""Memory of long bodies goes back to the system, once for many of them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from server.http import body, heap
+from server.http.body import BodyMemory, read_body
+from server.http.heap import HeapTrimmer
+
+
+async def test_once_for_many_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heap, "TRIM_AFTER", 0.01)
+    trims, trimmed = 0, asyncio.Event()
+
+    def trim() -> None:
+        nonlocal trims
+        trims += 1
+        trimmed.set()
+
+    memory = BodyMemory(HeapTrimmer(trim))
+    for size in (body.LONG + 1, body.LONG + 1, 10):
+        await read(memory, size)
+    await trimmed.wait()
+    assert trims == 1
+    await read(memory, body.LONG)
+    await asyncio.sleep(0.02)
+    assert trims == 1
+    trimmed.clear()
+    await read(memory, body.LONG + 1)
+    await trimmed.wait()
+    assert trims == 2
+
+
+async def read(memory: BodyMemory, size: int) -> None:
+    async def receive() -> dict[str, object]:
+        return {"type": "http.request", "body": bytes(size), "more_body": False}
+
+    assert len(await read_body(receive, memory)) == size
+
+
+async def test_the_real_thing_works_here() -> None:
+    trimmer = HeapTrimmer()
+    trimmer.trim_soon()
+    trimmer._trim()

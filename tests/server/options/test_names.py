@@ -1,0 +1,33 @@
+"""Names of models without one tell no folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from server.options.names import shown_name
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("demo", "demo"),
+        ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B"),
+        ("/srv/models/llama-3", "llama-3"),
+        ("/srv/models/llama-3/", "llama-3"),
+        ("./llama", "llama"),
+        ("~/models/llama", "llama"),
+        ("models/of/ours", "ours"),
+        ("/c/hub/models--Qwen--Qwen3-0.6B/snapshots/c1899de289a04d12", "Qwen/Qwen3-0.6B"),
+        ("/", "model"),
+    ],
+)
+def test_the_shown_name(model: str, name: str) -> None:
+    assert shown_name(model) == name
+
+
+def test_the_folder_in_which_the_server_was_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "inner").mkdir()
+    monkeypatch.chdir(tmp_path / "inner")
+    assert (shown_name("."), shown_name("..")) == ("inner", tmp_path.name)

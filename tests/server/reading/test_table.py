@@ -1,0 +1,67 @@
+"""The table of readings: every endpoint with texts is in it, and a body without its texts can be read."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import TypeAdapter
+
+from server.api.fields import Body
+from server.app import ROUTERS
+from server.http.endpoint import Endpoint
+from server.reading.table import BY_NAME, BY_PATH, MANY_TEXTS, OTHER_BODY, USUAL_BODY
+
+WITHOUT_TEXTS = {"/abort", "/ping"}
+
+
+def test_every_endpoint_with_texts_is_in_it() -> None:
+    routes = [route for router in ROUTERS for route in router.routes if isinstance(route, Endpoint)]
+    takes_body = {route.path for route in routes if "POST" in (route.methods or ())}
+    assert takes_body == BY_PATH.keys() | WITHOUT_TEXTS
+
+
+def test_names_are_unique() -> None:
+    assert len(BY_NAME) == len({id(reading) for reading in BY_PATH.values()})
+
+
+@pytest.mark.parametrize("path", BY_PATH)
+def test_longest_bodies(path: str) -> None:
+    texts = path not in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
+    assert BY_PATH[path].most_bytes == (MANY_TEXTS if texts else USUAL_BODY)
+    assert OTHER_BODY < USUAL_BODY < MANY_TEXTS
+
+
+SHORT = {
+    "completion": {"prompt": "a", "n": 2, "stop": ["x"], "stream_options": None},
+    "chat": {
+        "messages": [{"role": "user", "content": "a"}],
+        "tools": [{"function": {"name": "f"}}],
+        "continue_final_message": True,
+    },
+    "tokenize": {"messages": [{"role": "user", "content": "a"}]},
+    "detokenize": {"tokens": [1]},
+    "embeddings": {"input": "a", "prompt_name": "query", "normalize": False},
+    "pooling": {"input": [{"role": "user", "content": "a"}]},
+    "classify": {"input": [[1, 2]]},
+    "cohere": {"inputs": [{"content": "a"}], "embedding_types": ["float"]},
+    "embed": {"inputs": ["a"], "normalize": False},
+    "embed_all": {"inputs": ["a"]},
+    "predict": {"inputs": [["a", "b"]], "raw_scores": True},
+    "similarity": {"inputs": {"source_sentence": "a", "sentences": ["b"]}},
+    "score": {"queries": "a", "items": ["b"], "instruction": "c"},
+    "rerank": {"query": "a", "documents": ["b"], "top_n": 1},
+}
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_a_body_without_its_texts_is_a_body(name: str) -> None:
+    adapter = TypeAdapter(BY_NAME[name].body)
+    whole: Body = adapter.validate_python(SHORT[name])
+    left: Body = adapter.validate_python(whole.without_texts())
+    kept = set(type(whole).__pydantic_fields__) - set(whole.stand_ins)
+    assert {field: getattr(left, field) for field in kept} == {field: getattr(whole, field) for field in kept}
+
+
+def test_both_forms_of_rerank() -> None:
+    adapter = TypeAdapter(BY_NAME["rerank"].body)
+    whole: Body = adapter.validate_python({"query": "a", "texts": ["b"], "raw_scores": True})
+    assert adapter.validate_python(whole.without_texts()).raw_scores is True

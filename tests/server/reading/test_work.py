@@ -1,0 +1,68 @@
+"""Short bodies of which templates and instructions make long texts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from fake_frontend import FakeFrontend
+from pydantic import TypeAdapter
+
+from models.pooling.config import PoolingConfig
+from models.pooling.sentence_files import TextFacts
+from server.reading.json_body import LONG
+from server.reading.reader import A_LOT, Reader, ReadingOptions
+from server.reading.table import BY_NAME
+from server.requests.scoring import QWEN3_RERANKER
+
+TALK = [{"role": "user", "content": "a"}]
+
+
+def work(name: str, body: dict[str, Any], *, trusted: bool = True, **facts: Any) -> int:
+    frontend = FakeFrontend()
+    frontend.serve("embed", "classify", **facts)
+    reader = Reader(frontend.facts, frontend.tokenizer, ReadingOptions(trust_request_chat_template=trusted))
+    reading = BY_NAME[name]
+    assert reading.work is not None
+    return reading.work(TypeAdapter(reading.body).validate_python(body), reader)
+
+
+@pytest.mark.parametrize("name", ["chat", "tokenize", "embeddings", "pooling", "classify"])
+def test_a_template_of_the_request_is_much_work(name: str) -> None:
+    assert work(name, {"messages": TALK}) < LONG
+    assert work(name, {"messages": TALK, "chat_template": "{{ 1 }}"}) >= A_LOT
+    assert work(name, {"messages": TALK, "chat_template": "{{ 1 }}"}, trusted=False) < LONG  # it is refused
+
+
+def test_what_the_template_writes_of_each_conversation() -> None:
+    written = len("<user>\n<assistant>")
+    assert work("embeddings", {"input": [TALK] * 100}) == 100 * written
+
+
+@pytest.mark.parametrize(
+    ("name", "body"),
+    [
+        ("embeddings", {"input": ["a"] * 10}),
+        ("pooling", {"input": [[1]] * 10}),
+        ("cohere", {"texts": ["a"] * 10}),
+        ("cohere", {"inputs": [{"content": "a"}] * 10}),
+        ("embed", {"inputs": ["a"] * 10}),
+        ("embed_all", {"inputs": ["a"] * 10}),
+        ("similarity", {"inputs": {"source_sentence": "b", "sentences": ["a"] * 10}}),
+    ],
+)
+def test_an_instruction_before_each_text(name: str, body: dict[str, Any]) -> None:
+    assert work(name, body) == 0
+    pooling = msgspec.structs.replace(PoolingConfig(), texts=TextFacts(prompts={"query": "x" * 30, "p": "y"}))
+    assert work(name, body, pooling=pooling) == 300
+
+
+def test_what_stands_beside_each_document() -> None:
+    documents = ["a"] * 10
+    assert work("score", {"text_1": "x" * 50, "text_2": documents}) == 500
+    assert work("score", {"text_1": ["xx"] * 10, "text_2": documents}) == 20
+    assert work("rerank", {"query": "x" * 50, "documents": documents, "instruction": "y" * 7}) == 570
+    assert work("rerank", {"query": "x" * 50, "texts": documents}) == 500
+    written = work("rerank", {"query": "x", "documents": documents}, score_template=QWEN3_RERANKER)
+    assert written == 10 * (1 + len(QWEN3_RERANKER))

@@ -1,0 +1,135 @@
+"""uvicorn's server as we use it: when it stops listening, which connections it waits for, its certificate."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from certificates import make_certificate
+from fake_client import FakeClient
+
+from server.frontend import Frontend
+from server.main import bind
+from server.run.http_server import HttpServer
+
+Serve = Callable[..., Awaitable[tuple[HttpServer, tuple[str, int]]]]
+
+LIVE = b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n"
+COMPLETION = b'{"prompt": [1], "max_tokens": 1}'
+COMPLETE = (
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    b"Content-Length: %d\r\n\r\n%s" % (len(COMPLETION), COMPLETION)
+)
+
+
+@pytest_asyncio.fixture
+async def serve(ready: Callable[..., Awaitable[Frontend]]) -> AsyncIterator[Serve]:
+    """A function that begins to serve, and returns the server and its address."""
+    serving: list[tuple[HttpServer, asyncio.Task[None]]] = []
+
+    async def begin(*flags: str) -> tuple[HttpServer, tuple[str, int]]:
+        frontend = await ready("--port", "0", *flags)
+        listener = bind(frontend.config)
+        address = listener.getsockname()
+        server = HttpServer(frontend.config, frontend)
+        serving.append((server, asyncio.create_task(server.serve([listener]))))
+        async with asyncio.timeout(5):
+            while not server.started:
+                await asyncio.sleep(0)
+        return server, address
+
+    yield begin
+    for server, task in serving:
+        server.end()
+        await task
+
+
+async def head_of(reader: asyncio.StreamReader) -> bytes:
+    async with asyncio.timeout(5):
+        return await reader.readuntil(b"\r\n\r\n")
+
+
+async def test_idle_connections_are_closed_at_the_end_and_others_after_their_answer(
+    serve: Serve, client: FakeClient
+) -> None:
+    server, address = await serve()
+    idle, idle_writer = await asyncio.open_connection(*address)
+    busy, busy_writer = await asyncio.open_connection(*address)
+    idle_writer.write(LIVE)
+    assert b"200 OK" in await head_of(idle)
+    await idle.readexactly(len(b'{"state":"live"}'))
+    busy_writer.write(COMPLETE)
+    async with asyncio.timeout(5):
+        while not client.submitted:
+            await asyncio.sleep(0)
+    server.end()
+    async with asyncio.timeout(5):
+        assert await idle.read() == b""
+        assert not busy.at_eof()
+        client.submitted[0].say([9], finish="length")
+        answer = await busy.read()
+    assert b"200 OK" in answer  # older versions of uvicorn end the connection without saying so before
+    for writer in (idle_writer, busy_writer):
+        writer.close()
+
+
+async def test_who_has_just_connected_gets_an_answer_at_the_end(serve: Serve) -> None:
+    server, address = await serve()
+    reader, writer = await asyncio.open_connection(*address)
+    async with asyncio.timeout(5):
+        while not server.server_state.connections:
+            await asyncio.sleep(0)
+    began = time.monotonic()
+    server.end()
+    await asyncio.sleep(0.01)
+    writer.write(LIVE)
+    assert b"200 OK" in await head_of(reader)
+    assert time.monotonic() - began < 2
+    writer.close()
+
+
+async def test_open_connections_are_served_after_the_port_is_left_to_others(serve: Serve) -> None:
+    server, address = await serve()
+    reader, writer = await asyncio.open_connection(*address)
+    writer.write(LIVE)
+    await head_of(reader)
+    server.stop_listening()
+    await asyncio.sleep(0.01)
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection(*address)
+    await reader.readexactly(len(b'{"state":"live"}'))
+    writer.write(LIVE)
+    assert b"200 OK" in await head_of(reader)
+    writer.close()
+
+
+async def peer(address: tuple[str, int]) -> bytes | None:
+    """The certificate that a server shows."""
+    trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
+    _, writer = await asyncio.open_connection(*address, ssl=trusting)
+    shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    writer.close()
+    return shown
+
+
+async def test_a_certificate_is_replaced_without_a_restart(
+    serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    key, certificate = make_certificate(tmp_path)
+    server, address = await serve("--ssl-keyfile", str(key), "--ssl-certfile", str(certificate))
+    first = await peer(address)
+    server.reload_certificate()
+    assert await peer(address) == first
+    make_certificate(tmp_path, "b")
+    server.reload_certificate()
+    second = await peer(address)
+    assert second != first
+    certificate.write_text("half a certi")
+    server.reload_certificate()
+    assert await peer(address) == second and "the old one stays" in caplog.text

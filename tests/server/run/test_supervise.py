@@ -1,0 +1,94 @@
+"""The supervisor: what it imports, and what the messages to API processes do on their way. Whole runs are in
+tests/e2e/test_faults.py and tests/e2e/test_draining.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from server.options.table import parse
+from server.run.messages import (
+    NOTHING_LEFT,
+    CutOff,
+    EngineExited,
+    EngineGivenUp,
+    Leaving,
+    Message,
+    Reload,
+)
+from server.run.process import Messages
+from server.run.supervise import Supervisor
+from worker.child import BROKE, CANNOT_START, STOPPED
+
+LARGE = (
+    "fastapi httptools jinja2 numpy pydantic starlette tokenizers torch transformers uvicorn uvloop yaml zmq"
+)
+
+
+def test_it_imports_no_large_library() -> None:
+    """Libraries that are not there cannot break it or make it large."""
+    code = "import sys, server.main, server.run.supervise; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) & set(LARGE.split()) == set()
+
+
+def test_children_are_started_before_asyncio_is_imported() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys, server.main; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "asyncio" not in done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("code", "has_served", "returns", "ends_with"),
+    [
+        (-9, False, True, None),
+        (-9, True, True, None),
+        (BROKE, False, False, BROKE),
+        (BROKE, True, True, None),
+        (CANNOT_START, False, False, CANNOT_START),
+        (CANNOT_START, True, True, None),
+        (STOPPED, True, True, None),  # somebody has asked it to end, and not the server
+        (NOTHING_LEFT, True, False, BROKE),
+    ],
+)
+async def test_what_becomes_of_an_api_process_that_has_ended(
+    code: int, has_served: bool, returns: bool, ends_with: int | None
+) -> None:
+    engines: Any = SimpleNamespace(worked=has_served)
+    no_servers: Any = []
+    with socket.socket() as listener:
+        supervisor = Supervisor(parse([], {}), listener, engines, no_servers)
+        assert supervisor.may_return(code) == returns
+        assert supervisor.code == ends_with
+
+
+async def test_messages_are_handled_in_order_whenever_they_come() -> None:
+    sent: list[Message] = [
+        EngineExited(0, -9, 1.5),
+        EngineGivenUp(0, "it broke", explained=False),
+        Leaving(),
+        CutOff(),
+        Reload(),
+    ]
+    handled: list[Message] = []
+    messages = Messages()
+    messages.put(msgspec.msgpack.encode(sent[0]))  # while the process begins
+    messages.put(msgspec.msgpack.encode(sent[1]))
+    messages.follow(handled.append)
+    assert handled == sent[:2]
+    await asyncio.to_thread(lambda: [messages.put(msgspec.msgpack.encode(one)) for one in sent[2:]])
+    async with asyncio.timeout(5):
+        while handled != sent:
+            await asyncio.sleep(0)

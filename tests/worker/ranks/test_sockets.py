@@ -1,0 +1,94 @@
+"""Unix sockets carry tensors of any size, in order, both ways at once; a lost rank is an error at once."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from worker.ranks.sockets import RankLostError, SocketCarrier
+
+LARGE = 3_000_001
+"""More bytes than a socket holds on their way."""
+
+
+def carriers(folder: Path, size: int, timeout: float = 30) -> list[SocketCarrier]:
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(lambda rank: SocketCarrier(f"{folder}/ranks", rank, size, timeout), range(size)))
+
+
+def close(all_of_them: list[SocketCarrier]) -> None:
+    for carrier in all_of_them:
+        carrier.close()
+
+
+@pytest.mark.parametrize("count", [0, 1, 1000, LARGE])
+def test_each_rank_gets_what_each_has(tmp_path: Path, count: int) -> None:
+    ranks = carriers(tmp_path, 3)
+    pieces = [torch.full((count,), rank, dtype=torch.bfloat16) for rank in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        for everyone in pool.map(lambda carrier, piece: carrier.exchange(piece), ranks, pieces):
+            assert all(torch.equal(got, piece) for got, piece in zip(everyone, pieces, strict=True))
+    close(ranks)
+
+
+def test_what_does_not_fit_on_its_way_is_waited_for_by_nobody_and_stays_in_order(tmp_path: Path) -> None:
+    first, second = carriers(tmp_path, 2)
+    sizes = (3, LARGE, 0, 5, LARGE)
+    sent = [first.send(torch.full((size,), number), 1) for number, size in enumerate(sizes)]
+    assert not sent[-1].done
+    for number, size in enumerate(sizes):
+        got = torch.empty(size, dtype=torch.int64)
+        second.receive(got, 0)
+        assert torch.equal(got, torch.full((size,), number))
+    for sending in sent:
+        sending.wait()
+    close([first, second])
+
+
+def test_an_exchange_comes_after_what_was_sent_before(tmp_path: Path) -> None:
+    first, second = carriers(tmp_path, 2)
+    first.send(torch.ones(LARGE), 1)
+
+    def receive() -> list[torch.Tensor]:
+        second.receive(torch.empty(LARGE), 0)
+        return second.exchange(torch.tensor([7]))
+
+    with ThreadPoolExecutor(1) as pool:
+        theirs = pool.submit(receive)
+        assert [x.item() for x in first.exchange(torch.tensor([5]))] == [5, 7]
+        assert [x.item() for x in theirs.result()] == [5, 7]
+    close([first, second])
+
+
+def test_a_rank_that_ends_is_named_by_those_who_wait_for_it(tmp_path: Path) -> None:
+    first, second = carriers(tmp_path, 2)
+    threading.Timer(0.05, second.close).start()
+    with pytest.raises(RankLostError, match="rank 1 of the same group has ended"):
+        first.receive(torch.empty(1), 1)
+    first.close()
+
+
+def test_what_is_on_its_way_to_a_rank_that_ends_fails(tmp_path: Path) -> None:
+    first, second = carriers(tmp_path, 2)
+    sending = first.send(torch.ones(LARGE), 1)
+    second.close()
+    with pytest.raises(RankLostError, match="rank 1 of the same group has ended"):
+        sending.wait()
+    first.close()
+
+
+def test_a_rank_that_never_comes(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        with pytest.raises(RankLostError, match="not come"):
+            SocketCarrier(f"{tmp_path}/ranks{rank}", rank, 2, timeout=0.05)
+
+
+def test_a_rank_that_stands_still(tmp_path: Path) -> None:
+    ranks = carriers(tmp_path, 2, timeout=0.05)
+    with pytest.raises(RankLostError, match=r"rank 0 has waited 0.05 s for 1"):
+        ranks[0].receive(torch.empty(1), 1)
+    close(ranks)

@@ -1,0 +1,116 @@
+// A product of bfloat16 by AMX.
+//
+// Two of the four loads of a step come from the second-level cache, which is as fast as the products of a step, and two
+// from the first-level one: four from the second would take longer. So the rows of x are cut into chunks that stay in
+// the second-level cache, and a panel into stretches that stay in the first-level one while they are multiplied with
+// all rows of a chunk. The sums of the tiles wait in memory until the panel's next stretch. Sections are too short for
+// that: those of a tile are computed one after the other.
+#pragma once
+
+#include "product.h"
+#include "threads.h"
+#include "tile_amx.h"
+
+enum {
+    CHUNK_BYTES = 768 << 10,  // of x
+    CHUNK_TILES = 16,         // the most tiles of a chunk
+    STRETCH_STEPS = 18,       // the most steps of a stretch
+    AMX_AHEAD = 4096,         // bytes from what a lone tile multiplies to what it prefetches
+};
+
+typedef struct {
+    product product;
+    char *laid;      // rows with zeros behind their sections; NULL if they are read where they lie
+    long tiles;
+    long chunks;     // of tiles
+    long blocks;     // of panels; a unit of work is a block times a chunk
+    long stretches;  // of a panel
+} amx_job;
+
+// Some tiles of a job.
+typedef struct {
+    long first, end;
+} tiles_of_chunk;
+
+static void lay_padded(const void *task, long first, long last) {
+    const amx_job *j = task;
+    const weights *w = j->product.w;
+    long bytes = section_inputs(w) * 2, room = section_dwords(w) * 4;
+    char *to = j->laid + first * w->sections * room;
+    for (long r = first; r < last; r++) {
+        const char *from = j->product.x + r * j->product.x_stride;
+        for (int section = 0; section < w->sections; section++, from += bytes, to += room) {
+            memcpy(to, from, bytes);
+            memset(to + bytes, 0, room - bytes);
+        }
+    }
+}
+
+// A stretch of the first row and a panel; of several sections, the first one. Each of several tiles prefetches its
+// share of what follows in the panel, and a lone tile a little ahead.
+INLINE stretch stretch_of(const amx_job *j, long panel, long number, long tiles) {
+    const weights *w = j->product.w;
+    long all = section_dwords(w) / PAIRS;
+    long first = all * number / j->stretches, steps = all * (number + 1) / j->stretches - first;
+    stretch s = {.stride = j->product.x_stride, .steps = steps, .rows_once = tiles > 1};
+    s.x = j->product.x + first * STEP_BYTES;
+    s.panel = (const char *)panel_of(w, panel) + first * STEP_PANEL;
+    s.ahead = s.panel + (tiles > 1 ? w->sections * steps * STEP_PANEL : AMX_AHEAD);
+    s.lines = ceil_div(STEP_PANEL / 64, tiles);
+    return s;
+}
+
+// Multiplies the tiles of a chunk with a panel. sums: a place for each tile; or if there are several sections, room for
+// those of one tile.
+static void multiply_panel(const amx_job *j, long panel, tiles_of_chunk tiles, long *shaped,
+                           float sums[][AMX_ROWS * PANEL]) {
+    const product *p = &j->product;
+    for (long number = 0; number < j->stretches; number++) {
+        stretch s = stretch_of(j, panel, number, tiles.end - tiles.first);
+        const char *x = s.x;
+        for (long tile = tiles.first; tile < tiles.end; tile++) {
+            long start = tile * AMX_ROWS;
+            float *of_tile = j->stretches > 1 ? sums[tile - tiles.first] : sums[0];
+            s.x = x + start * s.stride;
+            s.rows = least(AMX_ROWS, p->rows - start);
+            if (s.rows != *shaped) shape_tiles(*shaped = s.rows);
+            if (p->w->sections > 1) multiply_sections(s, p->w, of_tile);
+            else multiply_stretch(&s, of_tile, number == 0);
+            if (number == j->stretches - 1) finish_tile(p, of_tile, start, s.rows, panel);
+            s.ahead += p->w->sections * s.steps * s.lines * 64;
+        }
+    }
+}
+
+static void multiply_units(const void *task, long first, long last) {
+    const amx_job *j = task;
+    long shaped = 0, panels = panels_of(j->product.w);
+    float sums[CHUNK_TILES][AMX_ROWS * PANEL] __attribute__((aligned(64)));
+    for (long unit = first; unit < last; unit++) {
+        long chunk = unit / j->blocks, block = unit % j->blocks, end = panels * (block + 1) / j->blocks;
+        tiles_of_chunk tiles = {j->tiles * chunk / j->chunks, j->tiles * (chunk + 1) / j->chunks};
+        for (long panel = panels * block / j->blocks; panel < end; panel++)
+            multiply_panel(j, panel, tiles, &shaped, sums);
+    }
+    _tile_release();  // or each switch to another process would save them
+}
+
+static void linear_amx(const product *p) {
+    const weights *w = p->w;
+    if (p->rows == 0) return;
+    amx_job j = {.product = *p, .tiles = ceil_div(p->rows, AMX_ROWS), .stretches = 1};
+    long panels = panels_of(w), row_bytes = dwords_of(w) * 4, most = CHUNK_BYTES / (AMX_ROWS * row_bytes);
+    if (section_inputs(w) % (2 * PAIRS)) {
+        j.laid = scratch(p->rows * row_bytes);
+        spread(p->rows, AMX_ROWS, lay_padded, &j);
+        j.product.x = j.laid;
+        j.product.x_stride = row_bytes;
+    }
+    if (w->sections == 1 && j.tiles > 1) j.stretches = ceil_div(dwords_of(w) / PAIRS, STRETCH_STEPS);
+    j.chunks = ceil_div(j.tiles, most < 1 ? 1 : least(most, CHUNK_TILES));
+    // Enough units for threads to end together. Those of a single tile are small, so that memory is read evenly.
+    j.blocks = ceil_div(4 * threads, j.chunks);
+    if (j.tiles == 1 && j.blocks < panels / 4) j.blocks = panels / 4;
+    j.blocks = least(j.blocks, panels);
+    spread(j.blocks * j.chunks, 1, multiply_units, &j);
+}

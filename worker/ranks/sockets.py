@@ -1,0 +1,209 @@
+"""Carries tensors between the ranks of one machine through Unix sockets.
+
+They lie in a folder of the user who runs the ranks, so nobody else can connect, as anybody could to a TCP
+port of loopback. Each pair of ranks has a connection of its own, whose end is noticed at once.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+import time
+from contextlib import suppress
+from queue import SimpleQueue
+
+import torch
+from torch import Tensor
+
+_RANK_BYTES = 4
+_RETRY = 0.005
+"""Seconds after which a rank looks again whether another one listens."""
+_BUFFER = 1 << 22
+"""Bytes that should fit on their way from one rank to another; the system may grant fewer."""
+
+
+class RankLostError(RuntimeError):
+    """Another rank has ended, or has not answered in time."""
+
+
+class Sending:
+    """A tensor on its way; who sends it keeps it until `wait` returns."""
+
+    def __init__(self, to: int, tensor: Tensor) -> None:
+        self.out = {to: _bytes_of(tensor)} if tensor.numel() else {}
+        """The bytes that are not sent yet."""
+        self._error: Exception | None = None
+        self._done = threading.Event()
+
+    @property
+    def done(self) -> bool:
+        return self._done.is_set()
+
+    def finish(self, error: Exception | None = None) -> None:
+        self._error = error
+        self._done.set()
+
+    def wait(self) -> None:
+        self._done.wait()
+        if self._error is not None:
+            raise self._error
+
+
+class SocketCarrier:
+    """Carries tensors between all pairs of some ranks."""
+
+    def __init__(self, prefix: str, rank: int, size: int, timeout: float) -> None:
+        """`prefix` begins the paths of all ranks' sockets. `timeout`: seconds to wait for another rank."""
+        self._rank, self._size, self._timeout = rank, size, timeout
+        self._peers = _connect(prefix, rank, size, timeout)
+        self._waiting: SimpleQueue[Sending | None] = SimpleQueue()
+        self._last: Sending | None = None
+        """The tensor that the thread sends last, if there is one."""
+        self._thread: threading.Thread | None = None
+
+    def exchange(self, x: Tensor) -> list[Tensor]:
+        """Send a tensor to each other rank, and return the tensors of all, in order."""
+        x = x.contiguous()
+        everyone = [x if rank == self._rank else torch.empty_like(x) for rank in range(self._size)]
+        if x.numel():
+            if self._last is not None:
+                self._last.wait()
+            out = dict.fromkeys(self._peers, _bytes_of(x))
+            self._move(out, {rank: _bytes_of(everyone[rank]) for rank in self._peers})
+        return everyone
+
+    def send(self, x: Tensor, to: int) -> Sending:
+        """Begin to send a tensor. What does not fit on its way is left to a thread, so that nobody waits."""
+        sending = Sending(to, x)
+        if self._last is None or self._last.done:
+            self._push(sending.out)
+        if sending.out:
+            self._leave_to_thread(sending)
+        else:
+            sending.finish()
+        return sending
+
+    def receive(self, x: Tensor, source: int) -> None:
+        """Wait for the next tensor that `source` has sent, and write it into `x`."""
+        if x.numel():
+            self._move({}, {source: _bytes_of(x)})
+
+    def close(self) -> None:
+        self._waiting.put(None)
+        for peer in self._peers.values():
+            with suppress(OSError):
+                peer.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits for it
+            peer.close()
+
+    def _leave_to_thread(self, sending: Sending) -> None:
+        self._last = sending
+        self._waiting.put(sending)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._send_waiting, name="sending", daemon=True)
+            self._thread.start()
+
+    def _send_waiting(self) -> None:
+        while sending := self._waiting.get():
+            try:
+                self._move(sending.out, {})
+            except (RankLostError, OSError) as error:
+                sending.finish(error)
+            else:
+                sending.finish()
+
+    def _move(self, out: dict[int, memoryview], into: dict[int, memoryview]) -> None:
+        """Send the bytes of `out` and fill `into`, each by rank, whichever goes first."""
+        while True:
+            self._push(out)
+            self._pull(into)
+            if not out and not into:
+                return
+            self._wait(out, into)
+
+    def _push(self, out: dict[int, memoryview]) -> None:
+        """Send as much as fits on its way. What is sent leaves `out`."""
+        for rank in list(out):
+            peer, rest = self._peers[rank], out.pop(rank)
+            try:
+                while rest:
+                    rest = rest[peer.send(rest) :]
+            except BlockingIOError:
+                out[rank] = rest
+            except OSError as error:
+                raise _lost(rank) from error
+
+    def _pull(self, into: dict[int, memoryview]) -> None:
+        """Receive as much as has come. What is full leaves `into`."""
+        for rank in list(into):
+            peer, rest = self._peers[rank], into.pop(rank)
+            try:
+                while rest:
+                    count = peer.recv_into(rest)
+                    if not count:
+                        raise _lost(rank)
+                    rest = rest[count:]
+            except BlockingIOError:
+                into[rank] = rest
+            except OSError as error:
+                raise _lost(rank) from error
+
+    def _wait(self, out: dict[int, memoryview], into: dict[int, memoryview]) -> None:
+        poller = select.poll()
+        for rank in out.keys() | into.keys():
+            events = (select.POLLOUT if rank in out else 0) | (select.POLLIN if rank in into else 0)
+            poller.register(self._peers[rank], events)
+        if not poller.poll(self._timeout * 1000):
+            waits_for = ", ".join(map(str, sorted(out.keys() | into.keys())))
+            raise RankLostError(f"rank {self._rank} has waited {self._timeout:g} s for {waits_for}")
+
+
+def _bytes_of(x: Tensor) -> memoryview:
+    """The memory of a contiguous tensor on the host."""
+    data: memoryview = x.detach().view(-1).view(torch.uint8).numpy().data
+    return data
+
+
+def _lost(rank: int) -> RankLostError:
+    return RankLostError(f"rank {rank} of the same group has ended")
+
+
+def _connect(prefix: str, rank: int, size: int, timeout: float) -> dict[int, socket.socket]:
+    """Connections to all other ranks: each calls those before it, and is called by those after it."""
+    until = time.monotonic() + timeout
+    own = f"{prefix}-{rank}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(own)
+        listener.listen(size)
+        peers = {other: _call(f"{prefix}-{other}", rank, until) for other in range(rank)}
+        while len(peers) < size - 1:
+            listener.settimeout(max(0.001, until - time.monotonic()))
+            try:
+                peer, _ = listener.accept()
+            except TimeoutError as error:
+                raise RankLostError(
+                    f"{size - 1 - len(peers)} ranks have not come in {timeout:g} s"
+                ) from error
+            peer.settimeout(timeout)
+            peers[int.from_bytes(peer.recv(_RANK_BYTES, socket.MSG_WAITALL), "little")] = peer
+    os.unlink(own)
+    for peer in peers.values():
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
+        peer.setblocking(False)
+    return peers
+
+
+def _call(path: str, rank: int, until: float) -> socket.socket:
+    while True:
+        peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            peer.connect(path)
+        except (FileNotFoundError, ConnectionRefusedError) as error:  # it does not listen yet
+            peer.close()
+            if time.monotonic() > until:
+                raise RankLostError(f"the rank that listens at {path} has not come") from error
+            time.sleep(_RETRY)
+        else:
+            peer.sendall(rank.to_bytes(_RANK_BYTES, "little"))
+            return peer
