@@ -45,6 +45,34 @@ class Welcome(msgspec.Struct, frozen=True, tag=True, gc=False):
     """The number of engines beside the API servers, which are the first ones."""
 
 
+class Grammar(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """The language in which an answer, or a part of it, is written."""
+
+    kind: Literal["json", "regex", "lark"]
+    """What `text` is: a JSON schema, a regular expression, or a grammar in llguidance's form of Lark."""
+    text: str
+    wakes: tuple[tuple[int, ...], ...] = ()
+    """The grammar begins behind any of these sequences of tokens; if there are none, with the first token."""
+    again: bool = False
+    """Whether the grammar, when it is complete, waits for the next of `wakes`; otherwise the answer ends."""
+
+
+class Spelling(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """How tokens are spelled, so that the engine can follow a grammar.
+
+    A server sends it before its first grammar.
+    """
+
+    tokens: list[bytes]
+    """The bytes of each token as the server's own tokenizer writes them; of special tokens, their names."""
+    special: list[int]
+    """The tokens that are no text."""
+    ends: list[int]
+    """The tokens that end an answer."""
+    tokenizer: str
+    """The path of the tokenizer.json from which the server itself reads; empty if there is none."""
+
+
 class Add(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
     id: int
     """A number that the server has chosen, unique among its live requests."""
@@ -75,6 +103,8 @@ class Add(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
     """
     began: float = 0.0
     """When the first of those tokens came, on the same clock as `sent`."""
+    grammar: Grammar | None = None
+    """The language of the answer, if it has one."""
     alone: bool = False
     """Whether no other request may run beside it until it has ALONE_TOKENS more tokens, because engines have
     ended while they computed it."""

@@ -100,12 +100,34 @@ class SeqStep(msgspec.Struct, frozen=True, gc=False):
     """The index of this sample among the output tokens: the counter of the random draw."""
     pools: bool = False
     """Whether these are the last positions of a sequence that is pooled."""
+    bound: bool = False
+    """Whether the tokens that may be sampled are told by the `StepBounds` of this step."""
 
 
 class StepInput(msgspec.Struct, frozen=True, gc=False):
     number: int
     new: list[NewSeq]
     seqs: list[SeqStep]
+
+
+class Bound(msgspec.Struct, frozen=True, gc=False):
+    """The tokens that may be sampled, in whichever form is smallest."""
+
+    form: Literal["bits", "allowed", "forbidden"]
+    data: bytes
+    """One bit for each token of the vocabulary, in little-endian words of 32 bits; or token ids, as int32."""
+
+
+class StepBounds(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """The bounds of all slots of a step of which `SeqStep.bound` says so. There is one for each such step.
+
+    It follows the step, because it depends on tokens that were not known when the step was planned.
+    """
+
+    number: int
+    """The number of the step."""
+    rows: dict[int, Bound | None]
+    """slot -> what may be sampled there; None is everything. A bound slot that is missing breaks the step."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):
