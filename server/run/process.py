@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -36,7 +37,12 @@ class Messages:
                 handle(self._decoder.decode(self._waiting.get()))
 
         loop = asyncio.get_running_loop()
-        self._wake = lambda: loop.call_soon_threadsafe(handle_all)
+
+        def wake() -> None:
+            with suppress(RuntimeError):  # the loop is closed: the process ends, whatever the message says
+                loop.call_soon_threadsafe(handle_all)
+
+        self._wake = wake
         handle_all()
 
 

@@ -92,3 +92,13 @@ async def test_messages_are_handled_in_order_whenever_they_come() -> None:
     async with asyncio.timeout(5):
         while handled != sent:
             await asyncio.sleep(0)
+
+
+def test_a_message_that_comes_when_the_loop_has_ended_is_no_error() -> None:
+    messages = Messages()
+    asyncio.run(_follow(messages))
+    messages.put(msgspec.msgpack.encode(Leaving()))
+
+
+async def _follow(messages: Messages) -> None:
+    messages.follow(lambda message: None)
