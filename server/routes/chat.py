@@ -10,8 +10,6 @@ from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, UnsetType
 
 from server.answers.chat_message import MessageReader, joined_calls, joined_text, new_call_id
-from server.answers.finding import AnswerFormat, format_of
-from server.answers.reader import AnswerReader
 from server.api.chat import (
     ChatChoice,
     ChatChunk,
@@ -26,10 +24,9 @@ from server.frontend import Delta
 from server.http.endpoint import Endpoint
 from server.http.sse import Chunks, EventStream, event
 from server.options.table import ReasoningField, ServerConfig
-from server.reading.prompts import Conversation
 from server.reading.table import CHAT
-from server.routes.generation import GENERATES, Job, admit_answers, answer, config_of, frontend_of
-from server.routes.read import read
+from server.routes.conversations.turn import Turn, begin_turn
+from server.routes.generation import GENERATES, answer, config_of
 from worker.protocol import TokenLogprobs
 
 router = APIRouter(route_class=Endpoint, tags=["generate"])
@@ -38,23 +35,10 @@ router = APIRouter(route_class=Endpoint, tags=["generate"])
 @router.post("/v1/chat/completions", dependencies=GENERATES)
 async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
     """Answer a conversation."""
-    frontend, config = frontend_of(request), config_of(request)
-    frontend.check_model(body.model)
-    conversation = await read(request, body, CHAT)
-    sampling = body.to_sampling()
-    admission = admit_answers(request, 1, sampling.n)
-    format = format_of(frontend.tokenizer, config.tool_call_parser, config.reasoning_parser)
-    tools = None if body.tool_choice == "none" else conversation.tools
-    if format.thinking or (tools and format.dialect):
-        sampling.shown_as = dict(format.marks)
-    else:
-        format = None
-    job = Job(
-        *(request, body, sampling, [conversation.prompt], "chatcmpl-", admission), messages=conversation.said
-    )
-    chat = _Chat(job, body, conversation, config, format)
+    config = config_of(request)
+    chat = _Chat(await begin_turn(request, body, body, CHAT, "chatcmpl-"), config)
     if body.stream:
-        silence = config.sse_keep_alive_interval
+        silence, job = config.sse_keep_alive_interval, chat.job
         return EventStream(_events(chat), silence, job.times.expected_header, on_flow=job.set_paused)
     return await answer(request, _whole(chat))
 
@@ -62,39 +46,24 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
 class _Chat:
     """A request, the role that its answer has, and how that is read."""
 
-    def __init__(
-        self,
-        job: Job,
-        body: ChatRequest,
-        conversation: Conversation,
-        config: ServerConfig,
-        format: AnswerFormat | None,
-    ) -> None:
-        """`format` is None where an answer is text and nothing else."""
-        self.job = job
-        self.body = body
-        self._format = format
-        self._conversation = conversation
+    def __init__(self, turn: Turn, config: ServerConfig) -> None:
+        self.job = turn.job
+        self.body = turn.chat
+        self._turn = turn
         self.reasoning_field: ReasoningField = config.reasoning_field
-        last = conversation.last
-        self.role = config.response_role if body.add_generation_prompt else last.role
+        last = turn.conversation.last
+        self.role = config.response_role if self.body.add_generation_prompt else last.role
         self.echo = last.content if last.role == self.role else ""
         """Text of the last message, if the answer continues it and shall repeat it first."""
 
     def new_reader(self) -> MessageReader | None:
         """The reader of one choice, if answers are read."""
-        if (format := self._format) is None:
+        reader = self._turn.new_reader()
+        if reader is None:
             return None
-        reader = AnswerReader(
-            format.dialect,
-            format.thinking,
-            tools=None if self.body.tool_choice == "none" else self._conversation.tools or None,
-            is_thinking=format.begins_thinking(self._conversation.end),
-            written=format.written,
-        )
         return MessageReader(
             reader,
-            new_id=new_call_id(format.dialect.name if format.dialect else ""),
+            new_id=new_call_id(self._turn.dialect),
             reasoning_field=self.reasoning_field,
             include_reasoning=self.body.include_reasoning,
         )

@@ -1,0 +1,73 @@
+"""The next turn of a conversation, whichever API asks for it: its request to the engine, and how it is read.
+
+The APIs differ in how they write a conversation and its answer. What is between is the same for all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fastapi import Request
+
+from server.answers.finding import AnswerFormat, format_of
+from server.answers.reader import AnswerReader
+from server.api.chat import ChatRequest
+from server.api.fields import Body
+from server.reading.prompts import Conversation
+from server.reading.table import Reading
+from server.routes.generation import Job, admit_answers, config_of, frontend_of
+from server.routes.read import read
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    job: Job
+    chat: ChatRequest
+    """What is asked, in the words of chat completions."""
+    conversation: Conversation
+    format: AnswerFormat | None
+    """How the answer is read; None where it is text and nothing else."""
+
+    @property
+    def dialect(self) -> str:
+        """The name of the form in which the model writes calls; empty if none is read."""
+        return self.format.dialect.name if self.format and self.format.dialect else ""
+
+    def new_reader(self) -> AnswerReader | None:
+        """The reader of one choice, if answers are read."""
+        if (format := self.format) is None:
+            return None
+        return AnswerReader(
+            format.dialect,
+            format.thinking,
+            tools=_callable_tools(self.chat, self.conversation) or None,
+            is_thinking=format.begins_thinking(self.conversation.end),
+            written=format.written,
+        )
+
+
+async def begin_turn(
+    request: Request, body: Body, chat: ChatRequest, reading: Reading[Conversation], prefix: str
+) -> Turn:
+    """Reads a conversation and makes its request to the engine, or raises the error that refuses it.
+
+    `chat` says in the words of chat completions what `body` asks for, and `prefix` begins the answer's id.
+    """
+    frontend, config = frontend_of(request), config_of(request)
+    frontend.check_model(chat.model)
+    conversation = await read(request, body, reading)
+    sampling = chat.to_sampling()
+    admission = admit_answers(request, 1, sampling.n)
+    format = format_of(frontend.tokenizer, config.tool_call_parser, config.reasoning_parser)
+    if format.thinking or (_callable_tools(chat, conversation) and format.dialect):
+        sampling.shown_as = dict(format.marks)
+    else:
+        format = None
+    job = Job(
+        *(request, chat, sampling, [conversation.prompt], prefix, admission), messages=conversation.said
+    )
+    return Turn(job, chat, conversation, format)
+
+
+def _callable_tools(chat: ChatRequest, conversation: Conversation) -> dict[str, dict[str, object]]:
+    return {} if chat.tool_choice == "none" else conversation.tools
