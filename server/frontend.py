@@ -77,9 +77,7 @@ class Frontend:
         self._tokenizer: Tokenizer | None = None
         self._source: TokenizerSource | None = None
         self._reader: Reader | None = None
-        self._reading = ReadingOptions(
-            config.trust_request_chat_template, config.default_chat_template_kwargs
-        )
+        self._reading = ReadingOptions.of(config)
         self.helper = Helper(self._tokenizer_source, self._reading, log_level=config.uvicorn_log_level)
         """Reads the bodies of requests that are too long for the event loop."""
         self._draining: Draining | None = None
@@ -166,9 +164,9 @@ class Frontend:
         raise_if_refused(self.status)
 
     def check_model(self, name: str | None) -> None:
-        """Raises NotFound unless `name` is a name of the served model, or None."""
+        """Raises NotFound unless `name` is a name of the served model, or None or empty."""
         names = self.facts.model_names
-        if name is not None and name not in names and not self.config.is_own_path(name):
+        if name and name not in names and not self.config.is_own_path(name):
             raise NotFound(f"The model `{name}` does not exist. Valid aliases: {', '.join(names)}", "model")
 
     def generate(

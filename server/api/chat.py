@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -15,6 +15,7 @@ from server.api.logprobs import ChatLogprobs, PromptLogprobs
 from server.api.messages import Messages, TemplateOptions
 from server.errors import BadRequest
 from server.requests.sampling import SamplingParams
+from server.text.style import Effort, Style, Verbosity
 
 
 class ChatRequest(GenerationBody, TemplateOptions):
@@ -24,14 +25,18 @@ class ChatRequest(GenerationBody, TemplateOptions):
         "response_format": ({"type": "text"},),
         "modalities": (["text"],),
         "audio": (),
-        "prediction": (),
-        "verbosity": (),
+        "moderation": (),
+        "functions": (),
+        "function_call": ("none",),
         "web_search_options": (),
         "return_prompt_text": (False,),
     }
-    meaningless = MEANINGLESS | {"parallel_tool_calls"}
+    meaningless = MEANINGLESS | {"parallel_tool_calls", "prediction"}
     bounds: ClassVar[Bounds] = {**GenerationBody.bounds, **TemplateOptions.bounds}
-    stand_ins: ClassVar[Mapping[str, object]] = {**TemplateOptions.stand_ins, "messages": [{"role": "user"}]}
+    stand_ins: ClassVar[Mapping[str, object]] = {
+        **TemplateOptions.stand_ins,
+        "messages": [{"role": "user", "content": ""}],
+    }
 
     messages: Messages
     max_completion_tokens: int | None = Field(default=None, description="null fills the context.")
@@ -46,8 +51,16 @@ class ChatRequest(GenerationBody, TemplateOptions):
         description='"auto" (the default) or "none": what the model is made to call is not chosen yet.',
     )
     include_reasoning: Flag = Field(default=True, description="Answer with the reasoning too.")
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
-        default=None, description="Passed to the chat template."
+    reasoning_effort: Effort | None = Field(
+        default=None,
+        description="Passed to the chat template, if that reads it; none switches thinking off where the "
+        "template has a switch, and all others switch it on.",
+    )
+    enable_thinking: Flag | None = Field(
+        default=None, description="The template's switch for thinking, whatever its name there."
+    )
+    verbosity: Verbosity | None = Field(
+        default=None, description="Passed to the chat template, if that reads it."
     )
 
     @model_validator(mode="after")
@@ -57,6 +70,13 @@ class ChatRequest(GenerationBody, TemplateOptions):
         if self.tool_choice not in (None, "none", "auto"):
             raise _tool_choice_refused(self.tool_choice, self.tools is not None)
         return self
+
+    @property
+    def style(self) -> Style | None:
+        """What is said of the manner of the answer, if anything is."""
+        if self.reasoning_effort is None and self.verbosity is None and self.enable_thinking is None:
+            return None
+        return Style(self.reasoning_effort, self.verbosity, self.enable_thinking)
 
     @property
     def most_tokens(self) -> int | None:

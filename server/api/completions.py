@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, cast
+from typing import Annotated, Self, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -47,24 +47,44 @@ Prompts = Annotated[
 
 class CompletionRequest(GenerationBody):
     unsupported = {**UNSUPPORTED, "response_format": ({"type": "text"},)}
-    meaningless = MEANINGLESS | {"best_of"}  # checked below
+    meaningless = MEANINGLESS
     stand_ins = {"prompt": "-"}
 
     prompt: Prompts = Field(default=None, validate_default=True)
-    max_tokens: int | None = Field(default=16, description="null fills the context; 0 goes with echo only.")
+    max_tokens: int | None = Field(default=16, description="null is 16; 0 goes with echo only.")
     logprobs: int | None = Field(
         default=None, description="Most likely tokens to report beside the chosen one."
     )
     add_special_tokens: Flag | None = True
 
-    @model_validator(mode="before")
-    @classmethod
-    def check_best_of(cls, body: object) -> object:
-        if isinstance(body, dict) and body.get("best_of") not in (None, body.get("n", 1)):
+    best_of: int | None = Field(
+        default=None,
+        description="Draw so many answers to each prompt, and answer the n whose tokens were the most likely "
+        "in the mean. Not with `stream`, unless it equals n.",
+    )
+
+    @model_validator(mode="after")
+    def check_best_of(self) -> Self:
+        if self.best_of is None:
+            return self
+        if self.best_of < self.shown or self.best_of > LIMITS.n:
             raise BadRequest(
-                "`best_of` is not supported yet unless it equals `n`. Leave it out of the request.", "best_of"
+                f"best_of must be at least n and at most {LIMITS.n}, got {self.best_of} with n={self.shown}.",
+                "best_of",
             )
-        return body
+        if self.stream and self.chooses:
+            raise BadRequest("best_of above n cannot be streamed: the best are known at the end.", "best_of")
+        return self
+
+    @property
+    def shown(self) -> int:
+        """The number of answers to each prompt that the client gets."""
+        return 1 if self.n is None else self.n
+
+    @property
+    def chooses(self) -> bool:
+        """Whether more answers are drawn than shown."""
+        return self.best_of is not None and self.best_of > self.shown
 
     @property
     def scores_only(self) -> bool:
@@ -75,15 +95,20 @@ class CompletionRequest(GenerationBody):
     def most_tokens(self) -> int | None:
         """The longest answer, as the engine makes it."""
         # The engine runs no request for zero tokens: one is made and not shown.
-        return 1 if self.scores_only else self.max_tokens
+        if self.scores_only:
+            return 1
+        return 16 if self.max_tokens is None else self.max_tokens
 
     def to_sampling(self) -> SamplingParams:
         echoed = self.logprobs if self.echo else None
-        return self.sampling(
+        sampling = self.sampling(
             max_tokens=self.most_tokens,
             logprobs=self.logprobs,
             prompt_logprobs=echoed if self.prompt_logprobs is None else self.prompt_logprobs,
         )
+        if self.chooses:
+            sampling.n, sampling.logprobs = self.best_of or 1, self.logprobs or 0
+        return sampling
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, ClassVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, ValidationInfo, model_validator
 
 from server.errors import BadRequest, too_many
 
@@ -81,6 +81,7 @@ MEANINGLESS = frozenset(
         "safety_identifier",
         "prompt_cache_key",
         "prompt_cache_retention",
+        "prompt_cache_options",
         "session_id",
     }
 )
@@ -100,6 +101,20 @@ SYNONYMS: Mapping[str, str] = {
 }
 """Other names for our fields, too different to be found by comparing letters."""
 
+REASONS: Mapping[str, str] = {
+    "use_beam_search": "is not offered: beams hold the cache of many answers to keep one, which reads worse "
+    "than a drawn one; `best_of` of the completions endpoint chooses among drawn ones",
+    "functions": "has been replaced by `tools`",
+    "function_call": "has been replaced by `tool_choice`",
+    "moderation": "asks for a check that this server does not have",
+    "audio": "asks for sound, and this server has none",
+    "web_search_options": "asks for a search, and this server has none",
+}
+"""What is said of fields that no later version will support either."""
+
+IGNORES_UNKNOWN = "ignores unknown fields"
+"""The validation context of a server that accepts fields which it does not know."""
+
 _REPORTED = 5
 _SHOWN = 64
 _MOST_UNKNOWN = 1024
@@ -107,6 +122,12 @@ _MOST_UNKNOWN = 1024
 _SHORT = 16
 """The entries that every list and object may have: the least bound of any."""
 _LONG_KINDS = (list, dict)
+
+
+def unknown_fields(ignored: bool) -> object:
+    """The validation context that says whether unknown fields are ignored."""
+    return IGNORES_UNKNOWN if ignored else None
+
 
 Bounds = Mapping[str, tuple[int, str]]
 """Field -> the most entries that it may have, and the word for them."""
@@ -125,7 +146,7 @@ class Body(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def check_fields(cls, body: object) -> object:
+    def check_fields(cls, body: object, info: ValidationInfo) -> object:
         if isinstance(body, dict):
             unknown: list[str] = []
             for name, value in body.items():
@@ -136,7 +157,7 @@ class Body(BaseModel):
                             break
                 elif type(value) in _LONG_KINDS and len(value) > _SHORT:
                     cls._check_length(name, len(value))
-            if unknown:
+            if unknown and info.context is not IGNORES_UNKNOWN:
                 raise _unknown_fields(unknown, cls.__pydantic_fields__)
         return body
 
@@ -158,7 +179,8 @@ class Body(BaseModel):
             return False
         if value is None or value in cls.unsupported[name]:
             return True
-        raise BadRequest(f"`{name}` is not supported yet. Leave it out of the request.", param=name)
+        reason = REASONS.get(name, "is not supported yet")
+        raise BadRequest(f"`{name}` {reason}. Leave it out of the request.", param=name)
 
 
 def _unknown_fields(names: list[str], known: Iterable[str]) -> BadRequest:

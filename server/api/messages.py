@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
 from server.api.fields import FIRST_ERROR, Body, Bounds, Flag, check_text
@@ -125,7 +125,22 @@ class Tool(BaseModel):
         return self.model_dump(exclude_none=True)
 
 
-Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES), FIRST_ERROR]
+def _with_contents(messages: list[Message]) -> list[Message]:
+    for number, message in enumerate(messages):
+        if message.content is None and message.role == "user":
+            raise BadRequest(
+                f"messages[{number}] has no content: a message of the user is a text, or a list of parts.",
+                "messages",
+            )
+    return messages
+
+
+Messages = Annotated[
+    list[Message],
+    Field(min_length=1, max_length=MAX_MESSAGES),
+    FIRST_ERROR,
+    AfterValidator(_with_contents),
+]
 
 
 class TemplateOptions(Body):

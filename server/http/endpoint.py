@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from server.api.fields import unknown_fields
 from server.errors import ApiError
 from server.http.body import BODY_MEMORY, read_body
 from server.http.error_answers import CLIENT_GONE, explain
@@ -91,7 +92,7 @@ class Endpoint(APIRoute):
         raw = await read_body(request.receive, most=self._most_bytes)
         if is_long(raw):
             raw = await self._shortened(request, raw)
-        return read_json(raw, validate)
+        return read_json(raw, validate, unknown_fields(request.app.state.config.ignore_unknown_fields))
 
     async def _shortened(self, request: Request, raw: bytes) -> bytes:
         """Has the texts of a long body read, and returns the body with stand-ins for them."""

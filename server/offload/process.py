@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 from pydantic import TypeAdapter
 
-from server.api.fields import Body
+from server.api.fields import Body, unknown_fields
 from server.errors import ApiError, BadRequest, Internal
 from server.offload.messages import (
     LENGTH_BYTES,
@@ -89,7 +89,9 @@ def _serve(connection: socket.socket, setup: Setup) -> None:
 
 def answer(reading: Reading[Any], raw: bytes, reader: Reader) -> Answer:
     try:
-        body: Body = read_json(raw, _validator(reading.name))
+        body: Body = read_json(
+            raw, _validator(reading.name), unknown_fields(reader.options.ignore_unknown_fields)
+        )
         result = msgspec.msgpack.encode(_packed(reading.read(body, reader)))
         left = json.dumps(body.without_texts(), ensure_ascii=False).encode("utf-8", "surrogatepass")
         if len(left) > MOST_LEFT:

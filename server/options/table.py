@@ -110,6 +110,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         ReasoningField,
         Doc(_ANSWERS, "Fields that carry it.", ("both", "reasoning", "reasoning_content")),
     ] = "both"
+    ignore_unknown_fields: Annotated[
+        bool, Doc(_ANSWERS, "Accept fields of requests that this server does not know, without effect.")
+    ] = False
     enable_force_include_usage: Annotated[bool, Doc(_ANSWERS, "Send usage in every stream.")] = False
     return_tokens_as_token_ids: Annotated[
         bool, Doc(_ANSWERS, "Write tokens in logprobs as token_id:123.")

@@ -47,13 +47,13 @@ def check_values(raw: bytes) -> None:
         raise BadRequest(f"This endpoint takes at most {MOST_VALUES} values in a request, got {values}.")
 
 
-def read_json(raw: bytes, validate: Callable[..., Any]) -> Any:
-    """The validated body."""
+def read_json(raw: bytes, validate: Callable[..., Any], context: object = None) -> Any:
+    """The validated body. `context` is what the body's own checks are told: IGNORES_UNKNOWN, or nothing."""
     if not raw:
         raise invalid_body([{"type": "missing", "msg": "Field required", "input": None}])
     content = _decode(raw)
     try:
-        return validate(content, from_attributes=True)
+        return validate(content, from_attributes=True, context=context)
     except ValidationError as error:
         raise invalid_body(error.errors(include_url=False)) from None
 

@@ -16,6 +16,8 @@ from server.errors import BadRequest, invalid, too_many
 from server.reading.reader import A_LOT, Reader
 from server.requests.facts import Facts
 from server.requests.pooling import CUT_MARGIN
+from server.requests.sampling import check_logprobs
+from server.text.style import Style
 from server.text.token_ids import TokenIds, count_ids, unpack
 
 PROMPT_END = 64
@@ -71,7 +73,8 @@ def read_completion(body: CompletionRequest, reader: Reader) -> list[Prompt]:
 
 
 def read_chat(body: ChatRequest, reader: Reader) -> Conversation:
-    text = write_conversation(body, body.messages, reader, reasoning_effort=body.reasoning_effort)
+    check_logprobs("top_logprobs", "sample", body.top_logprobs, reader.facts)
+    text = write_conversation(body, body.messages, reader, body.style)
     prompt = _prepare(text, body, reader, body.add_special_tokens, body.most_tokens)
     last = body.messages[-1]
     if "cache_diagnosis" in body.include:
@@ -97,7 +100,7 @@ def read_tokenize(body: TokenizeRequest, reader: Reader) -> bytes:
     if body.add_special_tokens is not None:
         special = body.add_special_tokens
     ids = encode(text, reader, add_special_tokens=special)
-    name = reader.tokenizer.token_text
+    name = reader.tokenizer.token_name
     strings = [name(id) for id in ids] if body.return_token_strs else None
     return msgspec.json.encode(Tokenized(len(ids), reader.facts.max_model_len, ids, strings))
 
@@ -143,7 +146,7 @@ def encode(text: str, reader: Reader, *, add_special_tokens: bool, bounded: bool
 
 
 def write_conversation(
-    options: TemplateOptions, messages: list[Message], reader: Reader, reasoning_effort: str | None = None
+    options: TemplateOptions, messages: list[Message], reader: Reader, style: Style | None = None
 ) -> str:
     """Renders the conversation as the text that the model was trained on."""
     if options.chat_template is not None and not reader.options.trust_request_chat_template:
@@ -152,17 +155,20 @@ def write_conversation(
             "Refused request with untrusted chat template.",
             "chat_template",
         )
-    effort = {} if reasoning_effort is None else {"reasoning_effort": reasoning_effort}
-    return reader.tokenizer.chat.render(
+    chat, tools = reader.tokenizer.chat, options.tools
+    asked: dict[str, object] = {}
+    if style is not None:
+        asked = style.variables(chat.variables(options.chat_template, with_tools=tools is not None))
+    return chat.render(
         [message.for_template() for message in messages],
         add_generation_prompt=options.add_generation_prompt,
         continue_final_message=options.continue_final_message,
-        tools=None if options.tools is None else [tool.for_template() for tool in options.tools],
+        tools=None if tools is None else [tool.for_template() for tool in tools],
         documents=options.documents,
         template=options.chat_template,
         kwargs={
             **reader.options.default_chat_template_kwargs,
-            **effort,
+            **asked,
             **(options.chat_template_kwargs or {}),
         },
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from server.options.table import ServerConfig
 from server.requests.facts import Facts
 from server.text.tokenizer import Tokenizer
 
@@ -15,6 +16,15 @@ class ReadingOptions(msgspec.Struct, frozen=True):
 
     trust_request_chat_template: bool = False
     default_chat_template_kwargs: dict[str, object] = {}
+    ignore_unknown_fields: bool = False
+
+    @classmethod
+    def of(cls, config: ServerConfig) -> ReadingOptions:
+        return cls(
+            config.trust_request_chat_template,
+            config.default_chat_template_kwargs,
+            config.ignore_unknown_fields,
+        )
 
 
 A_LOT = 1 << 40

@@ -110,7 +110,7 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
         self.check_unsupported(UnsupportedSampling.__struct_fields__)
         facts.check_prompt_length(prompt_len)
         temperature = self._temperature(facts)
-        _check_n(self.n, temperature, facts)
+        _check_n(self.n, facts)
         self._check_stops(facts)
         max_tokens = self._max_tokens(facts, prompt_len)
         greedy = temperature == 0
@@ -128,8 +128,8 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
             logit_bias=self._logit_bias(facts),
             bad_words=_bad_words(self.bad_words, facts, tokenizer) if self.bad_words else (),
             allowed_token_ids=self._allowed(facts),
-            logprobs=_logprobs("logprobs", "sample", self.logprobs, facts),
-            prompt_logprobs=_logprobs("prompt_logprobs", "prompt", self.prompt_logprobs, facts),
+            logprobs=check_logprobs("logprobs", "sample", self.logprobs, facts),
+            prompt_logprobs=check_logprobs("prompt_logprobs", "prompt", self.prompt_logprobs, facts),
         )
         return self._choices(template)
 
@@ -253,7 +253,9 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
         for value in bias.values():
             if not math.isfinite(value):
                 raise invalid("logit_bias", f"logit_bias values must be finite numbers, got {value}.", value)
-        return {id: min(100.0, max(-100.0, value)) for id, value in bias.items()}
+            if not -100 <= value <= 100:
+                raise invalid("logit_bias", f"logit_bias values must be in [-100, 100], got {value}.", value)
+        return bias
 
     def _allowed(self, facts: Facts) -> tuple[int, ...]:
         if self.allowed_token_ids is None:
@@ -282,13 +284,11 @@ def _default(value: float | None, name: str, facts: Facts, neutral: float) -> fl
     return value if value is not None else facts.defaults.get(name, neutral)
 
 
-def _check_n(n: int, temperature: float, facts: Facts) -> None:
+def _check_n(n: int, facts: Facts) -> None:
     if n < 1:
         raise invalid("n", f"n must be at least 1, got {n}.", n)
     if n > facts.limits.n:
         raise invalid("n", f"n must be at most {facts.limits.n}, got {n}.", n)
-    if n > 1 and temperature == 0:
-        raise invalid("n", f"n must be 1 when using greedy sampling, got {n}.", n)
 
 
 def _penalty(name: str, value: float) -> float:
@@ -297,7 +297,8 @@ def _penalty(name: str, value: float) -> float:
     return value
 
 
-def _logprobs(name: str, kind: str, asked: int | None, facts: Facts) -> int | None:
+def check_logprobs(name: str, kind: str, asked: int | None, facts: Facts) -> int | None:
+    """The number of logprobs to report; -1 is the whole vocabulary. Too many are refused by `name`."""
     if asked is None:
         return None
     if asked < -1:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
+from statistics import fmean
 
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
 from server.api.completions import (
     Completion,
@@ -45,18 +47,34 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
 async def _whole(job: Job, body: CompletionRequest) -> Completion:
     texts = [_ChoiceChunks(job, body, index) for index in range(job.choices)]
     chunks: list[list[CompletionChunkChoice]] = [[] for _ in texts]
+    logprobs: list[list[float]] = [[] for _ in texts]
     async with aclosing(job.deltas()) as deltas:
         async for index, delta in deltas:
             chunks[index].append(texts[index].chunk(delta))
+            if body.chooses:
+                logprobs[index] += [entry.values[0] for entry in delta.logprobs]
+    choices = [text.join(parts) for text, parts in zip(texts, chunks, strict=True)]
     return Completion(
         id=job.id,
         created=job.created,
         model=job.model,
         system_fingerprint=job.fingerprint,
-        choices=[text.join(parts) for text, parts in zip(texts, chunks, strict=True)],
+        choices=_best_choices(choices, logprobs, job.sampling.n, body.shown) if body.chooses else choices,
         usage=job.usage(),
         cache_diagnosis=job.cache_diagnosis,
     )
+
+
+def _best_choices(
+    choices: list[CompletionChoice], logprobs: list[list[float]], drawn: int, shown: int
+) -> list[CompletionChoice]:
+    """The choices with the highest mean logprob of those drawn for each prompt, the best one first."""
+    best: list[CompletionChoice] = []
+    for first in range(0, len(choices), drawn):
+        of_prompt = range(first, first + drawn)
+        ranked = sorted(of_prompt, key=lambda index: fmean(logprobs[index] or [0.0]), reverse=True)
+        best += [choices[index] for index in ranked[:shown]]
+    return [replace(choice, index=index) for index, choice in enumerate(best)]
 
 
 async def _events(job: Job, body: CompletionRequest) -> AsyncGenerator[bytes]:

@@ -6,7 +6,7 @@ Knows nothing of tokens. A failure of a template is the request's: 400, with wha
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -43,6 +43,8 @@ class Compiled:
         tree = _sandbox.parse(source)
         self.render: Callable[[dict[str, object]], str] = _sandbox.from_string(source).render
         self.format: Format = "openai" if _iterates_content(tree) else "string"
+        self.variables = frozenset(name.name for name in tree.find_all(nodes.Name) if name.ctx == "load")
+        """The names of the variables that it reads."""
         self.takes_both = any(test.name == "string" for test in tree.find_all(nodes.Test))
         """True if the template asks whether a content is a string: strings then need not be wrapped into
         parts."""
@@ -116,6 +118,10 @@ class ChatTemplate:
         }
         text = _rendered(compiled, variables)
         return _cut_after_final_message(text, shaped) if continue_final_message else text
+
+    def variables(self, template: str | None = None, *, with_tools: bool = False) -> Set[str]:
+        """The names of the variables that `render` would read with the same template."""
+        return self._compile(template, with_tools=with_tools).variables
 
     @property
     def sources(self) -> list[str]:

@@ -190,6 +190,10 @@ class Tokenizer:
         """The text of one token on its own, special or not, with U+FFFD for bytes that are no character."""
         return self._bytes[id].decode("utf-8", "replace")
 
+    def token_name(self, id: int) -> str:
+        """The token as the vocabulary spells it."""
+        return self._model.id_to_token(id) or ""
+
     def token_id(self, name: str) -> int | None:
         return self._model.token_to_id(name)
 

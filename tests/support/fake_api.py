@@ -20,7 +20,7 @@ from server.reading.reader import ReadingOptions
 def make_app(frontend: FakeFrontend, **options: Any) -> ASGIApp:
     """The app itself. `options` are fields of ServerConfig."""
     config = frontend.config = ServerConfig(engine=EngineConfig(model="org/tiny"), **options)
-    frontend.reading = ReadingOptions(config.trust_request_chat_template, config.default_chat_template_kwargs)
+    frontend.reading = ReadingOptions.of(config)
     return create_app(cast(Frontend, frontend))
 
 

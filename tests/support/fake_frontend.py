@@ -102,6 +102,8 @@ def byte_tokenizer() -> Tokenizer:
 class FakeFrontend:
     reply: str = "Hello, world."
     """The text of every choice; EOS follows."""
+    logprob_of: Callable[[int], float] | None = None
+    """A function from a choice's number to the logprob of its tokens, in place of the usual ones."""
     per_step: int = 3
     """The number of tokens in one message of the engine."""
     cached: int = 0
@@ -185,7 +187,7 @@ class FakeFrontend:
             raise self.unready
 
     def check_model(self, name: str | None) -> None:
-        if name is not None and name not in self.facts.model_names:
+        if name and name not in self.facts.model_names:
             raise NotFound(
                 f"The model `{name}` does not exist. Valid aliases: {', '.join(self.facts.model_names)}",
                 "model",
@@ -229,7 +231,7 @@ class FakeFrontend:
                 TextOutput(i, prompt, sampling, self.tokenizer, self.facts.eos_token_ids, interval)
                 for i in range(len(params))
             ]
-            sources = [self._messages(prompt, one) for one in params]
+            sources = [self._messages(prompt, one, i) for i, one in enumerate(params)]
             live = set(range(len(params)))
             while live:
                 for i in sorted(live):
@@ -275,7 +277,14 @@ class FakeFrontend:
         if self.error is not None and output.count >= self.tokens_before_error:
             raise self.error
 
-    def _messages(self, prompt: list[int], params: Sampling):
+    def _logprobs(self, tokens: list[int], count: int | None, choice: int) -> list[TokenLogprobs]:
+        if count is None:
+            return []
+        if self.logprob_of is not None:
+            return [TokenLogprobs([id], [self.logprob_of(choice)], 1) for id in tokens]
+        return [logprobs_of(id, count) for id in tokens]
+
+    def _messages(self, prompt: list[int], params: Sampling, choice: int):
         tokens = [*self.reply.encode(), EOS][: params.max_tokens]
         finish = "stop" if tokens[-1] in params.stop_token_ids else "length"
         for start in range(0, len(tokens), self.per_step):
@@ -284,9 +293,7 @@ class FakeFrontend:
             yield Tokens(
                 id=0,
                 tokens=new,
-                logprobs=[logprobs_of(id, params.logprobs) for id in new]
-                if params.logprobs is not None
-                else [],
+                logprobs=self._logprobs(new, params.logprobs, choice),
                 prompt_logprobs=(
                     [logprobs_of(id, params.prompt_logprobs) for id in prompt[1:]]
                     if first and params.prompt_logprobs is not None

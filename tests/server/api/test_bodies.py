@@ -74,8 +74,9 @@ def test_null_is_as_leaving_out() -> None:
     assert chat(**nothing, top_logprobs=None).to_sampling() == chat().to_sampling()
 
 
-def test_null_max_tokens_fills_the_context() -> None:
-    assert completion(max_tokens=None).to_sampling().max_tokens is None
+def test_null_max_tokens_is_the_default() -> None:
+    assert completion(max_tokens=None).to_sampling().max_tokens == 16
+    assert chat(max_tokens=None).to_sampling().max_tokens is None
 
 
 def test_one_stop_string_is_a_list_of_one() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from openai.types import completion_create_params as text_params
+from openai.types.chat import completion_create_params as chat_params
 
 from server.api.chat import ChatRequest
 from server.api.completions import CompletionRequest
-from server.api.fields import MEANINGLESS, UNSUPPORTED
+from server.api.fields import IGNORES_UNKNOWN, MEANINGLESS, REASONS, UNSUPPORTED, Body
 from server.api.tokenize import TokenizeRequest
 from server.errors import BadRequest
 
@@ -35,7 +37,7 @@ def refusal_of(make: Any, **fields: Any) -> BadRequest:
 def test_an_unsupported_field_is_refused_by_name(make: Any, name: str) -> None:
     error = refusal_of(make, **{name: {"asks": "for something"}})
     assert error.param == name
-    assert f"`{name}` is not supported yet" in error.message
+    assert f"`{name}` {REASONS.get(name, 'is not supported yet')}" in error.message
 
 
 @pytest.mark.parametrize("name", sorted(UNSUPPORTED))
@@ -52,8 +54,9 @@ def test_an_unsupported_field_may_ask_for_nothing(name: str) -> None:
         ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}),
         ("modalities", ["text", "audio"]),
         ("audio", {"voice": "alloy"}),
-        ("prediction", {"type": "content", "content": "x"}),
-        ("verbosity", "low"),
+        ("functions", [{"name": "f"}]),
+        ("function_call", "auto"),
+        ("moderation", {}),
         ("web_search_options", {}),
         ("return_prompt_text", True),
         ("best_of", 2),
@@ -125,11 +128,39 @@ def test_tokenize_knows_its_own_fields_only() -> None:
     TokenizeRequest.model_validate({"prompt": "a", "user": "me"})
 
 
-@pytest.mark.parametrize(("best_of", "n"), [(None, 3), (3, 3), (1, 1)])
-def test_best_of_may_equal_n(best_of: int | None, n: int) -> None:
-    completion(best_of=best_of, n=n)
+@pytest.mark.parametrize(("best_of", "n", "drawn"), [(None, 3, 3), (3, 3, 3), (1, 1, 1), (5, 2, 5)])
+def test_best_of_draws_so_many(best_of: int | None, n: int, drawn: int) -> None:
+    sampling = completion(best_of=best_of, n=n).to_sampling()
+    assert (sampling.n, sampling.logprobs) == (drawn, 0 if drawn > n else None)
 
 
-@pytest.mark.parametrize("fields", [{"best_of": 2}, {"best_of": 1, "n": 2}])
-def test_best_of_more_is_refused(fields: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    "fields", [{"best_of": 1, "n": 2}, {"best_of": 1000}, {"best_of": 2, "stream": True}]
+)
+def test_a_wrong_best_of_is_refused(fields: dict[str, int]) -> None:
     assert refusal_of(completion, **fields).param == "best_of"
+
+
+@pytest.mark.parametrize(
+    ("base", "body"),
+    [
+        (chat_params.CompletionCreateParamsBase, ChatRequest),
+        (text_params.CompletionCreateParamsBase, CompletionRequest),
+    ],
+)
+def test_every_field_of_openais_client_is_known(base: Any, body: type[Body]) -> None:
+    assert {*base.__annotations__} <= {*body.model_fields, *body.unsupported, *body.meaningless}
+
+
+@pytest.mark.parametrize("fields", [{"zzzz": 1}, {"stream": True, "stream_options": {"zzzz": 1}}])
+def test_unknown_fields_are_ignored_if_the_operator_says_so(fields: dict[str, Any]) -> None:
+    body = CompletionRequest.model_validate({**TEXT, **fields}, context=IGNORES_UNKNOWN)
+    assert not hasattr(body, "zzzz")
+    with pytest.raises(BadRequest, match="best_of"):
+        CompletionRequest.model_validate({**TEXT, "best_of": -1, **fields}, context=IGNORES_UNKNOWN)
+
+
+@pytest.mark.parametrize("content", [{}, {"content": None}])
+def test_a_user_says_something(content: dict[str, None]) -> None:
+    error = refusal_of(chat, messages=[{"role": "assistant"}, {"role": "user", **content}])
+    assert error.param == "messages" and "messages[1] has no content" in error.message

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from fake_api import make_app, make_client, post, post_stream, refusal
 from fake_frontend import FakeFrontend
@@ -219,8 +220,8 @@ async def test_the_template_gets_all_it_may_want(frontend: FakeFrontend) -> None
 
 async def test_content_parts(frontend: FakeFrontend, client: httpx.AsyncClient) -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    await talk(client, {"role": "user", "content": parts}, {"role": "user"})
-    assert written(frontend) == "<user>a\nb\n<user>\n<assistant>"
+    await talk(client, {"role": "user", "content": parts}, {"role": "assistant"})
+    assert written(frontend) == "<user>a\nb\n<assistant>\n<assistant>"
 
 
 async def test_a_template_of_the_request_needs_trust(
@@ -275,3 +276,23 @@ async def test_answers_and_all_their_chunks_have_the_fingerprint(
     frontend.facts = changed(frontend.facts, fingerprint="fp_1")
     whole, chunks = await talk(client), await stream(client, stream_options={"include_usage": True})
     assert [answer["system_fingerprint"] for answer in (whole, *chunks)] == ["fp_1"] * (1 + len(chunks))
+
+
+@pytest.mark.parametrize("count", [-2, 21])
+async def test_wrong_top_logprobs_are_named_so(client: httpx.AsyncClient, count: int) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    error = await refusal(
+        client, "/v1/chat/completions", messages=messages, logprobs=True, top_logprobs=count
+    )
+    assert error["param"] == "top_logprobs"
+
+
+async def test_unknown_fields_pass_if_the_operator_says_so(frontend: FakeFrontend) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "zzzz": 1}
+    await refusal(make_client(make_app(frontend)), "/v1/chat/completions", **body)
+    app = make_app(frontend, ignore_unknown_fields=True)
+    await post(make_client(app), "/v1/chat/completions", **body)
+    long = [{"role": "user", "content": "hi"}] * 400  # the helper reads it
+    frontend.facts = msgspec.structs.replace(frontend.facts, max_model_len=100_000)
+    await post(make_client(app), "/v1/chat/completions", messages=long, zzzz=1)
+    assert frontend.read_elsewhere

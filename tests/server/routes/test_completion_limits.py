@@ -31,7 +31,6 @@ async def test_no_model_is_the_served_one(client: httpx.AsyncClient) -> None:
     ("fields", "message"),
     [
         ({"temperature": 3}, "temperature must be in [0, 2], got 3.0. (parameter=temperature, value=3.0)"),
-        ({"n": 2, "temperature": 0}, "n must be 1 when using greedy sampling, got 2."),
         ({"n": 129}, "n must be at most 128, got 129."),
         ({"n": 10**15}, "n must be at most 128, got 1000000000000000."),
         ({"n": 0}, "n must be at least 1, got 0."),
@@ -93,7 +92,7 @@ async def test_max_tokens_is_clamped_to_the_window(client: httpx.AsyncClient) ->
         ({"truncate_prompt_tokens": 3, "truncation_side": "left"}, b"XYZ"),
         ({"truncate_prompt_tokens": 3, "truncation_side": "right"}, b"abc"),
         ({"truncate_prompt_tokens": -1, "max_tokens": 100}, b"." * 25 + b"XYZ"),
-        ({"truncate_prompt_tokens": -1, "max_tokens": None}, b"." * 124 + b"XYZ"),
+        ({"truncate_prompt_tokens": -1, "max_tokens": None}, b"." * 109 + b"XYZ"),
     ],
 )
 async def test_truncation(

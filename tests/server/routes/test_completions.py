@@ -316,3 +316,22 @@ async def test_answers_and_all_their_chunks_have_the_fingerprint(
     whole = await post(client, PATH, prompt="hi")
     chunks = await post_stream(client, PATH, prompt="hi", stream_options={"include_usage": True})
     assert [answer["system_fingerprint"] for answer in (whole, *chunks)] == ["fp_1"] * (1 + len(chunks))
+
+
+async def test_the_best_of_several_come_first(frontend: FakeFrontend, client: httpx.AsyncClient) -> None:
+    frontend.logprob_of = lambda choice: -float((choice * 2) % 5)  # the third and the first are the best
+    answer = await post(client, PATH, prompt=["a", "b"], n=2, best_of=4, max_tokens=3, return_token_ids=True)
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    assert [choice["logprobs"] for choice in answer["choices"]] == [None] * 4
+    assert answer["usage"]["completion_tokens"] == 2 * 4 * 3
+    shown = await post(client, PATH, prompt="a", n=2, best_of=4, max_tokens=3, logprobs=0)
+    assert [choice["logprobs"]["token_logprobs"] for choice in shown["choices"]] == [[0.0] * 3, [-1.0] * 3]
+
+
+async def test_greedy_answers_may_be_several(client: httpx.AsyncClient) -> None:
+    answer = await post(client, PATH, prompt="a", n=2, temperature=0)
+    assert len({choice["text"] for choice in answer["choices"]}) == 1
+
+
+async def test_an_empty_name_is_the_served_model(client: httpx.AsyncClient) -> None:
+    assert (await post(client, PATH, prompt="a", model=""))["model"] == "org/tiny"
