@@ -48,8 +48,9 @@ class Welcome(msgspec.Struct, frozen=True, tag=True, gc=False):
 class Grammar(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The language in which an answer, or a part of it, is written."""
 
-    kind: Literal["json", "regex", "lark"]
-    """What `text` is: a JSON schema, a regular expression, or a grammar in llguidance's form of Lark."""
+    kind: Literal["json", "regex", "lark", "llguidance"]
+    """What `text` is: a JSON schema, a regular expression, a grammar in llguidance's form of Lark, or several
+    grammars that refer to each other, as llguidance has them in JSON."""
     text: str
     wakes: tuple[tuple[int, ...], ...] = ()
     """The grammar begins behind any of these sequences of tokens; if there are none, with the first token."""
@@ -142,7 +143,7 @@ class ResetPrefixCache(msgspec.Struct, frozen=True, tag=True, gc=False):
     pass
 
 
-Request = Add | AddMany | Abort | Pause | Go | Drain | ResetPrefixCache
+Request = Spelling | Add | AddMany | Abort | Pause | Go | Drain | ResetPrefixCache
 Greeting = Hello | Join
 
 

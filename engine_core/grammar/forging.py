@@ -1,0 +1,176 @@
+"""The place of requests whose grammar is being compiled. From here they go to the scheduler.
+
+Nothing of llguidance is imported before the first of them comes.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import zmq
+
+from engine_core.protocol import Add, Failed, Grammar, Spelling
+from engine_core.walking.walker import GrammarError, Walker
+
+if TYPE_CHECKING:
+    from engine_core.grammar.forge import Compiled, Forge
+
+Key = tuple[int, int]
+"""The number of a client, and the id of one of its requests."""
+
+_NO_SPELLING = "the server has not told this engine how tokens are spelled"
+_BROKE = "the grammar of this request could not be prepared"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Forged:
+    """A request that has left this place."""
+
+    client: int
+    request: Add
+    outcome: Walker | Failed
+    """What follows its grammar, or the answer to a request whose grammar cannot be followed."""
+    paused: bool
+    """Whether nothing shall be computed for it yet."""
+
+
+@dataclass(slots=True)
+class _Order:
+    request: Add
+    grammar: Grammar
+    forge: Forge
+    compiled: Future[Compiled]
+    paused: bool = False
+
+
+class Forging:
+    def __init__(self, vocab_size: int, folder: str) -> None:
+        """`folder` is the checkpoint's on this machine."""
+        self._vocab_size = vocab_size
+        self._folder = folder
+        self._spelling: Spelling | None = None
+        self._forge: Forge | None = None
+        self._orders: dict[Key, _Order] = {}
+        self._done = _Bell()
+
+    def __len__(self) -> int:
+        """The number of requests here."""
+        return len(self._orders)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._orders
+
+    def spell(self, spelling: Spelling) -> None:
+        """Learn how tokens are spelled. All servers of a model say the same."""
+        if spelling != self._spelling:
+            self._spelling = spelling
+            if self._forge is not None:
+                self._forge.stop()
+                self._forge = None
+
+    def add(self, client: int, request: Add, grammar: Grammar) -> Failed | None:
+        """Take a request in, or return why that cannot be. `leave` returns it when it is forged."""
+        if self._forge is None:
+            if self._spelling is None:
+                return Failed(id=request.id, code=500, message=_NO_SPELLING)
+            # With the first constrained request and not before: most engines never get one.
+            from engine_core.grammar.forge import Forge
+
+            self._forge = Forge(self._spelling, self._vocab_size, self._folder, self._done.ring)
+        compiled = self._forge.compile(grammar)
+        self._orders[client, request.id] = _Order(request, grammar, self._forge, compiled)
+        return None
+
+    def leave(self) -> list[Forged]:
+        """Return the requests whose grammar is compiled, which are not here any more."""
+        self._done.silence()
+        keys = [key for key, order in self._orders.items() if order.compiled.done()]
+        return [self._leave(key) for key in keys]
+
+    def discard(self, keys: Iterable[Key]) -> list[Add]:
+        """Let requests go that nobody waits for any more; the others are passed over."""
+        orders = [self._orders.pop(key) for key in keys if key in self._orders]
+        return [order.request for order in orders]
+
+    def keys(self, client: int | None) -> list[Key]:
+        """The requests of one client, or of all."""
+        return [key for key in self._orders if client is None or key[0] == client]
+
+    def set_paused(self, keys: Iterable[Key], *, paused: bool) -> None:
+        for key in keys:
+            if key in self._orders:
+                self._orders[key].paused = paused
+
+    def wait(self) -> None:
+        """Wait until a grammar is compiled."""
+        wait([order.compiled for order in self._orders.values()], return_when=FIRST_COMPLETED)
+
+    def register(self, poller: zmq.Poller) -> None:
+        """Let polls wake when a grammar is compiled."""
+        self._done.register(poller)
+
+    def stop(self) -> None:
+        if self._forge is not None:
+            self._forge.stop()
+        self._done.close()
+
+    def _leave(self, key: Key) -> Forged:
+        order = self._orders.pop(key)
+        try:
+            outcome: Walker | Failed = self._walker(order)
+        except GrammarError as error:
+            outcome = Failed(id=key[1], code=400, message=str(error))
+        except Exception:
+            _log.exception("a grammar could not be prepared")
+            outcome = Failed(id=key[1], code=500, message=_BROKE)
+        return Forged(key[0], order.request, outcome, order.paused)
+
+    def _walker(self, order: _Order) -> Walker:
+        """A walker behind the tokens that another engine has emitted for this request."""
+        walker = order.forge.walker(order.compiled.result(), order.grammar)
+        if order.request.prompt_len:
+            for token in order.request.tokens[order.request.prompt_len :]:
+                walker.take(token)
+        return walker
+
+
+class _Bell:
+    """A descriptor that can be read when a grammar has been compiled since the last look.
+
+    It is made when somebody registers, and rung from another thread.
+    """
+
+    def __init__(self) -> None:
+        self._ends: tuple[socket.socket, socket.socket] | None = None
+
+    def register(self, poller: zmq.Poller) -> None:
+        if self._ends is None:
+            self._ends = socket.socketpair()
+            for end in self._ends:
+                end.setblocking(False)
+            poller.register(self._ends[0], zmq.POLLIN)
+            self.ring()  # a grammar may be compiled already
+
+    def ring(self) -> None:
+        if self._ends is not None:
+            with suppress(OSError):  # full, so that it can be read already; or closed
+                self._ends[1].send(b"\0")
+
+    def silence(self) -> None:
+        """Call this before looking, so that what is done afterwards can be read."""
+        if self._ends is not None:
+            with suppress(BlockingIOError):
+                self._ends[0].recv(4096)
+
+    def close(self) -> None:
+        if self._ends is not None:
+            for end in self._ends:
+                end.close()

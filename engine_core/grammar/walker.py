@@ -1,0 +1,113 @@
+"""Follows the text of one sequence through its grammar."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+from llguidance import LLMatcher
+
+from engine_core.protocol import Grammar
+from engine_core.walking.walker import GrammarError
+from worker.protocol import Bound
+
+_NOT_ALLOWED = "doesn't satisfy the grammar"
+"""What llguidance says of a token that it had not allowed. Its other errors are limits that are reached."""
+
+
+class GrammarWalker:
+    """Asleep until one of the grammar's `wakes` has been written, then awake until it is complete."""
+
+    def __init__(self, compiled: LLMatcher, grammar: Grammar, vocab_size: int) -> None:
+        """`compiled` is at the beginning of the grammar, and copied where this one begins it."""
+        self._compiled = compiled
+        self._wakes = grammar.wakes
+        self._again = grammar.again
+        self._vocab_size = vocab_size
+        self._matcher = None if self._wakes else compiled.deep_copy()
+        """The place in the grammar; None while asleep."""
+        self._last: deque[int] = deque(maxlen=max(map(len, self._wakes), default=0))
+        """The last tokens that were written while asleep."""
+        self._count = 0
+        self._complete = False
+
+    @property
+    def complete(self) -> bool:
+        return self._complete
+
+    @property
+    def binds(self) -> bool:
+        return not self._complete
+
+    def take(self, token: int) -> None:
+        self._count += 1
+        if self._matcher is None:
+            self._listen(token)
+            return
+        if not self._matcher.consume_token(token):
+            raise self._error(self._matcher, self._count)
+        if self._matcher.is_stopped():
+            self._finish(self._matcher)
+
+    def bound(self) -> Bound | None:
+        if self._matcher is None:
+            return None
+        bits = self._matcher.compute_bitmask()
+        if self._matcher.is_error():
+            raise self._error(self._matcher, self._count + 1)
+        return smallest_bound(bits, self._vocab_size)
+
+    def _listen(self, token: int) -> None:
+        """Wake up if this token completes a sequence that wakes."""
+        self._last.append(token)
+        written = tuple(self._last)
+        if any(written[-len(wake) :] == wake for wake in self._wakes):
+            self._last.clear()
+            self._matcher = self._compiled.deep_copy()
+
+    def _finish(self, matcher: LLMatcher) -> None:
+        if matcher.is_error():
+            raise self._error(matcher, self._count)
+        if self._again:
+            self._matcher = None
+        else:
+            self._complete = True
+
+    def _error(self, matcher: LLMatcher, at: int) -> GrammarError:
+        if _NOT_ALLOWED in matcher.get_error():
+            return GrammarError(f"the grammar of the answer does not allow output token {at}")
+        return GrammarError(
+            f"the grammar of the answer became too complex at output token {at}: "
+            "make it simpler, or its repetitions shorter"
+        )
+
+
+def smallest_bound(bits: bytes, size: int) -> Bound:
+    """The allowed tokens of a vocabulary of `size`, of which `bits` has one bit each, in the smallest form.
+
+    Bits beyond the vocabulary are dropped.
+    """
+    words = np.frombuffer(bits, dtype="<u4")[: -(-size // 32)]
+    if rest := size % 32:
+        words = words.copy()
+        words[-1] &= (1 << rest) - 1
+    allowed = int.from_bytes(words.tobytes(), "little").bit_count()
+    if not allowed:
+        raise GrammarError("the grammar of the answer allows no token of this model")
+    fewest = min(allowed, size - allowed)
+    if 4 * fewest >= 4 * len(words):
+        return Bound("bits", words.tobytes())
+    if fewest == allowed:
+        return Bound("allowed", _ids(words).tobytes())
+    forbidden = ~words
+    if rest:
+        forbidden[-1] &= (1 << rest) - 1
+    return Bound("forbidden", _ids(forbidden).tobytes())
+
+
+def _ids(words: np.ndarray) -> np.ndarray:
+    """The indices of bits that are set, as int32."""
+    places = np.flatnonzero(words)
+    bits = np.unpackbits(words[places].view(np.uint8), bitorder="little").reshape(-1, 32)
+    rows, columns = bits.nonzero()
+    return (places[rows] * 32 + columns).astype("<i4")

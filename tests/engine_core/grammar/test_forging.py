@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import zmq
+from spelled import allowed_by, byte_spelling
+
+from engine_core.grammar.forge import Forge
+from engine_core.grammar.forging import Forged, Forging
+from engine_core.protocol import Add, Failed, Grammar
+from engine_core.walking.walker import Walker
+from worker.protocol import Sampling
+
+SIZE = 260
+LONG_MS = 20_000
+
+
+def request(id: int, grammar: Grammar, **more: object) -> Add:
+    return Add(id=id, tokens=[1, 2, 3], params=Sampling(max_tokens=9), grammar=grammar, **more)
+
+
+@pytest.fixture
+def forging():
+    place = Forging(SIZE, "")
+    place.spell(byte_spelling(b"<end>", special=1, ends=(256,)))
+    yield place
+    place.stop()
+
+
+def add(place: Forging, *requests: Add) -> None:
+    for one in requests:
+        assert one.grammar is not None
+        assert place.add(0, one, one.grammar) is None
+
+
+def all_of(place: Forging) -> list[Forged]:
+    found: list[Forged] = []
+    while len(place):
+        place.wait()
+        found += place.leave()
+    return found
+
+
+def walker_of(forged: Forged) -> Walker:
+    assert not isinstance(forged.outcome, Failed)
+    return forged.outcome
+
+
+def test_a_request_waits_until_its_grammar_is_compiled(forging: Forging) -> None:
+    add(forging, request(7, Grammar("regex", "[01]")))
+    assert (0, 7) in forging and len(forging) == 1
+    [forged] = all_of(forging)
+    assert forged.request.id == 7 and not forged.paused
+    assert allowed_by(walker_of(forged).bound(), SIZE) == [48, 49]
+    assert len(forging) == 0
+
+
+def test_each_request_of_one_grammar_has_a_walker_of_its_own(forging: Forging) -> None:
+    grammar = Grammar("regex", "[01]{2}")
+    add(forging, *(request(id, grammar) for id in range(3)))
+    first, second, third = map(walker_of, all_of(forging))
+    for _ in range(2):
+        first.take(48)
+    second.take(48)
+    assert (first.complete, second.complete, third.complete) == (True, False, False)
+
+
+def test_a_known_grammar_is_ready_at_once(forging: Forging) -> None:
+    grammar = Grammar("regex", "[01]")
+    add(forging, request(1, grammar))
+    all_of(forging)
+    add(forging, request(2, grammar))
+    assert [forged.request.id for forged in forging.leave()] == [2]
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar("regex", "(a"),
+        Grammar("json", '{"type": "number", "minimum": 3, "maximum": 2}'),
+        Grammar("json", '{"$ref": "#"}'),
+        Grammar("lark", "start: nothing"),
+        Grammar("llguidance", "not json"),
+    ],
+)
+def test_a_grammar_that_cannot_be_used_is_refused(forging: Forging, grammar: Grammar) -> None:
+    add(forging, request(1, grammar))
+    [forged] = all_of(forging)
+    assert isinstance(forged.outcome, Failed) and forged.outcome.code == 400
+    assert forged.outcome.message.startswith("the grammar of the answer cannot be used: ")
+    assert "\n" not in forged.outcome.message and "verbose" not in forged.outcome.message
+
+
+def test_an_answer_that_goes_on_begins_behind_its_tokens(forging: Forging) -> None:
+    emitted = list(b"ab")
+    resumed = Add(
+        id=1,
+        tokens=[1, 2, *emitted],
+        prompt_len=2,
+        params=Sampling(max_tokens=9),
+        grammar=Grammar("regex", "ab[xy]"),
+    )
+    add(forging, resumed)
+    [forged] = all_of(forging)
+    assert allowed_by(walker_of(forged).bound(), SIZE) == [ord("x"), ord("y")]
+
+
+def test_who_goes_away_leaves_nothing(forging: Forging) -> None:
+    add(forging, *(request(id, Grammar("regex", f"a{{{id + 1}}}")) for id in range(3)))
+    assert [one.id for one in forging.discard([(0, 1), (5, 5)])] == [1]
+    assert sorted(forged.request.id for forged in all_of(forging)) == [0, 2]
+
+
+def test_a_paused_request_leaves_paused(forging: Forging) -> None:
+    add(forging, request(1, Grammar("regex", "a")))
+    forging.set_paused([(0, 1), (0, 2)], paused=True)
+    assert [forged.paused for forged in all_of(forging)] == [True]
+
+
+def test_requests_are_known_by_their_client(forging: Forging) -> None:
+    grammar = Grammar("regex", "a")
+    for client in (0, 1):
+        assert forging.add(client, request(1, grammar), grammar) is None
+    assert forging.keys(1) == [(1, 1)] and len(forging.keys(None)) == 2
+
+
+def test_without_a_spelling_a_grammar_is_refused() -> None:
+    grammar = Grammar("regex", "a")
+    failed = Forging(SIZE, "").add(0, request(1, grammar), grammar)
+    assert failed is not None and failed.code == 500
+
+
+def test_a_compiled_grammar_wakes_a_poll(forging: Forging) -> None:
+    poller = zmq.Poller()
+    add(forging, request(1, Grammar("regex", "a")))
+    forging.wait()
+    forging.register(poller)  # after it is compiled: that must not be missed
+    assert poller.poll(LONG_MS) and len(forging.leave()) == 1
+    assert not poller.poll(0)
+    add(forging, request(2, Grammar("regex", "b")))
+    assert poller.poll(LONG_MS) and len(forging.leave()) == 1
+
+
+def test_what_is_kept_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine_core.grammar.forge.KEPT_BYTES", 1)
+    forge = Forge(byte_spelling(), 256, "", lambda: None)
+    first = forge.compile(Grammar("regex", "a"))
+    assert forge.compile(Grammar("regex", "a")) is first
+    forge.compile(Grammar("regex", "b"))
+    assert forge.compile(Grammar("regex", "a")) is not first
+    forge.stop()
+
+
+def test_nothing_is_imported_before_the_first_grammar() -> None:
+    program = (
+        "import sys, engine_core.process, engine_core.grammar.forging, server.main\n"
+        "assert 'llguidance' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
