@@ -12,8 +12,9 @@ import secrets
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import TypedDict, Unpack
+from typing import Unpack
 
+from engine_core.client.add_options import AddOptions
 from engine_core.client.dispatcher import Dispatcher
 from engine_core.client.in_flight import InFlight
 from engine_core.client.replica import EndCode, Replica
@@ -36,6 +37,7 @@ from engine_core.protocol import (
     Ready,
     Request,
     ResetPrefixCache,
+    Spelling,
     Stats,
     Tokens,
     Welcome,
@@ -46,19 +48,6 @@ from worker.child import BROKE, CANNOT_START, describe_exit
 from worker.protocol import Pooling, Sampling
 
 _log = logging.getLogger(__name__)
-
-
-class AddOptions(TypedDict, total=False):
-    """The optional fields of `Add`, by which a caller says how the engine shall treat a request."""
-
-    priority: int
-    owner: str
-    weight: float
-    salt: str
-    group: int
-    streams: bool
-    times_each: bool
-    diagnoses: bool
 
 
 class EngineClient:
@@ -177,6 +166,10 @@ class EngineClient:
         pairs = zip(adds, streams, strict=True)
         self._dispatcher.dispatch([InFlight(add, stream, replica) for add, stream in pairs])
         return streams
+
+    def spell(self, spelling: Spelling) -> None:
+        """Say how tokens are spelled, which engines are told before their first request with a grammar."""
+        self._dispatcher.spelling = spelling
 
     def new_number(self) -> int:
         """A number that no request and no group of this server has had."""

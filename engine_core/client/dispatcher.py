@@ -27,6 +27,7 @@ from engine_core.protocol import (
     Pooled,
     Ready,
     Request,
+    Spelling,
     Tokens,
     quarantined,
 )
@@ -58,6 +59,8 @@ class Dispatcher:
         self._send = send
         self._quarantine = Quarantine()
         self._in_flight: dict[int, InFlight] = {}
+        self.spelling: Spelling | None = None
+        """How tokens are spelled, which an engine is told before its first request with a grammar."""
         self._closed: tuple[str, Reason] | None = None
         """Why no request is taken any more, in words and as a code for clients."""
 
@@ -123,7 +126,7 @@ class Dispatcher:
         if isinstance(output, Failed):
             if output.error == QUARANTINED:
                 self._quarantine.put(one.add)
-            elif one.emitted and output.code == 400:
+            elif one.emitted and not one.started and output.code == 400:
                 output = Failed(id=output.id, code=503, message=_HALF_DONE)
         self._answer(one, output)
 
@@ -190,6 +193,8 @@ class Dispatcher:
     def _send_batch(self, number: int, requests: list[InFlight], without: frozenset[int]) -> None:
         adds = [one.add for one in requests]
         try:
+            if self.spelling is not None and any(add.grammar is not None for add in adds):
+                self._spell(number, self.spelling)
             self._send(number, AddMany(adds) if requests[0].stream.pools or len(adds) > 1 else adds[0])
             if paused := [one.id for one in requests if one.paused]:
                 self.notify(number, Pause(ids=paused))
@@ -201,6 +206,13 @@ class Dispatcher:
             for one in requests:
                 one.unassign()
             self.dispatch(requests, without | {number})
+
+    def _spell(self, number: int, spelling: Spelling) -> None:
+        """Tell an engine how tokens are spelled, unless this process of it knows."""
+        replica = self._table.replicas[number]
+        if not replica.spelled:
+            self._send(number, spelling)
+            replica.spelled = True
 
     def _send_again(self, query: Add, replica: Replica) -> InFlight:
         """A late-interaction query whose vectors are lost, and needed. Nobody waits for the answer."""

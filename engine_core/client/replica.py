@@ -35,6 +35,7 @@ class Replica:
         "reachable",
         "ready",
         "requests",
+        "spelled",
         "stats",
         "tokens",
     )
@@ -62,6 +63,8 @@ class Replica:
         """Whether no other process will take its place."""
         self.leaving = False
         """Whether it finishes its requests and takes no others."""
+        self.spelled = False
+        """Whether it has been told how tokens are spelled."""
         self.connected = False
         """Whether answers can come from it."""
         self.connected_at = 0.0

@@ -13,7 +13,7 @@ import msgspec
 from fastapi import Depends, Request, Response
 from fastapi.responses import StreamingResponse
 
-from engine_core.client.client import AddOptions
+from engine_core.client.add_options import AddOptions
 from engine_core.protocol import Pooled
 from server.access.admission import Admission
 from server.api.common import CacheDiagnoses, Usage, make_usage

@@ -12,7 +12,7 @@ from typing import Any, Unpack
 import numpy as np
 from model_facts import READY, changed
 
-from engine_core.client.client import AddOptions
+from engine_core.client.add_options import AddOptions
 from engine_core.client.replica import EndCode, Replica
 from engine_core.client.streams import Stream
 from engine_core.protocol import Failed, Pooled, Progress, Ready, Stats, Tokens

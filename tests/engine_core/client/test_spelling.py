@@ -1,0 +1,65 @@
+"""Engines are told how tokens are spelled before their first request with a grammar, and only then."""
+
+from __future__ import annotations
+
+import asyncio
+
+from scripted_engine import PARAMS, Replicated, Script
+from spelled import byte_spelling
+
+from engine_core.client.streams import Stream
+from engine_core.config import Address, Replicas
+from engine_core.protocol import Add, Failed, Grammar, Outputs, Request, Spelling, Tokens
+
+SPELLING = byte_spelling()
+GRAMMAR = Grammar("regex", "[01]+")
+
+
+async def found(address: Address) -> tuple[Replicated, Script]:
+    both = Replicated(address, Replicas(), restart_wait=60)
+    both.client.spell(SPELLING)
+    return both, await both.start(0)
+
+
+def kinds(requests: list[Request]) -> list[type]:
+    return [type(request) for request in requests]
+
+
+async def test_an_engine_learns_the_spelling_once_with_its_first_grammar(address: Address) -> None:
+    both, engine = await found(address)
+    both.client.submit([1], PARAMS)
+    assert kinds(await engine.received(1)) == [Add]
+    for _ in range(2):
+        both.client.submit([1], PARAMS, grammar=GRAMMAR)
+    first, *rest = await engine.received(3)
+    assert first == SPELLING
+    assert [add.grammar for add in rest if isinstance(add, Add)] == [GRAMMAR] * 2
+    both.close()
+
+
+async def test_an_engine_that_was_started_again_learns_it_again(address: Address) -> None:
+    both, engine = await found(address)
+    stream = both.client.submit([1], PARAMS, grammar=GRAMMAR)
+    await engine.received(2)
+    engine.answer(stream, 8)
+    async with asyncio.timeout(20):
+        assert await anext(stream) == Tokens(id=stream.id, tokens=[8])
+    both.client.engine_exited(0, -9)
+    both.end(engine)
+    again = await both.start(0)
+    spelling, add = await again.received(2)
+    assert isinstance(spelling, Spelling) and isinstance(add, Add)
+    assert (add.grammar, add.tokens, add.prompt_len) == (GRAMMAR, [1, 8], 1)
+    both.close()
+
+
+async def test_a_grammar_that_fails_in_an_answer_is_the_client_s_fault(address: Address) -> None:
+    both, engine = await found(address)
+    stream: Stream[Tokens] = both.client.submit([1], PARAMS, grammar=GRAMMAR)
+    await engine.received(2)
+    engine.answer(stream, 8)
+    engine.send(Outputs([Failed(stream.id, 400, "too complex at output token 2")]))
+    async with asyncio.timeout(20):
+        outputs = [output async for output in stream]
+    assert outputs[-1] == Failed(stream.id, 400, "too complex at output token 2")
+    both.close()
