@@ -33,9 +33,13 @@ class MessageReader:
         self._field = reasoning_field
         self._include_reasoning = include_reasoning
 
-    def delta(self, text: str, *, ended: bool) -> ChatDelta:
-        """The delta of a message that this next piece of the answer makes."""
-        parts = self._reader.push(text)
+    @property
+    def reasoning_tokens(self) -> int:
+        return self._reader.reasoning_tokens
+
+    def delta(self, text: str, widths: Sequence[int] = (), *, ended: bool) -> ChatDelta:
+        """The delta of a message that this next piece of the answer makes, whose tokens have these widths."""
+        parts = self._reader.push(text, widths)
         if ended:
             parts += self._reader.finish()
         delta = ChatDelta()

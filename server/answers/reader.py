@@ -6,7 +6,8 @@ the same however the answer was cut into pieces.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 
 from server.answers.calls import Calls, Schema
 from server.answers.dialect import Dialect, Thinking
@@ -47,13 +48,34 @@ class AnswerReader:
         self._hides = dialect.hides if dialect else ()
         self._openers = Literals((*call_opens, *self._hides, *(thinking.opens if thinking else ())))
         self._thinking_ends = Literals((*call_opens, *(thinking.closes if thinking else ())))
+        self._thoughts: list[slice] = []
+        """Where in the answer's text the reasoning stands, without its markers. The last end may be None."""
+        self._starts: list[int] = []
+        """Where in the answer's text each token begins."""
+        self._width = 0
         self._reading = self._read(is_thinking)
         next(self._reading)
 
-    def push(self, text: str) -> list[Part]:
-        """The parts that this next piece of the answer begins, continues or completes."""
+    @property
+    def reasoning_tokens(self) -> int:
+        """The number of tokens of reasoning so far, without its markers."""
+        count = 0
+        for thought in self._thoughts:
+            first = bisect_left(self._starts, thought.start)
+            last = len(self._starts) if thought.stop is None else bisect_left(self._starts, thought.stop)
+            count += last - first
+        return count
+
+    def push(self, text: str, widths: Sequence[int] = ()) -> list[Part]:
+        """The parts that this next piece of the answer begins, continues or completes.
+
+        `widths` are the characters of each of its tokens, if tokens shall be counted.
+        """
+        for width in widths:
+            self._starts.append(self._width)
+            self._width += width
         for start in range(0, len(text), _PIECE):
-            self._source.text += text[start : start + _PIECE]
+            self._source.push(text[start : start + _PIECE])
             next(self._reading)
         return self._take_parts()
 
@@ -87,14 +109,18 @@ class AnswerReader:
         """Read reasoning up to its end. A call ends it too, even without its marker."""
         self._text.skip_space()
         self._reasoning.skip_space()
+        begin = self._source.place
+        self._thoughts.append(slice(begin, None))
         while True:
             closer = yield from self._source.pass_until(self._thinking_ends, self._reasoning.push)
             if closer is None:
                 return
+            end = self._source.place - len(closer)
             if self._thinking is None or closer in self._thinking.closes:
                 break
             if (yield from self._call(closer, self._reasoning)):
                 break
+        self._thoughts[-1] = slice(begin, end)
         self._reasoning.skip_space()
 
     def _call(self, opener: str, around: Passage | None = None) -> Reading[bool]:

@@ -50,9 +50,20 @@ class Source:
     def __init__(self) -> None:
         self.text = ""
         """What has come and is not read yet."""
+        self.total = 0
+        """The number of characters that have come."""
         self.ended = False
         """Whether nothing more will come."""
         self._read: list[str] | None = None
+
+    @property
+    def place(self) -> int:
+        """The number of characters that are read."""
+        return self.total - len(self.text)
+
+    def push(self, text: str) -> None:
+        self.text += text
+        self.total += len(text)
 
     def take(self, length: int) -> str:
         taken, self.text = self.text[:length], self.text[length:]

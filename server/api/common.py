@@ -199,6 +199,10 @@ class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct):
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct, kw_only=True):
     """The number of tokens that a request took, as answers of generating and pooling endpoints report it."""
 
@@ -206,14 +210,22 @@ class Usage(msgspec.Struct, kw_only=True):
     total_tokens: int
     completion_tokens: int
     prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
     timing: TimingReport | UnsetType = UNSET
 
 
-def make_usage(prompt: int, completion: int, cached: int | None = None) -> Usage:
-    """Makes the usage. `cached` is None unless the operator wants cached tokens to be shown."""
+def make_usage(
+    prompt: int, completion: int, cached: int | None = None, reasoning: int | None = None
+) -> Usage:
+    """Makes the usage.
+
+    `cached` is None unless the operator wants cached tokens to be shown, `reasoning` unless answers are read
+    for it.
+    """
     return Usage(
         prompt_tokens=prompt,
         total_tokens=prompt + completion,
         completion_tokens=completion,
         prompt_tokens_details=UNSET if cached is None else PromptTokensDetails(cached),
+        completion_tokens_details=UNSET if reasoning is None else CompletionTokensDetails(reasoning),
     )

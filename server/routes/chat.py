@@ -149,7 +149,8 @@ class _ChatChoiceChunks:
         if reader is None:
             message = ChatDelta(content=delta.text)
         else:
-            message = reader.delta(delta.text, ended=delta.finish_reason is not None)
+            message = reader.delta(delta.text, delta.widths, ended=delta.finish_reason is not None)
+            self._chat.job.count_reasoning(self._index, reader.reasoning_tokens)
         chunk = ChatChunkChoice(index=self._index, delta=message)
         if body.logprobs and delta.token_ids:
             chunk.logprobs = ChatLogprobs(

@@ -191,6 +191,8 @@ class Job:
         """Number of choices whose last delta is still to come."""
         self._output = [0] * self.choices
         self._cached = [0] * len(prompts)
+        self.reasoning: dict[int, int] | None = None
+        """The tokens of reasoning of each choice so far, if answers are read for it."""
 
     def _add_options(self) -> AddOptions:
         """What the engine is told of each prompt beside its tokens and parameters."""
@@ -272,13 +274,20 @@ class Job:
             **self._options,
         )
 
+    def count_reasoning(self, choice: int, tokens: int) -> None:
+        """Note how many tokens of a choice are reasoning, for the usage, if answers are read for it."""
+        if self.reasoning is not None:
+            self.reasoning[choice] = tokens
+
     def set_paused(self, paused: bool) -> None:
         """Pauses the request while the client does not read its answer."""
         self.frontend.set_paused(self._admission, paused)
 
     def usage(self) -> Usage:
         cached = sum(self._cached)
-        usage = self._usage(sum(prompt.length for prompt in self.prompts), sum(self._output), cached)
+        reasoning = None if self.reasoning is None else sum(self.reasoning.values())
+        length = sum(prompt.length for prompt in self.prompts)
+        usage = self._usage(length, sum(self._output), cached, reasoning)
         if self._shows_timing:
             usage.timing = self.times.report(cached)
         return usage
@@ -301,10 +310,11 @@ class Job:
 
     def usage_of(self, choice: int) -> Usage:
         prompt = choice // self.sampling.n
-        return self._usage(self.prompts[prompt].length, self._output[choice], self._cached[prompt])
+        reasoning = None if self.reasoning is None else self.reasoning.get(choice, 0)
+        return self._usage(self.prompts[prompt].length, self._output[choice], self._cached[prompt], reasoning)
 
-    def _usage(self, prompt: int, output: int, cached: int) -> Usage:
-        return make_usage(prompt, output, cached if self._shows_cached else None)
+    def _usage(self, prompt: int, output: int, cached: int, reasoning: int | None) -> Usage:
+        return make_usage(prompt, output, cached if self._shows_cached else None, reasoning)
 
 
 def request_id_of(request: Request, asked: str | None) -> str:

@@ -87,19 +87,23 @@ class ByteText:
 class MarkedText:
     """The text of another state, with characters of our own in place of some tokens."""
 
-    __slots__ = ("_marks", "_text")
+    __slots__ = ("_marks", "_text", "widths")
 
     def __init__(self, text: TextState, marks: Mapping[int, str]) -> None:
         self._text = text
         self._marks = marks
+        self.widths: list[int] = []
+        """The characters that each token has added to the text, until somebody takes the list."""
 
     def push(self, ids: Iterable[int]) -> str:
         shown = ""
         for id in ids:
             if mark := self._marks.get(id):
-                shown += self._text.flush() + mark
+                piece = self._text.flush() + mark
             else:
-                shown += self._text.push((id,))
+                piece = self._text.push((id,))
+            shown += piece
+            self.widths.append(len(piece))
         return shown
 
     def flush(self) -> str:

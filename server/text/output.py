@@ -11,6 +11,7 @@ import msgspec
 
 from engine_core.protocol import CacheMiss, Timing, Tokens
 from server.requests.sampling import SamplingParams
+from server.text.detokenizer import MarkedText
 from server.text.stop_strings import StopStrings
 from server.text.tokenizer import Tokenizer
 from worker.protocol import TokenLogprobs
@@ -28,6 +29,9 @@ class Delta(msgspec.Struct, gc=False):
     token_ids: list[int] = []
     logprobs: list[TokenLogprobs] = []
     """Logprobs of each of token_ids, if asked for."""
+    widths: list[int] = []
+    """The characters that each token has added to the text, if the answer is read (`shown_as`). Text that is
+    held back, because it may become a stop string, is counted too."""
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     """The stop string or stop token id that ended the text; None for an end-of-sequence token."""
@@ -93,6 +97,8 @@ class TextOutput:
             self._push_until_stop(new, self._stops)
         if delta.finish_reason is None and (not delta.token_ids or self.count < self._due):
             return None
+        if isinstance(self._text, MarkedText):
+            delta.widths, self._text.widths = self._text.widths, []
         self._due = self.count + self._interval
         self._delta = Delta(delta.index)
         return delta

@@ -174,7 +174,7 @@ class Tokenizer:
 
         `marks` are characters that stand for tokens, shown or not.
         """
-        if marks:
+        if marks is not None:
             return MarkedText(self.text_state(prompt, skip_special_tokens), marks)
         hidden = self.special_ids if skip_special_tokens else frozenset[int]()
         if self._decoding is None:

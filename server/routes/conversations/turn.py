@@ -66,6 +66,8 @@ async def begin_turn(
     job = Job(
         *(request, chat, sampling, [conversation.prompt], prefix, admission), messages=conversation.said
     )
+    if format and format.thinking:
+        job.reasoning = {}
     return Turn(job, chat, conversation, format)
 
 

@@ -97,6 +97,30 @@ async def test_a_call_that_breaks_off_ends_with_length(
     assert '{"city": "Pa<ris"}'.startswith(call["function"]["arguments"])
 
 
+@pytest.mark.parametrize("per_step", [1, 3, 1000])
+async def test_tokens_of_reasoning_are_counted(
+    frontend: FakeFrontend, client: httpx.AsyncClient, per_step: int
+) -> None:
+    frontend.per_step = per_step
+    thought = len("\nThey ask.\n")  # a token is a byte
+    usage = (await post(client, PATH, messages=[USER], tools=[TOOL], n=2))["usage"]
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": 2 * thought}
+    chunks = await post_stream(client, PATH, messages=[USER], stream_options={"include_usage": True})
+    assert chunks[-1]["usage"]["completion_tokens_details"] == {"reasoning_tokens": thought}
+    cut = await post(client, PATH, messages=[USER], max_tokens=len("<think>") + 4, include_reasoning=False)
+    assert cut["usage"]["completion_tokens_details"] == {"reasoning_tokens": 4}
+    stopped = await post(client, PATH, messages=[USER], stop=["ask"])
+    assert stopped["usage"]["completion_tokens_details"] == {"reasoning_tokens": len("\nThey ask")}
+
+
+async def test_a_call_inside_of_reasoning_ends_the_count(
+    frontend: FakeFrontend, client: httpx.AsyncClient
+) -> None:
+    frontend.reply = f"<think>é <tool_call>{CALL}"
+    usage = (await post(client, PATH, messages=[USER], tools=[TOOL]))["usage"]
+    assert usage["completion_tokens_details"]["reasoning_tokens"] == len("é <tool_call>".encode())
+
+
 async def test_reasoning_can_be_left_out(frontend: FakeFrontend, client: httpx.AsyncClient) -> None:
     message = (await talk(client, include_reasoning=False))["message"]
     assert message["reasoning"] is None and "reasoning_content" not in message
