@@ -40,6 +40,10 @@ class Thinking:
     name: str
     opens: tuple[str, ...]
     closes: tuple[str, ...]
+    hides: tuple[str, ...] = ()
+    """Markup around the text of an answer, which is no part of it."""
+    told_by: tuple[str, ...] = ()
+    """The literals by which it is recognized, if `closes` stand for other things in other families."""
 
 
 def with_marks(described: Described, marks: Mapping[str, str]) -> Described:

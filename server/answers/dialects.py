@@ -9,7 +9,9 @@ from dataclasses import replace
 
 from server.answers.dialect import Dialect, Thinking
 from server.answers.formats.bare_keys import BareKeys
+from server.answers.formats.channels import Channels
 from server.answers.formats.either import Either
+from server.answers.formats.elements import Elements
 from server.answers.formats.json_object import JsonObject
 from server.answers.formats.named_json import NamedJson, numbered, with_call_id
 from server.answers.formats.python_calls import PythonCalls
@@ -60,6 +62,8 @@ _GLM_TAGS = Tagged(
 )
 _DEEPSEEK_CALL = "<｜tool▁call▁begin｜>"
 _DEEPSEEK_FUNCTION = _DEEPSEEK_CALL + "function<｜tool▁sep｜>"
+
+_MINIMAX = "]<]minimax[>["
 
 DIALECTS = (
     Dialect("hermes", ("<tool_call>",), JsonObject(closes=("</tool_call>",))),
@@ -121,6 +125,29 @@ DIALECTS = (
         ),
     ),
     Dialect("minimax_m2", ("<minimax:tool_call>",), _INVOKE_TAGS),
+    Dialect(
+        "minimax_m3",
+        (_MINIMAX + "<tool_call>",),
+        Elements(
+            mark=_MINIMAX,
+            name_opens=_MINIMAX + '<invoke name="',
+            name_ends='">',
+            ends=_MINIMAX + "</invoke>",
+            closes=_MINIMAX + "</tool_call>",
+        ),
+    ),
+    Dialect(
+        "openai",
+        (
+            "<|channel|>commentary to=",
+            "<|channel|>analysis to=",
+            "<|start|>assistant<|channel|>commentary to=",
+            "<|start|>assistant<|channel|>analysis to=",
+            "<|start|>assistant to=",
+            " to=functions.",
+        ),
+        Channels(header_ends="<|message|>", ends=("<|call|>", "<|end|>")),
+    ),
     Dialect("gemma4", ("<|tool_call>",), BareKeys('<|"|>', ("<tool_call|>",))),
     Dialect("functiongemma", ("<start_function_call>",), BareKeys("<escape>", ("<end_function_call>",))),
     Dialect("granite", ("<|tool_call|>", "<tool_call>"), _ARRAY),
@@ -166,6 +193,21 @@ THINKING = (
     Thinking("gemma4", ("<|channel>thought\n",), ("<channel|>",)),
     Thinking("cohere_command3", ("<|START_THINKING|>",), ("<|END_THINKING|>",)),
     Thinking("minimax_m3", ("<mm:think>",), ("</mm:think>",)),
+    Thinking(
+        "openai_gptoss",
+        ("<|channel|>analysis<|message|>", "<|start|>assistant<|channel|>analysis<|message|>"),
+        ("<|end|>",),
+        hides=(
+            *(
+                f"{start}<|channel|>{channel}<|message|>"
+                for start in ("", "<|start|>assistant")
+                for channel in ("final", "final <|constrain|>json", "commentary")
+            ),
+            "<|end|>",
+            "<|return|>",
+        ),
+        told_by=("<|constrain|>",),
+    ),
     Thinking(
         "granite",
         ("Here is my thought process:", "Here's my thought process:"),

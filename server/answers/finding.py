@@ -140,7 +140,10 @@ def find_dialect(vocabulary: Vocabulary) -> Dialect | None:
 
 
 def find_thinking(vocabulary: Vocabulary) -> Thinking | None:
-    return next((thinking for thinking in THINKING if _is_named(thinking.closes, vocabulary)), None)
+    return next(
+        (thinking for thinking in THINKING if _is_named(thinking.told_by or thinking.closes, vocabulary)),
+        None,
+    )
 
 
 def _written_call(template: Template) -> tuple[str, str] | None:

@@ -45,13 +45,13 @@ class AnswerReader:
         self._reasoning = Passage(Reasoning, self._parts, marks)
         self._calls = Calls(self._source, self._parts, tools or {}, marks, self._text.skip_space)
         call_opens = self._dialect.opens if self._dialect else ()
-        self._hides = dialect.hides if dialect else ()
+        self._hides = (*(dialect.hides if dialect else ()), *(thinking.hides if thinking else ()))
         self._openers = Literals((*call_opens, *self._hides, *(thinking.opens if thinking else ())))
         self._thinking_ends = Literals((*call_opens, *(thinking.closes if thinking else ())))
         self._thoughts: list[slice] = []
-        """Where in the answer's text the reasoning stands, without its markers. The last end may be None."""
+        """The places of the reasoning in the answer's text, without markers. The last end may be None."""
         self._starts: list[int] = []
-        """Where in the answer's text each token begins."""
+        """The places in the answer's text at which its tokens begin."""
         self._width = 0
         self._reading = self._read(is_thinking)
         next(self._reading)

@@ -17,7 +17,7 @@ from engine_core.client.add_options import AddOptions
 from engine_core.protocol import CacheMiss
 from server.access.admission import Admission
 from server.access.callers import caller_of
-from server.api.common import CacheDiagnoses, GenerationBody, Usage, make_usage
+from server.api.common import CacheDiagnoses, GenerationBody, StreamOptions, Usage, make_usage
 from server.api.logprobs import TokenNames
 from server.errors import BadRequest
 from server.frontend import Delta, Frontend
@@ -38,6 +38,9 @@ REPLICA = b"x-data-parallel-rank"
 """The header that names the replica to use. vLLM has the same header with the same meaning."""
 PRIORITIES = (b"x-priority", b"x-vllm-priority")
 """The headers that name the priority, in place of the body. vLLM has the second."""
+
+
+_NO_OPTIONS = StreamOptions()
 
 
 class NotJson(BadRequest):
@@ -168,12 +171,9 @@ class Job:
             as_ids=config.return_tokens_as_token_ids if as_ids is None else as_ids,
             hides_special=sampling.skip_special_tokens,
         )
-        options = body.stream_options
-        forced = config.enable_force_include_usage
-        self.sends_usage = forced or (options is not None and bool(options.include_usage))
-        self.sends_usage_always = forced or (
-            self.sends_usage and options is not None and bool(options.continuous_usage_stats)
-        )
+        options, forced = body.stream_options or _NO_OPTIONS, config.enable_force_include_usage
+        self.sends_usage = forced or bool(options.include_usage)
+        self.sends_usage_always = forced or (self.sends_usage and bool(options.continuous_usage_stats))
         self._interval = max(config.stream_interval, body.stream_interval or 1) if body.stream else ALL_TOKENS
         self.times = times_of(request)
         self._shows_timing = config.enable_timing or "timing" in body.include

@@ -12,9 +12,24 @@ _DEPTH = 8
 
 def types_of(schema: Mapping[str, Any], key: str) -> frozenset[str]:
     """The JSON types that an argument may have; none if the schema does not say."""
-    properties = schema.get("properties")
-    described = properties.get(key) if isinstance(properties, Mapping) else None
-    return _types(described, schema, _DEPTH)
+    return types_in(child_of(schema, key, schema), schema)
+
+
+def types_in(described: object, root: Mapping[str, Any]) -> frozenset[str]:
+    """The JSON types that a part of the schema `root` allows; none if it does not say."""
+    return _types(described, root, _DEPTH)
+
+
+def child_of(described: object, key: str, root: Mapping[str, Any]) -> object:
+    """What a part of the schema `root` says of its property `key`, or of its items if it lists none."""
+    for _ in range(_DEPTH):
+        if not isinstance(described, Mapping) or not isinstance(reference := described.get("$ref"), str):
+            break
+        described = _resolve(reference, root)
+    if not isinstance(described, Mapping):
+        return None
+    properties = described.get("properties")
+    return properties.get(key) if isinstance(properties, Mapping) else described.get("items")
 
 
 def takes_strings_only(schema: Mapping[str, Any], key: str) -> bool:
@@ -23,8 +38,13 @@ def takes_strings_only(schema: Mapping[str, Any], key: str) -> bool:
 
 
 def value_for(schema: Mapping[str, Any], key: str, text: str) -> Any:
+    """The value of an argument that a text stands for."""
+    return typed_value(child_of(schema, key, schema), schema, text)
+
+
+def typed_value(described: object, root: Mapping[str, Any], text: str) -> Any:
     """The value that a text stands for: JSON where the schema allows its type, else the text itself."""
-    types = types_of(schema, key)
+    types = types_in(described, root)
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

@@ -41,6 +41,7 @@ GLM = "".join(
 )
 
 
+M = "]<]minimax[>["
 GEMMA_QUOTE = '<|"|>'
 
 
@@ -82,6 +83,15 @@ WRITTEN = {
         "<|tool_call_end|><|tool_calls_section_end|>"
     ),
     "minimax_m2": f'<minimax:tool_call>\n{INVOKE}\n<invoke name="stop">\n</invoke>\n</minimax:tool_call>',
+    "minimax_m3": (
+        f'{M}<tool_call>\n{M}<invoke name="get_weather">{M}<city>{CITY}{M}</city>\n{M}<days>3{M}</days>'
+        f"{M}<flags>\n{M}<a>{M}<item>1{M}</item>{M}<item>true{M}</item>\n{M}<item>null{M}</item>{M}</a>"
+        f'{M}<b>x}}{M}</b>{M}</flags>{M}</invoke>\n{M}<invoke name="stop">{M}</invoke>\n{M}</tool_call>'
+    ),
+    "openai": (
+        f"<|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{AS_JSON}"
+        "<|call|><|start|>assistant to=functions.stop<|channel|>commentary json<|message|>{}<|call|>"
+    ),
     "gemma4": f"<|tool_call>{bare(GEMMA_QUOTE)}<tool_call|><|tool_call>call:stop{{}}<tool_call|>",
     "functiongemma": (
         f"<start_function_call>{bare('<escape>')}<end_function_call>"

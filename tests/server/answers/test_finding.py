@@ -37,6 +37,12 @@ CALLS = {
         f"{FUNCTION}:0<|tool_call_argument_begin|>{JSON}<|tool_call_end|><|tool_calls_section_end|>"
     ),
     "nemotron_nano_v2": f'<TOOLCALL>[{{"name": "{FUNCTION}", "arguments": {JSON}}}]</TOOLCALL>',
+    "openai": f"<|start|>assistant to=functions.{FUNCTION}<|channel|>commentary json<|message|>{JSON}<|call|>",
+    "minimax_m3": (
+        f']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="{FUNCTION}">'
+        "{% for k, v in c.function.arguments.items() %}]<]minimax[>[<{{ k }}>{{ v }}]<]minimax[>[</{{ k }}>{% endfor %}"
+        "]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>"
+    ),
     "apertus": f'<|tools_prefix|>[{{"{FUNCTION}": {JSON}}}]<|tools_suffix|>',
 }
 
@@ -96,6 +102,8 @@ def test_markers_tell_where_the_template_writes_no_calls(
         (None, ["<think>", "</think>"], "think"),
         ("{{ '</think>' in messages[0].content }}", [], "think"),
         (None, ["[THINK]", "[/THINK]"], "mistral"),
+        (None, ["<|channel|>", "<|constrain|>", "<|end|>", "<|message|>"], "openai_gptoss"),
+        (None, ["<|end|>"], None),
         (None, [], None),
     ],
 )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
 from answers import TOOLS, Answer, read
 
-from server.answers.dialects import DIALECTS_BY_NAME, THINKING
+from server.answers.dialects import DIALECTS_BY_NAME, THINKING, THINKING_BY_NAME
 from server.answers.reader import AnswerReader
 
 HERMES, THINK = DIALECTS_BY_NAME["hermes"], THINKING[0]
@@ -107,3 +108,61 @@ def test_any_text_is_read_the_same_however_it_is_cut(seed: int) -> None:
     text = "".join(rng.choice(pieces) for _ in range(rng.randint(1, 30)))
     whole, cut = answer(text, seed=seed), read(AnswerReader(HERMES, THINK, tools=TOOLS), text)
     assert whole == cut
+
+
+ANALYSIS, FINAL = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
+COMMENTARY, START = "<|channel|>commentary", "<|start|>assistant"
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    ("text", "reasoning", "shown", "calls"),
+    [
+        (f"{ANALYSIS}a<|end|>{START}{FINAL}b", "a", "b", []),
+        (f"{FINAL}b", "", "b", []),
+        (f"{START}<|channel|>final <|constrain|>json<|message|>" + "{}", "", "{}", []),
+        (f"{ANALYSIS}a<|end|>{START}{COMMENTARY}<|message|>so: <|end|>{START}{ANALYSIS}c", "ac", "so:", []),
+        (f" to=functions.stop{COMMENTARY} json<|message|>" + "{}", "", "", [("stop", "{}")]),
+        (
+            f"{ANALYSIS}a<|end|>{START}{COMMENTARY} to=functions.stop <|constrain|>json<|message|>"
+            + "{}<|call|>",
+            "a",
+            "",
+            [("stop", "{}")],
+        ),
+        (f"{FINAL}write to=functions.stop in it", "", "write to=functions.stop in it", []),
+        (f"{ANALYSIS}cut off", "cut off", "", []),
+    ],
+)
+def test_channels(text: str, reasoning: str, shown: str, calls: list[tuple[str, str]], seed: int) -> None:
+    dialect, thinking = DIALECTS_BY_NAME["openai"], THINKING_BY_NAME["openai_gptoss"]
+    found = read(AnswerReader(dialect, thinking, tools=TOOLS), text, random.Random(seed))
+    assert (found.reasoning, found.text, found.calls) == (reasoning, shown, calls)
+
+
+def test_elements_become_values_of_the_schemas_types() -> None:
+    m = "]<]minimax[>["
+    schema = {
+        "properties": {
+            "zip": {"type": "string"},
+            "at": {"$ref": "#/$defs/at"},
+            "tags": {"type": "array", "items": {"type": "string"}},
+            "none": {"type": "array"},
+            "empty": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        },
+        "$defs": {"at": {"properties": {"x": {"type": "integer"}, "name": {"type": "string"}}}},
+    }
+    written = (
+        f'{m}<tool_call>\n{m}<invoke name="f">{m}<zip>0 {m}</zip>{m}<at>{m}<x>1{m}</x>{m}<name>2{m}</name>{m}</at>'
+        f"{m}<tags>{m}<item>3{m}</item>{m}</tags>{m}<none>{m}</none>{m}<empty>{m}</empty>{m}</invoke>\n{m}</tool_call>"
+    )
+    found = read(AnswerReader(DIALECTS_BY_NAME["minimax_m3"], None, tools={"f": schema}), written)
+    [(_, arguments)] = found.calls
+    values = {"zip": "0 ", "at": {"x": 1, "name": "2"}, "tags": ["3"], "none": [], "empty": ""}
+    assert json.loads(arguments) == values
+
+
+def test_elements_may_not_be_nested_for_ever() -> None:
+    m = "]<]minimax[>["
+    written = f'{m}<tool_call>{m}<invoke name="get_weather">' + f"{m}<days>" * 50_000
+    assert len(read(AnswerReader(DIALECTS_BY_NAME["minimax_m3"], None, tools=TOOLS), written).calls) == 1
