@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 import zmq
+from msgspec.structs import replace
 
 from engine_core.config import EngineConfig, ProcessConfig
 from engine_core.executor import Executor, ExecutorDead, MakeExecutor, StepFuture
@@ -45,6 +46,8 @@ class Engine:
         self._blocked = False
         """Whether no other step could be planned when that was last tried."""
         self._draining = False
+        self._failed = False
+        """Whether a step has failed, and none was planned since all that were in flight have landed."""
 
     @classmethod
     def start(
@@ -153,10 +156,12 @@ class Engine:
         planned = None
         if self._scheduler.suspects.groups and not self._in_flight:
             self._collect(self._scheduler.suspects.announce(time.monotonic()))
-        if self._scheduler.may_plan(len(self._in_flight)):
+        if not (self._failed and self._in_flight) and self._scheduler.may_plan(len(self._in_flight)):
             planned = self._scheduler.schedule(time.monotonic())
         if planned is not None:
-            self._in_flight.append((planned, self._executor.submit(planned.step)))
+            step = replace(planned.step, fresh=True) if self._failed else planned.step
+            self._failed = False
+            self._in_flight.append((planned, self._executor.submit(step)))
         self._blocked = planned is None or not self._scheduler.may_plan(len(self._in_flight))
         if self._in_flight and self._blocked and (wait or self._in_flight[0][1].done()):
             self._collect(self._finish(*self._in_flight.popleft()))
@@ -177,8 +182,11 @@ class Engine:
         except Exception as error:
             number, count = planned.step.number, len(planned.seqs)
             _log.exception("step %d failed; its %d requests are computed again, apart", number, count)
+            behind, self._failed = self._failed, True
             short = is_short_of_memory(error)
-            return self._scheduler.land_failed(planned, time.monotonic(), short_of_memory=short)
+            return self._scheduler.land_failed(
+                planned, time.monotonic(), short_of_memory=short, behind=behind
+            )
         return self._scheduler.update(planned, output, time.monotonic())
 
     def _collect(self, outputs: OutputsByClient) -> None:

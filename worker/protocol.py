@@ -104,10 +104,16 @@ class SeqStep(msgspec.Struct, frozen=True, gc=False):
     """Whether the tokens that may be sampled are told by the `StepBounds` of this step."""
 
 
-class StepInput(msgspec.Struct, frozen=True, gc=False):
+class StepInput(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     number: int
     new: list[NewSeq]
     seqs: list[SeqStep]
+    fresh: bool = False
+    """Whether it was planned when a failed step and all after it had landed.
+
+    After a failure no other step is computed: its rows may be those of sequences that the failed step was to
+    bring, and would be written into the blocks of whoever had their slots before.
+    """
 
 
 class Bound(msgspec.Struct, frozen=True, gc=False):

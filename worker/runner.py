@@ -91,6 +91,8 @@ class Runner:
         self._lay_out, self._forward = self._device.captured(
             self._model.forward, self._slots, replays=place.size == 1
         )
+        self._failed = False
+        """Whether the last step has failed, or is under way."""
         report("cache", 1.0)
 
         self.facts = self._facts(limits, tasks)
@@ -103,6 +105,9 @@ class Runner:
 
     @torch.inference_mode()
     def launch(self, step: StepInput) -> StepHandle | SilentStep:
+        if self._failed and not step.fresh:
+            raise RuntimeError("a step before it failed")
+        self._failed = True  # until it has come to its end
         if self._cache.page_toucher is not None:
             self._cache.page_toucher.follow(step)
         stage = self._stage
@@ -122,8 +127,10 @@ class Runner:
             hidden = self._forward(batch.ids, batch.context.positions, stream)
         if stage and not stage.last:
             stage.send_stream(hidden, step, batch.sampled)
+            self._failed = False
             return SilentStep(step.number)
         handle = self._finish(step, batch, hidden)
+        self._failed = False
         return handle if self._config.place.returns_outputs else SilentStep(step.number)
 
     def close(self) -> None:

@@ -118,7 +118,7 @@ class Dispatcher:
 
     def _end(self, one: InFlight, replica: Replica, output: Tokens | Pooled | Failed) -> None:
         """Take the last output of a request, unless another replica can go on after it."""
-        moves = replica.leaving and (not one.emitted or self._table.takes_requests)
+        moves = replica.leaving and (not one.emitted or self._table.goes_on)
         if moves and _is_declined(output):
             one.take_back()
             self.dispatch([one])

@@ -91,8 +91,9 @@ class ReplicaTable:
         return not pinned.given_up if pinned is not None else request.pin < self.layout.size
 
     @property
-    def takes_requests(self) -> bool:
-        return any(one.takes_requests for one in self.replicas.values())
+    def goes_on(self) -> bool:
+        """Whether a replica takes requests, or will when it has started again: not all of them leave."""
+        return any(not (one.leaving or one.given_up) for one in self.replicas.values())
 
     def choose(self, request: InFlight, without: Collection[int]) -> tuple[Replica, int] | None:
         """A replica and the tokens that the request adds to its load; None if no replica can take it now."""

@@ -132,10 +132,10 @@ class Scheduler:
     def schedule(self, now: float) -> PlannedStep | None:
         """Plan the next step, or None if nothing can be computed before one in flight has landed."""
         step = StepBuilder(self._config, self._facts, self.pace.line)
-        if not self.suspects.groups:
+        if not (self.suspects.groups or self.suspects.settling):
             self._plan(step, now)
         elif self.suspects.may_begin(now):
-            self._plan_apart(step, now)
+            (self._plan_apart if self.suspects.groups else self._plan)(step, now)
         planned = step.finish(self.counters.steps + 1)
         if planned is not None:
             self.counters.steps += 1
@@ -325,19 +325,19 @@ class Scheduler:
                 self._end(seq)
         return outputs
 
-    def land_failed(self, planned: PlannedStep, now: float, *, short_of_memory: bool) -> OutputsByClient:
-        """Let the sequences of a step that failed be computed again, apart from others; one alone ends."""
+    def land_failed(
+        self, planned: PlannedStep, now: float, *, short_of_memory: bool, behind: bool
+    ) -> OutputsByClient:
+        """Let the sequences of a step that failed, but not `behind` another, run apart; one alone ends."""
         self.pace.land(planned, now)
-        spoiled = any(seq.void for seq in planned.seqs)  # a step before it failed, and may be the reason
-        rows = zip(planned.seqs, planned.step.seqs, strict=True)
-        again = [seq for seq, row in rows if seq.land(row)]
-        if again == planned.seqs and len(again) == 1:
+        again = [seq for seq, row in zip(planned.seqs, planned.step.seqs, strict=True) if seq.land(row)]
+        if not behind and again == planned.seqs and len(again) == 1:
             self._end(again[0])
             return {again[0].key[0]: [verdict(again[0], short_of_memory=short_of_memory)]}
         self.paused.take_out(again)
         for seq in again:
             self._preempt(seq)
-        if not spoiled:
+        if not behind:
             self.suspects.divide(planned, again)
         return {}
 

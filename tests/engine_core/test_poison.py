@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fake_worker import FakeExecutor, Landed, reference
+from fake_worker import Landed, reference
+from faulty_executor import FaultyExecutor, prompt_of
 from sizes import engine_config
 
 from engine_core.engine import Engine
@@ -15,46 +16,6 @@ from engine_core.executor import ExecutorDead
 from engine_core.protocol import ALONE_TOKENS, QUARANTINED, Add, Alone, Failed, Output, Tokens
 from worker.config import WorkerConfig
 from worker.protocol import NewSeq, Sampling, SeqStep, StepInput
-
-Fault = Callable[[NewSeq, SeqStep], bool]
-"""Whether a row of this sequence makes its step fail."""
-
-
-class FaultyExecutor(FakeExecutor):
-    """Fails steps with certain rows, before they are computed or after that."""
-
-    def __init__(self, config: WorkerConfig, report: Callable[[str, float], None]) -> None:
-        super().__init__(config, report)
-        self.fault: Fault = lambda entered, row: False
-        self.most_tokens = 1 << 30
-        """Larger steps fail for want of memory."""
-        self.random = random.Random(0)
-        self.failed: list[int] = []
-        """The rows of each step that failed."""
-        self.steps = 0
-        self._entered: dict[int, NewSeq] = {}
-
-    def submit(self, step: StepInput) -> Landed:
-        self.steps += 1
-        self._entered |= {new.slot: new for new in step.new}
-        error: Exception | None = None
-        if sum(row.count for row in step.seqs) > self.most_tokens:
-            error = MemoryError()
-        elif any(self.fault(self._entered[row.slot], row) for row in step.seqs):
-            error = RuntimeError("a fault of this test")
-        if error is not None:
-            self.failed.append(len(step.seqs))
-        if error is not None and self.random.random() < 0.5:
-            return Landed(error)
-        try:
-            landed = self._worker.launch(step)
-        except (ValueError, IndexError, KeyError) as consequence:
-            return Landed(consequence)
-        return landed if error is None else Landed(error)
-
-
-def prompt_of(entered: NewSeq) -> list[int]:
-    return entered.tokens[: entered.prompt_len]
 
 
 def open_engine(model: Path, **changes: object) -> tuple[Engine, FaultyExecutor]:

@@ -190,8 +190,13 @@ class FakeWorker:
         self._size = facts.block_size
         self._entries: list[int | None] = [None] * (facts.num_blocks * facts.block_size)
         self._rows: dict[int, _Row] = {}
+        self.failed = False
+        """Whether the last step has failed."""
 
     def launch(self, step: StepInput) -> Landed:
+        if self.failed and not step.fresh:
+            raise ValueError("a step before it failed")
+        self.failed = True
         if sum(seq.count for seq in step.seqs) > self.facts.max_num_batched_tokens:
             raise ValueError("the step is larger than the budget")
         if len({seq.slot for seq in step.seqs}) < len(step.seqs):
@@ -205,6 +210,7 @@ class FakeWorker:
         pooled = {seq.slot: self._vectors(seq) for seq in step.seqs if seq.pools}
         failed = {slot: vectors for slot, vectors in pooled.items() if isinstance(vectors, str)}
         given = {slot: vectors for slot, vectors in pooled.items() if isinstance(vectors, Vectors)}
+        self.failed = False
         return Landed(StepOutput(step.number, tokens, [], prompt_logprobs, failed, given))
 
     def _run(self, seq: SeqStep) -> int:

@@ -293,6 +293,25 @@ def test_non_finite_logits_fail_their_row_alone(
     assert answer.tokens == [expected[0][1], -1, expected[2][1]]
 
 
+def test_after_a_failed_step_only_one_that_knows_of_it_is_computed(
+    folder: Path, expected: list[list[int]]
+) -> None:
+    """The row of a sequence that the failed step was to bring would be written where another one's lies."""
+    runner = open_runner(folder)
+    new = NewSeq(0, PROMPTS[0], len(PROMPTS[0]), greedy(max_tokens=OUTPUT))
+    first = StepInput(1, [new], [SeqStep(0, 0, len(PROMPTS[0]), [3, 4], samples=True)])
+    assert runner.launch(first).result().tokens == [expected[0][0]]
+    newcomer = NewSeq(1, [7] * 1000, 1000, greedy(max_tokens=1))
+    with pytest.raises(ValueError, match="a slot has room"):
+        runner.launch(StepInput(2, [newcomer], [SeqStep(1, 0, 4, [5], samples=False)]))
+    row = SeqStep(0, len(PROMPTS[0]), 1, [], samples=True, output_index=1)
+    with pytest.raises(RuntimeError, match="a step before it failed"):
+        runner.launch(StepInput(3, [], [row]))
+    assert runner.launch(StepInput(4, [], [row], fresh=True)).result().tokens == [expected[0][1]]
+    row = SeqStep(0, len(PROMPTS[0]) + 1, 1, [5], samples=True, output_index=2)
+    assert runner.launch(StepInput(5, [], [row])).result().tokens == [expected[0][2]]
+
+
 def test_facts_say_what_became_true(folder: Path) -> None:
     heard: list[tuple[str, float]] = []
     config = worker_config(

@@ -18,8 +18,8 @@ from engine_core.scheduling.sequence import Key, Sequence
 from engine_core.scheduling.step_builder import PlannedStep
 
 _TOLD_BEFORE = 0.02
-"""The seconds from telling a server that its request runs alone to its first step: the message must have left
-this process, which may end in that step."""
+"""The seconds from telling a server that its request runs alone to its first step, and from its last tokens
+to the next step with others: the message must have left this process, which may end in that step."""
 
 
 class Suspects:
@@ -28,7 +28,12 @@ class Suspects:
         """The first group runs, while there is one."""
         self._unannounced: set[Key] = set()
         """Requests that are to run alone, and whose servers do not know yet that they do."""
-        self._announced = 0.0
+        self._told: float | None = 0.0
+        """When a server was told last that its request runs alone, or does no more; None: in this moment."""
+        self._alone: Key | None = None
+        """The request that runs alone."""
+        self.settling = False
+        """Whether the last tokens of a request that ran alone may still be on their way to its server."""
 
     @property
     def group(self) -> list[Sequence]:
@@ -66,6 +71,8 @@ class Suspects:
         """Let a sequence run with all others again, or end."""
         seq.apart = 0
         self._unannounced.discard(seq.key)
+        if seq.key == self._alone:
+            self._alone, self._told, self.settling = None, None, True
         for group in self.groups:
             if seq in group:
                 group.remove(seq)
@@ -75,14 +82,19 @@ class Suspects:
         """Tells a server that its request runs alone from now on, if one must know. No step is in flight."""
         if not self.groups or self.group[0].key not in self._unannounced:
             return {}
-        client, id = self.group[0].key
+        client, id = self._alone = self.group[0].key
         self._unannounced.remove((client, id))
-        self._announced = now
+        self._told = now
         return {client: [Alone(id=id)]}
 
     def may_begin(self, now: float) -> bool:
-        """Whether the group may run: the server of a request that runs alone must know it."""
-        return self.group[0].key not in self._unannounced and now >= self._announced + _TOLD_BEFORE
+        """Whether a step may begin: servers know which request runs alone, and how far others came."""
+        if self._told is None:
+            self._told = now
+        if (self.groups and self.group[0].key in self._unannounced) or now < self._told + _TOLD_BEFORE:
+            return False
+        self.settling = False
+        return True
 
 
 def verdict(seq: Sequence, *, short_of_memory: bool) -> Failed:

@@ -211,7 +211,7 @@ def test_what_a_failed_step_and_the_next_one_bring_is_dropped() -> None:
     first, second = bench.scheduler.schedule(0), bench.scheduler.schedule(0)
     assert first is not None and second is not None
     bench.worker.launch(first.step)
-    assert bench.scheduler.land_failed(first, 0, short_of_memory=False) == {}
+    assert bench.scheduler.land_failed(first, 0, short_of_memory=False, behind=False) == {}
     landed: StepOutput = bench.worker.launch(second.step).result()
     assert bench.scheduler.update(second, landed, 0) == {}
     bench.run()
