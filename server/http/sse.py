@@ -1,7 +1,7 @@
 """Sends answers: as server-sent events while they grow, or whole. Both end if the client goes away.
 
-An event stream that ends in `[DONE]` is complete. One that broke off ends in an error event instead, so that
-a truncated answer never looks finished.
+A stream that is complete ends in an event that says so, which is `[DONE]` for completions. One that broke off
+ends in an error event instead, so that a truncated answer never looks finished.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -39,6 +40,30 @@ encode = msgspec.json.Encoder().encode
 
 def event(message: msgspec.Struct) -> bytes:
     return b"data: " + encode(message) + b"\n\n"
+
+
+def named_event(name: str, message: msgspec.Struct) -> bytes:
+    """An event with a name, as Responses and Anthropic's Messages have them."""
+    return b"event: %s\ndata: %s\n\n" % (name.encode(), encode(message))
+
+
+@dataclass(frozen=True, slots=True)
+class StreamForm:
+    """How one API writes what is the same in all of its streams."""
+
+    is_last: Callable[[bytes], bool]
+    """Whether these events, the last that were made, end the stream."""
+    error_event: Callable[[ApiError], bytes]
+    """Makes the events that end a stream which breaks off."""
+    keep_alive: bytes = KEEP_ALIVE
+    """What is sent during silences."""
+
+
+DONE_FORM = StreamForm(
+    is_last=lambda data: data.endswith(DONE),
+    error_event=lambda error: b"data: " + encode(error.body()) + b"\n\n",
+)
+"""Streams of completions: a last event `[DONE]`, or an error in the shape of all answers."""
 
 
 class Chunks:
@@ -115,8 +140,8 @@ async def _disconnected(receive: Receive) -> None:
 class EventStream(Response):
     """Sends the events that a generator makes, and closes the generator whatever happens.
 
-    The generator's last item ends in `DONE` and is sent together with the end of the answer. An empty item
-    sends the headers before there is an event.
+    The generator's last item is sent together with the end of the answer; `form` tells which that is. An
+    empty item sends the headers before there is an event.
     """
 
     media_type = "text/event-stream"
@@ -127,6 +152,7 @@ class EventStream(Response):
         keep_alive: float = 0.0,
         late_headers: Callable[[], list[tuple[bytes, bytes]]] = list,
         on_flow: Callable[[bool], None] = lambda paused: None,
+        form: StreamForm = DONE_FORM,
     ) -> None:
         """`late_headers` returns headers that are known when the first event is sent, and not before.
 
@@ -139,6 +165,7 @@ class EventStream(Response):
         self._events = events
         self._late_headers = late_headers
         self._on_flow = on_flow
+        self._form = form
         self._keep_alive = keep_alive
         """Seconds of silence after which a comment is sent; 0 sends none."""
 
@@ -166,17 +193,17 @@ class EventStream(Response):
         try:
             async with aclosing(self._events) as events:
                 async for data in events:
-                    await sender.write(data, more=not data.endswith(DONE))
+                    await sender.write(data, more=not self._form.is_last(data))
         except ApiError as error:
             if not sender.started:
                 raise  # the answer still can have a status of its own
-            await sender.write(b"data: " + encode(error.body()) + b"\n\n", more=False)
+            await sender.write(self._form.error_event(error), more=False)
         except Exception:
             log.exception("a stream broke off")
             error = Internal("Internal server error")
             if not sender.started:
                 raise error from None
-            await sender.write(b"data: " + encode(error.body()) + b"\n\n", more=False)
+            await sender.write(self._form.error_event(error), more=False)
 
     async def _fill_silence(self, sender: _StreamSender) -> None:
         """Sends the headers when the first event is late, then comments during silences."""
@@ -186,7 +213,7 @@ class EventStream(Response):
         while self._keep_alive > 0 and not sender.ended:
             silence = loop.time() - sender.written
             if silence >= self._keep_alive:
-                await sender.write(KEEP_ALIVE)
+                await sender.write(self._form.keep_alive)
                 silence = 0.0
             await asyncio.sleep(self._keep_alive - silence)
 

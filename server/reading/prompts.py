@@ -65,6 +65,8 @@ class Conversation(msgspec.Struct, frozen=True, gc=False):
     """The end of the prompt's text, which may have opened the reasoning."""
     tools: dict[str, dict[str, Any]] = {}
     """The schema of the arguments of each tool that the answer may call."""
+    warnings: list[str] = []
+    """Sentences on what of the request has no effect though it could have."""
 
 
 def read_completion(body: CompletionRequest, reader: Reader) -> list[Prompt]:
@@ -74,7 +76,7 @@ def read_completion(body: CompletionRequest, reader: Reader) -> list[Prompt]:
 
 def read_chat(body: ChatRequest, reader: Reader) -> Conversation:
     check_logprobs("top_logprobs", "sample", body.top_logprobs, reader.facts)
-    text = write_conversation(body, body.messages, reader, body.style)
+    text = write_chat(body, reader)
     prompt = _prepare(text, body, reader, body.add_special_tokens, body.most_tokens)
     last = body.messages[-1]
     if "cache_diagnosis" in body.include:
@@ -84,6 +86,11 @@ def read_chat(body: ChatRequest, reader: Reader) -> Conversation:
     tools = {tool.function.name: tool.function.parameters or {} for tool in body.tools or ()}
     end = text[-PROMPT_END:]
     return Conversation(prompt, Said(last.role, last.text() if body.echo else ""), said, end, tools)
+
+
+def write_chat(body: ChatRequest, reader: Reader) -> str:
+    """The text of a chat's prompt."""
+    return write_conversation(body, body.messages, reader, body.style)
 
 
 def work_of_template(body: TemplateOptions, reader: Reader) -> int:

@@ -9,11 +9,12 @@ from typing import Any, Generic, TypeVar
 from server.api.chat import ChatRequest
 from server.api.cohere import CohereRequest
 from server.api.completions import CompletionRequest
+from server.api.conversations.responses import ResponsesRequest
 from server.api.pooling import ClassifyRequest, EmbeddingRequest, PoolingRequest
 from server.api.scores import ScoreRequest
 from server.api.tei import EitherRerank, EmbedAllRequest, EmbedRequest, PredictRequest, SimilarityRequest
 from server.api.tokenize import DetokenizeRequest, TokenizeRequest
-from server.reading import pairs, prompts, texts
+from server.reading import conversations, pairs, prompts, texts
 from server.reading.pairs import RankedTexts
 from server.reading.prompts import Conversation, Prompt
 from server.reading.reader import Reader
@@ -49,6 +50,8 @@ class Reading(Generic[R]):
 
 COMPLETION = Reading("completion", CompletionRequest, prompts.read_completion, list[Prompt])
 CHAT = Reading("chat", ChatRequest, prompts.read_chat, Conversation, work=prompts.work_of_template)
+RESPONSES = Reading("responses", ResponsesRequest, conversations.read_response, Conversation)
+INPUT_TOKENS = Reading("input_tokens", ResponsesRequest, conversations.count_tokens, int)
 TOKENIZE = Reading("tokenize", TokenizeRequest, prompts.read_tokenize, bytes, work=prompts.work_of_template)
 DETOKENIZE = Reading("detokenize", DetokenizeRequest, prompts.read_detokenize, bytes)
 
@@ -74,6 +77,8 @@ RERANK = Reading("rerank", EitherRerank, pairs.read_rerank, RankedTexts, MANY_TE
 BY_PATH: dict[str, Reading[Any]] = {
     "/v1/completions": COMPLETION,
     "/v1/chat/completions": CHAT,
+    "/v1/responses": RESPONSES,
+    "/v1/responses/input_tokens": INPUT_TOKENS,
     "/tokenize": TOKENIZE,
     "/detokenize": DETOKENIZE,
     "/v1/embeddings": EMBEDDINGS,

@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from fastapi import Depends, Request, Response
@@ -139,6 +139,13 @@ COMPUTES = [Depends(require_room), Depends(require_json)]
 """Checks of every endpoint that asks the engine."""
 GENERATES = [*COMPUTES, Depends(require_generate)]
 """Checks of every endpoint that generates."""
+
+
+class TokenCounts(NamedTuple):
+    prompt: int
+    cached: int
+    """The tokens of the prompt that were found in the prefix cache."""
+    output: int
 
 
 class Job:
@@ -282,6 +289,12 @@ class Job:
     def set_paused(self, paused: bool) -> None:
         """Pauses the request while the client does not read its answer."""
         self.frontend.set_paused(self._admission, paused)
+
+    @property
+    def counts(self) -> TokenCounts:
+        """The tokens of all prompts and choices so far."""
+        prompt = sum(prompt.length for prompt in self.prompts)
+        return TokenCounts(prompt, sum(self._cached), sum(self._output))
 
     def usage(self) -> Usage:
         cached = sum(self._cached)

@@ -33,6 +33,9 @@ RESERVED = {
 }
 """The arguments of `render` that `chat_template_kwargs` may not replace."""
 
+_PROBE = "facet asks whether this is written"
+"""A text that no template writes by itself."""
+
 _sandbox = make_sandbox()
 
 
@@ -90,6 +93,20 @@ class ChatTemplate:
             return len(self.render([{"role": "user", "content": ""}]))
         except BadRequest:
             return 0
+
+    @cached_property
+    def takes_late_system(self) -> bool:
+        """Whether the default template writes a system message that comes after others."""
+        said = [("user", "a"), ("assistant", "b"), ("system", _PROBE), ("user", "c")]
+        try:
+            return _PROBE in self.render([{"role": role, "content": text} for role, text in said])
+        except BadRequest:
+            return False
+
+    @property
+    def knows_developer(self) -> bool:
+        """Whether a template has the role of a developer beside that of the system."""
+        return any("developer" in source for source in self._templates.values())
 
     def render(
         self,

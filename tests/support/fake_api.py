@@ -42,6 +42,20 @@ def events(text: str) -> list[Any]:
     return found
 
 
+def named_events(text: str) -> list[Any]:
+    """The data of a stream whose events have names, each of which is the type of its data."""
+    blocks = text.split("\n\n")
+    if blocks.pop() != "":
+        raise ValueError("the stream does not end with an event")
+    found: list[Any] = []
+    for block in blocks:
+        name, data = block.split("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        if name != f"event: {found[-1]['type']}":
+            raise ValueError(f"not the name of its event: {block!r}")
+    return found
+
+
 async def post(client: httpx.AsyncClient, path: str, **body: Any) -> Any:
     response = await client.post(path, json=body)
     assert response.status_code == 200, response.text

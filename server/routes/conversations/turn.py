@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fastapi import Request
+from fastapi import Request, Response
 
 from server.answers.finding import AnswerFormat, format_of
+from server.answers.parts import CallBegun, Part, Text
 from server.answers.reader import AnswerReader
 from server.api.chat import ChatRequest
 from server.api.fields import Body
+from server.frontend import Delta
 from server.reading.prompts import Conversation
 from server.reading.table import Reading
 from server.routes.generation import Job, admit_answers, config_of, frontend_of
@@ -44,6 +46,35 @@ class Turn:
             is_thinking=format.begins_thinking(self.conversation.end),
             written=format.written,
         )
+
+    def warn(self, response: Response) -> Response:
+        """The answer, with headers that say what of the request has no effect."""
+        for warning in self.conversation.warnings:
+            response.headers.append("Warning", f'299 - "{warning}"')
+        return response
+
+
+class TurnParts:
+    """Reads the one choice of a turn as parts: reasoning, texts and calls."""
+
+    def __init__(self, turn: Turn) -> None:
+        self._reader = turn.new_reader()
+        self.has_calls = False
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return 0
+
+    def read(self, delta: Delta) -> list[Part]:
+        """The parts that a delta begins, continues or completes."""
+        reader = self._reader
+        if reader is None:
+            return [Text(delta.text)] if delta.text else []
+        parts = reader.push(delta.text)
+        if delta.finish_reason is not None:
+            parts += reader.finish()
+        self.has_calls = self.has_calls or any(isinstance(part, CallBegun) for part in parts)
+        return parts
 
 
 async def begin_turn(

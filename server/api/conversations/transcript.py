@@ -1,0 +1,82 @@
+"""Writes down a conversation as chat messages, from items or blocks that come one by one.
+
+Responses and Anthropic's Messages split a turn of the model into reasoning, texts and calls. Chat templates
+know one message for all of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from server.errors import BadRequest
+
+Content = str | list[dict[str, Any]] | None
+
+
+class Transcript:
+    """Collects messages in the form of chat completions."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self._turn: dict[str, Any] | None = None
+        """The assistant's message that is being collected."""
+        self._names: dict[str, str] = {}
+        """The name of the tool that each call has called."""
+
+    def say(self, role: str, content: Content) -> None:
+        """Add a message, or what the assistant says in its turn."""
+        if role != "assistant":
+            self._turn = None
+            self.messages.append({"role": role, "content": content})
+            return
+        if self._turn is not None and ("content" in self._turn or "tool_calls" in self._turn):
+            self._turn = None  # text behind text, or behind calls, belongs to a message of its own
+        self._assistant()["content"] = content
+
+    def think(self, text: str) -> None:
+        """Add reasoning, which comes before the rest of a turn."""
+        if self._turn is not None and ("content" in self._turn or "tool_calls" in self._turn):
+            self._turn = None
+        turn = self._assistant()
+        # Templates read one name or the other.
+        turn["reasoning_content"] = turn["reasoning"] = turn.get("reasoning", "") + text
+
+    def call(self, id: str, name: str, arguments: object) -> None:
+        """Add a call to the assistant's turn."""
+        self._names[id] = name
+        function = {"name": name, "arguments": arguments}
+        self._assistant().setdefault("tool_calls", []).append(
+            {"id": id, "type": "function", "function": function}
+        )
+
+    def answer(self, id: str, content: Content, where: str) -> None:
+        """Add what the tool of a call has answered. `where` names the place for the error message."""
+        if id not in self._names:
+            raise BadRequest(f"{where}: there is no call with the id {id[:64]!r} before its result.", where)
+        self._turn = None
+        self.messages.append(
+            {"role": "tool", "tool_call_id": id, "name": self._names[id], "content": content}
+        )
+
+    def _assistant(self) -> dict[str, Any]:
+        if self._turn is None:
+            self._turn = {"role": "assistant"}
+            self.messages.append(self._turn)
+        return self._turn
+
+
+def text_of(value: object, where: str) -> str:
+    """A text of the request, or the error that it is none."""
+    if not isinstance(value, str):
+        raise BadRequest(f"{where} should be a string.", where)
+    return value
+
+
+def objects_of(value: object, where: str) -> list[dict[str, Any]]:
+    """A list of objects of the request, or the error that it is none."""
+    if not isinstance(value, list):
+        raise BadRequest(f"{where} should be a list of objects.", where)
+    for index, each in enumerate(value):
+        if not isinstance(each, dict):
+            raise BadRequest(f"{where}[{index}] should be an object.", f"{where}[{index}]")
+    return value

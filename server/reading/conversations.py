@@ -1,0 +1,89 @@
+"""Reads the conversations of Responses and of Anthropic's Messages as those of chat completions."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from server.api.chat import ChatRequest
+from server.api.conversations.responses import ResponsesRequest
+from server.api.messages import Message
+from server.reading.prompts import Conversation, encode, read_chat, write_chat
+from server.reading.reader import Reader
+from server.text.template import ChatTemplate
+
+
+class Asks(Protocol):
+    """A body that can be said in the words of chat completions."""
+
+    @property
+    def chat(self) -> ChatRequest: ...
+
+
+def read_conversation(body: Asks, reader: Reader) -> Conversation:
+    return read_chat(_arranged(body.chat, reader), reader)
+
+
+def read_response(body: ResponsesRequest, reader: Reader) -> Conversation:
+    chat = _arranged(body.chat, reader)
+    found = read_chat(_fitting(chat, reader) if body.truncation == "auto" else chat, reader)
+    return msgspec.structs.replace(found, warnings=body.warnings)
+
+
+def count_tokens(body: Asks, reader: Reader) -> int:
+    """The number of tokens of the prompt, however long it is."""
+    return _count(_arranged(body.chat, reader), reader)
+
+
+def _count(chat: ChatRequest, reader: Reader) -> int:
+    text = write_chat(chat, reader)
+    return len(encode(text, reader, add_special_tokens=chat.add_special_tokens, bounded=False))
+
+
+def _arranged(chat: ChatRequest, reader: Reader) -> ChatRequest:
+    return chat.model_copy(update={"messages": arranged(chat.messages, reader.tokenizer.chat)})
+
+
+def arranged(messages: Sequence[Message], template: ChatTemplate) -> list[Message]:
+    """The messages with what the system says where the template wants it.
+
+    Clients of these APIs have several such messages: instructions, a developer's, and some between the turns.
+    Those at the beginning become one. The others join it where the template would drop or refuse them.
+    """
+    said = [message if template.knows_developer else _as_system(message) for message in messages]
+    late = template.takes_late_system
+    leading = next((index for index, message in enumerate(said) if message.role != "system"), len(said))
+    first = said[:leading] + ([] if late else [each for each in said[leading:] if each.role == "system"])
+    rest = said[leading:] if late else [each for each in said[leading:] if each.role != "system"]
+    return [_joined(first), *rest] if len(first) > 1 else [*first, *rest]
+
+
+def _as_system(message: Message) -> Message:
+    return message.model_copy(update={"role": "system"}) if message.role == "developer" else message
+
+
+def _joined(messages: Sequence[Message]) -> Message:
+    return Message(role="system", content="\n\n".join(message.text() for message in messages))
+
+
+def _fitting(chat: ChatRequest, reader: Reader) -> ChatRequest:
+    """The conversation without the oldest turns, as many as must go for the model to have room for it."""
+    turns = [index for index, message in enumerate(chat.messages) if message.role == "user"]
+    most = reader.facts.max_model_len
+
+    def fits(dropped: int) -> bool:
+        return _count(_since(chat, turns[dropped]), reader) < most
+
+    if len(turns) < 2 or fits(0):
+        return chat
+    fewest = bisect_left(range(1, len(turns) - 1), True, key=fits)
+    return _since(chat, turns[1 + fewest])
+
+
+def _since(chat: ChatRequest, start: int) -> ChatRequest:
+    """The conversation from a message on, with what the system has said before."""
+    kept = [message for message in chat.messages[:start] if message.role in ("system", "developer")]
+    return chat.model_copy(update={"messages": [*kept, *chat.messages[start:]]})

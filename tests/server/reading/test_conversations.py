@@ -1,0 +1,54 @@
+"""What the system says in a conversation, arranged for the template that will write it."""
+
+from __future__ import annotations
+
+import pytest
+
+from server.api.messages import Message
+from server.reading.conversations import arranged
+from server.text.template import ChatTemplate
+
+ANYWHERE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+FIRST_ONLY = (
+    "{% if messages[0].role == 'system' %}<system>{{ messages[0].content }}{% endif %}"
+    "{% for m in messages %}{% if m.role in ('user', 'assistant') %}<{{ m.role }}>{{ m.content }}"
+    "{% endif %}{% endfor %}"
+)
+STRICT = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    "{{ raise_exception('system comes first') }}{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+)
+DEVELOPER = "{% for m in messages %}{{ '<developer>' if m.role == 'developer' else m.role }}{% endfor %}"
+
+
+def arrange(template: str, *said: tuple[str, str]) -> list[tuple[str, str]]:
+    messages = [Message.model_validate({"role": role, "content": text}) for role, text in said]
+    found = arranged(messages, ChatTemplate({"default": template}, {}))
+    return [(message.role, message.text()) for message in found]
+
+
+@pytest.mark.parametrize("template", [ANYWHERE, FIRST_ONLY, STRICT])
+def test_those_at_the_beginning_become_one(template: str) -> None:
+    said = arrange(template, ("system", "a"), ("developer", "b"), ("user", "c"))
+    assert said == [("system", "a\n\nb"), ("user", "c")]
+
+
+def test_a_late_one_stays_where_the_template_writes_it() -> None:
+    said = [("system", "a"), ("user", "b"), ("system", "c"), ("user", "d")]
+    assert arrange(ANYWHERE, *said) == said
+
+
+@pytest.mark.parametrize("template", [FIRST_ONLY, STRICT])
+def test_a_late_one_goes_to_the_beginning_where_it_would_be_lost(template: str) -> None:
+    said = arrange(template, ("user", "b"), ("developer", "c"), ("user", "d"))
+    assert said == [("system", "c"), ("user", "b"), ("user", "d")]
+    said = arrange(template, ("system", "a"), ("user", "b"), ("system", "c"))
+    assert said == [("system", "a\n\nc"), ("user", "b")]
+
+
+def test_a_developer_keeps_the_role_where_the_template_knows_it() -> None:
+    assert arrange(DEVELOPER, ("developer", "a"), ("user", "b")) == [("developer", "a"), ("user", "b")]
+
+
+def test_what_needs_no_arrangement_is_left_alone() -> None:
+    assert arrange(STRICT, ("user", "a")) == [("user", "a")]
