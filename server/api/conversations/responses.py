@@ -89,7 +89,7 @@ class ResponsesRequest(Body):
         "access_programs": (),
         "background_options": (),
     }
-    meaningless = MEANINGLESS | {"prompt_cache_options"}
+    meaningless = MEANINGLESS | {"client_metadata", "prompt_cache_options"}
     bounds: ClassVar[Bounds] = {
         "input": (MAX_ITEMS, "items"),
         "tools": (LIMITS.tools, "tools"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
+from itertools import zip_longest
 from typing import Any
 
 import msgspec
@@ -51,15 +52,16 @@ class ResponseWriter:
         self._events: list[bytes] = []
         self._number = 0
         self._open: _Item | None = None
-        self._logprobs: list[ChatTokenLogprob] = []
-        """Logprobs of tokens whose text has not come yet."""
+        self._logprobs: list[tuple[ChatTokenLogprob, int]] = []
+        """Logprobs of tokens whose text has not come yet, and the characters of each."""
 
     def push(self, delta: Delta) -> bytes:
         """The events that a delta makes."""
         if not self._number:
             self._begin()
         if self._body.wants_logprobs and delta.token_ids:
-            self._logprobs += chat_logprobs(delta.token_ids, delta.logprobs, self._turn.job.names)
+            entries = chat_logprobs(delta.token_ids, delta.logprobs, self._turn.job.names)
+            self._logprobs += zip_longest(entries, delta.widths[: len(entries)], fillvalue=0)
         for part in self._parts.read(delta):
             self._take(part)
         if delta.finish_reason is not None:
@@ -85,10 +87,16 @@ class ResponseWriter:
             )
         )
 
-    def take_logprobs(self) -> list[ChatTokenLogprob]:
-        """The logprobs of the tokens that have come since this was called last."""
-        taken, self._logprobs = self._logprobs, []
-        return taken
+    def take_logprobs(self, text: str) -> list[ChatTokenLogprob]:
+        """The logprobs of the tokens that came last and make up this text. Markup was before them."""
+        waiting, self._logprobs = self._logprobs, []
+        if self._turn.format is None:
+            return [entry for entry, _ in waiting]
+        first, missing = len(waiting), len(text)
+        while first and missing > 0:
+            first -= 1
+            missing -= waiting[first][1]
+        return [entry for entry, _ in waiting[first:]]
 
     def _next(self) -> int:
         self._number += 1
@@ -201,7 +209,7 @@ class _Passage:
             return
         self._text += text
         if self._is_message:
-            logprobs = self._writer.take_logprobs()
+            logprobs = self._writer.take_logprobs(text)
             self._logprobs += logprobs
             self._emit(f"{self._event}.delta", delta=text, logprobs=logprobs)
         else:

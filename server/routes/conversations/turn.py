@@ -63,14 +63,15 @@ class TurnParts:
 
     @property
     def reasoning_tokens(self) -> int:
-        return 0
+        """The number of tokens of reasoning so far."""
+        return 0 if self._reader is None else self._reader.reasoning_tokens
 
     def read(self, delta: Delta) -> list[Part]:
         """The parts that a delta begins, continues or completes."""
         reader = self._reader
         if reader is None:
             return [Text(delta.text)] if delta.text else []
-        parts = reader.push(delta.text)
+        parts = reader.push(delta.text, delta.widths)
         if delta.finish_reason is not None:
             parts += reader.finish()
         self.has_calls = self.has_calls or any(isinstance(part, CallBegun) for part in parts)

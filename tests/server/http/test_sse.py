@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from typing import Any
 
+import msgspec
 import pytest
 
+from server.errors import Unavailable
 from server.http import sse
 from server.http.sse import ClientGone, while_connected
 
@@ -93,3 +96,31 @@ async def test_whoever_cancels_from_outside_is_obeyed() -> None:
         await task
     await asyncio.sleep(0)
     assert len(asyncio.all_tasks()) == 1
+
+
+class Told(msgspec.Struct):
+    text: str
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+async def test_a_stream_of_named_events_has_its_own_form(breaks: bool) -> None:
+    ended = False
+    sent: list[Any] = []
+
+    async def generate() -> AsyncGenerator[bytes]:
+        nonlocal ended
+        yield sse.named_event("begin", Told("a"))
+        if breaks:
+            raise Unavailable("gone")
+        ended = True
+        yield sse.named_event("end", Told("b"))
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    form = sse.StreamForm(lambda data: ended, lambda error: f"error: {error}".encode())
+    await sse.EventStream(generate(), form=form)({}, Client().receive, send)
+    assert [(message["body"], message["more_body"]) for message in sent[1:]] == [
+        (b'event: begin\ndata: {"text":"a"}\n\n', True),
+        (b"error: gone" if breaks else b'event: end\ndata: {"text":"b"}\n\n', False),
+    ]

@@ -10,7 +10,7 @@ from server.app import ROUTERS
 from server.http.endpoint import Endpoint
 from server.reading.table import BY_NAME, BY_PATH, MANY_TEXTS, OTHER_BODY, USUAL_BODY
 
-WITHOUT_TEXTS = {"/abort", "/ping"}
+WITHOUT_TEXTS = {"/abort", "/ping", "/v1/responses/{response_id}/cancel"}
 
 
 def test_every_endpoint_with_texts_is_in_it() -> None:
@@ -25,7 +25,8 @@ def test_names_are_unique() -> None:
 
 @pytest.mark.parametrize("path", BY_PATH)
 def test_longest_bodies(path: str) -> None:
-    texts = path not in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
+    one = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
+    texts = not path.startswith(one) and path not in ("/tokenize", "/detokenize")
     assert BY_PATH[path].most_bytes == (MANY_TEXTS if texts else USUAL_BODY)
     assert OTHER_BODY < USUAL_BODY < MANY_TEXTS
 
@@ -37,6 +38,13 @@ SHORT = {
         "tools": [{"function": {"name": "f"}}],
         "continue_final_message": True,
     },
+    "responses": {
+        "input": [{"role": "user", "content": "a"}],
+        "tools": [{"type": "function", "name": "f"}],
+        "tool_choice": {"type": "function", "name": "f"},
+        "include": ["reasoning.encrypted_content"],
+    },
+    "input_tokens": {"input": "a"},
     "tokenize": {"messages": [{"role": "user", "content": "a"}]},
     "detokenize": {"tokens": [1]},
     "embeddings": {"input": "a", "prompt_name": "query", "normalize": False},

@@ -9,6 +9,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from server.api.conversations.response_items import NOT_READ, seal, unsealed
+from server.api.conversations.response_tools import read_tool_choice, read_tools
 from server.api.conversations.responses import PASSED, ResponsesRequest
 from server.errors import BadRequest
 
@@ -124,19 +125,26 @@ def test_custom_tools_are_functions_of_one_text() -> None:
 
 def test_tools_of_a_namespace_have_names_of_their_own() -> None:
     tools = [{"type": "namespace", "name": "crm", "description": "", "tools": [FUNCTION]}, FUNCTION]
-    body = parsed(
-        tools=tools,
-        input=[{**CALL, "namespace": "crm"}, RESULT],
-        tool_choice={
-            "type": "allowed_tools",
-            "mode": "auto",
-            "tools": [{"type": "function", "name": "look"}],
-        },
-    )
+    body = parsed(tools=tools, input=[{**CALL, "namespace": "crm"}, RESULT])
     assert list(body.known_tools.called) == ["crm__look", "look"]
     assert body.known_tools.client_name("crm__look").namespace == "crm"
     [call] = body.chat.messages[0].tool_calls or []
     assert call.function.name == "crm__look"
+
+
+def test_choices_of_tools_are_those_of_chat() -> None:
+    tools = read_tools([FUNCTION, {"type": "web_search"}])
+    named = {"type": "function", "function": {"name": "look"}}
+    look = {"type": "function", "name": "look"}
+    assert read_tool_choice("required", tools) == "required"
+    assert read_tool_choice(look, tools) == read_tool_choice({**look, "type": "custom"}, tools) == named
+    inside = read_tool_choice({**look, "namespace": "crm"}, tools)
+    assert inside == {"type": "function", "function": {"name": "crm__look"}}
+    allowed = {"type": "allowed_tools", "mode": "auto", "tools": [look, {"type": "web_search"}]}
+    assert read_tool_choice(allowed, tools) == {
+        "type": "allowed_tools",
+        "allowed_tools": {"mode": "auto", "tools": [named]},
+    }
 
 
 def test_tools_that_nobody_runs_here_are_left_out_beside_others() -> None:
@@ -228,9 +236,10 @@ def test_what_is_refused(body: dict[str, Any], param: str, says: str) -> None:
 def test_fields_without_effect_are_accepted() -> None:
     parsed(
         store=True, metadata={"a": "b"}, user="u", safety_identifier="s", service_tier="auto",
-        max_tool_calls=3, prompt_cache_key="k", prompt_cache_retention="24h", stream_options={"include_obfuscation": False},
-        parallel_tool_calls=True, truncation="disabled", context_management=None, background=False,
-        include=["web_search_call.action.sources"], reasoning={"effort": None, "summary": "auto"},
+        max_tool_calls=3, prompt_cache_key="k", prompt_cache_retention="24h", truncation="disabled",
+        stream_options={"include_obfuscation": False}, parallel_tool_calls=True, background=False,
+        context_management=None, include=["web_search_call.action.sources"],
+        reasoning={"effort": None, "summary": "auto"},
     )  # fmt: skip
 
 

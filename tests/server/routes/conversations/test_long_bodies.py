@@ -1,0 +1,49 @@
+"""Long bodies, whose conversations a helper reads: the answers are those to the same bodies if short."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import httpx
+import pytest
+from fake_frontend import FakeFrontend
+
+from server.http import endpoint
+from server.reading.table import BY_PATH
+
+FUNCTION = {"type": "function", "name": "get_weather", "parameters": {"type": "object"}}
+CALL = {"type": "function_call", "call_id": "c", "name": "get_weather", "arguments": "{}"}
+RESULT = {"type": "function_call_output", "call_id": "c", "output": "sun"}
+BODIES: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/responses", {"input": "hi", "instructions": "be", "tools": [FUNCTION], "metadata": {"a": "b"}}),
+    ("/v1/responses", {"input": [CALL, RESULT], "tools": [FUNCTION, {"type": "web_search"}], "stream": True}),
+    ("/v1/responses", {"input": "hi", "tools": [FUNCTION], "tool_choice": "none", "max_output_tokens": 3}),
+    ("/v1/responses", {"input": [RESULT]}),
+    ("/v1/responses", {"input": [{"type": "web_search_call"}, {"role": "user", "content": "hi"}]}),
+    ("/v1/responses", {"input": "x" * 5000}),
+    ("/v1/responses", {"input": "hi", "temperature": 3}),
+    ("/v1/responses/input_tokens", {"input": "hi", "tools": [FUNCTION]}),
+]
+
+
+def same_for_all(response: httpx.Response) -> object:
+    """The parts of an answer that two answers to one request share."""
+    text = re.sub(r'(_[0-9a-f]{24,32}")|("(created|completed)_at":\d+)', "", response.text)
+    return response.status_code, response.headers["content-type"], response.headers.get("warning"), text
+
+
+@pytest.mark.parametrize(("path", "body"), BODIES)
+async def test_the_answer_is_that_to_a_short_body(
+    client: httpx.AsyncClient,
+    frontend: FakeFrontend,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    body: dict[str, Any],
+) -> None:
+    short = await client.post(path, json=body)
+    assert frontend.read_elsewhere == []
+    monkeypatch.setattr(endpoint, "is_long", lambda raw: True)
+    long = await client.post(path, json=body)
+    assert frontend.read_elsewhere == [BY_PATH[path].name]
+    assert same_for_all(long) == same_for_all(short)
