@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from itertools import zip_longest
 from typing import Any
 
 import msgspec
@@ -61,7 +60,8 @@ class ResponseWriter:
             self._begin()
         if self._body.wants_logprobs and delta.token_ids:
             entries = chat_logprobs(delta.token_ids, delta.logprobs, self._turn.job.names)
-            self._logprobs += zip_longest(entries, delta.widths[: len(entries)], fillvalue=0)
+            widths = [*delta.widths, *[0] * len(entries)]  # a token that is not shown has none
+            self._logprobs += zip(entries, widths, strict=False)
         for part in self._parts.read(delta):
             self._take(part)
         if delta.finish_reason is not None:
