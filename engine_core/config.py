@@ -227,6 +227,8 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The number of replicas on this machine."""
     folder: str | None = None
     """A folder for files that workers share; it is private to the run and removed at its end."""
+    progress_page: str = ""
+    """The file in which the engine and its ranks on this machine show how their steps go on."""
     drain_seconds: float = 0.0
     """The time for which requests may run on after SIGTERM."""
     log_level: str = "info"

@@ -20,10 +20,13 @@ from engine_core.ranks.placement import make_executor
 from engine_core.ready import describe, make_ready
 from engine_core.scheduling.scheduler import Scheduler
 from engine_core.scheduling.step_builder import PlannedStep
+from engine_core.watch.step_times import StepTimes
 from engine_core.worker_config import make_worker_config
 from models.checkpoint.hub import resolve
 from models.config import read_config
 from models.parallel.shares import check_cut
+from worker.host.progress_page import ProgressWriter, StepProgress
+from worker.protocol import StepOutput
 
 ReportProgress = Callable[[Progress], None]
 """A function that is called from any thread to say how far the start has come."""
@@ -37,8 +40,13 @@ _log = logging.getLogger(__name__)
 class Engine:
     """Runs the requests of numbered clients; `step` returns outputs by client number."""
 
-    def __init__(self, ready: Ready, scheduler: Scheduler, executor: Executor) -> None:
+    def __init__(
+        self, ready: Ready, scheduler: Scheduler, executor: Executor, progress_page: str = ""
+    ) -> None:
+        """`progress_page` is the file in which a supervisor reads how steps go on, if there is one."""
         self.ready = ready
+        self.progress = StepProgress(ProgressWriter(progress_page), plans=True)
+        self._times = StepTimes()
         self._scheduler = scheduler
         self._executor = executor
         self._in_flight: deque[tuple[PlannedStep, StepFuture]] = deque()
@@ -55,6 +63,7 @@ class Engine:
         config: EngineConfig,
         report: ReportProgress,
         make: MakeExecutor | None = None,
+        progress_page: str = "",
     ) -> Engine:
         """Find the model, load it, allocate its cache. Returns when a request can run.
 
@@ -82,7 +91,7 @@ class Engine:
             facts = executor.start()
             scheduler = Scheduler(config, facts, model.vocab_size)
             _log.info(describe(facts))
-            return cls(make_ready(config, model, found, facts), scheduler, executor)
+            return cls(make_ready(config, model, found, facts), scheduler, executor, progress_page)
         except Exception:
             executor.stop()
             raise
@@ -161,6 +170,8 @@ class Engine:
         if planned is not None:
             step = replace(planned.step, fresh=True) if self._failed else planned.step
             self._failed = False
+            usual = self._times.usual(planned.tokens, planned.expected)
+            self.progress.begin(step.number, planned.tokens, usual)
             self._in_flight.append((planned, self._executor.submit(step)))
         self._blocked = planned is None or not self._scheduler.may_plan(len(self._in_flight))
         if self._in_flight and self._blocked and (wait or self._in_flight[0][1].done()):
@@ -176,7 +187,7 @@ class Engine:
     def _finish(self, planned: PlannedStep, future: StepFuture) -> OutputsByClient:
         """Wait for a step and turn what it brings into outputs."""
         try:
-            output = future.result()
+            output = self._wait_for(planned, future)
         except ExecutorDead:
             raise
         except Exception as error:
@@ -188,6 +199,15 @@ class Engine:
                 planned, time.monotonic(), short_of_memory=short, behind=behind
             )
         return self._scheduler.update(planned, output, time.monotonic())
+
+    def _wait_for(self, planned: PlannedStep, future: StepFuture) -> StepOutput:
+        """The output of the oldest step in flight, whose time is learned."""
+        try:
+            return future.result()
+        finally:
+            seconds = time.monotonic() - self.progress.since
+            self._times.learn(planned.tokens, planned.expected, seconds)
+            self.progress.end()
 
     def _collect(self, outputs: OutputsByClient) -> None:
         """Keep outputs until the next call of `step`, or its end."""

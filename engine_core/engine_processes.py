@@ -16,24 +16,27 @@ from engine_core.config import Address, EngineConfig, ProcessConfig, Replicas
 from engine_core.run_folder import RunFolder
 from worker import child
 from worker.child import CANNOT_START, STOPPED
+from worker.host.progress_page import ProgressPage
 
 
 class EngineProcess:
     """The process of one engine, and of those that take its place. They end when this object is dropped."""
 
-    def __init__(self, config: ProcessConfig, module: str) -> None:
+    def __init__(self, config: ProcessConfig, module: str, folder: Path) -> None:
+        """`module` is what `python -m` runs; `folder` is that of the run."""
         self.number = config.index
         self.name = "the engine" if config.alone else f"engine {config.index}"
         self.starts = 0
         self._config = config
         self._module = module
+        self._page_path = folder / f"engine-{config.index}.progress"
         self.start()
 
     def start(self) -> None:
         self.starts += 1
-        self.process = child.start(
-            f"engine {self.number}", self._module, msgspec.msgpack.encode(self._config)
-        )
+        self.page = ProgressPage(self._page_path)
+        config = msgspec.structs.replace(self._config, progress_page=str(self._page_path))
+        self.process = child.start(f"engine {self.number}", self._module, msgspec.msgpack.encode(config))
 
     @property
     def exit_code(self) -> int | None:
@@ -127,6 +130,7 @@ def start_engines(
                 search_path=registered.search_path,
             ),
             module,
+            folder.path,
         )
         for index, number in enumerate(replicas.local)
     ]

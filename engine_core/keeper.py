@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from engine_core.engine_processes import EngineProcess, EngineProcesses
+from engine_core.watch.watcher import Watcher
 from worker.child import BROKE, CANNOT_START, Child, describe_exit
 
 PAUSES = (0.0, 0.5, 2.0, 4.0, 8.0)
@@ -82,7 +83,7 @@ class Keeper:
             if not self._may_return(code):
                 self._note(runs=False)
                 return code, ""
-            how = describe_exit(code)
+            how = self._kept.process.killed_because or describe_exit(code)
             if not await self._restart(how):
                 times = f"{len(PAUSES) + 1} times in {WINDOW / 60:g} minutes"
                 return code, f"{self._kept.name} ended {times}, at last so: {how}"
@@ -120,6 +121,8 @@ class EngineWatcher(Protocol):
 
     def engine_given_up(self, number: int, reason: str, *, explained: bool) -> None: ...
 
+    def engine_stalled(self, number: int, stalled: bool) -> None: ...
+
 
 class NoWatcher:
     """The watcher of engines whose clients are on other machines, and see connections end."""
@@ -130,10 +133,25 @@ class NoWatcher:
     def engine_given_up(self, number: int, reason: str, *, explained: bool) -> None:
         pass
 
+    def engine_stalled(self, number: int, stalled: bool) -> None:
+        pass
+
 
 async def keep_engines(engines: EngineProcesses, watcher: EngineWatcher) -> None:
-    """Follows every engine of this machine until none is left to start again."""
-    await asyncio.gather(*(_keep_engine(engines, one, watcher) for one in engines.engines))
+    """Follows every engine of this machine until none is left to start again.
+
+    One that makes no progress is killed, and the watcher is told before.
+    """
+    watch = Watcher(
+        engines.engines,
+        lambda engine, stalled: watcher.engine_stalled(engine.number, stalled),
+        leaving=lambda: engines.leaving,
+    )
+    watching = asyncio.create_task(watch.run())
+    try:
+        await asyncio.gather(*(_keep_engine(engines, one, watcher) for one in engines.engines))
+    finally:
+        watching.cancel()
 
 
 async def _keep_engine(engines: EngineProcesses, engine: EngineProcess, watcher: EngineWatcher) -> None:

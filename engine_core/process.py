@@ -70,7 +70,8 @@ def _serve(config: ProcessConfig, ends: list[EngineEnd], make: MakeExecutor | No
     # Loading cannot be asked to stop half-way, and has nothing to lose.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(STOPPED))
     try:
-        engine = Engine.start(config.engine, _ProgressSender(ends), make or make_executor(config))
+        make = make or make_executor(config)
+        engine = Engine.start(config.engine, _ProgressSender(ends), make, config.progress_page)
     except Exception as error:
         _log.debug("the engine cannot start", exc_info=True)
         _report_end(ends, logs.one_line(error))
@@ -143,8 +144,11 @@ class EngineLoop:
             self._poller.register(end.push, zmq.POLLOUT if end.backlog else 0)
         self._engine.register(self._poller)
         idle = self._engine.idle
+        if idle:
+            self._engine.progress.rest()
         ready = {sock for sock, _ in self._poller.poll(self._patience(idle=idle))}
         if idle:
+            self._engine.progress.wake()
             self._engine.check()
         if self._signalled.fileno() in ready:
             self._signalled.recv(4096)

@@ -13,8 +13,10 @@ Reason = Literal[
     "engine_killed",
     "engine_broke",
     "engine_stopped",
+    "engine_stalled",
     "engine_given_up",
     "api_restarting",
+    "api_stalled",
     "api_given_up",
     "draining",
 ]
@@ -25,8 +27,10 @@ SENTENCES: dict[Reason, str] = {
     "engine_killed": "The engine was ended by a signal. It is started again.",
     "engine_broke": "The engine broke. It is started again.",
     "engine_stopped": "The engine was asked to end. It is started again.",
+    "engine_stalled": "The engine makes no progress. If that lasts, it is started again.",
     "engine_given_up": "The engine has ended and is not started again; the log says why.",
     "api_restarting": "The HTTP server is started again.",
+    "api_stalled": "The HTTP server does not answer. If that lasts, it is started again.",
     "api_given_up": "The HTTP server has ended and is not started again; the log says why.",
     "draining": "The server is shutting down. Try again later or on another instance.",
 }

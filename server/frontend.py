@@ -36,7 +36,7 @@ from server.requests.facts import Facts
 from server.requests.loading import find_facts, find_folder, load_tokenizer, tokenizer_source
 from server.requests.pooling import Item
 from server.requests.sampling import SamplingParams
-from server.status import Dead, Draining, Ready, Restarting, Starting, Status, raise_if_refused
+from server.status import Dead, Draining, Ready, Restarting, Stalled, Starting, Status, raise_if_refused
 from server.text.output import ALL_TOKENS, Delta, TextOutput
 from server.text.token_ids import TokenIds, count_ids, unpack
 from server.text.tokenizer import Tokenizer
@@ -154,8 +154,9 @@ class Frontend:
             return Dead("engine_given_up")
         if self._draining is not None:
             return self._draining
-        if self._facts is not None and self._client.restarting is not None:
-            return Restarting(self._client.restarting, self._restarting_since)
+        if self._facts is not None and (reason := self._client.restarting) is not None:
+            stalled = reason == "engine_stalled"
+            return Stalled() if stalled else Restarting(reason, self._restarting_since)
         if self._client.ready is not None:
             return Ready() if self._facts is not None else Starting("tokenizer", 0.0)
         return Starting(self._client.progress.phase, self._client.progress.fraction)

@@ -55,6 +55,7 @@ _WHOLE = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240
 _TOKENS = tuple(step * 10**power for power in range(6) for step in (1, 2, 5))
 _COMPUTE = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _HTTP = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+_LAG = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1, 2.5, 5, 10, 30)
 
 
 class Metrics:
@@ -88,6 +89,9 @@ class Metrics:
         self.inter_token = self._histogram("inter_token_latency_seconds", "Between tokens.", _BETWEEN)
         self.per_token = self._histogram(
             "request_time_per_output_token_seconds", "Mean time per token after the first.", _BETWEEN
+        )
+        self.loop_lag = self._histogram(
+            "facet:loop_lag_seconds", "Between the time for a turn of the event loop and the turn.", _LAG
         )
         self.whole = self._histogram("e2e_request_latency_seconds", "From arrival to end.", _WHOLE)
         self.queued = self._histogram("request_queue_time_seconds", "Spent waiting.", _WHOLE)

@@ -27,6 +27,10 @@ class Restarting(msgspec.Struct, frozen=True):
     """The time at which requests began to wait, on the monotonic clock."""
 
 
+class Stalled(msgspec.Struct, frozen=True):
+    """No engine that works makes progress. Requests are let in, and wait for one that does."""
+
+
 class Draining(msgspec.Struct, frozen=True):
     """The server finishes the requests that it has, and ends."""
 
@@ -38,7 +42,7 @@ class Dead(msgspec.Struct, frozen=True):
     reason: Reason
 
 
-Status = Starting | Ready | Restarting | Draining | Dead
+Status = Starting | Ready | Restarting | Stalled | Draining | Dead
 
 
 def raise_if_refused(status: Status) -> None:
@@ -55,5 +59,5 @@ def raise_if_refused(status: Status) -> None:
             raise Unavailable(SENTENCES["draining"], retry_after=5, reason="draining")
         case Dead(reason):
             raise Unavailable(SENTENCES[reason], retry_after=10, reason=reason)
-        case Ready() | Restarting() | Draining():
+        case Ready() | Restarting() | Stalled() | Draining():
             pass

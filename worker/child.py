@@ -46,6 +46,8 @@ class Child:
         self._lifeline = lifeline
         self.sentinel = lifeline.fileno()
         """A descriptor that becomes readable when the process has ended, and stays so."""
+        self.killed_because = ""
+        """The reason why this parent kills it, for the log, if it does so on its own account."""
         weakref.finalize(self, lifeline.close)
 
     @property

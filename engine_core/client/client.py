@@ -17,12 +17,11 @@ from typing import Unpack
 from engine_core.client.add_options import AddOptions
 from engine_core.client.dispatcher import Dispatcher
 from engine_core.client.in_flight import InFlight
-from engine_core.client.replica import EndCode, Replica
+from engine_core.client.replica import EndCode, Replica, Stalled
 from engine_core.client.replica_table import ReplicaTable
 from engine_core.client.streams import Stream
 from engine_core.config import Address, Replicas
 from engine_core.protocol import (
-    PHASES,
     PROTOCOL,
     Add,
     Answer,
@@ -115,8 +114,8 @@ class EngineClient:
         return self._table.progress
 
     @property
-    def restarting(self) -> EndCode | None:
-        """How the last engine ended, while none works and one will be back."""
+    def restarting(self) -> EndCode | Stalled | None:
+        """How the last engine ended, while none works and one will be back; or that those that work stall."""
         return self._table.restarting
 
     @property
@@ -213,7 +212,7 @@ class EngineClient:
             return
         if replica.lost is None:
             explained = code in (BROKE, CANNOT_START)
-            self._lose(number, _how_it_ended(replica, f": {describe_exit(code)}"), explained=explained)
+            self._lose(number, replica.how_it_ended(f": {describe_exit(code)}"), explained=explained)
         replica.explain_loss(code)
 
     def engine_given_up(self, number: int, reason: str, *, explained: bool) -> None:
@@ -225,9 +224,15 @@ class EngineClient:
         if self.dead is not None or (replica := self._table.replicas.get(number)) is None:
             return
         self._read_answers()
-        self._lose(number, reason or _how_it_ended(replica), explained=explained)
+        self._lose(number, reason or replica.how_it_ended(), explained=explained)
         known = replica.lost if explained or not reason else None
         self._give_up(replica, known or reason, explained=explained)
+
+    def engine_stalled(self, number: int, stalled: bool) -> None:
+        """Note that an engine of this machine has work and makes no progress, or that it goes on."""
+        if (replica := self._table.replicas.get(number)) is not None:
+            replica.stalled = stalled
+            self._dispatcher.dispatch_held()
 
     def _lose(self, number: int, reason: str, *, explained: bool = False, for_good: bool = False) -> None:
         """Note that an engine has ended. `for_good`: no other one will take its place."""
@@ -315,7 +320,7 @@ class EngineClient:
         for number in self._end.disconnected():
             replica = self._table.replicas.get(number)
             if replica is not None:
-                self._lose(number, _how_it_ended(replica))
+                self._lose(number, replica.how_it_ended())
 
     def _find(self, hello: Hello) -> Replica | None:
         """The replica that says hello, or None if it is of another version or has too high a number."""
@@ -386,7 +391,3 @@ class EngineClient:
         if changed:
             self.on_change()
         self._dispatcher.dispatch_held()
-
-
-def _how_it_ended(replica: Replica, how: str = "") -> str:
-    return f"the engine process ended while {PHASES[replica.progress.phase]}{how}"

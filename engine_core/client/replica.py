@@ -15,6 +15,9 @@ EndCode = Literal["engine_lost", "engine_killed", "engine_broke", "engine_stoppe
 """How the last process of a replica ended: its connection ended and no more is known, a signal killed it, it
 exited because something broke, or it was asked to end."""
 
+Stalled = Literal["engine_stalled"]
+"""The state of replicas that have work and make no progress."""
+
 _SAME = ("model", "architecture", "vocab_size", "scheduling_policy")
 _SAME_IN_WORKERS = ("dtype", "tasks", "widths")
 """Fields of Ready, and of its WorkerFacts, that are the same for all replicas of one model."""
@@ -36,6 +39,7 @@ class Replica:
         "ready",
         "requests",
         "spelled",
+        "stalled",
         "stats",
         "tokens",
     )
@@ -61,6 +65,8 @@ class Replica:
         """The reason why it has ended, until another process takes its place."""
         self.given_up = False
         """Whether no other process will take its place."""
+        self.stalled = False
+        """Whether it has work and makes no progress, so that it gets no more."""
         self.leaving = False
         """Whether it finishes its requests and takes no others."""
         self.spelled = False
@@ -74,6 +80,9 @@ class Replica:
         self.reset()
         self.lost = reason
         self.end_code = "engine_lost"
+
+    def how_it_ended(self, how: str = "") -> str:
+        return f"the engine process ended while {PHASES[self.progress.phase]}{how}"
 
     def explain_loss(self, exit_code: int) -> None:
         """Note how its process exited. The end of its connection told less, if that was seen first."""
@@ -93,7 +102,7 @@ class Replica:
 
     @property
     def takes_requests(self) -> bool:
-        return self.works and not self.leaving
+        return self.works and not self.leaving and not self.stalled
 
     def load(self, *, others: bool) -> int:
         """Tokens in flight. With `others`, other servers' requests count too, if the engine reports them."""

@@ -10,7 +10,15 @@ from collections.abc import Collection
 
 from engine_core.client.in_flight import InFlight
 from engine_core.client.late_queries import LateQueries
-from engine_core.client.replica import EndCode, Replica, all_progress, all_ready, all_stats, difference
+from engine_core.client.replica import (
+    EndCode,
+    Replica,
+    Stalled,
+    all_progress,
+    all_ready,
+    all_stats,
+    difference,
+)
 from engine_core.client.routing import BLOCK, REMEMBERED, Router
 from engine_core.config import Replicas
 from engine_core.protocol import Add, Progress, Ready, Stats
@@ -46,9 +54,15 @@ class ReplicaTable:
         return bool(self.layout.here) and all(one.given_up for one in self.replicas.values())
 
     @property
-    def restarting(self) -> EndCode | None:
-        """How the last replica ended, while none works and one will be back; None before the first end."""
-        if self.ready is not None or self.hopeless:
+    def restarting(self) -> EndCode | Stalled | None:
+        """How the last replica ended, while none works and one will be back; None before the first end.
+
+        If all that work have stalled, that is returned.
+        """
+        if self.ready is not None:
+            stalled = all(one.stalled for one in self.replicas.values() if one.works)
+            return "engine_stalled" if stalled else None
+        if self.hopeless:
             return None
         return next((one.end_code for one in self.replicas.values() if one.end_code is not None), None)
 

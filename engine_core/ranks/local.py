@@ -31,10 +31,18 @@ class LocalRanks:
     """
 
     def __init__(
-        self, places: Sequence[Place], module: str = "worker.ranks.process", folder: str | None = None
+        self,
+        places: Sequence[Place],
+        module: str = "worker.ranks.process",
+        folder: str | None = None,
+        progress_page: str = "",
     ) -> None:
-        """`module` is what `python -m` runs. `folder`: where the rendezvous is made, if not in /tmp."""
+        """`module` is what `python -m` runs. `folder`: where the rendezvous is made, if not in /tmp.
+
+        `progress_page` is the engine's, whose first entry is its own; ranks get the next ones.
+        """
         self._places = places
+        self._progress_page = progress_page
         self._module = module
         self._parent_folder = folder
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -94,7 +102,9 @@ class LocalRanks:
         ours, theirs = socket.socketpair()
         with theirs:
             descriptor = theirs.fileno()
-            payload = _encoder.encode(RankStart(config, descriptor, log_level))
+            entry = 1 + len(self._processes)
+            start = RankStart(config, descriptor, log_level, self._progress_page, entry)
+            payload = _encoder.encode(start)
             self._processes[rank] = child.start(f"rank {rank}", self._module, payload, inherit=[descriptor])
         self._channels[rank] = EngineEnd(ours)
 

@@ -41,9 +41,13 @@ def _groups(
     if backend == "ray":
         return [RayRanks(config, places, report)]
     per_node = config.ranks // config.nnodes
-    local, others = LocalRanks(places[:per_node], folder=process.folder), places[per_node:]
+    local, others = _local_ranks(process, places[:per_node]), places[per_node:]
     # Other machines come first: local ranks that wait for them would not report it.
     return [*_remote_ranks(config, others, report), local]
+
+
+def _local_ranks(process: ProcessConfig, places: list[Place]) -> LocalRanks:
+    return LocalRanks(places, folder=process.folder, progress_page=process.progress_page)
 
 
 def _remote_ranks(config: EngineConfig, others: list[Place], report: ReportPhase) -> list[RankGroup]:

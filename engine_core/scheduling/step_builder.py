@@ -31,6 +31,11 @@ class PlannedStep:
     expected: float
     """The expected seconds of the whole step."""
 
+    @property
+    def tokens(self) -> int:
+        """The number of new tokens that it computes."""
+        return int(self.work[TOKEN])
+
 
 class StepBuilder:
     """Collects the rows of one step under its budgets."""

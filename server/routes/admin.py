@@ -14,7 +14,7 @@ from server.api.fields import FIRST_ERROR
 from server.http.endpoint import Endpoint
 from server.metrics import CONTENT_TYPE
 from server.routes.generation import frontend_of, require_json
-from server.status import Dead, Draining, Ready, Restarting, Starting
+from server.status import Dead, Draining, Ready, Restarting, Stalled, Starting
 
 router = APIRouter(route_class=Endpoint, tags=["server"])
 
@@ -53,6 +53,8 @@ async def health(request: Request) -> JSONResponse:
         case Restarting(reason, since):
             seconds = round(time.monotonic() - since, 1)
             body = {"state": "restarting", "reason": reason, "elapsed_s": seconds}
+        case Stalled():
+            body = {"state": "stalled", "reason": "engine_stalled"}
         case Draining():
             body = {"state": "draining", "reason": "draining"}
         case Dead(reason):

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 
 from engine_core.engine_processes import EngineProcesses
 from server.options.table import ServerConfig
-from server.run.messages import ApiConfig, EngineGivenUp, Message
+from server.run.messages import ApiConfig, EngineGivenUp, EngineStalled, Message
 from worker import child
+from worker.host.progress_page import ProgressPage
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -21,25 +23,29 @@ class ApiProcess:
 
     def __init__(self, config: ApiConfig) -> None:
         self.name = "the API server" if config.shared_metrics is None else f"API server {config.index}"
+        self.stalled = False
+        """Whether its event loop does not go on."""
         self._config = config
-        self._told: list[Message] = []
+        self._told: dict[int, EngineGivenUp | EngineStalled] = {}
+        """The last message on each engine that holds until there is another."""
         self.start()
 
     def start(self) -> None:
+        self.page = ProgressPage(Path(self._config.progress_page))
         inherit = [self._config.listener, self._config.reports]
         self.process = child.start(
             f"api {self._config.index}", "server.run.process", _encode(self._config), inherit
         )
-        for message in self._told:
+        for message in self._told.values():
             self.process.tell(_encode(message))
 
     def note_that_it_served(self) -> None:
         self._config = msgspec.structs.replace(self._config, first=False)
 
     def tell(self, message: Message) -> None:
-        """Send a message to the process. What holds for good is also sent to those in its place."""
-        if isinstance(message, EngineGivenUp):
-            self._told.append(message)
+        """Send a message to the process. What holds on is also sent to those in its place."""
+        if isinstance(message, EngineGivenUp | EngineStalled):
+            self._told[message.number] = message
         self.process.tell(_encode(message))
 
 
@@ -63,6 +69,7 @@ class ApiProcesses:
                     index=index,
                     listener=listener.fileno(),
                     reports=reports,
+                    progress_page=str(engines.run_folder / f"api-{index}.progress"),
                     shared_metrics=None if shared is None else str(shared),
                     started=started,
                 )

@@ -20,12 +20,14 @@ from server.frontend import Frontend
 from server.http.connection.sockets import set_options
 from server.metrics import Metrics
 from server.run.http_server import FLUSH_SECONDS, HttpServer
+from server.run.loop_watch import LoopWatch
 from server.run.messages import (
     NOTHING_LEFT,
     ApiConfig,
     CutOff,
     EngineExited,
     EngineGivenUp,
+    EngineStalled,
     Leaving,
     Message,
     Reload,
@@ -33,6 +35,7 @@ from server.run.messages import (
 from server.run.progress import ProgressDisplay
 from worker import logs
 from worker.child import BROKE, CANNOT_START, STOPPED
+from worker.host.progress_page import ProgressWriter
 
 STATS_SECONDS = 10.0
 BRIDGE_SECONDS = 5.0
@@ -63,6 +66,11 @@ class ApiServer:
         self._frontend = Frontend(config, self.client, Metrics(config.model_names[0], shared_metrics))
         set_options(self._listener)
         self._http = HttpServer(config, self._frontend)
+        self._watch = LoopWatch(
+            ProgressWriter(process.progress_page),
+            self._frontend.metrics.loop_lag.observe,
+            lambda: self._frontend.live > 0,
+        )
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
 
@@ -83,6 +91,7 @@ class ApiServer:
         finally:
             start.cancel()
             stats.cancel()
+        self._watch.stop()
         if self._display is not None:
             self._display.done()
         await self._leave(http)
@@ -95,6 +104,8 @@ class ApiServer:
                 self.client.engine_exited(number, code, at)
             case EngineGivenUp(number, reason, explained):
                 self.client.engine_given_up(number, reason, explained=explained)
+            case EngineStalled(number, stalled):
+                self.client.engine_stalled(number, stalled)
             case Leaving():
                 self._frontend.begin_drain(refuse=False)
             case CutOff():
@@ -138,6 +149,7 @@ class ApiServer:
             self.client.fail(logs.shorten(" ".join(str(error).split())))
             return False
         _freeze_heap()
+        self._watch.start()
         os.write(self._process.reports, b"1")
         seconds = time.monotonic() - self._process.started
         name = self._config.model_names[0]

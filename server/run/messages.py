@@ -21,6 +21,8 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The inherited file descriptor of the shared listening socket."""
     reports: int
     """The inherited file descriptor of a pipe, to which a byte is written once requests are served."""
+    progress_page: str
+    """The file in which the event loop shows that it goes on."""
     shared_metrics: str | None
     """The folder in which several API processes share their metrics; None if there is one."""
     started: float
@@ -44,6 +46,13 @@ class EngineGivenUp(msgspec.Struct, frozen=True, tag=True):
     explained: bool
 
 
+class EngineStalled(msgspec.Struct, frozen=True, tag=True):
+    """An engine has work and makes no progress, or goes on if `stalled` is false."""
+
+    number: int
+    stalled: bool
+
+
 class Leaving(msgspec.Struct, frozen=True, tag=True):
     """The server will end: /ready shall say so, while requests are served as before until SIGTERM."""
 
@@ -56,4 +65,4 @@ class Reload(msgspec.Struct, frozen=True, tag=True):
     """Files that may be replaced while the server runs shall be read again."""
 
 
-Message = EngineExited | EngineGivenUp | Leaving | CutOff | Reload
+Message = EngineExited | EngineGivenUp | EngineStalled | Leaving | CutOff | Reload

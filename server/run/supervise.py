@@ -19,11 +19,20 @@ from typing import Any
 
 from engine_core.engine_processes import EngineProcesses
 from engine_core.keeper import Keeper, exit_of, keep_engines
+from engine_core.watch import stacks
+from engine_core.watch.watcher import Watcher
 from server.options.table import ServerConfig
-from server.run import stacks
 from server.run.api_processes import ApiProcess, ApiProcesses
 from server.run.doorman import Doorman
-from server.run.messages import NOTHING_LEFT, CutOff, EngineExited, EngineGivenUp, Leaving, Reload
+from server.run.messages import (
+    NOTHING_LEFT,
+    CutOff,
+    EngineExited,
+    EngineGivenUp,
+    EngineStalled,
+    Leaving,
+    Reload,
+)
 from worker import logs
 from worker.child import BROKE, CANNOT_START, DUMP_STACKS, STOPPED
 
@@ -72,12 +81,13 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         self._catch_signals(loop)
         loop.add_reader(self._servers.reports, self._note_that_it_served)
+        watch = loop.create_task(self._watcher().run())
         engines = loop.create_task(keep_engines(self._engines, self))
         kept = [loop.create_task(self._keep(keeper)) for keeper in self._keepers]
         await self._ending.wait()
         await _cancel(kept)
         await self._end_servers()
-        await _cancel([engines])
+        await _cancel([engines, watch])
         await self._end_engines()
         self._engines.stop(0)
         logs.flush()
@@ -91,6 +101,9 @@ class Supervisor:
 
     def engine_given_up(self, number: int, reason: str, *, explained: bool) -> None:
         self._servers.tell(EngineGivenUp(number, reason, explained))
+
+    def engine_stalled(self, number: int, stalled: bool) -> None:
+        self._servers.tell(EngineStalled(number, stalled))
 
     # API processes.
 
@@ -110,12 +123,22 @@ class Supervisor:
             self.end(code)  # it would be the same again
         return not self._ending.is_set()
 
+    def _watcher(self) -> Watcher:
+        return Watcher(list(self._servers), self._note_stall, leaving=self._ending.is_set)
+
+    def _note_stall(self, server: ApiProcess, stalled: bool) -> None:
+        server.stalled = stalled
+        self._open_or_close()
+
     def _open_or_close(self) -> None:
-        """Let the doorman answer while no API process runs or begins to."""
+        """Let the doorman answer while no API process accepts, or begins to."""
         if self._ending.is_set():
             return
-        if any(keeper.runs for keeper in self._keepers):
+        running = [s.stalled for s, keeper in zip(self._servers, self._keepers, strict=True) if keeper.runs]
+        if not all(running):
             self._doorman.close()
+        elif running:
+            self._doorman.open("api_stalled")
         else:
             hopeless = all(keeper.given_up for keeper in self._keepers)
             self._doorman.open("api_given_up" if hopeless else "api_restarting")
@@ -185,6 +208,9 @@ class Supervisor:
     async def _end_engines(self) -> None:
         """Let engines end, which have nothing left to do."""
         self._engines.terminate()
+        for engine in self._engines.engines:
+            if stacks.is_stopped(engine.process.pid):
+                engine.process.kill()
         await self._unless_forced(self._engines_end(), ENGINE_SECONDS)
 
     async def _engines_end(self) -> None:

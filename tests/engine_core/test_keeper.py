@@ -51,6 +51,7 @@ class FakeProcess:
 
     def __init__(self) -> None:
         self.sentinel, self._other_end = os.pipe()
+        self.killed_because = ""
         self._code = 0
 
     def end(self, code: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 import pytest_asyncio
-from fake_worker import KILLS_PROCESS, reference
+from fake_worker import HANGS_STEP, KILLS_PROCESS, reference
 from started_engines import Start, collect, first, soon, text, until
 
 from engine_core.client.client import EngineClient
@@ -22,6 +22,7 @@ class Watcher:
 
     def __init__(self, client: EngineClient) -> None:
         self.engine_given_up = client.engine_given_up
+        self.engine_stalled = client.engine_stalled
         self.codes: list[int] = []
         self._client = client
 
@@ -78,3 +79,18 @@ async def test_one_that_kills_is_found_in_three_restarts(kept: Kept, replicas: i
     assert codes == [-9] * 3
     [refused] = await collect(client.submit([KILLS_PROCESS], Sampling(max_tokens=40, seed=3)))
     assert isinstance(refused, Failed) and refused.error == QUARANTINED and codes == [-9] * 3
+
+
+async def test_one_whose_steps_never_end_is_found_in_three_restarts(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine_core.watch.rules.STALL_SECONDS", 0.5)
+    monkeypatch.setattr("engine_core.watch.rules.KILL_SECONDS", 1.0)
+    _, client, codes = await kept(max_num_seqs=16)
+    streams = [client.submit([n], Sampling(max_tokens=40)) for n in range(15)]
+    bad = client.submit([HANGS_STEP], Sampling(max_tokens=40))
+    [failed] = await collect(bad, 60)
+    assert isinstance(failed, Failed) and (failed.code, failed.error) == (500, QUARANTINED)
+    answers = await asyncio.gather(*map(collect, streams))
+    assert [text(outputs) for outputs in answers] == [reference([n], 40) for n in range(15)]
+    assert codes == [-9] * 3

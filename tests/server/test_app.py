@@ -88,6 +88,20 @@ async def test_requests_wait_for_an_engine_that_is_started_again(client: FakeCli
         assert (await http.get("/ready")).status_code == 200
 
 
+async def test_an_engine_that_makes_no_progress_is_told(client: FakeClient, ready: GetReady) -> None:
+    frontend = await ready()
+    client.restarting = "engine_stalled"
+    async with connect(frontend) as http:
+        response = await http.get("/health")
+        assert response.status_code == 503 and response.headers["retry-after"]
+        assert response.json() == {"state": "stalled", "reason": "engine_stalled"}
+        asking = asyncio.create_task(http.post("/v1/completions", json={"prompt": "x"}))
+        while not client.submitted:
+            await asyncio.sleep(0)
+        client.submitted[0].say([9], finish="length")
+        assert (await asking).status_code == 200, "it was let in, to wait"
+
+
 async def test_load_balancers_learn_of_the_end_before_anybody_is_refused(
     client: FakeClient, ready: GetReady
 ) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from model_facts import READY, changed
 
 from engine_core.client.add_options import AddOptions
-from engine_core.client.replica import EndCode, Replica
+from engine_core.client.replica import EndCode, Replica, Stalled
 from engine_core.client.streams import Stream
 from engine_core.protocol import Failed, Pooled, Progress, Ready, Stats, Tokens
 from worker.protocol import Pooling, Sampling, Vectors
@@ -48,7 +48,7 @@ class FakeClient:
         self.on_change: Callable[[], None] = lambda: None
         self.ready: Ready | None = None
         self.dead: str | None = None
-        self.restarting: EndCode | None = None
+        self.restarting: EndCode | Stalled | None = None
         self.stats: Stats | None = None
         self.folder_known, self.ready_or_dead, self.died = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.submitted: list[Submitted] = []

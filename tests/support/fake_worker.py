@@ -44,6 +44,7 @@ BREAKS_ROW = 42
 KILLS_PROCESS = 43
 LOSES_DEVICE = 44
 SLOW_STEP = 45
+HANGS_STEP = 46
 
 SLOW_SECONDS = 0.5
 
@@ -290,6 +291,8 @@ class FakeExecutor:
         marks = {mark for seq in step.seqs for mark in self._marks[seq.slot]}
         if KILLS_PROCESS in marks:
             os.kill(os.getpid(), signal.SIGKILL)
+        if HANGS_STEP in marks:
+            threading.Event().wait()
         landed = self._worker.launch(step)
         if LOSES_DEVICE in marks:
             landed.output = ExecutorDead("the device failed")

@@ -23,8 +23,8 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-async def collect(stream: Stream) -> list[Tokens | Failed]:
-    async with asyncio.timeout(10):
+async def collect(stream: Stream, seconds: float = 10) -> list[Tokens | Failed]:
+    async with asyncio.timeout(seconds):
         return [output async for output in stream]
 
 

@@ -27,6 +27,10 @@ class RankStart(msgspec.Struct, frozen=True):
     descriptor: int
     """The file descriptor of the rank's end."""
     log_level: str
+    progress_page: str = ""
+    """The file in which it shows how its steps go on, if anyone reads that."""
+    progress_entry: int = 0
+    """The number of its entry there."""
 
 
 class RankProgress(msgspec.Struct, frozen=True, tag=True, gc=False):

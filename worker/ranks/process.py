@@ -23,6 +23,7 @@ from models.plugins import use_registrations
 from worker import child, logs
 from worker.child import BROKE, CANNOT_START, STOPPED
 from worker.config import Place, WorkerConfig
+from worker.host.progress_page import ProgressWriter, StepProgress
 from worker.protocol import DEVICE_LOST, StepInput, StepOutput, WorkerFacts
 from worker.ranks.channel import (
     RankEnd,
@@ -64,7 +65,8 @@ def main(load: Load = start) -> int:
     use_registrations(rank_start.config.registrations)
     logs.setup(place.name, rank_start.log_level)
     channel = RankEnd(rank_start.descriptor)
-    rank = Rank(channel, place)
+    progress = StepProgress(ProgressWriter(rank_start.progress_page, rank_start.progress_entry))
+    rank = Rank(channel, place, progress)
     rank.send(RankProgress("import", 0.0))
     try:
         worker = load(rank_start.config, lambda phase, fraction: rank.send(RankProgress(phase, fraction)))
@@ -82,8 +84,9 @@ def main(load: Load = start) -> int:
 
 
 class Rank:
-    def __init__(self, channel: RankEnd, place: Place) -> None:
+    def __init__(self, channel: RankEnd, place: Place, progress: StepProgress) -> None:
         self._channel = channel
+        self._progress = progress
         self._returns_outputs = place.returns_outputs
         self._alone = place.size == 1
         self._encoder = msgspec.msgpack.Encoder()
@@ -100,12 +103,15 @@ class Rank:
         sender = threading.Thread(target=self._send_outputs, name="outputs", daemon=True)
         sender.start()
         decoder = msgspec.msgpack.Decoder(StepInput)
+        self._progress.rest()
         while (frame := self._channel.read()) is not None:
             step = decoder.decode(frame)
+            self._progress.begin(step.number, sum([row.count for row in step.seqs]))
             try:
                 self._launched.put((step.number, worker.launch(step)))
             except Exception as error:
                 self._step_failed(step.number, error)
+                self._progress.end()
         self._launched.put(None)
         sender.join()
 
@@ -118,6 +124,8 @@ class Rank:
             except Exception as error:
                 self._step_failed(number, error)
                 continue
+            finally:
+                self._progress.end()
             if self._returns_outputs:
                 self.send(output)
 

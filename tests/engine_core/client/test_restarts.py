@@ -91,3 +91,31 @@ async def test_a_replica_of_another_machine_may_come_back(address: Address) -> N
     await both.start(1)
     assert both.client.ready is not None
     both.close()
+
+
+async def test_a_replica_that_makes_no_progress_gets_nothing_new(two: Two) -> None:
+    client, first, second, _ = two
+    client.engine_stalled(0, True)
+    assert client.restarting is None, "the other one works"
+    streams = [client.submit([number], PARAMS) for number in range(4)]
+    assert len(await second.received(4)) == 4
+    client.engine_stalled(0, False)
+    streams.append(client.submit([9], PARAMS))
+    assert len(await first.received(1)) == 1 and len(streams) == 5
+
+
+async def test_requests_wait_while_no_engine_makes_progress(address: Address) -> None:
+    one = Replicated(address, Replicas(), restart_wait=30.0)
+    script = await one.start(0)
+    one.client.engine_stalled(0, True)
+    assert one.client.restarting == "engine_stalled" and one.client.ready is not None
+    stream = one.client.submit([1], PARAMS)
+    one.client.engine_stalled(0, False)
+    assert len(await script.received(1)) == 1 and stream.id
+    assert one.client.restarting is None
+    one.client.engine_stalled(0, True)
+    one.end(script)
+    await one.until(lambda: one.client.restarting == "engine_lost")
+    await one.start(0)
+    assert one.client.restarting is None, "the one in its place is another one"
+    one.close()

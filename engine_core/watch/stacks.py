@@ -1,4 +1,4 @@
-"""Writes the stacks of all processes of the server to stderr, so that a person can see what each does."""
+"""Writes the stacks of processes to stderr, so that a person sees what each does; tells who is stopped."""
 
 from __future__ import annotations
 
@@ -17,9 +17,28 @@ def dump_all() -> None:
     """Dump the stacks of this process and, on Linux, of all its descendants that do so at the signal."""
     faulthandler.dump_traceback()
     for pid in descendants(os.getpid()):
-        with suppress(OSError):
-            if _catches_signal(pid):
-                os.kill(pid, DUMP_STACKS)
+        _dump(pid)
+
+
+def dump(pid: int) -> None:
+    """Dump the stacks of a process and of its descendants, on Linux. Those that are stopped cannot."""
+    for one in (pid, *descendants(pid)):
+        _dump(one)
+
+
+def _dump(pid: int) -> None:
+    with suppress(OSError):
+        if _catches_signal(pid):
+            os.kill(pid, DUMP_STACKS)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process was stopped by a signal, as Linux says; False where nobody says so."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b") ")[2][:1] == b"T"
+    except OSError:
+        return False
 
 
 def descendants(pid: int) -> Iterator[int]:

@@ -1,0 +1,80 @@
+"""Shows that the event loop of an API process goes on, and measures and explains how far it is behind.
+
+The loop takes a turn every second, and several each second while requests run. The supervisor sees the turns
+in the process's page, and replaces a process whose loop takes none for long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+
+from worker.host.progress_page import ProgressWriter
+
+IDLE_SECONDS, BUSY_SECONDS = 1.0, 0.25
+"""Seconds between two turns without requests, and with some."""
+LAG_SECONDS = 0.2
+"""Seconds behind its time after which what the loop does is logged."""
+WARNING_SECONDS = 10.0
+"""Seconds between two warnings: one tells as much as many."""
+
+_log = logging.getLogger(__name__)
+
+
+class LoopWatch:
+    def __init__(
+        self, writer: ProgressWriter, observe_lag: Callable[[float], None], is_busy: Callable[[], bool]
+    ) -> None:
+        """Call this in the event loop that is watched; `start` begins. `is_busy`: whether requests run."""
+        self._writer = writer
+        self._observe_lag = observe_lag
+        self._is_busy = is_busy
+        self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
+        self._turn = 0, 0.0
+        """The number of the last turn, and when the next one is due."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._stopped = threading.Event()
+        self._warned = -WARNING_SECONDS
+
+    def start(self) -> None:
+        self._turn = 0, time.monotonic()
+        self._take_turn()
+        threading.Thread(target=self._watch, name="loop watch", daemon=True).start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _take_turn(self) -> None:
+        number, due = self._turn
+        now = time.monotonic()
+        self._observe_lag(max(0.0, now - due))
+        self._writer.working(number + 1, 0, now, 0.0)
+        seconds = BUSY_SECONDS if self._is_busy() else IDLE_SECONDS
+        self._turn = number + 1, now + seconds
+        self._timer = self._loop.call_later(seconds, self._take_turn)
+
+    def _watch(self) -> None:
+        """Look, in a thread, for a turn that is late. A thread that is late itself can tell nothing."""
+        while True:
+            turn = self._turn
+            until = max(turn[1], time.monotonic()) + LAG_SECONDS
+            if self._stopped.wait(until - time.monotonic()):
+                return
+            now = time.monotonic()
+            if self._turn is turn and now < until + LAG_SECONDS and now >= self._warned + WARNING_SECONDS:
+                self._warned = now
+                self._warn(now - turn[1])
+
+    def _warn(self, behind: float) -> None:
+        frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
+        frame = frames.get(self._loop_thread)
+        stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
+        _log.warning("the event loop is behind by %.1f s; it is here:\n%s", behind, stack.rstrip())
