@@ -13,8 +13,10 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 
+from engine_core.grammar import limits
+from engine_core.grammar.limits import as_llguidance
 from engine_core.grammar.spelling import make_vocabulary
 from engine_core.grammar.walker import GrammarWalker
 from engine_core.protocol import Grammar, Spelling
@@ -27,9 +29,6 @@ _BYTES_EACH, _BYTES_PER_CHARACTER = 32 << 10, 64
 """An estimate of what a compiled grammar takes, from above."""
 
 _LONGEST_ERROR = 300
-
-LIMITS = LLParserLimits(max_items_in_row=8192, max_lexer_states=50_000, verbose_errors=False)
-"""The bounds of llguidance's own work. Its errors do not repeat grammars and texts, which may be secret."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +77,8 @@ class Forge:
 
 
 def _compile(vocabulary: Future[LLTokenizer], grammar: Grammar) -> Compiled:
-    matcher = LLMatcher(vocabulary.result(), _as_llguidance(grammar), limits=LIMITS, log_level=0)
+    text = as_llguidance(grammar.kind, grammar.text)
+    matcher = LLMatcher(vocabulary.result(), text, limits=limits.LIMITS, log_level=0)
     if not matcher.is_error():
         # Most of the lexer's work is done for the first bound, and shared by all copies.
         first = matcher.deep_copy()
@@ -87,18 +87,6 @@ def _compile(vocabulary: Future[LLTokenizer], grammar: Grammar) -> Compiled:
             return Compiled(matcher)
         matcher = first
     return Compiled(None, f"the grammar of the answer cannot be used: {_in_short(matcher.get_error())}")
-
-
-def _as_llguidance(grammar: Grammar) -> str:
-    match grammar.kind:
-        case "json":
-            return LLMatcher.grammar_from_json_schema(grammar.text)
-        case "regex":
-            return LLMatcher.grammar_from_regex(grammar.text)
-        case "lark":
-            return LLMatcher.grammar_from_lark(grammar.text)
-        case "llguidance":
-            return grammar.text
 
 
 def _in_short(error: str) -> str:

@@ -90,7 +90,7 @@ def test_a_token_that_is_not_allowed_ends_the_walk() -> None:
 
 def test_a_text_that_becomes_too_complex_says_at_which_token(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = LLParserLimits(max_items_in_row=50, verbose_errors=False)
-    monkeypatch.setattr("engine_core.grammar.forge.LIMITS", limits)
+    monkeypatch.setattr("engine_core.grammar.limits.LIMITS", limits)
     optional = {f"p{number}": {"type": "integer"} for number in range(200)}
     one = walker(Grammar("json", json.dumps({"type": "object", "properties": optional})))
     with pytest.raises(GrammarError, match=r"too complex at output token [0-9]+: make it simpler"):

@@ -1,0 +1,199 @@
+"""Prepares a client's JSON schema for llguidance: closes its objects, and drops what it must not say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+from server.errors import BadRequest
+
+Schema = dict[str, Any]
+
+_OF_SCHEMAS = ("allOf", "anyOf", "oneOf", "prefixItems")
+"""Keywords with a list of schemas."""
+_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
+"""Keywords with schemas under names."""
+_ONE_SCHEMA = (
+    "additionalProperties",
+    "unevaluatedProperties",
+    "propertyNames",
+    "items",
+    "additionalItems",
+    "unevaluatedItems",
+    "contains",
+    "not",
+    "if",
+    "then",
+    "else",
+)
+_SAYS_OF_OTHERS = ("additionalProperties", "patternProperties", "unevaluatedProperties")
+"""Keywords with which a schema says what other properties its objects may have."""
+
+_NEUTRAL: Mapping[str, object] = {
+    "uniqueItems": False,
+    "minItems": 0,
+    "minLength": 0,
+    "minProperties": 0,
+    "additionalItems": True,
+    "unevaluatedItems": True,
+    "unevaluatedProperties": True,
+    "propertyNames": True,
+    "dependencies": {},
+    "dependentRequired": {},
+    "dependentSchemas": {},
+}
+"""Values with which a keyword asks for nothing: llguidance may not know the keyword."""
+
+_OPTIONS = "x-guidance"
+"""The keyword with which llguidance is told how to work, which is for us to say."""
+
+
+_COUNTING = ("minProperties", "maxProperties")
+"""Keywords that llguidance can follow only in objects of which all properties are required, or unnamed."""
+
+
+def prepare_schema(schema: Schema, param: str, *, closed: bool | None, counts: bool = True) -> Schema:
+    """The schema to compile.
+
+    `closed`: whether objects may have no properties but those that are named, where the schema does not say
+    otherwise; None: where it names some. `counts`: whether the properties of such objects are counted.
+    """
+    _check_references(schema, param)
+    stay_open = set[int]() if closed is False else _extended(schema)
+    return _prepared(schema, stay_open, closed, counts=counts)
+
+
+def _prepared(schema: Schema, stay_open: set[int], closed: bool | None, *, counts: bool) -> Schema:
+    found: Schema = {}
+    uncounted = () if counts or "properties" not in schema else _COUNTING
+
+    def walk(value: object) -> object:
+        return _prepared(value, stay_open, closed, counts=counts) if isinstance(value, dict) else value
+
+    for name, value in schema.items():
+        is_neutral = name in _NEUTRAL and _same(value, _NEUTRAL[name])
+        if name == _OPTIONS or is_neutral or name in uncounted:
+            continue
+        if name in _OF_SCHEMAS or (name == "items" and isinstance(value, list)):
+            value = [walk(each) for each in value] if isinstance(value, list) else value
+        elif name in _BY_NAME and isinstance(value, dict):
+            value = {key: walk(each) for key, each in value.items()}
+        elif name in _ONE_SCHEMA:
+            value = walk(value)
+        found[name] = value
+    if closed is not False and id(schema) not in stay_open and _may_close(schema, always=bool(closed)):
+        found.pop("unevaluatedProperties", None)
+        found["additionalProperties"] = False
+    return found
+
+
+def _same(value: object, neutral: object) -> bool:
+    return value == neutral and type(value) is type(neutral)
+
+
+def _may_close(schema: Schema, *, always: bool) -> bool:
+    """Whether an object that has only the named properties is what a schema most likely means."""
+    properties, others = schema.get("properties"), [name for name in _SAYS_OF_OTHERS if name in schema]
+    if not isinstance(properties, dict):
+        return always and schema.get("type") == "object" and not others
+    required = schema.get("required")
+    if isinstance(required, list) and not all(name in properties for name in required):
+        return False
+    return not others or (others == ["unevaluatedProperties"] and schema["unevaluatedProperties"] is False)
+
+
+def _extended(root: Schema) -> set[int]:
+    """The ids of schemas whose objects have properties that another schema names, for the same object.
+
+    To close one of them would refuse the properties of the others.
+    """
+    found = set[int]()
+    naming: dict[int, bool] = {}
+    for schema in _all_schemas(root):
+        named = sum(_any_names_properties(part, root, naming) for part in _parts(schema, root))
+        if named + isinstance(schema.get("properties"), dict) > 1:
+            _mark(schema, root, found)
+    return found
+
+
+def _mark(schema: Schema, root: Schema, found: set[int]) -> None:
+    """Note a schema, and all that holds of the same value."""
+    waiting = [schema]
+    while waiting:
+        one = waiting.pop()
+        if id(one) not in found:
+            found.add(id(one))
+            waiting += [each for part in _parts(one, root) for each in part]
+
+
+def _parts(schema: Schema, root: Schema) -> list[list[Schema]]:
+    """What holds of the same value beside the schema's own keywords: each a list of alternatives."""
+    parts = [[each] for each in _schemas_in(schema.get("allOf"))]
+    parts += [found for name in ("anyOf", "oneOf") if (found := _schemas_in(schema.get(name)))]
+    conditional = [schema[name] for name in ("then", "else") if isinstance(schema.get(name), dict)]
+    if conditional:
+        parts.append(conditional)
+    if (target := _resolve(schema.get("$ref"), root)) is not None:
+        parts.append([target])
+    return parts
+
+
+def _any_names_properties(alternatives: list[Schema], root: Schema, known: dict[int, bool]) -> bool:
+    """Whether one of these schemas names properties of the value itself."""
+    return any(_names_properties(each, root, known) for each in alternatives)
+
+
+def _names_properties(schema: Schema, root: Schema, known: dict[int, bool]) -> bool:
+    if id(schema) not in known:
+        known[id(schema)] = isinstance(schema.get("properties"), dict)  # for schemas that refer to themselves
+        if not known[id(schema)]:
+            parts = _parts(schema, root)
+            known[id(schema)] = any(_any_names_properties(part, root, known) for part in parts)
+    return known[id(schema)]
+
+
+def _schemas_in(value: object) -> list[Schema]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def _all_schemas(root: Schema) -> Iterator[Schema]:
+    """The schema and all in it."""
+    waiting = [root]
+    while waiting:
+        schema = waiting.pop()
+        yield schema
+        for name, value in schema.items():
+            if name in _ONE_SCHEMA and isinstance(value, dict):
+                waiting.append(value)
+            elif name in _OF_SCHEMAS or name == "items":
+                waiting += _schemas_in(value)
+            elif name in _BY_NAME and isinstance(value, dict):
+                waiting += _schemas_in(list(value.values()))
+
+
+def _check_references(root: Schema, param: str) -> None:
+    for schema in _all_schemas(root):
+        for name in ("$ref", "$dynamicRef", "$recursiveRef"):
+            target = schema.get(name)
+            if target is not None and not (isinstance(target, str) and target.startswith("#")):
+                raise BadRequest(
+                    f"`{name}` of a schema must refer to a place in it, such as #/$defs/name: nothing is "
+                    "fetched from elsewhere.",
+                    param,
+                )
+
+
+def _resolve(reference: object, root: Schema) -> Schema | None:
+    """The schema at a JSON pointer; None if there is none."""
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    place: object = root
+    for step in reference.removeprefix("#").split("/")[1:]:
+        name = step.replace("%25", "%").replace("~1", "/").replace("~0", "~")
+        if isinstance(place, dict):
+            place = cast("Schema", place).get(name)
+        elif isinstance(place, list) and name.isdecimal() and int(name) < len(place):
+            place = place[int(name)]
+        else:
+            return None
+    return cast("Schema", place) if isinstance(place, dict) else None
