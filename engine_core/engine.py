@@ -20,6 +20,7 @@ from engine_core.ranks.placement import make_executor
 from engine_core.ready import describe, make_ready
 from engine_core.scheduling.scheduler import Scheduler
 from engine_core.scheduling.step_builder import PlannedStep
+from engine_core.walking.walker import Walker
 from engine_core.watch.step_times import StepTimes
 from engine_core.worker_config import make_worker_config
 from models.checkpoint.hub import resolve
@@ -50,6 +51,8 @@ class Engine:
         self._scheduler = scheduler
         self._executor = executor
         self._in_flight: deque[tuple[PlannedStep, StepFuture]] = deque()
+        self._unbound: deque[PlannedStep] = deque()
+        """Steps in flight whose bounds have not been told."""
         self._outputs: OutputsByClient = {}
         self._blocked = False
         """Whether no other step could be planned when that was last tried."""
@@ -126,12 +129,15 @@ class Engine:
     def stats(self) -> Stats:
         return self._scheduler.stats(time.monotonic())
 
-    def add(self, client: int, request: Add) -> None:
-        """Take a request in. Whatever happens, later steps return exactly one terminal answer to it."""
+    def add(self, client: int, request: Add, walker: Walker | None = None) -> None:
+        """Take a request in. Whatever happens, later steps return exactly one terminal answer to it.
+
+        `walker` follows the text of this request, if it is to be in a language.
+        """
         if self._draining:
             answer = Failed(id=request.id, code=503, message="the engine is shutting down")
         else:
-            answer = self._scheduler.add(client, request, time.monotonic())
+            answer = self._scheduler.add(client, request, time.monotonic(), walker)
         if answer is not None:
             self._collect({client: [answer]})
 
@@ -173,9 +179,13 @@ class Engine:
             usual = self._times.usual(planned.tokens, planned.expected)
             self.progress.begin(step.number, planned.tokens, usual)
             self._in_flight.append((planned, self._executor.submit(step)))
+            if planned.binds:
+                self._unbound.append(planned)
+                self._bind()
         self._blocked = planned is None or not self._scheduler.may_plan(len(self._in_flight))
         if self._in_flight and self._blocked and (wait or self._in_flight[0][1].done()):
             self._collect(self._finish(*self._in_flight.popleft()))
+            self._bind()  # first of all: the forward of the next step may be over
             self._blocked = False
         return self.take_outputs()
 
@@ -208,6 +218,17 @@ class Engine:
             seconds = time.monotonic() - self.progress.since
             self._times.learn(planned.tokens, planned.expected, seconds)
             self.progress.end()
+
+    def _bind(self) -> None:
+        """Tell the bounds of each step, in order, that waits for no sample of an earlier one."""
+        while self._unbound:
+            failed: OutputsByClient = {}
+            bounds = self._scheduler.bounds(self._unbound[0], failed)
+            if bounds is None:
+                return
+            self._unbound.popleft()
+            self._executor.bind(bounds)
+            self._collect(failed)
 
     def _collect(self, outputs: OutputsByClient) -> None:
         """Keep outputs until the next call of `step`, or its end."""

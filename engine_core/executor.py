@@ -9,12 +9,13 @@ import socket
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Protocol
 
 import zmq
 
 from worker.config import WorkerConfig
-from worker.protocol import DEVICE_LOST, StepInput, StepOutput, WorkerFacts
+from worker.protocol import DEVICE_LOST, StepBounds, StepInput, StepOutput, WorkerFacts
 from worker.start import start
 
 if TYPE_CHECKING:
@@ -53,6 +54,10 @@ class Executor(Protocol):
 
     def submit(self, step: StepInput) -> StepFuture: ...
 
+    def bind(self, bounds: StepBounds) -> None:
+        """Tell the bounds of a submitted step. There is one call for each step with bound rows, in order."""
+        ...
+
     def stop(self) -> None: ...
 
     def register(self, poller: zmq.Poller) -> None:
@@ -81,6 +86,8 @@ class InlineExecutor:
         self._report = report
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="worker")
         self._runner: Runner | None = None
+        self._bounds: SimpleQueue[StepBounds | None] = SimpleQueue()
+        """The bounds of steps that have not asked for them yet; None: none will follow."""
         self._step_done: tuple[socket.socket, socket.socket] | None = None
         """Becomes readable when a step is done, once somebody has registered to know it."""
 
@@ -92,10 +99,13 @@ class InlineExecutor:
     def submit(self, step: StepInput) -> StepFuture:
         if self._runner is None:
             raise ExecutorDead("the worker is not started")
-        launched: Future[_Launched] = self._thread.submit(self._runner.launch, step)
+        launched: Future[_Launched] = self._thread.submit(self._runner.launch, step, self._next_bounds)
         if self._step_done is not None:
             launched.add_done_callback(self._tell)
         return _InlineStep(launched)
+
+    def bind(self, bounds: StepBounds) -> None:
+        self._bounds.put(bounds)
 
     def register(self, poller: zmq.Poller) -> None:
         if self._step_done is None:
@@ -110,12 +120,21 @@ class InlineExecutor:
     def stop(self) -> None:
         if self._runner is not None:
             self._thread.submit(self._runner.close)
+        self._bounds.put(None)
         self._thread.shutdown()
         for end in self._step_done or ():
             end.close()
 
     def check(self) -> None:
         """Does nothing, because the worker lives as long as this process does."""
+
+    def _next_bounds(self) -> StepBounds:
+        """Called in the worker's thread by a step that waits for its bounds."""
+        bounds = self._bounds.get()
+        if bounds is None:
+            self._bounds.put(None)
+            raise ExecutorDead("the worker is being stopped")
+        return bounds
 
     def _tell(self, _: object) -> None:
         """Called in the worker's thread when a step is done."""

@@ -31,6 +31,8 @@ class SampleTargets:
     flat: Tensor  # [R] flat indices of the new tokens in the table of tokens
     rows: list[int]  # index of each row in StepInput.seqs
     plan: SamplingPlan
+    bound: dict[int, int]
+    """slot -> row of the logits, for those whose bounds follow the step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,19 +149,20 @@ def _plan_samples(
     chosen = [row for row, seq in enumerate(seqs) if seq.samples]
     if not chosen:
         return None
+    bound = {seqs[row].slot: at for at, row in enumerate(chosen) if seqs[row].bound}
     held, ends = [columns.slots[row] for row in chosen], [columns.ends[row] for row in chosen]
     plan = GREEDY
     if not slots.demanding.isdisjoint(held):
         output_index = np.array([seqs[row].output_index for row in chosen], np.int64)
-        plan = plan_sampling(
-            packet, slots, SampleRows(np.array(held), np.array(ends), output_index), vocab_size
-        )
+        rows = SampleRows(np.array(held), np.array(ends), output_index, bound.values())
+        plan = plan_sampling(packet, slots, rows, vocab_size)
     last = [columns.query_starts[row + 1] - 1 for row in chosen]
     return SampleTargets(
         last=None if len(chosen) == columns.query_starts[-1] else packet.ints(last),
         flat=packet.ints([slot * slots.width + end for slot, end in zip(held, ends, strict=True)]),
         rows=chosen,
         plan=plan,
+        bound=bound,
     )
 
 

@@ -104,7 +104,7 @@ class SeqStep(msgspec.Struct, frozen=True, gc=False):
     """Whether the tokens that may be sampled are told by the `StepBounds` of this step."""
 
 
-class StepInput(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+class StepInput(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
     number: int
     new: list[NewSeq]
     seqs: list[SeqStep]

@@ -45,6 +45,7 @@ from worker.pooling.plan import (
 from worker.protocol import StepInput, WorkerFacts
 from worker.ranks.groups import join_groups
 from worker.ranks.stage import SilentStep, Stage
+from worker.sampling.bounds import BoundsReader, NextBounds, nothing_follows, row_bits
 from worker.sampling.logprobs import prompt_logprob_table
 from worker.sampling.sampler import SampledTokens, sample
 from worker.tables.slots import Slots
@@ -88,6 +89,7 @@ class Runner:
         )
         self._staging = Staging(self._device.staging_buffer, steps_behind, limits.staged_words)
         self._queries = QueryStore()
+        self._bounds = BoundsReader()
         self._lay_out, self._forward = self._device.captured(
             self._model.forward, self._slots, replays=place.size == 1
         )
@@ -104,7 +106,8 @@ class Runner:
         logger.debug("ready: %s", self.facts)
 
     @torch.inference_mode()
-    def launch(self, step: StepInput) -> StepHandle | SilentStep:
+    def launch(self, step: StepInput, following: NextBounds = nothing_follows) -> StepHandle | SilentStep:
+        """Start a step. If it samples bound rows, wait for its bounds when the model has computed."""
         if self._failed and not step.fresh:
             raise RuntimeError("a step before it failed")
         self._failed = True  # until it has come to its end
@@ -129,7 +132,7 @@ class Runner:
             stage.send_stream(hidden, step, batch.sampled)
             self._failed = False
             return SilentStep(step.number)
-        handle = self._finish(step, batch, hidden)
+        handle = self._finish(step, batch, hidden, following)
         self._failed = False
         return handle if self._config.place.returns_outputs else SilentStep(step.number)
 
@@ -143,7 +146,7 @@ class Runner:
         self._groups.close()
         self._device.close()
 
-    def _finish(self, step: StepInput, batch: Batch, hidden: Tensor) -> StepHandle:
+    def _finish(self, step: StepInput, batch: Batch, hidden: Tensor, following: NextBounds) -> StepHandle:
         """Sample and pool from the last hidden states of a step, and start to fetch the output."""
         if self._cache.hidden is not None:
             self._cache.hidden.write(hidden, batch.context)
@@ -152,7 +155,7 @@ class Runner:
             prompt_logprob_table(hidden, plan, self._model.logits, vocab_size)
             for plan in batch.prompt_logprobs
         ]
-        tokens = self._sample(batch, hidden)
+        tokens = self._sample(step, batch, hidden, following)
         pooled = self._pool(batch, hidden)
         return fetch_output(self._device, step, batch, tokens, prompt_tables, pooled)
 
@@ -233,13 +236,27 @@ class Runner:
             fingerprint=self._fingerprint,
         )
 
-    def _sample(self, batch: Batch, hidden: Tensor) -> SampledTokens | None:
+    def _sample(
+        self, step: StepInput, batch: Batch, hidden: Tensor, following: NextBounds
+    ) -> SampledTokens | None:
         sampled = batch.sampled
         if sampled is None:
             return None
         logits = self._model.logits(hidden if sampled.last is None else hidden[sampled.last])
         device, table = self._device, self._slots.tokens
-        tokens = sample(logits, sampled.plan, table, device.scan, may_sync=device.may_sync)
+
+        def forbid(logits: Tensor) -> None:
+            told = self._bounds.read(step.number, following)
+            device.forbid(logits, row_bits(told, sampled.bound, logits.shape[1]))
+
+        tokens = sample(
+            logits,
+            sampled.plan,
+            table,
+            device.scan,
+            may_sync=device.may_sync,
+            forbid=forbid if sampled.bound else None,
+        )
         table.view(-1)[sampled.flat] = tokens.tokens
         if self._stage:
             self._stage.send_tokens(tokens.tokens)

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from engine_core.executor import ExecutorDead, ReportPhase
 from engine_core.protocol import PHASES
 from worker.config import Place, WorkerConfig
-from worker.protocol import StepInput, StepOutput, WorkerFacts
+from worker.protocol import StepBounds, StepInput, StepOutput, WorkerFacts
 from worker.ranks.channel import RankFailed, RankMessage, RankProgress, RankReady, StepFailed
 
 _LAG_MS = 300  # after the first message of a failure, those of other machines may still be on their way
@@ -84,6 +84,11 @@ class RanksExecutor:
         for group in self._groups:
             group.send(frame)
         return _StepFuture(self, step.number)
+
+    def bind(self, bounds: StepBounds) -> None:
+        frame = self._encoder.encode(bounds)
+        for group in self._groups:
+            group.send(frame)
 
     def wait_for(self, number: int) -> StepOutput:
         """The output of a step, once it has landed."""

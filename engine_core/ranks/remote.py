@@ -22,8 +22,7 @@ from engine_core.executor import ReportPhase
 from engine_core.wire import socket_events
 from engine_core.wire.keys import ClusterKeys
 from worker.config import Place, WorkerConfig
-from worker.protocol import StepInput
-from worker.ranks.channel import RankFailed, RankMessage
+from worker.ranks.channel import Order, RankFailed, RankMessage
 
 STOP, KILL, PING = b"stop", b"kill", b"ping"
 
@@ -59,7 +58,7 @@ class NodeTask(msgspec.Struct, frozen=True):
 
 
 def _digest() -> str:
-    types = [NodeHello, NodeTask, StepInput, RankMessage]
+    types = [NodeHello, NodeTask, Order, RankMessage]
     _, parts = msgspec.json.schema_components(types, schema_hook=lambda kind: {"title": kind.__name__})
     return hashlib.sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()[:16]
 

@@ -21,27 +21,28 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterable
-from itertools import repeat
 
 from msgspec.structs import replace
 
 from engine_core.config import EngineConfig
-from engine_core.protocol import Add, Admitted, Failed, OutputsByClient, Pooled, Stats, Tokens
+from engine_core.protocol import Add, Admitted, Failed, OutputsByClient, Stats
 from engine_core.scheduling.cache.cache_manager import CacheManager
 from engine_core.scheduling.config_checks import check_config
-from engine_core.scheduling.ends import aborted, finish_reason, new_tokens, pooled
+from engine_core.scheduling.landing.ends import aborted
+from engine_core.scheduling.landing.landing import Landing, put
 from engine_core.scheduling.pace import Pace, Slots
 from engine_core.scheduling.queue.classes import TimeShares, WorkClass, class_of
 from engine_core.scheduling.queue.owners import Owners
 from engine_core.scheduling.queue.paused import PausedSequences
 from engine_core.scheduling.queue.preemption import Preemption, keeping_place
-from engine_core.scheduling.queue.suspects import Suspects, verdict
+from engine_core.scheduling.queue.suspects import Suspects
 from engine_core.scheduling.queue.waiting import WaitingQueue, comes_before, order, remove, used_by_owner
 from engine_core.scheduling.request_checks import refusal, token_limit
 from engine_core.scheduling.sequence import Key, Sequence
 from engine_core.scheduling.stats import Counters
 from engine_core.scheduling.step_builder import PlannedStep, StepBuilder
-from worker.protocol import QUERY_GONE, NewSeq, Sampling, StepOutput, TokenLogprobs, WorkerFacts
+from engine_core.walking.walker import Walker, catch_up
+from worker.protocol import NewSeq, Sampling, StepBounds, StepOutput, WorkerFacts
 
 _WORTH_SAYING = 0.1
 """A request that is expected to wait for so many seconds is told at once."""
@@ -72,18 +73,28 @@ class Scheduler:
         self._shares = TimeShares()
         self.suspects = Suspects()
         self._preemption = Preemption(self.waiting, self.owners, by_priority=by_priority)
+        self._landing = Landing(
+            *(self.pace, self.cache, self.paused, self.suspects), preempt=self._preempt, end=self._end
+        )
         self._cache_full = False
         """Whether a sequence waits for memory, as of the step planned last."""
 
     # Requests come and go.
 
-    def add(self, client: int, request: Add, now: float) -> Admitted | Failed | None:
-        """Take a request in, or return why it cannot be. If it will wait for long, returns for how long."""
+    def add(
+        self, client: int, request: Add, now: float, walker: Walker | None = None
+    ) -> Admitted | Failed | None:
+        """Take a request in, or return why it cannot be. If it will wait for long, returns for how long.
+
+        `walker` follows the text of this request and of no other, and says what may come next.
+        """
         key = (client, request.id)
         if key in self.live:
             return Failed(id=request.id, code=400, message="a live request has the same id")
         facts = self._facts
         if reason := refusal(request, facts, self._vocab_size):
+            return Failed(id=request.id, code=400, message=reason)
+        if walker is not None and (reason := catch_up(walker, request)):
             return Failed(id=request.id, code=400, message=reason)
         queued = self.waiting.count - len(self.cache.free_slots)
         limit = self._config.max_num_queued_reqs
@@ -92,7 +103,7 @@ class Scheduler:
         arrived = request.sent or now  # an engine reads requests between steps
         owner = self.owners.enter(request, class_of(request))
         place, limit = self.waiting.order_of(client, request, owner), token_limit(request, facts)
-        seq = Sequence(key, request, place, limit, arrived, owner)
+        seq = Sequence(key, request, place, limit, arrived, owner, walker)
         self.live[key] = seq
         self.pace.enter(seq, self.cache.cached_tokens(seq))
         self.waiting.add(seq)
@@ -110,7 +121,7 @@ class Scheduler:
         outputs: OutputsByClient = {}
         for key in keys:
             if seq := self.live.get(key):
-                _put(outputs, seq, aborted(seq, now))
+                put(outputs, seq, aborted(seq, now))
                 self._end(seq)
         return outputs
 
@@ -286,7 +297,7 @@ class Scheduler:
         """
         self._release(seq)
         seq.computed = seq.pending = 0
-        seq.void = seq.in_flight
+        seq.void_before = self.counters.steps + 1
         seq.prompt_logprobs = []
         seq.preemptions += 1
         self.counters.preemptions += 1
@@ -304,59 +315,20 @@ class Scheduler:
 
     def update(self, planned: PlannedStep, output: StepOutput, now: float) -> OutputsByClient:
         """Append what a step has sampled, publish blocks, and end sequences; returns what clients get."""
-        self.pace.land(planned, now)
-        outputs: OutputsByClient = {}
-        rows = planned.step.seqs
-        logprobs = output.logprobs or repeat(None, len(rows))
-        for seq, row, token, entry in zip(planned.seqs, rows, output.tokens, logprobs, strict=True):
-            if not seq.land(row):
-                continue  # it ended after this step was planned, or the step before failed
-            if reason := output.failed.get(row.slot):
-                code = 503 if reason == QUERY_GONE else 500
-                _put(outputs, seq, Failed(id=seq.key[1], code=code, message=reason))
-                self._end(seq)
-                continue
-            seq.prompt_logprobs += output.prompt_logprobs.get(row.slot, ())
-            self.cache.publish(seq, row.start + row.count)
-            if row.samples:
-                _put(outputs, seq, self._append(seq, token, entry, now))
-            if row.pools:
-                _put(outputs, seq, pooled(seq, output.pooled[row.slot], now))
-                self._end(seq)
-        return outputs
+        return self._landing.update(planned, output, now)
 
     def land_failed(
         self, planned: PlannedStep, now: float, *, short_of_memory: bool, behind: bool
     ) -> OutputsByClient:
         """Let the sequences of a step that failed, but not `behind` another, run apart; one alone ends."""
-        self.pace.land(planned, now)
-        again = [seq for seq, row in zip(planned.seqs, planned.step.seqs, strict=True) if seq.land(row)]
-        if not behind and again == planned.seqs and len(again) == 1:
-            self._end(again[0])
-            return {again[0].key[0]: [verdict(again[0], short_of_memory=short_of_memory)]}
-        self.paused.take_out(again)
-        for seq in again:
-            self._preempt(seq)
-        if not behind:
-            self.suspects.divide(planned, again)
-        return {}
+        return self._landing.fail(planned, now, short_of_memory=short_of_memory, behind=behind)
 
-    def _append(self, seq: Sequence, token: int, logprobs: TokenLogprobs | None, now: float) -> Tokens:
-        """Append a sampled token, and end the sequence if it is the last; returns what the client gets."""
-        first = seq.first_token is None
-        if first:
-            seq.first_token = now
-            self.pace.begin_decoding(seq)
-        seq.tokens.append(token)
-        if seq.apart:
-            self.suspects.acquit(seq)
-        finish = finish_reason(seq, token)
-        if finish and seq.in_flight:
-            self.pace.charge_in_flight(seq)
-        tokens = new_tokens(seq, token, logprobs, finish, first=first, now=now)
-        if finish:
-            self._end(seq)
-        return tokens
+    def bounds(self, planned: PlannedStep, outputs: OutputsByClient) -> StepBounds | None:
+        """The bounds of a step; None if it has to wait for a step before it.
+
+        Requests whose text cannot go on end, and `outputs` gets their answers.
+        """
+        return self._landing.bounds(planned, outputs)
 
     def _end(self, seq: Sequence) -> None:
         if seq.apart:
@@ -393,7 +365,3 @@ class Scheduler:
             expected_wait=self._expected_wait(WorkClass.FIRST_TOKEN, now),
             rates=self.pace.rates(self._slots(newcomers=0)),
         )
-
-
-def _put(outputs: OutputsByClient, seq: Sequence, output: Tokens | Pooled | Failed) -> None:
-    outputs.setdefault(seq.key[0], []).append(output)

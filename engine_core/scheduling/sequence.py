@@ -9,6 +9,7 @@ from engine_core.scheduling.cache.block_pool import chain_hash, root_hash
 from engine_core.scheduling.cost import sampling_term
 from engine_core.scheduling.queue.classes import WorkClass, class_of
 from engine_core.scheduling.queue.owners import Owner
+from engine_core.walking.walker import Walker
 from worker.protocol import Pooling, Sampling, SeqStep, TokenLogprobs
 
 Key = tuple[int, int]
@@ -28,6 +29,8 @@ class Sequence:
     """The number of tokens, the prompt's included, at which the sequence ends."""
     arrived: float
     owner: Owner
+    walker: Walker | None = None
+    """What follows the text and says what may come next, for answers in a language."""
 
     work_class: WorkClass = field(init=False)
     term: int = field(init=False)
@@ -40,8 +43,8 @@ class Sequence:
     """Sampled tokens of planned steps that have not landed."""
     in_flight: int = 0
     """Planned steps that have not landed."""
-    void: int = 0
-    """The oldest of these whose outcome cannot be used: the step before them failed."""
+    void_before: int = 0
+    """Steps in flight with lower numbers bring nothing for it: it was preempted after they were planned."""
     apart: int = 0
     """The tokens that it must get before it runs with all others again; 0 if it does (queue/suspects.py)."""
     paused: bool = False
@@ -102,7 +105,9 @@ class Sequence:
     def may_stop(self) -> bool:
         """Whether an answer may end before the limit of its request."""
         params = self.request.params
-        return not isinstance(params, Pooling) and (bool(params.stop_token_ids) or self.request.times_each)
+        if isinstance(params, Pooling):
+            return False
+        return bool(params.stop_token_ids) or self.request.times_each or self.walker is not None
 
     @property
     def owes_prompt_logprobs(self) -> bool:
@@ -120,14 +125,17 @@ class Sequence:
         known = len(self.tokens) + self.pending
         return known - self.computed if known < self.limit else 0
 
-    def land(self, row: SeqStep) -> bool:
-        """Note that a row of a step in flight has landed; returns whether its outcome is wanted."""
+    def land(self, number: int, row: SeqStep) -> bool:
+        """Note that its row of step `number` has landed; returns whether its outcome is wanted."""
         self.in_flight -= 1
-        if self.void:
-            self.void -= 1
+        if number < self.void_before:
             return False
         self.pending -= row.samples
         return not self.done
+
+    def wants(self, number: int) -> bool:
+        """Whether the outcome of its row in step `number`, which is in flight, is wanted."""
+        return not (self.done or number < self.void_before)
 
     def block_hash(self, index: int, block_size: int) -> bytes:
         """The hash of a full block of known tokens."""

@@ -26,6 +26,8 @@ class PlannedStep:
     work: Work
     bounded: bool
     """Whether its time was bounded."""
+    binds: bool
+    """Whether `StepBounds` have to follow it."""
     step_cost: float
     """The expected seconds of the step itself, whatever its rows."""
     expected: float
@@ -54,6 +56,7 @@ class StepBuilder:
         self.may_split = config.enable_chunked_prefill and facts.causal
         """Whether only a chunk of a prompt may be computed."""
         self._has_prefill = False  # a row has several tokens
+        self._binds = False
         self._work: Work = [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
         self._new: list[NewSeq] = []
         self._rows: list[SeqStep] = []
@@ -106,7 +109,10 @@ class StepBuilder:
         known = len(seq.tokens) + seq.pending
         start, ends = seq.computed, seq.computed + count == known
         samples, pools = ends and not seq.pools, ends and seq.pools
-        self._rows.append(SeqStep(seq.slot, start, count, new_blocks, samples, known - seq.prompt_len, pools))
+        bound = samples and seq.walker is not None and seq.walker.binds
+        self._binds |= bound
+        output_index = known - seq.prompt_len
+        self._rows.append(SeqStep(seq.slot, start, count, new_blocks, samples, output_index, pools, bound))
         self._seqs.append(seq)
         cost = self._count(seq, count, start, ends=ends)
         self.budget -= count
@@ -121,8 +127,9 @@ class StepBuilder:
         if not self._rows:
             return None
         step = StepInput(number, self._new, self._rows)
+        bounded = self.left < inf
         return PlannedStep(
-            step, self._seqs, self._costs, self._work, self.left < inf, self._step_cost, self.cost
+            *(step, self._seqs, self._costs, self._work, bounded, self._binds), self._step_cost, self.cost
         )
 
     def _count(self, seq: Sequence, count: int, start: int, *, ends: bool) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from engine_core.protocol import Add
 from worker.protocol import Bound
 
 
@@ -15,8 +16,8 @@ class Walker(Protocol):
     """What may come next in the text of one sequence.
 
     Each sequence has a walker of its own, which is asleep while any token may come. `take` gets every token
-    of the answer once, in order; a sequence that is preempted keeps its walker as it keeps its tokens. Every
-    method may raise GrammarError, which ends this one request.
+    of the answer once, in order; a sequence that is preempted keeps its walker as it keeps its tokens. `take`
+    and `bound` may raise GrammarError, which ends this one request.
     """
 
     def take(self, token: int) -> None:
@@ -44,3 +45,13 @@ class Walker(Protocol):
         says no is sampled without bounds.
         """
         ...
+
+
+def catch_up(walker: Walker, request: Add) -> str | None:
+    """Take what another engine has emitted of an answer; returns the reason if it cannot go on."""
+    try:
+        for token in request.tokens[request.prompt_len or len(request.tokens) :]:
+            walker.take(token)
+    except GrammarError as error:
+        return str(error)
+    return "the answer is complete, and nothing can follow it" if walker.complete else None

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable
 from types import ModuleType
+from typing import ClassVar
 
 import pytest
 import zmq
@@ -14,7 +15,7 @@ from sizes import worker_config
 
 from engine_core.executor import ExecutorDead, InlineExecutor
 from worker.config import WorkerConfig
-from worker.protocol import StepInput, StepOutput
+from worker.protocol import SeqStep, StepBounds, StepInput, StepOutput
 
 
 class AcceleratorError(RuntimeError):
@@ -25,14 +26,17 @@ class Runner(FakeWorker):
     fails: BaseException | None = None
     threads: set[int] = set()
     closed = False
+    read: ClassVar[list[int]] = []
 
     def __init__(self, config: WorkerConfig, report: Callable[[str, float], None]) -> None:
         super().__init__(facts())
         self.threads.add(threading.get_ident())
         report("weights", 1.0)
 
-    def launch(self, step: StepInput) -> Landed:
+    def launch(self, step: StepInput, following: Callable[[], StepBounds]) -> Landed:
         self.threads.add(threading.get_ident())
+        if any(seq.bound for seq in step.seqs):
+            self.read.append(following().number)
         if self.fails is not None:
             raise self.fails
         return Landed(StepOutput(step.number, [], [], {}))
@@ -44,7 +48,7 @@ class Runner(FakeWorker):
 @pytest.fixture
 def runner(monkeypatch: pytest.MonkeyPatch) -> type[Runner]:
     module = ModuleType("worker.runner")
-    fresh = type("Runner", (Runner,), {"threads": set()})
+    fresh = type("Runner", (Runner,), {"threads": set(), "read": []})
     module.Runner = fresh  # pyright: ignore[reportAttributeAccessIssue]
     monkeypatch.setitem(sys.modules, "worker.runner", module)
     return fresh
@@ -85,6 +89,34 @@ def test_a_failed_step_is_told_by_its_result_and_the_next_one_runs(runner: type[
     runner.fails = None
     assert executor.submit(StepInput(2, [], [])).result().number == 2
     executor.stop()
+
+
+def bound_step(number: int) -> StepInput:
+    return StepInput(number, [], [SeqStep(0, 0, 1, [], samples=True, bound=True)])
+
+
+def test_a_step_waits_for_its_bounds_and_the_engine_does_not(runner: type[Runner]) -> None:
+    executor = InlineExecutor(worker_config(), lambda *_: None)
+    executor.start()
+    first, second = executor.submit(bound_step(1)), executor.submit(bound_step(2))
+    assert not first.done() and not second.done()
+    executor.bind(StepBounds(1, {0: None}))
+    assert first.result().number == 1 and not second.done()
+    executor.bind(StepBounds(2, {0: None}))
+    assert second.result().number == 2
+    assert runner.read == [1, 2]
+    executor.stop()
+
+
+def test_steps_that_wait_for_bounds_end_with_the_worker(runner: type[Runner]) -> None:
+    executor = InlineExecutor(worker_config(), lambda *_: None)
+    executor.start()
+    steps = [executor.submit(bound_step(number)) for number in (1, 2)]
+    executor.stop()
+    for step in steps:
+        with pytest.raises(ExecutorDead):
+            step.result()
+    assert runner.closed
 
 
 @pytest.mark.parametrize(

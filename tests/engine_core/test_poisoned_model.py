@@ -40,12 +40,12 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
         monkeypatch.setattr(Runner, place, faulty)
 
-    def launch_or_fail(self: Runner, step: StepInput) -> Any:
+    def launch_or_fail(self: Runner, step: StepInput, *rest: Any) -> Any:
         for new in step.new:
             (poisoned.add if new.tokens[0] == POISON else poisoned.discard)(new.slot)
         if any(row.slot in poisoned for row in step.seqs):
             failed.append(-step.number)
-        return launch_with_faults(self, step)
+        return launch_with_faults(self, step, *rest)
 
     for place in PLACES:
         fail_at(place)

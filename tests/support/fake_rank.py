@@ -16,7 +16,7 @@ from pathlib import Path
 from fake_worker import BREAKS_STEP, KILLS_PROCESS, LOSES_DEVICE, FakeWorker, Landed, facts
 
 from worker.config import Place, WorkerConfig
-from worker.protocol import StepInput
+from worker.protocol import StepBounds, StepInput
 from worker.ranks import process
 
 FELT = "Connection closed by peer"
@@ -46,7 +46,7 @@ class FakeRank(FakeWorker):
         (self._folder / f"place-{self._where.rank}").write_text(describe(self._where))
         (self._folder / f"pid-{self._where.rank}").write_text(str(os.getpid()))
 
-    def launch(self, step: StepInput) -> Landed:
+    def launch(self, step: StepInput, following: Callable[[], StepBounds] | None = None) -> Landed:
         marks = {token for new in step.new for token in new.tokens if token >= BREAKS_STEP}
         if not self._concerned and marks:
             fcntl.flock(self._life, fcntl.LOCK_SH)
@@ -57,7 +57,7 @@ class FakeRank(FakeWorker):
             raise AcceleratorError("an illegal memory access was encountered")
         if BREAKS_STEP in marks:
             raise RuntimeError("odd input")
-        return super().launch(step)
+        return super().launch(step, following)
 
     def close(self) -> None:
         (self._folder / f"closed-{self._where.rank}").touch()

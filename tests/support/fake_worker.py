@@ -25,9 +25,11 @@ from engine_core.executor import ExecutorDead
 from worker.config import WorkerConfig
 from worker.protocol import (
     QUERY_GONE,
+    Bound,
     NewSeq,
     Pooling,
     SeqStep,
+    StepBounds,
     StepInput,
     StepOutput,
     TokenLogprobs,
@@ -92,6 +94,17 @@ def reference(
         if tokens[-1] in stops and len(tokens) - 1 - len(prompt) >= min_tokens:
             break
     return tokens[len(prompt) :]
+
+
+def allowed_ids(bound: Bound | None) -> list[int]:
+    """The tokens within bounds, all of them if there are none."""
+    if bound is None:
+        return list(range(VOCAB))
+    if bound.form == "bits":
+        bits = int.from_bytes(bound.data, "little")
+        return [token for token in range(VOCAB) if bits >> token & 1]
+    ids = array("i", bound.data).tolist()
+    return ids if bound.form == "allowed" else [token for token in range(VOCAB) if token not in ids]
 
 
 def vectors_of(tokens: list[int], params: Pooling) -> Vectors:
@@ -194,7 +207,7 @@ class FakeWorker:
         self.failed = False
         """Whether the last step has failed."""
 
-    def launch(self, step: StepInput) -> Landed:
+    def launch(self, step: StepInput, following: Callable[[], StepBounds] | None = None) -> Landed:
         if self.failed and not step.fresh:
             raise ValueError("a step before it failed")
         self.failed = True
@@ -205,6 +218,8 @@ class FakeWorker:
         for new in step.new:
             self._rows[new.slot] = _row(new)
         tokens = [self._run(seq) for seq in step.seqs]
+        if any(seq.bound for seq in step.seqs):
+            self._bind(step, tokens, following)
         prompt_logprobs = {
             seq.slot: self._prompt_logprobs(seq) for seq in step.seqs if self._rows[seq.slot].tells_prompt
         }
@@ -235,6 +250,19 @@ class FakeWorker:
         del row.tokens[end:]
         row.tokens.append(token)
         return token
+
+    def _bind(self, step: StepInput, tokens: list[int], following: Callable[[], StepBounds] | None) -> None:
+        """Let bound rows have tokens that are allowed there, where what came out is not."""
+        if following is None:
+            raise ValueError("nobody tells bounds")
+        while (told := following()).number < step.number:
+            pass
+        bound = {seq.slot: at for at, seq in enumerate(step.seqs) if seq.bound}
+        if told.number != step.number or told.rows.keys() != bound.keys():
+            raise ValueError("these are not the bounds of this step")
+        for slot, at in bound.items():
+            if (allowed := allowed_ids(told.rows[slot])) and tokens[at] not in allowed:
+                tokens[at] = self._rows[slot].tokens[-1] = allowed[tokens[at] % len(allowed)]
 
     def _run_whole(self, seq: SeqStep) -> int:
         row = self._rows[seq.slot]

@@ -16,6 +16,7 @@ from torch import Tensor
 from models.model import Forward
 from worker.host.memory import PageToucher
 from worker.ranks.groups import Group, Membership
+from worker.sampling.bounds import Forbid
 from worker.sampling.groups import Scan
 from worker.tables.positions import LayOut
 from worker.tables.slots import Slots
@@ -63,6 +64,7 @@ class Device(Protocol):
     kernels: Mapping[str, Callable[..., Any]]
     """Operations that this device computes by its own code; the reference in `models.ops` does the others."""
     scan: Scan
+    forbid: Forbid
     may_sync: bool
     """Whether a step may read a result in its middle: on a GPU the host would wait for all that is queued."""
     defaults: Defaults

@@ -18,6 +18,7 @@ from worker.kernels.cpu.quantized import describe_savings
 from worker.kernels.cpu.recording.positions import Layout
 from worker.kernels.cpu.recording.recorder import recorded
 from worker.ranks.groups import Group, HostGroup, Membership
+from worker.sampling import bounds
 from worker.sampling.groups import BY_TORCH
 from worker.tables.positions import LayOut, lay_out
 from worker.tables.slots import Slots
@@ -47,6 +48,7 @@ class Cpu:
         by_torch = torch.backends.cpu.get_cpu_capability()
         self.arithmetic = f"cpu {by_torch} {library.path.name if library else ''}"
         self.scan = BY_TORCH if library is None else vocabulary.bind(library)
+        self.forbid = bounds.forbid if library is None else vocabulary.bind_forbid(library)
 
     def check_dtype(self, dtype: torch.dtype) -> None:
         """Every type is allowed: float16 is complete in torch, merely slow where the processor lacks it."""

@@ -13,6 +13,7 @@ from models.ops import reference
 from worker.devices.base import GIB, CacheBudget, Defaults, Fetch
 from worker.host.memory import PageToucher
 from worker.ranks.groups import DeviceGroup, Group, Membership
+from worker.sampling import bounds
 from worker.sampling.groups import BY_TORCH
 from worker.tables.positions import LayOut, lay_out
 from worker.tables.slots import Slots
@@ -29,6 +30,7 @@ class Cuda:
     kernels: Mapping[str, Callable[..., Any]] = {"pack": _pack}
     may_sync = False
     scan = BY_TORCH
+    forbid = staticmethod(bounds.forbid)
 
     def __init__(self, index: int = 0) -> None:
         there = torch.cuda.device_count()

@@ -1,8 +1,8 @@
 """The messages between an engine and a rank that has a process of its own, and the socket that carries them.
 
 The first message to a rank is a RankStart. From then on every frame to it is a StepInput, in the order in
-which steps have to run, and every frame from it a RankMessage. The end of the channel ends the rank. This
-module imports no torch.
+which steps have to run, or the StepBounds of one of them, and every frame from it a RankMessage. The end of
+the channel ends the rank. This module imports no torch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import suppress
 import msgspec
 
 from worker.config import WorkerConfig
-from worker.protocol import StepOutput, WorkerFacts
+from worker.protocol import StepBounds, StepInput, StepOutput, WorkerFacts
 
 _LENGTH_BYTES = 8
 _CHUNK = 1 << 18
@@ -62,6 +62,9 @@ class RankFailed(msgspec.Struct, frozen=True, tag=True, gc=False):
     unreported: bool = False
     """True if the rank sent no message itself: this is what its parent saw."""
 
+
+Order = StepInput | StepBounds
+"""What an engine sends to a rank that has started."""
 
 RankMessage = RankProgress | RankReady | StepOutput | StepFailed | RankFailed
 

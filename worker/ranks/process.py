@@ -1,7 +1,8 @@
 """The process of one rank, `python -m worker.ranks.process FD`: it reads steps and sends outputs.
 
 One thread launches steps as they come, another waits for their outputs: with a device that works on its own
-the next step is under way when the output of the last one is sent. The process exits with 0 if the channel
+the next step is under way when the output of the last one is sent. A step that waits for its bounds lets its
+thread read on, and steps that come before them are kept. The process exits with 0 if the channel
 ended, with 2 if it could not load, and with 1 if a step failed that other ranks take part in.
 """
 
@@ -13,7 +14,9 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Protocol
 
@@ -24,8 +27,9 @@ from worker import child, logs
 from worker.child import BROKE, CANNOT_START, STOPPED
 from worker.config import Place, WorkerConfig
 from worker.host.progress_page import ProgressWriter, StepProgress
-from worker.protocol import DEVICE_LOST, StepInput, StepOutput, WorkerFacts
+from worker.protocol import DEVICE_LOST, StepBounds, StepInput, StepOutput, WorkerFacts
 from worker.ranks.channel import (
+    Order,
     RankEnd,
     RankFailed,
     RankMessage,
@@ -50,7 +54,7 @@ class Worker(Protocol):
 
     facts: WorkerFacts
 
-    def launch(self, step: StepInput) -> LaunchedStep: ...
+    def launch(self, step: StepInput, following: Callable[[], StepBounds]) -> LaunchedStep: ...
 
     def close(self) -> None: ...
 
@@ -83,6 +87,10 @@ def main(load: Load = start) -> int:
     return STOPPED
 
 
+class _ChannelEnded(BaseException):
+    """No message will come any more. It passes through a step that waits for one, which has not failed."""
+
+
 class Rank:
     def __init__(self, channel: RankEnd, place: Place, progress: StepProgress) -> None:
         self._channel = channel
@@ -90,6 +98,9 @@ class Rank:
         self._returns_outputs = place.returns_outputs
         self._alone = place.size == 1
         self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(Order)
+        self._steps: deque[StepInput] = deque()
+        self._bounds: deque[StepBounds] = deque()
         self._sending = threading.Lock()
         self._launched: SimpleQueue[tuple[int, LaunchedStep] | None] = SimpleQueue()
 
@@ -102,18 +113,42 @@ class Rank:
         """Run steps until the channel ends."""
         sender = threading.Thread(target=self._send_outputs, name="outputs", daemon=True)
         sender.start()
-        decoder = msgspec.msgpack.Decoder(StepInput)
         self._progress.rest()
-        while (frame := self._channel.read()) is not None:
-            step = decoder.decode(frame)
-            self._progress.begin(step.number, sum([row.count for row in step.seqs]))
-            try:
-                self._launched.put((step.number, worker.launch(step)))
-            except Exception as error:
-                self._step_failed(step.number, error)
-                self._progress.end()
+        with suppress(_ChannelEnded):
+            while True:
+                step = self._next_step()
+                self._progress.begin(step.number, sum([row.count for row in step.seqs]))
+                try:
+                    self._launched.put((step.number, worker.launch(step, self._next_bounds)))
+                except Exception as error:
+                    self._step_failed(step.number, error)
+                    self._progress.end()
         self._launched.put(None)
         sender.join()
+
+    def _next_step(self) -> StepInput:
+        while not self._steps:
+            self._read()
+        step = self._steps.popleft()
+        while self._bounds and self._bounds[0].number < step.number:
+            self._bounds.popleft()  # of a step that is over: only ranks of the last stage have used them
+        return step
+
+    def _next_bounds(self) -> StepBounds:
+        while not self._bounds:
+            self._read()
+        return self._bounds.popleft()
+
+    def _read(self) -> None:
+        """Wait for the next message and keep it."""
+        frame = self._channel.read()
+        if frame is None:
+            raise _ChannelEnded
+        order = self._decoder.decode(frame)
+        if isinstance(order, StepInput):
+            self._steps.append(order)
+        else:
+            self._bounds.append(order)
 
     def _send_outputs(self) -> None:
         """Wait for each launched step, in order, and send its output if this is the rank that returns it."""

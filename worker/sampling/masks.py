@@ -1,5 +1,8 @@
 """Tokens that requests forbid or favour: allowed_token_ids, bad_words, min_tokens, logit_bias, in this order.
 
+The bounds of rows that have some are in their logits before: where these options leave no token of those
+within the bounds, the bounds win.
+
 A step's masks are planned on the host as flat indices in the logits (row * vocabulary + id), for the rows
 that use them only. Bad words are matched on the device, because the tokens before the new one may still be
 in flight.
@@ -31,10 +34,10 @@ class Allowed:
     flat: Tensor  # [I] flat indices in the logits
 
     def apply(self, logits: Tensor) -> None:
-        every = logits.view(-1)
-        allowed = every[self.flat]
-        logits.index_fill_(0, self.rows, NEVER)
-        every[self.flat] = allowed
+        every, flat = logits.view(-1), self.flat.long()
+        allowed = every[flat]
+        logits.index_fill_(0, self.rows.long(), NEVER)
+        every[flat] = allowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +64,33 @@ class Masks:
     shifted: Tensor  # [I] flat indices of the tokens of min_tokens and logit_bias
     shifts: Tensor  # [I]
     guarded: Tensor  # [G] rows that may be left without any token
+    bound: Tensor | None  # [G] whether each guarded row has bounds, if one does that has allowed tokens, too
 
     def apply(self, logits: Tensor, tokens: Tensor) -> None:
         """Change the logits in place. A row with no token left takes the likeliest of its allowed ones."""
-        if self.allowed is not None:
-            self.allowed.apply(logits)
-        likeliest = logits[self.guarded].max(-1)
+        values, tokens_left = self._allow(logits)
         if self.bad_words is not None:
             self.bad_words.apply(logits, tokens)
         flat = logits.view(-1)
         flat.index_add_(0, self.shifted, self.shifts)
         left = logits[self.guarded].amax(-1)  # [G]
-        revive = (left == NEVER) & (likeliest.values > NEVER)
-        at = self.guarded * logits.shape[1] + likeliest.indices
+        revive = (left == NEVER) & (values > NEVER)
+        at = self.guarded * logits.shape[1] + tokens_left
         flat[at] = torch.where(revive, 0.0, flat[at])
+
+    def _allow(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Apply what is allowed; returns the largest logit of each guarded row, and its token, [G] each.
+
+        Where nothing within the bounds is allowed, they are of the likeliest token within the bounds.
+        """
+        within = logits[self.guarded].max(-1) if self.bound is not None else None
+        if self.allowed is not None:
+            self.allowed.apply(logits)
+        values, likeliest = logits[self.guarded].max(-1)
+        if within is None or self.bound is None:
+            return values, likeliest
+        none = (values == NEVER) & (self.bound != 0)
+        return torch.where(none, within.values, values), torch.where(none, within.indices, likeliest)
 
 
 def plan_masks(packet: Packet, slots: Slots, rows: SampleRows, vocab_size: int) -> Masks | None:
@@ -91,12 +107,20 @@ def plan_masks(packet: Packet, slots: Slots, rows: SampleRows, vocab_size: int) 
         shifts += [NEVER] * len(stops)
         shifted += _flat(row, each.logit_bias, vocab_size)
         shifts += [bias for token, bias in each.logit_bias.items() if 0 <= token < vocab_size]
+    bound = rows.bound
+    guarded = [
+        row
+        for row, each in params.items()
+        if each.bad_words or row in early or (each.allowed_token_ids and row in bound)
+    ]
+    narrowed = any(row in bound and params[row].allowed_token_ids for row in guarded)
     return Masks(
         allowed=_plan_allowed(packet, params, vocab_size),
         bad_words=_plan_bad_words(packet, params, rows, vocab_size),
         shifted=packet.ints(shifted),
         shifts=packet.floats(shifts),
-        guarded=packet.ints([row for row, each in params.items() if each.bad_words or row in early]),
+        guarded=packet.ints(guarded),
+        bound=packet.ints([row in bound for row in guarded]) if narrowed else None,
     )
 
 
@@ -105,7 +129,7 @@ def _plan_allowed(packet: Packet, params: dict[int, Sampling], vocab_size: int) 
     if not chosen:
         return None
     flat = [index for row in chosen for index in _flat(row, params[row].allowed_token_ids, vocab_size)]
-    return Allowed(packet.ints(chosen).long(), packet.ints(flat).long())
+    return Allowed(packet.ints(chosen), packet.ints(flat))
 
 
 def _plan_bad_words(

@@ -5,6 +5,7 @@ Only rows that use an option pay for it; a step of greedy rows is one pass over 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,11 +75,22 @@ def _plan_logprobs(packet: Packet, slots: Slots, rows: SampleRows, vocab_size: i
 
 
 def sample(
-    logits: Tensor, plan: SamplingPlan, tokens: Tensor, scan: Scan, *, may_sync: bool
+    logits: Tensor,
+    plan: SamplingPlan,
+    tokens: Tensor,
+    scan: Scan,
+    *,
+    may_sync: bool,
+    forbid: Callable[[Tensor], None] | None = None,
 ) -> SampledTokens:
-    """Sample a token for each row. `logits` [R, V] float32 are overwritten; `tokens`: the table of tokens."""
+    """Sample a token for each row. `logits` [R, V] float32 are overwritten; `tokens`: the table of tokens.
+
+    `forbid` writes the bounds that followed the step into the logits.
+    """
     logits = logits.contiguous()
     raw = [logits[wanted.rows] for wanted in plan.logprobs]  # copies, before anything is masked
+    if forbid is not None:
+        forbid(logits)
     if plan.masks is not None:
         plan.masks.apply(logits, tokens)
     for penalties in plan.penalties:

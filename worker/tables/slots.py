@@ -7,6 +7,7 @@ sampled, so the input of a step is always `tokens[slot, position]` and never wai
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +25,8 @@ class SampleRows:
     slots: np.ndarray  # [R]
     lengths: np.ndarray  # [R] tokens before the new one
     output_index: np.ndarray  # [R] tokens already produced
+    bound: Collection[int] = ()
+    """The rows whose bounds follow the step."""
 
 
 class Slots:

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 import zmq
 from fake_rank import FELT
-from fake_worker import BREAKS_STEP, KILLS_PROCESS, LOSES_DEVICE, facts, reference
+from fake_worker import BREAKS_STEP, KILLS_PROCESS, LOSES_DEVICE, VOCAB, facts, reference, text_after
 from msgspec.structs import replace
 from sizes import worker_config
+from toy_language import bound_of
 
 from engine_core.config import EngineConfig
 from engine_core.executor import ExecutorDead, ReportPhase
@@ -22,7 +23,7 @@ from engine_core.ranks.executor import RanksExecutor
 from engine_core.ranks.layout import rank_places
 from engine_core.ranks.local import LocalRanks
 from worker.config import WorkerConfig
-from worker.protocol import NewSeq, Sampling, SeqStep, StepInput
+from worker.protocol import NewSeq, Sampling, SeqStep, StepBounds, StepInput
 
 SUPPORT = Path(__file__).parents[2] / "support"
 
@@ -85,6 +86,34 @@ def test_every_rank_takes_every_step_and_one_answers(
     assert executor.start() == facts()
     steps = [executor.submit(step) for step in (read(1, [5, 6, 7]), follow(2, 3), follow(3, 4))]
     assert [step.result().tokens[0] for step in steps] == reference([5, 6, 7], 3)
+
+
+@pytest.mark.parametrize("sizes", [{}, {"tensor": 2}, {"tensor": 2, "pipeline": 2}])
+def test_every_rank_is_told_bounds_which_may_come_behind_later_steps(
+    make: Callable[..., RanksExecutor], sizes: dict[str, int]
+) -> None:
+    executor = make(**sizes)
+    executor.start()
+    one, other = bound_of([5], VOCAB, "bits"), bound_of([6], VOCAB, "allowed")
+    numbered = [read(1, [5, 6, 7]), follow(2, 3), follow(3, 4), follow(4, 5)]
+    bound = [replace(step, seqs=[replace(step.seqs[0], bound=step.number % 2 == 1)]) for step in numbered]
+    steps = [executor.submit(step) for step in bound]
+    executor.bind(StepBounds(1, {0: one}))
+    executor.bind(StepBounds(3, {0: other}))
+    tokens = [step.result().tokens[0] for step in steps]
+    assert tokens[0] == 5 and tokens[2] == 6
+    assert tokens[1::2] == [text_after([5, 6, 7, *tokens[:count]]) for count in (1, 3)]
+
+
+def test_a_rank_that_waits_for_bounds_ends_with_its_engine(
+    make: Callable[..., RanksExecutor], tmp_path: Path
+) -> None:
+    executor = make(tensor=2)
+    executor.start()
+    [seq] = read(1, [5]).seqs
+    executor.submit(replace(read(1, [5]), seqs=[replace(seq, bound=True)]))
+    executor.stop()
+    assert (tmp_path / "closed-0").exists() and (tmp_path / "closed-1").exists()
 
 
 def test_each_rank_is_told_its_place(make: Callable[..., RanksExecutor], tmp_path: Path) -> None:

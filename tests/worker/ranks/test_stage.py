@@ -93,6 +93,7 @@ def sampled(*rows: int, position: int = 1) -> SampleTargets:
         flat=torch.tensor([row * WIDTH + position for row in rows]),
         rows=list(range(len(rows))),
         plan=SamplingPlan(masks=None, penalties=[], draws=[], logprobs=[]),
+        bound={},
     )
 
 

@@ -1,11 +1,13 @@
-"""Passes over the logits of whole vocabularies, by `csrc/vocabulary.c`."""
+"""Passes over the logits of whole vocabularies, by `csrc/vocabulary.c` and `csrc/forbid.c`."""
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from worker.kernels.cpu.library import LONG, POINTER, Library
+from worker.sampling.bounds import WORD, Forbid, RowBits
 from worker.sampling.groups import GROUP, Scan
 
 
@@ -45,3 +47,22 @@ def bind(library: Library) -> Scan:
         return sums
 
     return Scan(find_largest, sum_mass, find_mass, sum_above)
+
+
+def bind_forbid(library: Library) -> Forbid:
+    """The function that writes bounds into logits."""
+    write = library.function("forbid", POINTER, POINTER, LONG, POINTER, LONG)
+
+    def forbid(logits: Tensor, bits: RowBits) -> None:
+        rows, words = np.ascontiguousarray(bits.rows), np.ascontiguousarray(bits.words)
+        count, vocab_size = len(rows), logits.shape[1]
+        shape = (count, -(-vocab_size // WORD))
+        if (
+            not logits.is_contiguous()
+            or words.shape != shape
+            or not ((rows >= 0) & (rows < len(logits))).all()
+        ):
+            raise ValueError(f"bits {words.shape} of {count} rows do not fit logits {tuple(logits.shape)}")
+        write(logits.data_ptr(), rows.ctypes.data, count, words.ctypes.data, vocab_size)
+
+    return forbid

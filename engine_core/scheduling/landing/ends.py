@@ -51,4 +51,6 @@ def finish_reason(seq: Sequence, token: int) -> Finish | None:
         and outputs_before >= params.min_tokens
     ):
         return "stop"
+    if seq.walker is not None and seq.walker.complete:
+        return "stop"
     return "length" if len(seq.tokens) >= seq.limit else None

@@ -1,0 +1,109 @@
+"""A real model whose answers are in a language: the same bits however far ahead steps are planned, over
+ranks and stages, with C kernels and by torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from sizes import engine_config
+from tiny import VOCAB_SIZE, tiny_checkpoint
+from toy_language import Language, ToyWalker
+
+from engine_core.engine import Engine
+from engine_core.protocol import Add, Failed, Tokens
+from worker.kernels.cpu import operations, portable
+from worker.protocol import Sampling
+
+OUTPUT = 14
+LANGUAGE = Language(vocab=VOCAB_SIZE, width=40, shortest=9)
+WAKING = Language(vocab=VOCAB_SIZE, width=40, shortest=4, wakes=LANGUAGE.allowed([])[0])
+PROMPTS = [[5, 17, 40, 99, 250, 31, 8], [300], [11, 12, 13, 11, 12, 13, 7, 200, 4, 90], [9, 9], [77, 3]]
+
+Answers = dict[int, tuple[list[int], list[list[float]], str]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint("LlamaForCausalLM", tmp_path_factory.mktemp("llama"))
+
+
+def params(id: int) -> Sampling:
+    """Greedy and random rows, with options that look back."""
+    if id % 2:
+        return Sampling(max_tokens=OUTPUT, seed=id, logprobs=2, frequency_penalty=0.5, bad_words=((7,),))
+    return Sampling(max_tokens=OUTPUT, temperature=0)
+
+
+def answers(folder: Path, *, bound: bool = True, **options: object) -> Answers:
+    """What the requests get, all but one of which are in a language."""
+    sizes = {"block_size": 4, "max_model_len": 64, "num_gpu_blocks_override": 20, "cpu_threads": 1}
+    engine = Engine.start(engine_config(folder, **{**sizes, **options}), lambda _: None)
+    languages = [LANGUAGE, LANGUAGE, WAKING, None, LANGUAGE]
+    found: Answers = {}
+    try:
+        for id, (prompt, language) in enumerate(zip(PROMPTS, languages, strict=True)):
+            walker = ToyWalker(language) if language is not None and bound else None
+            engine.add(0, Add(id, prompt, params(id)), walker)
+        while engine.busy:
+            for output in engine.step().get(0, []):
+                assert isinstance(output, Tokens), output
+                tokens, logprobs, _ = found.get(output.id, ([], [], ""))
+                values = [entry.values for entry in output.logprobs]
+                found[output.id] = [*tokens, *output.tokens], [*logprobs, *values], output.finish or ""
+    finally:
+        engine.stop()
+    return found
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> Answers:
+    found = answers(folder, steps_ahead=0)
+    for id, language in enumerate([LANGUAGE, LANGUAGE, WAKING, None, LANGUAGE]):
+        tokens, _, finish = found[id]
+        if language is not None:
+            assert language.holds(tokens)
+            text = language.written(tokens)
+            assert finish == ("stop" if text is not None and language.complete(text) else "length")
+    assert found[3] == answers(folder, bound=False, steps_ahead=0)[3], "a row without bounds is as ever"
+    assert "stop" in {finish for _, _, finish in found.values()}
+    return found
+
+
+@pytest.mark.parametrize("steps_ahead", [1, 2])
+def test_planning_ahead_changes_no_bit(folder: Path, expected: Answers, steps_ahead: int) -> None:
+    assert answers(folder, steps_ahead=steps_ahead) == expected
+    assert answers(folder, steps_ahead=steps_ahead, max_num_seqs=2) == expected
+
+
+@pytest.mark.parametrize("sizes", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}])
+def test_ranks_and_stages_are_told_the_same(folder: Path, expected: Answers, sizes: dict[str, int]) -> None:
+    assert answers(folder, **sizes) == expected
+
+
+def test_without_kernels_texts_are_in_the_language_too(
+    folder: Path, expected: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "choose", lambda: (None, portable.TABLE))
+    found = answers(folder, steps_ahead=1)
+    assert {id: tokens for id, (tokens, _, _) in found.items()} == {
+        id: tokens for id, (tokens, _, _) in expected.items()
+    }
+
+
+def test_a_text_that_cannot_go_on_ends_alone(folder: Path, expected: Answers) -> None:
+    engine = Engine.start(engine_config(folder, max_model_len=64, cpu_threads=1), lambda _: None)
+    last: dict[int, Tokens | Failed] = {}
+    try:
+        breaking = Language(vocab=VOCAB_SIZE, width=40, shortest=9, breaks=-3)
+        engine.add(0, Add(0, PROMPTS[0], params(0)), ToyWalker(breaking))
+        engine.add(0, Add(1, PROMPTS[1], params(1)), ToyWalker(LANGUAGE))
+        while engine.busy:
+            for output in engine.step().get(0, []):
+                assert isinstance(output, Tokens | Failed)
+                last[output.id] = output
+    finally:
+        engine.stop()
+    failed, other = last[0], last[1]
+    assert isinstance(failed, Failed) and (failed.code, failed.message) == (400, "no bounds can be made")
+    assert isinstance(other, Tokens) and other.finish == expected[1][2]
