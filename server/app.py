@@ -11,6 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from server.access.door import Door
 from server.frontend import Frontend
+from server.http.documented_answers import DocumentedApp
 from server.http.endpoint import Endpoint, PathTable
 from server.http.error_answers import explain
 from server.http.hosts import HostRules
@@ -59,7 +60,7 @@ def make_door(frontend: Frontend) -> Door:
 
 
 def _make_app(*, docs: bool) -> FastAPI:
-    app = FastAPI(
+    app = DocumentedApp(
         title="Facet",
         version=version("facet-serve"),
         docs_url="/docs" if docs else None,

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from server.api.fields import FIRST_ERROR
@@ -67,7 +67,7 @@ async def show_version() -> JSONResponse:
     return JSONResponse({"version": version("facet-serve")})
 
 
-@router.get("/metrics")
+@router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
     return Response(frontend_of(request).metrics.page(), media_type=CONTENT_TYPE)
 

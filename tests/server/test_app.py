@@ -277,7 +277,10 @@ BODY_PATHS = sorted(
     route.path
     for router in ROUTERS
     for route in router.routes
-    if isinstance(route, Endpoint) and "POST" in route.methods and route.path != "/ping"
+    if isinstance(route, Endpoint)
+    and "POST" in route.methods
+    and route.path != "/ping"
+    and "{" not in route.path
 )
 
 

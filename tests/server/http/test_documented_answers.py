@@ -1,0 +1,24 @@
+"""What /openapi.json says of answers."""
+
+from __future__ import annotations
+
+from server.app import openapi_schema
+
+
+def test_errors_are_documented_as_they_are() -> None:
+    for path, methods in openapi_schema()["paths"].items():
+        for method, operation in methods.items():
+            answers = operation["responses"]
+            assert {"4XX", "5XX"} <= set(answers) and "422" not in answers, f"{method} {path}"
+            assert "error" in answers["4XX"]["content"]["application/json"]["schema"]["properties"]
+
+
+def test_routes_that_may_stream_say_so() -> None:
+    paths = openapi_schema()["paths"]
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        assert set(paths[path]["post"]["responses"]["200"]["content"]) == {
+            "application/json",
+            "text/event-stream",
+        }
+    assert set(paths["/v1/embeddings"]["post"]["responses"]["200"]["content"]) == {"application/json"}
+    assert set(paths["/metrics"]["get"]["responses"]["200"]["content"]) == {"text/plain"}
