@@ -89,6 +89,8 @@ class Add(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
     """The name of those among whose requests the engine is divided; all without a name are one owner."""
     weight: float = 1.0
     """The owner's part, in proportion to those of others."""
+    max_running: int = 0
+    """The sequences of the owner that run at a time, if not 0."""
     sent: float = 0.0
     """When it was sent, on the monotonic clock of a machine that the engine shares; 0 if it does not."""
     streams: bool = False

@@ -9,13 +9,15 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
+from server.access.access import Access
 from server.access.door import Door
+from server.access.guard import KeyGuard
 from server.frontend import Frontend
 from server.http.documented_answers import DocumentedApp
 from server.http.endpoint import Endpoint, PathTable
 from server.http.error_answers import explain
 from server.http.hosts import HostRules
-from server.http.middleware import HeaderChecks, HttpMetrics, KeyGuard, RequestIds
+from server.http.middleware import HeaderChecks, HttpMetrics, RequestIds
 from server.options.table import ServerConfig
 from server.routes import admin, chat, completions, embeddings, models, pooling, scores, tei, tokenize
 from server.routes.conversations import responses
@@ -42,7 +44,7 @@ def create_app(frontend: Frontend) -> FastAPI:
 
     for kind in (HTTPException, Exception):
         app.add_exception_handler(kind, handler)
-    _add_middleware(app, frontend.config)
+    _add_middleware(app, frontend.config, frontend.access)
     app.add_middleware(HttpMetrics, metrics=frontend.metrics)
     return app
 
@@ -55,8 +57,7 @@ def make_door(frontend: Frontend) -> Door:
         for route in router.routes
         if isinstance(route, Endpoint) and require_room in route.checks
     ]
-    by_address = frontend.config.access.fair_between == "addresses"
-    return Door(frontend.admissions, paths, by_address=by_address)
+    return Door(frontend.admissions, paths, frontend.access)
 
 
 def _make_app(*, docs: bool) -> FastAPI:
@@ -73,14 +74,14 @@ def _make_app(*, docs: bool) -> FastAPI:
     return app
 
 
-def _add_middleware(app: FastAPI, config: ServerConfig) -> None:
+def _add_middleware(app: FastAPI, config: ServerConfig, access: Access) -> None:
     """Adds the middleware. What is added later is passed earlier."""
     app.add_middleware(PathTable, routers=ROUTERS)
     address = config.host if config.uds is None else None
     hosts = HostRules(address, allowed_hosts=config.allowed_hosts, allowed_origins=config.allowed_origins)
     app.add_middleware(HeaderChecks, hosts=hosts)
-    if config.access.api_key:
-        app.add_middleware(KeyGuard, keys=config.access.api_key)
+    if access.is_guarded:
+        app.add_middleware(KeyGuard, access=access)
     if config.allowed_origins:
         app.add_middleware(
             CORSMiddleware,

@@ -12,7 +12,7 @@ from server.text.output import Delta, TextOutput
 class Choice:
     """One of the n answers to a request while it is generated: its text, its times, and its work."""
 
-    __slots__ = ("_admission", "_begun", "_record", "_text", "_work", "finished")
+    __slots__ = ("_account", "_admission", "_begun", "_record", "_text", "_work", "finished")
 
     def __init__(self, text: TextOutput, record: RequestRecord, admission: Admission, work: Work) -> None:
         self.finished = False
@@ -20,6 +20,7 @@ class Choice:
         self._record = record
         self._admission = admission
         self._work = work
+        self._account = admission.caller.account
         self._begun = False
         admission.add(work)
 
@@ -39,6 +40,8 @@ class Choice:
             self._begun = True
             self._admission.begin(self._work)
         self._record.tokens(count, new.cached)
+        if count and self._account is not None:
+            self._account.wrote(count)
         if delta is not None and delta.finish_reason is not None:
             self.finished = True
             self._record.finish(delta.finish_reason, new.timing)

@@ -3,9 +3,11 @@
     ApiError
     ├── BadRequest            400  the request itself is wrong
     ├── Unauthorized          401
+    ├── Forbidden             403  the key is valid, but not for this
     ├── NotFound              404
     ├── TooLarge              413
-    ├── TooManyRequests       429  more than the client's share or quota
+    ├── TooManyRequests       429  more than the client's share
+    │   └── QuotaExceeded     429  more than its key may in a minute
     ├── Internal              500  ours
     │   └── Quarantined       500  the engine fails whenever it computes the request
     └── Unavailable           503  not now: loading, draining or dead
@@ -28,6 +30,8 @@ MAX_MESSAGE = 1000
 class ApiError(Exception):
     status = 500
     type = "InternalServerError"
+    code: str | None = None
+    """A name for programs; without one they get the status."""
 
     def __init__(self, message: str, param: str | None = None, *, retry_after: int | None = None) -> None:
         super().__init__(message)
@@ -36,8 +40,8 @@ class ApiError(Exception):
         self.retry_after = retry_after
 
     def body(self) -> dict[str, object]:
-        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.status}
-        return {"error": error}
+        code = self.code or self.status
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": code}}
 
     def headers(self) -> dict[str, str]:
         return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
@@ -56,6 +60,11 @@ class Unauthorized(ApiError):
         return {"WWW-Authenticate": "Bearer"}
 
 
+class Forbidden(ApiError):
+    status = 403
+    type = "PermissionDeniedError"
+
+
 class NotFound(ApiError):
     status = 404
     type = "NotFoundError"
@@ -69,6 +78,15 @@ class TooLarge(ApiError):
 class TooManyRequests(ApiError):
     status = 429
     type = "TooManyRequestsError"
+    code = "rate_limit_exceeded"
+
+
+class QuotaExceeded(TooManyRequests):
+    """As OpenAI answers: the type is the quota that is used up, `requests` or `tokens`."""
+
+    def __init__(self, message: str, quota: str, *, retry_after: int) -> None:
+        super().__init__(message, retry_after=retry_after)
+        self.type = quota
 
 
 class Internal(ApiError):

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 from msgspec.structs import replace
 
@@ -22,9 +22,10 @@ from engine_core.client.add_options import AddOptions
 from engine_core.client.client import EngineClient
 from engine_core.client.streams import Stream
 from engine_core.protocol import Failed, Pooled
+from server.access.access import Access
 from server.access.admission import Admission, Admissions
 from server.access.backlog import Work
-from server.access.callers import ANYONE
+from server.access.callers import ANYONE, Caller
 from server.choice import Choice
 from server.errors import ApiError, NoEngine, NotFound, Unavailable, from_engine
 from server.merging import merged
@@ -83,7 +84,7 @@ class Frontend:
         """Reads the bodies of requests that are too long for the event loop."""
         self._draining: Draining | None = None
         self._restarting_since = 0.0
-        self._requests: dict[str, set[int]] = {}
+        self.access = Access(config.access, metrics.key_counters)
         self.admissions = Admissions(
             config.engine.max_num_queued_reqs,
             config.engine.max_num_queued_tokens,
@@ -214,9 +215,10 @@ class Frontend:
         """A number for the option `group` of all prompts, or all texts, of one request."""
         return self._client.new_number()
 
-    def places_for(self, texts: int) -> int:
+    def places_for(self, texts: int, caller: Caller = ANYONE) -> int:
         """The places that a request needs for so many texts: only some of many are in the engine at once."""
-        return max(1, min(texts, POOLING_WINDOW * self.facts.ready.worker.max_num_seqs, self.admissions.most))
+        most = min(POOLING_WINDOW * self.facts.ready.worker.max_num_seqs, self.admissions.most_for(caller))
+        return max(1, min(texts, most))
 
     async def pool(
         self,
@@ -233,15 +235,14 @@ class Frontend:
         has `places_for` the texts; without it they are found here.
         """
         self.require_ready()
-        places = self.places_for(len(items))
-        own = admission or self.admissions.admit(ANYONE, places)
+        own = admission or self.admissions.admit(ANYONE, self.places_for(len(items)), id=request_id)
         own.check()
         if self.config.enable_log_requests:
             _log.info("request %s: %d texts to pool, %s", request_id, len(items), items[0].params)
         work = Work(sum([item.length for item in items]))
         own.add(work)
         try:
-            return await self._pool_all(items, places, own, request_id, replica, options)
+            return await self._pool_all(items, own, replica, options)
         finally:
             own.end(work, begun=False)
             if admission is None:
@@ -250,13 +251,12 @@ class Frontend:
     async def _pool_all(
         self,
         items: Sequence[Item],
-        window: int,
         admission: Admission,
-        request_id: str,
         replica: int | None,
         options: AddOptions,
     ) -> list[Pooled]:
         answers: list[Pooled] = []
+        window = self.places_for(len(items), admission.caller)
         began = time.monotonic()
         waiting: deque[tuple[Stream[Pooled], float]] = deque()
         try:
@@ -267,16 +267,16 @@ class Frontend:
                     streams = self._client.submit_many(batch, replica=replica, **options)
                     since = time.monotonic() if sent else began
                     waiting.extend((stream, since) for stream in streams)
-                    self._enter(request_id, admission, streams)
+                    admission.streams.update(stream.id for stream in streams)
                 stream, since = waiting[0]
                 answer = await self._pooled(stream, items[len(answers)].length, since, admission)
                 answers.append(_sent_later(answer, since - began) if since > began else answer)
                 waiting.popleft()
-                self._leave(request_id, admission, [stream])
+                admission.streams.discard(stream.id)
         finally:
-            left = [stream for stream, _ in waiting]
-            self._client.abort([stream.id for stream in left])
-            self._leave(request_id, admission, left)
+            left = [stream.id for stream, _ in waiting]
+            self._client.abort(left)
+            admission.streams.difference_update(left)
         return answers
 
     async def _pooled(
@@ -294,11 +294,18 @@ class Frontend:
     def _error_of(self, failed: Failed) -> ApiError:
         return from_engine(failed, self.admissions.seconds_to_wait())
 
-    async def abort(self, request_ids: Iterable[str]) -> int:
-        """Ends these requests; their streams finish with "abort". Returns how many were found."""
-        found = [self._requests[id] for id in request_ids if id in self._requests]
-        self._client.abort([stream for streams in found for stream in streams])
-        return len(found)
+    async def abort(self, request_ids: Iterable[str], caller: Caller | None = None) -> int:
+        """Ends these requests, or those of them that `caller` has sent; their streams finish with "abort".
+
+        Returns how many were found.
+        """
+        found = [
+            one
+            for one in self.admissions.ids.find(request_ids)
+            if one.streams and (caller is None or one.owner.name == caller.owner)
+        ]
+        self._client.abort([stream for one in found for stream in one.streams])
+        return len({one.id for one in found})
 
     def set_paused(self, admission: Admission, paused: bool) -> None:
         """Has nothing more computed for a request while its answer is not read, or has it go on."""
@@ -312,8 +319,12 @@ class Frontend:
         """Waits until no request runs."""
         await self.admissions.idle.wait()
 
+    def _admit(self, question: Question) -> Admission:
+        """Finds places for a request that has none yet."""
+        return self.admissions.admit(ANYONE, len(question.params), id=question.request_id)
+
     async def _generate_all(self, question: Question) -> AsyncGenerator[Delta, None]:
-        own = question.admission or self.admissions.admit(ANYONE, len(question.params))
+        own = question.admission or self._admit(question)
         question.admission, given = own, question.admission
         choices = [self._generate(question, index) for index in range(len(question.params))]
         try:
@@ -326,7 +337,7 @@ class Frontend:
 
     async def _generate(self, question: Question, index: int) -> AsyncGenerator[Delta, None]:
         """Yields the deltas of one choice."""
-        admission = question.admission or self.admissions.admit(ANYONE, 1)
+        admission = question.admission or self._admit(question)
         admission.check()
         prompt, params, eos = unpack(question.prompt), question.params[index], self.facts.eos_token_ids
         options = question.options.copy()
@@ -338,7 +349,7 @@ class Frontend:
         work = Work(len(prompt), params.max_tokens, may_stop)
         record = self.metrics.begin(len(prompt), len(question.params), params.max_tokens)
         choice = Choice(text, record, admission, work)
-        self._enter(question.request_id, admission, [stream])
+        admission.streams.add(stream.id)
         try:
             async for new in stream:
                 if isinstance(new, Failed):
@@ -353,24 +364,9 @@ class Frontend:
                     return
         finally:
             self._client.abort([stream.id])
-            self._leave(question.request_id, admission, [stream])
+            admission.streams.discard(stream.id)
             choice.close()
             admission.shrink(admission.count - 1)
-
-    def _enter(self, request_id: str, admission: Admission, streams: Sequence[Stream[Any]]) -> None:
-        ids = [stream.id for stream in streams]
-        admission.streams.update(ids)
-        if request_id:
-            self._requests.setdefault(request_id, set()).update(ids)
-
-    def _leave(self, request_id: str, admission: Admission, streams: Sequence[Stream[Any]]) -> None:
-        ids = [stream.id for stream in streams]
-        admission.streams.difference_update(ids)
-        if request_id and ids:
-            mine = self._requests[request_id]
-            mine.difference_update(ids)
-            if not mine:
-                del self._requests[request_id]
 
     def _raise_if_dead(self) -> None:
         if self._client.dead is not None:

@@ -23,7 +23,7 @@ from engine_core.engine_processes import start_engines
 from server.http.connection.limits import why_too_few_descriptors
 from server.http.hosts import is_loopback
 from server.options.reader import OptionError
-from server.options.table import ServerConfig, parse
+from server.options.table import ServerConfig, key_file_of_environment, parse
 from server.run.api_processes import ApiProcesses
 from worker import logs
 
@@ -34,6 +34,7 @@ ENGINE_SECONDS = 3.0
 
 USAGE = """usage: facet serve [MODEL] [options]
        facet serve --help
+       facet keys add|list|remove [NAME] [options]
        facet bench serve|startup|offline [options]
        facet --version
 """
@@ -49,6 +50,10 @@ def main() -> NoReturn:
             sys.exit(_serve(arguments, "facet serve"))
         case ["bench", *arguments]:
             sys.exit(_bench(arguments, "facet bench"))
+        case ["keys", *arguments]:
+            from server.access.keys import command as keys  # not needed to serve
+
+            sys.exit(keys.run(arguments, key_file_of_environment()))
         case ["--version" | "-V"]:
             _print_version()
             sys.exit(0)
@@ -99,7 +104,12 @@ def _serve(arguments: Sequence[str], command: str) -> int:
         return _explain_bind(config, error)
     if config.replicas.elsewhere and (reason := _why_unreachable(config)):
         return _fail(reason, PORT_IN_USE)
-    return _run(config, listener, started)
+    return _run(config, listener, started, shows_key=_shows_key(arguments))
+
+
+def _shows_key(arguments: Sequence[str]) -> bool:
+    """Whether the command line has a key in it."""
+    return any(word.partition("=")[0].replace("_", "-") == "--api-key" for word in arguments)
 
 
 def _run_headless(config: ServerConfig) -> int:
@@ -115,13 +125,19 @@ def _run_headless(config: ServerConfig) -> int:
         return _fail(str(error), BAD_USAGE)
 
 
-def _run(config: ServerConfig, listener: socket.socket, started: float) -> int:
+def _run(config: ServerConfig, listener: socket.socket, started: float, *, shows_key: bool) -> int:
     # Until the event loop handles signals, one ends this process, and its children with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     logs.setup("supervisor", config.uvicorn_log_level)
     if is_open_to_others(config, listener):
         logging.getLogger(__name__).warning(
-            "other machines can use this server without a key: give --api-key, or --insecure if that is meant"
+            "other machines can use this server without a key: give --api-key-file, or --insecure if that is "
+            "meant"
+        )
+    if shows_key:
+        logging.getLogger(__name__).warning(
+            "all users of this machine see --api-key on the command line: put the key into the variable "
+            "FACET_API_KEY or VLLM_API_KEY, or use --api-key-file"
         )
     engines = start_engines(
         config.engine,
@@ -179,6 +195,13 @@ def _check_files(config: ServerConfig) -> None:
     ):
         if path is not None and not Path(path).is_file():
             raise OptionError(f"{flag}: there is no file {path}")
+    if (keys := config.access.api_key_file) is not None:
+        from server.access.keys.file import KeyFileError, read_keys  # few servers need it
+
+        try:
+            read_keys(Path(keys))
+        except KeyFileError as error:
+            raise OptionError(f"--api-key-file {error}") from None
     if config.ssl_certfile is not None:
         from server.http.connection.tls import make_context  # imports ssl, which few servers need
 
@@ -212,7 +235,7 @@ def bind(config: ServerConfig) -> socket.socket:
 
 def is_open_to_others(config: ServerConfig, listener: socket.socket) -> bool:
     """Whether other machines can use the server without a key, and nobody has said that they may."""
-    if config.uds is not None or config.access.api_key or config.insecure:
+    if config.uds is not None or config.access.is_guarded or config.insecure:
         return False
     return not is_loopback(listener.getsockname()[0])
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -105,6 +106,10 @@ class Metrics:
         self.compute = self._histogram("facet:request_compute_seconds", "Cost to the engine.", _COMPUTE)
         self.preemptions = self._histogram("request_num_preemptions", "Preemptions.", (0, 1, 2, 5, 10))
         self._count_http()
+        self._of_keys = [
+            self._counters(name, text, ["model_name", "key"], registry=self._registry)
+            for name, text in _OF_KEYS
+        ]
 
     @property
     def tokens_so_far(self) -> tuple[int, int]:
@@ -140,6 +145,10 @@ class Metrics:
         if generated:
             self._written += generated
             self.generation_tokens.inc(generated)
+
+    def key_counters(self, name: str) -> KeyCounters:
+        """The counters of the key of this name, which are their label's only values."""
+        return KeyCounters(*(family.labels(self._model, name) for family in self._of_keys))
 
     def rejected(self) -> None:
         self._rejections.inc()
@@ -193,6 +202,23 @@ class Metrics:
         full = name if ":" in name else f"vllm:{name}"
         family = self._histograms(full, text, _LABELS, buckets=buckets, registry=self._registry)
         return family.labels(self._model, "0")
+
+
+class KeyCounters(NamedTuple):
+    """The counters of one API key."""
+
+    requests: Counter | PlainCounter
+    refusals: Counter | PlainCounter
+    prompt_tokens: Counter | PlainCounter
+    generation_tokens: Counter | PlainCounter
+
+
+_OF_KEYS = (
+    ("facet:key_requests", "Requests for the engine, by API key."),
+    ("facet:key_refusals", "Requests refused because a quota of their key was used up."),
+    ("facet:key_prompt_tokens", "Prompt tokens read, by API key."),
+    ("facet:key_generation_tokens", "Tokens generated, by API key."),
+)
 
 
 class RequestRecord:

@@ -13,6 +13,7 @@ class AddOptions(TypedDict, total=False):
     priority: int
     owner: str
     weight: float
+    max_running: int
     salt: str
     group: int
     streams: bool

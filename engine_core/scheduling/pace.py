@@ -148,6 +148,8 @@ class Pace:
         if slots is not None and slots.short > 0:
             every = max(every, self._full_step(slots.usable))
             least = self._steps_until_slot(slots, own)
+        if slots is not None and own is not None and own.owner.is_held_back:
+            least = max(least, self._steps_until_turn(slots, own))
         expected = sum([planned.expected for planned in self._in_flight])
         load = Load(
             in_flight=max(0.0, expected - (now - self._begun)) if self._in_flight else 0.0,
@@ -195,6 +197,12 @@ class Pace:
             return 0.0
         running = [seq for seq in slots.running if seq.owner is mine]
         return min(steps, self._steps_until_all_end(running, mine.backlog, own, stop_rate) / part)
+
+    def _steps_until_turn(self, slots: Slots, own: Sequence) -> float:
+        """The steps until a sequence runs whose owner may have only so many that run."""
+        running, stop_rate = [seq for seq in slots.running if seq.owner is own.owner], self._lengths.stop_rate
+        steps = self._steps_until_all_end(running, own.owner.backlog, own, stop_rate(slots.running))
+        return steps / max(1, own.owner.max_running)
 
     def _steps_until_all_end(
         self, running: Ordered[Sequence], waiting: Backlog, own: Sequence | None, stop_rate: float

@@ -260,7 +260,6 @@ class Scheduler:
             return None
         self.waiting.admit(seq)
         self.pace.admit(seq)
-        seq.owner.running += 1
         insort(self.running, seq, key=order)
         slot = self.cache.admit(seq, prefix)
         self.cache.grow(seq, seq.computed + count)
@@ -308,7 +307,7 @@ class Scheduler:
     def _release(self, seq: Sequence) -> None:
         """Stop running a sequence: its slot and its blocks are free at once."""
         remove(self.running, seq)
-        seq.owner.running -= 1
+        self.waiting.release(seq.owner)
         self.cache.release(seq)
 
     # A step lands.
@@ -348,7 +347,7 @@ class Scheduler:
     def _slots(self, newcomers: int) -> Slots:
         free = 0 if self._cache_full else len(self.cache.free_slots)
         usable = max(1, len(self.running) + free)
-        return Slots(self.running, usable, self.waiting.count + newcomers - free)
+        return Slots(self.running, usable, self.waiting.able + newcomers - free)
 
     def _expected_wait(self, work_class: WorkClass, now: float, seq: Sequence | None = None) -> float:
         """The seconds until `seq`, or else a short prompt that came now, would have its first answer."""

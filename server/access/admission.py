@@ -16,6 +16,7 @@ from typing import NoReturn, Protocol
 from engine_core.protocol import Stats
 from server.access.backlog import Backlog, Work, seconds_of
 from server.access.callers import Caller
+from server.access.live_ids import LiveIds
 from server.errors import ApiError, BadRequest, Overloaded, TooManyRequests
 
 DEFAULT_QUEUE = 8192
@@ -67,15 +68,18 @@ class Owner:
 class Admission:
     """A request that was let in, until `release`. It has a place for each of its sequences."""
 
-    __slots__ = ("_house", "begun", "count", "owner", "refusal", "streams")
+    __slots__ = ("_house", "begun", "caller", "count", "id", "owner", "refusal", "streams")
 
-    def __init__(self, house: Admissions, owner: Owner, count: int) -> None:
+    def __init__(self, house: Admissions, caller: Caller, owner: Owner, count: int) -> None:
         self._house = house
+        self.caller = caller
         self.owner = owner
         self.count = count
         """The places that it still has."""
         self.begun = False
         """Whether an answer has come: from then on nobody else gets its places."""
+        self.id = ""
+        """The name by which it can be ended, if it has one."""
         self.streams: set[int] = set()
         """Numbers of its streams from the engine."""
         self.refusal: ApiError | None = None
@@ -91,6 +95,11 @@ class Admission:
         house = self._house
         if house.waiting_tokens and house.waiting_tokens + tokens > house.max_tokens:
             house.refuse(Overloaded(_MUCH_TO_READ, retry_after=house.seconds_to_wait()))
+
+    def read(self, tokens: int) -> None:
+        """Count the tokens of the prompts against the quotas of the caller's key."""
+        if self.caller.account is not None:
+            self.caller.account.read(tokens)
 
     def add(self, work: Work) -> None:
         """Count work that is sent to the engine."""
@@ -111,6 +120,16 @@ class Admission:
         else:
             self._house.waiting_tokens -= work.prompt
             self.owner.backlog.add(work, -1)
+
+    def take_id(self, id: str) -> str:
+        """Give the request this id, or one that begins with it if another request has it; returns it."""
+        self.set_id(self._house.ids.free(id))
+        return self.id
+
+    def set_id(self, id: str) -> None:
+        """Give the request this id, whoever has it."""
+        self.id = id
+        self._house.ids.put(id, self)
 
     def shrink(self, count: int) -> None:
         """Give back all places but so many. Without any the request is forgotten."""
@@ -146,14 +165,22 @@ class Admissions:
         self._engines = engines
         self._on_refusal = on_refusal
         self._owners: dict[str, Owner] = {}
+        self.ids = LiveIds[Admission]()
 
     @property
     def most(self) -> int:
         """The most sequences that may be here at once, those that run and those that wait."""
         return self.slots + self._max_queued
 
+    def most_for(self, caller: Caller) -> int:
+        """The most sequences that a caller may have here at once, if it has a queue of its own."""
+        if caller.max_queued is None:
+            return self.most
+        return max(1, min(self.most, caller.max_queued + (caller.max_running or self.slots)))
+
     def check_room(self, caller: Caller) -> None:
         """Raises an error if not even a request for one sequence could get in."""
+        self._check_queue(caller, 1)
         if self.live >= self._max_queued and self._excess(1) > 0:
             self._check_share(caller, 1)
 
@@ -168,26 +195,31 @@ class Admissions:
 
         Raises an error if not even a request for one sequence can get in.
         """
+        self._check_queue(caller, 1)
         if self._excess(1) > 0:
             self._check_share(caller, 1)
             return None
         return self._enter(caller, 1)
 
-    def admit(self, caller: Caller, count: int, taken: Admission | None = None) -> Admission:
+    def admit(self, caller: Caller, count: int, taken: Admission | None = None, *, id: str = "") -> Admission:
         """Gives a place to each sequence of a request, or raises an error if it has to come back later.
 
-        `taken` has one already.
+        `taken` has one already. `id`: the request can be ended by this name, which others may have, too.
         """
-        if count > self.most:
+        if count > (most := self.most_for(caller)):
+            whose = "this server holds" if most == self.most else "your API key may have"
             raise BadRequest(
-                f"The request is for {count} answers at once, and this server holds {self.most} at most: ask "
-                "for fewer of them."
+                f"The request is for {count} answers at once, and {whose} {most} at most: ask for fewer of "
+                "them."
             )
         if taken is not None:
             self._extend(taken, caller, count - 1)
             return taken
         self._make_room(caller, count)
-        return self._enter(caller, count)
+        admission = self._enter(caller, count)
+        if id:
+            admission.set_id(id)
+        return admission
 
     def _extend(self, admission: Admission, caller: Caller, count: int) -> None:
         """Give so many more places to a request."""
@@ -198,6 +230,7 @@ class Admissions:
         admission.count += count
 
     def _make_room(self, caller: Caller, count: int) -> None:
+        self._check_queue(caller, count)
         if (excess := self._excess(count)) > 0:
             self._check_share(caller, count)
             for admission in self._find_places(caller, count, excess):
@@ -211,7 +244,7 @@ class Admissions:
         owner.live += count
         self.live += count
         self.idle.clear()
-        admission = Admission(self, owner, count)
+        admission = Admission(self, caller, owner, count)
         owner.admissions[admission] = None
         return admission
 
@@ -222,6 +255,8 @@ class Admissions:
         self.live -= count
         if count == admission.count:
             del owner.admissions[admission]
+            if admission.id:
+                self.ids.drop(admission.id, admission)
         if not owner.admissions:
             del self._owners[owner.name]
         if not self.live:
@@ -262,6 +297,23 @@ class Admissions:
         if stats is not None and stats.waiting:
             slots = min(slots, self.live - stats.waiting)
         return slots + self._max_queued
+
+    def _check_queue(self, caller: Caller, count: int) -> None:
+        """Raises an error if too many sequences of a caller would wait that may have only so many."""
+        if caller.max_queued is None:
+            return
+        own = self._owners.get(caller.owner)
+        live = 0 if own is None else own.live
+        begun = 0 if own is None else sum([each.count for each in own.admissions if each.begun])
+        free = max(0, self.slots - (self.live - live))
+        could_run = min(free, caller.max_running) if caller.max_running else free
+        if live + count - max(begun, could_run) > caller.max_queued:
+            message = (
+                f"Rate limit reached for {caller.owner}: {caller.max_queued} answers may wait at most. "
+                f"{live} run or wait, and this request is for {count}. Try again later."
+            )
+            wait = self.seconds_to_wait() if own is None else self._seconds_for(own)
+            self.refuse(TooManyRequests(message, retry_after=wait))
 
     def _check_share(self, caller: Caller, count: int) -> None:
         """Raises an error unless the caller would have no more than its share of the full server."""

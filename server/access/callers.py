@@ -1,4 +1,4 @@
-"""Who sends a request: the owner of its share of the server."""
+"""Who sends a request: the owner of its share of the server, and what it may do."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from functools import lru_cache
 
 from starlette.requests import Request
 from starlette.types import Scope
+
+from engine_core.client.add_options import AddOptions
+from server.access.accounts import Account
+from server.access.keys.key import Key, Right
 
 _PROXIES = ("127.0.0.1", "::1")
 """Addresses whose X-Forwarded-For uvicorn believes."""
@@ -23,6 +27,24 @@ class Caller:
     """The name under which all its requests share one part of the server."""
     weight: float = 1.0
     """Its part, in proportion to those of others."""
+    max_running: int = 0
+    """The answers and texts that an engine computes for it at a time, if not 0."""
+    max_queued: int | None = None
+    """The answers and texts that may wait, if not None."""
+    key: Key | None = None
+    """Its key, if that is one of a file: it says what the client may do."""
+    account: Account | None = None
+    """What was used with that key."""
+
+    def add_options(self, priority: int, salt: str) -> AddOptions:
+        """The options by which the engine treats a request as one of this client."""
+        options: AddOptions = {"priority": priority, "owner": self.owner, "weight": self.weight, "salt": salt}
+        if self.key is not None:
+            options["priority"] = max(priority, self.key.priority)
+            options["salt"] = self.key.salted(salt)
+            if self.max_running:
+                options["max_running"] = self.max_running
+        return options
 
 
 ANYONE = Caller()
@@ -30,7 +52,7 @@ ANYONE = Caller()
 
 
 def caller_of(request: Request) -> Caller:
-    """The client that sends a request: without keys, the address at the other end of its connection."""
+    """The client that sends a request: the holder of its key, or else the address at the other end."""
     scope = request.scope
     caller = scope.get("caller")
     if caller is None:
@@ -49,6 +71,20 @@ def caller_at(scope: Scope, *, by_address: bool) -> Caller | None:
     if client[0] in _PROXIES and any(name == b"x-forwarded-for" for name, _ in scope["headers"]):
         return None
     return _caller_at(client[0])
+
+
+def require_right(request: Request, *rights: Right) -> None:
+    """Raises Forbidden if the client's key may be used for none of these."""
+    caller: Caller | None = request.scope.get("caller")
+    if caller is not None and caller.key is not None:
+        caller.key.require(*rights)
+
+
+def begin_request(request: Request) -> None:
+    """Count a request against the quotas of the client's key; raises QuotaExceeded if they are used up."""
+    caller: Caller | None = request.scope.get("caller")
+    if caller is not None and caller.account is not None:
+        caller.account.begin_request()
 
 
 @lru_cache(maxsize=1024)

@@ -6,8 +6,8 @@ from collections.abc import Collection
 
 from starlette.types import Scope
 
+from server.access.access import Access
 from server.access.admission import Admissions
-from server.access.callers import caller_at
 from server.errors import ApiError
 
 
@@ -17,19 +17,19 @@ class Door:
     The place is in `scope["admission"]`, and is given back when the request ends.
     """
 
-    def __init__(self, admissions: Admissions, paths: Collection[str], *, by_address: bool) -> None:
+    def __init__(self, admissions: Admissions, paths: Collection[str], access: Access) -> None:
         """`paths` are those of the endpoints that ask the engine."""
         self._admissions = admissions
         self._paths = frozenset(path.encode() for path in paths)
-        self._by_address = by_address
+        self._access = access
 
     def enter(self, method: bytes, url: bytes, scope: Scope) -> ApiError | None:
         """Returns the reason for which a request is refused, if it is."""
         if method != b"POST" or url not in self._paths or not self._admissions.slots:
             return None  # also for a path with a query: such a line may still turn out to be malformed
-        caller = caller_at(scope, by_address=self._by_address)
+        caller = self._access.enter(scope)
         if caller is None:
-            return None  # a proxy may stand before it: who it is will be known behind the first middleware
+            return None  # its key is not valid; or a proxy is before it, and it will be known later who it is
         try:
             admission = self._admissions.take_free_place(caller)
         except ApiError as error:

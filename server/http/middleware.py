@@ -1,28 +1,22 @@
-"""Middleware that every HTTP request passes before its route: metrics, request ids, keys, header checks.
+"""Middleware that every HTTP request passes before its route: metrics, request ids, header checks.
 
 Plain ASGI, because it runs for every message of every answer.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import re
 import time
 import uuid
-from collections.abc import Iterable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.errors import ApiError, BadRequest, Unauthorized
+from server.errors import ApiError, BadRequest
 from server.http import body
 from server.http.error_answers import error_response
 from server.http.hosts import HostRules
 from server.metrics import Metrics
-
-OPEN_PATHS = frozenset({"/live", "/health", "/ready", "/ping"})
-"""Paths that are answered without a key: they tell only whether the server lives."""
 
 HOST = re.compile(rb"[^\s/\\?#@]+")
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -86,33 +80,6 @@ class RequestIds:
             await send(message)
 
         await self._app(scope, receive, marked)
-
-
-class KeyGuard:
-    """Refuses a request without one of the keys, unless its path is open to all."""
-
-    def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
-        self._app = app
-        self._digests = [_digest(key.encode()) for key in keys]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or path_of(scope) in OPEN_PATHS or self._has_key(scope):
-            return await self._app(scope, receive, send)
-        if scope["type"] == "websocket":
-            return await send({"type": "websocket.close", "code": 1008})
-        error = Unauthorized("A valid API key is needed: send it as 'Authorization: Bearer KEY'.")
-        await error_response(error)(scope, receive, send)
-
-    def _has_key(self, scope: Scope) -> bool:
-        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-        digest = _digest(key.strip().encode("latin-1"))
-        # All keys are compared, each in constant time, so that the time of the answer tells nothing of any.
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        return scheme.lower() == "bearer" and any(matches)
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
 
 
 def path_of(scope: Scope) -> str:

@@ -14,8 +14,20 @@ ACCESS = "Access and fairness"
 class AccessOptions(msgspec.Struct, frozen=True, kw_only=True):
     api_key: Annotated[
         list[str],
-        Doc(ACCESS, "Keys, one of which every request must bring, but for /live, /health, /ready and /ping."),
+        Doc(
+            ACCESS,
+            "Keys, one of which every request must bring, but for /live, /health, /ready and /ping. Other "
+            "users of the machine see the command line: better put one into the variable FACET_API_KEY.",
+        ),
     ] = []
+    api_key_file: Annotated[
+        str | None,
+        Doc(
+            ACCESS,
+            "File of keys with names, shares, quotas and rights (docs/access.md), which `facet keys add` "
+            "writes. It is read again when it changes.",
+        ),
+    ] = None
     fair_between: Annotated[
         str,
         Doc(
@@ -25,3 +37,8 @@ class AccessOptions(msgspec.Struct, frozen=True, kw_only=True):
             ("addresses", "none"),
         ),
     ] = "addresses"
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether requests need a key."""
+        return bool(self.api_key) or self.api_key_file is not None

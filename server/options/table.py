@@ -355,6 +355,11 @@ def _build(values: dict[str, object]) -> ServerConfig:
     return config
 
 
+def key_file_of_environment(environ: Mapping[str, str] = os.environ) -> str | None:
+    """The file of keys that a server started now would use by its variable."""
+    return environ.get(f"{PREFIX}API_KEY_FILE") or None
+
+
 def share_metrics(folder: Path) -> None:
     """Let prometheus_client count for several processes. It reads this variable when first imported."""
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)

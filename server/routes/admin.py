@@ -80,5 +80,9 @@ async def load(request: Request) -> JSONResponse:
 
 @router.post("/abort", dependencies=[Depends(require_json)])
 async def abort(request: Request, body: AbortBody) -> JSONResponse:
-    """End these requests. Their answers finish with "abort"."""
-    return JSONResponse({"aborted": await frontend_of(request).abort(body.request_ids)})
+    """End these requests. Their answers finish with "abort". A key of a file that is no administrator's ends
+    its own requests only."""
+    caller = request.scope.get("caller")
+    others = caller is None or caller.key is None or caller.key.admin
+    found = await frontend_of(request).abort(body.request_ids, None if others else caller)
+    return JSONResponse({"aborted": found})

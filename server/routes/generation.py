@@ -16,7 +16,7 @@ from msgspec import UNSET, UnsetType
 from engine_core.client.add_options import AddOptions
 from engine_core.protocol import CacheMiss
 from server.access.admission import Admission
-from server.access.callers import caller_of
+from server.access.callers import begin_request, caller_of, require_right
 from server.api.common import CacheDiagnoses, GenerationBody, StreamOptions, Usage, make_usage
 from server.api.logprobs import TokenNames
 from server.errors import BadRequest
@@ -113,6 +113,7 @@ async def require_room(request: Request) -> None:
     frontend.require_ready()
     if "admission" not in request.scope:  # or it has got a place already
         frontend.admissions.check_room(caller_of(request))
+    begin_request(request)
 
 
 def admit(request: Request, frontend: Frontend, places: int) -> Admission:
@@ -130,6 +131,7 @@ async def require_json(request: Request) -> None:
 
 
 async def require_generate(request: Request) -> None:
+    require_right(request, GENERATE)
     require_task(GENERATE, frontend_of(request).facts.tasks)
 
 
@@ -168,7 +170,7 @@ class Job:
         self.body = body
         self.sampling = sampling
         self.prompts = prompts
-        self.id = prefix + request_id_of(request, body.request_id)
+        self.id = admission.take_id(prefix + request_id_of(request, body.request_id))
         self.created = int(time.time())
         self.model = self.frontend.facts.model_names[0]
         self.fingerprint = self.frontend.facts.ready.worker.fingerprint or None
@@ -203,13 +205,7 @@ class Job:
 
     def _add_options(self) -> AddOptions:
         """What the engine is told of each prompt beside its tokens and parameters."""
-        owner = self._admission.owner
-        options: AddOptions = {
-            "priority": self._priority,
-            "owner": owner.name,
-            "weight": owner.weight,
-            "salt": self.body.cache_salt or "",
-        }
+        options = self._admission.caller.add_options(self._priority, self.body.cache_salt or "")
         if "cache_diagnosis" in self.body.include:
             options["diagnoses"] = True
         if len(self.prompts) > 1:
@@ -264,6 +260,7 @@ class Job:
         prompts, sampling = self.prompts, self.sampling
         lengths = [prompt.length for prompt in prompts]
         self._admission.check_tokens(sampling.n * sum(lengths))
+        self._admission.read(sum(lengths))
         if len(prompts) == 1 and sampling.n == 1:
             return [self._generate(prompts[0])]
         resolved = sampling.resolve_all(self.frontend.facts, self.frontend.tokenizer, lengths)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from fastapi import APIRouter, Request, Response
 
+from server.access.callers import require_right
 from server.api.pooling import Classification, ClassifyRequest, PoolingData, PoolingRequest
 from server.http.endpoint import Endpoint
 from server.reading.table import CLASSIFY, POOLING
@@ -26,6 +27,7 @@ async def pool(body: PoolingRequest, request: Request) -> Response:
 
     async def work() -> Response:
         items = await read(request, body, POOLING)
+        require_right(request, items[0].params.task)
         check_encoding(body, call, len(items))
         vectors = await call.run(items)
         if body.encoding_format in ("bytes", "bytes_only"):

@@ -13,9 +13,9 @@ import msgspec
 from fastapi import Depends, Request, Response
 from fastapi.responses import StreamingResponse
 
-from engine_core.client.add_options import AddOptions
 from engine_core.protocol import Pooled
 from server.access.admission import Admission
+from server.access.callers import caller_of, require_right
 from server.api.common import CacheDiagnoses, Usage, make_usage
 from server.api.pooling import PooledList
 from server.errors import ApiError
@@ -46,20 +46,24 @@ T = TypeVar("T")
 
 
 async def require_embed(request: Request) -> None:
+    require_right(request, "embed")
     require_task("embed", frontend_of(request).facts.tasks)
 
 
 async def require_classify(request: Request) -> None:
+    require_right(request, "classify")
     require_task("classify", frontend_of(request).facts.tasks)
 
 
 async def require_pooling(request: Request) -> None:
+    require_right(request, *POOLING)
     tasks = frontend_of(request).facts.tasks
     if not any(task in POOLING for task in tasks):
         raise no_task("pooling", tasks)
 
 
 async def require_scores(request: Request) -> None:
+    require_right(request, "score")
     facts = frontend_of(request).facts
     if facts.score_type is None:
         raise no_scores(facts.tasks, facts.pooling.num_labels)
@@ -96,22 +100,19 @@ class PoolingCall:
 
     async def run(self, items: Sequence[Item]) -> list[Vectors]:
         admission = self.admit(len(items))
-        options: AddOptions = {
-            "priority": self._priority,
-            "owner": admission.owner.name,
-            "weight": admission.owner.weight,
-            "salt": self._terms.salt,
-            "group": self._group,
-        }
+        options = admission.caller.add_options(self._priority, self._terms.salt)
+        options["group"] = self._group
         if self.diagnoses:
             options["diagnoses"] = True
-        admission.check_tokens(sum([item.length for item in items]))
+        tokens = sum([item.length for item in items])
+        admission.check_tokens(tokens)
+        admission.read(tokens)
         self._times.submit()
         answers = await self.frontend.pool(
             items, request_id=self.id, replica=self._replica, admission=admission, **options
         )
         self._times.add_round(answers)
-        self.tokens += sum(item.length for item in items)
+        self.tokens += tokens
         self._cached += sum(answer.cached for answer in answers)
         if self.diagnoses:
             is_long = len(items) > FEW_VECTORS
@@ -170,7 +171,9 @@ class PoolingCall:
     def admit(self, texts: int) -> Admission:
         """Lets the request in with so many texts. Later calls change nothing."""
         if self._admission is None:
-            self._admission = admit(self._request, self.frontend, self.frontend.places_for(texts))
+            places = self.frontend.places_for(texts, caller_of(self._request))
+            self._admission = admit(self._request, self.frontend, places)
+            self.id = self._admission.take_id(self.id)
         return self._admission
 
 

@@ -9,6 +9,7 @@ import msgspec
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse
 
+from server.access.callers import require_right
 from server.api.scores import best_first
 from server.api.tei import EmbedAllRequest, EmbedRequest, Prediction, PredictRequest, SimilarityRequest
 from server.http.endpoint import Endpoint
@@ -43,6 +44,7 @@ async def embed(body: EmbedRequest, request: Request) -> Response:
 @router.post("/embed_all", dependencies=POOLS)
 async def embed_all(body: EmbedAllRequest, request: Request) -> Response:
     """Embed each token of each text."""
+    require_right(request, "token_embed")
     require_task("token_embed", frontend_of(request).facts.tasks)
     return await respond(request, _vectors(body, EMBED_ALL, request))
 

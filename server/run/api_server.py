@@ -81,6 +81,7 @@ class ApiServer:
             loop.add_signal_handler(number, self._stop.set)
         start = asyncio.create_task(self._follow_start())
         stats = asyncio.create_task(self._log_stats())
+        keys = asyncio.create_task(self._frontend.access.follow())
         if not self._process.first:
             await _first_of(asyncio.shield(start), self._stop.wait(), seconds=BRIDGE_SECONDS)
             if self._stop.is_set():
@@ -89,8 +90,8 @@ class ApiServer:
         try:
             code = await self._serve(http, start)
         finally:
-            start.cancel()
-            stats.cancel()
+            for task in (start, stats, keys):
+                task.cancel()
         self._watch.stop()
         if self._display is not None:
             self._display.done()
@@ -116,6 +117,7 @@ class ApiServer:
     def reload(self) -> None:
         """Reads files again that may have been replaced, because the operator has sent SIGHUP."""
         self._http.reload_certificate()
+        self._frontend.access.reload()
 
     async def _serve(self, http: asyncio.Task[None], start: asyncio.Task[bool]) -> int:
         stopped = asyncio.create_task(self._stop.wait())

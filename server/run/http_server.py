@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import uvicorn
 
+from server.access.guard import KeyNames
 from server.app import create_app, make_door
 from server.frontend import Frontend
 from server.http.connection.connection import make_protocol
@@ -84,7 +85,10 @@ class HttpServer(uvicorn.Server):
 
 def _uvicorn_config(config: ServerConfig, frontend: Frontend) -> uvicorn.Config:
     if not config.disable_uvicorn_access_log:
-        logging.getLogger("uvicorn.access").setLevel(logging.INFO)
+        access_log = logging.getLogger("uvicorn.access")
+        access_log.setLevel(logging.INFO)
+        if frontend.access.has_file:
+            access_log.addFilter(KeyNames())
     most, metrics = most_connections(config.max_connections, config.data_parallel_size), frontend.metrics
     protocol = make_protocol(
         most, lambda status: metrics.http("none", "OTHER", status, 0.0), make_door(frontend).enter

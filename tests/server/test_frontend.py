@@ -11,6 +11,7 @@ from fake_client import FakeClient
 from reading import started
 
 from engine_core.protocol import Stats
+from server.access.callers import Caller
 from server.errors import (
     ApiError,
     BadRequest,
@@ -300,3 +301,23 @@ async def test_every_request_is_counted_by_its_end(client: FakeClient, ready: Ge
     assert 'vllm:request_success_total{engine="0",finished_reason="abort",model_name="m"} 1.0' in page
     assert 'vllm:prompt_tokens_total{engine="0",model_name="m"} 4.0' in page
     assert 'vllm:generation_tokens_total{engine="0",model_name="m"} 3.0' in page
+
+
+async def test_requests_end_for_their_owner_alone(client: FakeClient, ready: GetReady) -> None:
+    frontend = await ready()
+    mine, theirs = Caller("me"), Caller("them")
+    admissions = [frontend.admissions.admit(caller, 1) for caller in (mine, theirs)]
+    ids = [admission.take_id("cmpl-same") for admission in admissions]
+    assert ids[0] == "cmpl-same" and ids[1].startswith("cmpl-same-")
+    tasks = [
+        await started(frontend.generate([1], SamplingParams(), admission=admission))
+        for admission in admissions
+    ]
+    assert await frontend.abort(ids, mine) == 1
+    assert client.aborted == [1]
+    assert await frontend.abort(["cmpl-same"], theirs) == 0
+    await tasks[0]
+    assert await frontend.abort(ids) == 1
+    assert client.aborted == [1, 2]
+    await tasks[1]
+    assert frontend.admissions.admit(mine, 1).take_id("cmpl-same") == "cmpl-same"

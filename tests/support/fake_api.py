@@ -11,6 +11,7 @@ from fake_frontend import FakeFrontend
 from starlette.types import ASGIApp
 
 from engine_core.config import EngineConfig
+from server.access.access import Access
 from server.app import create_app
 from server.frontend import Frontend
 from server.options.table import ServerConfig
@@ -21,6 +22,7 @@ def make_app(frontend: FakeFrontend, **options: Any) -> ASGIApp:
     """The app itself. `options` are fields of ServerConfig."""
     config = frontend.config = ServerConfig(engine=EngineConfig(model="org/tiny"), **options)
     frontend.reading = ReadingOptions.of(config)
+    frontend.access = Access(config.access, frontend.metrics.key_counters)
     return create_app(cast(Frontend, frontend))
 
 

@@ -21,7 +21,9 @@ from model_facts import READY, changed
 from engine_core.client.add_options import AddOptions
 from engine_core.config import EngineConfig
 from engine_core.protocol import CacheMiss, Pooled, Timing, Tokens
+from server.access.access import Access
 from server.access.admission import Admission, Admissions
+from server.access.callers import ANYONE, Caller
 from server.errors import ApiError, NotFound
 from server.metrics import Metrics
 from server.offload.helper import ReadBody, opened
@@ -152,6 +154,7 @@ class FakeFrontend:
     flow: list[tuple[Admission, bool]] = field(default_factory=list)
     """What was said of clients that do not read, or do again."""
     admissions: Admissions = field(init=False)
+    access: Access = field(init=False)
     running: int = 0
     """The number of open streams."""
     most_running: int = 0
@@ -159,11 +162,16 @@ class FakeFrontend:
     """The number of streams that ended by themselves."""
 
     def __post_init__(self) -> None:
+        self.access = Access(self.config.access, self.metrics.key_counters)
         self.admissions = Admissions(None, None, FakeClient(), self.metrics.rejected)
         self.admissions.slots = self.facts.ready.worker.max_num_seqs
 
-    def places_for(self, texts: int) -> int:
-        return min(texts, self.admissions.most)
+    @property
+    def live(self) -> int:
+        return self.admissions.live
+
+    def places_for(self, texts: int, caller: Caller = ANYONE) -> int:
+        return min(texts, self.admissions.most_for(caller))
 
     @property
     def reader(self) -> Reader:

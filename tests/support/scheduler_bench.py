@@ -19,7 +19,10 @@ def config(**changes: object) -> EngineConfig:
     return EngineConfig(model="fake", **changes)  # pyright: ignore[reportArgumentType]
 
 
-_OF_ADD = ("priority", "salt", "group", "streams", "times_each", "diagnoses", "owner", "weight")
+_OF_ADD = (
+    *("priority", "salt", "group", "streams", "times_each"),
+    *("diagnoses", "owner", "weight", "max_running"),
+)
 
 
 def add(id: int, tokens: list[int], max_tokens: int = 4, **changes: object) -> Add:

@@ -25,7 +25,10 @@ _MOST_REMEMBERED = 4096
 class Owner:
     """One owner: what was computed for it, and what it has in the engine."""
 
-    __slots__ = ("_all", "backlog", "live", "name", "per_token", "running", "turns", "used", "weight")
+    __slots__ = (
+        *("_all", "backlog", "is_held_back", "live", "max_running", "name"),
+        *("per_token", "running", "turns", "used", "weight"),
+    )
 
     def __init__(self, name: str, every: Owners | None = None) -> None:
         self.name = name
@@ -37,9 +40,18 @@ class Owner:
         """Its sequences of each class, waiting and running."""
         self.running = 0
         """Its sequences that have a slot."""
+        self.max_running = 0
+        """The sequences that may have one at a time, if not 0."""
+        self.is_held_back = False
+        """Whether those that wait get none now, because as many have one as may."""
         self.backlog = Backlog()
         self.turns = Turns()
         """The turns of its calls of many texts."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as many of its sequences run as may."""
+        return 0 < self.max_running <= self.running
 
     @property
     def part(self) -> float:
@@ -80,6 +92,7 @@ class Owners:
         if owner.weight != weight:
             self.weights += weight - owner.weight
             owner.weight, owner.per_token = weight, 1 / weight
+        owner.max_running = request.max_running
         if not owner.live[work_class]:
             owner.used[work_class] = max(owner.used[work_class], self._lowest(work_class))
         owner.live[work_class] += 1

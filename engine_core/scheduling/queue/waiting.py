@@ -3,6 +3,8 @@
 Within a class, priority comes first (under the priority policy), then the owner for which least was computed
 (`owners.py`), then the order of arrival. The texts of one call do not all come before those of a later call
 of the same owner, though: each call gets its turns, however many texts it has.
+
+An owner of which as many sequences run as may is held back: the others overtake its waiting ones.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from engine_core.scheduling.queue.turns import Call
 from engine_core.scheduling.sequence import Order, Sequence
 from worker.protocol import Pooling
 
+_Queues = dict[WorkClass, dict[Owner, list[Sequence]]]
+
 _EARLIER = 1 << 60
 """Subtracted from the arrival of an answer that goes on: its reader comes before those who wait for a first
 token."""
@@ -29,10 +33,17 @@ class WaitingQueue:
         self.promoted: Sequence | None = None
         """A sequence that gets the next slot, because another one was preempted for it."""
         self._by_priority = by_priority
-        self._queues: dict[WorkClass, dict[Owner, list[Sequence]]] = {each: {} for each in WorkClass}
+        self._queues: _Queues = {each: {} for each in WorkClass}
+        self._held_back: _Queues = {each: {} for each in WorkClass}
         self.count = 0
-        """The number of sequences that wait."""
+        """The number of sequences that wait, also for others of their owner."""
         self._arrivals = 0
+
+    @property
+    def able(self) -> int:
+        """The number of sequences that wait, but for those of owners that are held back."""
+        held_back = [len(queue) for queues in self._held_back.values() for queue in queues.values()]
+        return self.count - sum(held_back)
 
     def classes(self) -> set[WorkClass]:
         """The classes in which a sequence waits."""
@@ -67,7 +78,9 @@ class WaitingQueue:
         return min(self.firsts(), key=order, default=None)
 
     def add(self, seq: Sequence) -> None:
-        queues = self._queues[seq.work_class]
+        if seq.owner.max_running or seq.owner.is_held_back:
+            self._settle(seq.owner)  # its limit may be another one since the last request
+        queues = self._queues_of(seq)
         if (queue := queues.get(seq.owner)) is None:
             queue = queues[seq.owner] = []
         insort(queue, seq, key=order)
@@ -76,7 +89,7 @@ class WaitingQueue:
             seq.owner.turns.enter(_call(seq))
 
     def remove(self, seq: Sequence) -> None:
-        queues = self._queues[seq.work_class]
+        queues = self._queues_of(seq)
         queue = queues[seq.owner]
         remove(queue, seq)
         if not queue:
@@ -88,10 +101,36 @@ class WaitingQueue:
             seq.owner.turns.leave(_call(seq))
 
     def admit(self, seq: Sequence) -> None:
-        """Take out a sequence whose turn has come."""
+        """Take out a sequence whose turn has come: it gets a slot."""
         if seq.pools:
             seq.owner.turns.advance(seq.order[1], seq.prompt_len)
         self.remove(seq)
+        seq.owner.running += 1
+        if seq.owner.max_running:
+            self._settle(seq.owner)
+
+    def release(self, owner: Owner) -> None:
+        """Note that a sequence of this owner has no slot any more."""
+        owner.running -= 1
+        if owner.is_held_back:
+            self._settle(owner)
+
+    def _queues_of(self, seq: Sequence) -> dict[Owner, list[Sequence]]:
+        return (self._held_back if seq.owner.is_held_back else self._queues)[seq.work_class]
+
+    def _settle(self, owner: Owner) -> None:
+        """Hold an owner back if as many of its sequences run as may, or let it have slots again."""
+        if owner.is_held_back is owner.is_full:
+            return
+        owner.is_held_back = owner.is_full
+        before, after = self._queues, self._held_back
+        if not owner.is_held_back:
+            before, after = after, before
+        for work_class, queues in before.items():
+            if (queue := queues.pop(owner, None)) is not None:
+                after[work_class][owner] = queue
+        if owner.is_held_back and self.promoted is not None and self.promoted.owner is owner:
+            self.promoted = None
 
 
 def _rank(seq: Sequence) -> tuple[int, float, float, Order]:

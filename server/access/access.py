@@ -1,0 +1,96 @@
+"""Who may use the server: the keys that are valid, and the clients that are told apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from starlette.types import Scope
+
+from server.access.accounts import Account, KeyCounters
+from server.access.callers import Caller, caller_at
+from server.access.keys.followed_file import FollowedFile
+from server.access.keys.key import Key
+from server.access.keys.keyring import OPERATOR, Keyring
+from server.options.access import AccessOptions
+
+
+class Access:
+    """The keys of the command line and of the file, with what was used of each."""
+
+    def __init__(self, options: AccessOptions, counters_of: Callable[[str], KeyCounters]) -> None:
+        """`counters_of` makes the metrics of the key of a name."""
+        self.is_guarded = options.is_guarded
+        """Whether requests need a key."""
+        self.has_file = options.api_key_file is not None
+        self._by_address = options.fair_between == "addresses"
+        self._counters_of = counters_of
+        self._keyring = Keyring(options.api_key)
+        self._accounts: dict[str, Account] = {}
+        self._file: FollowedFile | None = None
+        if options.api_key_file is not None:
+            self._file = FollowedFile(Path(options.api_key_file), self.use)
+            self._file.take(self._file.read())
+
+    def use(self, keys: Sequence[Key]) -> None:
+        """Let these keys be valid from now on, and no others of a file."""
+        self._accounts = {key.name: self._account(key) for key in keys}
+        self._keyring.replace(keys, [self._caller(key) for key in keys])
+
+    def _account(self, key: Key) -> Account:
+        """The account of a key: the same as before, if there was a key of this name."""
+        known = self._accounts.get(key.name)
+        if known is None:
+            return Account(key, self._counters_of(key.name))
+        known.update(key)
+        return known
+
+    def _caller(self, key: Key) -> Caller:
+        return Caller(
+            owner=key.name,
+            weight=key.weight,
+            max_running=key.max_running or 0,
+            max_queued=key.max_queued,
+            key=key,
+            account=self._accounts[key.name],
+        )
+
+    def holder(self, scope: Scope) -> Caller | None:
+        """The holder of the key that a request brings; None if it brings no valid one."""
+        key = _key_in(scope)
+        return None if key is None else self._keyring.holder(key)
+
+    def enter(self, scope: Scope) -> Caller | None:
+        """The client of a request of which only the head is known; None if it is known later, or never.
+
+        If it has a key of the file, it is noted as the caller.
+        """
+        if self.has_file:
+            holder = self.holder(scope)
+            if holder is None:
+                return None
+            if holder is not OPERATOR:
+                if holder.key is not None and holder.key.has_expired():
+                    return None
+                scope["caller"] = holder
+                return holder
+        return caller_at(scope, by_address=self._by_address)
+
+    def reload(self) -> None:
+        """Have the file read again soon, changed or not."""
+        if self._file is not None:
+            self._file.ask()
+
+    async def follow(self) -> None:
+        """Reads the file again whenever it has changed."""
+        if self._file is not None:
+            await self._file.follow()
+
+
+def _key_in(scope: Scope) -> bytes | None:
+    """The key that a request brings as `Authorization: Bearer KEY`."""
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            scheme, _, key = value.partition(b" ")
+            return key.strip() if scheme.lower() == b"bearer" else None
+    return None

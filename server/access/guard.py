@@ -1,0 +1,84 @@
+"""Middleware that lets a request pass if its key is valid, and for what it asks."""
+
+from __future__ import annotations
+
+import logging
+from contextvars import ContextVar
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.access.access import Access
+from server.access.accounts import Account
+from server.access.callers import Caller
+from server.access.keys.keyring import OPERATOR
+from server.errors import ApiError, Forbidden, Unauthorized
+from server.http.error_answers import error_response
+from server.http.middleware import path_of
+
+OPEN_PATHS = frozenset({"/live", "/health", "/ready", "/ping"})
+"""Paths that are answered without a key: they tell only whether the server lives."""
+ADMIN_PATHS = frozenset({"/metrics", "/load", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"})
+"""Paths that a key of a file must be an administrator's for."""
+
+_key_name: ContextVar[str] = ContextVar("key_name")
+"""The name of the key with which the request of this task came."""
+
+
+class KeyGuard:
+    """Refuses a request without a valid key, unless its path is open to all, and notes who sends others."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app = app
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan" or path_of(scope) in OPEN_PATHS:
+            return await self._app(scope, receive, send)
+        caller: Caller | None = scope.get("caller") or self._access.holder(scope)
+        error = _refusal(scope, caller)
+        if error is not None:
+            if scope["type"] == "websocket":
+                return await send({"type": "websocket.close", "code": 1008})
+            return await error_response(error)(scope, receive, send)
+        if caller is None or caller is OPERATOR:
+            return await self._app(scope, receive, send)
+        scope["caller"] = caller
+        scope.setdefault("state", {})["key"] = caller.owner
+        _key_name.set(caller.owner)
+        account = caller.account
+        if account is not None and account.has_quotas:
+            send = _with_quotas(account, send)
+        await self._app(scope, receive, send)
+
+
+def _refusal(scope: Scope, caller: Caller | None) -> ApiError | None:
+    if caller is None:
+        return Unauthorized("A valid API key is needed: send it as 'Authorization: Bearer KEY'.")
+    if (key := caller.key) is None:
+        return None
+    if key.has_expired():
+        return Unauthorized(f"The API key of {key.name} has expired: ask the operator for another one.")
+    if path_of(scope) in ADMIN_PATHS and not key.admin:
+        return Forbidden(f"The API key of {key.name} may not be used for this: it is for administrators.")
+    return None
+
+
+def _with_quotas(account: Account, send: Send) -> Send:
+    """Sends answers with the headers that tell what is left of the quotas."""
+
+    async def marked(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message.get("headers", ()), *account.headers()]
+        await send(message)
+
+    return marked
+
+
+class KeyNames(logging.Filter):
+    """Writes the name of the key behind the address in each line of the access log."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        name = _key_name.get("")
+        if name and isinstance(record.args, tuple) and record.args:
+            record.args = (f"{record.args[0]} {name}", *record.args[1:])
+        return True
