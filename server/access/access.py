@@ -88,9 +88,13 @@ class Access:
 
 
 def _key_in(scope: Scope) -> bytes | None:
-    """The key that a request brings as `Authorization: Bearer KEY`."""
+    """The key that a request brings as `Authorization: Bearer KEY`, or as Anthropic's clients send it."""
+    found = None
     for name, value in scope["headers"]:
         if name == b"authorization":
             scheme, _, key = value.partition(b" ")
-            return key.strip() if scheme.lower() == b"bearer" else None
-    return None
+            if scheme.lower() == b"bearer":
+                return key.strip()
+        elif name == b"x-api-key":
+            found = value.strip()
+    return found

@@ -53,7 +53,9 @@ class KeyGuard:
 
 def _refusal(scope: Scope, caller: Caller | None) -> ApiError | None:
     if caller is None:
-        return Unauthorized("A valid API key is needed: send it as 'Authorization: Bearer KEY'.")
+        return Unauthorized(
+            "A valid API key is needed: send it as 'Authorization: Bearer KEY' or 'x-api-key'."
+        )
     if (key := caller.key) is None:
         return None
     if key.has_expired():

@@ -95,6 +95,7 @@ async def test_without_a_valid_key_nothing_is_served(path: Path) -> None:
         assert (await guarded.http.get(signs)).status_code == 200
     basic = await guarded.http.get("/v1/models", headers={"Authorization": "Basic key-alice"})
     assert basic.status_code == 401
+    assert (await guarded.http.get("/v1/models", headers={"x-api-key": "key-alice"})).status_code == 200
 
 
 async def test_prefixes_are_shared_by_those_alone_who_want_it(path: Path) -> None:
