@@ -58,6 +58,20 @@ class Grammar(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Whether the grammar, when it is complete, waits for the next of `wakes`; otherwise the answer ends."""
 
 
+class Thinking(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """A bound on the tokens with which an answer may think before it closes its thinking with a marker."""
+
+    budget: int
+    """The tokens after which only those of the marker may come, one by one."""
+    marker: tuple[int, ...]
+    open: bool = False
+    """Whether the answer begins within thinking, because the prompt has opened it."""
+    opens: tuple[tuple[int, ...], ...] = ()
+    """Thinking begins behind any of these sequences of tokens."""
+    ends: tuple[tuple[int, ...], ...] = ()
+    """What ends it beside the marker."""
+
+
 class Spelling(msgspec.Struct, frozen=True, tag=True, gc=False):
     """How tokens are spelled, so that the engine can follow a grammar.
 
@@ -108,6 +122,7 @@ class Add(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
     """When the first of those tokens came, on the same clock as `sent`."""
     grammar: Grammar | None = None
     """The language of the answer, if it has one."""
+    thinking: Thinking | None = None
     alone: bool = False
     """Whether no other request may run beside it until it has ALONE_TOKENS more tokens, because engines have
     ended while they computed it."""

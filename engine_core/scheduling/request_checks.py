@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from math import isfinite
 
-from engine_core.protocol import Add
+from engine_core.protocol import Add, Thinking
 from engine_core.scheduling.cache.cache_manager import blocks_needed
 from worker.protocol import Pooling, Sampling, WorkerFacts
 
@@ -37,7 +37,11 @@ def refusal(add: Add, facts: WorkerFacts, vocab_size: int) -> str | None:
             "ask for fewer tokens"
         )
     if isinstance(add.params, Pooling):
+        if add.grammar is not None or add.thinking is not None:
+            return "a text that is pooled has no answer: it takes no grammar and no thinking budget"
         return _bad_pooling(add.params, len(add.tokens), facts)
+    if add.thinking is not None and (reason := _bad_thinking(add.thinking, vocab_size)):
+        return reason
     return _bad_sampling(add.params, vocab_size, facts)
 
 
@@ -78,6 +82,17 @@ def _bad_pooling(params: Pooling, count: int, facts: WorkerFacts) -> str | None:
         return f"late interaction compares vectors of tokens: its task is token_embed, not {params.task}"
     if params.late_query and params.late_document:
         return "a text is late_query or late_document, not both"
+    return None
+
+
+def _bad_thinking(thinking: Thinking, vocab_size: int) -> str | None:
+    if thinking.budget < 0:
+        return f"the thinking budget must be 0 or more, got {thinking.budget}"
+    sequences = (thinking.marker, *thinking.opens, *thinking.ends)
+    if not all(sequences):
+        return "a sequence of tokens that opens or ends thinking is empty: give at least one token"
+    if not all(_all_within(each, vocab_size) for each in sequences):
+        return f"a marker of thinking has token ids outside of the vocabulary, which is 0 to {vocab_size - 1}"
     return None
 
 

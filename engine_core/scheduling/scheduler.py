@@ -41,6 +41,7 @@ from engine_core.scheduling.request_checks import refusal, token_limit
 from engine_core.scheduling.sequence import Key, Sequence
 from engine_core.scheduling.stats import Counters
 from engine_core.scheduling.step_builder import PlannedStep, StepBuilder
+from engine_core.walking.thinking import ThinkingBudget
 from engine_core.walking.walker import Walker, catch_up
 from worker.protocol import NewSeq, Sampling, StepBounds, StepOutput, WorkerFacts
 
@@ -94,6 +95,8 @@ class Scheduler:
         facts = self._facts
         if reason := refusal(request, facts, self._vocab_size):
             return Failed(id=request.id, code=400, message=reason)
+        if request.thinking is not None:
+            walker = ThinkingBudget(request.thinking, self._config.depth - 1, walker)
         if walker is not None and (reason := catch_up(walker, request)):
             return Failed(id=request.id, code=400, message=reason)
         queued = self.waiting.count - len(self.cache.free_slots)
