@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from server.answers.calls import Calls
 from server.answers.source import Reading
+from server.answers.writing.lark import Lark, ToolForm
 
 Described = TypeVar("Described")
 
@@ -17,6 +18,17 @@ class CallFormat(Protocol):
 
     def read(self, calls: Calls, opener: str) -> Reading[None]:
         """Read all calls behind this opener. If there is none, return before any has begun."""
+        ...
+
+    def write(self, lark: Lark, tools: Sequence[ToolForm], opener: str, several: bool) -> str:
+        """An expression of what stands behind this opener: one call, or as many as stand behind one opener.
+
+        `several`: whether there may be more than one.
+        """
+        ...
+
+    def holds_several(self, opener: str) -> bool:
+        """Whether one opener stands before several calls; otherwise each has its own."""
         ...
 
 
@@ -42,6 +54,8 @@ class Thinking:
     closes: tuple[str, ...]
     hides: tuple[str, ...] = ()
     """Markup around the text of an answer, which is no part of it."""
+    then: str = ""
+    """What stands between the reasoning and a call."""
     told_by: tuple[str, ...] = ()
     """The literals by which it is recognized, if `closes` stand for other things in other families."""
 

@@ -69,7 +69,12 @@ DIALECTS = (
     Dialect("hermes", ("<tool_call>",), JsonObject(closes=("</tool_call>",))),
     Dialect("qwen3_coder", ("<tool_call>",), replace(_FUNCTION_TAGS, closes=("</tool_call>",))),
     Dialect("seed_oss", ("<seed:tool_call>",), replace(_FUNCTION_TAGS, closes=("</seed:tool_call>",))),
-    Dialect("llama3_json", ("<|python_tag|>", "{"), JsonObject(again=(";",)), only_first=True),
+    Dialect(
+        "llama3_json",
+        ("{", "<|python_tag|>"),
+        JsonObject(again=(";",), keys=("name", "parameters")),
+        only_first=True,
+    ),
     Dialect("pythonic", ("[",), PythonCalls(), only_first=True),
     Dialect(
         "llama4_pythonic",
@@ -86,6 +91,7 @@ DIALECTS = (
             "[",
             _ARRAY,
             NamedJson(name_ends=("[ARGS]",), again=("[TOOL_CALLS]",), split=with_call_id),
+            other_by="[ARGS]",
         ),
     ),
     Dialect(
@@ -122,6 +128,7 @@ DIALECTS = (
             again=("<|tool_call_begin|>",),
             closes=("<|tool_calls_section_end|>",),
             split=numbered,
+            name_form=("functions.", ":"),
         ),
     ),
     Dialect("minimax_m2", ("<minimax:tool_call>",), _INVOKE_TAGS),
@@ -146,7 +153,7 @@ DIALECTS = (
             "<|start|>assistant to=",
             " to=functions.",
         ),
-        Channels(header_ends="<|message|>", ends=("<|call|>", "<|end|>")),
+        Channels(header_ends="<|message|>", constrains=" <|constrain|>json", ends=("<|call|>", "<|end|>")),
     ),
     Dialect("gemma4", ("<|tool_call>",), BareKeys('<|"|>', ("<tool_call|>",))),
     Dialect("functiongemma", ("<start_function_call>",), BareKeys("<escape>", ("<end_function_call>",))),
@@ -157,9 +164,22 @@ DIALECTS = (
         ("functools[", "<|tool_call|>"),
         JsonObject(array=True, closes=("<|/tool_call|>",)),
     ),
-    Dialect("internlm", ("<|action_start|><|plugin|>",), JsonObject(closes=("<|action_end|>",))),
+    Dialect(
+        "internlm",
+        ("<|action_start|><|plugin|>",),
+        JsonObject(closes=("<|action_end|>",), keys=("name", "parameters")),
+    ),
     Dialect("jamba", ("<tool_calls>",), JsonObject(array=True, closes=("</tool_calls>",))),
-    Dialect("cohere_command3", ("<|START_ACTION|>",), JsonObject(array=True, closes=("<|END_ACTION|>",))),
+    Dialect(
+        "cohere_command3",
+        ("<|START_ACTION|>",),
+        JsonObject(
+            array=True,
+            closes=("<|END_ACTION|>",),
+            keys=("tool_name", "parameters"),
+            numbered_by="tool_call_id",
+        ),
+    ),
     Dialect(
         "ernie45",
         ("<tool_call>",),
@@ -206,6 +226,7 @@ THINKING = (
             "<|end|>",
             "<|return|>",
         ),
+        then="<|start|>assistant",
         told_by=("<|constrain|>",),
     ),
     Thinking(

@@ -20,6 +20,9 @@ _SHORTEST_TOKEN = 4
 _SHORTEST_OPENER = 3
 """The fewest characters of an opener by which alone a dialect is recognized."""
 
+_NO_MARKUP = ("name", "keys", "numbered_by")
+"""Fields of dialects whose texts are names, and never special tokens."""
+
 _NAME, _ARGUMENTS = "probe_weather", {"city": "Facetville", "days": 3}
 _TOOL: dict[str, Any] = {
     "type": "function",
@@ -84,6 +87,8 @@ class AnswerFormat:
     """The text of each mark."""
     opens: tuple[str, ...] = ()
     """What opens the reasoning, as a chat template writes it."""
+    opener: str = ""
+    """What the model writes before calls, of all that may stand there."""
 
     def begins_thinking(self, prompt: str) -> bool:
         """Whether this prompt has opened the reasoning already."""
@@ -125,6 +130,7 @@ def find_format(
         {vocabulary.added_tokens[token]: mark for token, mark in marks.items()},
         {mark: token for token, mark in marks.items()},
         () if thinking is None else thinking.opens,
+        "" if dialect is None else with_marks(_usual_opener(dialect, vocabulary), marks),
     )
 
 
@@ -144,6 +150,12 @@ def find_thinking(vocabulary: Vocabulary) -> Thinking | None:
         (thinking for thinking in THINKING if _is_named(thinking.told_by or thinking.closes, vocabulary)),
         None,
     )
+
+
+def _usual_opener(dialect: Dialect, vocabulary: Vocabulary) -> str:
+    """The first opener that the chat template or the vocabulary has."""
+    known = (opener for opener in dialect.opens if _is_known(opener, vocabulary))
+    return next(known, dialect.opens[0])
 
 
 def _written_call(template: Template) -> tuple[str, str] | None:
@@ -175,13 +187,11 @@ def _arguments(parts: Iterable[Part]) -> str:
 
 def _is_named(literals: Sequence[str], vocabulary: Vocabulary) -> bool:
     """Whether the vocabulary has one of these literals as a token, or a chat template writes it."""
-    return any(
-        len(literal) >= _SHORTEST_OPENER
-        and (
-            literal in vocabulary.added_tokens or any(literal in source for source in vocabulary.chat.sources)
-        )
-        for literal in literals
-    )
+    return any(len(literal) >= _SHORTEST_OPENER and _is_known(literal, vocabulary) for literal in literals)
+
+
+def _is_known(literal: str, vocabulary: Vocabulary) -> bool:
+    return literal in vocabulary.added_tokens or any(literal in source for source in vocabulary.chat.sources)
 
 
 def _literals(described: object) -> Iterator[str]:
@@ -197,7 +207,7 @@ def _literals(described: object) -> Iterator[str]:
                 yield from _literals(key)
         case _ if is_dataclass(described):
             for each in fields(described):
-                if each.name != "name":
+                if each.name not in _NO_MARKUP:
                     yield from _literals(getattr(described, each.name))
         case _:
             pass

@@ -18,6 +18,10 @@ class JsonSpan:
         self._in_string = False
         self._escaped = False
 
+    @property
+    def in_string(self) -> bool:
+        return self._in_string
+
     def end_in(self, text: str, start: int = 0) -> int | None:
         """The index behind the value's end, if it is in this next piece of text (from `start` on)."""
         at = start

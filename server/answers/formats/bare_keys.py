@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from server.answers.calls import MAX_NAME, Calls
 from server.answers.source import SPACE, Literals, Reading
+from server.answers.writing.arguments import Member, in_order, members_of, raw_string
+from server.answers.writing.lark import Lark, ToolForm
+from server.answers.writing.values import write_value
 
 _MOST_DEPTH = 32
+COMMA = '","'
 _SCALAR_ENDS = Literals([",", "}", "]"])
 
 
@@ -18,6 +23,51 @@ class BareKeys:
     """The marker at both ends of a string."""
     closes: tuple[str, ...]
     """What ends a call."""
+
+    def holds_several(self, opener: str) -> bool:
+        return False
+
+    def write(self, lark: Lark, tools: Sequence[ToolForm], opener: str, several: bool) -> str:
+        calls = (
+            lark.sequence(lark.literal(f"call:{tool.name}"), self._write_arguments(lark, tool))
+            for tool in tools
+        )
+        return lark.sequence(lark.one_of(calls), lark.literal(self.closes[0]))
+
+    def _write_arguments(self, lark: Lark, tool: ToolForm) -> str:
+        members = members_of(lark, tool, tool.schema)
+        if members is None:
+            return self._any_object(lark)
+        written = [(each, write_value(self, lark, tool, each.schema, each.name)) for each in members]
+        return self.write_object(lark, written, "")
+
+    def write_string(self, lark: Lark, tool: ToolForm, schema: object, name: str) -> str:
+        return lark.sequence(lark.literal(self.quote), raw_string(lark, tool, schema, self.quote))
+
+    def write_object(self, lark: Lark, members: list[tuple[Member, str]], name: str) -> str:
+        pairs = (
+            (lark.sequence(lark.literal(member.name + ":"), value), member.required)
+            for member, value in members
+        )
+        return lark.sequence('"{"', in_order(lark, pairs, '","'), '"}"')
+
+    def write_array(self, lark: Lark, item: str, name: str) -> str:
+        return lark.sequence('"["', f"({lark.many(item, COMMA)})?", '"]"')
+
+    def write_other(self, lark: Lark, json: str, name: str) -> str:
+        return json
+
+    def write_any(self, lark: Lark, name: str) -> str:
+        string = lark.sequence(lark.literal(self.quote), lark.raw(self.quote))
+        scalar = lark.json({"type": ["number", "boolean", "null"]})
+        return lark.one_of((string, scalar, self._any_object(lark)))
+
+    def _any_object(self, lark: Lark) -> str:
+        """An object of strings, numbers and the like."""
+        string = lark.sequence(lark.literal(self.quote), lark.raw(self.quote))
+        value = lark.one_of((string, lark.json({"type": ["number", "boolean", "null"]})))
+        pair = lark.sequence("/[A-Za-z_][A-Za-z0-9_]{0,63}:/", value)
+        return lark.sequence('"{"', f"({lark.many(pair, COMMA)})?", '"}"')
 
     def read(self, calls: Calls, opener: str) -> Reading[None]:
         source = calls.source

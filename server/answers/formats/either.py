@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from server.answers.calls import Calls
 from server.answers.dialect import CallFormat
-from server.answers.source import Reading
+from server.answers.source import Reading, is_mark
+from server.answers.writing.lark import Lark, ToolForm
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +17,18 @@ class Either:
     """The first character of what `format` reads."""
     format: CallFormat
     other: CallFormat
+    other_by: str = ""
+    """The special token of vocabularies whose models write as `other` reads."""
+
+    def _written(self) -> CallFormat:
+        """The way in which a model writes whose tokens are known: the one that needs the most of them."""
+        return self.other if self.other_by and is_mark(self.other_by) else self.format
+
+    def holds_several(self, opener: str) -> bool:
+        return self._written().holds_several(opener)
+
+    def write(self, lark: Lark, tools: Sequence[ToolForm], opener: str, several: bool) -> str:
+        return self._written().write(lark, tools, opener, several)
 
     def read(self, calls: Calls, opener: str) -> Reading[None]:
         next_char = yield from calls.source.peek()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from server.answers.calls import Calls, pass_json, read_string
 from server.answers.source import Reading
+from server.answers.writing.lark import SPACE, Lark, ToolForm
 
 _NAMES = ("name", "tool_name", "function")
 _ARGUMENTS = ("arguments", "parameters")
@@ -22,6 +25,41 @@ class JsonObject:
     """Whether an array of calls may stand there, in place of one."""
     name_is_key: bool = False
     """Whether an object has the arguments under the name itself, as in `{"f": {"a": 1}}`."""
+
+    keys: tuple[str, str] = (_NAMES[0], _ARGUMENTS[0])
+    """The keys of the name and of the arguments, as the family writes them."""
+    numbered_by: str = ""
+    """The key of a number that it writes before the name, if it does."""
+
+    def holds_several(self, opener: str) -> bool:
+        return self.array or (bool(self.again) and opener not in self.again)
+
+    def write(self, lark: Lark, tools: Sequence[ToolForm], opener: str, several: bool) -> str:
+        one = lark.one_of(self._write_one(lark, tool, opener) for tool in tools)
+        if self.array:
+            one = lark.many(one, '", "') if several else one
+            one = lark.sequence("" if opener.endswith("[") else '"["', one, '"]"')
+        elif several and self.holds_several(opener):
+            another = lark.one_of(self._write_one(lark, tool, "") for tool in tools)
+            one = lark.sequence(one, f"({lark.literal(self.again[0] + ' ')} {another})*")
+        ends = (SPACE, lark.literal(self.closes[0])) if self.closes else ()
+        before = "" if opener[-1:] in ("{", "[") else SPACE
+        return lark.sequence(before, one, *ends)
+
+    def _write_one(self, lark: Lark, tool: ToolForm, opener: str) -> str:
+        arguments, name = lark.json(tool.schema, strict=tool.strict), json.dumps(tool.name)
+        begin = "" if opener.endswith("{") else "{"
+        if self.name_is_key:
+            return lark.sequence(lark.literal(f"{begin}{name}: "), arguments, '"}"')
+        name_key, arguments_key = self.keys
+        rest = lark.literal(f'"{name_key}": {name}, "{arguments_key}": ')
+        number = (
+            (lark.literal(f'{begin}"{self.numbered_by}": "'), "/[0-9]{1,3}/", '"\\", "')
+            if self.numbered_by
+            else ()
+        )
+        start = number or ((lark.literal(begin),) if begin else ())
+        return lark.sequence(*start, rest, arguments, '"}"')
 
     def read(self, calls: Calls, opener: str) -> Reading[None]:
         source = calls.source

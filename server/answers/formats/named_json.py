@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from server.answers.calls import MAX_NAME, Calls, pass_json
 from server.answers.source import Literals, Reading
+from server.answers.writing.lark import SPACE, Lark, ToolForm
 
 
 def plain(name: str) -> tuple[str, str]:
@@ -38,6 +39,27 @@ class NamedJson:
     closes: tuple[str, ...] = ()
     """What ends the section."""
     split: Callable[[str], tuple[str, str]] = plain
+    name_form: tuple[str, str] = ("", "")
+    """What is written before the name, and what between it and a number, if there is one."""
+
+    def holds_several(self, opener: str) -> bool:
+        return bool(self.again) and opener not in self.again
+
+    def write(self, lark: Lark, tools: Sequence[ToolForm], opener: str, several: bool) -> str:
+        one = lark.one_of(self._write_one(lark, tool) for tool in tools)
+        another = ""
+        if several and self.holds_several(opener):
+            another = f"({lark.sequence(SPACE, lark.literal(self.again[0]), one)})*"
+        ends = (SPACE, lark.literal(self.closes[0])) if self.closes else ()
+        return lark.sequence(lark.literal(self.begins), one, another, *ends)
+
+    def _write_one(self, lark: Lark, tool: ToolForm) -> str:
+        before, number = self.name_form
+        header = [lark.literal(before + tool.name + number), "/[0-9]{1,4}/" if number else ""]
+        if self.name_ends:
+            header.append(lark.literal(self.name_ends[0]))
+        ends = (SPACE, lark.literal(self.ends[0])) if self.ends else ()
+        return lark.sequence(*header, lark.json(tool.schema, strict=tool.strict), *ends)
 
     def read(self, calls: Calls, opener: str) -> Reading[None]:
         source = calls.source

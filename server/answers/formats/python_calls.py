@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import ast
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from server.answers.calls import MAX_NAME, MAX_VALUE, Calls
-from server.answers.source import SPACE, Literals, Reading, Source
+from server.answers.formats.schema_types import types_in
+from server.answers.source import SPACE as SPACES
+from server.answers.source import Literals, Reading, Source
+from server.answers.writing.arguments import Member, in_order, json_argument, members_of
+from server.answers.writing.lark import SPACE, Lark, ToolForm
 
 _OPEN, _CLOSE = "([{", ")]}"
 
@@ -18,6 +23,18 @@ class PythonCalls:
     """What ends the section, behind the list."""
     in_list: bool = True
     """Whether the calls stand in a list; otherwise each begins behind space."""
+
+    def holds_several(self, opener: str) -> bool:
+        return True
+
+    def write(self, lark: Lark, tools: Sequence[ToolForm], opener: str, several: bool) -> str:
+        one = lark.one_of(_write_call(lark, tool) for tool in tools)
+        if several:
+            one = lark.many(one, '", "' if self.in_list else '"\\n"')
+        begin = '"["' if self.in_list and not opener.endswith("[") else ""
+        end = '"]"' if self.in_list else ""
+        closes = (SPACE, lark.literal(self.closes[0])) if self.closes else ()
+        return lark.sequence("" if self.in_list else SPACE, begin, one, end, *closes)
 
     def read(self, calls: Calls, opener: str) -> Reading[None]:
         source = calls.source
@@ -34,19 +51,37 @@ class PythonCalls:
             yield from source.expect(*self.closes)
 
 
+def _write_call(lark: Lark, tool: ToolForm) -> str:
+    members = members_of(lark, tool, tool.schema)
+    if members is None:
+        value = lark.sequence("/[A-Za-z_][A-Za-z0-9_]{0,63}=/", lark.json({}))
+        arguments = f'({value} (", " {value})*)?'
+    else:
+        arguments = in_order(lark, (_write_argument(lark, tool, each) for each in members), '", "')
+    return lark.sequence(lark.literal(tool.name + "("), arguments, '")"')
+
+
+def _write_argument(lark: Lark, tool: ToolForm, member: Member) -> tuple[str, bool]:
+    value = json_argument(lark, tool, member.schema)
+    types = types_in(member.schema, tool.schema)
+    if types == {"boolean"}:
+        value = lark.one_of((value, '("True" | "False")'))
+    return lark.sequence(lark.literal(member.name + "="), value), member.required
+
+
 def _read_call(calls: Calls) -> Reading[bool]:
     """Read one call; False if there is none, or the answer ends in it."""
     source = calls.source
     found = yield from source.read_until(Literals(["("]), MAX_NAME)
-    if found is None or not calls.begin(found[0].strip(SPACE)):
+    if found is None or not calls.begin(found[0].strip(SPACES)):
         return False
     calls.argue("{")
     count = 0
-    while (yield from source.peek(SPACE + ",")) != ")":
+    while (yield from source.peek(SPACES + ",")) != ")":
         name = yield from source.read_until(Literals(["="]), MAX_NAME)
         if name is None:
             return False
-        calls.argue((", " if count else "") + json.dumps(name[0].strip(SPACE)) + ": ")
+        calls.argue((", " if count else "") + json.dumps(name[0].strip(SPACES)) + ": ")
         count += 1
         if not (yield from _read_value(calls)):
             return False
@@ -93,9 +128,17 @@ def _take_string(source: Source) -> Reading[str | None]:
     return None
 
 
+def _from_json(text: str) -> object:
+    return json.loads(text, parse_constant=_refuse)
+
+
+def _refuse(constant: str) -> object:
+    raise ValueError(f"{constant} is no JSON")
+
+
 def _as_json(text: str) -> str:
     """A Python or JSON literal as JSON; what is neither becomes a string."""
-    for read in (ast.literal_eval, json.loads):
+    for read in (_from_json, ast.literal_eval):
         try:
             return json.dumps(read(text), ensure_ascii=False)
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):

@@ -22,14 +22,20 @@ def types_in(described: object, root: Mapping[str, Any]) -> frozenset[str]:
 
 def child_of(described: object, key: str, root: Mapping[str, Any]) -> object:
     """What a part of the schema `root` says of its property `key`, or of its items if it lists none."""
-    for _ in range(_DEPTH):
-        if not isinstance(described, Mapping) or not isinstance(reference := described.get("$ref"), str):
-            break
-        described = _resolve(reference, root)
+    described = resolved(described, root)
     if not isinstance(described, Mapping):
         return None
     properties = described.get("properties")
     return properties.get(key) if isinstance(properties, Mapping) else described.get("items")
+
+
+def resolved(described: object, root: Mapping[str, Any]) -> object:
+    """What a part of the schema `root` refers to, or the part itself if it does not."""
+    for _ in range(_DEPTH):
+        if not isinstance(described, Mapping) or not isinstance(reference := described.get("$ref"), str):
+            break
+        described = _resolve(reference, root)
+    return described
 
 
 def takes_strings_only(schema: Mapping[str, Any], key: str) -> bool:

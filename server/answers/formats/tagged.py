@@ -6,13 +6,27 @@ Strings stand there as they are, other values as JSON; only the tool's schema te
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from server.answers.calls import MAX_NAME, MAX_VALUE, Calls
-from server.answers.formats.schema_types import takes_strings_only, value_for
-from server.answers.source import SPACE, Literals, Reading
+from server.answers.formats.schema_types import takes_strings_only, types_of, value_for
+from server.answers.json_span import JsonSpan
+from server.answers.source import SPACE as SPACES
+from server.answers.source import Literals, Reading, Source
+from server.answers.writing.arguments import (
+    Member,
+    in_order,
+    is_string,
+    json_argument,
+    members_of,
+    raw_string,
+    takes_any_text,
+)
+from server.answers.writing.lark import SPACE, Lark, ToolForm
+
+_WRITTEN_AS_JSON = frozenset({"array", "object"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +51,53 @@ class Tagged:
     says_string: Mapping[str, bool] | None = None
     """Ends of keys that say whether the value is a string, in place of `key_ends`."""
 
+    def holds_several(self, opener: str) -> bool:
+        return bool(self.again)
+
+    def write(self, lark: Lark, tools: Sequence[ToolForm], opener: str, several: bool) -> str:
+        one = lark.one_of(self._write_one(lark, tool) for tool in tools)
+        if several and self.holds_several(opener):
+            one = lark.many(one, SPACE)
+        kind = opener.lstrip("<")
+        closes = (
+            next((each for each in self.closes if each.endswith(kind)), *self.closes[:1])
+            if self.closes
+            else ""
+        )
+        before = SPACE if self.name_opens else ""
+        return lark.sequence(before, one, *((SPACE, lark.literal(closes)) if closes else ()))
+
+    def _write_one(self, lark: Lark, tool: ToolForm) -> str:
+        name_ends_itself = self.key_opens in self.name_ends
+        name = self.name_opens + tool.name + ("" if name_ends_itself else self.name_ends[0])
+        members = members_of(lark, tool, tool.schema)
+        if members is None:
+            key_end = lark.literal(self._key_end(is_string=True))
+            key = lark.sequence(lark.literal(self.key_opens), "/[A-Za-z_][A-Za-z0-9_]{0,63}/", key_end)
+            value = (SPACE, lark.literal(self.value_opens)) if self.value_opens else ()
+            arguments = f"({lark.sequence(SPACE, key, *value, lark.raw(self.value_ends))})*"
+        else:
+            arguments = in_order(lark, (self._write_argument(lark, tool, each) for each in members), "")
+        return lark.sequence(lark.literal(name), arguments, SPACE, lark.literal(self.ends[0]))
+
+    def _write_argument(self, lark: Lark, tool: ToolForm, member: Member) -> tuple[str, bool]:
+        as_string = is_string(tool, member.schema)
+        key = lark.literal(self.key_opens + member.name + self._key_end(is_string=as_string))
+        begin = (SPACE, lark.literal(self.value_opens)) if self.value_opens else ()
+        newline = '"\\n"' if self.trims else ""
+        if as_string:
+            value = raw_string(lark, tool, member.schema, self.value_ends)
+        else:
+            end = newline, lark.literal(self.value_ends)
+            free = lark.raw(self.value_ends) if takes_any_text(tool, member.schema) else ""
+            value = free or lark.sequence(json_argument(lark, tool, member.schema), *end)
+        return lark.sequence(SPACE, key, *begin, newline, value), member.required
+
+    def _key_end(self, *, is_string: bool) -> str:
+        if self.says_string is None:
+            return self.key_ends
+        return next(end for end, says in self.says_string.items() if says == is_string)
+
     def read(self, calls: Calls, opener: str) -> Reading[None]:
         source = calls.source
         while (yield from self._read_one(calls)):
@@ -53,7 +114,7 @@ class Tagged:
         if self.name_opens and not (yield from source.expect(self.name_opens)):
             return False
         found = yield from source.read_until(Literals(self.name_ends), MAX_NAME)
-        if found is None or not calls.begin(found[0].strip(SPACE)):
+        if found is None or not calls.begin(found[0].strip(SPACES)):
             return False
         if found[1] == self.key_opens or found[1] in self.ends:
             source.give_back(found[1])
@@ -82,7 +143,7 @@ class Tagged:
         found = yield from source.read_until(Literals(key_ends), MAX_NAME)
         if found is None or (self.value_opens and not (yield from source.expect(self.value_opens))):
             return False
-        key = found[0].strip(SPACE)
+        key = found[0].strip(SPACES)
         calls.argue(json.dumps(key, ensure_ascii=False) + ": ")
         if self.says_string is None:
             is_string = takes_strings_only(calls.schema, key)
@@ -101,15 +162,26 @@ class Tagged:
         return end is not None
 
     def _read_value(self, calls: Calls, key: str) -> Reading[bool]:
-        found = yield from calls.source.read_until(Literals((self.value_ends,)), MAX_VALUE)
-        if found is None:
+        types = types_of(calls.schema, key)
+        text = yield from self._take_value(calls.source, is_json=bool(types) and types <= _WRITTEN_AS_JSON)
+        if text is None:
             return False
-        text = found[0]
         if self.trims:
             text = text.removeprefix("\n").removesuffix("\n")
         value: Any = value_for(calls.schema, key, text)
         calls.argue(json.dumps(value, ensure_ascii=False))
         return True
+
+    def _take_value(self, source: Source, *, is_json: bool) -> Reading[str | None]:
+        """Take a value and its end; None if the answer ends in it. An end in a string of JSON is none."""
+        ends, span, text = Literals((self.value_ends,)), JsonSpan(), ""
+        while found := (yield from source.read_until(ends, MAX_VALUE)):
+            text += found[0]
+            if not is_json or span.end_in(found[0]) or not span.in_string or len(text) > MAX_VALUE:
+                return text
+            span.end_in(self.value_ends)
+            text += self.value_ends
+        return None
 
 
 class _Trimmed:
