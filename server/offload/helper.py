@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -17,23 +16,13 @@ from typing import Generic, TypeVar
 import msgspec
 
 from server.errors import ApiError, BadRequest, Overloaded, Unavailable
-from server.offload.messages import (
-    LENGTH_BYTES,
-    NO_MEMORY,
-    Answer,
-    HelperLimits,
-    Job,
-    Refused,
-    Setup,
-    Started,
-    frame,
-    refused,
-)
+from server.offload.messages import Answer, HelperLimits, Job, Setup
+from server.offload.question import AnsweringProcess, CannotStart, Ended
+from server.offload.refused import NO_MEMORY, Refusal, Refused, refused
 from server.reading.reader import ReadingOptions
 from server.reading.table import Reading
 from server.requests.facts import Facts
 from server.text.tokenizer_source import TokenizerSource
-from worker import child
 
 R = TypeVar("R")
 
@@ -41,9 +30,6 @@ MODULE = "server.offload.process"
 
 LARGE = 1 << 20
 """The largest body in bytes that waits for no larger one."""
-
-ENDING_SECONDS = 2.0
-"""Seconds from the end of the connection to that of the process, which tells the reason."""
 
 _log = logging.getLogger(__name__)
 
@@ -88,7 +74,7 @@ class Helper:
 def opened(reading: Reading[R], answer: Answer) -> ReadBody[R]:
     """What an answer holds. Raises the error that it holds in place of it."""
     if isinstance(answer, Refused):
-        raise _Refusal(answer)
+        raise Refusal(answer)
     return ReadBody(answer.body, msgspec.msgpack.decode(answer.result, type=reading.result))
 
 
@@ -105,9 +91,10 @@ class _Queue:
     """One process, and the bodies that wait for it."""
 
     def __init__(self, setup: Callable[[int], Setup], limits: HelperLimits) -> None:
-        self._setup = setup
         self._limits = limits
-        self._process: _Process | None = None
+        self._process = AnsweringProcess(
+            "helper", MODULE, lambda at: msgspec.msgpack.encode(setup(at)), limits.start_seconds
+        )
         self._free = asyncio.Lock()
         self._bytes = 0
         """Bytes of all bodies that are being read or wait."""
@@ -130,8 +117,7 @@ class _Queue:
 
     async def close(self) -> None:
         async with self._free:
-            if self._process is not None:
-                await self._end(self._process)
+            await self._process.close()
 
     async def _read(self, entry: _Entry) -> Answer:
         self._bytes += len(entry.raw)
@@ -142,109 +128,18 @@ class _Queue:
             self._bytes -= len(entry.raw)
 
     async def _ask(self, entry: _Entry) -> Answer:
-        seconds = self._limits.seconds_for(len(entry.raw))
-        while True:
-            process = await self._running()
-            if process is None:
-                return refused(_gone())
-            try:
-                async with asyncio.timeout(seconds):
-                    return await process.ask(entry.job, entry.raw)
-            except TimeoutError:
-                _log.warning("reading a body of %d bytes took more than %.0f s", len(entry.raw), seconds)
-                await self._end(process)
-                return refused(_too_slow(seconds))
-            except ConnectionError:
-                code = await self._end(process, ENDING_SECONDS)
-                if code != child.STOPPED:  # with that it ended by itself, before this body
-                    _log.warning("reading a body of %d bytes: %s", len(entry.raw), child.describe_exit(code))
-                    return refused(_explain(code, self._limits))
-
-    async def _running(self) -> _Process | None:
-        """The process, which is started if there is none; None if that fails."""
-        if self._process is not None and self._process.has_ended:
-            await self._end(self._process)
-        if self._process is None:
-            self._process = await self._start()
-        return self._process
-
-    async def _start(self) -> _Process | None:
+        seconds, size = self._limits.seconds_for(len(entry.raw)), len(entry.raw)
         try:
-            process = _Process(self._setup)
-        except OSError as error:
-            _log.error("the process that reads long bodies cannot be started: %s", error)
-            return None
-        try:
-            async with asyncio.timeout(self._limits.start_seconds):
-                await process.started()
-        except (ConnectionError, TimeoutError):
-            code = await self._end(process, ENDING_SECONDS)
-            _log.error("the process that reads long bodies did not start: %s", child.describe_exit(code))
-            return None
-        return process
-
-    async def _end(self, process: _Process, seconds: float = 0.0) -> int:
-        self._process = None
-        return await process.end(seconds)
-
-
-class _Process:
-    """A running helper."""
-
-    def __init__(self, setup: Callable[[int], Setup]) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._connection, theirs = socket.socketpair()
-        self._connection.setblocking(False)
-        try:
-            with theirs:
-                payload = msgspec.msgpack.encode(setup(theirs.fileno()))
-                self._child = child.start("helper", MODULE, payload, [theirs.fileno()])
-        except OSError:
-            self._connection.close()
-            raise
-
-    @property
-    def has_ended(self) -> bool:
-        return self._child.ended_within(0)
-
-    async def started(self) -> None:
-        msgspec.msgpack.decode(await self._receive(), type=Started)
-
-    async def ask(self, job: Job, raw: bytes) -> Answer:
-        await self._loop.sock_sendall(self._connection, frame(msgspec.msgpack.encode(job)))
-        await self._loop.sock_sendall(self._connection, len(raw).to_bytes(LENGTH_BYTES, "little"))
-        await self._loop.sock_sendall(self._connection, raw)
-        return msgspec.msgpack.decode(await self._receive(), type=Answer)
-
-    async def end(self, seconds: float) -> int:
-        """Kills the process, unless it ends by itself in so many seconds, and returns its exit code."""
-        self._connection.close()
-        if not await asyncio.to_thread(self._child.ended_within, seconds):
-            self._child.kill()
-        return await asyncio.to_thread(self._child.wait)
-
-    async def _receive(self) -> bytes:
-        head = await self._receive_exactly(LENGTH_BYTES)
-        return await self._receive_exactly(int.from_bytes(head, "little"))
-
-    async def _receive_exactly(self, count: int) -> bytes:
-        data = bytearray(count)
-        rest = memoryview(data)
-        while rest:
-            received = await self._loop.sock_recv_into(self._connection, rest)
-            if not received:
-                raise ConnectionResetError("the helper has ended")
-            rest = rest[received:]
-        return bytes(data)
-
-
-class _Refusal(ApiError):
-    """The error that a helper found."""
-
-    def __init__(self, found: Refused) -> None:
-        super().__init__(found.message, found.param, retry_after=found.retry_after)
-        self.status = found.status
-        self.type = found.kind
+            answer = await self._process.ask([msgspec.msgpack.encode(entry.job), entry.raw], seconds)
+        except CannotStart:
+            return refused(_gone())
+        except TimeoutError:
+            _log.warning("reading a body of %d bytes took more than %.0f s", size, seconds)
+            return refused(_too_slow(seconds))
+        except Ended as ended:
+            _log.warning("reading a body of %d bytes: %s", size, ended)
+            return refused(_explain(ended.code, self._limits))
+        return msgspec.msgpack.decode(answer, type=Answer)
 
 
 def _too_slow(seconds: float) -> BadRequest:

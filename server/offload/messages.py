@@ -1,15 +1,13 @@
-"""Messages between an API process and its helper, in frames: eight bytes with the length, then msgpack."""
+"""Messages between an API process and its helper, in msgpack."""
 
 from __future__ import annotations
 
 import msgspec
 
-from server.errors import ApiError
+from server.offload.refused import Refused
 from server.reading.reader import ReadingOptions
 from server.requests.facts import Facts
 from server.text.tokenizer_source import TokenizerSource
-
-LENGTH_BYTES = 8
 
 
 class HelperLimits(msgspec.Struct, frozen=True):
@@ -64,26 +62,4 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     """What was read of the texts."""
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True):
-    """The error with which the request ends."""
-
-    status: int
-    kind: str
-    message: str
-    param: str | None
-    retry_after: int | None = None
-
-
 Answer = Done | Refused
-
-NO_MEMORY = (
-    "Reading this request took more memory than a request may. Send less text, or fewer values, in one."
-)
-
-
-def refused(error: ApiError) -> Refused:
-    return Refused(error.status, error.type, error.message, error.param, error.retry_after)
-
-
-def frame(data: bytes) -> bytes:
-    return len(data).to_bytes(LENGTH_BYTES, "little") + data

@@ -6,7 +6,6 @@ the API process kills this one when a body takes too long, and the kernel does w
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
 import logging
@@ -16,7 +15,6 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import cache, partial
 from typing import Any
 
@@ -25,18 +23,17 @@ from pydantic import TypeAdapter
 
 from server.api.fields import Body, unknown_fields
 from server.errors import ApiError, BadRequest, Internal
+from server.offload.frames import frame, receive_frame
+from server.offload.memory import give_back, resident, set_most_memory, unset_most_memory
 from server.offload.messages import (
-    LENGTH_BYTES,
-    NO_MEMORY,
     Answer,
     Done,
     HelperLimits,
     Job,
     Setup,
     Started,
-    frame,
-    refused,
 )
+from server.offload.refused import NO_MEMORY, refused
 from server.reading.json_body import read_json
 from server.reading.prompts import Prompt
 from server.reading.reader import Reader
@@ -73,17 +70,17 @@ def _serve(connection: socket.socket, setup: Setup) -> None:
     gc.disable()  # values of JSON make no cycles, and to look for some takes longer than to read them
     gc.freeze()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    _set_most_memory(limits.memory, for_good=True)
-    at_rest = _resident()
+    set_most_memory(limits.memory, for_good=True)
+    at_rest = resident()
     connection.sendall(frame(msgspec.msgpack.encode(Started())))
-    while (order := _receive(connection)) is not None and (raw := _receive(connection)) is not None:
+    while (order := receive_frame(connection)) is not None and (raw := receive_frame(connection)) is not None:
         job = msgspec.msgpack.decode(order, type=Job)
         reader = Reader(job.facts, tokenizer, setup.options)
         connection.sendall(frame(msgspec.msgpack.encode(answer(BY_NAME[job.reading], raw, reader))))
         del order, raw, job, reader
-        if _resident() > at_rest + MUCH:
-            _give_back()
-        if _resident() > at_rest + limits.kept_memory:
+        if resident() > at_rest + MUCH:
+            give_back()
+        if resident() > at_rest + limits.kept_memory:
             return
 
 
@@ -147,67 +144,13 @@ class BoundedTemplate(ChatTemplate):
         self._limits = limits
 
     def render(self, *arguments: Any, **options: Any) -> str:
-        _set_most_memory(self._limits.template_memory)
+        set_most_memory(self._limits.template_memory)
         signal.setitimer(signal.ITIMER_REAL, self._limits.template_seconds)
         try:
             return super().render(*arguments, **options)
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
-            _unset_most_memory()
-
-
-def _receive(connection: socket.socket) -> bytes | None:
-    """The next frame; None at the end of the connection."""
-    head = _receive_exactly(connection, LENGTH_BYTES)
-    return None if head is None else _receive_exactly(connection, int.from_bytes(head, "little"))
-
-
-def _receive_exactly(connection: socket.socket, count: int) -> bytes | None:
-    data = bytearray(count)
-    rest = memoryview(data)
-    while rest:
-        received = connection.recv_into(rest)
-        if not received:
-            return None
-        rest = rest[received:]
-    return bytes(data)
-
-
-def _set_most_memory(more: int, *, for_good: bool = False) -> None:
-    """Bounds the address space to so many bytes more than it has now."""
-    now, _ = _memory()
-    if now:
-        _, most = resource.getrlimit(resource.RLIMIT_AS)
-        bound = now + more if most < 0 else min(now + more, most)
-        resource.setrlimit(resource.RLIMIT_AS, (bound, bound if for_good else most))
-
-
-def _unset_most_memory() -> None:
-    """Goes back to the bound that is for good."""
-    _, most = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
-
-
-def _resident() -> int:
-    return _memory()[1]
-
-
-def _memory() -> tuple[int, int]:
-    """The address space in bytes, and what is resident of it. Both are 0 where the system is not Linux, which
-    alone can bound them."""
-    try:
-        with open("/proc/self/statm", "rb") as file:
-            pages = file.read().split()
-    except FileNotFoundError:
-        return 0, 0
-    return int(pages[0]) * resource.getpagesize(), int(pages[1]) * resource.getpagesize()
-
-
-def _give_back() -> None:
-    """Give the allocator's free memory back to the system."""
-    gc.collect()
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
+            unset_most_memory()
 
 
 if __name__ == "__main__":

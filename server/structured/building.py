@@ -28,7 +28,7 @@ _NAMED = re.compile(r'"([^"]+)"')
 _LONGEST_REASON = 300
 
 
-class Built(msgspec.Struct, frozen=True):
+class Built(msgspec.Struct, frozen=True, tag=True):
     """A grammar, as `engine_core.protocol.Grammar` has it."""
 
     kind: Literal["json", "regex", "lark", "llguidance"]

@@ -63,9 +63,9 @@ async def tokenized(helper: Helper, text: str = "the fox") -> dict[str, Any]:
 
 
 def pid_of(helper: Helper) -> int:
-    process = helper._small._process
-    assert process is not None
-    return process._child.pid
+    pid = helper._small._process.pid
+    assert pid is not None
+    return pid
 
 
 def talk(template: str) -> bytes:
@@ -80,7 +80,7 @@ async def refusal(helper: Helper, raw: bytes, name: str = "chat") -> ApiError:
 
 async def test_one_process_reads_body_after_body(make: Callable[..., Any]) -> None:
     async with make() as helper:
-        assert helper._small._process is None  # before the first body
+        assert helper._small._process.pid is None  # before the first body
         [first, second] = (await helper.read(COMPLETION, b'{"prompt": ["the fox", "a"]}', FACTS)).result
         pid = pid_of(helper)
         assert (await tokenized(helper))["tokens"] == first.tokens
@@ -173,7 +173,7 @@ async def test_a_process_that_dies_is_replaced(make: Callable[..., Any]) -> None
     async with make() as helper:
         await tokenized(helper)
         os.kill(pid_of(helper), signal.SIGKILL)
-        while not helper._small._process.has_ended:  # pyright: ignore
+        while helper._small._process.pid is not None:
             await asyncio.sleep(0.01)
         await tokenized(helper)  # nobody notices that one has died that had nothing to do
         os.kill(pid_of(helper), signal.SIGSTOP)
@@ -227,11 +227,12 @@ async def test_nobody_reads_for_a_client_that_has_left(make: Callable[..., Any])
 async def test_long_bodies_wait_for_each_other_only(make: Callable[..., Any]) -> None:
     async with make() as helper:
         await tokenized(helper, "the fox " * (LARGE // 8 + 1))
-        os.kill(helper._large._process._child.pid, signal.SIGSTOP)  # pyright: ignore
+        pid = helper._large._process.pid or 0
+        os.kill(pid, signal.SIGSTOP)
         long = asyncio.create_task(tokenized(helper, "the fox " * (LARGE // 8 + 1)))
         await asyncio.sleep(0.05)
         await tokenized(helper)
-        os.kill(helper._large._process._child.pid, signal.SIGCONT)  # pyright: ignore
+        os.kill(pid, signal.SIGCONT)
         await long
 
 
