@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 MODEL ?=
 ARGS ?=
 
-.PHONY: serve test test-lowest check format docs compare clean
+.PHONY: serve test test-lowest check format docs compare soak clean
 
 serve: $(INSTALLED)
 	$(BIN)/facet serve $(MODEL) $(ARGS)
@@ -42,6 +42,10 @@ docs: $(INSTALLED)
 
 compare: $(INSTALLED)
 	$(BIN)/python tests/bench/compare.py $(ARGS)
+
+# Half an hour of mixed requests whose answers must be right; ARGS=--faults kills and stops processes meanwhile.
+soak: $(INSTALLED)
+	$(BIN)/python tests/bench/soak.py $(ARGS)
 
 $(INSTALLED): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
