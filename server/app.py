@@ -20,12 +20,24 @@ from server.http.hosts import HostRules
 from server.http.middleware import HeaderChecks, HttpMetrics, RequestIds
 from server.options.table import ServerConfig
 from server.routes import admin, chat, completions, embeddings, models, pooling, scores, tei, tokenize
-from server.routes.conversations import responses
+from server.routes.conversations import messages, responses
 from server.routes.generation import require_room
 
 ROUTERS = [
     routes.router
-    for routes in (admin, models, completions, chat, responses, embeddings, pooling, scores, tei, tokenize)
+    for routes in (
+        admin,
+        models,
+        completions,
+        chat,
+        responses,
+        messages,
+        embeddings,
+        pooling,
+        scores,
+        tei,
+        tokenize,
+    )
 ]
 
 

@@ -12,8 +12,7 @@ from server.access.accounts import Account
 from server.access.callers import Caller
 from server.access.keys.keyring import OPERATOR
 from server.errors import ApiError, Forbidden, Unauthorized
-from server.http.error_answers import error_response
-from server.http.middleware import path_of
+from server.http.error_answers import error_response, path_of
 
 OPEN_PATHS = frozenset({"/live", "/health", "/ready", "/ping"})
 """Paths that are answered without a key: they tell only whether the server lives."""
@@ -39,7 +38,7 @@ class KeyGuard:
         if error is not None:
             if scope["type"] == "websocket":
                 return await send({"type": "websocket.close", "code": 1008})
-            return await error_response(error)(scope, receive, send)
+            return await error_response(error, path_of(scope))(scope, receive, send)
         if caller is None or caller is OPERATOR:
             return await self._app(scope, receive, send)
         scope["caller"] = caller

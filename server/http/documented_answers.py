@@ -6,6 +6,8 @@ from typing import Any
 
 from fastapi import FastAPI
 
+from server.http.error_shapes import ANTHROPIC
+
 _ERROR = {
     "type": "object",
     "required": ["error"],
@@ -22,6 +24,18 @@ _ERROR = {
         }
     },
 }
+_ANTHROPIC_ERROR = {
+    "type": "object",
+    "required": ["type", "error"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+        },
+    },
+}
 _ERRORS = {
     "4XX": "The request is wrong, not allowed, too large, or more than the client's share.",
     "5XX": "The request cannot be answered now, or has failed; Retry-After says when to try again.",
@@ -33,17 +47,18 @@ class DocumentedApp(FastAPI):
         known = self.openapi_schema is not None
         schema = super().openapi()
         if not known:
-            for methods in schema["paths"].values():
+            for path, methods in schema["paths"].items():
+                error = _ANTHROPIC_ERROR if path.startswith(ANTHROPIC) else _ERROR
                 for operation in methods.values():
-                    _document(operation, schema["components"]["schemas"])
+                    _document(operation, error, schema["components"]["schemas"])
         return schema
 
 
-def _document(operation: dict[str, Any], schemas: dict[str, Any]) -> None:
+def _document(operation: dict[str, Any], error: dict[str, Any], schemas: dict[str, Any]) -> None:
     answers = operation["responses"]
     answers.pop("422", None)  # errors of bodies are 400 here
     for status, description in _ERRORS.items():
-        answers[status] = {"description": description, "content": {"application/json": {"schema": _ERROR}}}
+        answers[status] = {"description": description, "content": {"application/json": {"schema": error}}}
     if _may_stream(operation, schemas):
         answers["200"]["content"]["text/event-stream"] = {}
 

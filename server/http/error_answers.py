@@ -1,4 +1,4 @@
-"""Turns errors into HTTP answers: one JSON body in the shape of the OpenAI API."""
+"""Turns errors into HTTP answers: one JSON body in the shape of the API that was asked."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from http import HTTPStatus
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import Scope
 
 from server.errors import ApiError, BadRequest, Internal
+from server.http.error_shapes import error_body
 from server.status import Draining
 
 CLIENT_GONE = 499
@@ -28,12 +30,18 @@ def explain(request: Request, error: Exception) -> Response:
     # A client that keeps its connection to a server that shuts down would only be refused again.
     status = request.app.state.frontend.status
     draining = isinstance(status, Draining) and status.refuses
-    return error_response(found, close=draining and found.status == 503)
+    return error_response(found, path_of(request.scope), close=draining and found.status == 503)
 
 
-def error_response(error: ApiError, *, close: bool = False) -> JSONResponse:
+def error_response(error: ApiError, path: str, *, close: bool = False) -> JSONResponse:
+    """The answer to a request for `path` that ended in `error`."""
     headers = {**error.headers(), **({"Connection": "close"} if close else {})}
-    return JSONResponse(error.body(), error.status, headers)
+    return JSONResponse(error_body(error, path), error.status, headers)
+
+
+def path_of(scope: Scope) -> str:
+    """The path without the prefix that a proxy has added, as routes are written."""
+    return scope["path"].removeprefix(scope.get("root_path", ""))
 
 
 class _HttpError(ApiError):

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import ApiError, BadRequest
 from server.http import body
-from server.http.error_answers import error_response
+from server.http.error_answers import error_response, path_of
 from server.http.hosts import HostRules
 from server.metrics import Metrics
 
@@ -82,11 +82,6 @@ class RequestIds:
         await self._app(scope, receive, marked)
 
 
-def path_of(scope: Scope) -> str:
-    """The path without the prefix that a proxy has added, as routes are written."""
-    return scope["path"].removeprefix(scope.get("root_path", ""))
-
-
 class HeaderChecks:
     """Refuses a request whose headers show that it is meant for another host, comes from a foreign web page,
     or announces a body that is not taken."""
@@ -101,7 +96,7 @@ class HeaderChecks:
         error = self._refusal(scope)
         if error is not None:
             # Closed, or the rest of the body would be read as the next request.
-            return await error_response(error, close=True)(scope, receive, send)
+            return await error_response(error, path_of(scope), close=True)(scope, receive, send)
         await self._app(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> ApiError | None:

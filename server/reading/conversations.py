@@ -9,6 +9,7 @@ from typing import Protocol
 import msgspec
 
 from server.api.chat import ChatRequest
+from server.api.conversations.anthropic import MessagesRequest
 from server.api.conversations.responses import ResponsesRequest
 from server.api.messages import Message
 from server.reading.prompts import Conversation, encode, read_chat, write_chat
@@ -23,8 +24,9 @@ class Asks(Protocol):
     def chat(self) -> ChatRequest: ...
 
 
-def read_conversation(body: Asks, reader: Reader) -> Conversation:
-    return read_chat(_arranged(body.chat, reader), reader)
+def read_messages(body: MessagesRequest, reader: Reader) -> Conversation:
+    found = read_chat(_arranged(body.chat, reader), reader)
+    return msgspec.structs.replace(found, warnings=body.warnings)
 
 
 def read_response(body: ResponsesRequest, reader: Reader) -> Conversation:

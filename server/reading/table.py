@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 from server.api.chat import ChatRequest
 from server.api.cohere import CohereRequest
 from server.api.completions import CompletionRequest
+from server.api.conversations.anthropic import CountTokensRequest, MessagesRequest
 from server.api.conversations.responses import ResponsesRequest
 from server.api.pooling import ClassifyRequest, EmbeddingRequest, PoolingRequest
 from server.api.scores import ScoreRequest
@@ -51,6 +52,8 @@ class Reading(Generic[R]):
 COMPLETION = Reading("completion", CompletionRequest, prompts.read_completion, list[Prompt])
 CHAT = Reading("chat", ChatRequest, prompts.read_chat, Conversation, work=prompts.work_of_template)
 RESPONSES = Reading("responses", ResponsesRequest, conversations.read_response, Conversation)
+MESSAGES = Reading("messages", MessagesRequest, conversations.read_messages, Conversation)
+COUNT_TOKENS = Reading("count_tokens", CountTokensRequest, conversations.count_tokens, int)
 INPUT_TOKENS = Reading("input_tokens", ResponsesRequest, conversations.count_tokens, int)
 TOKENIZE = Reading("tokenize", TokenizeRequest, prompts.read_tokenize, bytes, work=prompts.work_of_template)
 DETOKENIZE = Reading("detokenize", DetokenizeRequest, prompts.read_detokenize, bytes)
@@ -79,6 +82,8 @@ BY_PATH: dict[str, Reading[Any]] = {
     "/v1/chat/completions": CHAT,
     "/v1/responses": RESPONSES,
     "/v1/responses/input_tokens": INPUT_TOKENS,
+    "/v1/messages": MESSAGES,
+    "/v1/messages/count_tokens": COUNT_TOKENS,
     "/tokenize": TOKENIZE,
     "/detokenize": DETOKENIZE,
     "/v1/embeddings": EMBEDDINGS,

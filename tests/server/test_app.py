@@ -26,6 +26,9 @@ def connect(frontend: Frontend) -> httpx.AsyncClient:
 
 def error_of(response: httpx.Response) -> dict[str, object]:
     error = response.json()["error"]
+    if response.request.url.path.startswith("/v1/messages"):
+        assert set(error) == {"message", "type"} and response.json()["type"] == "error"
+        return error
     assert set(error) == {"message", "type", "param", "code"}
     assert error["code"] == response.status_code
     return error

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from server.api.conversations.transcript import Content, Transcript, objects_of, text_of
+from server.api.conversations.transcript import Content, Transcript, objects_of, shown, text_of, unsealed
 from server.errors import BadRequest
 
 ROLES = ("user", "assistant", "system", "developer")
 TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
-
-SEALED = "facet1."
-"""The beginning of a reasoning item's `encrypted_content` that this server has made."""
 
 NOT_READ = frozenset(
     [
@@ -48,21 +44,6 @@ NOT_READ = frozenset(
 """Types of items that OpenAI has and no model here has learned: they are left out, and the client is told."""
 
 KEPT_NOWHERE = "this server keeps no responses: send the items again."
-
-
-def seal(reasoning: str) -> str:
-    """Reasoning in the form in which a client keeps it for us. It is no secret: the client has seen it."""
-    return SEALED + base64.b64encode(reasoning.encode()).decode()
-
-
-def unsealed(sealed: object) -> str:
-    """The reasoning that `seal` was given; empty for what others have made."""
-    if not isinstance(sealed, str) or not sealed.startswith(SEALED):
-        return ""
-    try:
-        return base64.b64decode(sealed.removeprefix(SEALED), validate=True).decode()
-    except ValueError:
-        return ""
 
 
 class InputReader:
@@ -107,7 +88,7 @@ class InputReader:
                 raise BadRequest(
                     f"{where}: items are of the types message, reasoning, function_call, "
                     "function_call_output, custom_tool_call and custom_tool_call_output, got "
-                    f"{_shown(kind)}.",
+                    f"{shown(kind)}.",
                     f"{where}.type",
                 )
 
@@ -115,7 +96,7 @@ class InputReader:
         role = item.get("role")
         if role not in ROLES:
             raise BadRequest(
-                f"{where}.role is one of {', '.join(ROLES)}, got {_shown(role)}.", f"{where}.role"
+                f"{where}.role is one of {', '.join(ROLES)}, got {shown(role)}.", f"{where}.role"
             )
         self.transcript.say(role, _content(item.get("content"), f"{where}.content"))
 
@@ -142,7 +123,7 @@ def _part_text(part: Mapping[str, Any], where: str) -> str:
     kind = part.get("type")
     if kind not in TEXT_PARTS:
         raise BadRequest(
-            f"{where}: parts of the type {_shown(kind)} are not supported yet, only text is: input_text or "
+            f"{where}: parts of the type {shown(kind)} are not supported yet, only text is: input_text or "
             "output_text.",
             f"{where}.type",
         )
@@ -159,7 +140,3 @@ def _reasoning(item: Mapping[str, Any], where: str) -> str:
         if parts:
             return "".join(_part_text(part, f"{where}.{field}[{index}]") for index, part in enumerate(parts))
     return ""
-
-
-def _shown(value: object) -> str:
-    return repr(value[:64]) if isinstance(value, str) else "none"

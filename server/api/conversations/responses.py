@@ -13,7 +13,7 @@ from server.api.chat import ChatRequest
 from server.api.common import NO_ENTRIES, Int64, Strings
 from server.api.conversations.response_items import KEPT_NOWHERE, InputReader
 from server.api.conversations.response_tools import Tools, read_tool_choice, read_tools
-from server.api.conversations.transcript import objects_of
+from server.api.conversations.transcript import chat_request, objects_of
 from server.api.fields import FIRST_ERROR, MEANINGLESS, Body, Bounds, Flag, Neutral, Text
 from server.errors import BadRequest
 from server.requests.facts import LIMITS
@@ -224,7 +224,7 @@ class ResponsesRequest(Body):
         if self.wants_logprobs:
             # Each token as it comes, because the texts of an answer are told from the rest of it.
             asked.update(logprobs=True, top_logprobs=self.top_logprobs or 0, stream=True)
-        return ChatRequest.model_validate({name: value for name, value in asked.items() if value is not None})
+        return chat_request(asked)
 
 
 def _printable(name: str) -> str:

@@ -6,11 +6,20 @@ know one message for all of them.
 
 from __future__ import annotations
 
+import base64
+from collections.abc import Mapping
 from typing import Any
 
+from pydantic import ValidationError
+
+from server.api.chat import ChatRequest
 from server.errors import BadRequest
+from server.reading.json_body import invalid_body
 
 Content = str | list[dict[str, Any]] | None
+
+SEALED = "facet1."
+"""The beginning of sealed reasoning that this server has made."""
 
 
 class Transcript:
@@ -65,6 +74,14 @@ class Transcript:
         return self._turn
 
 
+def chat_request(asked: Mapping[str, Any]) -> ChatRequest:
+    """A request to chat completions with these fields. None is the same as leaving one out."""
+    try:
+        return ChatRequest.model_validate({name: each for name, each in asked.items() if each is not None})
+    except ValidationError as error:
+        raise invalid_body(error.errors(include_url=False)) from None
+
+
 def text_of(value: object, where: str) -> str:
     """A text of the request, or the error that it is none."""
     if not isinstance(value, str):
@@ -80,3 +97,23 @@ def objects_of(value: object, where: str) -> list[dict[str, Any]]:
         if not isinstance(each, dict):
             raise BadRequest(f"{where}[{index}] should be an object.", f"{where}[{index}]")
     return value
+
+
+def shown(value: object) -> str:
+    """A wrong value as an error message names it."""
+    return repr(value[:64]) if isinstance(value, str) else "none"
+
+
+def seal(reasoning: str) -> str:
+    """Reasoning in the form in which a client keeps it for us. It is no secret: the client has seen it."""
+    return SEALED + base64.b64encode(reasoning.encode()).decode()
+
+
+def unsealed(sealed: object) -> str:
+    """The reasoning that `seal` was given; empty for what others have made."""
+    if not isinstance(sealed, str) or not sealed.startswith(SEALED):
+        return ""
+    try:
+        return base64.b64decode(sealed.removeprefix(SEALED), validate=True).decode()
+    except ValueError:
+        return ""

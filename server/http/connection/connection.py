@@ -333,7 +333,7 @@ class Connection(HttpToolsProtocol):
         """Sends a refusal and closes; if `lingers`, so that a client that still sends can read it."""
         self._ends = True
         self._log("%d: %s", error.status, error.message)
-        self.transport.write(refusals.as_bytes(error, self.server_state.default_headers))
+        self.transport.write(refusals.as_bytes(error, self.url, self.server_state.default_headers))
         if not lingers:
             self.transport.close()
         else:

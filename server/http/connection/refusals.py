@@ -9,6 +9,7 @@ import msgspec
 
 from server.errors import ApiError, BadRequest, Unavailable
 from server.http.connection import limits
+from server.http.error_shapes import error_body
 
 
 class RequestTimeout(ApiError):
@@ -77,9 +78,12 @@ def too_many_connections(most: int) -> ApiError:
     )
 
 
-def as_bytes(error: ApiError, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """A whole answer, after which the connection is closed, with these headers beside its own."""
-    body = msgspec.json.encode(error.body())
+def as_bytes(error: ApiError, target: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """A whole answer, after which the connection is closed, with these headers beside its own.
+
+    `target` is the path that the request names, as far as it is known.
+    """
+    body = msgspec.json.encode(error_body(error, target.decode("latin-1")))
     own = {
         "content-type": "application/json",
         "content-length": str(len(body)),

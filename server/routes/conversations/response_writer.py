@@ -28,8 +28,8 @@ from server.api.conversations.response import (
     ResponseEvent,
     ResponseUsage,
 )
-from server.api.conversations.response_items import seal
 from server.api.conversations.responses import ResponsesRequest
+from server.api.conversations.transcript import seal
 from server.api.logprobs import ChatTokenLogprob, chat_logprobs
 from server.errors import ApiError, Overloaded, TooManyRequests
 from server.frontend import Delta

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from fastapi import APIRouter, Request
@@ -16,7 +15,7 @@ from server.http.endpoint import Endpoint
 from server.http.sse import EventStream, StreamForm, json_response
 from server.reading.table import INPUT_TOKENS, RESPONSES
 from server.routes.conversations.response_writer import ResponseWriter
-from server.routes.conversations.turn import Turn, begin_turn
+from server.routes.conversations.turn import Turn, begin_turn, events_of
 from server.routes.generation import ENTRY, GENERATES, answer, config_of, frontend_of
 from server.routes.read import read
 
@@ -32,9 +31,8 @@ async def create_response(body: ResponsesRequest, request: Request) -> HttpRespo
         return turn.warn(await answer(request, _whole(turn, writer)))
     job, silence = turn.job, config_of(request).sse_keep_alive_interval
     form = StreamForm(is_last=lambda data: writer.ended, error_event=writer.failed)
-    stream = EventStream(
-        _events(turn, writer), silence, job.times.expected_header, on_flow=job.set_paused, form=form
-    )
+    events = events_of(turn, writer.push)
+    stream = EventStream(events, silence, job.times.expected_header, on_flow=job.set_paused, form=form)
     return turn.warn(stream)
 
 
@@ -87,16 +85,7 @@ def _first(*values: float | None) -> float:
 
 
 async def _whole(turn: Turn, writer: ResponseWriter) -> Response:
-    async with aclosing(turn.job.deltas()) as deltas:
-        async for _, delta in deltas:
-            if not delta.is_notice:
-                writer.push(delta)
+    async with aclosing(events_of(turn, writer.push)) as events:
+        async for _ in events:
+            pass
     return writer.response
-
-
-async def _events(turn: Turn, writer: ResponseWriter) -> AsyncGenerator[bytes]:
-    async with aclosing(turn.job.deltas()) as deltas:
-        async for _, delta in deltas:
-            events = b"" if delta.is_notice else writer.push(delta)
-            if events or delta.is_notice:
-                yield events

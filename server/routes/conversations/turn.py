@@ -5,6 +5,8 @@ The APIs differ in how they write a conversation and its answer. What is between
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 
 from fastapi import Request, Response
@@ -78,8 +80,23 @@ class TurnParts:
         return parts
 
 
+async def events_of(turn: Turn, write: Callable[[Delta], bytes]) -> AsyncGenerator[bytes]:
+    """The events that `write` makes of the deltas of a turn; an empty one sends the headers."""
+    async with aclosing(turn.job.deltas()) as deltas:
+        async for _, delta in deltas:
+            events = b"" if delta.is_notice else write(delta)
+            if events or delta.is_notice:
+                yield events
+
+
 async def begin_turn(
-    request: Request, body: Body, chat: ChatRequest, reading: Reading[Conversation], prefix: str
+    request: Request,
+    body: Body,
+    chat: ChatRequest,
+    reading: Reading[Conversation],
+    prefix: str,
+    *,
+    counts_output: bool = True,
 ) -> Turn:
     """Reads a conversation and makes its request to the engine, or raises the error that refuses it.
 
@@ -96,7 +113,9 @@ async def begin_turn(
     else:
         format = None
     job = Job(
-        *(request, chat, sampling, [conversation.prompt], prefix, admission), messages=conversation.said
+        *(request, chat, sampling, [conversation.prompt], prefix, admission),
+        messages=conversation.said,
+        counts_output=counts_output,
     )
     if format and format.thinking:
         job.reasoning = {}

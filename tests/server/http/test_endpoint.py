@@ -172,6 +172,7 @@ async def test_an_endpoint_answers_the_same_when_fastapi_runs_it() -> None:
 
     endpoint = Endpoint("/double", double, methods=["POST"], dependencies=[Depends(check)])
     app = FastAPI()
+    app.state.config = FakeFrontend().config
     app.add_route("/double", endpoint.get_route_handler(), methods=["POST"])
     async with make_client(app) as client:
         assert (await client.post("/double", content=b"21")).text == "/double 42"

@@ -15,6 +15,8 @@ from server.reading.table import BY_PATH
 FUNCTION = {"type": "function", "name": "get_weather", "parameters": {"type": "object"}}
 CALL = {"type": "function_call", "call_id": "c", "name": "get_weather", "arguments": "{}"}
 RESULT = {"type": "function_call_output", "call_id": "c", "output": "sun"}
+TOOL = {"name": "get_weather", "input_schema": {"type": "object"}}
+TALK = {"model": "tiny", "max_tokens": 900, "messages": [{"role": "user", "content": "hi"}]}
 BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/responses", {"input": "hi", "instructions": "be", "tools": [FUNCTION], "metadata": {"a": "b"}}),
     ("/v1/responses", {"input": [CALL, RESULT], "tools": [FUNCTION, {"type": "web_search"}], "stream": True}),
@@ -24,6 +26,14 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/responses", {"input": "x" * 5000}),
     ("/v1/responses", {"input": "hi", "temperature": 3}),
     ("/v1/responses/input_tokens", {"input": "hi", "tools": [FUNCTION]}),
+    ("/v1/messages", {**TALK, "system": "be", "tools": [TOOL], "metadata": {"user_id": "a"}}),
+    ("/v1/messages", {**TALK, "tools": [TOOL, {"type": "bash_20250124", "name": "bash"}], "stream": True}),
+    ("/v1/messages", {**TALK, "tools": [TOOL], "tool_choice": {"type": "none"}, "max_tokens": 3}),
+    ("/v1/messages", {**TALK, "thinking": {"type": "enabled", "budget_tokens": 2000, "display": "omitted"}}),
+    ("/v1/messages", {**TALK, "messages": [{"role": "user", "content": [{"type": "image"}]}]}),
+    ("/v1/messages", {**TALK, "stop_sequences": ["look"], "temperature": 3}),
+    ("/v1/messages", {**TALK, "max_tokens": 0}),
+    ("/v1/messages/count_tokens", {**TALK, "tools": [TOOL]}),
 ]
 
 
