@@ -192,7 +192,12 @@ async def maybe_in_thread(work: Callable[[], T], in_thread: bool) -> T:
 def list_response(head: PooledList, entries: Iterable[bytes]) -> Response:
     """Writes `head` with the entries as its `data`; in pieces if it is long."""
     before, _, after = encode(head).partition(b'"data":[]')
-    pieces = _pieces(chain([before + b'"data":['], _divided(entries), [b"]" + after]))
+    return written_list(entries, before + b'"data":[', b"]" + after)
+
+
+def written_list(entries: Iterable[bytes], before: bytes = b"[", after: bytes = b"]") -> Response:
+    """Writes a list of entries of JSON; in pieces, of which later ones are made in threads, if it is long."""
+    pieces = _pieces(chain([before], _divided(entries), [after]))
     first = next(pieces)
     second = next(pieces, None)
     if second is None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib.metadata import version
 
-import msgspec
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse
 
@@ -24,10 +22,9 @@ from server.routes.pooling import label_of
 from server.routes.pooling_call import (
     CLASSIFIES,
     EMBEDS,
-    FEW_VECTORS,
     POOLS,
     PoolingCall,
-    maybe_in_thread,
+    written_list,
 )
 from server.routes.read import read
 from worker.protocol import Vectors
@@ -54,7 +51,7 @@ async def _vectors(
 ) -> Response:
     call = PoolingCall(request, body.terms(frontend_of(request).facts))
     vectors = await call.run(await read(request, body, reading))
-    return await _json(lambda: [msgspec.Raw(as_json(one)) for one in vectors], len(vectors))
+    return written_list(map(as_json, vectors))
 
 
 @router.post("/predict", dependencies=CLASSIFIES)
@@ -65,13 +62,10 @@ async def predict(body: PredictRequest, request: Request) -> Response:
 
     async def work() -> Response:
         found = await read(request, body, PREDICT)
-        answers = await call.run(found.items)
-
-        def predictions() -> object:
-            all_of_them = [_predictions(vectors, facts) for vectors in answers]
-            return all_of_them if found.many else all_of_them[0]
-
-        return await _json(predictions, len(answers))
+        predictions = (encode(_predictions(vectors, facts)) for vectors in await call.run(found.items))
+        if found.many:
+            return written_list(predictions)
+        return Response(next(predictions), media_type="application/json")
 
     return await respond(request, work())
 
@@ -90,7 +84,7 @@ async def similarity(body: SimilarityRequest, request: Request) -> Response:
     async def work() -> Response:
         source, *others = await call.run(await read(request, body, SIMILARITY))
         measure = facts.pooling.texts.similarity
-        return await _json(lambda: [compare(source, other, measure) for other in others], len(others))
+        return written_list(encode(compare(source, other, measure)) for other in others)
 
     return await respond(request, work())
 
@@ -129,9 +123,3 @@ def _model_type(facts: Facts) -> dict[str, object] | str:
         modes = facts.pooling.modes
         return {"embedding": {"pooling": "+".join(modes).lower() or "default"}}
     return facts.tasks[0]
-
-
-async def _json(content: Callable[[], object], count: int) -> Response:
-    """The answer with what `content` makes of so many vectors; of many of them in a thread."""
-    data = await maybe_in_thread(lambda: encode(content()), count > FEW_VECTORS)
-    return Response(data, media_type="application/json")

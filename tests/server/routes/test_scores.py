@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import httpx
@@ -166,6 +167,7 @@ async def test_as_text_embeddings_inference_embeds(client: httpx.AsyncClient, fr
     assert await post(client, "/embed", inputs=[1, 2, 3, 4]) == [[4, 0.5]]
     assert await post(client, "/embed", inputs="a" * 500, truncate=True) == [[128, 0.5]]
     assert "maximum context length" in (await refusal(client, "/embed", inputs="a" * 500))["message"]
+
     frontend.answer_of = lambda item: vectors([[token, 1] for token in item.tokens])
     assert await post(client, "/embed_all", inputs="a") == [[[BOS, 1], [97, 1]]]
     frontend.answer_of = lambda item: vectors([1, 0] if item.tokens[-1] == 97 else [3, 4])
@@ -223,3 +225,12 @@ async def test_what_text_embeddings_inference_tells_of_itself(
     assert info["model_type"] == {"reranker": {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}}
     frontend.serve("embed", score_type="bi-encoder", pooling=PoolingConfig(modes=("MEAN",)))
     assert (await client.get("/info")).json()["model_type"] == {"embedding": {"pooling": "mean"}}
+
+
+async def test_long_answers_are_written_in_pieces(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:
+    frontend.serve("embed")
+    frontend.answer_of = lambda item: vectors([1 / 3] * 4000)
+    async with client.stream("POST", "/embed", json={"inputs": ["a"] * 30}) as answer:
+        assert "content-length" not in answer.headers
+        body = await answer.aread()
+    assert len(body) > 1_000_000 and json.loads(body) == [[pytest.approx(1 / 3)] * 4000] * 30
