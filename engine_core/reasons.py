@@ -18,6 +18,7 @@ Reason = Literal[
     "api_restarting",
     "api_stalled",
     "api_given_up",
+    "too_slow",
     "draining",
 ]
 
@@ -32,5 +33,6 @@ SENTENCES: dict[Reason, str] = {
     "api_restarting": "The HTTP server is started again.",
     "api_stalled": "The HTTP server does not answer. If that lasts, it is started again.",
     "api_given_up": "The HTTP server has ended and is not started again; the log says why.",
+    "too_slow": "The model did not compute a token in time.",
     "draining": "The server is shutting down. Try again later or on another instance.",
 }

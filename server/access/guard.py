@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from contextvars import ContextVar
 
+from starlette.datastructures import QueryParams
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.access.access import Access
@@ -16,11 +17,19 @@ from server.http.error_answers import error_response, path_of
 
 OPEN_PATHS = frozenset({"/live", "/health", "/ready", "/ping"})
 """Paths that are answered without a key: they tell only whether the server lives."""
+DEEP = "deep"
+"""The query parameter of /health with which it has the model compute a token."""
 ADMIN_PATHS = frozenset({"/metrics", "/load", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"})
 """Paths that a key of a file must be an administrator's for."""
 
 _key_name: ContextVar[str] = ContextVar("key_name")
 """The name of the key with which the request of this task came."""
+
+
+def is_open(scope: Scope) -> bool:
+    """Whether anybody may ask this: signs of life, but not a check that has the model compute."""
+    query: bytes = scope.get("query_string", b"")
+    return path_of(scope) in OPEN_PATHS and not (query and DEEP in QueryParams(query))
 
 
 class KeyGuard:
@@ -31,7 +40,7 @@ class KeyGuard:
         self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or path_of(scope) in OPEN_PATHS:
+        if scope["type"] == "lifespan" or is_open(scope):
             return await self._app(scope, receive, send)
         caller: Caller | None = scope.get("caller") or self._access.holder(scope)
         error = _refusal(scope, caller)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from contextlib import aclosing
 from importlib.metadata import version
 from typing import Annotated
 
@@ -10,13 +12,20 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field
 
+from server.access.guard import DEEP
 from server.api.fields import FIRST_ERROR
 from server.http.endpoint import Endpoint
 from server.metrics import CONTENT_TYPE
-from server.routes.generation import frontend_of, require_json
+from server.requests.pooling import Item, PoolingParams
+from server.requests.sampling import SamplingParams
+from server.requests.task_names import GENERATE
+from server.routes.generation import admit, frontend_of, require_json
 from server.status import Dead, Draining, Ready, Restarting, Stalled, Starting
 
 router = APIRouter(route_class=Endpoint, tags=["server"])
+
+DEEP_SECONDS = 10.0
+"""Seconds in which a token is computed for a deep check."""
 
 STARTED = time.monotonic()
 
@@ -38,12 +47,23 @@ async def live() -> JSONResponse:
 @router.get("/ping")
 @router.post("/ping")
 async def health(request: Request) -> JSONResponse:
-    """Answer 200 when requests are taken; otherwise 503 with the progress of loading or the reason."""
+    """Answer 200 when requests are taken; otherwise 503 with the progress of loading or the reason.
+
+    With ?deep=1, which needs a key if there are any, the model computes a token first, within 10 seconds.
+    """
     match frontend_of(request).status:
         case Ready():
-            return JSONResponse({"state": "ready"})
+            if request.query_params.get(DEEP, "0") in ("0", "false"):
+                return JSONResponse({"state": "ready"})
+            began = time.monotonic()
+            try:
+                async with asyncio.timeout(DEEP_SECONDS):
+                    await compute_token(request)
+                return JSONResponse({"state": "ready", "elapsed_s": round(time.monotonic() - began, 3)})
+            except TimeoutError:
+                body: dict[str, object] = {"state": "slow", "reason": "too_slow", "elapsed_s": DEEP_SECONDS}
         case Starting(stage, fraction):
-            body: dict[str, object] = {
+            body = {
                 "state": "loading",
                 "reason": "loading",
                 "stage": stage,
@@ -60,6 +80,19 @@ async def health(request: Request) -> JSONResponse:
         case Dead(reason):
             body = {"state": "dead", "reason": reason}
     return JSONResponse(body, 503, {"Retry-After": "2"})
+
+
+async def compute_token(request: Request) -> None:
+    """Have the model read a token and give one more, or a vector if it generates none."""
+    token, frontend = [0], frontend_of(request)
+    admission = admit(request, frontend, 1)
+    if GENERATE in frontend.facts.tasks:
+        one = SamplingParams(max_tokens=1, temperature=0.0)
+        async with aclosing(frontend.generate(token, one, admission=admission)) as deltas:
+            async for _ in deltas:
+                pass
+    else:
+        await frontend.pool([Item(token, PoolingParams().resolve(frontend.facts))], admission=admission)
 
 
 @router.get("/version")

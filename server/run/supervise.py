@@ -21,7 +21,7 @@ from engine_core.engine_processes import EngineProcesses
 from engine_core.keeper import Keeper, exit_of, keep_engines
 from engine_core.watch import stacks
 from engine_core.watch.watcher import Watcher
-from server.options.table import ServerConfig
+from server.options.table import ServerConfig, service_manager
 from server.run.api_processes import ApiProcess, ApiProcesses
 from server.run.doorman import Doorman
 from server.run.messages import (
@@ -33,6 +33,7 @@ from server.run.messages import (
     Leaving,
     Reload,
 )
+from server.run.service_manager import ServiceManager
 from worker import logs
 from worker.child import BROKE, CANNOT_START, DUMP_STACKS, STOPPED
 
@@ -74,6 +75,7 @@ class Supervisor:
         """The exit code, once the server shall end."""
         self._ending = asyncio.Event()
         self._force = asyncio.Event()
+        self._service_manager = ServiceManager(*service_manager())
         self._has_terminal = sys.stderr.isatty()
 
     async def run(self) -> int:
@@ -85,6 +87,7 @@ class Supervisor:
         engines = loop.create_task(keep_engines(self._engines, self))
         kept = [loop.create_task(self._keep(keeper)) for keeper in self._keepers]
         await self._ending.wait()
+        self._service_manager.stopping()
         await _cancel(kept)
         await self._end_servers()
         await _cancel([engines, watch])
@@ -124,7 +127,12 @@ class Supervisor:
         return not self._ending.is_set()
 
     def _watcher(self) -> Watcher:
-        return Watcher(list(self._servers), self._note_stall, leaving=self._ending.is_set)
+        return Watcher(
+            list(self._servers),
+            self._note_stall,
+            leaving=self._ending.is_set,
+            on_look=self._service_manager.live,
+        )
 
     def _note_stall(self, server: ApiProcess, stalled: bool) -> None:
         server.stalled = stalled
@@ -148,6 +156,7 @@ class Supervisor:
         asyncio.get_running_loop().remove_reader(self._servers.reports)
         self._engines.worked = True
         self._servers.note_that_it_served()
+        self._service_manager.ready()
 
     # Signals.
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 import pytest
@@ -143,3 +145,20 @@ def test_a_stopped_process_does_not_hold_up_the_end(which: str) -> None:
             began = time.monotonic()
             assert server.terminate(20) == 0
             assert time.monotonic() - began < 12, "a second if the machine does nothing else"
+
+
+def test_systemd_hears_of_the_start_of_life_and_of_the_end(tmp_path: Path) -> None:
+    address = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(address)
+        listener.settimeout(SECONDS)
+        environment = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "60000000"}
+        with serving("demo", *SMALL, env=environment) as server:
+            notices = set[str]()
+            while not notices >= {"READY=1", "WATCHDOG=1"}:
+                notices.add(listener.recv(4096).decode().partition("\n")[0])
+            assert notices == {"READY=1", "WATCHDOG=1"}
+            server.process.send_signal(signal.SIGTERM)
+            while "STOPPING=1" not in notices:
+                notices.add(listener.recv(4096).decode().partition("\n")[0])
+            assert server.process.wait(SECONDS) == 0

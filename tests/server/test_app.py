@@ -14,6 +14,7 @@ from server.frontend import Frontend
 from server.http import body
 from server.http.endpoint import Endpoint
 from server.reading.json_body import invalid_body
+from server.routes import admin
 
 Make = Callable[..., Frontend]
 GetReady = Callable[..., Awaitable[Frontend]]
@@ -103,6 +104,29 @@ async def test_an_engine_that_makes_no_progress_is_told(client: FakeClient, read
             await asyncio.sleep(0)
         client.submitted[0].say([9], finish="length")
         assert (await asking).status_code == 200, "it was let in, to wait"
+
+
+async def test_a_deep_check_computes_a_token(
+    client: FakeClient, ready: GetReady, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frontend = await ready("--api-key", "key")
+    async with connect(frontend) as http:
+        assert (await http.get("/health?deep=0")).status_code == 401
+        assert (await http.get("/ready?%64eep=1")).status_code == 401
+        assert (await http.get("/ready?other=1")).status_code == 200 and not client.submitted
+        http.headers["Authorization"] = "Bearer key"
+        asking = asyncio.create_task(http.get("/health?deep=1"))
+        while not client.submitted:
+            await asyncio.sleep(0)
+        assert client.submitted[0].params.max_tokens == 1
+        client.submitted[0].say([9], finish="length")
+        answer = await asking
+        assert answer.status_code == 200 and answer.json()["state"] == "ready"
+        monkeypatch.setattr(admin, "DEEP_SECONDS", 0.01)
+        late = await http.get("/health?deep=1")
+        assert late.status_code == 503 and late.headers["retry-after"]
+        assert late.json() == {"state": "slow", "reason": "too_slow", "elapsed_s": 0.01}
+        assert client.aborted and frontend.live == 0
 
 
 async def test_load_balancers_learn_of_the_end_before_anybody_is_refused(
