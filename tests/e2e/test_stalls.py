@@ -17,7 +17,7 @@ import pytest
 from live import COMMAND, LiveServer, alive, events, serving, wait_until
 from probes import probing
 
-SMALL = ("--kv-cache-memory-bytes", "64M", "--dtype", "float32", "--disable-uvicorn-access-log")
+SMALL = ("--kv-cache-memory-bytes", "64M", "--dtype", "float32", "--restart-wait", "60")
 SHORT = {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
 LONG = {"prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": True, "stream": True, "temperature": 0}
 SECONDS = 60
@@ -26,7 +26,7 @@ SECONDS = 60
 SHORTENED = "import engine_core.watch.rules as rules; rules.STALL_SECONDS, rules.KILL_SECONDS = {}, {}; "
 
 
-def hurried(stall: float = 1.5, kill: float = 5.0) -> list[str]:
+def hurried(stall: float = 1.5, kill: float = 4.0) -> list[str]:
     """The command, but with other limits: the supervisor alone reads them."""
     return [*COMMAND[:-1], SHORTENED.format(stall, kill) + COMMAND[-1]]
 
