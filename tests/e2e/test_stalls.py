@@ -102,10 +102,11 @@ def test_requests_go_around_a_replica_that_hangs() -> None:
 
 
 def test_an_only_api_process_that_hangs_is_spoken_for_and_replaced() -> None:
-    with serving("demo", *SMALL, command=hurried()) as server:
+    with serving("demo", *SMALL, command=hurried(kill=8)) as server:
         [hanging], engine = server.api_pids(), server.engine_pid()
-        with stopped(hanging), probing(server.port, "/live", "/ready") as probes:
-            wait_until(lambda: probes.counts("/ready")[503] > 0, SECONDS)
+        with stopped(hanging), probing(server.port, "/live") as probes:
+            spoken = server.get("/ready")  # the supervisor accepts it
+            assert spoken.status_code == 503 and spoken.json()["error"]["type"] == "api_stalled"
             wait_until(lambda: not alive(hanging), SECONDS)
             wait_until(lambda: server.get("/ready").status_code == 200, SECONDS)
         assert probes.refused == 0 and server.engine_pid() == engine
