@@ -15,7 +15,18 @@ from msgspec.structs import replace
 
 from engine_core.config import EngineConfig, ProcessConfig
 from engine_core.executor import Executor, ExecutorDead, MakeExecutor, StepFuture
-from engine_core.protocol import Add, Failed, OutputsByClient, Progress, Ready, Stats
+from engine_core.grammar.forging import Forging, Key
+from engine_core.protocol import (
+    Add,
+    Failed,
+    Grammar,
+    OutputsByClient,
+    Progress,
+    Ready,
+    Spelling,
+    Stats,
+    Tokens,
+)
 from engine_core.ranks.placement import make_executor
 from engine_core.ready import describe, make_ready
 from engine_core.scheduling.scheduler import Scheduler
@@ -53,6 +64,8 @@ class Engine:
         self._in_flight: deque[tuple[PlannedStep, StepFuture]] = deque()
         self._unbound: deque[PlannedStep] = deque()
         """Steps in flight whose bounds have not been told."""
+        self._forging: Forging | None = None
+        """The place of requests whose grammar is being compiled, once tokens are known by their bytes."""
         self._outputs: OutputsByClient = {}
         self._blocked = False
         """Whether no other step could be planned when that was last tried."""
@@ -100,11 +113,15 @@ class Engine:
             raise
 
     def stop(self) -> None:
+        if self._forging is not None:
+            self._forging.stop()
         self._executor.stop()
 
     def register(self, poller: zmq.Poller) -> None:
         """Let the next poll wake when a step is done; `waits` says afterwards whether to poll for it."""
         self._executor.register(poller)
+        if self._forging is not None:
+            self._forging.register(poller)
 
     @property
     def waits(self) -> bool:
@@ -118,16 +135,23 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether step() has something to do or to return."""
-        return bool(self._scheduler.live or self._in_flight or self._outputs)
+        return bool(self._scheduler.live or self._in_flight or self._outputs or self._forging)
 
     @property
     def idle(self) -> bool:
-        """Whether nothing can be done before a request comes, or one that is paused goes on."""
+        """Whether nothing can be done before a request comes, is forged, or goes on that is paused."""
         scheduler = self._scheduler
         return len(scheduler.live) == len(scheduler.paused) and not (self._in_flight or self._outputs)
 
     def stats(self) -> Stats:
-        return self._scheduler.stats(time.monotonic())
+        stats = self._scheduler.stats(time.monotonic())
+        return replace(stats, waiting=stats.waiting + len(self._forging)) if self._forging else stats
+
+    def spell(self, spelling: Spelling) -> None:
+        """Learn how tokens are spelled, so that requests may have grammars."""
+        if self._forging is None:
+            self._forging = Forging(self.ready.vocab_size, self.ready.folder)
+        self._forging.spell(spelling)
 
     def add(self, client: int, request: Add, walker: Walker | None = None) -> None:
         """Take a request in. Whatever happens, later steps return exactly one terminal answer to it.
@@ -135,26 +159,69 @@ class Engine:
         `walker` follows the text of this request, if it is to be in a language.
         """
         if self._draining:
-            answer = Failed(id=request.id, code=503, message="the engine is shutting down")
+            self._collect({client: [Failed(id=request.id, code=503, message="the engine is shutting down")]})
+        elif request.grammar is not None and walker is None:
+            if refused := self._forge(client, request, request.grammar):
+                self._collect({client: [refused]})
         else:
-            answer = self._scheduler.add(client, request, time.monotonic(), walker)
+            self._schedule(client, request, walker)
+
+    def _schedule(self, client: int, request: Add, walker: Walker | None) -> None:
+        answer = self._scheduler.add(client, request, time.monotonic(), walker)
         if answer is not None:
             self._collect({client: [answer]})
 
+    def _forge(self, client: int, request: Add, grammar: Grammar) -> Failed | None:
+        """Have the grammar of a request compiled, after which it goes to the scheduler."""
+        if self._forging is None:
+            return Failed(id=request.id, code=500, message="the server has not said how tokens are spelled")
+        if refused := self._scheduler.refusal(client, request, forging=len(self._forging)):
+            return refused
+        if (client, request.id) in self._forging:
+            return Failed(id=request.id, code=400, message="a live request has the same id")
+        self._forging.add(client, request, grammar)
+        self._leave_forging()  # it may be known
+        return None
+
+    def _leave_forging(self, *, wait: bool = False) -> None:
+        """Give requests to the scheduler whose grammar is compiled."""
+        if not self._forging:
+            return
+        if wait:
+            self._forging.wait()
+        for forged in self._forging.leave():
+            if isinstance(forged.outcome, Failed):
+                self._collect({forged.client: [forged.outcome]})
+                continue
+            self._schedule(forged.client, forged.request, forged.outcome)
+            if forged.paused:
+                self.pause(forged.client, [forged.request.id])
+
     def abort(self, client: int, ids: Iterable[int]) -> None:
-        self._collect(self._scheduler.abort([(client, id) for id in ids], time.monotonic()))
+        self._abort([(client, id) for id in ids])
+
+    def _abort(self, keys: list[Key]) -> None:
+        if self._forging:
+            for client, id in self._forging.discard(keys):
+                self._collect({client: [Tokens(id=id, tokens=[], finish="abort")]})
+        self._collect(self._scheduler.abort(keys, time.monotonic()))
 
     def pause(self, client: int, ids: Iterable[int]) -> None:
         """Compute nothing more for these requests until `resume`."""
-        self._scheduler.paused.pause((client, id) for id in ids)
+        self._set_paused([(client, id) for id in ids], paused=True)
 
     def resume(self, client: int, ids: Iterable[int]) -> None:
-        self._scheduler.paused.resume((client, id) for id in ids)
+        self._set_paused([(client, id) for id in ids], paused=False)
+
+    def _set_paused(self, keys: list[Key], *, paused: bool) -> None:
+        if self._forging:
+            self._forging.set_paused(keys, paused=paused)
+        (self._scheduler.paused.pause if paused else self._scheduler.paused.resume)(keys)
 
     def abort_all(self, client: int | None = None) -> None:
         """End all requests of one client, or of all clients."""
-        keys = [key for key in self._scheduler.live if client is None or key[0] == client]
-        self._collect(self._scheduler.abort(keys, time.monotonic()))
+        keys = [*self._scheduler.live, *(self._forging.keys() if self._forging else ())]
+        self._abort([key for key in keys if client is None or key[0] == client])
 
     def drain(self) -> None:
         """Refuse requests from now on; those that are here run on."""
@@ -169,6 +236,8 @@ class Engine:
         Without `wait`, a step that is not done yet is left for a later call.
         """
         planned = None
+        if self._forging:
+            self._leave_forging(wait=wait and self.idle)
         if self._scheduler.suspects.groups and not self._in_flight:
             self._collect(self._scheduler.suspects.announce(time.monotonic()))
         if not (self._failed and self._in_flight) and self._scheduler.may_plan(len(self._in_flight)):

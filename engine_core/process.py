@@ -36,6 +36,7 @@ from engine_core.protocol import (
     Progress,
     Request,
     ResetPrefixCache,
+    Spelling,
 )
 from engine_core.ranks.placement import make_executor
 from engine_core.scheduling.stats import StatsFilter
@@ -190,6 +191,8 @@ class EngineLoop:
             case AddMany(adds):
                 for add in adds:
                     self._engine.add(client, add)
+            case Spelling():
+                self._engine.spell(request)
             case Abort(ids):
                 self._engine.abort(client, ids)
             case Pause(ids):

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 Key = tuple[int, int]
 """The number of a client, and the id of one of its requests."""
 
-_NO_SPELLING = "the server has not told this engine how tokens are spelled"
 _BROKE = "the grammar of this request could not be prepared"
 
 _log = logging.getLogger(__name__)
@@ -69,25 +68,23 @@ class Forging:
         return key in self._orders
 
     def spell(self, spelling: Spelling) -> None:
-        """Learn how tokens are spelled. All servers of a model say the same."""
-        if spelling != self._spelling:
-            self._spelling = spelling
-            if self._forge is not None:
-                self._forge.stop()
-                self._forge = None
+        """Learn how tokens are spelled, before the first request. All servers of a model say the same."""
+        if spelling == self._spelling:
+            return
+        # With the first constrained request and not before: most engines never get one.
+        from engine_core.grammar.forge import Forge
 
-    def add(self, client: int, request: Add, grammar: Grammar) -> Failed | None:
-        """Take a request in, or return why that cannot be. `leave` returns it when it is forged."""
+        if self._forge is not None:
+            self._forge.stop()
+        self._spelling = spelling
+        self._forge = Forge(spelling, self._vocab_size, self._folder, self._done.ring)
+
+    def add(self, client: int, request: Add, grammar: Grammar) -> None:
+        """Take a request in. `leave` returns it when its grammar is compiled."""
         if self._forge is None:
-            if self._spelling is None:
-                return Failed(id=request.id, code=500, message=_NO_SPELLING)
-            # With the first constrained request and not before: most engines never get one.
-            from engine_core.grammar.forge import Forge
-
-            self._forge = Forge(self._spelling, self._vocab_size, self._folder, self._done.ring)
+            raise ValueError("a request with a grammar came before the spelling of tokens")
         compiled = self._forge.compile(grammar)
         self._orders[client, request.id] = _Order(request, grammar, self._forge, compiled)
-        return None
 
     def leave(self) -> list[Forged]:
         """Return the requests whose grammar is compiled, which are not here any more."""
@@ -95,14 +92,13 @@ class Forging:
         keys = [key for key, order in self._orders.items() if order.compiled.done()]
         return [self._leave(key) for key in keys]
 
-    def discard(self, keys: Iterable[Key]) -> list[Add]:
-        """Let requests go that nobody waits for any more; the others are passed over."""
-        orders = [self._orders.pop(key) for key in keys if key in self._orders]
-        return [order.request for order in orders]
+    def discard(self, keys: Iterable[Key]) -> list[Key]:
+        """Let requests go that nobody waits for any more; returns those that were here."""
+        return [key for key in keys if self._orders.pop(key, None) is not None]
 
-    def keys(self, client: int | None) -> list[Key]:
-        """The requests of one client, or of all."""
-        return [key for key in self._orders if client is None or key[0] == client]
+    def keys(self) -> list[Key]:
+        """The requests that are here."""
+        return list(self._orders)
 
     def set_paused(self, keys: Iterable[Key], *, paused: bool) -> None:
         for key in keys:
@@ -125,21 +121,13 @@ class Forging:
     def _leave(self, key: Key) -> Forged:
         order = self._orders.pop(key)
         try:
-            outcome: Walker | Failed = self._walker(order)
+            outcome: Walker | Failed = order.forge.walker(order.compiled.result(), order.grammar)
         except GrammarError as error:
             outcome = Failed(id=key[1], code=400, message=str(error))
         except Exception:
             _log.exception("a grammar could not be prepared")
             outcome = Failed(id=key[1], code=500, message=_BROKE)
         return Forged(key[0], order.request, outcome, order.paused)
-
-    def _walker(self, order: _Order) -> Walker:
-        """A walker behind the tokens that another engine has emitted for this request."""
-        walker = order.forge.walker(order.compiled.result(), order.grammar)
-        if order.request.prompt_len:
-            for token in order.request.tokens[order.request.prompt_len :]:
-                walker.take(token)
-        return walker
 
 
 class _Bell:

@@ -89,20 +89,13 @@ class Scheduler:
 
         `walker` follows the text of this request and of no other, and says what may come next.
         """
-        key = (client, request.id)
-        if key in self.live:
-            return Failed(id=request.id, code=400, message="a live request has the same id")
-        facts = self._facts
-        if reason := refusal(request, facts, self._vocab_size):
-            return Failed(id=request.id, code=400, message=reason)
+        if refused := self.refusal(client, request):
+            return refused
+        key, facts = (client, request.id), self._facts
         if request.thinking is not None:
             walker = ThinkingBudget(request.thinking, self._config.depth - 1, walker)
         if walker is not None and (reason := catch_up(walker, request)):
             return Failed(id=request.id, code=400, message=reason)
-        queued = self.waiting.count - len(self.cache.free_slots)
-        limit = self._config.max_num_queued_reqs
-        if limit is not None and queued >= limit and not request.prompt_len:
-            return Failed(id=request.id, code=503, message=f"{queued} requests wait already: try again later")
         arrived = request.sent or now  # an engine reads requests between steps
         owner = self.owners.enter(request, class_of(request))
         place, limit = self.waiting.order_of(client, request, owner), token_limit(request, facts)
@@ -118,6 +111,20 @@ class Scheduler:
         seq.expected = now - arrived + self._expected_wait(seq.work_class, now, seq)
         waits = request.streams and seq.expected >= _WORTH_SAYING
         return Admitted(request.id, seq.expected) if waits else None
+
+    def refusal(self, client: int, request: Add, forging: int = 0) -> Failed | None:
+        """The reason why a request cannot be taken in; so many others wait for their grammars."""
+        if (client, request.id) in self.live:
+            return Failed(id=request.id, code=400, message="a live request has the same id")
+        if reason := refusal(request, self._facts, self._vocab_size):
+            return Failed(id=request.id, code=400, message=reason)
+        queued, limit = (
+            self.waiting.count + forging - len(self.cache.free_slots),
+            self._config.max_num_queued_reqs,
+        )
+        if limit is not None and queued >= limit and not request.prompt_len:
+            return Failed(id=request.id, code=503, message=f"{queued} requests wait already: try again later")
+        return None
 
     def abort(self, keys: Iterable[Key], now: float) -> OutputsByClient:
         """End requests in whatever state they are. Those that have ended already are passed over."""
