@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -177,6 +178,20 @@ class Landed:
         return self.output
 
 
+class DueStep(Landed):
+    """A step that is computed when the bounds of it and of those before it have come."""
+
+    def __init__(self) -> None:
+        super().__init__(ValueError("a step is awaited whose bounds nobody has told"))
+        self._done = False
+
+    def land(self, landed: Landed) -> None:
+        self.output, self._done = landed.output, True
+
+    def done(self) -> bool:
+        return self._done
+
+
 class SlowStep(Landed):
     """A step that is done after a while, which a byte in `notice` says."""
 
@@ -299,6 +314,8 @@ class FakeExecutor:
         self._report = report
         self._worker = FakeWorker(facts(max_num_seqs=config.options.max_num_seqs or 8))
         self._marks: dict[int, set[int]] = {}
+        self._due: deque[tuple[StepInput, DueStep]] = deque()
+        self._bounds: deque[StepBounds] = deque()
         self._step_done: socket.socket | None = None
         self._timer_end: socket.socket | None = None
 
@@ -312,7 +329,24 @@ class FakeExecutor:
         self._report("warmup", 1.0)
         return self._worker.facts
 
-    def submit(self, step: StepInput) -> Landed | SlowStep:
+    def submit(self, step: StepInput) -> Landed:
+        if not self._due and not any(seq.bound for seq in step.seqs):
+            return self._compute(step)
+        due = DueStep()
+        self._due.append((step, due))
+        self._compute_due()
+        return due
+
+    def bind(self, bounds: StepBounds) -> None:
+        self._bounds.append(bounds)
+        self._compute_due()
+
+    def _compute_due(self) -> None:
+        while self._due and (self._bounds or not any(seq.bound for seq in self._due[0][0].seqs)):
+            step, due = self._due.popleft()
+            due.land(self._compute(step))
+
+    def _compute(self, step: StepInput) -> Landed:
         time.sleep(0.002)  # a forward pass: tests interrupt streams in the middle
         for new in step.new:
             self._marks[new.slot] = {token for token in new.tokens[: new.prompt_len] if token >= BREAKS_STEP}
@@ -321,7 +355,7 @@ class FakeExecutor:
             os.kill(os.getpid(), signal.SIGKILL)
         if HANGS_STEP in marks:
             threading.Event().wait()
-        landed = self._worker.launch(step)
+        landed = self._worker.launch(step, self._bounds.popleft)
         if LOSES_DEVICE in marks:
             landed.output = ExecutorDead("the device failed")
         elif BREAKS_STEP in marks:
