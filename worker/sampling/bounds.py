@@ -65,24 +65,21 @@ def row_bits(told: StepBounds, bound: Mapping[int, int], vocab_size: int) -> Row
             f"step {told.number}: bounds came for slots {sorted(told.rows)}, and {sorted(bound)} are bound"
         )
     bounds = [(bound[slot], each) for slot, each in told.rows.items() if each is not None]
-    width = -(-vocab_size // WORD)
-    words = np.zeros((len(bounds), width), np.uint32)
-    for index, (_, each) in enumerate(bounds):
-        _fill(words[index], each, vocab_size)
-    return RowBits(np.array([row for row, _ in bounds], np.int64), words.view(np.int32))
+    count = -(-vocab_size // WORD)
+    words = np.frombuffer(bytearray().join([_bits(each, count, vocab_size) for _, each in bounds]), "<i4")
+    return RowBits(np.array([row for row, _ in bounds], np.int64), words.reshape(len(bounds), count))
 
 
-def _fill(words: np.ndarray, bound: Bound, vocab_size: int) -> None:
-    """Write the bits of one row. Tokens of which bits say nothing are forbidden."""
+def _bits(bound: Bound, count: int, vocab_size: int) -> bytes:
+    """The bits of one row in so many words. Tokens of which bits say nothing are forbidden."""
+    size = 4 * count
     if bound.form == "bits":
-        bits = np.frombuffer(bound.data, "<u4")[: len(words)]
-        words[: len(bits)] = bits
-        return
+        return bound.data if len(bound.data) == size else bound.data[:size].ljust(size, b"\0")
     ids = np.frombuffer(bound.data, "<i4")
     ids = ids[(ids >= 0) & (ids < vocab_size)]
+    words = np.zeros(count, "<u4")
     np.bitwise_or.at(words, ids // WORD, np.uint32(1) << (ids % WORD).astype(np.uint32))
-    if bound.form == "forbidden":
-        np.invert(words, out=words)
+    return (~words if bound.form == "forbidden" else words).tobytes()
 
 
 def forbid(logits: Tensor, bits: RowBits) -> None:
