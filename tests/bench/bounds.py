@@ -1,4 +1,4 @@
-"""What it costs steps to wait for the bounds of their rows: tokens a second with bounds and without.
+"""The cost of steps that wait for the bounds of their rows: tokens a second with bounds and without.
 
     python tests/bench/bounds.py FOLDER [--rows 1 8 32] [--tokens 384]
 
