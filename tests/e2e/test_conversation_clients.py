@@ -1,0 +1,115 @@
+"""The official clients of Responses and of Anthropic's Messages, against a live server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+from live import LiveServer
+
+QUESTION = "What is the capital of France?"
+MESSAGES: Any = [{"role": "user", "content": QUESTION}]
+
+
+@pytest.fixture
+def client(demo: LiveServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{demo.url}/v1", api_key="unused", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def claude(demo: LiveServer) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=demo.url, api_key="unused", max_retries=0) as client:
+        yield client
+
+
+def test_responses_streamed_equal_whole_ones_and_chat(client: openai.OpenAI) -> None:
+    chat = client.chat.completions.create(model="demo", messages=MESSAGES, temperature=0)
+    whole = client.responses.create(model="demo", input=QUESTION, temperature=0)
+    assert whole.output_text == chat.choices[0].message.content
+    assert whole.usage is not None and chat.usage is not None
+    assert whole.usage.output_tokens == chat.usage.completion_tokens
+    with client.responses.stream(model="demo", input=QUESTION, temperature=0) as stream:
+        events = list(stream)
+        final = stream.get_final_response()
+    assert final.output_text == whole.output_text and final.usage == whole.usage
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert len(deltas) > 1 and "".join(deltas) == whole.output_text
+
+
+def test_a_conversation_of_responses(client: openai.OpenAI) -> None:
+    first = client.responses.create(model="demo", input=QUESTION, temperature=0, store=False)
+    said: list[Any] = [*MESSAGES, *(item.model_dump() for item in first.output)]
+    again = client.responses.create(
+        model="demo", input=[*said, {"role": "user", "content": "What is 3 plus 4?"}], temperature=0
+    )
+    assert again.status == "completed" and again.output_text
+
+
+def test_logprobs_of_responses(client: openai.OpenAI) -> None:
+    answer = client.responses.create(
+        model="demo",
+        input=QUESTION,
+        temperature=0,
+        include=["message.output_text.logprobs"],
+        top_logprobs=2,
+    )
+    [item] = answer.output
+    assert item.type == "message" and item.content[0].type == "output_text"
+    logprobs = item.content[0].logprobs or []
+    assert "".join(entry.token for entry in logprobs).startswith(answer.output_text)
+    assert all(len(entry.top_logprobs) == 2 for entry in logprobs)
+
+
+def test_messages_streamed_equal_whole_ones(claude: anthropic.Anthropic) -> None:
+    asked: Any = {"model": "demo", "max_tokens": 50, "messages": MESSAGES, "extra_body": {"temperature": 0}}
+    whole = claude.messages.create(**asked)
+    [block] = whole.content
+    assert block.type == "text" and "Paris" in block.text
+    assert whole.stop_reason == "end_turn"
+    with claude.messages.stream(**asked) as stream:
+        texts = list(stream.text_stream)
+        final = stream.get_final_message()
+    assert len(texts) > 1 and "".join(texts) == block.text
+    assert (final.stop_reason, final.usage.output_tokens) == ("end_turn", whole.usage.output_tokens)
+
+
+def test_what_is_cached_is_counted_apart(client: openai.OpenAI, claude: anthropic.Anthropic) -> None:
+    system = "You answer questions on capitals. " * 20
+    counted = claude.messages.count_tokens(model="demo", system=system, messages=MESSAGES).input_tokens
+    for _ in range(2):
+        message = claude.messages.create(model="demo", max_tokens=1, system=system, messages=MESSAGES)
+    cached = message.usage.cache_read_input_tokens or 0
+    assert 0 < cached < counted and message.usage.input_tokens == counted - cached
+    response = client.responses.create(model="demo", input=QUESTION, instructions=system, max_output_tokens=1)
+    assert response.usage is not None and response.usage.input_tokens == counted
+    assert response.usage.input_tokens_details.cached_tokens == cached
+
+
+def test_messages_end_at_a_stop_sequence(claude: anthropic.Anthropic) -> None:
+    answer = claude.messages.create(
+        model="demo",
+        max_tokens=50,
+        messages=MESSAGES,
+        stop_sequences=["Paris"],
+        extra_body={"temperature": 0},
+    )
+    assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", "Paris")
+    assert claude.messages.create(model="demo", max_tokens=2, messages=MESSAGES).stop_reason == "max_tokens"
+
+
+def test_errors_are_the_clients_own(client: openai.OpenAI, claude: anthropic.Anthropic) -> None:
+    with pytest.raises(openai.NotFoundError, match="does not exist"):
+        client.responses.create(model="other", input="hi")
+    with pytest.raises(openai.BadRequestError, match="maximum context length"):
+        client.responses.create(model="demo", input="word " * 20000)
+    with pytest.raises(anthropic.NotFoundError, match="does not exist"):
+        claude.messages.create(model="other", max_tokens=5, messages=MESSAGES)
+    with pytest.raises(anthropic.BadRequestError, match="maximum context length"):
+        claude.messages.create(
+            model="demo", max_tokens=5, messages=[{"role": "user", "content": "word " * 20000}]
+        )
