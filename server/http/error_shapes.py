@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from server.errors import ApiError, Overloaded
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # the supervisor, which is small, needs this module and not that one
+    from server.errors import ApiError
 
 ANTHROPIC = "/v1/messages"
 """The path of Anthropic's API, with which its others begin."""
@@ -15,17 +18,17 @@ _KINDS = {
     408: "timeout_error",
     413: "request_too_large",
     429: "rate_limit_error",
+    503: "overloaded_error",
 }
 
 
 def error_body(error: ApiError, path: str) -> dict[str, object]:
-    return anthropic_body(error) if path.startswith(ANTHROPIC) else error.body()
+    if path.startswith(ANTHROPIC):
+        return anthropic_error(error.status, error.message)
+    return error.body()
 
 
-def anthropic_body(error: ApiError) -> dict[str, object]:
-    """The error as Anthropic's API says it. The status of the answer stays ours: a full server is 503."""
-    if isinstance(error, Overloaded):
-        kind = "overloaded_error"
-    else:
-        kind = _KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": error.message}}
+def anthropic_error(status: int, message: str) -> dict[str, object]:
+    """An error as Anthropic's API says it. Whatever cannot be answered now is overloaded."""
+    kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": message}}

@@ -15,6 +15,7 @@ import msgspec
 
 from engine_core.reasons import SENTENCES, Reason
 from server.http.connection.tls import make_context
+from server.http.error_shapes import ANTHROPIC, anthropic_error
 from server.options.table import ServerConfig
 
 MAX_HEAD = 64 << 10
@@ -88,16 +89,15 @@ class Doorman:
         """The answer to a request that begins so."""
         words = head.partition(b"\r\n")[0].split(b" ")
         path = words[1].partition(b"?")[0] if len(words) > 1 else b""
-        if path.removeprefix(self._config.root_path.encode()) == b"/live":
+        path = path.removeprefix(self._config.root_path.encode())
+        if path == b"/live":
             body: dict[str, object] = {"state": "live"}
             return _response("200 OK", body, with_body=words[0] != b"HEAD")
-        error = {
-            "message": SENTENCES[self._reason],
-            "type": self._reason,
-            "param": None,
-            "code": 503,
-        }
-        body = {"error": error}
+        message = SENTENCES[self._reason]
+        if path.startswith(ANTHROPIC.encode()):
+            body = anthropic_error(503, message)
+        else:
+            body = {"error": {"message": message, "type": self._reason, "param": None, "code": 503}}
         return _response("503 Service Unavailable", body, _RETRY, with_body=words[0] != b"HEAD")
 
     def enter(self, visitor: _Visitor) -> bool:

@@ -172,7 +172,8 @@ class CountTokensRequest(MessagesInput):
 
 class MessagesRequest(MessagesInput):
     max_tokens: Annotated[int, Field(ge=0)] = Field(
-        description="0 reads the prompt into the cache and answers nothing."
+        description="More than the window holds is as much as it holds. 0 reads the prompt into the cache "
+        "and answers nothing."
     )
     stop_sequences: Strings = NO_ENTRIES
     stream: Flag | None = False
@@ -185,7 +186,7 @@ class MessagesRequest(MessagesInput):
     def _asked(self) -> dict[str, Any]:
         return {
             **super()._asked(),
-            "max_completion_tokens": max(1, self.max_tokens),  # the engine runs no request for none
+            "max_completion_tokens": max(1, self.max_tokens),
             "stop": self.stop_sequences,
             "stream": self.stream,
             "temperature": self.temperature,

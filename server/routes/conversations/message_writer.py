@@ -34,7 +34,7 @@ from server.api.conversations.anthropic_message import (
 from server.api.conversations.transcript import seal
 from server.errors import ApiError
 from server.frontend import Delta
-from server.http.error_shapes import anthropic_body
+from server.http.error_shapes import anthropic_error
 from server.http.sse import encode
 from server.routes.conversations.turn import Turn, TurnParts
 
@@ -93,7 +93,7 @@ class MessageWriter:
     def failed(self, error: ApiError) -> bytes:
         """The event that ends a stream which breaks off."""
         self.ended = True
-        return b"event: error\ndata: %s\n\n" % encode(anthropic_body(error))
+        return b"event: error\ndata: %s\n\n" % encode(anthropic_error(error.status, error.message))
 
     def emit(self, message: Event) -> None:
         self._events.append(event(message))

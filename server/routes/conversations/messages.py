@@ -22,8 +22,10 @@ router = APIRouter(route_class=Endpoint, tags=["generate"])
 @router.post("/v1/messages", dependencies=GENERATES)
 async def create_message(body: MessagesRequest, request: Request) -> Response:
     """Answer a conversation with content blocks: texts, thinking and uses of tools."""
-    counts_output = body.max_tokens > 0
-    turn = await begin_turn(request, body, body.chat, MESSAGES, "msg_", counts_output=counts_output)
+    # Clients ask for as much as Anthropic's models can answer, whatever the window is here.
+    most = max(1, min(body.max_tokens, frontend_of(request).facts.max_model_len))
+    chat = body.chat.model_copy(update={"max_completion_tokens": most})
+    turn = await begin_turn(request, body, chat, MESSAGES, "msg_", counts_output=body.max_tokens > 0)
     writer = MessageWriter(turn, body)
     if not body.stream:
         return turn.warn(await answer(request, _whole(turn, writer)))

@@ -28,7 +28,7 @@ from server.http.error_shapes import error_body
         (TooLarge("no"), "request_too_large"),
         (TooManyRequests("no"), "rate_limit_error"),
         (Internal("no"), "api_error"),
-        (Unavailable("no"), "api_error"),
+        (Unavailable("no"), "overloaded_error"),
         (Overloaded("no"), "overloaded_error"),
     ],
 )

@@ -88,6 +88,11 @@ async def test_the_process_lives_and_all_else_has_to_wait(
         assert error["code"] == 503 and error["type"] == "engine_given_up" and "log" in error["message"]
 
 
+async def test_each_api_is_refused_in_its_own_shape(listener: socket.socket, open_door: Doorman) -> None:
+    _, _, body = parsed(await ask(listener, b"POST /v1/messages?beta=true HTTP/1.1\r\n\r\n"))
+    assert (body["type"], body["error"]["type"]) == ("error", "overloaded_error")
+
+
 async def test_a_head_request_has_no_body(listener: socket.socket, open_door: Doorman) -> None:
     answer = await ask(listener, b"HEAD /live HTTP/1.1\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 200 OK\r\n") and answer.endswith(b"\r\n\r\n")

@@ -148,8 +148,9 @@ async def test_why_an_answer_ends(
 
 async def test_an_answer_that_fills_the_window(frontend: FakeFrontend, client: httpx.AsyncClient) -> None:
     frontend.reply = "x" * 5000
-    answer = await talk(client, max_tokens=4090)
-    assert answer["stop_reason"] == "model_context_window_exceeded"
+    for most in (4090, 32000):
+        answer = await talk(client, max_tokens=most)
+        assert answer["stop_reason"] == "model_context_window_exceeded"
 
 
 async def test_a_call_that_breaks_off(frontend: FakeFrontend, client: httpx.AsyncClient) -> None:
@@ -185,7 +186,7 @@ async def test_an_error_in_a_stream(frontend: FakeFrontend, client: httpx.AsyncC
     assert events[0]["type"] == "message_start"
     assert events[-1] == {
         "type": "error",
-        "error": {"type": "api_error", "message": "The engine has stopped."},
+        "error": {"type": "overloaded_error", "message": "The engine has stopped."},
     }
     assert "message_stop" not in [event["type"] for event in events]
 
@@ -196,7 +197,7 @@ async def test_an_error_in_a_stream(frontend: FakeFrontend, client: httpx.AsyncC
         (BadRequest("no"), "invalid_request_error"),
         (TooManyRequests("no"), "rate_limit_error"),
         (Overloaded("no"), "overloaded_error"),
-        (Unavailable("no"), "api_error"),
+        (Unavailable("no"), "overloaded_error"),
     ],
 )
 async def test_errors_before_a_stream(
