@@ -128,6 +128,11 @@ class Engine:
         """Whether nothing can be done before a step in flight is done, or a request comes."""
         return self._blocked and bool(self._in_flight) and not self._in_flight[0][1].done()
 
+    @property
+    def next_deadline(self) -> float | None:
+        """The time by which `step` must be called, though no step is done and no request has come."""
+        return self._scheduler.deadlines.next
+
     def check(self) -> None:
         """Raises ExecutorDead if no step can run any more."""
         self._executor.check()
@@ -238,6 +243,8 @@ class Engine:
         planned = None
         if self._forging:
             self._leave_forging(wait=wait and self.idle)
+        if (due := self._scheduler.deadlines.next) is not None and time.monotonic() >= due:
+            self._collect(self._scheduler.end_overdue(time.monotonic()))
         if self._scheduler.suspects.groups and not self._in_flight:
             self._collect(self._scheduler.suspects.announce(time.monotonic()))
         if not (self._failed and self._in_flight) and self._scheduler.may_plan(len(self._in_flight)):

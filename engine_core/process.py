@@ -165,13 +165,12 @@ class EngineLoop:
 
     def _patience(self, *, idle: bool) -> int | None:
         """The milliseconds for which to wait for a message; None if nothing else can happen."""
-        if self._engine.waits:
-            return None
-        if not idle:
+        waits = self._engine.waits
+        if not idle and not waits:
             return 0
-        if self._drain_until is None:
-            return None
-        return max(0, ceil(1000 * (self._drain_until - time.monotonic())))
+        times = (None if waits else self._drain_until, self._engine.next_deadline)
+        first = min((at for at in times if at is not None), default=None)
+        return None if first is None else max(0, ceil(1000 * (first - time.monotonic())))
 
     def _follow(self, client: int, end: EngineEnd) -> None:
         """Abort the requests of a server that has gone, and greet one that has taken its place."""

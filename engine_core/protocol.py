@@ -105,6 +105,10 @@ class Add(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
     """The owner's part, in proportion to those of others."""
     max_running: int = 0
     """The sequences of the owner that run at a time, if not 0."""
+    wait: float = 0.0
+    """The seconds from its arrival in which it must begin, if not 0."""
+    budget: float = 0.0
+    """The seconds from its arrival in which it must end, if not 0."""
     sent: float = 0.0
     """When it was sent, on the monotonic clock of a machine that the engine shares; 0 if it does not."""
     streams: bool = False
@@ -266,13 +270,18 @@ QUARANTINED = "request_quarantined"
 """The error of a request that makes the engine fail whenever it is computed."""
 
 
+DEADLINE = "deadline_exceeded"
+"""The error of a request that has waited, or has taken, longer than it may."""
+
+
 class Failed(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
     id: int
     code: int
-    """An HTTP status: 400 for a request that cannot be run, 500 if it broke, 503 if it is refused now."""
+    """An HTTP status: 400 for a request that cannot be run, 500 if it broke, 503 if it is refused now, 504 if
+    it took too long."""
     message: str
     error: str = ""
-    """A name of the error for programs, if it has one of its own: QUARANTINED, or a code of `reasons`."""
+    """A name of the error for programs, if it has one: QUARANTINED, DEADLINE, or a code of `reasons`."""
 
 
 class Rates(msgspec.Struct, frozen=True, gc=False):

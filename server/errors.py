@@ -10,9 +10,11 @@
     │   └── QuotaExceeded     429  more than its key may in a minute
     ├── Internal              500  ours
     │   └── Quarantined       500  the engine fails whenever it computes the request
-    └── Unavailable           503  not now: loading, draining or dead
-        ├── NoEngine          503  no engine can answer any more
-        └── Overloaded        503  not now: the queue is full
+    ├── Unavailable           503  not now: loading, draining or dead
+    │   ├── NoEngine          503  no engine can answer any more
+    │   ├── Overloaded        503  not now: the queue is full
+    │   └── TooLate           503  it would have had to begin earlier
+    └── DeadlineExceeded      504  it has begun, and taken longer than it may
 
 Messages are written for clients: no paths, no addresses, no text of foreign exceptions.
 """
@@ -21,7 +23,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from engine_core.protocol import QUARANTINED, Failed
+from engine_core.protocol import DEADLINE, QUARANTINED, Failed
 from engine_core.reasons import SENTENCES, Reason
 
 MAX_MESSAGE = 1000
@@ -120,6 +122,15 @@ class Overloaded(Unavailable):
     type = "Service Unavailable"
 
 
+class TooLate(Unavailable):
+    type = DEADLINE
+
+
+class DeadlineExceeded(ApiError):
+    status = 504
+    type = DEADLINE
+
+
 def invalid(param: str, message: str, value: object) -> BadRequest:
     """The error for a refused value, in vLLM's form: the sentence, then the parameter and its value."""
     shown = repr(value) if isinstance(value, str) else str(value)
@@ -137,6 +148,10 @@ def from_engine(failed: Failed, retry_after: int = 5) -> ApiError:
     """The error that a client sees when a request has failed."""
     if failed.code == 400:
         return BadRequest(failed.message)
+    if failed.error == DEADLINE:
+        message = f"{failed.message[0].upper()}{failed.message[1:]}."
+        late = failed.code == 503
+        return TooLate(message, retry_after=retry_after) if late else DeadlineExceeded(message)
     if failed.code == 503 and failed.error in SENTENCES:
         return NoEngine(failed.message, cast("Reason", failed.error), retry_after)
     if failed.code == 503:

@@ -26,6 +26,7 @@ from server.access.access import Access
 from server.access.admission import Admission, Admissions
 from server.access.backlog import Work
 from server.access.callers import ANYONE, Caller
+from server.access.deadlines import of_later_texts
 from server.choice import Choice
 from server.errors import ApiError, NoEngine, NotFound, Unavailable, from_engine
 from server.merging import merged
@@ -264,7 +265,8 @@ class Frontend:
                 sent = len(answers) + len(waiting)
                 if len(waiting) <= window // 2 and sent < len(items):
                     batch = _first_tokens(items, sent, len(answers) + window)
-                    streams = self._client.submit_many(batch, replica=replica, **options)
+                    told = of_later_texts(options, time.monotonic() - began) if sent else options
+                    streams = self._client.submit_many(batch, replica=replica, **told)
                     since = time.monotonic() if sent else began
                     waiting.extend((stream, since) for stream in streams)
                     admission.streams.update(stream.id for stream in streams)

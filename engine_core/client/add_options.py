@@ -14,6 +14,8 @@ class AddOptions(TypedDict, total=False):
     owner: str
     weight: float
     max_running: int
+    wait: float
+    budget: float
     salt: str
     group: int
     streams: bool

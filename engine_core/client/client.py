@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Unpack
 
+from msgspec.structs import replace
+
 from engine_core.client.add_options import AddOptions
 from engine_core.client.dispatcher import Dispatcher
 from engine_core.client.in_flight import InFlight
@@ -155,12 +157,17 @@ class EngineClient:
         replica: int | None = None,
         **options: Unpack[AddOptions],
     ) -> list[Stream[Pooled]]:
-        """Send many requests for vectors, in few frames. Each stream has one answer."""
-        sent = self._now()
+        """Send many requests for vectors, in few frames. Each stream has one answer.
+
+        The option `wait` is for the first: others wait for it, too, and not for other clients alone.
+        """
+        sent, wait = self._now(), options.pop("wait", 0.0)
         adds = [
             Add(id=self.new_number(), tokens=tokens, params=params, sent=sent, **options)
             for tokens, params in requests
         ]
+        if wait:
+            adds[0] = replace(adds[0], wait=wait)
         streams = [Stream[Pooled](add.id, self._loop, pools=True) for add in adds]
         pairs = zip(adds, streams, strict=True)
         self._dispatcher.dispatch([InFlight(add, stream, replica) for add, stream in pairs])

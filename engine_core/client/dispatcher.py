@@ -14,6 +14,7 @@ from engine_core.client.replica import Replica
 from engine_core.client.replica_table import ReplicaTable
 from engine_core.client.streams import Stream
 from engine_core.protocol import (
+    DEADLINE,
     QUARANTINED,
     Abort,
     Add,
@@ -39,6 +40,7 @@ _TOKENS_IN_FRAME = 1 << 17
 
 _ABORTED = "the request was ended before it was done"
 _HALF_DONE = "the replica that was generating this answer has ended: send the request again"
+_TOO_LATE = "the request has taken longer than it may, and no engine could take it"
 _NO_REPLICA = "no engine can take requests now"
 
 _log = logging.getLogger(__name__)
@@ -97,7 +99,10 @@ class Dispatcher:
     def dispatch_held(self) -> None:
         """Try again what no replica could take: another one works, or one is given up."""
         if self._held:
-            self.dispatch(self._held.take_all())
+            held = self._held.take_all()
+            for one in held:
+                one.shorten()
+            self.dispatch(held)
 
     def deliver(self, replica: Replica, output: Output) -> None:
         """Put an output of this replica into the stream of its request."""
@@ -231,7 +236,11 @@ class Dispatcher:
         for one in requests:
             nobody = _NO_REPLICA if one.pin is None else f"replica {one.pin} takes no requests now"
             message, error = self._closed or (_HALF_DONE if one.emitted else nobody, "")
-            self._fail(one, 503, message, error)
+            late = not error and one.since > 0 and one.seconds_left <= 0
+            if late:
+                self._fail(one, 504 if one.emitted else 503, _TOO_LATE, DEADLINE)
+            else:
+                self._fail(one, 503, message, error)
 
     def _fail(self, one: InFlight, code: int, message: str, error: str = "") -> None:
         self._answer(one, Failed(id=one.id, code=code, message=message, error=error))
@@ -247,7 +256,7 @@ def _is_declined(output: Tokens | Pooled | Failed) -> bool:
     """Whether an engine that ends did not begin the request: it came too late, or time ran out."""
     if isinstance(output, Tokens):
         return output.finish == "abort" and not output.tokens
-    return isinstance(output, Failed) and output.code == 503
+    return isinstance(output, Failed) and output.code == 503 and output.error != DEADLINE
 
 
 def _frame_ends(requests: Sequence[InFlight]) -> Iterator[int]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from array import array
+from math import inf
 from typing import Any
 
 from msgspec.structs import replace
@@ -19,6 +20,9 @@ from worker.protocol import Sampling, WorkerFacts
 
 STRIKES = 2
 """The strikes with which a request runs alone."""
+
+_LEAST = 1e-3
+"""The seconds that a request is told to have that has none: 0 would be any number of them."""
 
 _NONE: array[int] = array("i")
 
@@ -35,6 +39,7 @@ class InFlight:
         "replica",
         "resent",
         "runs_alone",
+        "since",
         "started",
         "stream",
         "strikes",
@@ -47,6 +52,8 @@ class InFlight:
         self.stream = stream
         self.pin = pin
         """The one replica that may have it, if the client named one."""
+        self.since = time.monotonic() if add.wait or add.budget else 0.0
+        """When the times that `add` gives it began, if it gives it any."""
         self.replica: Replica | None = None
         self.deadline: float | None = None
         """The time on the event loop's clock until which it may wait for a replica, if it waits for one."""
@@ -107,6 +114,7 @@ class InFlight:
         That one does not say again what comes with the first token.
         """
         self.unassign()
+        self.shorten()
         self.started = self.runs_alone = False
         self.resent = len(self.emitted)
         add, params = self.add, self.add.params
@@ -124,6 +132,24 @@ class InFlight:
             params=replace(params, prompt_logprobs=None),
             diagnoses=False,
         )
+
+    @property
+    def seconds_left(self) -> float:
+        """The seconds that it may still take, or wait if it has not begun."""
+        add = self.add
+        limits = [add.budget, 0.0 if self.emitted else add.wait]
+        return min([limit for limit in limits if limit], default=inf) - (time.monotonic() - self.since)
+
+    def shorten(self) -> None:
+        """Take the time that has passed off the times that its next engine is told, if it cannot know it."""
+        if not self.since or self.add.sent:
+            return
+        now = time.monotonic()
+        passed, self.since = now - self.since, now
+        wait, budget = [
+            max(limit - passed, _LEAST) if limit else 0.0 for limit in (self.add.wait, self.add.budget)
+        ]
+        self.add = replace(self.add, wait=wait, budget=budget)
 
     def can_go_on(self, facts: WorkerFacts) -> bool:
         """Whether an engine of these facts would emit the very tokens that are still to come."""

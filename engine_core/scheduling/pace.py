@@ -159,6 +159,10 @@ class Pace:
         )
         return expected_wait(load, work_class, least)
 
+    def least_seconds(self, seq: Sequence) -> float:
+        """The seconds that an answer takes after its first token, as long as it surely gets."""
+        return 0.0 if seq.pools or seq.may_stop else (seq.left - 1) * self.line.single
+
     def rates(self, slots: Slots) -> Rates:
         """How fast the engine works when all slots are taken."""
         rows = slots.usable

@@ -32,6 +32,7 @@ from engine_core.scheduling.landing.ends import aborted
 from engine_core.scheduling.landing.landing import Landing, put
 from engine_core.scheduling.pace import Pace, Slots
 from engine_core.scheduling.queue.classes import TimeShares, WorkClass, class_of
+from engine_core.scheduling.queue.deadlines import Deadlines, late
 from engine_core.scheduling.queue.owners import Owners
 from engine_core.scheduling.queue.paused import PausedSequences
 from engine_core.scheduling.queue.preemption import Preemption, keeping_place
@@ -73,6 +74,7 @@ class Scheduler:
         self.cache = CacheManager(facts, caches=self._caches)
         self._shares = TimeShares()
         self.suspects = Suspects()
+        self.deadlines = Deadlines()
         self._preemption = Preemption(self.waiting, self.owners, by_priority=by_priority)
         self._landing = Landing(
             *(self.pace, self.cache, self.paused, self.suspects), preempt=self._preempt, end=self._end
@@ -107,8 +109,13 @@ class Scheduler:
             self.suspects.isolate(seq)
         if seq.resumed:
             self.pace.begin_decoding(seq)
+        else:
+            seq.expected = now - arrived + self._expected_wait(seq.work_class, now, seq)
+        if (request.wait or request.budget) and (failed := self.deadlines.enter(seq, now, self.pace)):
+            self._end(seq)
+            return failed
+        if seq.expected is None:
             return None
-        seq.expected = now - arrived + self._expected_wait(seq.work_class, now, seq)
         waits = request.streams and seq.expected >= _WORTH_SAYING
         return Admitted(request.id, seq.expected) if waits else None
 
@@ -133,6 +140,14 @@ class Scheduler:
             if seq := self.live.get(key):
                 put(outputs, seq, aborted(seq, now))
                 self._end(seq)
+        return outputs
+
+    def end_overdue(self, now: float) -> OutputsByClient:
+        """End the requests that have waited, or have taken, longer than they may."""
+        outputs: OutputsByClient = {}
+        for seq in self.deadlines.pop_overdue(now, len(self.live)):
+            put(outputs, seq, late(seq))
+            self._end(seq)
         return outputs
 
     # A step is planned.

@@ -51,6 +51,14 @@ def _or_empty(value: object) -> object:
 NO_ENTRIES: Any = Field(default_factory=list, json_schema_extra={"default": []})
 """The default of a list: cheaper than an empty one, which pydantic would copy with care for each request."""
 
+Timeout = Annotated[
+    Annotated[float, Field(gt=0, le=1e6)] | None,
+    Field(
+        description="Seconds that the request may take, from its arrival; the header X-Request-Timeout and "
+        "the server's --request-timeout may make it less."
+    ),
+]
+
 Include = Annotated[list[Literal["timing", "cache_diagnosis"]], FIRST_ERROR, BeforeValidator(_or_empty)]
 """The parts of an answer that a request may ask for."""
 INCLUDE: Any = Field(
@@ -144,6 +152,7 @@ class GenerationBody(Body):
         "priority, lower numbers run earlier. The header X-Priority goes before it.",
     )
     request_id: str | None = None
+    timeout: Timeout = None
     cache_salt: Text | None = Field(default=None, description="Share cached prefixes with equal salts only.")
     include: Include = INCLUDE
 

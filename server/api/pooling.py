@@ -13,7 +13,7 @@ from msgspec import UNSET
 from pydantic import Discriminator, Field, PlainValidator, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from server.api.common import INCLUDE, CacheDiagnoses, Include, Int64, Usage, check_cache_salt
+from server.api.common import INCLUDE, CacheDiagnoses, Include, Int64, Timeout, Usage, check_cache_salt
 from server.api.fields import FIRST_ERROR, MEANINGLESS, Body, Flag, Neutral, Text, check_text
 from server.api.messages import Message, Messages, TemplateOptions
 from server.errors import BadRequest, too_many
@@ -55,6 +55,7 @@ class PoolingBody(Body):
         default=None, description="The end that is cut; null is right, which keeps the beginning."
     )
     request_id: str | None = None
+    timeout: Timeout = None
     priority: Int64 = Field(
         default=0,
         description="Above 0: background work, which gets what others leave. Under --scheduling-policy "
@@ -90,6 +91,7 @@ class PoolingBody(Body):
             self.priority,
             self.cache_salt or "",
             self.include,
+            self.timeout,
         )
 
 

@@ -37,6 +37,24 @@ class AccessOptions(msgspec.Struct, frozen=True, kw_only=True):
             ("addresses", "none"),
         ),
     ] = "addresses"
+    max_queue_wait: Annotated[
+        float,
+        Doc(
+            ACCESS,
+            "Seconds in which the engine must begin with a request, or it is refused with 503; 0 is any "
+            "number. Of a request for many texts, the first counts.",
+            least=0,
+        ),
+    ] = 0.0
+    request_timeout: Annotated[
+        float,
+        Doc(
+            ACCESS,
+            "Seconds after which a request is ended with 504; 0 is never. The header X-Request-Timeout, or "
+            "`timeout` in the body, may make it less.",
+            least=0,
+        ),
+    ] = 0.0
 
     @property
     def is_guarded(self) -> bool:

@@ -115,6 +115,8 @@ class Terms:
     salt: str = ""
     include: Sequence[str] = ()
     """The parts of the answer that only come if they are asked for."""
+    timeout: float | None = None
+    """The seconds that the request may take."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,6 +106,11 @@ class RequestTimes(EngineTimes):
         self._started = time.monotonic()
         self._submitted = 0.0
 
+    @property
+    def started(self) -> float:
+        """When the head of the request was read, on the monotonic clock."""
+        return self._started
+
     def submit(self) -> None:
         """Note that the engine gets the request's tokens now; of several times the first counts."""
         self._submitted = self._submitted or time.monotonic()

@@ -17,6 +17,7 @@ from engine_core.client.add_options import AddOptions
 from engine_core.protocol import CacheMiss
 from server.access.admission import Admission
 from server.access.callers import begin_request, caller_of, require_right
+from server.access.deadlines import limits_of
 from server.api.common import CacheDiagnoses, GenerationBody, StreamOptions, Usage, make_usage
 from server.api.logprobs import TokenNames
 from server.errors import BadRequest
@@ -191,6 +192,7 @@ class Job:
         self._replica = replica_of(request)
         self._priority = priority_of(request, body.priority)
         self._messages, self._admission = messages, admission
+        self._limits = limits_of(request, config.access, self.times.started, body.timeout)
         self._options = self._add_options()
         self._diagnoses: list[CacheDiagnosis | None] = [None] * len(prompts)
         # Checks the sampling parameters, so n is valid from here on.
@@ -206,6 +208,8 @@ class Job:
     def _add_options(self) -> AddOptions:
         """What the engine is told of each prompt beside its tokens and parameters."""
         options = self._admission.caller.add_options(self._priority, self.body.cache_salt or "")
+        if self._limits is not None:
+            self._limits.add_to(options)
         if "cache_diagnosis" in self.body.include:
             options["diagnoses"] = True
         if len(self.prompts) > 1:

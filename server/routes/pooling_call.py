@@ -16,6 +16,7 @@ from fastapi.responses import StreamingResponse
 from engine_core.protocol import Pooled
 from server.access.admission import Admission
 from server.access.callers import caller_of, require_right
+from server.access.deadlines import limits_of
 from server.api.common import CacheDiagnoses, Usage, make_usage
 from server.api.pooling import PooledList
 from server.errors import ApiError
@@ -92,6 +93,8 @@ class PoolingCall:
         self._replica = replica_of(request)
         self._priority = priority_of(request, terms.priority)
         self._group = self.frontend.new_group()
+        access = config_of(request).access
+        self._limits = limits_of(request, access, self._times.started, terms.timeout)
         self._cached = 0
         self.diagnoses = "cache_diagnosis" in terms.include
         """Whether the answer shall say why no longer prefixes were cached."""
@@ -102,6 +105,8 @@ class PoolingCall:
         admission = self.admit(len(items))
         options = admission.caller.add_options(self._priority, self._terms.salt)
         options["group"] = self._group
+        if self._limits is not None:
+            self._limits.add_to(options, begun=self.tokens > 0)
         if self.diagnoses:
             options["diagnoses"] = True
         tokens = sum([item.length for item in items])

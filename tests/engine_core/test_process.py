@@ -26,7 +26,7 @@ from started_engines import Start, collect, first, soon, text, until
 from engine_core.client.client import EngineClient
 from engine_core.config import Address
 from engine_core.keeper import exit_of, keep_engines
-from engine_core.protocol import Failed, Pooled, Progress, Tokens
+from engine_core.protocol import DEADLINE, Failed, Pooled, Progress, Tokens
 from engine_core.wire.transport import ServerEnd
 from models import plugins
 from worker.protocol import Pooling, Sampling
@@ -356,3 +356,16 @@ async def test_many_texts_are_pooled_beside_a_stream(start: Start) -> None:
         pooled = await asyncio.wait_for(anext(answer), 10)
         assert isinstance(pooled, Pooled) and pooled.vectors == vectors_of(prompt, params)
     assert text(await collect(stream)) == reference([3, 4], 30)
+
+
+async def test_requests_end_in_time_though_nothing_else_happens(start: Start) -> None:
+    """The engine waits for a step, or for a reader, and wakes for a deadline nevertheless."""
+    _, client = await start()
+    slow = client.submit([SLOW_STEP, 4], Sampling(max_tokens=2), budget=0.05)
+    paused = client.submit([3, 4], Sampling(max_tokens=200), budget=0.2)
+    client.pause([paused.id])
+    for stream in (slow, paused):
+        last = (await collect(stream))[-1]
+        assert isinstance(last, Failed) and last.error == DEADLINE
+    assert client.open_streams == 0
+    assert text(await collect(client.submit([2, 3], Sampling(max_tokens=6)))) == reference([2, 3], 6)

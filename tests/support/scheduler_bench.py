@@ -21,7 +21,7 @@ def config(**changes: object) -> EngineConfig:
 
 _OF_ADD = (
     *("priority", "salt", "group", "streams", "times_each"),
-    *("diagnoses", "owner", "weight", "max_running"),
+    *("diagnoses", "owner", "weight", "max_running", "wait", "budget", "prompt_len"),
 )
 
 

@@ -12,7 +12,7 @@ from engine_core.client.held import HeldRequests
 from engine_core.client.in_flight import InFlight
 from engine_core.client.streams import Stream
 from engine_core.config import Address, Replicas
-from engine_core.protocol import Add, AddMany, Failed, Tokens
+from engine_core.protocol import DEADLINE, Add, AddMany, Failed, Tokens
 from worker.protocol import Pooling
 
 
@@ -81,6 +81,26 @@ async def test_what_waits_too_long_is_refused(address: Address) -> None:
     found.client.engine_exited(0, -9)
     stream = found.client.submit([1], PARAMS)
     assert await only(stream) == Failed(stream.id, 503, "no engine can take requests now")
+    found.close()
+
+
+async def test_what_may_take_a_short_time_waits_no_longer(address: Address) -> None:
+    found, first = await alone(address)
+    begun = found.client.submit([1], PARAMS, budget=0.3)
+    await first.received(1)
+    first.answer(begun, 9)
+    async with asyncio.timeout(20):
+        assert (await anext(begun)) == Tokens(id=begun.id, tokens=[9])
+    found.client.engine_exited(0, -9)
+    found.end(first)
+    new = found.client.submit([2], PARAMS, wait=0.05, budget=30.0)
+    without = found.client.submit([3], PARAMS)
+    for stream, code in ((new, 503), (begun, 504)):
+        async with asyncio.timeout(20):
+            answer = await anext(stream)
+        assert isinstance(answer, Failed) and (answer.code, answer.error) == (code, DEADLINE)
+    assert found.client.open_streams == 1
+    assert await ids_received(await found.start(0), 1) == [without.id]
     found.close()
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
+import pytest
 from model_facts import changed
 from msgspec.structs import replace
 from scripted_engine import READY, Replicated
@@ -50,6 +52,29 @@ async def test_what_had_begun_goes_on_behind_its_tokens_and_tells_nothing_twice(
     one.take_back()
     assert one.add == Add(7, [1, 2, 3, 8, 9, 4], params, sent=5.0, prompt_len=3, began=began)
     assert ASKED.tokens == [1, 2, 3]
+
+
+async def test_what_is_left_of_its_time_goes_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that shares the clock counts from `sent`; another one is told what is left."""
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    near = await in_flight(replace(ASKED, wait=8.0, budget=20.0))
+    far = await in_flight(replace(ASKED, wait=8.0, budget=20.0, sent=0.0))
+    now += 5
+    for one in (near, far):
+        one.take_back()
+    assert (near.add.wait, near.add.budget, near.add.sent) == (8.0, 20.0, 5.0)
+    assert (far.add.wait, far.add.budget) == (3.0, 15.0)
+    assert near.seconds_left == far.seconds_left == 3.0
+    now += 5
+    far.take_back()
+    assert 0 < far.add.wait < 0.01 and far.add.budget == 10.0
+    far.start()
+    far.emitted.extend([8])
+    assert far.seconds_left == 10.0
+    now += 20
+    far.take_back()
+    assert 0 < far.add.budget < 0.01
 
 
 async def test_times_of_a_far_clock_are_not_told() -> None:
