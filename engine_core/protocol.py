@@ -6,11 +6,11 @@ Every Add gets exactly one terminal answer: Tokens with a finish reason, Pooled,
 from __future__ import annotations
 
 import hashlib
-from math import expm1
 from typing import Literal
 
 import msgspec
 
+from engine_core.rates import Rates
 from worker.protocol import Pooling, Sampling, TokenLogprobs, Vectors, WorkerFacts
 
 Finish = Literal["stop", "length", "abort"]
@@ -282,33 +282,6 @@ class Failed(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False
     message: str
     error: str = ""
     """A name of the error for programs, if it has one: QUARANTINED, DEADLINE, or a code of `reasons`."""
-
-
-class Rates(msgspec.Struct, frozen=True, gc=False):
-    """How fast an engine works while it has more to do than it can do at once."""
-
-    prompt_rate: float
-    """The tokens of prompts that it computes in a second of nothing else."""
-    step: float
-    """The seconds of a step in which all running sequences get a token, without prompts."""
-    step_rows: float
-    """The sequences that get a token in such a step."""
-    step_prompts: float
-    """The tokens of prompts that fit into a step beside them."""
-    stop_rate: float
-    """The chance of a token to be the last of its answer."""
-
-    def seconds(self, prompts: float, answers: float) -> float:
-        """The time that so many tokens of prompts and of answers take."""
-        steps = max(prompts / self.step_prompts, answers / self.step_rows)
-        return prompts / self.prompt_rate + steps * self.step
-
-
-def expected_length(most: float, stop_rate: float) -> float:
-    """The tokens of an answer that has `most` at most, and ends after each of them with this chance."""
-    if stop_rate * most < 1e-6:
-        return most
-    return -expm1(-stop_rate * most) / stop_rate
 
 
 def quarantined(id: int) -> Failed:

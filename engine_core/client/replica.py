@@ -8,7 +8,8 @@ from typing import Literal
 from msgspec.structs import replace
 
 from engine_core.client.routing import DECODE_TOKENS
-from engine_core.protocol import PHASES, Progress, Rates, Ready, Stats
+from engine_core.protocol import PHASES, Progress, Ready, Stats
+from engine_core.rates import Rates
 from worker.child import STOPPED, describe_exit
 
 EndCode = Literal["engine_lost", "engine_killed", "engine_broke", "engine_stopped"]

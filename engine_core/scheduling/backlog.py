@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine_core.protocol import expected_length
+from engine_core.rates import expected_length
 from engine_core.scheduling.queue.classes import WorkClass
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 
 from engine_core.config import EngineConfig
-from engine_core.protocol import Rates, expected_length
+from engine_core.rates import Rates, expected_length
 from engine_core.scheduling.answers import AnswerLengths, steps_until_ends
 from engine_core.scheduling.backlog import Backlog
 from engine_core.scheduling.cost import CostLine

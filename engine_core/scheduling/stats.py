@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine_core.protocol import Rates, Stats
+from engine_core.protocol import Stats
+from engine_core.rates import Rates
 
 _INTERVAL = 0.25  # seconds: a gauge read by people and by scrapers needs no more
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from engine_core.protocol import Rates, expected_length
+from engine_core.rates import Rates, expected_length
 
 
 class Work(NamedTuple):

@@ -9,7 +9,8 @@ import pytest
 from scheduler_bench import add
 from scripted_clock import Clock
 
-from engine_core.protocol import Add, Rates, Tokens, expected_length
+from engine_core.protocol import Add, Tokens
+from engine_core.rates import Rates, expected_length
 
 NEVER = (49,)
 """A stop token that the fake worker's texts of these tests do not have before their limits."""
