@@ -37,6 +37,7 @@ from engine_core.worker_config import make_worker_config
 from models.checkpoint.hub import resolve
 from models.config import read_config
 from models.parallel.shares import check_cut
+from models.quantization.config import check_quantization
 from worker.host.progress_page import ProgressWriter, StepProgress
 from worker.protocol import StepOutput
 
@@ -94,6 +95,7 @@ class Engine:
             config.worker.load_format,
         )
         model = read_config(found, config.hf_overrides)
+        check_quantization(model, config.worker.quantization)
         check_cut(model, config.tensor_parallel_size, config.pipeline_parallel_size)
         worker_config = make_worker_config(config, model, found)
         folder = worker_config.folder

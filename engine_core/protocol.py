@@ -344,6 +344,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True, gc=False):
     enable_prefix_caching: bool
     scheduling_policy: str
     worker: WorkerFacts
+    quantization: str | None = None
+    """What the weights are, for people, if they are quantized."""
 
 
 class Dead(msgspec.Struct, frozen=True, tag=True, gc=False):

@@ -7,6 +7,7 @@ from pathlib import Path
 from engine_core.config import EngineConfig
 from engine_core.protocol import Ready
 from models.config import ModelConfig
+from models.quantization.config import describe_quantization
 from worker.protocol import WorkerFacts
 
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
@@ -20,6 +21,7 @@ def make_ready(config: EngineConfig, model: ModelConfig, folder: Path, facts: Wo
         vocab_size=model.vocab_size,
         enable_prefix_caching=config.enable_prefix_caching and facts.causal,
         scheduling_policy=config.scheduling_policy,
+        quantization=describe_quantization(model, config.worker.quantization),
         worker=facts,
     )
 

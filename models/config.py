@@ -15,6 +15,7 @@ from typing import Annotated, TypeVar, cast
 import msgspec
 
 from models.checkpoint.plain_files import FileError, check_regular, read_json
+from models.quantization.saved import SavedQuantization, find_quantization
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -58,6 +59,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """All ids that end a text, also those of generation_config.json; the primary one comes first."""
     raw: dict[str, object]
     """config.json, after --hf-overrides; for composite checkpoints, its text part."""
+    quantization: SavedQuantization | None = None
+    """The description of how the weights were quantized; None if they were not."""
     problems: dict[str, str] = {}
     """Fields above that config.json leaves out, or that do not fit each other, and what is wrong with them.
 
@@ -115,6 +118,7 @@ def read_config(folder: Path, overrides: Mapping[str, object] | None = None) -> 
         bos_token_id=next(iter(fields.token_ids("bos_token_id")), None),
         eos_token_ids=eos_token_ids,
         raw=raw,
+        quantization=_quantization(folder, whole),
         problems=fields.problems,
         warnings=tuple(fields.warnings),
     )
@@ -211,6 +215,13 @@ def _read_object(path: Path) -> dict[str, object]:
     if not isinstance(value, dict):
         raise ConfigError(f"{path} must hold a JSON object, but holds {type(value).__name__}")
     return cast("dict[str, object]", value)
+
+
+def _quantization(folder: Path, whole: Mapping[str, object]) -> SavedQuantization | None:
+    try:
+        return find_quantization(folder, whole)
+    except (FileError, OSError) as error:
+        raise ConfigError(str(error)) from None
 
 
 def _refuse_nonsense(path: Path, whole: Mapping[str, object]) -> None:

@@ -26,6 +26,9 @@ from models.model import ModelSetup, ServedModel
 from models.parallel.parallel import Parallel
 from models.parallel.shares import most_ranks_of
 from models.pooling.config import PoolingConfig
+from models.quantization.config import read_quantization
+from models.quantization.formats.unused import ignore_scales_of_tensors
+from models.quantization.forms import Quantization
 from models.registry import resolve
 
 logger = logging.getLogger(__name__)
@@ -75,26 +78,40 @@ class LoadOptions:
 def load_model(options: LoadOptions) -> ServedModel:
     """Build the model from its config, and read its weights."""
     setup = options.setup()
-    _refuse_quantized(options)
+    quantization = read_quantization(options.config)
     source = open_source(options.folder, options.load_format, options.seed)
     _check_layers(setup.config, source)
     model_class = _model_class(options, setup.config)
+    if quantization is not None and not _trusts_config(model_class):
+        raise ConfigError(
+            f"{options.folder}: a checkpoint of {quantization.method} needs model code of our own, and "
+            f"{setup.config.architecture} has none here: use the model's unquantized checkpoint"
+        )
     if source.tensors and _trusts_config(model_class):
-        _compare_headers(_build(model_class, setup), setup, source, options.dtype)
+        _compare_headers(_build(model_class, setup), setup, source, options.dtype, quantization)
     model = _build(model_class, setup)
     if looks_ahead(setup.config) and getattr(model, "causal", True):
         raise ConfigError(
             f"config.json of this {setup.config.architecture} says that it attends in both directions, "
             f"and {type(model).__name__} cannot"
         )
-    reading = Reading(source, device=options.device, dtype=options.dtype, report=options.report)
+    reading = Reading(
+        source,
+        device=options.device,
+        dtype=options.dtype,
+        quantization=quantization,
+        report=options.report,
+    )
     weights = Weights(reading)
     scopes = ignore_mtp(weights, setup.config)
+    unused = () if quantization is None else ignore_scales_of_tensors(weights)
     if setup.parallel.rank == setup.parallel.stage == 0:  # of several ranks, one says so
         if scopes:
             logger.info(
                 "the checkpoint's layers for multi-token prediction are not used: %s", ", ".join(scopes)
             )
+        if unused:
+            logger.info("%d scales of cached keys and values or of inputs are not used", len(unused))
         for warning in setup.config.warnings:
             logger.warning("%s", warning)
     load(model, weights)
@@ -119,11 +136,21 @@ def _check_layers(config: ModelConfig, source: Source) -> None:
         )
 
 
-def _compare_headers(model: nn.Module, setup: ModelSetup, source: Source, dtype: torch.dtype) -> None:
+def _compare_headers(
+    model: nn.Module,
+    setup: ModelSetup,
+    source: Source,
+    dtype: torch.dtype,
+    quantization: Quantization | None,
+) -> None:
     """Have a model that is not used otherwise ask for its tensors, and compare with what there is."""
-    reading = Reading(source, device=torch.device("cpu"), dtype=dtype, headers_only=True)
+    reading = Reading(
+        source, device=torch.device("cpu"), dtype=dtype, headers_only=True, quantization=quantization
+    )
     weights = Weights(reading)
     ignore_mtp(weights, setup.config)
+    if quantization is not None:
+        ignore_scales_of_tensors(weights)
     try:
         with ops.unpacked():
             load(model, weights)
@@ -157,13 +184,3 @@ def _model_class(options: LoadOptions, config: ModelConfig) -> type:
     if _trusts_config(model_class):
         config.require()
     return model_class if options.conversion is None else adapt(model_class, options.conversion)
-
-
-def _refuse_quantized(options: LoadOptions) -> None:
-    quantization = options.config.raw.get("quantization_config")
-    if isinstance(quantization, dict) and options.load_format != "dummy":
-        raise WeightsError(
-            f"{options.folder}: the weights are quantized "
-            f"({quantization.get('quant_method', 'method not named')}), which is not supported; use the "
-            "model's unquantized checkpoint"
-        )

@@ -23,6 +23,8 @@ from models.context import use_context
 from models.loader import LoadOptions, load_model
 from models.model import ServedModel
 from models.parallel.parallel import Parallel
+from models.quantization.config import read_quantization
+from models.quantization.matrix import describe_sizes
 from worker.batch import Batch, build
 from worker.config import WorkerConfig
 from worker.devices.fingerprint import fingerprint
@@ -71,6 +73,8 @@ class Runner:
         self._stage = self._open_stage(steps_behind + 1)
         self._model = self._load(limits, report)
         self._device.after_loading(self._model.parameters())
+        if quantization := read_quantization(config.model):
+            logger.info("%s: %s", quantization.describe(), describe_sizes(self._model.parameters()))
         self._fingerprint = fingerprint(config, self._device, self._dtype, limits.max_model_len)
         release_after_loading(Path(config.folder))
 

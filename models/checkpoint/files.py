@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path, PurePath
@@ -60,8 +60,9 @@ class Source(Protocol):
     """The source as messages name it behind the word "in"."""
     tensors: Mapping[str, Stored]
 
-    def find(self, name: str, shape: tuple[int, ...]) -> Stored | None:
-        """Find the tensor of that name. The model expects this shape, but the tensor may have another."""
+    def find(self, name: str, shape: tuple[int, ...], kinds: Sequence[str]) -> Stored | None:
+        """Find the tensor of that name. The model expects this shape and one of these number types, but the
+        tensor may have others."""
         ...
 
 
@@ -72,7 +73,7 @@ class Files:
         self.place = files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
         self.tensors = tensors
 
-    def find(self, name: str, shape: tuple[int, ...]) -> Stored | None:
+    def find(self, name: str, shape: tuple[int, ...], kinds: Sequence[str]) -> Stored | None:
         return self.tensors.get(name)
 
 
@@ -81,7 +82,10 @@ _DUMMY_VALUES = 100_003
 
 
 class Dummy:
-    """Weights that do not exist: any tensor has small random values, by its name and the seed."""
+    """Weights that do not exist: any tensor has small random values, by its name and the seed.
+
+    Tensors of whole numbers have any, because they are codes, and scales are positive.
+    """
 
     place = "dummy weights"
     tensors: Mapping[str, Stored] = {}
@@ -89,7 +93,7 @@ class Dummy:
     def __init__(self, seed: int) -> None:
         self._seed = seed
 
-    def find(self, name: str, shape: tuple[int, ...]) -> Stored:
+    def find(self, name: str, shape: tuple[int, ...], kinds: Sequence[str]) -> Stored:
         def read(cut: Cut | None) -> Tensor:
             # The cut is part of the name, so that ranks that hold the same piece hold the same values.
             generator = torch.Generator().manual_seed(zlib.crc32(f"{self._seed} {name} {cut}".encode()))
@@ -97,10 +101,19 @@ class Dummy:
             if cut is not None:
                 size[cut.dim] = cut.stop - cut.start
             count = prod(size)
-            values = torch.empty(min(count, _DUMMY_VALUES)).uniform_(-0.05, 0.05, generator=generator)
+            values = _dummy_values(min(count, _DUMMY_VALUES), dtype, "scale" in name, generator)
             return values.repeat(-(-count // _DUMMY_VALUES))[:count].view(size)
 
-        return Stored(shape, "float32", self.place, read)
+        dtype = cast("torch.dtype", getattr(torch, kinds[0]))
+        return Stored(shape, kinds[0], self.place, read)
+
+
+def _dummy_values(count: int, dtype: torch.dtype, positive: bool, generator: torch.Generator) -> Tensor:
+    if not dtype.is_floating_point:
+        limits = torch.iinfo(dtype)
+        return torch.randint(limits.min, limits.max, (count,), generator=generator, dtype=dtype)
+    low, high = (1e-3, 4e-3) if positive else (-0.05, 0.05)
+    return torch.empty(count).uniform_(low, high, generator=generator).to(dtype)
 
 
 def open_source(folder: Path, load_format: str, seed: int = 0) -> Source:
@@ -217,7 +230,18 @@ def _read_safetensors(path: Path) -> dict[str, Stored]:
         raise WeightsError(f"{path}: not a whole safetensors file: {fault}") from error
 
 
-_SAFETENSORS_TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
+_SAFETENSORS_TYPES = {
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F64": "float64",
+    "I64": "int64",
+    "I32": "int32",
+    "I8": "int8",
+    "U8": "uint8",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E8M0": "float8_e8m0fnu",
+}
 
 
 def _stored_slice(piece: Any, file: str) -> Stored:

@@ -12,13 +12,16 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from math import prod
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from models.checkpoint.files import Cut, Source, Stored, WeightsError, open_source
 from models.checkpoint.headers import shown
+from models.quantization.formats.registry import FORMATS
+from models.quantization.forms import Form, Quantization
+from models.quantization.matrix import Grouped, Matrix
 
 FLOATS = ("float32", "float16", "bfloat16")
 """Number types of weights. Others, such as those of quantized weights, mean nothing without their scales."""
@@ -46,9 +49,11 @@ class Reading:
         device: torch.device,
         dtype: torch.dtype,
         headers_only: bool = False,
+        quantization: Quantization | None = None,
         report: Callable[[float], None] = no_report,
     ) -> None:
         """`headers_only`: compare names, shapes and types, and give zeros without memory for all tensors."""
+        self.quantization = quantization
         self.headers_only = headers_only
         self.device = device
         self.dtype = dtype
@@ -65,13 +70,38 @@ class Reading:
     def names(self) -> Collection[str]:
         return self._source.tensors.keys()
 
-    def take(self, name: str, shape: tuple[int, ...], cut: Cut | None, dtype: torch.dtype) -> Tensor:
-        stored = self._source.find(name, shape)
+    @property
+    def is_real(self) -> bool:
+        """Whether there are files, and not dummy weights."""
+        return bool(self._source.tensors)
+
+    def stored_shape(self, name: str) -> tuple[int, ...] | None:
+        stored = self._source.tensors.get(name)
+        return None if stored is None else stored.shape
+
+    def stored_type(self, name: str) -> str | None:
+        """The type of a tensor's numbers; None if there is no such tensor."""
+        stored = self._source.tensors.get(name)
+        return None if stored is None else stored.dtype
+
+    def take(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        cut: Cut | None,
+        dtype: torch.dtype | None,
+        kinds: Sequence[str] = FLOATS,
+    ) -> Tensor:
+        """Read a tensor of one of the number types `kinds`. `dtype`: None leaves it as it was stored."""
+        stored = self._source.find(name, shape, kinds)
+        if dtype is None:
+            as_stored = stored.dtype if stored and stored.dtype in kinds else kinds[0]
+            dtype = cast("torch.dtype", getattr(torch, as_stored))
         if stored is None:
             return self._misfit(f"{shown(name)} is missing in {self._source.place}", shape, cut, dtype)
         first = name not in self._taken
         self._taken.add(name)
-        if problem := _misfit_of(stored, shape, dtype):
+        if problem := _misfit_of(stored, shape, kinds):
             return self._misfit(f"{shown(name)} in {stored.file} {problem}", shape, cut, dtype)
         if self.headers_only:
             return self._zeros(shape, cut, dtype)
@@ -83,6 +113,10 @@ class Reading:
         tensor = read.to(device=self.device, dtype=dtype)
         _refuse_infinite(f"{stored.file}: {shown(name)}", read, tensor)
         return tensor
+
+    def expect(self, name: str) -> None:
+        """Let it be an error if nobody takes a tensor, although it has been read."""
+        self._taken.discard(name)
 
     def ignore(self, name: str) -> None:
         if name in self._ignored:
@@ -127,13 +161,17 @@ class Reading:
         return any(_is_within(name, ignored) for ignored in self._ignored)
 
 
-def _misfit_of(stored: Stored, shape: tuple[int, ...], dtype: torch.dtype) -> str | None:
+def _misfit_of(stored: Stored, shape: tuple[int, ...], kinds: Sequence[str]) -> str | None:
     """The predicate of a sentence on what is wrong with a tensor, as far as its header tells."""
     if stored.shape != shape:
         return f"has the shape {list(stored.shape)}, not {list(shape)}"
-    if dtype.is_floating_point and stored.dtype not in FLOATS:
-        return f"holds numbers of the type {stored.dtype}, not {', '.join(FLOATS[:-1])} or {FLOATS[-1]}"
+    if stored.dtype not in kinds:
+        return f"holds numbers of the type {stored.dtype}, not {_either(kinds)}"
     return None
+
+
+def _either(kinds: Sequence[str]) -> str:
+    return " or ".join(filter(None, (", ".join(kinds[:-1]), kinds[-1])))
 
 
 def _refuse_infinite(name: str, read: Tensor, tensor: Tensor) -> None:
@@ -219,6 +257,66 @@ class Weights:
     ) -> Tensor:
         """Read the tensor `name`, which must have `shape`, or its piece `cut`, onto the device."""
         return self.reading.take(self._join(name), tuple(shape), cut, dtype or self.dtype)
+
+    def matrix(self, shape: tuple[int, int], cut: Cut | None = None, *, transposed: bool = False) -> Matrix:
+        """Read the matrix [outputs, inputs] of this scope, or its piece `cut`, in the form it is stored in.
+
+        `transposed`: a plain one is stored as [inputs, outputs].
+        """
+        if form := self._form:
+            matrix = FORMATS[form.format].read(self, form, shape, cut)
+            return self._zeros(shape, cut) if matrix is None else matrix
+        if not transposed:
+            return self.take("weight", shape, cut)
+        turned = Cut(1 - cut.dim, cut.start, cut.stop) if cut else None
+        return self.take("weight", shape[::-1], turned).t()
+
+    def plain_matrix(self, shape: tuple[int, int], cut: Cut | None, dtype: torch.dtype) -> Tensor:
+        """Read a matrix as plain numbers of this type, whatever its form."""
+        if self._form is None:
+            return self.take("weight", shape, cut, dtype)
+        matrix = self.matrix(shape, cut)
+        return matrix.widened(dtype) if isinstance(matrix, Grouped) else matrix.to(dtype)
+
+    def ignore_matrix(self) -> None:
+        self.ignore("weight" if self._form is None else "")
+
+    @property
+    def has_matrix(self) -> bool:
+        """Whether the checkpoint has a matrix in this scope, plain or quantized."""
+        return "weight" in self or self._form is not None
+
+    @property
+    def _form(self) -> Form | None:
+        """The form of this scope's matrix; None if it is plain, also if it was to be quantized."""
+        quantization = self.reading.quantization
+        form = None if quantization is None else quantization.form_of(self.path)
+        if form is None or not self.reading.is_real:
+            return form
+        format = FORMATS[form.format]
+        return form if self.reading.stored_type(self._join(format.main)) in format.kinds else None
+
+    def _zeros(self, shape: tuple[int, int], cut: Cut | None) -> Tensor:
+        zeros = torch.zeros((), device=self.device, dtype=self.dtype).expand(shape)
+        return zeros if cut is None else cut.of(zeros)
+
+    @property
+    def headers_only(self) -> bool:
+        return self.reading.headers_only
+
+    @property
+    def is_real(self) -> bool:
+        return self.reading.is_real
+
+    def stored_shape(self, name: str) -> tuple[int, ...] | None:
+        return self.reading.stored_shape(self._join(name))
+
+    def stored(self, name: str, shape: Sequence[int], kinds: Sequence[str], cut: Cut | None = None) -> Tensor:
+        """Read the tensor `name` as it was stored, in one of the number types `kinds`."""
+        return self.reading.take(self._join(name), tuple(shape), cut, None, kinds)
+
+    def expect(self, name: str) -> None:
+        self.reading.expect(self._join(name))
 
     def ignore(self, *names: str) -> None:
         """Name tensors or whole scopes that a checkpoint may carry and that are not needed; "" is all."""

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from models import ops
 from models.checkpoint.files import Cut
 from models.checkpoint.weights import Weights
-from models.layers.linear import frozen
+from models.layers.linear import cut_of, frozen
 from models.parallel.parallel import Parallel
-from models.parallel.shares import Span
+from models.quantization.matrix import Grouped, Matrix
 
 
 class Embedding(nn.Module):
@@ -36,7 +36,9 @@ class Embedding(nn.Module):
         if not self.parallel.first:
             weights.ignore("weight")
             return
-        self.weight = frozen(_take_share(weights, self.span, self.size, self.parallel))
+        rows = weights.take("weight", [self.span.size, self.size], cut_of(0, self.span))
+        missing = self.parallel.padded_length(self.span.size) - self.span.length
+        self.weight = frozen(F.pad(rows, (0, 0, 0, missing)) if missing else rows)
         # The scale has the number type of the embeddings: Gemma was trained with its root in bfloat16.
         self.scale = torch.tensor(self.scale, dtype=self.weight.dtype).item()
 
@@ -83,19 +85,27 @@ class LMHead(nn.Module):
         self._embedding = (embedding,)
 
     def pull(self, weights: Weights) -> None:
-        tied = self.tied or (self.tied is None and "weight" not in weights)
+        tied = self.tied or (self.tied is None and not weights.has_matrix)
         if tied or self.tokens is not None or not self.parallel.last:
-            weights.ignore("weight")
+            weights.ignore_matrix()
         if not self.parallel.last:
             return
         (embedding,) = self._embedding
         source = weights.at(embedding.path) if tied else weights
         if self.tokens is None:
             is_there = tied and self.parallel.first
-            share = embedding.weight if is_there else _take_share(source, self.span, self.size, self.parallel)
+            share = embedding.weight if is_there else self._take_share(source, tied=bool(tied))
             self.weight = frozen(ops.pack(share, wide=True))
         elif self.tokens:
-            self.weight = frozen(_take_rows(source, self.tokens, self.span.size, self.size))
+            cuts = [Cut(0, token, token + 1) for token in self.tokens]
+            rows = [source.plain_matrix((self.span.size, self.size), cut, torch.float32) for cut in cuts]
+            self.weight = frozen(torch.cat(rows))
+
+    def _take_share(self, weights: Weights, *, tied: bool) -> Matrix:
+        """Read this rank's rows of the head's own matrix, or of the embedding's, which is never quantized."""
+        shape, cut = (self.span.size, self.size), cut_of(0, self.span)
+        rows = weights.take("weight", shape, cut) if tied else weights.matrix(shape, cut)
+        return _pad(rows, self.parallel.padded_length(self.span.size) - self.span.length)
 
     def forward(self, hidden: Tensor) -> Tensor:
         if self.tokens is not None:
@@ -104,15 +114,8 @@ class LMHead(nn.Module):
         return self.parallel.all_gather(mine)[:, : self.span.size]
 
 
-def _take_rows(weights: Weights, tokens: tuple[int, ...], vocab_size: int, size: int) -> Tensor:
-    """Read the rows of `tokens` on every rank: [tokens, size] float32."""
-    cuts = [Cut(0, token, token + 1) for token in tokens]
-    return torch.cat([weights.take("weight", [vocab_size, size], cut, torch.float32) for cut in cuts])
-
-
-def _take_share(weights: Weights, span: Span, size: int, parallel: Parallel) -> Tensor:
-    """Read this rank's rows of a [vocabulary, size] matrix: the same number for every rank."""
-    cut = None if span.is_whole else Cut(0, span.start, span.stop)
-    rows = weights.take("weight", [span.size, size], cut)
-    missing = parallel.padded_length(span.size) - span.length
-    return F.pad(rows, (0, 0, 0, missing)) if missing else rows
+def _pad(rows: Matrix, missing: int) -> Matrix:
+    """Fill up a rank's rows with zeros, so that every rank has the same number."""
+    if not missing:
+        return rows
+    return rows.padded(missing) if isinstance(rows, Grouped) else F.pad(rows, (0, 0, 0, missing))

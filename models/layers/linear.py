@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,9 @@ from models.checkpoint.files import Cut
 from models.checkpoint.weights import Weights
 from models.parallel.parallel import Parallel
 from models.parallel.shares import Span
+from models.quantization.matrix import Matrix
+
+Part = TypeVar("Part", Tensor, Matrix)
 
 
 class Linear(nn.Module):
@@ -53,38 +57,42 @@ class Linear(nn.Module):
         return [part.length for part in self.outputs]
 
     def pull(self, weights: Weights) -> None:
-        self.weight = frozen(ops.pack(*self._gather(weights, "weight")))
-        self.bias = frozen(torch.cat(self._gather(weights, "bias"))) if self.has_bias else None
+        self.weight = frozen(ops.pack(*self._matrices(weights)))
+        self.bias = self._pull_bias(weights)
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.linear(x, self.weight, self.bias, kind=self.activation)
 
-    def _gather(self, weights: Weights, name: str) -> list[Tensor]:
+    def _matrices(self, weights: Weights) -> list[Matrix]:
+        """Read the parts of the matrix by output, or all of it as one part."""
+        return self._gather(weights, self._matrix)
+
+    def _pull_bias(self, weights: Weights) -> nn.Parameter | None:
+        return frozen(torch.cat(self._gather(weights, self._bias))) if self.has_bias else None
+
+    def _gather(self, weights: Weights, read: Callable[[Weights, int, Span], Part]) -> list[Part]:
         """Read the parts of a matrix or bias by output, or all of it as one part."""
         if self.sources:
             return [
-                self._take(weights.sibling(source), name, part.size, part)
+                read(weights.sibling(source), part.size, part)
                 for source, part in zip(self.sources, self.outputs, strict=True)
             ]
         size = sum(part.size for part in self.outputs)
         if all(part.is_whole for part in self.outputs):
-            return [self._take(weights, name, size, Span.whole(size))]
+            return [read(weights, size, Span.whole(size))]
         starts = accumulate((part.size for part in self.outputs), initial=0)
         return [
-            self._take(weights, name, size, Span(size, start + part.start, start + part.stop))
+            read(weights, size, Span(size, start + part.start, start + part.stop))
             for start, part in zip(starts, self.outputs, strict=False)
         ]
 
-    def _take(self, weights: Weights, name: str, size: int, rows: Span) -> Tensor:
-        """Read the piece `rows` of a tensor with `size` outputs, and of a matrix the piece of the inputs."""
-        if name == "bias":
-            return weights.take(name, [size], _cut(0, rows))
-        shape = [size, self.inputs.size]
-        cut = _cut(0, rows) or _cut(1, self.inputs)  # never both: a layer is cut by column or by row
-        if not self.transposed:
-            return weights.take(name, shape, cut)
-        turned = Cut(1 - cut.dim, cut.start, cut.stop) if cut else None
-        return weights.take(name, shape[::-1], turned).t()
+    def _matrix(self, weights: Weights, size: int, rows: Span) -> Matrix:
+        """Read the piece `rows` of a matrix with `size` outputs, and of it the piece of the inputs."""
+        cut = cut_of(0, rows) or cut_of(1, self.inputs)  # never both: a layer is cut by column or by row
+        return weights.matrix((size, self.inputs.size), cut, transposed=self.transposed)
+
+    def _bias(self, weights: Weights, size: int, rows: Span) -> Tensor:
+        return weights.take("bias", [size], cut_of(0, rows))
 
 
 class GatedLinear(Linear):
@@ -103,8 +111,8 @@ class GatedLinear(Linear):
         self.kind = activation
 
     def pull(self, weights: Weights) -> None:
-        self.weight = frozen(ops.pack(*self._gather(weights, "weight"), gated=True))
-        self.bias = frozen(torch.cat(self._gather(weights, "bias"))) if self.has_bias else None
+        self.weight = frozen(ops.pack(*self._matrices(weights), gated=True))
+        self.bias = self._pull_bias(weights)
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.gated_linear(x, self.weight, self.bias, self.kind)
@@ -130,8 +138,8 @@ class RowLinear(Linear):
 
     def pull(self, weights: Weights) -> None:
         sections = self.parallel.sections(self.inputs)
-        self.weight = frozen(ops.pack(*self._gather(weights, "weight"), sections=sections))
-        self.bias = frozen(torch.cat(self._gather(weights, "bias"))) if self.has_bias else None
+        self.weight = frozen(ops.pack(*self._matrices(weights), sections=sections))
+        self.bias = self._pull_bias(weights)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.parallel.size == 1:
@@ -152,5 +160,6 @@ def _span(size: Span | int) -> Span:
     return size if isinstance(size, Span) else Span.whole(size)
 
 
-def _cut(dim: int, span: Span) -> Cut | None:
+def cut_of(dim: int, span: Span) -> Cut | None:
+    """The cut that reads this piece of a dimension; None if it is all of it."""
     return None if span.is_whole else Cut(dim, span.start, span.stop)

@@ -16,6 +16,7 @@ from torch import Tensor
 from models.context import ForwardContext
 from models.ops.head_prep import AS_PROJECTED, HeadPrep
 from models.parallel.tree import add_in_pairs
+from models.quantization.matrix import Matrix, widen
 
 # The beginning of a model
 
@@ -44,14 +45,16 @@ def scale(x: Tensor, factor: float) -> Tensor:
 # Linear layers
 
 
-def pack(*parts: Tensor, gated: bool = False, wide: bool = False, sections: int | None = None) -> Tensor:
+def pack(*parts: Matrix, gated: bool = False, wide: bool = False, sections: int | None = None) -> Tensor:
     """Bring a matrix [out, in] into the layout that `linear` reads, once for each matrix, after loading.
 
     `parts` are pieces of its rows, one above the other, which a kernel may take without joining them first.
     `gated` says that only `gated_linear` reads it, `wide` that only `linear` with `wide` does. If the inputs
-    can be cut over ranks, `sections` is the number of equal pieces of them that are added up apart.
+    can be cut over ranks, `sections` is the number of equal pieces of them that are added up apart. What is
+    quantized is widened here; a kernel may keep it as it is.
     """
-    matrix = parts[0] if len(parts) == 1 else torch.cat(parts)
+    plain = [widen(part) for part in parts]
+    matrix = plain[0] if len(plain) == 1 else torch.cat(plain)
     if sections is None:
         return matrix.contiguous()
     return torch.stack(matrix.chunk(sections, dim=1))  # [sections, out, in / sections]

@@ -32,6 +32,8 @@ class ModelCard(msgspec.Struct, kw_only=True):
     max_model_len: int
     tasks: tuple[str, ...]
     """The tasks that requests may ask for. Clients of OpenAI ignore this field."""
+    quantization: str | None = None
+    """The form of the weights, if they are quantized. Clients of OpenAI ignore this field."""
     permission: list[Permission]
 
 

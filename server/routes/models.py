@@ -35,5 +35,6 @@ def _card(name: str, facts: Facts) -> ModelCard:
         root=facts.root,
         max_model_len=facts.max_model_len,
         tasks=facts.tasks,
+        quantization=facts.ready.quantization,
         permission=[Permission(id=f"modelperm-{name}", created=facts.created)],
     )

@@ -105,7 +105,6 @@ FIELDS: list[Case] = [
         CONFIG,
         "$.sliding_window",
     ),
-    case("quantized", config(quantization_config={"quant_method": "awq"}), "quantized (awq)"),
     case("a NaN that nobody reads", config(extra={"a": [1.0, NAN]}), CONFIG, "'extra.a' is NaN"),
     case(
         "kinds of layers",

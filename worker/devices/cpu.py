@@ -13,7 +13,7 @@ from worker.devices.base import GIB, CacheBudget, Defaults, Fetch
 from worker.host.machine import available_memory, total_memory, usable_cores
 from worker.host.memory import PageToucher, huge_pages, keep_freed_memory
 from worker.kernels.cpu import operations, vocabulary
-from worker.kernels.cpu.linear import Packed
+from worker.kernels.cpu.packing import Packed
 from worker.kernels.cpu.quantized import describe_savings
 from worker.kernels.cpu.recording.positions import Layout
 from worker.kernels.cpu.recording.recorder import recorded

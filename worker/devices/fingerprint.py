@@ -14,6 +14,7 @@ import torch
 
 from models.checkpoint.fingerprint import digest_weights
 from models.parallel.shares import most_ranks_of
+from models.quantization.config import read_quantization
 from worker.config import WorkerConfig
 from worker.devices.base import Device
 from worker.devices.selection import dtype_name
@@ -44,9 +45,11 @@ def _inexact_ranks(config: WorkerConfig, device: Device, dtype: torch.dtype) -> 
     """The number of ranks if it decides bits, else 1."""
     ranks, model = config.place.tensor_size, config.model
     divides = most_ranks_of(model.num_heads, model.num_kv_heads) % ranks == 0
+    quantization = read_quantization(model)
+    ordered = quantization is not None and quantization.ordered
     # Dummy weights are drawn for each rank.
     alike = divides and device.sums_ranks_exactly(dtype) and config.options.load_format != "dummy"
-    return 1 if alike else ranks
+    return 1 if alike and not ordered else ranks
 
 
 def _depends_on_length(raw: object) -> bool:

@@ -15,6 +15,7 @@ from torch import Tensor
 from models.context import ForwardContext
 from models.ops import reference
 from models.ops.head_prep import HeadPrep
+from models.quantization.matrix import Grouped
 
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 
@@ -68,6 +69,19 @@ def _cases(made: torch.Generator, dtype: torch.dtype) -> list[_Case]:
     return [
         *products,
         _Case("linear", (values(13, 80), values(102, 80), values(102)), sections=8),
+        *(
+            _Case(
+                "linear",
+                (values(rows, 80), _grouped(made, dtype, bits, others), values(102)),
+                sections=sections,
+            )
+            for rows, bits, others, sections in (
+                (1, 4, False, 2),
+                (7, 4, True, 1),
+                (3, 8, False, 1),
+                (1, 8, True, 1),
+            )
+        ),
         _Case("rms_norm", (x, weight, 1e-5)),
         _Case("add_rms_norm", (x, residual, weight, 1e-5)),
         _Case("sum_squares", (x, 1)),
@@ -88,6 +102,24 @@ def _cases(made: torch.Generator, dtype: torch.dtype) -> list[_Case]:
         _Case("mean", (x,)),
         _Case("normalize", (x.float(),)),
     ]
+
+
+def _grouped(made: torch.Generator, dtype: torch.dtype, bits: int, others: bool) -> Grouped:
+    """A quantized matrix [102, 80]; with `others`, zero points and an order of its inputs as well."""
+
+    def codes(groups: int) -> Tensor:
+        return torch.randint(1 << bits, (102, groups), generator=made, dtype=torch.uint8)
+
+    return Grouped(
+        codes=codes(80),
+        bits=bits,
+        group=32,
+        scales=(torch.rand(102, 3, generator=made) / (1 << bits)).half(),
+        offsets=codes(3) if others else None,
+        inputs=80,
+        dtype=dtype,
+        order=torch.randperm(80, generator=made).int() if others else None,
+    )
 
 
 def _step() -> ForwardContext:

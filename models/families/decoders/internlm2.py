@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from models.checkpoint.files import Cut
-from models.checkpoint.weights import Reading, Weights
+from models.checkpoint.weights import Reading, Weights, WeightsError
 from models.config import ModelConfig, family_fields
 from models.families.decoders.decoder import DecoderFields, DecoderForCausalLM, LayerSpec
 from models.layers.rotary import read_rope
@@ -44,6 +44,11 @@ class InternLM2ForCausalLM(DecoderForCausalLM):
         self.config = config
 
     def pull(self, weights: Weights) -> None:
+        if weights.reading.quantization is not None:
+            raise WeightsError(
+                "a quantized checkpoint of InternLM2 is not read, because its queries, keys and values are "
+                "one matrix: use its unquantized checkpoint with --quantization int8 or int4"
+            )
         super().pull(_Renamed(weights.reading, weights.path, self.config))
 
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import partial
 
 import msgspec
-import torch
 from torch import Tensor, nn
 
 from models.checkpoint.weights import Weights
@@ -18,6 +17,7 @@ from models.layers.mlp import activation_kind
 from models.layers.rotary import Rotary, read_rope
 from models.model import ModelSetup
 from models.parallel.parallel import Parallel
+from models.quantization.matrix import Matrix, halves, stacked
 
 _APART = LayerNames(
     qkv=("attention.q_proj", "attention.k_proj", "attention.v_proj"),
@@ -93,8 +93,8 @@ class GteMLP(nn.Module):
 class UpGate(GatedLinear):
     """A gated layer that is stored as up and gate, while `ops.gated_linear` reads gate and up."""
 
-    def _gather(self, weights: Weights, name: str) -> list[Tensor]:
-        up, gate = torch.cat(super()._gather(weights, name)).chunk(2)
+    def _matrices(self, weights: Weights) -> list[Matrix]:
+        up, gate = halves(stacked(super()._matrices(weights)))
         return [gate, up]
 
 

@@ -189,13 +189,6 @@ class TestErrors:
         with pytest.raises(WeightsError, match=r"model-7.safetensors: named in .*index.json, but"):
             read(copy)
 
-    def test_quantized(self, llama: Path, copy: Path) -> None:
-        config = json.loads((copy / "config.json").read_text())
-        config["quantization_config"] = {"quant_method": "awq"}
-        (copy / "config.json").write_text(json.dumps(config))
-        with pytest.raises(WeightsError, match=r"quantized \(awq\), which is not supported"):
-            read(copy)
-
 
 class TestReading:
     def test_a_rank_reads_its_part_only(self, tmp_path: Path) -> None:

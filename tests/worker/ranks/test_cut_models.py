@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from internlm2 import make_internlm2, rewrite
+from packed import Recipe, write_pair
 from pooled import sibling_checkpoint
 from ranks import Layout, RankError, Ranks, RanksOfTests, make
 from safetensors.torch import load_file
@@ -165,6 +166,26 @@ def test_all_layouts_give_the_same_bits(
     given = {"tasks": ["generate", "embed"], "enable_prefix_caching": False, "max_num_seqs": 4}
     for dtype in ("float32", "bfloat16"):
         compare(open_engine, folder, adds, dtype=dtype, quantization=quantization, **given)
+
+
+@pytest.mark.parametrize("act_order", [False, True], ids=["in order", "act-order"])
+def test_quantized_checkpoints(act_order: bool, open_engine: Open, tmp_path: Path) -> None:
+    """Groups of 32 are cut by sections of 48. With an order of inputs each rank adds up its own."""
+    shape = {"num_attention_heads": 8, "num_key_value_heads": 4, "hidden_size": 64, "intermediate_size": 384}
+    recipe = Recipe(method="gptq", group=32, symmetric=False, act_order=act_order, head=True)
+    folder = write_pair(tmp_path, recipe, **shape).packed
+    adds = [write(id, text) for id, text in enumerate(TEXTS)]
+    given = {"tasks": ["generate"], "enable_prefix_caching": False, "max_num_seqs": 4}
+    if not act_order:
+        for dtype in ("float32", "bfloat16"):
+            compare(open_engine, folder, adds, dtype=dtype, **given)
+        return
+    expected = run(open_engine(folder, **given)[0], adds)
+    for layout in LAYOUTS:
+        results = run(open_engine(folder, layout, **given)[0], adds)
+        assert results.tokens == expected.tokens
+        for id, values in expected.logprobs.items():
+            assert results.logprobs[id] == pytest.approx(values, abs=1e-4)
 
 
 def test_a_vocabulary_that_does_not_divide(open_engine: Open, tmp_path: Path) -> None:

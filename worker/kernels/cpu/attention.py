@@ -15,7 +15,7 @@ from models.context import ForwardContext
 from models.ops import reference
 from models.ops.head_prep import AS_PROJECTED, HeadPrep
 from worker.kernels.cpu.library import FLOAT, INT, LONG, POINTER, Library
-from worker.kernels.cpu.linear import KINDS
+from worker.kernels.cpu.packing import KINDS
 from worker.kernels.cpu.recording.outputs import empty
 from worker.kernels.cpu.shapes import refuse, refuse_window
 

@@ -14,9 +14,12 @@ from torch import Tensor
 from models.ops import reference
 from worker.kernels.cpu import portable
 from worker.kernels.cpu.library import FLOAT, INT, LONG, POINTER, Library
-from worker.kernels.cpu.linear import FLOAT32, FUNCTIONS, KINDS
+from worker.kernels.cpu.packing import FLOAT32, KINDS
 from worker.kernels.cpu.recording.outputs import empty
 from worker.kernels.cpu.shapes import refuse
+
+FUNCTIONS = {None: 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4}
+"""The activations that kernels compute: `function` in `csrc/functions.h`."""
 
 
 def bind(library: Library) -> dict[str, Callable[..., Any]]:
@@ -26,7 +29,7 @@ def bind(library: Library) -> dict[str, Callable[..., Any]]:
         | _spread_norms(library)
         | _layer_norms(library)
         | _sums(library)
-        | _activations(library)
+        | activations(library)
     )
 
 
@@ -166,7 +169,7 @@ def _sums(library: Library) -> dict[str, Callable[..., Any]]:
     return {"add": add, "scale": scale}
 
 
-def _activations(library: Library) -> dict[str, Callable[..., Any]]:
+def activations(library: Library) -> dict[str, Callable[..., Any]]:
     run = library.function("activation", POINTER, LONG, POINTER, LONG, LONG, INT, INT, INT, quick=True)
 
     def activation(x: Tensor, kind: str) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from models.ops import reference
 from worker.kernels.cpu.library import INT, LONG, POINTER, Library
-from worker.kernels.cpu.linear import KINDS
+from worker.kernels.cpu.packing import KINDS
 from worker.kernels.cpu.recording.outputs import empty
 
 

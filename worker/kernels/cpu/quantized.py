@@ -1,7 +1,8 @@
 """Quantized linear layers in plain torch: how matrices are quantized, and the operations that read them.
 
 The operations here are the specification of `csrc/quantized.h`, which computes with exactly the numbers that
-`quantize` makes. They replace it on processors, systems and number types that the C kernels do not know.
+`quantize` makes, or that a checkpoint holds. They replace it on processors, systems and number types that the
+C kernels do not know.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.ops import reference
 from models.parallel.tree import add_in_pairs
+from models.quantization.matrix import Grouped, Matrix, stacked
 from worker.kernels.cpu import portable
 
 
@@ -34,6 +35,7 @@ class Scheme:
     """Whole numbers that the largest element of a group may become, with the other sign: the best is taken.
 
     There is one more negative number than positive ones, and finer steps may be worth cutting a few elements.
+    Matrices that are quantized already have none.
     """
 
 
@@ -69,10 +71,15 @@ def quantize(weight: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
     return values, scales
 
 
-def widen(values: Tensor, scales: Tensor, scheme: Scheme) -> Tensor:
-    """The results of `quantize` as a float32 matrix [N, K]."""
-    groups = _in_groups(values, scheme) * scales.float().unsqueeze(-1)
-    return groups.flatten(1)[:, : values.shape[1]]
+def widen(values: Tensor, scales: Tensor, scheme: Scheme, zeros: Tensor | None = None) -> Tensor:
+    """Whole numbers [N, K] and the scales of their groups as a float32 matrix [N, K].
+
+    `zeros` [N, groups] uint8 are the codes that stand for 0, where it is not the middle one of each group.
+    """
+    groups = _in_groups(values, scheme)
+    if zeros is not None:
+        groups = groups - (zeros.float() - (1 << (scheme.bits - 1))).unsqueeze(-1)
+    return (groups * scales.float().unsqueeze(-1)).flatten(1)[:, : values.shape[1]]
 
 
 def round_inputs(x: Tensor, scheme: Scheme) -> Tensor:
@@ -85,7 +92,7 @@ def round_inputs(x: Tensor, scheme: Scheme) -> Tensor:
 
 
 class Quantized(nn.Parameter):
-    """A matrix of bytes: in each row its numbers (of 4 bits, two in a byte), then its scales.
+    """A matrix of bytes: in each row its numbers (of 4 bits, two in a byte), its scales, and zeros if any.
 
     The sections of a matrix with several lie one below the other.
     """
@@ -95,36 +102,77 @@ class Quantized(nn.Parameter):
     """The inputs of a section."""
     sections: int
     bytes_before: int
+    scale_type: torch.dtype
+    has_zeros: bool
+    order: Tensor | None
+    """The order of the inputs, as `Grouped` has it."""
 
     @classmethod
     def of(cls, weight: Tensor, scheme: Scheme, sections: int = 1) -> Quantized:
-        nbytes, weight = weight.nbytes, torch.cat(weight.chunk(sections, dim=1))
-        values, scales = quantize(weight, scheme)
+        """Quantize a plain matrix."""
+        values, scales = quantize(torch.cat(weight.chunk(sections, dim=1)), scheme)
+        return cls._made(values, scales, None, scheme, sections, weight.nbytes)
+
+    @classmethod
+    def kept(cls, matrix: Grouped, sections: int | None = None) -> Quantized:
+        """Keep the numbers of a matrix that is quantized already. One with an order has no sections."""
+        matrix = matrix.in_groups(sections if matrix.order is None else None)
+        sections = 1 if matrix.order is not None else sections or 1
+        values = (matrix.codes.short() - (1 << (matrix.bits - 1))).to(torch.int8)
+        offsets = None if matrix.offsets is None else torch.cat(matrix.offsets.chunk(sections, dim=1))
+        values, scales = (torch.cat(x.chunk(sections, dim=1)) for x in (values, matrix.scales))
+        scheme = Scheme(matrix.bits, matrix.group, matrix.input_bits, ())
+        made = cls._made(values, scales, offsets, scheme, sections, matrix.plain_bytes)
+        made.order = matrix.order
+        return made
+
+    @classmethod
+    def _made(
+        cls,
+        values: Tensor,
+        scales: Tensor,
+        zeros: Tensor | None,
+        scheme: Scheme,
+        sections: int,
+        bytes_before: int,
+    ) -> Quantized:
+        inputs = values.shape[1]
         if scheme.bits == 4:
-            low, high = F.pad(values, (0, values.shape[1] % 2)).unflatten(1, (-1, 2)).unbind(-1)
+            low, high = F.pad(values, (0, inputs % 2)).unflatten(1, (-1, 2)).unbind(-1)
             values = low & 15 | high << 4
-        packed = cls(torch.cat([values, scales.view(torch.int8)], dim=1), requires_grad=False)
-        packed.scheme, packed.inputs, packed.sections = scheme, weight.shape[1], sections
-        packed.bytes_before = nbytes
+        columns = [values, scales.contiguous().view(torch.int8)]
+        columns += [] if zeros is None else [zeros.contiguous().view(torch.int8)]
+        packed = cls(torch.cat(columns, dim=1), requires_grad=False)
+        packed.scheme, packed.inputs, packed.sections = scheme, inputs, sections
+        packed.scale_type, packed.has_zeros = scales.dtype, zeros is not None
+        packed.bytes_before, packed.order = bytes_before, None
         return packed
 
     def parts(self, section: int) -> Iterator[Tensor]:
         """A section of the matrix in float32, some rows at a time."""
-        scale_bytes = 2 * -(-self.inputs // self.scheme.group)
+        groups = -(-self.inputs // self.scheme.group)
+        sizes = [self.scale_type.itemsize * groups, groups if self.has_zeros else 0]
         data = self.data.chunk(self.sections)[section]
         for rows in _slices(len(data), self.inputs):
-            values, scales = data[rows].tensor_split([-scale_bytes], dim=1)
+            piece = data[rows]
+            values, scales, zeros = piece.split([piece.shape[1] - sum(sizes), *sizes], dim=1)
             if self.scheme.bits == 4:
                 values = torch.stack([values << 4 >> 4, values >> 4], dim=-1).flatten(1)[:, : self.inputs]
-            scales = scales.clone(memory_format=torch.contiguous_format).view(torch.bfloat16)
-            yield widen(values, scales, self.scheme)
+            scales = scales.clone(memory_format=torch.contiguous_format).view(self.scale_type)
+            of_zero = zeros.contiguous().view(torch.uint8) if self.has_zeros else None
+            yield widen(values, scales, self.scheme, of_zero)
 
 
-def table(scheme: Scheme) -> Mapping[str, Callable[..., Any]]:
-    """The operations of linear layers whose matrices are quantized by `pack`, for `models.ops.use`."""
+def table(scheme: Scheme | None) -> Mapping[str, Callable[..., Any]]:
+    """The operations of linear layers for `models.ops.use`. `scheme`: how `pack` quantizes plain matrices."""
 
-    def pack(*parts: Tensor, gated: bool = False, wide: bool = False, sections: int | None = None) -> Tensor:
-        return Quantized.of(reference.pack(*parts), HEAD if wide else scheme, sections or 1)
+    def pack(*parts: Matrix, gated: bool = False, wide: bool = False, sections: int | None = None) -> Tensor:
+        matrix = stacked(parts)
+        if isinstance(matrix, Grouped):
+            return Quantized.kept(matrix, sections)
+        if scheme is None:
+            return portable.pack(matrix, sections=sections)
+        return Quantized.of(matrix, HEAD if wide else scheme, sections or 1)
 
     return {"pack": pack, "linear": linear, "gated_linear": gated_linear}
 
@@ -163,6 +211,8 @@ def describe_savings(name: str, parameters: Iterable[Tensor]) -> str:
 
 def _multiply(x: Tensor, weight: Quantized, bias: Tensor | None) -> Tensor:
     """The product of inputs and a matrix, in float32."""
+    if weight.order is not None:
+        x = F.pad(x, (0, 1))[:, weight.order.long()]  # the place -1 is the zero behind the last input
     pieces = [round_inputs(piece, weight.scheme) for piece in x.chunk(weight.sections, dim=1)]
     out = add_in_pairs(
         [

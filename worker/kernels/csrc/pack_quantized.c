@@ -65,7 +65,7 @@ static void pack_group(const packing *p, uint8_t *to, long panel, long start, lo
         memcpy(to + column * 2, &g.scale, 2);
         for (long i = 0; i < quads * 4; i++) {
             long quad = i / 4;
-            uint8_t *byte = to + SCALE_BYTES + (quad / step * PANEL + column) * 4 + i % 4;
+            uint8_t *byte = to + group_head_bytes(w) + (quad / step * PANEL + column) * 4 + i % 4;
             uint8_t bits = (uint8_t)(g.values[i] + excess);
             *byte = quad % step ? (uint8_t)(*byte | bits << 4) : bits;
         }
@@ -79,7 +79,7 @@ static void pack_panels(const void *task, long first, long last) {
         for (long start = 0; start < p->to->inputs; start += section_inputs(p->to)) {
             for (long number = 0; number < section_groups(p->to); number++) {
                 pack_group(p, to, panel, start, number);
-                to += SCALE_BYTES + quads_in(p->to, number) * PANEL * p->to->bits / 2;
+                to += group_head_bytes(p->to) + quads_in(p->to, number) * PANEL * p->to->bits / 2;
             }
         }
     }

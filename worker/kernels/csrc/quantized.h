@@ -80,10 +80,29 @@ INLINE void step(whole sums[][2][COLUMNS], const uint32_t *x, long apart, int ro
 }
 #endif
 
-// Adds the sums of a group, scaled, to the outputs.
-INLINE void add_group(float *out, whole sums[][2][COLUMNS], int rows, int each, const void *scales, const uint32_t *x) {
+INLINE vec load_scale(const char *scales, int column, const weights *w) {
+    if (w->scale == FLOAT16) return vec_of_half(scales + column * 2);
+    return w->scale == BFLOAT16 ? vec_load(scales + column * 2, BFLOAT16) : vec_load(scales + column * 4, FLOAT32);
+}
+
+// Adds what codes are too high or too low by, because they stand for 0 at another place than the middle.
+INLINE void add_offsets(float *out, int rows, const char *offsets, const vec *scale, const uint32_t *totals,
+                        const weights *w) {
+    vec off[COLUMNS], middle = vec_all((float)(1 << (w->bits - 1)));
+    for (int c = 0; c < COLUMNS; c++)
+        off[c] = vec_mul(vec_sub(middle, vec_of_bytes(offsets + c * LANES)), scale[c]);
+    for (int r = 0; r < rows; r++, out += PANEL)
+        for (int c = 0; c < COLUMNS; c++)
+            vec_store(out + c * LANES, vec_fma(off[c], broadcast(totals + r), vec_load(out + c * LANES, FLOAT32)),
+                      FLOAT32);
+}
+
+// Adds the sums of a group, scaled, to the outputs. scales: the beginning of the group in the panel. x: its head.
+INLINE void add_group(float *out, whole sums[][2][COLUMNS], int rows, int each, const char *scales, const uint32_t *x,
+                      const weights *w) {
     vec scale[COLUMNS];
-    for (int c = 0; c < COLUMNS; c++) scale[c] = vec_load(at(scales, c * LANES, BFLOAT16), BFLOAT16);
+    for (int c = 0; c < COLUMNS; c++) scale[c] = load_scale(scales, c * LANES, w);
+    if (w->offsets) add_offsets(out, rows, scales + scales_bytes(w), scale, x + (1 + each) * rows, w);
     for (int r = 0; r < rows; r++, out += PANEL) {
         for (int c = 0; c < COLUMNS; c++) {
             vec sum = vec_of_whole(each == 2 ? (sums[r][0][c] << 8) + sums[r][1][c] : sums[r][0][c]);
@@ -105,24 +124,24 @@ INLINE place add_section(int rows, int bits, int each, place at, const weights *
     const uint32_t *head = at.head, *x = at.x;
     const char *panel = at.panel;
     fetch ahead = at.ahead;
-    long apart = quads_of(w) * rows;
+    long apart = quads_of(w) * rows, head_bytes = group_head_bytes(w);
     memset(out, 0, sizeof *out * PANEL * rows);
-    for (long group = 0; group < section_groups(w); group++, head += (1 + each) * rows) {
+    for (long group = 0; group < section_groups(w); group++, head += head_of(w) * rows) {
         const char *scales = panel;
         whole sums[QUANTIZED_ROWS][2][COLUMNS];
         for (int r = 0; r < rows; r++)
             for (int s = 0; s < each; s++)
                 for (int c = 0; c < COLUMNS; c++) sums[r][s][c] = whole_all(head[(1 + s) * rows + r]);
-        panel += SCALE_BYTES;
+        panel += head_bytes;
         _mm_prefetch(ahead.from, _MM_HINT_T0);
-        ahead.from += ahead.step / 2;
+        ahead.from += ahead.step * head_bytes / (PANEL * 4);
         for (long left = quads_in(w, group); left > 0; left -= 8 / bits, panel += PANEL * 4, x += 8 / bits * rows) {
             _mm_prefetch(ahead.from, _MM_HINT_T0);
             _mm_prefetch(ahead.from + 64, _MM_HINT_T0);
             ahead.from += ahead.step;
             step(sums, x, apart, rows, each, bits, (const whole *)panel);
         }
-        add_group(out, sums, rows, each, scales, head);
+        add_group(out, sums, rows, each, scales, head, w);
     }
     return (place){head, x, panel, ahead};
 }
@@ -138,8 +157,8 @@ INLINE void quantized_tile(int rows, int bits, int each, const uint32_t *x, cons
 
 #define QUANTIZED(n, each)                                                                    \
     case n:                                                                                   \
-        if (each == 2 || w->bits == 8) quantized_tile(n, 8, each, x, w, panel, ahead, sums);   \
-        else quantized_tile(n, 4, each, x, w, panel, ahead, sums);                            \
+        if (w->bits == 8) quantized_tile(n, 8, each, x, w, panel, ahead, sums); \
+        else quantized_tile(n, 4, each, x, w, panel, ahead, sums);              \
         break;
 
 // sums [rows, 32] and room for those that wait; x as `lay_quantized` wrote it.

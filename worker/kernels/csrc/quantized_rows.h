@@ -1,6 +1,6 @@
 // The rows of a tile as they are multiplied with a quantized matrix: rounded to whole numbers, side by side. First
-// come, for each group of inputs, the scales of the rows and the values that their sums start with; then one part or
-// two, which have a dword of each row for each quad of inputs.
+// come, for each group of inputs, the scales of the rows, the values that their sums start with, and if the matrix has
+// offsets the totals of the inputs; then one part or two, which have a dword of each row for each quad of inputs.
 #pragma once
 
 #include "rows.h"
@@ -20,7 +20,9 @@ INLINE int sums_of(const weights *w) { return (void)w, 1; }
 
 INLINE long quantized_rows(const weights *w) { return QUANTIZED_ROWS / sums_of(w); }
 
-INLINE long head_dwords(const weights *w) { return groups_of(w) * (1 + sums_of(w)); }
+// The dwords of a row that come for each group.
+INLINE long head_of(const weights *w) { return 1 + sums_of(w) + w->offsets; }
+INLINE long head_dwords(const weights *w) { return groups_of(w) * head_of(w); }
 
 // The size of a row as `lay_quantized` writes it.
 INLINE long quantized_dwords(const weights *w) { return head_dwords(w) + quads_of(w) * parts_of(w); }
@@ -73,23 +75,43 @@ INLINE void split(rounded *to, long row, long quad, const int16_t *words, long q
     }
 }
 
-// Rounds up to CHUNK inputs of a row of a section, from `group` on. Elements of the matrix are stored without a sign, too high by
-// 2^(bits - 1), so sums start with the negative of that times the inputs.
+// The inputs of a group; gathered in `to` if they have an order.
+INLINE const char *inputs_of(char *to, const char *x, long group, const weights *w) {
+    if (w->order == NULL) return at(x, group * w->group, w->kind);
+    const int *order = w->order + group * w->group;
+    long width = width_of(w->kind), count = inputs_in(w, group);
+    memset(to, 0, count * width);
+    for (long i = 0; i < count; i++) {
+        if (order[i] < 0) continue;
+        if (w->kind == BFLOAT16) memcpy(to + i * 2, x + order[i] * 2L, 2);
+        else memcpy(to + i * 4, x + order[i] * 4L, 4);
+    }
+    return to;
+}
+
+// Rounds up to CHUNK inputs of a row of a section, from `group` on. Elements of the matrix are stored without a sign,
+// too high by 2^(bits - 1), so sums start with the negative of that times the inputs.
 INLINE void round_row(rounded *to, uint32_t *head, const char *x, long row, long rows, long group, const weights *w) {
     int16_t words[GROUP_MOST + LANES];
+    char inputs[GROUP_MOST * 4];
     float most = w->input_bits == 16 ? 32639.0f : 127.0f, scale = 0.0f;  // of 32639 the upper byte is 127
     vec finite = vec_zero();
-    head += group * (1 + sums_of(w)) * rows + row;
+    head += group * head_of(w) * rows + row;
     for (long quad = 0; quad < CHUNK / 4 && group < section_groups(w); quad += w->group / 4, group++) {
         int32_t sums[2];
-        scale = round_inputs(words, at(x, group * w->group, w->kind), inputs_in(w, group), w->kind, most, &finite);
+        const char *from = inputs_of(inputs, x, group, w);
+        scale = round_inputs(words, from, inputs_in(w, group), w->kind, most, &finite);
         split(to, row, quad, words, quads_in(w, group), sums, w);
         memcpy(head, &scale, 4);
         for (int s = 0; s < sums_of(w); s++) head[(1 + s) * rows] = (uint32_t)-(sums[s] << (w->bits - 1));
-        head += (1 + sums_of(w)) * rows;
+        if (w->offsets) {
+            float total = scale * (float)(sums_of(w) == 2 ? sums[0] * 256 + sums[1] : sums[0]);
+            memcpy(head + (1 + sums_of(w)) * rows, &total, 4);
+        }
+        head += head_of(w) * rows;
     }
     scale += vec_sum(finite);  // NaN in any lane makes it NaN
-    memcpy(head - (1 + sums_of(w)) * rows, &scale, 4);
+    memcpy(head - head_of(w) * rows, &scale, 4);
 }
 
 INLINE void lay_section(uint32_t *head, uint32_t *parts, const char *x, long stride, long rows, const weights *w) {
@@ -112,7 +134,7 @@ static void lay_quantized(uint32_t *to, const char *x, long stride, long rows, c
     uint32_t *head = to, *parts = to + head_dwords(w) * rows;
     for (long section = 0; section < w->sections; section++) {
         lay_section(head, parts, x, stride, rows, w);
-        head += section_groups(w) * (1 + sums_of(w)) * rows;
+        head += section_groups(w) * head_of(w) * rows;
         parts += section_quads(w) * rows;
         x += section_inputs(w) * width_of(w->kind);
     }

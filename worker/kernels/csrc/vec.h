@@ -112,6 +112,8 @@ INLINE void vec_store_part(void *p, vec a, long n, kind k) {
     if (k == BFLOAT16) _mm256_mask_storeu_epi16(p, lanes_mask(n), narrow_lanes(a));
     else _mm512_mask_storeu_ps(p, lanes_mask(n), a);
 }
+INLINE vec vec_of_half(const void *p) { return _mm512_cvtph_ps(_mm256_loadu_si256(p)); }  // float16
+INLINE vec vec_of_bytes(const void *p) { return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(p))); }
 INLINE void vec_store_words(int16_t *p, vec a) {  // whole numbers, rounded to nearest even
     _mm256_storeu_si256((void *)p, _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(a)));
 }
@@ -198,6 +200,8 @@ INLINE void vec_store_part(void *p, vec a, long n, kind k) {
     _mm_storeu_si128((void *)part, narrow_lanes(a));
     for (long i = 0; i < n; i++) ((bf16 *)p)[i] = part[i];
 }
+INLINE vec vec_of_half(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128(p)); }
+INLINE vec vec_of_bytes(const void *p) { return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(p))); }
 INLINE void vec_store_words(int16_t *p, vec a) {
     __m256i all = _mm256_cvtps_epi32(a);
     _mm_storeu_si128((void *)p, _mm_packs_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1)));

@@ -9,7 +9,11 @@
 // A section begins with a dword, a tile and a group of its own, so a rank that holds some of them computes the same.
 //
 // In a quantized matrix a dword is a quad: four elements of 8 bits, or the four-bit elements of two quads, the first in
-// the low nibbles. Its panels are divided into groups of inputs, each of which begins with 32 scales in bfloat16.
+// the low nibbles. Its panels are divided into groups of inputs, each of which begins with 32 scales and, if the matrix
+// has offsets, 32 bytes with the codes that stand for 0; else that is 2^(bits - 1).
+//
+// A matrix that was quantized before may have its inputs in another order, which `order` names: then they are gathered
+// while rows are laid out. Such a matrix has one section.
 #pragma once
 
 #include "vec.h"
@@ -23,10 +27,13 @@ typedef struct {
     int kind;  // the type of the matrix as it was loaded, and so of the inputs
     int gated;
     int sections;  // 1, 2, 4 or 8; if several, each has an even number of inputs
-    // The next three are 0 if the matrix is not quantized.
-    int bits;        // bits of an element: 8 or 4
-    int group;       // inputs that share a scale: 32 or 128
-    int input_bits;  // bits to which inputs are rounded: 16 or 8
+    // The next ones are 0 if the matrix is not quantized.
+    int bits;         // bits of an element: 8 or 4
+    int group;        // inputs that share a scale: a power of 2 from 8 to 128
+    int input_bits;   // bits to which inputs are rounded: 16 or 8
+    int scale;        // the type of scales: FLOAT32, BFLOAT16 or FLOAT16
+    int offsets;      // whether groups have them
+    const int *order;  // [inputs] the place of each input in a row of x, or -1 for a zero; NULL: as they come
 } weights;
 
 // A part of the rows of a matrix as it was loaded. Parts lie anywhere; each is contiguous.
@@ -53,7 +60,9 @@ INLINE long section_dwords(const weights *w) {
 }
 INLINE long dwords_of(const weights *w) { return w->sections * section_dwords(w); }
 
-enum { GROUP_MOST = 128, SCALE_BYTES = PANEL * 2 };
+enum { FLOAT16 = 2, GROUP_MOST = 128 };  // FLOAT16: a type of scales only
+INLINE long scales_bytes(const weights *w) { return PANEL * (w->scale == FLOAT32 ? 4 : 2); }
+INLINE long group_head_bytes(const weights *w) { return scales_bytes(w) + (w->offsets ? PANEL : 0); }
 INLINE long section_groups(const weights *w) { return ceil_div(section_inputs(w), w->group); }
 INLINE long section_quads(const weights *w) { return ceil_div(section_inputs(w), 32 / w->bits) * (8 / w->bits); }
 INLINE long groups_of(const weights *w) { return w->sections * section_groups(w); }
@@ -68,7 +77,7 @@ INLINE long quads_in(const weights *w, long group) {
 }
 
 INLINE long panel_bytes(const weights *w) {
-    if (w->bits) return groups_of(w) * SCALE_BYTES + quads_of(w) * PANEL * w->bits / 2;
+    if (w->bits) return groups_of(w) * group_head_bytes(w) + quads_of(w) * PANEL * w->bits / 2;
     return dwords_of(w) * PANEL * 4;
 }
 INLINE long columns_of(const weights *w) { return w->gated ? w->outputs / 2 : w->outputs; }  // columns of the result

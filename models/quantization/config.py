@@ -1,0 +1,84 @@
+"""The method of a quantized checkpoint, which its config tells; others are refused here. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from models.config import ConfigError, ModelConfig
+from models.quantization.forms import Quantization
+from models.quantization.methods.compressed import Compressed, CompressedFields
+from models.quantization.methods.gptq import Gptq, GptqFields
+from models.quantization.saved import SavedQuantization
+
+METHODS: Mapping[str, tuple[type[msgspec.Struct], Callable[[SavedQuantization, Any], Quantization]]] = {
+    "gptq": (GptqFields, Gptq),
+    "compressed-tensors": (CompressedFields, Compressed),
+}
+"""The methods that are read, by name: the struct of their fields, and the class that is made of it."""
+
+SAME = {"gptq_marlin": "gptq", "awq_marlin": "awq", "gptq_bitblas": "gptq"}
+"""Names that vLLM's --quantization has for a faster kernel of a method."""
+
+MADE_ON_LOADING = ("int8", "int8-dynamic", "int4")
+"""Values of --quantization that concern plain weights, which become small while they are loaded."""
+
+
+def read_quantization(config: ModelConfig) -> Quantization | None:
+    """Read how the checkpoint was quantized; None if it was not. Raises ConfigError if it cannot be read."""
+    saved = config.quantization
+    if saved is None:
+        return None
+    method = _method(saved.fields)
+    if method not in METHODS:
+        raise ConfigError(
+            f"{saved.place}: the method {method!r} is not read, but {', '.join(METHODS)} are: use such a "
+            "checkpoint of the model, or the plain one with --quantization int8 or int4"
+        )
+    kind, make = METHODS[method]
+    try:
+        fields = msgspec.convert(saved.fields, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{saved.place} ({method}): {error}") from None
+    return make(saved, fields)
+
+
+def describe_quantization(config: ModelConfig, asked: str | None) -> str | None:
+    """What the served weights are: the checkpoint's method and numbers, or what is made on loading."""
+    found = read_quantization(config)
+    return asked if found is None else found.describe()
+
+
+def check_quantization(config: ModelConfig, asked: str | None) -> None:
+    """Refuse a checkpoint that is not read, and a value of --quantization that does not fit it."""
+    found = read_quantization(config)
+    if asked is None:
+        return
+    if asked in MADE_ON_LOADING:
+        if found is not None:
+            raise ConfigError(
+                f"--quantization {asked}: the checkpoint is quantized already ({found.describe()}); leave "
+                "the option out"
+            )
+        return
+    method = SAME.get(asked, asked)
+    if found is None:
+        raise ConfigError(
+            f"--quantization {asked}: the checkpoint is not quantized; leave the option out, or choose "
+            f"{', '.join(MADE_ON_LOADING)}"
+        )
+    if found.method != method:
+        raise ConfigError(
+            f"--quantization {asked}: the checkpoint is of {found.method}; leave the option out"
+        )
+
+
+def _method(fields: Mapping[str, object]) -> str:
+    """The name of the method; where it is missing, the fields tell."""
+    named = fields.get("quant_method")
+    if isinstance(named, str):
+        return named
+    marks = {"config_groups": "compressed-tensors", "w_bit": "awq", "bits": "gptq"}
+    return next((method for field, method in marks.items() if field in fields), "not named")

@@ -1,0 +1,31 @@
+"""The reader of each format in which a matrix may be stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from models.checkpoint.files import Cut
+from models.quantization.formats import compressed, gptq
+from models.quantization.formats.scope import Scope
+from models.quantization.forms import Form
+from models.quantization.matrix import Grouped
+
+Read = Callable[[Scope, Form, tuple[int, int], Cut | None], Grouped | None]
+
+
+@dataclass(frozen=True)
+class Format:
+    main: str
+    """The tensor that a module of this format always has."""
+    kinds: tuple[str, ...]
+    """The number types that this tensor may have. One of another type belongs to a module that is plain."""
+    read: Read
+
+
+FORMATS: Mapping[str, Format] = {
+    "gptq": Format(gptq.MAIN, ("int32",), gptq.read),
+    "gptq_v2": Format(gptq.MAIN, ("int32",), gptq.read),
+    "pack-quantized": Format(compressed.PACKED, ("int32",), compressed.read),
+    "int-quantized": Format(compressed.PLAIN, ("int8",), compressed.read),
+}

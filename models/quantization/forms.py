@@ -1,0 +1,46 @@
+"""Which matrices of a checkpoint are packed, and how, before a tensor is read. No torch."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+
+class Form(msgspec.Struct, frozen=True, kw_only=True):
+    """How the matrix of one module is stored."""
+
+    format: str
+    """The reader of its tensors, a name in `models/quantization/formats/registry.py`."""
+    bits: int
+    group: int = 0
+    """The inputs of a row that share a scale; 0 means all of them."""
+    symmetric: bool = True
+    """Whether zero points are left out."""
+    ordered: bool = False
+    """Whether groups are made of inputs that lie anywhere ("act-order")."""
+    input_bits: int = 16
+    """The bits to which a kernel may round the inputs."""
+
+
+class Quantization(Protocol):
+    """A checkpoint's method, with all that its config says."""
+
+    method: str
+
+    @property
+    def ordered(self) -> bool:
+        """Whether matrices have their inputs in an order of their own: then their sums have no sections."""
+        ...
+
+    def form_of(self, module: str) -> Form | None:
+        """The form of the matrix of a module, by its name in the checkpoint; None if it is plain."""
+        ...
+
+    def describe(self) -> str:
+        """The method and its numbers, for people."""
+        ...
+
+
+def describe_form(bits: int, group: int) -> str:
+    return f"{bits} bits, " + (f"groups of {group}" if group else "one scale for a row")

@@ -1,0 +1,164 @@
+"""compressed-tensors: what its fields say, and which of its groups a module belongs to. No torch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from models.config import ConfigError
+from models.quantization.forms import Form, describe_form
+from models.quantization.matching import compiled
+from models.quantization.saved import SavedQuantization
+
+_FORMATS = ("pack-quantized", "int-quantized")
+_LAYER = "Linear"
+"""The class of all modules that can have a form: transformers' name for layers and heads alike."""
+
+
+class _Weights(msgspec.Struct, frozen=True, kw_only=True):
+    num_bits: int = 8
+    type: Literal["int", "float"] = "int"
+    symmetric: bool = True
+    strategy: str | None = None
+    group_size: Annotated[int, msgspec.Meta(ge=-1, le=1 << 20)] | None = None
+    actorder: str | bool | None = None
+
+
+class _Inputs(msgspec.Struct, frozen=True, kw_only=True):
+    num_bits: int = 8
+
+
+class _Group(msgspec.Struct, frozen=True, kw_only=True):
+    targets: list[str]
+    weights: _Weights | None = None
+    input_activations: _Inputs | None = None
+    format: str | None = None
+
+
+class CompressedFields(msgspec.Struct, frozen=True, kw_only=True):
+    config_groups: dict[str, _Group | list[str]]
+    ignore: list[str] = []
+    format: str = "dense"
+    sparsity_config: dict[str, object] | None = None
+    transform_config: dict[str, object] | None = None
+
+
+_EIGHT, _CHANNELS = _Inputs(num_bits=8), _Weights(strategy="channel")
+_PRESETS = {
+    "W8A16": _Group(targets=[], weights=_CHANNELS),
+    "W4A16": _Group(targets=[], weights=_Weights(num_bits=4, strategy="group", group_size=128)),
+    "W4A16_ASYM": _Group(
+        targets=[], weights=_Weights(num_bits=4, strategy="group", group_size=128, symmetric=False)
+    ),
+    "W8A8": _Group(targets=[], weights=_CHANNELS, input_activations=_EIGHT),
+    "INT8": _Group(targets=[], weights=_CHANNELS, input_activations=_EIGHT),
+    "W4A8": _Group(
+        targets=[],
+        weights=_Weights(num_bits=4, strategy="group", group_size=128),
+        input_activations=_EIGHT,
+    ),
+}
+"""Groups that are named instead of described, with their targets as value."""
+
+
+class Compressed:
+    """A checkpoint of compressed-tensors: groups of modules, each with a form."""
+
+    method = "compressed-tensors"
+
+    def __init__(self, saved: SavedQuantization, fields: CompressedFields) -> None:
+        self._place = saved.place
+        for name in ("sparsity_config", "transform_config"):
+            value = getattr(fields, name) or {}
+            if value.get("format", "dense") != "dense" or value.get("config_groups"):
+                raise ConfigError(
+                    f"{saved.place}: {name!r} is not supported: use a checkpoint of the model that is only "
+                    "quantized"
+                )
+        self._groups = [
+            (group.targets, self._form(name, group, group.format or fields.format))
+            for name, group in (
+                (name, _described(saved.place, name, each)) for name, each in fields.config_groups.items()
+            )
+        ]
+        self._ignored = fields.ignore
+        for name in (
+            name for names in (fields.ignore, *(names for names, _ in self._groups)) for name in names
+        ):
+            if name.startswith("re:"):
+                compiled(name[3:], saved.place)
+        if not self._groups:
+            raise ConfigError(f"{saved.place}: 'config_groups' names no group of quantized modules")
+
+    def form_of(self, module: str) -> Form | None:
+        if self._rank(module, self._ignored) is not None:
+            return None
+        ranked = [
+            (rank, i)
+            for i, (names, _) in enumerate(self._groups)
+            if (rank := self._rank(module, names)) is not None
+        ]
+        return self._groups[min(ranked)[1]][1] if ranked else None
+
+    @property
+    def ordered(self) -> bool:
+        return any(form.ordered for _, form in self._groups if form is not None)
+
+    def describe(self) -> str:
+        forms = dict.fromkeys(form for _, form in self._groups if form is not None)
+        numbers = (
+            describe_form(form.bits, form.group) + (" and inputs of 8" if form.input_bits == 8 else "")
+            for form in forms
+        )
+        return ", ".join((self.method, "; ".join(numbers)))
+
+    def _rank(self, module: str, names: list[str]) -> int | None:
+        """How exactly a module is named: 0 by its own name, 1 by a pattern, 2 by its class; None if not."""
+        ranks = {0: module in names, 1: self._matches(module, names), 2: _LAYER in names}
+        return next((rank for rank, found in ranks.items() if found), None)
+
+    def _matches(self, module: str, names: list[str]) -> bool:
+        patterns = (name[3:] for name in names if name.startswith("re:"))
+        return any(compiled(pattern, self._place).match(module) for pattern in patterns)
+
+    def _form(self, name: str, group: _Group, format: str) -> Form | None:
+        weights = group.weights
+        if weights is None or format == "dense":
+            return None
+        place = f"{self._place}: group {name!r}"
+        if format not in _FORMATS or weights.type != "int":
+            raise ConfigError(
+                f"{place}: 'format' {format!r} with {weights.type} weights is not read, but "
+                f"{' and '.join(_FORMATS)} with int are: use such a checkpoint of the model"
+            )
+        if weights.num_bits not in (4, 8):
+            raise ConfigError(
+                f"{place}: 'num_bits' is {weights.num_bits}, but must be 4 or 8: use another checkpoint of "
+                "the model, or the plain one with --quantization int4"
+            )
+        strategy = weights.strategy or ("group" if (weights.group_size or 0) > 0 else "tensor")
+        if strategy not in ("tensor", "channel", "group") or (strategy == "group" and not weights.group_size):
+            raise ConfigError(
+                f"{place}: 'strategy' is {strategy!r} with a group_size of {weights.group_size}, but must be "
+                "tensor, channel, or group with a size"
+            )
+        inputs = group.input_activations
+        return Form(
+            format=format,
+            bits=weights.num_bits,
+            group=max(0, weights.group_size or 0) if strategy == "group" else 0,
+            symmetric=weights.symmetric,
+            ordered=weights.actorder in ("group", "dynamic", True),
+            input_bits=8 if inputs is not None and inputs.num_bits <= 8 else 16,
+        )
+
+
+def _described(place: str, name: str, group: _Group | list[str]) -> _Group:
+    if not isinstance(group, list):
+        return group
+    if name.upper() not in _PRESETS:
+        raise ConfigError(
+            f"{place}: the group {name!r} names a scheme that is not read: there are {', '.join(_PRESETS)}"
+        )
+    return msgspec.structs.replace(_PRESETS[name.upper()], targets=group)

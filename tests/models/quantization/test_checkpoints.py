@@ -1,0 +1,42 @@
+"""Quantized checkpoints have the logits that transformers computes from the plain matrices they mean."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from drive import Driver, load_ranks, run_in_chunks
+from packed import Recipe, write_pair
+from tiny import hf_logits
+
+PROMPT = random.Random(1).choices(range(5, 300), k=23)
+
+SHAPE = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 8, "num_key_value_heads": 4}
+"""Sizes with several groups of 32 in a matrix, and pieces of ranks that end within groups."""
+
+RECIPES = [
+    Recipe(method="gptq", group=32),
+    Recipe(method="gptq", group=32, symmetric=False),
+    Recipe(method="gptq", group=32, symmetric=False, version=2, act_order=True),
+    Recipe(method="gptq", group=64, act_order=True, head=True),
+    Recipe(method="gptq", group=128, symmetric=False, version=2),
+    Recipe(method="gptq", bits=8, symmetric=False, version=2),
+    Recipe(method="gptq", bits=8, group=32, other={"down_proj": 4, "k_proj": 4}, plain=("v_proj",)),
+    Recipe(method="pack-quantized", group=32, scales=torch.bfloat16),
+    Recipe(method="pack-quantized", group=128, symmetric=False, head=True),
+    Recipe(method="pack-quantized", group=32, symmetric=False, act_order=True),
+    Recipe(method="pack-quantized", bits=8, plain=("gate_proj",)),
+    Recipe(method="int-quantized", bits=8, scales=torch.float32),
+    Recipe(method="int-quantized", bits=8, symmetric=False, channels=False, version=2),
+]
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=str)
+def test_logits_are_those_of_the_plain_checkpoint(recipe: Recipe, tmp_path: Path) -> None:
+    pair = write_pair(tmp_path, recipe, attention_bias=True, vocab_size=301, **SHAPE)
+    expected = hf_logits(pair.plain, PROMPT).log_softmax(-1)
+    for ranks in (1, 2, 4):
+        logits = run_in_chunks(Driver(load_ranks(pair.packed, ranks)), 0, PROMPT, 7)
+        torch.testing.assert_close(logits.log_softmax(-1), expected, atol=1e-4, rtol=0)

@@ -1,0 +1,212 @@
+"""What checkpoints say of their quantization: found wherever it stands, understood, or refused in a line."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from packed import change_config
+
+from models.config import ConfigError, read_config
+from models.quantization.config import check_quantization, describe_quantization, read_quantization
+from models.quantization.forms import Form, Quantization
+
+CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 8, "dtype": "float16"}
+GPTQ: dict[str, object] = {
+    "quant_method": "gptq",
+    "bits": 4,
+    "group_size": 128,
+    "desc_act": False,
+    "sym": True,
+}
+WEIGHTS: dict[str, object] = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}
+GROUP: dict[str, object] = {"targets": ["Linear"], "weights": WEIGHTS}
+COMPRESSED: dict[str, object] = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "ignore": ["lm_head"],
+    "config_groups": {"group_0": GROUP},
+}
+Q_PROJ = "model.layers.0.self_attn.q_proj"
+
+
+def written(folder: Path, **fields: object) -> Path:
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    change_config(folder, **fields)
+    return folder
+
+
+def read(folder: Path, saved: Mapping[str, object]) -> Quantization:
+    found = read_quantization(read_config(written(folder, quantization_config=saved)))
+    assert found is not None
+    return found
+
+
+def form(folder: Path, saved: Mapping[str, object], module: str = Q_PROJ) -> Form | None:
+    return read(folder, saved).form_of(module)
+
+
+def test_a_plain_checkpoint_has_none(tmp_path: Path) -> None:
+    config = read_config(written(tmp_path))
+    assert read_quantization(config) is None
+    check_quantization(config, None)
+    check_quantization(config, "int8")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"quantization_config": GPTQ},
+        {"compression_config": GPTQ},
+        {"text_config": {"quantization_config": GPTQ}},
+        {"text_config": {"hidden_size": 4}, "quantization_config": GPTQ},
+    ],
+    ids=["top", "older", "inner", "beside the inner"],
+)
+def test_it_is_found_at_the_top_and_in_the_text_part(fields: dict[str, object], tmp_path: Path) -> None:
+    found = read_quantization(read_config(written(tmp_path, **fields)))
+    assert found is not None
+    assert found.form_of(Q_PROJ) == Form(format="gptq", bits=4, group=128)
+
+
+def test_older_tools_write_a_file_beside(tmp_path: Path) -> None:
+    written(tmp_path)
+    saved = {name: value for name, value in GPTQ.items() if name != "quant_method"}
+    (tmp_path / "quantize_config.json").write_text(json.dumps(saved))
+    assert describe_quantization(read_config(tmp_path), None) == "gptq, 4 bits, groups of 128"
+
+
+def test_a_method_without_a_name_is_known_by_its_fields(tmp_path: Path) -> None:
+    for saved in (GPTQ, COMPRESSED):
+        nameless = {name: value for name, value in saved.items() if name != "quant_method"}
+        assert read(tmp_path, nameless).method == saved["quant_method"]
+
+
+def test_dynamic_rules_of_gptq(tmp_path: Path) -> None:
+    rules = {
+        "-:.*v_proj$": {},
+        r"+:.*layers\.0\..*q_proj": {"bits": 8, "group_size": -1},
+        ".*k_proj": {"desc_act": True},
+    }
+    found = read(tmp_path, GPTQ | {"dynamic": rules, "checkpoint_format": "gptq_v2"})
+    assert found.form_of("model.layers.0.self_attn.v_proj") is None
+    assert found.form_of(Q_PROJ) == Form(format="gptq_v2", bits=8)
+    k_proj = found.form_of("model.layers.1.self_attn.k_proj")
+    assert k_proj == Form(format="gptq_v2", bits=4, group=128, ordered=True)
+    assert found.ordered
+    assert found.form_of("model.layers.1.self_attn.q_proj") == Form(format="gptq_v2", bits=4, group=128)
+
+
+def test_groups_of_compressed_tensors(tmp_path: Path) -> None:
+    """A module's own name comes before a pattern, a pattern before the class, and `ignore` before all."""
+    eight = {"targets": ["re:.*layers.[01].*q_proj"], "weights": WEIGHTS | {"num_bits": 8}}
+    own = {
+        "targets": [Q_PROJ],
+        "weights": {"num_bits": 8, "strategy": "channel"},
+        "input_activations": {"num_bits": 8},
+    }
+    groups = {"a": GROUP, "b": eight, "c": own}
+    found = read(tmp_path, COMPRESSED | {"config_groups": groups, "ignore": ["lm_head", r"re:.*\.3\..*"]})
+    packed = Form(format="pack-quantized", bits=4, group=128)
+    assert found.form_of("model.layers.0.mlp.up_proj") == packed
+    assert found.form_of("model.layers.1.self_attn.q_proj") == Form(
+        format="pack-quantized", bits=8, group=128
+    )
+    assert found.form_of(Q_PROJ) == Form(format="pack-quantized", bits=8, input_bits=8)
+    for ignored in ("lm_head", "model.layers.3.self_attn.q_proj"):
+        assert found.form_of(ignored) is None
+
+
+def test_a_pattern_matches_from_the_beginning(tmp_path: Path) -> None:
+    group = GROUP | {"targets": ["re:layers.*"]}
+    assert form(tmp_path, COMPRESSED | {"config_groups": {"a": group}}) is None
+
+
+def test_presets_and_formats_of_groups(tmp_path: Path) -> None:
+    found = read(tmp_path, COMPRESSED | {"config_groups": {"W4A16_ASYM": ["Linear"]}})
+    assert found.form_of(Q_PROJ) == Form(format="pack-quantized", bits=4, group=128, symmetric=False)
+    mixed = COMPRESSED | {
+        "format": "mixed-precision",
+        "config_groups": {"a": GROUP | {"format": "int-quantized"}},
+    }
+    assert form(tmp_path, mixed) == Form(format="int-quantized", bits=4, group=128)
+    assert form(tmp_path, COMPRESSED | {"config_groups": {"a": GROUP | {"format": "dense"}}}) is None
+
+
+HOSTILE: dict[str, tuple[Mapping[str, object], str]] = {
+    "another method": (
+        {"quant_method": "bitsandbytes"},
+        "'bitsandbytes' is not read, but gptq, compressed-tensors",
+    ),
+    "no method": ({"weights": 4}, "'not named' is not read"),
+    "three bits": (GPTQ | {"bits": 3}, "'bits' is 3, but must be 4 or 8"),
+    "three bits of some": (GPTQ | {"dynamic": {".*": {"bits": 3}}}, "'bits' is 3, but must be 4 or 8"),
+    "bits as text": (GPTQ | {"bits": "4"}, "Expected `int`, got `str` - at `$.bits`"),
+    "no bits": ({"quant_method": "gptq"}, "missing required field `bits`"),
+    "a group of -2": (GPTQ | {"group_size": -2}, "$.group_size"),
+    "marlin's layout": (GPTQ | {"checkpoint_format": "marlin"}, "'checkpoint_format' is 'marlin'"),
+    "a pattern that explodes": (GPTQ | {"dynamic": {"(a+)+$": {}}}, "'(a+)+$' is not used: it repeats"),
+    "one that branches": (GPTQ | {"dynamic": {"(a|a)*$": {}}}, "'(a|a)*$' is not used: it repeats"),
+    "one with many ends": (GPTQ | {"dynamic": {".*" * 9: {}}}, "is not used: it repeats more than 4"),
+    "no pattern": (COMPRESSED | {"ignore": ["re:("]}, "'(' is not used"),
+    "a long pattern": (GPTQ | {"dynamic": {"a" * 5000: {}}}, "it has more than 1000 characters"),
+    "no group": (COMPRESSED | {"config_groups": {}}, "'config_groups' names no group"),
+    "two bits": (
+        COMPRESSED | {"config_groups": {"a": GROUP | {"weights": WEIGHTS | {"num_bits": 2}}}},
+        "'num_bits' is 2",
+    ),
+    "nvfp4": (
+        COMPRESSED | {"format": "nvfp4-pack-quantized"},
+        "'format' 'nvfp4-pack-quantized' with int weights",
+    ),
+    "sparse": (COMPRESSED | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "'sparsity_config' is not"),
+    "rotated": (
+        COMPRESSED | {"transform_config": {"config_groups": {"R1": {}}}},
+        "'transform_config' is not",
+    ),
+    "a preset": (
+        COMPRESSED | {"config_groups": {"W2A2": ["Linear"]}},
+        "'W2A2' names a scheme that is not read",
+    ),
+    "a group without size": (
+        COMPRESSED | {"config_groups": {"a": GROUP | {"weights": {"num_bits": 4, "strategy": "group"}}}},
+        "'strategy' is 'group' with a group_size of None",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_is_not_read_is_refused_in_a_line(name: str, tmp_path: Path) -> None:
+    saved, told = HOSTILE[name]
+    config = read_config(written(tmp_path, quantization_config=saved))
+    started = time.monotonic()
+    with pytest.raises(ConfigError) as refused:
+        read_quantization(config)
+    assert time.monotonic() - started < 5
+    line = str(refused.value)
+    assert line.startswith("config.json: quantization_config")
+    assert told in line
+    assert len(line) <= 200
+    assert "\n" not in line
+
+
+def test_what_is_no_object_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="quantization_config must be an object, but is str"):
+        read_config(written(tmp_path, quantization_config="gptq"))
+
+
+def test_the_option_names_the_method(tmp_path: Path) -> None:
+    config = read_config(written(tmp_path, quantization_config=GPTQ))
+    for asked in (None, "gptq", "gptq_marlin"):
+        check_quantization(config, asked)
+    with pytest.raises(ConfigError, match="--quantization compressed-tensors: the checkpoint is of gptq"):
+        check_quantization(config, "compressed-tensors")
+    with pytest.raises(ConfigError, match=r"int4: the checkpoint is quantized already \(gptq, 4 bits"):
+        check_quantization(config, "int4")
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    with pytest.raises(ConfigError, match="gptq: the checkpoint is not quantized; leave the option out, or"):
+        check_quantization(read_config(written(plain)), "gptq")

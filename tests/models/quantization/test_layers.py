@@ -1,0 +1,170 @@
+"""Layers read quantized matrices by pieces, and refuse what does not fit, without reading too much."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from drive import Driver, RankGroup, ThreadGroup, load_ranks
+from packed import Recipe, change_config, write_pair
+from safetensors.torch import load_file, save_file
+from tiny import hf_logits
+from torch import Tensor
+
+from models.checkpoint.weights import Reading, WeightsError
+from models.config import ConfigError, read_config
+from models.loader import LoadOptions, load_model
+from models.model import ServedModel
+from models.parallel.parallel import Parallel
+
+RECIPE = Recipe(method="gptq", group=32, symmetric=False, act_order=True)
+SHAPE = {"hidden_size": 64, "intermediate_size": 96}
+PROMPT = [7, 80, 300, 12, 55]
+DOWN = "model.layers.1.mlp.down_proj"
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_pair(tmp_path_factory.mktemp("pair"), RECIPE, **SHAPE).packed
+
+
+@pytest.fixture
+def folder(packed: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(packed, tmp_path / "model")
+
+
+def load(folder: Path, load_format: str = "auto", parallel: Parallel = Parallel()) -> ServedModel:
+    options = LoadOptions(
+        read_config(folder), folder, dtype=torch.float32, load_format=load_format, parallel=parallel
+    )
+    return load_model(options)
+
+
+def change(folder: Path, tensors: dict[str, Tensor | None]) -> None:
+    path = folder / "model.safetensors"
+    changed = {name: tensor for name, tensor in (load_file(path) | tensors).items() if tensor is not None}
+    save_file(changed, path, {"format": "pt"})
+
+
+def changed(name: str, change_it: Callable[[Tensor], Tensor | None]) -> Callable[[Path], None]:
+    def run(folder: Path) -> None:
+        change(folder, {name: change_it(load_file(folder / "model.safetensors")[name])})
+
+    return run
+
+
+def configured(**fields: object) -> Callable[[Path], None]:
+    def run(folder: Path) -> None:
+        saved = json.loads((folder / "config.json").read_text())["quantization_config"]
+        change_config(folder, quantization_config=saved | fields)
+
+    return run
+
+
+HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
+    "no zero points": (changed(f"{DOWN}.qzeros", lambda x: None), f"{DOWN}.qzeros is missing"),
+    "swapped": (
+        changed(f"{DOWN}.qweight", lambda x: x.t().contiguous()),
+        rf"{DOWN}.qweight in model.safetensors has the shape \[64, 12\], not \[12, 64\]",
+    ),
+    "words as numbers": (
+        changed(f"{DOWN}.qweight", lambda x: x.float()),
+        f"{DOWN}.weight is missing",
+    ),
+    "another group": (configured(group_size=16), r"qzeros in .* has the shape \[2, 8\], not \[4, 8\]"),
+    "other bits": (configured(bits=8), r"qweight in .* has the shape \[.*\], not"),
+    "NaN": (changed(f"{DOWN}.scales", lambda x: x * torch.nan), f"{DOWN}.scales has .* that are NaN"),
+    "a group that is not there": (
+        changed(f"{DOWN}.g_idx", lambda x: x + 1),
+        rf"{DOWN}: 'g_idx' names groups from 1 to 3, and there are 3",
+    ),
+    "a bias": (
+        lambda folder: change(folder, {f"{DOWN}.bias": torch.ones(64)}),
+        f"{DOWN}.bias in .* has no place",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_does_not_fit_is_refused_by_name(name: str, folder: Path) -> None:
+    breaks, told = HOSTILE[name]
+    breaks(folder)
+    with pytest.raises(WeightsError, match=told):
+        load(folder)
+
+
+def test_a_bias_of_zeros_is_let_pass(folder: Path) -> None:
+    """GPTQ's own tools save one for every layer."""
+    change(folder, {f"{DOWN}.bias": torch.zeros(64)})
+    load(folder)
+
+
+def test_scales_of_a_cache_are_not_used(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    names = ("self_attn.k_scale", "self_attn.v_proj.v_scale", "mlp.up_proj.input_scale")
+    change(folder, {f"model.layers.0.{name}": torch.ones(1) for name in names})
+    with caplog.at_level("INFO"):
+        load(folder)
+    assert "3 scales of cached keys and values or of inputs are not used" in caplog.text
+
+
+def test_dummy_weights_are_valid_codes(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    ranks = [load(folder, "dummy")]
+    logits = Driver(ranks).step({0: PROMPT})[0]  # pyright: ignore[reportArgumentType]
+    assert logits.isfinite().all()
+    assert logits.std() > 0
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes that each rank has read."""
+    seen: list[int] = []
+    finish = Reading.finish
+
+    def counted(self: Reading) -> None:
+        if not self.headers_only:
+            seen.append(self.bytes_read)
+        finish(self)
+
+    monkeypatch.setattr(Reading, "finish", counted)
+    return seen
+
+
+@pytest.mark.parametrize("method", ["gptq", "pack-quantized", "int-quantized"])
+def test_each_rank_reads_its_part_only(method: str, read: list[int], tmp_path: Path) -> None:
+    bits = 8 if method == "int-quantized" else 4
+    recipe = Recipe(method=method, bits=bits, group=32, head=True)
+    folder = write_pair(tmp_path, recipe, hidden_size=64, intermediate_size=128, vocab_size=256).packed
+    group = ThreadGroup(2)
+    for rank in range(2):
+        load(folder, parallel=Parallel(rank, 2, RankGroup(group, rank)))
+    unread = {"g_idx", "weight_shape"}
+    tensors = load_file(folder / "model.safetensors").items()
+    whole = sum(tensor.nbytes for name, tensor in tensors if name.rpartition(".")[2] not in unread)
+    assert all(0.5 * whole <= part < 0.52 * whole for part in read)
+
+
+def test_matrices_of_several_parts(tmp_path: Path) -> None:
+    """A checkpoint may hold parts as one matrix, which each rank cuts in several places."""
+    recipe = Recipe(method="gptq", group=32, symmetric=False)
+    pair = write_pair(tmp_path, recipe, "Phi3ForCausalLM", **SHAPE)
+    expected = hf_logits(pair.plain, PROMPT).log_softmax(-1)
+    for ranks in (1, 2):
+        logits = Driver(load_ranks(pair.packed, ranks)).step({0: PROMPT})[0]
+        torch.testing.assert_close(logits.log_softmax(-1), expected, atol=1e-4, rtol=0)
+
+
+def test_models_on_transformers_code_are_refused(folder: Path) -> None:
+    options = LoadOptions(read_config(folder), folder, dtype=torch.float32, model_impl="transformers")
+    with pytest.raises(ConfigError, match="a checkpoint of gptq needs model code of our own"):
+        load_model(options)
+
+
+def test_internlm2_is_refused(folder: Path) -> None:
+    change_config(folder, architectures=["InternLM2ForCausalLM"], model_type="internlm2")
+    with pytest.raises(WeightsError, match="a quantized checkpoint of InternLM2 is not read"):
+        load(folder)

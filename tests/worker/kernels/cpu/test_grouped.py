@@ -1,0 +1,246 @@
+"""Matrices that checkpoints hold quantized: the C kernels against plain torch, and against exact products."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from kernel_levels import NAMES, library_of, use_threads
+from torch import Tensor
+
+from models.ops import reference
+from models.quantization.matrix import Grouped, describe_sizes, from_column, stacked, widen
+from worker.kernels.cpu import linear, quantized
+from worker.kernels.cpu.operations import Table
+from worker.kernels.cpu.packing import Packed
+from worker.kernels.cpu.quantized import Quantized
+
+DTYPES = [torch.float32, torch.bfloat16]
+ROWS = (1, 5, 13)
+GROUPS = (8, 32, 96, 128, 1000, 0)
+
+
+@pytest.fixture(params=NAMES)
+def level(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def table(level: str) -> Iterator[Table]:
+    torch.manual_seed(0)
+    use_threads(level, 2)
+    yield linear.bind(library_of(level))
+    use_threads(level, 1)
+
+
+PLAIN = quantized.table(None)
+
+
+def drawn(
+    outputs: int,
+    inputs: int,
+    *,
+    bits: int = 4,
+    group: int = 32,
+    zeros: bool = False,
+    ordered: bool = False,
+    dtype: torch.dtype = torch.float32,
+    scale_type: torch.dtype = torch.float16,
+    input_bits: int = 16,
+) -> Grouped:
+    groups = -(-inputs // (group or inputs))
+    return Grouped(
+        codes=torch.randint(0, 1 << bits, (outputs, inputs), dtype=torch.uint8),
+        bits=bits,
+        group=group,
+        scales=(torch.rand(outputs, groups) / (1 << bits)).to(scale_type),
+        offsets=torch.randint(0, 1 << bits, (outputs, groups), dtype=torch.uint8) if zeros else None,
+        inputs=inputs,
+        dtype=dtype,
+        order=torch.randperm(inputs).int() if ordered else None,
+        input_bits=input_bits,
+    )
+
+
+def assert_same_sums(out: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item())
+
+
+def exact(x: Tensor, matrix: Grouped, bias: Tensor | None = None) -> Tensor:
+    """The product in float64, of the inputs as they are."""
+    plain = matrix.widened(torch.float64)
+    return reference.linear(x.double(), plain, None if bias is None else bias.double())
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("ordered", [False, True])
+def test_the_kernels_compute_what_is_specified(
+    table: Table, bits: int, group: int, zeros: bool, ordered: bool
+) -> None:
+    """Inputs of 16 bits are as good as exact ones; those of 8 bits are rounded as plain torch rounds them."""
+    for dtype in DTYPES:
+        for input_bits in (8, 16):
+            matrix = drawn(
+                70,
+                333,
+                bits=bits,
+                group=group,
+                zeros=zeros,
+                ordered=ordered,
+                dtype=dtype,
+                input_bits=input_bits,
+            )
+            bias, packed, specified = torch.randn(70).to(dtype), table["pack"](matrix), PLAIN["pack"](matrix)
+            assert isinstance(packed, Packed)
+            for rows in ROWS:
+                x = torch.randn(rows, 333).to(dtype)
+                out = table["linear"](x, packed, bias, wide=True)
+                assert_same_sums(out, PLAIN["linear"](x, specified, bias, wide=True))
+                if input_bits == 16:
+                    expected = exact(x, matrix, bias).float()
+                    torch.testing.assert_close(out, expected, rtol=0, atol=2e-4 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize("scale_type", [torch.float16, torch.bfloat16, torch.float32])
+def test_scales_are_not_rounded(table: Table, scale_type: torch.dtype) -> None:
+    """Scales that are subnormal in float16 keep their digits."""
+    matrix = drawn(33, 64, scale_type=scale_type)
+    matrix.scales[:5] *= 2.0**-14
+    x = torch.randn(3, 64)
+    expected, out = exact(x, matrix).float(), table["linear"](x, table["pack"](matrix))
+    torch.testing.assert_close(
+        out / expected.abs().amax(0), expected / expected.abs().amax(0), atol=1e-4, rtol=0
+    )
+
+
+@pytest.mark.parametrize("sections", [1, 2, 4, 8])
+@pytest.mark.parametrize("group", [32, 128, 0])
+def test_sections_are_added_up_as_ranks_do(table: Table, sections: int, group: int) -> None:
+    """A piece of the inputs, as a rank holds it, gives the number that the whole adds last."""
+    matrix = drawn(40, 8 * 48, group=group, zeros=True)
+    x = torch.randn(5, 8 * 48)
+    whole = table["linear"](x, table["pack"](matrix, sections=8), wide=True)
+    assert_same_sums(whole, PLAIN["linear"](x, PLAIN["pack"](matrix, sections=8), wide=True))
+    width = 8 * 48 // sections
+    pieces = [
+        table["linear"](
+            piece, table["pack"](_piece(matrix, i * width, width), sections=8 // sections), wide=True
+        )
+        for i, piece in enumerate(x.split(width, dim=1))
+    ]
+    assert torch.equal(quantized.add_in_pairs(pieces), whole)
+
+
+def _piece(matrix: Grouped, start: int, width: int) -> Grouped:
+    size = matrix.group or matrix.inputs
+    groups = slice(start // size, -(-(start + width) // size))
+    assert matrix.offsets is not None
+    piece = replace(
+        matrix,
+        codes=matrix.codes[:, start : start + width],
+        scales=matrix.scales[:, groups],
+        offsets=matrix.offsets[:, groups],
+        inputs=width,
+    )
+    return from_column(piece, start)
+
+
+def test_parts_are_packed_like_the_whole(table: Table) -> None:
+    parts = [replace(drawn(rows, 67), scales=torch.rand(rows, 3).half()) for rows in (37, 1, 40, 24)]
+    with_zeros = [replace(parts[0], offsets=torch.randint(0, 16, (37, 3), dtype=torch.uint8)), *parts[1:]]
+    for each in (parts, with_zeros):
+        for pack in (table["pack"], PLAIN["pack"]):
+            for gated in (False, True):
+                assert torch.equal(pack(*each, gated=gated), pack(stacked(each), gated=gated))
+
+
+@pytest.mark.parametrize("kind", ["silu", "gelu_tanh"])
+def test_parts_of_other_forms_are_computed_apart(table: Table, kind: str) -> None:
+    """Bits, groups and orders may differ from part to part, and some may be plain: nothing is widened."""
+    parts = [
+        drawn(40, 96, ordered=True),
+        drawn(17, 96, ordered=True, zeros=True),
+        drawn(13, 96, bits=8, group=0),
+        torch.randn(30, 96),
+    ]
+    x, bias = torch.randn(9, 96), torch.randn(100)
+    packed, plain = table["pack"](*parts), torch.cat([widen(part) for part in parts])
+    assert packed.nbytes < plain.nbytes
+    assert packed.bytes_before == plain.nbytes
+    expected = reference.linear(x.double(), plain.double(), bias.double()).float()
+    torch.testing.assert_close(table["linear"](x, packed, bias), expected, rtol=0, atol=1e-3)
+    torch.testing.assert_close(PLAIN["linear"](x, PLAIN["pack"](*parts), bias), expected, rtol=0, atol=1e-3)
+    gated = table["gated_linear"](x, table["pack"](*parts, gated=True), bias, kind)
+    torch.testing.assert_close(gated, reference.gated(expected, kind), rtol=1e-3, atol=1e-3)
+
+
+def test_all_processors_compute_the_same_bits() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(8, 333)
+    for matrix in (drawn(70, 333, zeros=True, ordered=True), drawn(70, 333, bits=8, group=64)):
+        found = []
+        for level in NAMES:
+            table = linear.bind(library_of(level))
+            found.append(table["linear"](x, table["pack"](matrix)))
+        assert all(torch.equal(other, found[0]) for other in found[1:])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_row_has_the_same_bits_in_every_batch(table: Table, dtype: torch.dtype, bits: int) -> None:
+    packed = table["pack"](drawn(100, 515, bits=bits, zeros=True, ordered=True, dtype=dtype))
+    x = torch.randn(1100, 515).to(dtype)  # more rows than are laid out at once
+    whole = table["linear"](x, packed)
+    for rows in (1, 2, 6, 7, 11, 12, 13, 25, 300):
+        assert torch.equal(table["linear"](x[-rows:], packed), whole[-rows:]), rows
+
+
+def test_infinity_and_nan_stay_in_their_row(table: Table) -> None:
+    packed = table["pack"](drawn(40, 133, zeros=True, ordered=True))
+    x = torch.randn(20, 133)
+    clean = table["linear"](x, packed)
+    for wrong in (torch.nan, torch.inf):
+        x[7, 132] = wrong
+        out = table["linear"](x, packed)
+        assert out[7].isnan().all()
+        out[7] = clean[7]
+        assert torch.equal(out, clean)
+
+
+def test_codes_lie_anywhere(table: Table) -> None:
+    """A format may hold codes by inputs, and a part may be a piece of a larger tensor."""
+    matrix, x = drawn(50, 64), torch.randn(3, 64)
+    expected = table["linear"](x, table["pack"](matrix))
+    for codes in (matrix.codes.t().contiguous().t(), torch.cat([matrix.codes, matrix.codes], dim=1)[:, :64]):
+        assert torch.equal(table["linear"](x, table["pack"](replace(matrix, codes=codes))), expected)
+
+
+def test_what_kernels_do_not_know_is_computed_by_torch(table: Table) -> None:
+    x = torch.randn(3, 60)
+    for matrix, given in ((drawn(20, 60, group=6), x), (drawn(20, 60, dtype=torch.half), x.half())):
+        packed = table["pack"](matrix)
+        assert isinstance(packed, Quantized)
+        expected = exact(given, matrix).to(matrix.dtype)
+        torch.testing.assert_close(table["linear"](given, packed), expected, rtol=2e-3, atol=2e-3)
+
+
+def test_a_head_keeps_its_bits(table: Table) -> None:
+    matrix, x = drawn(70, 64, zeros=True).padded(3), torch.randn(3, 64)
+    head = table["linear"](x, table["pack"](matrix, wide=True), wide=True)
+    assert not head[:, 70:].any()
+    torch.testing.assert_close(head, exact(x, matrix).float(), rtol=0, atol=1e-3)
+
+
+def test_memory_is_that_of_the_checkpoint(table: Table) -> None:
+    for zeros, extra in ((False, 0), (True, 1)):
+        matrix = drawn(320, 1024, group=128, zeros=zeros)
+        packed = table["pack"](matrix)
+        assert packed.nbytes == 320 * (1024 // 2 + 8 * (2 + extra))
+        assert packed.bytes_before == 320 * 1024 * 4
+    large = torch.empty(1 << 28, dtype=torch.uint8)
+    assert describe_sizes([large, packed]) == "0.3 GiB of weights stand for 0.3"
+    assert describe_sizes([large]).startswith("widened to 0.2 GiB")
