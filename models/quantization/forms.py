@@ -1,4 +1,4 @@
-"""Which matrices of a checkpoint are packed, and how, before a tensor is read. No torch."""
+"""The form of each matrix of a checkpoint: which are packed, and how. No torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a checkpoint says how it was quantized: in config.json, or in a file beside it. No torch."""
+"""A checkpoint says in config.json, or in a file beside it, how it was quantized: this finds it. No torch."""
 
 from __future__ import annotations
 

@@ -24,6 +24,7 @@ async def test_every_name_has_a_card(client: httpx.AsyncClient) -> None:
         "parent": None,
         "max_model_len": 128,
         "tasks": ["generate"],
+        "quantization": None,
     }
     assert permission["object"] == "model_permission"
     assert permission["allow_sampling"] is True

@@ -6,10 +6,12 @@ import logging
 
 import pytest
 import torch
-from sizes import worker_config
+from msgspec import structs
+from sizes import MODEL, worker_config
 
 from models import ops
 from models.ops import reference
+from models.quantization.saved import SavedQuantization
 from worker.devices.cpu import Cpu
 from worker.devices.selection import choose_dtype, open_device
 from worker.kernels.cpu import operations
@@ -49,17 +51,21 @@ def test_quantization_is_for_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert open_device(worker_config(quantization="int8", device="cpu")).name == "cpu"
 
 
-def test_an_unknown_quantization_names_the_known() -> None:
-    with pytest.raises(ValueError, match="--quantization 'fp8': choose one of int8, int8-dynamic, int4"):
-        open_device(worker_config(quantization="fp8"))
-
-
 def test_dtype_is_the_checkpoints_unless_asked() -> None:
     device = Cpu(1)
     assert choose_dtype(worker_config(), device) == torch.float32
     assert choose_dtype(worker_config(dtype="bfloat16"), device) == torch.bfloat16
     with pytest.raises(ValueError, match="'int8': pass --dtype with one of float32, bfloat16, float16"):
         choose_dtype(worker_config(dtype="int8"), device)
+
+
+def test_a_quantized_checkpoint_in_float16_is_served_in_bfloat16(caplog: pytest.LogCaptureFixture) -> None:
+    saved = SavedQuantization("config.json", {"quant_method": "gptq"})
+    model = structs.replace(MODEL, dtype="float16", quantization=saved)
+    with caplog.at_level(logging.INFO):
+        assert choose_dtype(worker_config(model=model), Cpu(1)) == torch.bfloat16
+    assert "is served in bfloat16, and most exactly with --dtype float32" in caplog.text
+    assert choose_dtype(worker_config(model=model, dtype="float32"), Cpu(1)) == torch.float32
 
 
 def test_float16_on_the_cpu_works_and_warns(caplog: pytest.LogCaptureFixture) -> None:

@@ -185,7 +185,7 @@ def test_quantized_checkpoints(act_order: bool, open_engine: Open, tmp_path: Pat
         results = run(open_engine(folder, layout, **given)[0], adds)
         assert results.tokens == expected.tokens
         for id, values in expected.logprobs.items():
-            assert results.logprobs[id] == pytest.approx(values, abs=1e-4)
+            assert results.logprobs[id] == pytest.approx(values, abs=1e-3)
 
 
 def test_a_vocabulary_that_does_not_divide(open_engine: Open, tmp_path: Path) -> None:
