@@ -23,7 +23,12 @@ from engine_core.engine_processes import start_engines
 from server.http.connection.limits import why_too_few_descriptors
 from server.http.hosts import is_loopback
 from server.options.reader import OptionError
-from server.options.table import ServerConfig, key_file_of_environment, parse
+from server.options.table import (
+    ServerConfig,
+    client_key_of_environment,
+    key_file_of_environment,
+    parse,
+)
 from server.run.api_processes import ApiProcesses
 from worker import logs
 
@@ -36,8 +41,12 @@ USAGE = """usage: facet serve [MODEL] [options]
        facet serve --help
        facet keys add|list|remove [NAME] [options]
        facet bench serve|startup|offline [options]
+       facet chat|complete|embed|models|run-batch|doctor [options]    (docs/terminal.md)
        facet --version
 """
+
+TERMINAL = ("chat", "complete", "embed", "models", "run-batch", "doctor", "collect-env")
+"""Commands that serve nothing."""
 
 
 def serve() -> NoReturn:
@@ -54,6 +63,10 @@ def main() -> NoReturn:
             from server.access.keys import command as keys  # not needed to serve
 
             sys.exit(keys.run(arguments, key_file_of_environment()))
+        case [name, *arguments] if name in TERMINAL:
+            from server.terminal import command as terminal  # not needed to serve
+
+            sys.exit(terminal.run(name, arguments, client_key_of_environment()))
         case ["--version" | "-V"]:
             _print_version()
             sys.exit(0)

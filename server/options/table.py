@@ -360,6 +360,12 @@ def key_file_of_environment(environ: Mapping[str, str] = os.environ) -> str | No
     return environ.get(f"{PREFIX}API_KEY_FILE") or None
 
 
+def client_key_of_environment(environ: Mapping[str, str] = os.environ) -> str | None:
+    """The key that commands send to a server, by the same variables as the server's own, or OpenAI's."""
+    names = (f"{PREFIX}API_KEY", "VLLM_API_KEY", "OPENAI_API_KEY")
+    return next((environ[name] for name in names if environ.get(name)), None)
+
+
 def share_metrics(folder: Path) -> None:
     """Let prometheus_client count for several processes. It reads this variable when first imported."""
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)

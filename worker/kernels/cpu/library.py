@@ -166,6 +166,14 @@ def prepare(cache: Path | None = None) -> None:
             _find_or_build(level, cache or cache_folder())
 
 
+def where_built(level: Level, cache: Path) -> Path | None:
+    """The path of the compiled library that `open_library` would use; None if it would have to compile."""
+    kept = cache / _file_name(level)
+    if _brought(level).exists():
+        return _brought(level)
+    return kept if is_trusted(kept) else None
+
+
 def _open_kept(level: Level, cache: Path) -> Library:
     """Load the library in the cache, which is compiled again if it cannot be loaded. Raises OSError."""
     path = _find_or_build(level, cache)

@@ -1,0 +1,130 @@
+"""The files of OpenAI's batch format: requests in, answers out, one JSON object in each line."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from server.options.reader import OptionError
+
+_WORTH_ANOTHER_TRY = (408, 425, 429)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A request of the input."""
+
+    custom_id: str
+    path: str
+    body: dict[str, Any]
+
+
+def read_requests(path: Path) -> list[Line]:
+    """Reads and checks the whole input, so that a mistake in its last line is told before work begins."""
+    found: list[Line] = []
+    seen = set[str]()
+    try:
+        content = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text in UTF-8"
+        raise OptionError(f"-i {path} cannot be read: {reason}") from None
+    for number, text in enumerate(content.split("\n"), 1):
+        if text.strip():
+            line = _line_of(text, f"{path}, line {number}")
+            if line.custom_id in seen:
+                raise OptionError(f"{path}, line {number}: custom_id {line.custom_id!r} stands there twice")
+            seen.add(line.custom_id)
+            found.append(line)
+    return found
+
+
+def _line_of(text: str, where: str) -> Line:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise OptionError(f"{where} is not JSON: {error}") from None
+    match value:
+        case {"custom_id": str(name), "url": str(url), "body": dict(body)}:
+            pass
+        case _:
+            raise OptionError(f"{where} needs custom_id and url as strings, and body as an object")
+    if value.get("method", "POST") != "POST":
+        raise OptionError(f"{where}: method must be POST")
+    if not url.startswith("/"):
+        raise OptionError(f"{where}: url is a path such as /v1/chat/completions, not {url!r}")
+    if body.get("stream"):
+        raise OptionError(f"{where}: an answer in a file cannot be streamed; leave out `stream`")
+    return Line(name, url, body)
+
+
+def answered(name: str, status: int, body: object, request_id: str | None) -> dict[str, Any]:
+    """The output for a request that was answered, by a result or by the server's error."""
+    response = {"status_code": status, "request_id": request_id or "", "body": body}
+    return {"id": _new_id(), "custom_id": name, "response": response, "error": None}
+
+
+def unanswered(name: str, reason: str) -> dict[str, Any]:
+    """The output for a request without an answer."""
+    error = {"code": "no_answer", "message": reason}
+    return {"id": _new_id(), "custom_id": name, "response": None, "error": error}
+
+
+def _new_id() -> str:
+    return f"batch_req_{uuid.uuid4().hex}"
+
+
+def is_final(output: dict[str, Any]) -> bool:
+    """Whether sending the request again could not change this answer: it is a result, or a refusal."""
+    response = output.get("response")
+    status = response.get("status_code", 0) if isinstance(response, dict) else 0
+    return 200 <= status < 500 and status not in _WORTH_ANOTHER_TRY
+
+
+class Output:
+    """The output file, to which each answer is added when it comes. An earlier run's answers stay in it."""
+
+    def __init__(self, path: Path) -> None:
+        self.done = _keep_final(path)
+        """The custom_ids that need not be sent again."""
+        self._file = path.open("ab")
+
+    def add(self, output: dict[str, Any]) -> None:
+        self._file.write(json.dumps(output, ensure_ascii=False).encode() + b"\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _keep_final(path: Path) -> set[str]:
+    """Takes from an output what has to be done again; returns the custom_ids of the rest."""
+    if not path.exists():
+        return set()
+    lines = path.read_bytes().split(b"\n")
+    kept = [(output["custom_id"], line) for line, output in _outputs(lines, path) if is_final(output)]
+    if len(kept) < len(lines) - 1 or lines[-1]:  # a whole file ends with an empty piece
+        part = path.with_name(path.name + ".part")
+        part.write_bytes(b"".join(line + b"\n" for _, line in kept))
+        os.replace(part, path)
+    return {name for name, _ in kept}
+
+
+def _outputs(lines: Sequence[bytes], path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """The answers in an output. Its last line may be torn; any other line must be an answer."""
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except ValueError:
+            if number == len(lines):
+                return
+            value = None
+        if not isinstance(value, dict) or not isinstance(value.get("custom_id"), str):
+            raise OptionError(f"-o {path}, line {number} is no answer of a batch; name another file")
+        yield line, value

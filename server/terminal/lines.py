@@ -1,0 +1,47 @@
+"""Messages that are typed on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+_QUOTES = '"""'
+
+
+class Lines:
+    '''Yields what is typed until Ctrl-D: one line each, or several between lines that are """.
+
+    A line that ends with a backslash goes on in the next one.
+    '''
+
+    def __init__(self, read: Callable[[str], str] = input) -> None:
+        self._read = read
+        with suppress(ImportError):
+            import readline  # noqa: F401  # gives input() editing and the lines before
+
+    def __iter__(self) -> Iterator[str]:
+        while True:
+            try:
+                message = self._message()
+            except EOFError:
+                print()
+                return
+            if message.strip():
+                yield message
+
+    def _message(self) -> str:
+        line = self._read("> ")
+        if line.strip().startswith(_QUOTES):
+            return self._quoted(line.strip().removeprefix(_QUOTES))
+        lines = [line]
+        while lines[-1].endswith("\\"):
+            lines[-1] = lines[-1].removesuffix("\\")
+            lines.append(self._read("… "))
+        return "\n".join(lines)
+
+    def _quoted(self, first: str) -> str:
+        lines = [first] if first else []
+        while not (lines and lines[-1].endswith(_QUOTES)):
+            lines.append(self._read("… "))
+        lines[-1] = lines[-1].removesuffix(_QUOTES)
+        return "\n".join(lines).rstrip("\n")

@@ -1,0 +1,110 @@
+"""`facet doctor`: what it says of machines that are described by files, and of this one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from server.main import TERMINAL
+from server.terminal.command import MODULES, run
+from server.terminal.doctor import findings
+from server.terminal.doctor.command import report
+from server.terminal.doctor.findings import Finding
+
+
+def machine(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("flags", "grade", "part"),
+    [
+        ("sse2", "slow", "torch computes"),
+        ("avx2 fma f16c bmi2", "note", "AVX-512"),
+        ("avx512f avx512bw avx512vl avx512dq fma bmi2", "note", "AMX"),
+    ],
+)
+def test_processors(
+    tmp_path: Path, flags: str, grade: str, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    root = machine(tmp_path, {"proc/cpuinfo": f"model name\t: A Chip\nflags\t\t: {flags}\n"})
+    found = findings.processor(root)
+    assert (found.grade, part in found.cost, "A Chip" in found.text) == (grade, True, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "grade"), [("always [madvise] never\n", "good"), ("always madvise [never]\n", "slow")]
+)
+def test_huge_pages(tmp_path: Path, text: str, grade: str) -> None:
+    root = machine(tmp_path, {"sys/kernel/mm/transparent_hugepage/enabled": text})
+    assert findings.huge_pages(root).grade == grade
+
+
+def test_a_system_without_huge_pages(tmp_path: Path) -> None:
+    assert findings.huge_pages(tmp_path).text == "unknown"
+
+
+def test_memory_counts_the_limits_of_containers(tmp_path: Path) -> None:
+    root = machine(
+        tmp_path,
+        {
+            "proc/meminfo": "MemTotal: 64000000 kB\nMemAvailable: 60000000 kB\n",
+            "proc/self/cgroup": "0::/box\n",
+            "sys/fs/cgroup/box/memory.max": str(1 << 30),
+            "sys/fs/cgroup/box/memory.current": str(1 << 29),
+        },
+    )
+    found = findings.memory(root)
+    assert (found.grade, "0.5 GiB available of 1.0 GiB" in found.text) == ("slow", True)
+
+
+def test_a_cache_folder_that_cannot_be_made_costs_something(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert findings.caches(tmp_path / "file" / "facet").grade == "slow"
+    assert findings.caches(tmp_path / "facet").grade == "good"
+
+
+def test_a_machine_where_nothing_can_be_served_has_an_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("doctor", [], None) == 0
+    assert "Models can be served here" in capsys.readouterr().out
+    monkeypatch.setattr(findings, "why_too_few_descriptors", lambda: "raise it")
+    assert run("doctor", ["--json"], None) == 1
+    grades = {one["name"]: one["grade"] for one in json.loads(capsys.readouterr().out)}
+    assert grades["file descriptors"] == "broken"
+
+
+def test_a_report_has_versions_and_no_name_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.path.expanduser", lambda path: "/home/someone")
+    text = report([Finding("cache folder", "good", "/home/someone/.cache/facet")])
+    assert "cache folder: ~/.cache/facet" in text
+    assert "\ntorch: 2." in text
+
+
+def test_commands_are_known_to_both_tables() -> None:
+    assert set(TERMINAL) == set(MODULES)
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_commands_import_no_torch(name: str) -> None:
+    program = (
+        "import sys; from server.terminal.command import run\n"
+        "try: run(sys.argv[1], ['--help'], None)\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'transformers', 'fastapi', 'numpy'} & set(sys.modules); assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", program, name], check=True, timeout=60, capture_output=True)
+
+
+def test_a_server_starts_without_the_commands() -> None:
+    program = "import sys, server.main; sys.exit(any('terminal' in name for name in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0

@@ -1,0 +1,203 @@
+"""`facet run-batch` against the real HTTP API: every route, errors, and an output that is half done."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_frontend import FakeFrontend, vectors
+from scripted_server import Request, scripted, whole
+
+from server.options.reader import OptionError
+from server.terminal.batch import command
+from server.terminal.batch.lines import Output, answered, is_final, read_requests
+from server.terminal.batch.own_server import own_server
+from server.terminal.command import BAD_USAGE, FAILED, run
+from server.terminal.connection import Server, ServerError
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+def request(name: str, url: str = "/v1/chat/completions", **body: Any) -> dict[str, Any]:
+    return {"custom_id": name, "method": "POST", "url": url, "body": body or CHAT}
+
+
+def write(path: Path, *requests: object) -> Path:
+    path.write_text("".join(json.dumps(one) + "\n" for one in requests))
+    return path
+
+
+def results(path: Path) -> dict[str, Any]:
+    return {one["custom_id"]: one for one in map(json.loads, path.read_text().splitlines())}
+
+
+def batch(source: Path, out: Path, *more: str) -> int:
+    return run("run-batch", ["-i", str(source), "-o", str(out), *more], None)
+
+
+def test_every_route_can_be_asked(url: str, frontend: FakeFrontend, tmp_path: Path) -> None:
+    frontend.serve("generate", "embed", "classify")
+    frontend.answer_of = lambda item: vectors([1.0, 0.0])
+    source = write(
+        tmp_path / "in.jsonl",
+        request("chat"),
+        request("text", "/v1/completions", prompt="a"),
+        request("vector", "/v1/embeddings", input="a"),
+        request("pool", "/pooling", input="a"),
+        request("tokens", "/tokenize", prompt="a"),
+    )
+    out = tmp_path / "out.jsonl"
+    assert batch(source, out, "--url", url) == 0
+    found = results(out)
+    assert found.keys() == {"chat", "text", "vector", "pool", "tokens"}
+    assert {one["response"]["status_code"] for one in found.values()} == {200}
+    assert all(one["error"] is None and one["id"] for one in found.values())
+    answer = found["chat"]["response"]["body"]["choices"][0]["message"]["content"]
+    assert answer == "Hello, world."
+
+
+def test_a_refusal_is_an_answer_and_shows_in_the_exit_code(url: str, tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", request("bad", max_tokens="many", **CHAT), request("good"))
+    out = tmp_path / "out.jsonl"
+    assert batch(source, out, "--url", url) == FAILED
+    bad = results(out)["bad"]
+    assert bad["response"]["status_code"] == 400
+    assert "max_tokens" in bad["response"]["body"]["error"]["message"]
+
+
+def test_a_half_done_output_is_gone_on_with(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write(tmp_path / "in.jsonl", *(request(f"r{i}") for i in range(6)))
+    out = tmp_path / "out.jsonl"
+    kept = [answered("r0", 200, {"mine": 1}, None), answered("r1", 400, {}, None)]
+    again = [answered("r2", 503, {}, None), {"custom_id": "r3", "response": None, "error": {}}]
+    write(out, *kept, *again)
+    with out.open("a") as file:
+        file.write('{"custom_id": "r4", "respo')  # the command was killed while it wrote
+    assert batch(source, out, "--url", url) == 0
+    found = results(out)
+    assert found.keys() == {f"r{i}" for i in range(6)}
+    assert found["r0"]["response"]["body"] == {"mine": 1}
+    assert found["r1"]["response"]["status_code"] == 400
+    assert len(out.read_text().splitlines()) == 6
+    before = out.read_bytes()
+    assert batch(source, out, "--url", "http://127.0.0.1:1") == 0  # nothing is left to ask
+    assert out.read_bytes() == before
+    assert "all 6 were answered before" in capsys.readouterr().err
+
+
+def test_another_file_is_not_taken_for_an_output(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("my notes\nmore\n")
+    with pytest.raises(OptionError, match="line 1 is no answer of a batch"):
+        Output(path)
+    assert path.read_text() == "my notes\nmore\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("{", "line 2 is not JSON"),
+        ('{"custom_id": "b", "url": "/x"}', "needs custom_id and url as strings"),
+        (json.dumps(request("a")), "custom_id 'a' stands there twice"),
+        (json.dumps({**request("b"), "method": "GET"}), "method must be POST"),
+        (json.dumps(request("b", "https://h/v1/x")), "url is a path"),
+        (json.dumps(request("b", stream=True)), "cannot be streamed"),
+    ],
+)
+def test_the_whole_input_is_checked_first(tmp_path: Path, line: str, reason: str) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text(json.dumps(request("a")) + "\n" + line + "\n")
+    with pytest.raises(OptionError, match=reason):
+        read_requests(source)
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        (["--url", "http://h", "--max-model-len", "9"], "with --url another server answers"),
+        (["--max-concurrency", "0"], "--max-concurrency must lie"),
+    ],
+)
+def test_options_that_contradict_are_refused(
+    tmp_path: Path, more: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write(tmp_path / "in.jsonl", request("a"))
+    assert batch(source, tmp_path / "out.jsonl", *more) == BAD_USAGE
+    assert reason in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("status", "final"), [(200, True), (400, True), (404, True), (408, False), (429, False), (500, False)]
+)
+def test_what_is_worth_another_try(status: int, final: bool) -> None:
+    assert is_final(answered("a", status, {}, None)) is final
+
+
+async def test_a_busy_server_is_asked_again(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    async def busy_once(request: Request, writer: asyncio.StreamWriter) -> None:
+        asked.append(request.path)
+        busy = len(asked) == 1
+        writer.write(whole({"error": {"message": "full"}} if busy else {"fine": 1}, 429 if busy else 200))
+
+    source = write(tmp_path / "in.jsonl", request("a"))
+    out = tmp_path / "out.jsonl"
+    async with scripted(busy_once) as fake:
+        code = await asyncio.to_thread(batch, source, out, "--url", f"http://127.0.0.1:{fake.port}")
+    assert (code, len(asked)) == (0, 2)
+    assert results(out)["a"]["response"]["body"] == {"fine": 1}
+
+
+async def test_a_server_that_will_not_come_back_is_asked_once(tmp_path: Path) -> None:
+    async def gone(request: Request, writer: asyncio.StreamWriter) -> None:
+        writer.write(whole({"error": {"message": "gone", "type": "engine_given_up"}}, 503))
+
+    source = write(tmp_path / "in.jsonl", request("a"))
+    out = tmp_path / "out.jsonl"
+    async with scripted(gone) as fake:
+        code = await asyncio.to_thread(batch, source, out, "--url", f"http://127.0.0.1:{fake.port}")
+    assert (code, results(out)["a"]["response"]["status_code"]) == (FAILED, 503)
+
+
+async def test_requests_end_when_the_command_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    arrived = threading.Event()
+
+    async def never(request: Request, writer: asyncio.StreamWriter) -> None:
+        arrived.set()
+        await asyncio.Event().wait()
+
+    def interrupted(*given: object, **named: object) -> object:
+        arrived.wait(60)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "wait", interrupted)
+    source = write(tmp_path / "in.jsonl", request("a"))
+    async with scripted(never) as fake:
+        url = f"http://127.0.0.1:{fake.port}"
+        assert await asyncio.to_thread(batch, source, tmp_path / "out.jsonl", "--url", url) == 130
+    assert (tmp_path / "out.jsonl").read_text() == ""
+
+
+def test_a_server_of_its_own_that_cannot_start_says_why() -> None:
+    with (
+        pytest.raises(ServerError, match="the server ended: there is no option --zzqq"),
+        own_server(["--zzqq"]),
+    ):
+        pass
+
+
+def test_a_server_of_its_own_can_be_asked_and_ends() -> None:
+    with (
+        own_server(["demo", "--dtype", "float32", "--kv-cache-memory-bytes", "64M"]) as url,
+        Server(url) as server,
+    ):
+        assert server.get("/v1/models")["data"][0]["id"] == "demo"
+    with Server(url) as server, pytest.raises(ServerError, match="start the server"):
+        server.get("/v1/models")

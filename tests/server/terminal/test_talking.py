@@ -1,0 +1,173 @@
+"""`facet chat`, `complete` and `models` against the real HTTP API, in pipes and on a pretended terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator
+
+import pytest
+from fake_frontend import FakeFrontend
+from served_app import served
+
+from server.options.access import AccessOptions
+from server.status import Starting
+from server.terminal.chat import Chat
+from server.terminal.command import FAILED, run
+from server.terminal.connection import Server, ServerError
+from server.terminal.lines import Lines
+from server.terminal.pace import Pace
+from server.terminal.screen import Bar, Screen, safe
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+Conversation = tuple[Chat, Terminal, Terminal]
+
+
+@pytest.fixture
+def conversation(url: str) -> Iterator[Conversation]:
+    out, remarks = Terminal(), Terminal()
+    with Server(url) as server:
+        yield Chat(server, Screen(out, remarks), "org/tiny"), out, remarks
+
+
+def typed(*lines: str) -> Callable[[str], str]:
+    rest = list(lines)
+
+    def read(prompt: str) -> str:
+        if not rest:
+            raise EOFError
+        return rest.pop(0)
+
+    return read
+
+
+@pytest.mark.parametrize("ending", ["", "/", "/v1", "/v1/"])
+def test_a_quick_message_is_answered_in_a_pipe(
+    url: str, ending: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("chat", ["--url", url + ending, "-q", "hi"], None) == 0
+    assert capsys.readouterr().out == "Hello, world.\n"
+
+
+def test_what_a_pipe_brings_is_one_message(
+    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("two\nlines\n"))
+    assert run("chat", ["--url", url, "--max-tokens", "5"], None) == 0
+    assert capsys.readouterr().out == "Hello\n"
+
+
+def test_a_text_is_gone_on_with(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("complete", ["--url", url, "-q", "Once", "--max-tokens", "7"], None) == 0
+    assert capsys.readouterr().out == "Hello, \n"
+
+
+def test_a_conversation_is_remembered_and_begun_anew(conversation: Conversation) -> None:
+    chat, out, remarks = conversation
+    chat.say("one")
+    chat.say("two")
+    assert [message["role"] for message in chat.messages] == ["user", "assistant"] * 2
+    assert out.getvalue() == "Hello, world.\n" * 2
+    assert "tokens" in remarks.getvalue()
+    assert chat.obey("/again")
+    assert [message["content"] for message in chat.messages[-2:]] == ["two", "Hello, world."]
+    assert chat.obey("/system Be brief.")
+    assert chat.messages == [{"role": "system", "content": "Be brief."}]
+    assert not chat.obey("/exit")
+
+
+def test_fields_are_sent_with_every_request(conversation: Conversation) -> None:
+    chat, out, remarks = conversation
+    chat.obey("/set max_tokens 5")
+    chat.say("one")
+    assert out.getvalue() == "Hello\n"
+    chat.obey("/set max_tokens many")
+    with pytest.raises(ServerError, match="max_tokens"):
+        chat.say("two")
+    assert chat.messages[-1]["content"] == "Hello"  # what was not answered can be sent again
+    chat.obey("/set model other")
+    assert "model cannot be set" in remarks.getvalue()
+
+
+def test_models_are_chosen_by_name(conversation: Conversation) -> None:
+    chat, _, remarks = conversation
+    chat.obey("/model tiny")
+    assert chat.model == "tiny"
+    chat.obey("/model huge")
+    assert (chat.model, "models: org/tiny, tiny" in remarks.getvalue()) == ("tiny", True)
+
+
+def test_models_are_listed_with_their_tasks(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("models", ["--url", url], None) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["name", "longest", "tasks"]
+    assert lines[1].split()[:3] == ["org/tiny", "128", "generate"]
+    assert run("models", ["--url", url, "--json"], None) == 0
+    assert json.loads(capsys.readouterr().out)["data"][1]["id"] == "tiny"
+
+
+def test_loading_is_told(url: str, frontend: FakeFrontend, capsys: pytest.CaptureFixture[str]) -> None:
+    frontend.status = Starting("weights", 0.25)
+    assert run("models", ["--url", url], None) == FAILED
+    assert "still loading: weights, 25%" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--url", "http://127.0.0.1:1"], "start the server, or name another with --url"),
+        (["--url", "ftp://h"], "is not the address of a server"),
+        (["--url", "http://[::1"], "is not the address of a server"),
+    ],
+)
+def test_a_server_that_is_not_there_is_told_in_one_line(
+    arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("chat", [*arguments, "-q", "hi"], None) == FAILED
+    error = capsys.readouterr().err
+    assert reason in error
+    assert error.count("\n") == 1
+
+
+def test_a_model_that_is_not_there_is_told(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("chat", ["--url", url, "--model-name", "huge", "-q", "hi"], None) == FAILED
+    assert "has no model huge; it has org/tiny, tiny" in capsys.readouterr().err
+
+
+def test_a_key_is_sent(capsys: pytest.CaptureFixture[str]) -> None:
+    with served(FakeFrontend(), access=AccessOptions(api_key=["secret"])) as url:
+        assert run("chat", ["--url", url, "-q", "hi"], None) == FAILED
+        assert "--api-key" in capsys.readouterr().err
+        assert run("chat", ["--url", url, "-q", "hi"], "secret") == 0
+        assert run("chat", ["--url", url, "-q", "hi", "--api-key", "secret"], "wrong") == 0
+
+
+def test_several_lines_can_be_typed() -> None:
+    lines = Lines(typed("one", "", '"""two', "", 'three"""', "four \\", "five", '"""', "six", '"""'))
+    assert list(lines) == ["one", "two\n\nthree", "four \nfive", "six"]
+
+
+def test_text_of_a_model_cannot_move_the_cursor() -> None:
+    assert safe("a\x1b[2J\tb\nc") == "a\\x1b[2J\tb\nc"
+    plain = io.StringIO()
+    Screen(plain, plain).text("a\x1b[2J")
+    assert plain.getvalue() == "a\x1b[2J"  # in a pipe, an answer is what the model wrote
+
+
+def test_a_bar_is_drawn_on_a_terminal_only() -> None:
+    quiet, shown = io.StringIO(), Terminal()
+    for out in (quiet, shown):
+        bar = Bar(2, "texts", out)
+        bar.add()
+        bar.close()
+    assert quiet.getvalue().startswith("1 texts in ")
+    assert "1/2 texts" in shown.getvalue()
+
+
+def test_a_stream_without_tokens_has_no_pace() -> None:
+    assert Pace().summary() == "no token came"
