@@ -116,21 +116,27 @@ def find_format(
     dialect = find_dialect(vocabulary) if tool_parser == AUTO else dialect_named(tool_parser)
     thinking = find_thinking(vocabulary) if reasoning_parser == AUTO else thinking_named(reasoning_parser)
     literals = {*_literals(dialect), *_literals(thinking)}
-    tokens = [
-        token
-        for token in vocabulary.added_tokens
+    tokens = {
+        token: id
+        for token, id in vocabulary.added_tokens.items()
         if len(token) >= _SHORTEST_TOKEN and any(token in literal for literal in literals)
-    ]
-    marks = {
-        token: chr(FIRST_MARK + number) for number, token in enumerate(sorted(tokens, key=len, reverse=True))
     }
+    return format_with(dialect, thinking, tokens, _usual_opener(dialect, vocabulary) if dialect else "")
+
+
+def format_with(
+    dialect: Dialect | None, thinking: Thinking | None, tokens: Mapping[str, int], opener: str
+) -> AnswerFormat:
+    """The format of answers with marks in place of these special tokens. `opener` opens calls."""
+    names = sorted(tokens, key=len, reverse=True)
+    marks = {token: chr(FIRST_MARK + number) for number, token in enumerate(names)}
     return AnswerFormat(
         None if dialect is None else with_marks(dialect, marks),
         None if thinking is None else with_marks(thinking, marks),
-        {vocabulary.added_tokens[token]: mark for token, mark in marks.items()},
+        {tokens[token]: mark for token, mark in marks.items()},
         {mark: token for token, mark in marks.items()},
         () if thinking is None else thinking.opens,
-        "" if dialect is None else with_marks(_usual_opener(dialect, vocabulary), marks),
+        with_marks(opener, marks),
     )
 
 

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from server.api.common import CacheDiagnoses, GenerationBody, Usage
 from server.api.fields import MEANINGLESS, UNSUPPORTED, Bounds, Flag
+from server.api.conversations.tool_choice import ToolChoice, read_tool_choice
 from server.api.logprobs import ChatLogprobs, PromptLogprobs
 from server.api.messages import Messages, TemplateOptions
 from server.errors import BadRequest
@@ -31,7 +32,7 @@ class ChatRequest(GenerationBody, TemplateOptions):
         "web_search_options": (),
         "return_prompt_text": (False,),
     }
-    meaningless = MEANINGLESS | {"parallel_tool_calls", "prediction"}
+    meaningless = MEANINGLESS | {"prediction"}
     bounds: ClassVar[Bounds] = {**GenerationBody.bounds, **TemplateOptions.bounds}
     stand_ins: ClassVar[Mapping[str, object]] = {
         **TemplateOptions.stand_ins,
@@ -48,7 +49,11 @@ class ChatRequest(GenerationBody, TemplateOptions):
     )
     tool_choice: object = Field(
         default=None,
-        description='"auto" (the default) or "none": what the model is made to call is not chosen yet.',
+        description="none, auto (the default), required, a tool, or allowed tools. A call that is required is "
+        "drawn in the model's own form under a grammar.",
+    )
+    parallel_tool_calls: Flag | None = Field(
+        default=None, description="false: an answer calls one tool at most."
     )
     include_reasoning: Flag = Field(default=True, description="Answer with the reasoning too.")
     reasoning_effort: Effort | None = Field(
@@ -67,9 +72,14 @@ class ChatRequest(GenerationBody, TemplateOptions):
     def check_chat(self) -> Self:
         if self.top_logprobs and not self.logprobs:
             raise BadRequest("when using `top_logprobs`, `logprobs` must be set to true.", "top_logprobs")
-        if self.tool_choice not in (None, "none", "auto"):
-            raise _tool_choice_refused(self.tool_choice, self.tools is not None)
+        if self.tool_choice is not None:
+            read_tool_choice(self.tool_choice)  # raises the error, if it is wrong
         return self
+
+    @property
+    def choice(self) -> ToolChoice:
+        """Whether the answer calls tools, and which."""
+        return read_tool_choice(self.tool_choice)
 
     @property
     def style(self) -> Style | None:
@@ -89,15 +99,6 @@ class ChatRequest(GenerationBody, TemplateOptions):
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             prompt_logprobs=self.prompt_logprobs,
         )
-
-
-def _tool_choice_refused(choice: object, has_tools: bool) -> BadRequest:
-    if not has_tools:
-        return BadRequest("When using `tool_choice`, `tools` must be set.", "tool_choice")
-    if choice == "required" or isinstance(choice, dict):
-        what = "A named tool_choice" if isinstance(choice, dict) else 'tool_choice="required"'
-        return BadRequest(f'{what} is not supported yet: use "auto", or leave it out.', "tool_choice")
-    return BadRequest("tool_choice is one of none, auto, required, or names a function.", "tool_choice")
 
 
 class FunctionDelta(msgspec.Struct, kw_only=True):

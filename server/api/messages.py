@@ -113,6 +113,9 @@ class FunctionTool(BaseModel):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = Field(
+        default=None, description="Hold arguments to the schema, or refuse the request."
+    )
 
 
 class Tool(BaseModel):

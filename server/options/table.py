@@ -45,6 +45,9 @@ _ANY: list[str] = msgspec.field(default_factory=lambda: ["*"])
 ReasoningField = Literal["both", "reasoning", "reasoning_content"]
 """The fields of a message that carry the reasoning: clients of different servers read different ones."""
 
+ToolStrictLevel = Literal["auto", "function", "parameter"]
+"""What calls of tools are held to that are not strict."""
+
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything an operator may ask of a server, its engines and their workers."""
@@ -102,6 +105,15 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = False
     tool_call_parser: Annotated[
         str, Doc(_ANSWERS, "How tool calls are written: a parser's name, none, or auto asks the template.")
+    ] = "auto"
+    tool_strict_level: Annotated[
+        ToolStrictLevel,
+        Doc(
+            _ANSWERS,
+            "What calls are held to where a tool is not strict: auto is nothing, function is their form and "
+            "names, parameter their arguments too.",
+            ("auto", "function", "parameter"),
+        ),
     ] = "auto"
     reasoning_parser: Annotated[
         str, Doc(_ANSWERS, "How reasoning is marked: a parser's name, none, or auto asks the template.")

@@ -14,11 +14,15 @@ from server.api.messages import Message, TemplateOptions
 from server.api.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 from server.errors import BadRequest, invalid, too_many
 from server.reading.reader import A_LOT, Reader
+from server.reading.tool_prompt import tell_tools
 from server.requests.facts import Facts
 from server.requests.pooling import CUT_MARGIN
 from server.requests.sampling import check_logprobs
 from server.text.style import Style
 from server.text.token_ids import TokenIds, count_ids, unpack
+
+NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+"""The schema of a tool of which the request has none."""
 
 PROMPT_END = 64
 """The characters of a prompt's end by which its answer is read."""
@@ -64,7 +68,9 @@ class Conversation(msgspec.Struct, frozen=True, gc=False):
     end: str = ""
     """The end of the prompt's text, which may have opened the reasoning."""
     tools: dict[str, dict[str, Any]] = {}
-    """The schema of the arguments of each tool that the answer may call."""
+    """The schema of the arguments of each tool of the request."""
+    strict_tools: list[str] = []
+    """The names of those to whose schema the arguments of a call have to be held."""
     warnings: list[str] = []
     """Sentences on what of the request has no effect though it could have."""
 
@@ -83,14 +89,26 @@ def read_chat(body: ChatRequest, reader: Reader) -> Conversation:
         said = [Said(message.role, message.text()) for message in body.messages]
     else:
         said = []
-    tools = {tool.function.name: tool.function.parameters or {} for tool in body.tools or ()}
-    end = text[-PROMPT_END:]
-    return Conversation(prompt, Said(last.role, last.text() if body.echo else ""), said, end, tools)
+    functions = [tool.function for tool in body.tools or ()]
+    return Conversation(
+        prompt,
+        Said(last.role, last.text() if body.echo else ""),
+        said,
+        end=text[-PROMPT_END:],
+        tools={each.name: NO_ARGUMENTS if each.parameters is None else each.parameters for each in functions},
+        strict_tools=[each.name for each in functions if each.strict],
+    )
 
 
 def write_chat(body: ChatRequest, reader: Reader) -> str:
     """The text of a chat's prompt."""
-    return write_conversation(body, body.messages, reader, body.style)
+    messages, tools = body.messages, body.tools
+    if body.tool_choice is not None:
+        choice = body.choice
+        choice.check([tool.function.name for tool in tools or ()])
+        if tools and choice.mode == "required" and reader.knows_no_calls:
+            messages = tell_tools(messages, tools)
+    return write_conversation(body, messages, reader, body.style)
 
 
 def work_of_template(body: TemplateOptions, reader: Reader) -> int:

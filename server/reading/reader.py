@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from server.answers.dialects import AUTO, NONE
+from server.answers.finding import format_of
 from server.options.table import ServerConfig
 from server.requests.facts import Facts
 from server.text.tokenizer import Tokenizer
@@ -17,6 +19,7 @@ class ReadingOptions(msgspec.Struct, frozen=True):
     trust_request_chat_template: bool = False
     default_chat_template_kwargs: dict[str, object] = {}
     ignore_unknown_fields: bool = False
+    tool_call_parser: str = AUTO
 
     @classmethod
     def of(cls, config: ServerConfig) -> ReadingOptions:
@@ -24,6 +27,7 @@ class ReadingOptions(msgspec.Struct, frozen=True):
             config.trust_request_chat_template,
             config.default_chat_template_kwargs,
             config.ignore_unknown_fields,
+            config.tool_call_parser,
         )
 
 
@@ -36,3 +40,9 @@ class Reader:
     facts: Facts
     tokenizer: Tokenizer
     options: ReadingOptions
+
+    @property
+    def knows_no_calls(self) -> bool:
+        """Whether no form is known in which the model writes calls, though one was looked for."""
+        parser = self.options.tool_call_parser
+        return parser == AUTO and format_of(self.tokenizer, parser, NONE).dialect is None

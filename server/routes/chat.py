@@ -39,8 +39,9 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     chat = _Chat(await begin_turn(request, body, body, CHAT, "chatcmpl-"), config)
     if body.stream:
         silence, job = config.sse_keep_alive_interval, chat.job
-        return EventStream(_events(chat), silence, job.times.expected_header, on_flow=job.set_paused)
-    return await answer(request, _whole(chat))
+        stream = EventStream(_events(chat), silence, job.times.expected_header, on_flow=job.set_paused)
+        return chat.turn.warn(stream)
+    return chat.turn.warn(await answer(request, _whole(chat)))
 
 
 class _Chat:
@@ -49,7 +50,7 @@ class _Chat:
     def __init__(self, turn: Turn, config: ServerConfig) -> None:
         self.job = turn.job
         self.body = turn.chat
-        self._turn = turn
+        self.turn = turn
         self.reasoning_field: ReasoningField = config.reasoning_field
         last = turn.conversation.last
         self.role = config.response_role if self.body.add_generation_prompt else last.role
@@ -58,12 +59,12 @@ class _Chat:
 
     def new_reader(self) -> MessageReader | None:
         """The reader of one choice, if answers are read."""
-        reader = self._turn.new_reader()
+        reader = self.turn.new_reader()
         if reader is None:
             return None
         return MessageReader(
             reader,
-            new_id=new_call_id(self._turn.dialect),
+            new_id=new_call_id(self.turn.dialect),
             reasoning_field=self.reasoning_field,
             include_reasoning=self.body.include_reasoning,
         )
@@ -159,8 +160,8 @@ class _ChatChoiceChunks:
         if body.return_token_ids:
             chunk.token_ids = delta.token_ids
         if delta.finish_reason is not None:
-            called = reader is not None and reader.has_calls and delta.finish_reason == "stop"
-            chunk.finish_reason = "tool_calls" if called else delta.finish_reason
+            called = reader is not None and reader.has_calls
+            chunk.finish_reason = self._chat.turn.finish_reason(delta.finish_reason, has_calls=called)
             chunk.stop_reason = delta.stop_reason
         return chunk
 

@@ -165,7 +165,9 @@ class Job:
         *,
         messages: Sequence[Said] = (),
         counts_output: bool = True,
+        bounds: AddOptions | None = None,
     ) -> None:
+        """`bounds` are what the engine holds the answers to."""
         config = config_of(request)
         self.frontend = frontend_of(request)
         self.body = body
@@ -193,7 +195,7 @@ class Job:
         self._priority = priority_of(request, body.priority)
         self._messages, self._admission = messages, admission
         self._limits = limits_of(request, config.access, self.times.started, body.timeout)
-        self._options = self._add_options()
+        self._options: AddOptions = {**self._add_options(), **(bounds or {})}
         self._diagnoses: list[CacheDiagnosis | None] = [None] * len(prompts)
         # Checks the sampling parameters, so n is valid from here on.
         self._streams = self._generate_all()

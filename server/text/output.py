@@ -72,6 +72,7 @@ class TextOutput:
         self._include_stop = sampling.include_stop_str_in_output
         self._min_tokens = sampling.min_tokens
         self._eos = frozenset(eos_token_ids)
+        self._ends = self._eos.union(sampling.stop_token_ids or ())
         self._text = (
             tokenizer.text_state(prompt, sampling.skip_special_tokens, sampling.shown_as)
             if sampling.detokenize
@@ -132,8 +133,9 @@ class TextOutput:
 
     def _shown(self, new: Tokens) -> list[int]:
         """The tokens whose text the client sees: all but the stop token."""
-        ended_by_token = new.finish == "stop" and not self._include_stop
-        return new.tokens[:-1] if ended_by_token else new.tokens
+        if new.finish != "stop" or self._include_stop or not new.tokens or new.tokens[-1] not in self._ends:
+            return new.tokens  # a grammar that is complete ends an answer behind a token of its text
+        return new.tokens[:-1]
 
     def _take(self, tokens: list[int], logprobs: list[TokenLogprobs]) -> None:
         self._delta.token_ids += tokens
@@ -142,5 +144,5 @@ class TextOutput:
 
     def _finish(self, new: Tokens) -> None:
         self._delta.finish_reason, self._delta.timing = new.finish, new.timing
-        if new.finish == "stop" and new.tokens and new.tokens[-1] not in self._eos:
+        if new.finish == "stop" and new.tokens and new.tokens[-1] in self._ends - self._eos:
             self._delta.stop_reason = new.tokens[-1]

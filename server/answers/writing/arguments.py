@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from server.answers.formats.schema_types import resolved, types_in
-from server.answers.writing.lark import Lark, Schema, ToolForm
+from server.answers.writing.lark import Lark, ToolForm
 
 _SAID_ELSEWHERE = frozenset(
     {
@@ -127,7 +127,3 @@ def _references(schema: object) -> Iterator[str]:
             case _:
                 pass
 
-
-def with_default(schema: Schema | None) -> Schema:
-    """The schema of a tool's arguments; one that a client has left out means that there are none."""
-    return {"type": "object", "properties": {}, "additionalProperties": False} if schema is None else schema

@@ -24,9 +24,11 @@ _NEEDS_ESCAPE = frozenset(r"\.+*?()|[]{}^$/#&-~")
 class Unenforceable(Exception):
     """A tool's schema asks for something that no grammar of this dialect can hold a model to."""
 
-    def __init__(self, keyword: str) -> None:
+    def __init__(self, keyword: str, tool: str = "") -> None:
         super().__init__(keyword)
         self.keyword = keyword
+        self.tool = tool
+        """The name of the tool; empty if it is not the schema of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,7 @@ class Lark:
     def drop(self, tool: ToolForm, keyword: str) -> None:
         """Note that a keyword is not enforced. Raises Unenforceable if it has to be."""
         if tool.strict:
-            raise Unenforceable(keyword)
+            raise Unenforceable(keyword, tool.name)
         self.dropped[f"{tool.name}: {keyword}"] = None
 
 

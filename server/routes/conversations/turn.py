@@ -5,13 +5,13 @@ The APIs differ in how they write a conversation and its answer. What is between
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
 from fastapi import Request, Response
 
-from server.answers.finding import AnswerFormat, format_of
+from server.answers.finding import AnswerFormat
 from server.answers.parts import CallBegun, Part, Text
 from server.answers.reader import AnswerReader
 from server.api.chat import ChatRequest
@@ -19,6 +19,7 @@ from server.api.fields import Body
 from server.frontend import Delta
 from server.reading.prompts import Conversation
 from server.reading.table import Reading
+from server.routes.conversations.calling import plan_calls
 from server.routes.generation import Job, admit_answers, config_of, frontend_of
 from server.routes.read import read
 
@@ -31,6 +32,8 @@ class Turn:
     conversation: Conversation
     format: AnswerFormat | None
     """How the answer is read; None where it is text and nothing else."""
+    warnings: Sequence[str] = ()
+    """What the client is told of calls that are not what it asked for."""
 
     @property
     def dialect(self) -> str:
@@ -44,14 +47,26 @@ class Turn:
         return AnswerReader(
             format.dialect,
             format.thinking,
-            tools=_callable_tools(self.chat, self.conversation) or None,
+            tools=self._callable_tools() or None,
             is_thinking=format.begins_thinking(self.conversation.end),
             written=format.written,
         )
 
+    def finish_reason(self, finish: str, *, has_calls: bool) -> str:
+        """The reason in OpenAI's words: a function that the request has named is no reason of its own."""
+        named = self.chat.tool_choice is not None and self.chat.choice.is_named
+        return "tool_calls" if has_calls and finish == "stop" and not named else finish
+
+    def _callable_tools(self) -> dict[str, dict[str, object]]:
+        tools, chat = self.conversation.tools, self.chat
+        if not tools or chat.tool_choice is None:
+            return tools
+        choice = chat.choice
+        return {name: schema for name, schema in tools.items() if choice.allows(name)}
+
     def warn(self, response: Response) -> Response:
         """The answer, with headers that say what of the request has no effect."""
-        for warning in self.conversation.warnings:
+        for warning in (*self.conversation.warnings, *self.warnings):
             response.headers.append("Warning", f'299 - "{warning}"')
         return response
 
@@ -107,20 +122,16 @@ async def begin_turn(
     conversation = await read(request, body, reading)
     sampling = chat.to_sampling()
     admission = admit_answers(request, 1, sampling.n)
-    format = format_of(frontend.tokenizer, config.tool_call_parser, config.reasoning_parser)
-    if format.thinking or (_callable_tools(chat, conversation) and format.dialect):
+    calling = await plan_calls(frontend, config, chat, conversation)
+    format = calling.format
+    if format is not None:
         sampling.shown_as = dict(format.marks)
-    else:
-        format = None
     job = Job(
         *(request, chat, sampling, [conversation.prompt], prefix, admission),
         messages=conversation.said,
         counts_output=counts_output,
+        bounds=calling.bounds,
     )
     if format and format.thinking:
         job.reasoning = {}
-    return Turn(job, chat, conversation, format)
-
-
-def _callable_tools(chat: ChatRequest, conversation: Conversation) -> dict[str, dict[str, object]]:
-    return {} if chat.tool_choice == "none" else conversation.tools
+    return Turn(job, chat, conversation, format, calling.warnings)

@@ -1,0 +1,119 @@
+"""Which calls a request asks for, and the grammar of an answer that makes them.
+
+The grammar is built in the process that proves grammars, because the schemas of tools are a stranger's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from server.answers.dialects import DIALECTS_BY_NAME, THINKING_BY_NAME
+from server.answers.finding import AnswerFormat, format_with
+from server.answers.writing.answer import AnswerWriter, Written
+from server.answers.writing.lark import ANY_OBJECT, ToolForm, Unenforceable
+from server.errors import BadRequest
+from server.structured.building import Built, judge, unknown_keywords
+from server.structured.limits import check_schema
+from server.structured.schema import prepare_schema
+
+_FIELD = "tools"
+
+
+class AskedTool(msgspec.Struct, frozen=True):
+    name: str
+    schema: dict[str, Any]
+    """The schema of its arguments, as the client has sent it."""
+    bound: bool
+    """Whether its arguments are held to the schema; otherwise to be an object."""
+    strict: bool = False
+    """Whether the request is refused if not all of the schema can be enforced."""
+
+
+class AskedCalls(msgspec.Struct, frozen=True, tag=True):
+    """An answer that calls tools in the model's own form."""
+
+    dialect: str
+    thinking: str
+    """The name of the markers of reasoning; empty if the model has none."""
+    opener: str
+    """What the model writes before calls."""
+    tokens: dict[str, int]
+    """The special tokens of the markup."""
+    tools: list[AskedTool]
+    required: bool
+    """Whether the answer is calls; otherwise it may be text, too."""
+    several: bool
+    is_thinking: bool
+    """Whether the prompt has opened the reasoning."""
+    field: str = _FIELD
+    """The field of the request to which errors belong."""
+
+
+def ask_for_calls(
+    format: AnswerFormat, tools: list[AskedTool], *, required: bool, several: bool, is_thinking: bool
+) -> AskedCalls:
+    """The question to the process that proves grammars."""
+    return AskedCalls(
+        dialect=format.dialect.name if format.dialect else "",
+        thinking=format.thinking.name if format.thinking else "",
+        opener="".join(format.written.get(char, char) for char in format.opener),
+        tokens={format.written[mark]: token for token, mark in format.marks.items()},
+        tools=tools,
+        required=required,
+        several=several,
+        is_thinking=is_thinking,
+    )
+
+
+def build_calls(asked: AskedCalls) -> Built:
+    """The grammar of the answer. Raises BadRequest for what cannot be enforced, though it has to be."""
+    thinking = THINKING_BY_NAME[asked.thinking] if asked.thinking else None
+    format = format_with(DIALECTS_BY_NAME[asked.dialect], thinking, asked.tokens, asked.opener)
+    failure: tuple[str, str] | None = None
+    for lenient in (False, True):
+        forms = list(_forms(asked, lenient=lenient))
+        writer = AnswerWriter(format, forms, several=asked.several, is_thinking=asked.is_thinking)
+        try:
+            written = writer.required() if asked.required else writer.possible()
+        except Unenforceable as found:
+            failure = found.tool, found.keyword
+            continue
+        except RecursionError:
+            raise BadRequest("The schema of a tool is nested too deep.", asked.field) from None
+        built = _built(written)
+        error, warnings = judge(built)
+        if not error:
+            keywords = {keyword for warning in warnings for keyword in unknown_keywords(warning)}
+            return msgspec.structs.replace(built, ignored=sorted({*written.dropped, *keywords}))
+        failure = "", ", ".join(unknown_keywords(error)) or error
+    raise _refused(asked, *(failure or ("", "")))
+
+
+def _forms(asked: AskedCalls, *, lenient: bool) -> Iterator[ToolForm]:
+    for tool in asked.tools:
+        strict = tool.strict or not lenient
+        if not tool.bound:
+            yield ToolForm(tool.name, ANY_OBJECT)
+            continue
+        check_schema(tool.schema, asked.field)
+        prepared = prepare_schema(tool.schema, asked.field, closed=None, counts=strict)
+        yield ToolForm(tool.name, {"type": "object", **prepared}, strict)
+
+
+def _built(written: Written) -> Built:
+    return Built("lark", written.lark, wakes=written.wakes, again=written.again)
+
+
+def _refused(asked: AskedCalls, tool: str, what: str) -> BadRequest:
+    strict = [each.name for each in asked.tools if each.strict]
+    if strict:
+        named = repr(tool) if tool else "one of " + ", ".join(map(repr, strict))
+        return BadRequest(
+            f"`strict` is true for the tool {named}, and {what[:200]} of its schema cannot be enforced. Leave "
+            "that out, or have the rest enforced without `strict`.",
+            asked.field,
+        )
+    return BadRequest(f"The schema of a tool cannot be used: {what[:300]}", asked.field)
