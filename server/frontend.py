@@ -29,6 +29,7 @@ from server.access.callers import ANYONE, Caller
 from server.access.deadlines import of_later_texts
 from server.choice import Choice
 from server.errors import ApiError, NoEngine, NotFound, Unavailable, from_engine
+from server.grammars import Grammars
 from server.merging import merged
 from server.metrics import Metrics
 from server.offload.helper import Helper
@@ -83,6 +84,7 @@ class Frontend:
         self._reading = ReadingOptions.of(config)
         self.helper = Helper(self._tokenizer_source, self._reading, log_level=config.uvicorn_log_level)
         """Reads the bodies of requests that are too long for the event loop."""
+        self.grammars = Grammars(self, client, config)
         self._draining: Draining | None = None
         self._restarting_since = 0.0
         self.access = Access(config.access, metrics.key_counters)

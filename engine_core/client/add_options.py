@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from engine_core.protocol import Grammar
+from engine_core.protocol import Grammar, Thinking
 
 
 class AddOptions(TypedDict, total=False):
@@ -22,3 +22,4 @@ class AddOptions(TypedDict, total=False):
     times_each: bool
     diagnoses: bool
     grammar: Grammar
+    thinking: Thinking

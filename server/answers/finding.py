@@ -90,6 +90,10 @@ class AnswerFormat:
     opener: str = ""
     """What the model writes before calls, of all that may stand there."""
 
+    def as_written(self, text: str) -> str:
+        """A text in which marks are special tokens again."""
+        return "".join(self.written.get(char, char) for char in text)
+
     def begins_thinking(self, prompt: str) -> bool:
         """Whether this prompt has opened the reasoning already."""
         return bool(self.opens) and prompt.rstrip().endswith(tuple(opener.rstrip() for opener in self.opens))

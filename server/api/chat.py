@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import Field, model_validator
 
 from server.api.common import CacheDiagnoses, GenerationBody, Usage
-from server.api.fields import MEANINGLESS, UNSUPPORTED, Bounds, Flag
 from server.api.conversations.tool_choice import ToolChoice, read_tool_choice
+from server.api.fields import MEANINGLESS, UNSUPPORTED, Bounds, Flag
 from server.api.logprobs import ChatLogprobs, PromptLogprobs
 from server.api.messages import Messages, TemplateOptions
 from server.errors import BadRequest
@@ -49,7 +49,7 @@ class ChatRequest(GenerationBody, TemplateOptions):
     )
     tool_choice: object = Field(
         default=None,
-        description="none, auto (the default), required, a tool, or allowed tools. A call that is required is "
+        description="none, auto (the default), required, a tool, or allowed tools. A required call is "
         "drawn in the model's own form under a grammar.",
     )
     parallel_tool_calls: Flag | None = Field(
@@ -63,6 +63,10 @@ class ChatRequest(GenerationBody, TemplateOptions):
     )
     enable_thinking: Flag | None = Field(
         default=None, description="The template's switch for thinking, whatever its name there."
+    )
+    thinking_token_budget: Annotated[int, Field(ge=-1)] | None = Field(
+        default=None,
+        description="The most tokens of reasoning, after which its end is written; -1 is no bound.",
     )
     verbosity: Verbosity | None = Field(
         default=None, description="Passed to the chat template, if that reads it."
@@ -84,9 +88,13 @@ class ChatRequest(GenerationBody, TemplateOptions):
     @property
     def style(self) -> Style | None:
         """What is said of the manner of the answer, if anything is."""
-        if self.reasoning_effort is None and self.verbosity is None and self.enable_thinking is None:
-            return None
-        return Style(self.reasoning_effort, self.verbosity, self.enable_thinking)
+        style = Style(self.reasoning_effort, self.verbosity, self.enable_thinking, self.thinking_budget)
+        return None if style == Style() else style
+
+    @property
+    def thinking_budget(self) -> int | None:
+        """The most tokens of reasoning, if there is a bound."""
+        return None if self.thinking_token_budget == -1 else self.thinking_token_budget
 
     @property
     def most_tokens(self) -> int | None:

@@ -15,12 +15,11 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from server.errors import Overloaded, Unavailable
-from server.offload.proving import Proof, ProverSetup
+from server.offload.proving import Proof, ProverSetup, Question
 from server.offload.question import AnsweringProcess, CannotStart, Ended
 from server.offload.refused import Refusal, Refused, refused
 from server.structured.building import Built
 from server.structured.limits import too_complex
-from server.structured.params import Asked
 
 MODULE = "server.offload.proving"
 
@@ -73,7 +72,7 @@ class Prover:
     def pid(self) -> int | None:
         return self._process.pid
 
-    async def prove(self, asked: Asked) -> Built:
+    async def prove(self, asked: Question) -> Built:
         """The grammar of what is asked. Raises the error with which the request ends."""
         data = msgspec.msgpack.encode(asked)
         if len(data) > LONGEST:

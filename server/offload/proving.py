@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from server.answers.writing.asked import AskedCalls, build_calls
 from server.errors import ApiError, BadRequest, Internal
 from server.offload.frames import frame, receive_frame
 from server.offload.memory import give_back, resident, set_most_memory
@@ -24,6 +25,7 @@ MUCH, TOO_MUCH = 16 << 20, 128 << 20
 
 _log = logging.getLogger(__name__)
 
+Question = Asked | AskedCalls
 Proof = Built | Refused
 
 
@@ -55,7 +57,7 @@ def _serve(connection: socket.socket, tokens: Mapping[str, int]) -> None:
     connection.sendall(frame(b""))
     while (data := receive_frame(connection)) is not None:
         connection.sendall(
-            frame(msgspec.msgpack.encode(prove(msgspec.msgpack.decode(data, type=Asked), tokens)))
+            frame(msgspec.msgpack.encode(prove(msgspec.msgpack.decode(data, type=Question), tokens)))
         )
         if resident() > at_rest + MUCH:
             give_back()
@@ -63,9 +65,9 @@ def _serve(connection: socket.socket, tokens: Mapping[str, int]) -> None:
             return
 
 
-def prove(asked: Asked, tokens: Mapping[str, int]) -> Proof:
+def prove(asked: Question, tokens: Mapping[str, int]) -> Proof:
     try:
-        return build(asked, tokens)
+        return build_calls(asked) if isinstance(asked, AskedCalls) else build(asked, tokens)
     except ApiError as error:
         return refused(error)
     except MemoryError:

@@ -167,7 +167,6 @@ class Job:
         counts_output: bool = True,
         bounds: AddOptions | None = None,
     ) -> None:
-        """`bounds` are what the engine holds the answers to."""
         config = config_of(request)
         self.frontend = frontend_of(request)
         self.body = body
@@ -189,13 +188,12 @@ class Job:
         self._interval = max(config.stream_interval, body.stream_interval or 1) if body.stream else ALL_TOKENS
         self.times = times_of(request)
         self._shows_timing = config.enable_timing or "timing" in body.include
-        self._shows_cached = config.enable_prompt_tokens_details
-        self._counts_output = counts_output
+        self._shows_cached, self._counts_output = config.enable_prompt_tokens_details, counts_output
         self._replica = replica_of(request)
         self._priority = priority_of(request, body.priority)
         self._messages, self._admission = messages, admission
         self._limits = limits_of(request, config.access, self.times.started, body.timeout)
-        self._options: AddOptions = {**self._add_options(), **(bounds or {})}
+        self._options = self._add_options(bounds or {})
         self._diagnoses: list[CacheDiagnosis | None] = [None] * len(prompts)
         # Checks the sampling parameters, so n is valid from here on.
         self._streams = self._generate_all()
@@ -207,8 +205,8 @@ class Job:
         self.reasoning: dict[int, int] | None = None
         """The tokens of reasoning of each choice so far, if answers are read for it."""
 
-    def _add_options(self) -> AddOptions:
-        """What the engine is told of each prompt beside its tokens and parameters."""
+    def _add_options(self, bounds: AddOptions) -> AddOptions:
+        """What the engine is told of each prompt, with `bounds` of its answers."""
         options = self._admission.caller.add_options(self._priority, self.body.cache_salt or "")
         if self._limits is not None:
             self._limits.add_to(options)
@@ -216,6 +214,7 @@ class Job:
             options["diagnoses"] = True
         if len(self.prompts) > 1:
             options["group"] = self.frontend.new_group()
+        options.update(bounds)
         return options
 
     def prompt_of(self, choice: int) -> Prompt:

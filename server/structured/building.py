@@ -35,24 +35,26 @@ class Built(msgspec.Struct, frozen=True, tag=True):
     text: str
     ignored: list[str] = []
     """What was asked and is not enforced, as keywords of JSON Schema."""
+    wakes: tuple[tuple[int, ...], ...] = ()
+    again: bool = False
 
 
 def build(asked: Asked, tokens: Mapping[str, int]) -> Built:
     """The grammar of what was asked; `tokens` are the ids of special tokens. Raises BadRequest."""
     try:
         built = _built(asked, tokens, lenient=False)
-        error, _ = _judge(built)
+        error, _ = judge(built)
         if not error:
             return built
-        if asked.strict or not (keywords := _unknown_keywords(error)):
+        if asked.strict or not (keywords := unknown_keywords(error)):
             raise _refused(asked, error)
         built = _built(asked, tokens, lenient=True)
-        error, warnings = _judge(built)
+        error, warnings = judge(built)
     except RecursionError:
         raise BadRequest("What is asked of the answer is nested too deep.", asked.field) from None
     if error:
         raise _refused(asked, error)
-    keywords += [keyword for warning in warnings for keyword in _unknown_keywords(warning)]
+    keywords += [keyword for warning in warnings for keyword in unknown_keywords(warning)]
     return msgspec.structs.replace(built, ignored=sorted({*keywords}))
 
 
@@ -110,7 +112,7 @@ def _object(given: object, what: str, field: str) -> dict[str, Any]:
     return given
 
 
-def _judge(built: Built) -> tuple[str, list[str]]:
+def judge(built: Built) -> tuple[str, list[str]]:
     """What llguidance says of a grammar without a vocabulary: an error or nothing, and warnings."""
     # With the first grammar and not before: the library takes a tenth of a second.
     from llguidance import LLMatcher
@@ -122,7 +124,7 @@ def _judge(built: Built) -> tuple[str, list[str]]:
     return (found[0] or "it allows no text", []) if failed else ("", found)
 
 
-def _unknown_keywords(message: str) -> list[str]:
+def unknown_keywords(message: str) -> list[str]:
     """The keywords of JSON Schema that a message names as unknown to llguidance; none if that is not it."""
     if "Unimplemented keys: " in message:
         return _NAMED.findall(message.partition("Unimplemented keys: ")[2].partition("]")[0])
@@ -136,7 +138,7 @@ def _unknown_keywords(message: str) -> list[str]:
 
 
 def _refused(asked: Asked, error: str) -> BadRequest:
-    keywords = _unknown_keywords(error)
+    keywords = unknown_keywords(error)
     if keywords and asked.strict:
         named = ", ".join(f"`{keyword}`" for keyword in keywords)
         return BadRequest(

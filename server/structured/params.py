@@ -44,7 +44,7 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, repr_omit_defaults=T
         ]
 
 
-class Asked(msgspec.Struct, frozen=True):
+class Asked(msgspec.Struct, frozen=True, tag=True):
     """What was asked, and by which field of the request."""
 
     params: StructuredOutputsParams

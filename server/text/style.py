@@ -22,6 +22,9 @@ class Style(msgspec.Struct, frozen=True, gc=False):
     thinks: bool | None = None
     """Whether the model thinks first, if the client says so itself: no effort at all is no thinking too."""
 
+    budget: int | None = None
+    """The most tokens of thinking."""
+
     def variables(self, read: Set[str]) -> dict[str, object]:
         """The variables to set, of those that a template reads."""
         found: dict[str, object] = {}
@@ -34,4 +37,6 @@ class Style(msgspec.Struct, frozen=True, gc=False):
             found["reasoning_effort"] = self.effort
         if self.verbosity is not None and "verbosity" in read:
             found["verbosity"] = self.verbosity
+        if self.budget is not None and "thinking_budget" in read:
+            found["thinking_budget"] = self.budget
         return found

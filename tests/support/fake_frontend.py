@@ -29,6 +29,8 @@ from server.metrics import Metrics
 from server.offload.helper import ReadBody, opened
 from server.offload.messages import Answer
 from server.offload.process import answer
+from server.offload.proving import Proof, Question, prove
+from server.offload.refused import Refusal, Refused
 from server.options.table import ServerConfig
 from server.reading.reader import Reader, ReadingOptions
 from server.reading.table import BY_NAME, Reading
@@ -36,6 +38,7 @@ from server.requests.facts import Facts
 from server.requests.pooling import Item
 from server.requests.sampling import SamplingParams
 from server.status import Ready, Status
+from server.structured.building import Built
 from server.text.detokenizer import byte_level_table
 from server.text.output import Delta, TextOutput
 from server.text.template import ChatTemplate
@@ -130,6 +133,8 @@ class FakeFrontend:
         )
     )
     config: ServerConfig = field(default_factory=lambda: ServerConfig(engine=EngineConfig(model="org/tiny")))
+    proved: list[Question] = field(default_factory=list)
+    """What was asked of the form of answers."""
     read_elsewhere: list[str] = field(default_factory=list)
     """The name of the reading of each body that the helper was given."""
     reading: ReadingOptions = field(default_factory=ReadingOptions)
@@ -176,6 +181,10 @@ class FakeFrontend:
     @property
     def reader(self) -> Reader:
         return Reader(self.facts, self.tokenizer, self.reading)
+
+    @property
+    def grammars(self) -> FakeGrammars:
+        return FakeGrammars(self.proved)
 
     @property
     def helper(self) -> FakeHelper:
@@ -313,6 +322,21 @@ class FakeFrontend:
                 timing=self.timing,
                 expected=self.expected if first else None,
             )
+
+
+class FakeGrammars:
+    """Proves grammars in this process, by what the real one sends and receives."""
+
+    def __init__(self, proved: list[Question]) -> None:
+        self._proved = proved
+
+    async def prove(self, asked: Question) -> Built:
+        self._proved.append(asked)
+        sent = msgspec.msgpack.decode(msgspec.msgpack.encode(asked), type=Question)
+        proof = msgspec.msgpack.decode(msgspec.msgpack.encode(prove(sent, {})), type=Proof)
+        if isinstance(proof, Refused):
+            raise Refusal(proof)
+        return proof
 
 
 class FakeHelper:

@@ -126,4 +126,3 @@ def _references(schema: object) -> Iterator[str]:
                 waiting.extend(several)
             case _:
                 pass
-

@@ -1,4 +1,4 @@
-"""Which calls a request asks for, and the grammar of an answer that makes them.
+"""Turns the calls that a request asks for into the grammar of an answer that makes them.
 
 The grammar is built in the process that proves grammars, because the schemas of tools are a stranger's.
 """
@@ -59,7 +59,7 @@ def ask_for_calls(
     return AskedCalls(
         dialect=format.dialect.name if format.dialect else "",
         thinking=format.thinking.name if format.thinking else "",
-        opener="".join(format.written.get(char, char) for char in format.opener),
+        opener=format.as_written(format.opener),
         tokens={format.written[mark]: token for token, mark in format.marks.items()},
         tools=tools,
         required=required,
@@ -112,8 +112,8 @@ def _refused(asked: AskedCalls, tool: str, what: str) -> BadRequest:
     if strict:
         named = repr(tool) if tool else "one of " + ", ".join(map(repr, strict))
         return BadRequest(
-            f"`strict` is true for the tool {named}, and {what[:200]} of its schema cannot be enforced. Leave "
-            "that out, or have the rest enforced without `strict`.",
+            f"`strict` is true for the tool {named}, and {what[:200]} of its schema cannot be enforced. "
+            "Leave that out, or have the rest enforced without `strict`.",
             asked.field,
         )
     return BadRequest(f"The schema of a tool cannot be used: {what[:300]}", asked.field)

@@ -39,7 +39,10 @@ def read_tool_choice(choice: object) -> ToolChoice:
             return ToolChoice()
         case "none" | "auto" | "required":
             return ToolChoice(cast("Mode", choice))
-        case {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required" as mode, "tools": list(tools)}}:
+        case {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": "auto" | "required" as mode, "tools": list(tools)},
+        }:
             names = [name for tool in tools if (name := _name_in(tool)) is not None]
             if len(names) < len(tools) or not names:
                 raise BadRequest("Each of `allowed_tools` names a tool.", "tool_choice")

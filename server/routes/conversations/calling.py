@@ -1,21 +1,24 @@
-"""Which tools an answer may call, what binds its calls, and what the client is told of the rest."""
+"""Decides which tools an answer may call, what its calls are held to, and what the client is told of it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from engine_core.client.add_options import AddOptions
-from engine_core.protocol import Grammar
+from engine_core.protocol import Thinking
 from server.answers.dialects import AUTO
 from server.answers.finding import AnswerFormat, format_of
 from server.answers.writing.asked import AskedTool, ask_for_calls
 from server.api.chat import ChatRequest
 from server.frontend import Frontend
+from server.grammars import as_grammar
 from server.options.table import ServerConfig, ToolStrictLevel
 from server.reading.prompts import Conversation
 from server.reading.tool_prompt import TOLD_DIALECT
+from server.text.tokenizer import Tokenizer
 
+NO_REASONING = "thinking_token_budget: it is not known how this model marks its reasoning"
 NO_FORM = "tools: no form of calls is known for this model, so that its answers are text"
 
 
@@ -34,6 +37,20 @@ async def plan_calls(
     frontend: Frontend, config: ServerConfig, chat: ChatRequest, conversation: Conversation
 ) -> Calling:
     """Raises the error that refuses the request, if a schema cannot be enforced and has to be."""
+    calling = await _plan_calls(frontend, config, chat, conversation)
+    if (budget := chat.thinking_budget) is None:
+        return calling
+    thinking = calling.format.thinking if calling.format else None
+    if calling.format is None or thinking is None:
+        return replace(calling, warnings=[*calling.warnings, NO_REASONING])
+    calls = any(map(chat.choice.allows, conversation.tools))
+    bound = _budget(frontend.tokenizer, calling.format, budget, conversation.end, calls=calls)
+    return replace(calling, bounds={**calling.bounds, "thinking": bound})
+
+
+async def _plan_calls(
+    frontend: Frontend, config: ServerConfig, chat: ChatRequest, conversation: Conversation
+) -> Calling:
     format = format_of(frontend.tokenizer, config.tool_call_parser, config.reasoning_parser)
     choice = chat.choice
     names = [name for name in conversation.tools if choice.allows(name)]
@@ -45,11 +62,10 @@ async def plan_calls(
         format = format_of(frontend.tokenizer, TOLD_DIALECT, config.reasoning_parser)
     asked = _asked_tools(chat, conversation, names, config.tool_strict_level)
     several = chat.parallel_tool_calls is not False and not choice.is_named
-    limited = len(names) < len(conversation.tools) or not several
-    if choice.mode == "auto" and not limited and not any(tool.bound for tool in asked):
-        if config.tool_strict_level == "auto":
-            return Calling(format)
-    built = await frontend.prove(
+    is_free = choice.mode == "auto" and several and len(names) == len(conversation.tools)
+    if is_free and config.tool_strict_level == "auto" and not any(tool.bound for tool in asked):
+        return Calling(format)
+    built = await frontend.grammars.prove(
         ask_for_calls(
             format,
             asked,
@@ -58,9 +74,25 @@ async def plan_calls(
             is_thinking=format.begins_thinking(conversation.end),
         )
     )
-    grammar = Grammar(built.kind, built.text, built.wakes, built.again)
     warnings = [f"not enforced of the schemas of tools: {', '.join(built.ignored)}"] if built.ignored else []
-    return Calling(format, {"grammar": grammar}, warnings)
+    return Calling(format, {"grammar": as_grammar(built)}, warnings)
+
+
+def _budget(tokenizer: Tokenizer, format: AnswerFormat, budget: int, prompt: str, *, calls: bool) -> Thinking:
+    """The bound on reasoning. A call ends it too, if there are `calls`."""
+    thinking = format.thinking
+
+    def tokens(literals: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        texts = [format.as_written(literal) for literal in literals]
+        return tuple(tuple(tokenizer.encode(text, add_special_tokens=False)) for text in texts)
+
+    return Thinking(
+        budget=budget,
+        marker=tokens(thinking.closes[:1])[0] if thinking else (),
+        open=format.begins_thinking(prompt),
+        opens=tokens(thinking.opens) if thinking else (),
+        ends=tokens([format.opener]) if calls and format.opener else (),
+    )
 
 
 def _asked_tools(

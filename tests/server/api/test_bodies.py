@@ -182,15 +182,6 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
             {"tools": []},
             "`tools` must not be an empty array. Either provide at least one tool or omit the field",
         ),
-        ({"tool_choice": "required"}, "When using `tool_choice`, `tools` must be set."),
-        (
-            {"tool_choice": "required", "tools": [TOOL]},
-            'tool_choice="required" is not supported yet',
-        ),
-        (
-            {"tool_choice": {"type": "function", "function": {"name": "f"}}, "tools": [TOOL]},
-            "named tool_choice",
-        ),
         ({"tool_choice": "perhaps", "tools": [TOOL]}, "tool_choice is one of none, auto, required"),
         (
             {"continue_final_message": True, "add_generation_prompt": True},

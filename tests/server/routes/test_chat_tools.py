@@ -9,7 +9,7 @@ import httpx
 import msgspec
 import openai
 import pytest
-from fake_api import make_app, make_client, post, post_stream, refusal
+from fake_api import make_app, make_client, post, post_stream
 from fake_frontend import FakeFrontend
 
 PATH = "/v1/chat/completions"
@@ -157,8 +157,3 @@ async def test_a_model_whose_format_is_not_known_answers_with_text(frontend: Fak
     frontend.reply = CALL
     choice = await talk(make_client(make_app(frontend)))
     assert choice["message"]["content"] == CALL and choice["finish_reason"] == "stop"
-
-
-async def test_a_call_cannot_be_required_yet(client: httpx.AsyncClient) -> None:
-    error = await refusal(client, PATH, messages=[USER], tools=[TOOL], tool_choice="required")
-    assert error["param"] == "tool_choice" and "auto" in error["message"]

@@ -1,0 +1,198 @@
+"""tool_choice, strict tools and budgets of thinking: what the engine is asked, and what the client is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from fake_api import make_app, make_client, post, refusal
+from fake_frontend import FakeFrontend
+from fake_vocabularies import with_tokens
+
+from engine_core.protocol import Grammar, Thinking
+from server.answers.writing.asked import AskedCalls
+
+PATH = "/v1/chat/completions"
+USER = {"role": "user", "content": "hi"}
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+CALL = '<tool_call>{"name": "f", "arguments": {"city": "x"}}</tool_call>'
+REQUIRED = {"tool_choice": "required"}
+NAMED = {"tool_choice": {"type": "function", "function": {"name": "f"}}}
+
+
+def tool(name: str, schema: dict[str, Any] | None = CITY, **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": schema, **more}}
+
+
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}}
+
+
+F, G, STRICT = tool("f"), tool("g"), tool("f", strict=True)
+
+
+def serving(frontend: FakeFrontend, reply: str = CALL, **options: Any) -> httpx.AsyncClient:
+    frontend.reply = reply
+    frontend.facts = msgspec.structs.replace(frontend.facts, max_model_len=200_000)
+    return make_client(
+        make_app(frontend, **{"tool_call_parser": "hermes", "reasoning_parser": "none", **options})
+    )
+
+
+def asked(frontend: FakeFrontend) -> AskedCalls:
+    [one] = frontend.proved
+    assert isinstance(one, AskedCalls)
+    return one
+
+
+def grammar(frontend: FakeFrontend) -> Grammar | None:
+    return frontend.asked[-1][2].get("grammar")  # pyright: ignore[reportReturnType]
+
+
+async def choice_of(client: httpx.AsyncClient, *tools: Any, **body: Any) -> Any:
+    [choice] = (await post(client, PATH, messages=[USER], tools=[*tools], **body))["choices"]
+    return choice
+
+
+@pytest.mark.parametrize(
+    ("body", "finish", "several"),
+    [
+        (REQUIRED, "tool_calls", True),
+        ({**REQUIRED, "parallel_tool_calls": False}, "tool_calls", False),
+        (NAMED, "stop", False),
+        (allowed("required", "f"), "tool_calls", True),
+    ],
+)
+async def test_calls_that_are_required(
+    frontend: FakeFrontend, body: dict[str, Any], finish: str, several: bool
+) -> None:
+    choice = await choice_of(serving(frontend), F, G, **body)
+    assert choice["finish_reason"] == finish
+    assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["f"]
+    told = asked(frontend)
+    assert told.required and told.several == several and all(each.bound for each in told.tools)
+    assert [each.name for each in told.tools] == (["f", "g"] if body["tool_choice"] == "required" else ["f"])
+    bound = grammar(frontend)
+    assert bound is not None and bound.kind == "lark" and "city" in bound.text
+
+
+@pytest.mark.parametrize("body", [{}, {"tool_choice": "auto"}, {"parallel_tool_calls": True}])
+async def test_what_is_free_has_no_grammar(frontend: FakeFrontend, body: dict[str, Any]) -> None:
+    choice = await choice_of(serving(frontend), F, **body)
+    assert choice["finish_reason"] == "tool_calls" and choice["message"]["tool_calls"]
+    assert not frontend.proved and grammar(frontend) is None
+
+
+@pytest.mark.parametrize(
+    ("tools", "body", "options", "bound"),
+    [
+        ([STRICT, G], {}, {}, [True, False]),
+        ([F], {"parallel_tool_calls": False}, {}, [False]),
+        ([F, G], allowed("auto", "g"), {}, [False]),
+        ([F, G], {}, {"tool_strict_level": "function"}, [False, False]),
+        ([F, G], {}, {"tool_strict_level": "parameter"}, [True, True]),
+    ],
+)
+async def test_calls_that_are_possible(
+    frontend: FakeFrontend, tools: list[Any], body: dict[str, Any], options: dict[str, Any], bound: list[bool]
+) -> None:
+    await choice_of(serving(frontend, **options), *tools, **body)
+    told = asked(frontend)
+    assert not told.required and [each.bound for each in told.tools] == bound
+    assert grammar(frontend) is not None
+
+
+async def test_a_grammar_sleeps_until_a_special_token(frontend: FakeFrontend) -> None:
+    tokens = with_tokens(frontend, "<tool_call>", "</tool_call>", "<think>", "</think>")
+    client = serving(frontend, "text", reasoning_parser="qwen3")
+    await choice_of(client, STRICT)
+    bound = grammar(frontend)
+    assert bound is not None and bound.wakes == ((tokens["<tool_call>"],),) and bound.again
+    begun = {"role": "assistant", "content": "<think>"}
+    await post(client, PATH, messages=[USER, begun], continue_final_message=True, tools=[F], **REQUIRED)
+    bound = grammar(frontend)
+    assert bound is not None and bound.wakes == ((tokens["</think>"],),) and not bound.again
+
+
+async def test_a_tool_that_is_not_allowed_stays_text(frontend: FakeFrontend) -> None:
+    choice = await choice_of(serving(frontend), F, G, **allowed("auto", "g"))
+    assert choice["message"]["tool_calls"] == [] and choice["message"]["content"] == CALL
+
+
+async def test_a_long_body_says_the_same(frontend: FakeFrontend) -> None:
+    long = tool("f", {**CITY, "description": "x" * 40_000}, strict=True)
+    choice = await choice_of(serving(frontend), long, **NAMED)
+    assert choice["message"]["tool_calls"] and frontend.read_elsewhere and asked(frontend).tools[0].strict
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({**REQUIRED, "tools": None}, "When using `tool_choice`, `tools` must be set."),
+        ({"tool_choice": "perhaps"}, "tool_choice is one of none, auto, required"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice is one of none, auto, required"),
+        ({"tool_choice": {"type": "function", "function": {"name": "h"}}}, "names 'h', which is not one of"),
+        (allowed("required", "f", "h"), "names 'h'"),
+        (allowed("auto"), "names a tool"),
+    ],
+)
+async def test_a_wrong_choice(frontend: FakeFrontend, body: dict[str, Any], message: str) -> None:
+    error = await refusal(serving(frontend), PATH, **{"messages": [USER], "tools": [F], **body})
+    assert error["param"] == "tool_choice" and message in error["message"]
+
+
+UNKNOWN = {"type": "object", "properties": {"a": {"type": "array", "contains": {"type": "integer"}}}}
+
+
+async def test_a_schema_that_cannot_be_enforced(frontend: FakeFrontend) -> None:
+    client = serving(frontend)
+    body = {"messages": [USER], **REQUIRED}
+    error = await refusal(client, PATH, tools=[tool("f", UNKNOWN, strict=True)], **body)
+    assert error["param"] == "tools" and "contains" in error["message"] and "'f'" in error["message"]
+    response = await client.post(PATH, json={"tools": [tool("f", UNKNOWN)], **body})
+    assert response.status_code == 200
+    assert response.headers["warning"] == '299 - "not enforced of the schemas of tools: contains"'
+
+
+async def test_without_a_known_form_answers_are_text_and_the_client_is_told(frontend: FakeFrontend) -> None:
+    client = serving(frontend, tool_call_parser="auto")
+    response = await client.post(PATH, json={"messages": [USER], "tools": [F]})
+    assert response.json()["choices"][0]["message"]["content"] == CALL
+    assert "no form of calls is known" in response.headers["warning"]
+
+
+@pytest.mark.parametrize("system", [[], [{"role": "system", "content": "Be kind."}]])
+async def test_without_a_known_form_a_model_is_told_one(frontend: FakeFrontend, system: list[Any]) -> None:
+    client = serving(frontend, tool_call_parser="auto")
+    answer = await post(client, PATH, messages=[*system, USER], tools=[F], **NAMED)
+    [call] = answer["choices"][0]["message"]["tool_calls"]
+    assert call["function"] == {"name": "f", "arguments": '{"city": "x"}'}
+    prompt = bytes(id for id in frontend.asked[-1][0] if id < 256).decode()
+    assert '{"name": "f", "parameters":' in prompt and "<tool_call>" in prompt
+    assert prompt.count("<system>") == 1 and prompt.startswith(
+        "<system>Be kind." if system else "<system>You"
+    )
+
+
+async def test_a_budget_of_thinking(frontend: FakeFrontend) -> None:
+    tokens = with_tokens(frontend, "<tool_call>", "<think>", "</think>")
+    client = serving(frontend, "text", reasoning_parser="qwen3")
+    await post(client, PATH, messages=[USER], thinking_token_budget=5)
+    opens, closes, call = ((tokens[name],) for name in ("<think>", "</think>", "<tool_call>"))
+    assert frontend.asked[-1][2]["thinking"] == Thinking(5, closes, opens=(opens,))
+    begun = {"role": "assistant", "content": "<think>"}
+    body = {"continue_final_message": True, "tools": [F], "thinking_token_budget": 0}
+    await post(client, PATH, messages=[USER, begun], **body)
+    assert frontend.asked[-1][2]["thinking"] == Thinking(0, closes, True, (opens,), (call,))
+    await post(client, PATH, messages=[USER], thinking_token_budget=-1)
+    assert "thinking" not in frontend.asked[-1][2]
+
+
+async def test_a_budget_where_no_reasoning_is_known(frontend: FakeFrontend) -> None:
+    body = {"messages": [USER], "thinking_token_budget": 5}
+    response = await serving(frontend).post(PATH, json=body)
+    assert response.status_code == 200 and "thinking_token_budget" in response.headers["warning"]
+    await refusal(serving(frontend), PATH, **{**body, "thinking_token_budget": -2})
