@@ -54,7 +54,6 @@ _VALUES: dict[str, tuple[str, ...]] = {
     "fault-tolerance-config": (),
     "middleware": (),
     "tool-parser-plugin": (),
-    "tool-strict-level": ("auto",),
     "tool-server": (),
     "reasoning-parser-plugin": (),
     "lora-modules": (),

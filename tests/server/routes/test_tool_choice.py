@@ -1,4 +1,4 @@
-"""tool_choice, strict tools and budgets of thinking: what the engine is asked, and what the client is told."""
+"""tool_choice, strict tools and budgets of thinking: what the engine is asked, and the client is told."""
 
 from __future__ import annotations
 
@@ -154,6 +154,10 @@ async def test_a_schema_that_cannot_be_enforced(frontend: FakeFrontend) -> None:
     assert error["param"] == "tools" and "contains" in error["message"] and "'f'" in error["message"]
     response = await client.post(PATH, json={"tools": [tool("f", UNKNOWN)], **body})
     assert response.status_code == 200
+    pattern = {"type": "object", "properties": {"a": {"type": "string", "pattern": "x"}}}
+    told = serving(frontend, tool_call_parser="qwen3_coder")
+    odd = await told.post(PATH, json={"tools": [tool('é"\n', pattern)], **body})
+    assert odd.headers["warning"] == '299 - "not enforced of the schemas of tools: ???: pattern"'
     assert response.headers["warning"] == '299 - "not enforced of the schemas of tools: contains"'
 
 
