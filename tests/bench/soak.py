@@ -80,7 +80,9 @@ class Soak:
             self._leave,
         ]
         while not self.over:
-            async with httpx.AsyncClient(base_url=self.server.url, timeout=120) as http:
+            # The server closes connections that are idle for 5 s: a busy client must not meet that moment.
+            limits = httpx.Limits(keepalive_expiry=2.0)
+            async with httpx.AsyncClient(base_url=self.server.url, timeout=120, limits=limits) as http:
                 for _ in range(rnd.randint(1, 50)):
                     kind = rnd.choice(kinds)
                     try:

@@ -14,7 +14,15 @@ import pytest
 from live import COMMAND, LiveServer, alive, events, serving, wait_until
 from probes import probing
 
-SMALL = ("--kv-cache-memory-bytes", "64M", "--dtype", "float32", "--disable-uvicorn-access-log")
+SMALL = (
+    "--kv-cache-memory-bytes",
+    "64M",
+    "--dtype",
+    "float32",
+    "--disable-uvicorn-access-log",
+    "--restart-wait",
+    "60",
+)
 SHORT = {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
 LONG = {"prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": True, "stream": True, "temperature": 0}
 
@@ -115,7 +123,7 @@ def test_an_engine_that_is_given_up(leaves: bool) -> None:
         wait_until(lambda: server.get("/ready").status_code == 200, 20)
         os.kill(server.engine_pid(), signal.SIGKILL)
         if leaves:
-            assert server.process.wait(20) == 1
+            assert server.process.wait(60) == 1
             return
         wait_until(lambda: server.get("/ready").json().get("state") == "dead", 10)
         refused = server.post("/v1/completions", SHORT)
@@ -134,7 +142,7 @@ def test_an_api_process_that_is_given_up(leaves: bool) -> None:
         wait_until(lambda: server.api_pids() not in ([], [first]), 10)
         os.kill(server.api_pids()[0], signal.SIGKILL)
         if leaves:
-            assert server.process.wait(20) == 1
+            assert server.process.wait(60) == 1
             return
         assert server.get("/live").status_code == 200
         refused = server.post("/v1/completions", SHORT)

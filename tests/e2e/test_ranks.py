@@ -8,7 +8,10 @@ from pathlib import Path
 
 from live import LiveServer, alive, serving, wait_until
 
-TWO = ("demo", "--kv-cache-memory-bytes", "64M", "--dtype", "float32", "--tensor-parallel-size", "2")
+TWO = (
+    *("demo", "--kv-cache-memory-bytes", "64M", "--dtype", "float32"),
+    *("--tensor-parallel-size", "2", "--restart-wait", "60"),
+)
 ASK = {"prompt": "The capital of France is", "max_tokens": 8, "temperature": 0}
 
 

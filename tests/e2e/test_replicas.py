@@ -12,7 +12,15 @@ import pytest
 from live import LiveServer, serving, wait_until
 from ports import free_ports
 
-SMALL = ("--kv-cache-memory-bytes", "64M", "--dtype", "float32", "--disable-uvicorn-access-log")
+SMALL = (
+    "--kv-cache-memory-bytes",
+    "64M",
+    "--dtype",
+    "float32",
+    "--disable-uvicorn-access-log",
+    "--restart-wait",
+    "60",
+)
 KEY = {"FACET_CLUSTER_KEY": "a secret that both machines know"}
 
 T = TypeVar("T")
@@ -106,7 +114,7 @@ def test_replicas_of_two_machines_serve_together() -> None:
 
             other_key = {"FACET_CLUSTER_KEY": "another secret, just as long"}
             machines.append(LiveServer("demo", *SMALL, *place, *away, env=other_key))
-            assert machines[1].process.wait(20) == 2
+            assert machines[1].process.wait(60) == 2
             assert "set the same FACET_CLUSTER_KEY on all machines" in machines[1].output()
 
             assert machines[0].terminate() == 0

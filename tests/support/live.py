@@ -157,8 +157,13 @@ def serving(
         server.close()
 
 
+PATIENCE = 4
+"""How much longer than on a machine that does nothing else something may take before a test fails."""
+
+
 def wait_until(condition: Callable[[], bool], seconds: float, message: Callable[[], str] | str = "") -> None:
-    deadline = time.monotonic() + seconds
+    """Wait for what takes at most so many seconds on a machine that does nothing else."""
+    deadline = time.monotonic() + PATIENCE * seconds
     while not condition():
         if time.monotonic() > deadline:
             raise TimeoutError(message() if callable(message) else message)
