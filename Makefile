@@ -3,11 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 LOWEST := .venv-lowest
+CLIENTS := .venv-clients
 INSTALLED := $(VENV)/.installed
 MODEL ?=
 ARGS ?=
 
-.PHONY: serve test test-lowest check format docs compare soak clean
+.PHONY: serve test test-lowest clients check format docs compare soak clean
 
 serve: $(INSTALLED)
 	$(BIN)/facet serve $(MODEL) $(ARGS)
@@ -23,6 +24,13 @@ test-lowest:
 	$(LOWEST)/bin/python tests/support/lowest.py > $(LOWEST)/constraints.txt
 	$(LOWEST)/bin/python -m pip install --quiet -c $(LOWEST)/constraints.txt -e '.[test]'
 	$(LOWEST)/bin/python -m pytest $(ARGS)
+
+# Clients that need other versions than the tests do, in a virtual environment of their own, against our server.
+clients: $(INSTALLED)
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --quiet --upgrade pip
+	$(CLIENTS)/bin/python -m pip install --quiet --only-binary=:all: litellm langchain-openai pytest pytest-asyncio pytest-timeout httpx
+	FACET=$(BIN)/facet $(CLIENTS)/bin/python -m pytest -W ignore tests/clients $(ARGS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .
@@ -55,4 +63,4 @@ $(INSTALLED): pyproject.toml
 	touch $(INSTALLED)
 
 clean:
-	rm -rf $(VENV) $(LOWEST) build dist .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(LOWEST) $(CLIENTS) build dist .pytest_cache .ruff_cache

@@ -1,0 +1,18 @@
+"""A server for clients that cannot be installed beside the tests' own: run them with `make clients`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from live import COMMAND, LiveServer, serving
+
+
+@pytest.fixture(scope="session")
+def demo() -> Iterator[LiveServer]:
+    """The built-in model, served by the command that the variable FACET names."""
+    named = os.environ.get("FACET")
+    command = [named, "serve"] if named else COMMAND
+    with serving("demo", "--dtype", "float32", "--kv-cache-memory-bytes", "256M", command=command) as server:
+        yield server

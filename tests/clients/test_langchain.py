@@ -1,0 +1,51 @@
+"""LangChain's class for OpenAI's API, over chat completions and over Responses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from live import LiveServer
+
+langchain_openai = pytest.importorskip("langchain_openai")
+
+QUESTION = "What is the capital of France?"
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "Looks.",
+        "parameters": {"type": "object", "properties": {"where": {"type": "string"}}},
+    },
+}
+
+
+@pytest.fixture(params=[False, True], ids=["chat", "responses"])
+def model(request: pytest.FixtureRequest, demo: LiveServer) -> Any:
+    return langchain_openai.ChatOpenAI(
+        model="demo",
+        base_url=f"{demo.url}/v1",
+        api_key="-",
+        temperature=0,
+        use_responses_api=request.param,
+    )
+
+
+def test_invoke(model: Any) -> None:
+    answer = model.invoke([("system", "Be brief."), ("user", QUESTION)])
+    assert "Paris" in answer.text
+    assert answer.usage_metadata["output_tokens"] > 0
+
+
+def test_a_stream_says_the_same(model: Any) -> None:
+    pieces = [piece.text for piece in model.stream(QUESTION)]
+    assert len(pieces) > 2 and "".join(pieces) == model.invoke(QUESTION).text
+
+
+def test_an_answer_goes_back(model: Any) -> None:
+    answer = model.invoke(QUESTION)
+    assert model.invoke([("user", QUESTION), answer, ("user", QUESTION)]).text
+
+
+def test_tools_may_be_bound(model: Any) -> None:
+    assert "Paris" in model.bind_tools([TOOL]).invoke(QUESTION).text
