@@ -251,7 +251,8 @@ class Runner:
 
         def forbid(logits: Tensor) -> None:
             told = self._bounds.read(step.number, following)
-            device.forbid(logits, row_bits(told, sampled.bound, logits.shape[1]))
+            if (bits := row_bits(told, sampled.bound, logits.shape[1])) is not None:
+                device.forbid(logits, bits)
 
         tokens = sample(
             logits,

@@ -58,13 +58,18 @@ Forbid = Callable[[Tensor, RowBits], None]
 """The type of a function that makes the logits [R, V] float32 of what may not be sampled -inf, in place."""
 
 
-def row_bits(told: StepBounds, bound: Mapping[int, int], vocab_size: int) -> RowBits:
-    """The bounds of rows, which `bound` names: slot -> row. Rows that may sample anything are left out."""
+def row_bits(told: StepBounds, bound: Mapping[int, int], vocab_size: int) -> RowBits | None:
+    """The bounds of rows, which `bound` names: slot -> row. Rows that may sample anything are left out.
+
+    None: all of them may.
+    """
     if told.rows.keys() != bound.keys():
         raise ValueError(
             f"step {told.number}: bounds came for slots {sorted(told.rows)}, and {sorted(bound)} are bound"
         )
     bounds = [(bound[slot], each) for slot, each in told.rows.items() if each is not None]
+    if not bounds:
+        return None
     count = -(-vocab_size // WORD)
     words = np.frombuffer(bytearray().join([_bits(each, count, vocab_size) for _, each in bounds]), "<i4")
     return RowBits(np.array([row for row, _ in bounds], np.int64), words.reshape(len(bounds), count))

@@ -28,10 +28,16 @@ def told(number: int, **rows: Bound | None) -> StepBounds:
     return StepBounds(number, {int(slot[1:]): bound for slot, bound in rows.items()})
 
 
+def bits_of(bounds: StepBounds, bound: dict[int, int], vocab: int) -> RowBits:
+    bits = row_bits(bounds, bound, vocab)
+    assert bits is not None
+    return bits
+
+
 @given(allowed=st.sets(st.integers(0, 69)), vocab=st.sampled_from([70, 64, 96]))
 def test_all_forms_mean_the_same(allowed: set[int], vocab: int) -> None:
     within = sorted(token for token in allowed if token < vocab)
-    found = [row_bits(told(1, s3=bound_of(within, vocab, form)), {3: 7}, vocab) for form in FORMS]
+    found = [bits_of(told(1, s3=bound_of(within, vocab, form)), {3: 7}, vocab) for form in FORMS]
     for each in found:
         bits = np.unpackbits(each.words.view(np.uint8), bitorder="little")[:vocab]
         assert each.rows.tolist() == [7] and np.flatnonzero(bits).tolist() == within
@@ -39,14 +45,15 @@ def test_all_forms_mean_the_same(allowed: set[int], vocab: int) -> None:
 
 def test_bits_of_another_length_forbid_what_they_do_not_name() -> None:
     short, long = Bound("bits", b"\xff" * 4), Bound("bits", b"\xff" * 12)
-    found = row_bits(told(1, s0=short, s1=long), {0: 0, 1: 1}, 70)
+    found = bits_of(told(1, s0=short, s1=long), {0: 0, 1: 1}, 70)
     assert found.words.tolist() == [[-1, 0, 0], [-1, -1, -1]]
-    outside = row_bits(told(1, s0=Bound("allowed", np.array([-1, 3, 70], "<i4").tobytes())), {0: 0}, 70)
+    outside = bits_of(told(1, s0=Bound("allowed", np.array([-1, 3, 70], "<i4").tobytes())), {0: 0}, 70)
     assert outside.words.tolist() == [[8, 0, 0]]
 
 
 def test_rows_that_may_sample_anything_are_left_out() -> None:
-    found = row_bits(told(1, s4=None, s2=bound_of([1], 40, "bits")), {2: 0, 4: 1}, 40)
+    assert row_bits(told(1, s4=None, s2=None), {2: 0, 4: 1}, 40) is None
+    found = bits_of(told(1, s4=None, s2=bound_of([1], 40, "bits")), {2: 0, 4: 1}, 40)
     assert found.rows.tolist() == [0]
 
 
@@ -92,13 +99,13 @@ def sample(
     plan = plan_sampling(packet, slots, rows, VOCAB)
     packet.send()
     forms = {slot: bound_of(allowed[slot] or [], VOCAB, FORMS[slot % 3]) for slot in bound}
-    bits: RowBits = row_bits(StepBounds(1, dict(forms)), bound, VOCAB)
+    bits = row_bits(StepBounds(1, dict(forms)), bound, VOCAB)
     scan, write = (BY_TORCH, bounds.forbid) if by_torch else (device.scan, device.forbid)
     with torch.inference_mode():
         return sampler.sample(
             *(logits.clone(), plan, slots.tokens, scan),
             may_sync=not by_torch,
-            forbid=(lambda x: write(x, bits)) if bound else None,
+            forbid=None if bits is None else lambda x: write(x, bits),
         )
 
 
