@@ -82,7 +82,7 @@ class Frontend:
         self._source: TokenizerSource | None = None
         self._reader: Reader | None = None
         self._reading = ReadingOptions.of(config)
-        self.helper = Helper(self._tokenizer_source, self._reading, log_level=config.uvicorn_log_level)
+        self.helper = Helper(self._tokenizer_source, self._reading, log_level=config.log_style)
         """Reads the bodies of requests that are too long for the event loop."""
         self.grammars = Grammars(self, client, config)
         self._draining: Draining | None = None

@@ -1,5 +1,7 @@
 """What a process of Facet writes to stderr: one handler, one line format. Only this module touches handlers.
 
+Lines are text for people, or JSON objects for programs that collect logs (`--log-format json`).
+
 Log records and everything that Python prints to sys.stderr (tracebacks, warnings, the progress of the start)
 go through one thread, so that a full disk or a reader that does not read stops nobody. Every floor uses this,
 so it imports no torch.
@@ -9,15 +11,19 @@ from __future__ import annotations
 
 import atexit
 import io
+import json
 import logging
 import os
 import re
 import sys
 import threading
+import time
+from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 
 from worker.host.line_writer import LineWriter
+from worker.host.process_name import set_process_name
 
 FLOORS = ("server", "engine_core", "worker", "models")
 LEVELS = ("debug", "info", "warning", "error", "critical")
@@ -25,6 +31,7 @@ LEVELS = ("debug", "info", "warning", "error", "critical")
 LAST_LINES_SECONDS = 0.5
 """Seconds for which a process that ends waits for its last lines to be written."""
 _STDERR = 2
+_JSON = "+json"
 _LONGEST = 200 - len("error: ")
 _FOLDERS = re.compile(r"(?<!\S)/(?:[^/\s]+/)+(?=[^/\s]+/[^/\s])")
 """The folders of an absolute path that stands at the beginning of a word, but for the last."""
@@ -33,15 +40,30 @@ _ENCODING = sys.__stderr__.encoding if sys.__stderr__ is not None else "utf-8"
 _log = logging.getLogger(__name__)
 
 
-def setup(process: str, level: str) -> None:
-    """Send this process's records to stderr. `level` is for our own code; libraries only warn."""
+def style(level: str, form: str) -> str:
+    """A level and a form of lines, text or json, in the one word that `setup` takes, here or in a child."""
+    return level if form == "text" else f"{level}{_JSON}"
+
+
+def setup(process: str, style: str) -> None:
+    """Send this process's records to stderr, and name the process.
+
+    `style` is the level for our own code, with a form as `style()` adds it; libraries only warn.
+    """
+    level = style.removesuffix(_JSON)
     if level.lower() not in LEVELS:
         raise ValueError(f"unknown log level {level!r}: choose one of {', '.join(LEVELS)}")
     guard_stderr()
+    set_process_name(process)
     handler = _Handler()
-    handler.setFormatter(
-        _Formatter(f"%(asctime)s %(levelname)-7s {process}: %(message)s", "%Y-%m-%d %H:%M:%S")
-    )
+    if level == style:
+        handler.setFormatter(
+            _Formatter(f"%(asctime)s %(levelname)-7s {process}: %(message)s", "%Y-%m-%d %H:%M:%S")
+        )
+    else:
+        handler.setFormatter(_JsonFormatter(process))
+    if isinstance(sys.stderr, _Stderr):
+        sys.stderr.process = process if level != style else None
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     for floor in FLOORS:
         logging.getLogger(floor).setLevel(level.upper())
@@ -131,12 +153,34 @@ class _Formatter(logging.Formatter):
         return "\n".join("  " + printable(line) for line in super().formatException(ei).split("\n"))
 
 
+class _JsonFormatter(logging.Formatter):
+    """A record is one JSON object in one line, with its traceback as a field."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        more = {"logger": record.name}
+        if record.exc_info:
+            more["traceback"] = self.formatException(record.exc_info)
+        return _json_line(self._process, record.created, record.levelname, record.getMessage(), more)
+
+
+def _json_line(process: str, seconds: float, level: str, message: str, more: dict[str, str]) -> str:
+    moment = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    fields = {"time": moment, "level": level.lower(), "process": process, "pid": os.getpid()}
+    return json.dumps({**fields, "message": message.rstrip("\n"), **more})
+
+
 class _Stderr(io.TextIOBase):
     """Takes the place of sys.stderr: hands what is printed to the writer, whole lines if it can."""
 
     encoding = _ENCODING
 
     def __init__(self) -> None:
+        self.process: str | None = None
+        """The name of this process if its lines shall be JSON."""
         self._begun = ""
         self._lock = threading.RLock()  # a signal handler may print within a print
 
@@ -144,12 +188,22 @@ class _Stderr(io.TextIOBase):
         with self._lock:
             lines, newline, self._begun = (self._begun + text).rpartition("\n")
             if newline:
-                _writer().put(_encoded(lines + newline))
+                _writer().put(_encoded(self._formed(lines) + newline))
         return len(text)
+
+    def _formed(self, lines: str) -> str:
+        """Printed lines as the log has them: as they are, or each as an object."""
+        if self.process is None:
+            return lines
+        now = time.time()
+        return "\n".join(
+            _json_line(self.process, now, "error" if line.startswith("error: ") else "info", line, {})
+            for line in lines.split("\n")
+        )
 
     def flush(self) -> None:
         with self._lock:
-            if self._begun:
+            if self._begun and self.process is None:  # an object needs its whole line
                 _writer().put(_encoded(self._begun))
                 self._begun = ""
 

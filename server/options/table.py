@@ -33,6 +33,7 @@ from server.options.reader import (
     options_of,
 )
 from server.options.vllm_flags import VLLM_FLAGS
+from worker import logs
 from worker.options import MEMORY, MODEL, SCHEDULER, Doc
 
 PREFIX = "FACET_"
@@ -234,6 +235,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Doc(_LOGS, "What to log.", ("critical", "error", "warning", "info", "debug")),
     ] = "info"
+    log_format: Annotated[
+        str, Doc(_LOGS, "Lines of the log: text for people, json for programs.", ("text", "json"))
+    ] = "text"
 
     @property
     def replicas(self) -> Replicas:
@@ -247,6 +251,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
             port=self.data_parallel_rpc_port,
             secret=self.engine.cluster_key,
         )
+
+    @property
+    def log_style(self) -> str:
+        """What `worker.logs.setup` is told in every process."""
+        return logs.style(self.uvicorn_log_level, self.log_format)
 
     @property
     def model_names(self) -> tuple[str, ...]:

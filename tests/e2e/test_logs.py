@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import socket
+from pathlib import Path
 
 from live import LiveServer
 
@@ -53,3 +55,20 @@ def test_a_pipe_that_nobody_reads_stops_nothing() -> None:
     finally:
         server.close()
         os.close(reader)
+
+
+def test_every_line_may_be_json_and_processes_have_names() -> None:
+    server = LiveServer("demo", *SMALL, "--log-format", "json")
+    try:
+        server.wait_ready()
+        assert server.post("/v1/completions", ASK).status_code == 200
+        pids = [server.process.pid, *server.children()]
+        names = {Path(f"/proc/{pid}/comm").read_text().strip() for pid in pids}
+        assert server.terminate() == 0
+        lines = [json.loads(line) for line in server.output().splitlines()]
+    finally:
+        server.close()
+    assert {"facet:superviso", "facet: server", "facet: engine"} <= names
+    assert all({"time", "level", "process", "pid", "message"} <= line.keys() for line in lines)
+    assert any(line["message"].startswith("Serving demo at ") for line in lines)
+    assert any(line.get("logger") == "uvicorn.access" for line in lines)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import subprocess
 import sys
+from datetime import datetime
 from typing import TextIO
 
 import pytest
@@ -157,3 +159,26 @@ def test_an_error_is_told_in_a_line_of_200_characters() -> None:
 
 def test_an_error_gives_a_terminal_no_orders() -> None:
     assert logs.one_line(OSError("a\x1b[2Jb\x07\u202ec é")) == r"a\x1b[2Jb\x07\u202ec é"
+
+
+def test_lines_may_be_json(capfd: pytest.CaptureFixture[str]) -> None:
+    logs.setup("engine 1", logs.style("info", "json"))
+    logging.getLogger("worker").info("a %s\nb", "\x1b[2J")
+    try:
+        raise ValueError("why")
+    except ValueError:
+        logging.getLogger("worker.runner").exception("broke")
+    print("error: printed", end="", file=sys.stderr, flush=True)
+    print("\nmore", file=sys.stderr)
+    said, broke, printed, more = map(json.loads, written(capfd).splitlines())
+    assert (said["level"], said["process"], said["message"]) == ("info", "engine 1", "a \x1b[2J\nb")
+    assert datetime.fromisoformat(said["time"]).tzinfo is not None
+    assert (broke["logger"], "ValueError: why" in broke["traceback"]) == ("worker.runner", True)
+    assert (printed["level"], printed["message"]) == ("error", "error: printed")
+    assert (more["level"], more["message"]) == ("info", "more")
+
+
+def test_a_style_keeps_its_level() -> None:
+    assert logs.style("debug", "text") == "debug"
+    with pytest.raises(ValueError, match="unknown log level 'loud'"):
+        logs.setup("engine", logs.style("loud", "json"))
