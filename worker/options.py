@@ -87,7 +87,10 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
             "What the weights of linear layers become when they are loaded, on the CPU: int8 or int4 "
             "weights, or int8 weights and inputs (int8-dynamic). The other names are methods of checkpoints "
             "that are quantized already, which are found without this option: they check that it is so.",
-            ("int8", "int8-dynamic", "int4", "gptq", "gptq_marlin", "compressed-tensors"),
+            (
+                *("int8", "int8-dynamic", "int4", "gptq", "gptq_marlin", "awq", "awq_marlin"),
+                *("auto-round", "compressed-tensors"),
+            ),
             short="-q",
         ),
     ] = None

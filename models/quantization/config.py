@@ -9,12 +9,16 @@ import msgspec
 
 from models.config import ConfigError, ModelConfig
 from models.quantization.forms import Quantization
+from models.quantization.methods.auto_round import AutoRound, AutoRoundFields
+from models.quantization.methods.awq import Awq, AwqFields
 from models.quantization.methods.compressed import Compressed, CompressedFields
 from models.quantization.methods.gptq import Gptq, GptqFields
 from models.quantization.saved import SavedQuantization
 
 METHODS: Mapping[str, tuple[type[msgspec.Struct], Callable[[SavedQuantization, Any], Quantization]]] = {
     "gptq": (GptqFields, Gptq),
+    "awq": (AwqFields, Awq),
+    "auto-round": (AutoRoundFields, AutoRound),
     "compressed-tensors": (CompressedFields, Compressed),
 }
 """The methods that are read, by name: the struct of their fields, and the class that is made of it."""
@@ -35,7 +39,7 @@ def read_quantization(config: ModelConfig) -> Quantization | None:
     if method not in METHODS:
         raise ConfigError(
             f"{saved.place}: the method {method!r} is not read, but {', '.join(METHODS)} are: use such a "
-            "checkpoint of the model, or the plain one with --quantization int8 or int4"
+            "checkpoint, or the plain one with --quantization int8"
         )
     kind, make = METHODS[method]
     try:
@@ -80,5 +84,10 @@ def _method(fields: Mapping[str, object]) -> str:
     named = fields.get("quant_method")
     if isinstance(named, str):
         return named
-    marks = {"config_groups": "compressed-tensors", "w_bit": "awq", "bits": "gptq"}
+    marks = {
+        "config_groups": "compressed-tensors",
+        "packing_format": "auto-round",
+        "w_bit": "awq",
+        "bits": "gptq",
+    }
     return next((method for field, method in marks.items() if field in fields), "not named")

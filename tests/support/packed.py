@@ -118,6 +118,22 @@ def gptq(name: str, drawn: Drawn, recipe: Recipe, bits: int) -> dict[str, Tensor
     }
 
 
+def awq(name: str, drawn: Drawn, recipe: Recipe, bits: int) -> dict[str, Tensor]:
+    def by_outputs(column: list[int]) -> list[int]:
+        blocks = [column[start : start + 8] for start in range(0, len(column), 8)]
+        return words((block[output] for block in blocks for output in AWQ_ORDER), bits)
+
+    return {
+        f"{name}.qweight": torch.tensor(
+            [by_outputs(each) for each in columns(drawn.codes)], dtype=torch.int32
+        ),
+        f"{name}.qzeros": torch.tensor(
+            [by_outputs(each) for each in columns(drawn.zeros)], dtype=torch.int32
+        ),
+        f"{name}.scales": drawn.scales.t().contiguous(),
+    }
+
+
 def pack_quantized(name: str, drawn: Drawn, recipe: Recipe, bits: int) -> dict[str, Tensor]:
     outputs, inputs = len(drawn.codes), len(drawn.group_of)
     tensors = {
@@ -151,6 +167,8 @@ def int_quantized(name: str, drawn: Drawn, recipe: Recipe, bits: int) -> dict[st
 Writer = Callable[[str, Drawn, Recipe, int], dict[str, Tensor]]
 WRITERS: dict[str, Writer] = {
     "gptq": gptq,
+    "awq": awq,
+    "auto-round": gptq,
     "pack-quantized": pack_quantized,
     "int-quantized": int_quantized,
 }
@@ -170,6 +188,20 @@ def config_of(recipe: Recipe) -> dict[str, object]:
             "checkpoint_format": "gptq" if recipe.version == 1 else "gptq_v2",
             "lm_head": recipe.head,
             "dynamic": dynamic,
+        }
+    if recipe.method == "awq":
+        kept = [*recipe.plain, *([] if recipe.head else ["lm_head"])]
+        sizes = {"bits": recipe.bits, "group_size": recipe.group, "version": "gemm"}
+        return {"quant_method": "awq", "zero_point": True, "modules_to_not_convert": kept, **sizes}
+    if recipe.method == "auto-round":
+        own = {f".*{name}": {"bits": 16} for name in recipe.plain}
+        own |= {f".*{name}": {"bits": bits} for name, bits in recipe.other.items()}
+        sizes = {"bits": recipe.bits, "group_size": recipe.group, "sym": recipe.symmetric}
+        return {
+            "quant_method": "auto-round",
+            "packing_format": "auto_round:auto_gptq",
+            "extra_config": own,
+            **sizes,
         }
     strategy = "group" if recipe.group > 0 else "channel" if recipe.channels else "tensor"
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from models.checkpoint.files import Cut
-from models.quantization.formats import compressed, gptq
+from models.quantization.formats import awq, compressed, gptq
 from models.quantization.formats.scope import Scope
 from models.quantization.forms import Form
 from models.quantization.matrix import Grouped
@@ -26,6 +26,7 @@ class Format:
 FORMATS: Mapping[str, Format] = {
     "gptq": Format(gptq.MAIN, ("int32",), gptq.read),
     "gptq_v2": Format(gptq.MAIN, ("int32",), gptq.read),
+    "awq": Format(awq.MAIN, ("int32",), awq.read),
     "pack-quantized": Format(compressed.PACKED, ("int32",), compressed.read),
     "int-quantized": Format(compressed.PLAIN, ("int8",), compressed.read),
 }

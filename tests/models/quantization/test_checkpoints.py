@@ -24,6 +24,9 @@ RECIPES = [
     Recipe(method="gptq", group=128, symmetric=False, version=2),
     Recipe(method="gptq", bits=8, symmetric=False, version=2),
     Recipe(method="gptq", bits=8, group=32, other={"down_proj": 4, "k_proj": 4}, plain=("v_proj",)),
+    Recipe(method="awq", group=32, symmetric=False, version=2, head=True),
+    Recipe(method="awq", version=2, plain=("k_proj",)),
+    Recipe(method="auto-round", group=64, other={"up_proj": 8}, plain=("o_proj",)),
     Recipe(method="pack-quantized", group=32, scales=torch.bfloat16),
     Recipe(method="pack-quantized", group=128, symmetric=False, head=True),
     Recipe(method="pack-quantized", group=32, symmetric=False, act_order=True),
@@ -35,7 +38,7 @@ RECIPES = [
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=str)
 def test_logits_are_those_of_the_plain_checkpoint(recipe: Recipe, tmp_path: Path) -> None:
-    pair = write_pair(tmp_path, recipe, attention_bias=True, vocab_size=301, **SHAPE)
+    pair = write_pair(tmp_path, recipe, attention_bias=True, vocab_size=304, **SHAPE)
     expected = hf_logits(pair.plain, PROMPT).log_softmax(-1)
     for ranks in (1, 2, 4):
         logits = run_in_chunks(Driver(load_ranks(pair.packed, ranks)), 0, PROMPT, 7)

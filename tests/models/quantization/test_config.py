@@ -24,6 +24,8 @@ GPTQ: dict[str, object] = {
 }
 WEIGHTS: dict[str, object] = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}
 GROUP: dict[str, object] = {"targets": ["Linear"], "weights": WEIGHTS}
+AWQ: dict[str, object] = {"quant_method": "awq", "w_bit": 4, "q_group_size": 64, "zero_point": True}
+ROUND: dict[str, object] = {"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:auto_awq"}
 COMPRESSED: dict[str, object] = {
     "quant_method": "compressed-tensors",
     "format": "pack-quantized",
@@ -100,6 +102,24 @@ def test_dynamic_rules_of_gptq(tmp_path: Path) -> None:
     assert found.form_of("model.layers.1.self_attn.q_proj") == Form(format="gptq_v2", bits=4, group=128)
 
 
+def test_awq_names_what_stays_plain_by_a_part(tmp_path: Path) -> None:
+    found = read(tmp_path, AWQ | {"modules_to_not_convert": ["self_attn"]})
+    assert found.form_of(Q_PROJ) is None
+    packed = Form(format="awq", bits=4, group=64, symmetric=False)
+    assert found.form_of("model.layers.0.mlp.up_proj") == packed
+    assert found.describe() == "awq, 4 bits, groups of 64"
+
+
+def test_auto_round_gives_modules_their_own_numbers(tmp_path: Path) -> None:
+    own = {Q_PROJ: {"bits": 16}, r"model\.layers\.1\..*": {"group_size": 32}}
+    found = read(tmp_path, ROUND | {"extra_config": own})
+    assert found.form_of(Q_PROJ) is None
+    assert found.form_of("model.layers.1.mlp.up_proj") == Form(format="awq", bits=4, group=32)
+    assert found.form_of("model.layers.10.mlp.up_proj") == Form(format="awq", bits=4, group=128)
+    gptq = read(tmp_path, ROUND | {"packing_format": "auto_round:auto_gptq", "bits": 8})
+    assert gptq.form_of(Q_PROJ) == Form(format="gptq", bits=8, group=128)
+
+
 def test_groups_of_compressed_tensors(tmp_path: Path) -> None:
     """A module's own name comes before a pattern, a pattern before the class, and `ignore` before all."""
     eight = {"targets": ["re:.*layers.[01].*q_proj"], "weights": WEIGHTS | {"num_bits": 8}}
@@ -139,7 +159,7 @@ def test_presets_and_formats_of_groups(tmp_path: Path) -> None:
 HOSTILE: dict[str, tuple[Mapping[str, object], str]] = {
     "another method": (
         {"quant_method": "bitsandbytes"},
-        "'bitsandbytes' is not read, but gptq, compressed-tensors",
+        "'bitsandbytes' is not read, but gptq, awq, auto-round, compressed",
     ),
     "no method": ({"weights": 4}, "'not named' is not read"),
     "three bits": (GPTQ | {"bits": 3}, "'bits' is 3, but must be 4 or 8"),
@@ -151,6 +171,10 @@ HOSTILE: dict[str, tuple[Mapping[str, object], str]] = {
     "a pattern that explodes": (GPTQ | {"dynamic": {"(a+)+$": {}}}, "'(a+)+$' is not used: it repeats"),
     "one that branches": (GPTQ | {"dynamic": {"(a|a)*$": {}}}, "'(a|a)*$' is not used: it repeats"),
     "one with many ends": (GPTQ | {"dynamic": {".*" * 9: {}}}, "is not used: it repeats more than 4"),
+    "awq with eight bits": (AWQ | {"w_bit": 8}, "'bits' is 8, but must be 4"),
+    "awq for vectors": (AWQ | {"version": "gemv"}, "'version' is 'gemv', but must be gemm"),
+    "auto-round with eight bits": (ROUND | {"bits": 8}, "'bits' is 8, but must be 4 or 8, and with AWQ's"),
+    "another packing": (ROUND | {"packing_format": "auto_round:foo"}, "'packing_format' is 'auto_round:foo'"),
     "no pattern": (COMPRESSED | {"ignore": ["re:("]}, "'(' is not used"),
     "a long pattern": (GPTQ | {"dynamic": {"a" * 5000: {}}}, "it has more than 1000 characters"),
     "no group": (COMPRESSED | {"config_groups": {}}, "'config_groups' names no group"),
