@@ -170,6 +170,12 @@ def wait_until(condition: Callable[[], bool], seconds: float, message: Callable[
         time.sleep(0.02)
 
 
+def listens(path: str) -> bool:
+    """Whether a server accepts connections at this Unix socket."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(path) == 0
+
+
 def alive(pid: int) -> bool:
     return _parent_of(pid) is not None
 
