@@ -152,6 +152,7 @@ class MessagesInput(Body):
             asked["parallel_tool_calls"] = not self.tool_choice.disable_parallel_tool_use
         if self.thinking is not None and self.thinking.type != "adaptive":
             asked["enable_thinking"] = self.thinking.type == "enabled"
+            asked["thinking_token_budget"] = self.thinking.budget_tokens
         if self.output_config is not None:
             asked["reasoning_effort"] = self.output_config.effort
         format = self.output_config.format if self.output_config else None

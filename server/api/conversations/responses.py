@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -19,6 +18,8 @@ from server.errors import BadRequest
 from server.requests.facts import LIMITS
 
 MAX_ITEMS = 8192
+MOST_NAMED = 16
+"""The most names in one warning."""
 
 INCLUDED = {
     "message.output_text.logprobs": True,
@@ -205,7 +206,7 @@ class ResponsesRequest(Body):
             "grammars told to the model but not enforced": self.known_tools.free,
             "items left out, which no model here reads": self._read.left_out,
         }
-        return [f"{cause}: {', '.join(map(_printable, names))}" for cause, names in causes.items() if names]
+        return [f"{cause}: {', '.join(names[:MOST_NAMED])}" for cause, names in causes.items() if names]
 
     @cached_property
     def chat(self) -> ChatRequest:
@@ -225,11 +226,6 @@ class ResponsesRequest(Body):
             # Each token as it comes, because the texts of an answer are told from the rest of it.
             asked.update(logprobs=True, top_logprobs=self.top_logprobs or 0, stream=True)
         return chat_request(asked)
-
-
-def _printable(name: str) -> str:
-    """A name as a header can have it."""
-    return re.sub(r"[^\w.-]", "?", name[:64], flags=re.ASCII)
 
 
 def _response_format(format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:

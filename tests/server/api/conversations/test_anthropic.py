@@ -137,7 +137,9 @@ def test_choices_of_tools(choice: dict[str, Any], asked: object) -> None:
     ],
 )
 def test_thinking_sets_the_switch_of_the_template(thinking: Any, thinks: bool | None) -> None:
-    assert parsed(thinking=thinking).chat.enable_thinking is thinks
+    chat = parsed(thinking=thinking).chat
+    assert chat.enable_thinking is thinks
+    assert chat.thinking_token_budget == (2000 if thinks else None)
 
 
 def test_fields_of_the_sampling() -> None:

@@ -1,0 +1,95 @@
+"""Calls that Responses and Messages demand are asked of the engine as chat completions does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from fake_api import post
+from fake_frontend import FakeFrontend
+
+from engine_core.protocol import Thinking
+from server.answers.writing.asked import AskedCalls
+
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+NAMES = ("get_weather", "other")
+FUNCTIONS = [{"type": "function", "name": name, "parameters": CITY} for name in NAMES]
+RESPONSE: dict[str, Any] = {"input": "hi", "tools": FUNCTIONS}
+MESSAGE: dict[str, Any] = {
+    "model": "tiny",
+    "max_tokens": 3000,
+    "messages": [{"role": "user", "content": "hi"}],
+    "tools": [{"name": name, "input_schema": CITY} for name in NAMES],
+}
+WEATHER = {"type": "function", "name": "get_weather"}
+
+
+def asked(frontend: FakeFrontend) -> AskedCalls:
+    [one] = frontend.proved
+    assert isinstance(one, AskedCalls)
+    return one
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", {**RESPONSE, "tool_choice": "required"}),
+        ("/v1/messages", {**MESSAGE, "tool_choice": {"type": "any"}}),
+    ],
+)
+async def test_a_call_may_be_required(
+    frontend: FakeFrontend, client: httpx.AsyncClient, path: str, body: dict[str, Any]
+) -> None:
+    await post(client, path, **body)
+    assert [tool.name for tool in asked(frontend).tools] == [*NAMES]
+    assert frontend.asked[-1][2].get("grammar") is not None
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", {**RESPONSE, "tool_choice": WEATHER}),
+        (
+            "/v1/responses",
+            {**RESPONSE, "tool_choice": {"type": "allowed_tools", "mode": "required", "tools": [WEATHER]}},
+        ),
+        ("/v1/messages", {**MESSAGE, "tool_choice": {"type": "tool", "name": "get_weather"}}),
+    ],
+)
+async def test_a_tool_may_be_named(
+    frontend: FakeFrontend, client: httpx.AsyncClient, path: str, body: dict[str, Any]
+) -> None:
+    answer = await post(client, path, **body)
+    assert [tool.name for tool in asked(frontend).tools] == ["get_weather"]
+    assert answer.get("stop_reason", "tool_use") == "tool_use"
+
+
+async def test_one_call_at_a_time(frontend: FakeFrontend, client: httpx.AsyncClient) -> None:
+    await post(
+        client, "/v1/messages", **MESSAGE, tool_choice={"type": "any", "disable_parallel_tool_use": True}
+    )
+    await post(client, "/v1/responses", **RESPONSE, tool_choice="required", parallel_tool_calls=False)
+    several = [one.several for one in frontend.proved if isinstance(one, AskedCalls)]
+    assert several == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", {**RESPONSE, "tool_choice": {"type": "function", "name": "x"}}),
+        ("/v1/responses", {"input": "hi", "tool_choice": "required"}),
+        ("/v1/messages", {**MESSAGE, "tool_choice": {"type": "tool"}}),
+    ],
+)
+async def test_a_tool_that_is_not_there_cannot_be_named(
+    client: httpx.AsyncClient, path: str, body: dict[str, Any]
+) -> None:
+    response = await client.post(path, json=body)
+    assert response.status_code == 400 and "tool" in response.json()["error"]["message"]
+
+
+async def test_thinking_has_a_budget(frontend: FakeFrontend, client: httpx.AsyncClient) -> None:
+    await post(client, "/v1/messages", **MESSAGE, thinking={"type": "enabled", "budget_tokens": 1024})
+    thinking = frontend.asked[-1][2].get("thinking")
+    assert isinstance(thinking, Thinking) and thinking.budget == 1024
