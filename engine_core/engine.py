@@ -225,6 +225,11 @@ class Engine:
             self._forging.set_paused(keys, paused=paused)
         (self._scheduler.paused.pause if paused else self._scheduler.paused.resume)(keys)
 
+    def ask(self, client: int, id: int) -> None:
+        """Say how far a request has come. Nothing is said of one that has ended."""
+        if (seq := self._scheduler.live.get((client, id))) is not None:
+            self._collect({client: [self._scheduler.waiting.standing(seq)]})
+
     def abort_all(self, client: int | None = None) -> None:
         """End all requests of one client, or of all clients."""
         keys = [*self._scheduler.live, *(self._forging.keys() if self._forging else ())]

@@ -26,6 +26,7 @@ from engine_core.protocol import (
     Add,
     AddMany,
     Answer,
+    Ask,
     Dead,
     Drain,
     Go,
@@ -198,6 +199,8 @@ class EngineLoop:
                 self._engine.pause(client, ids)
             case Go(ids):
                 self._engine.resume(client, ids)
+            case Ask(id):
+                self._engine.ask(client, id)
             case Drain(seconds):
                 self._drain(seconds)
             case ResetPrefixCache():

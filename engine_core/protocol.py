@@ -164,7 +164,13 @@ class ResetPrefixCache(msgspec.Struct, frozen=True, tag=True, gc=False):
     pass
 
 
-Request = Spelling | Add | AddMany | Abort | Pause | Go | Drain | ResetPrefixCache
+class Ask(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """A question how far a request has come, to which `Standing` is the answer if it is still there."""
+
+    id: int
+
+
+Request = Spelling | Add | AddMany | Abort | Pause | Go | Ask | Drain | ResetPrefixCache
 Greeting = Hello | Join
 
 
@@ -358,7 +364,18 @@ class Leaving(msgspec.Struct, frozen=True, tag=True, gc=False):
     """A notice that the engine ends. New requests, and those it refuses from now on, are for others."""
 
 
-Output = Admitted | Alone | Tokens | Pooled | Failed
+class Standing(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """How far a request has come, because somebody asked."""
+
+    id: int
+    ahead: int
+    """About how many get their turn before it; -1 if it waits no more."""
+    read: int
+    """The tokens that are computed, of `known` ones. But for the last one they are before an answer comes."""
+    known: int
+
+
+Output = Admitted | Alone | Standing | Tokens | Pooled | Failed
 OutputsByClient = dict[int, list[Output]]
 """Outputs by the number of the server that gets them."""
 

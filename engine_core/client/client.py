@@ -93,6 +93,8 @@ class EngineClient:
         self._on_progress = on_progress
         self._table = ReplicaTable(replicas, servers)
         self._dispatcher = Dispatcher(self._table, self._send, restart_wait or 0.0)
+        self.standing = self._dispatcher.standing
+        """Tells how far a request has come; None if its engine does not say so soon."""
         # Not from 0: answers meant for a server that crashed must not fit requests of the one in its place.
         self._last_id = secrets.randbits(48)
         self._loop = asyncio.get_running_loop()
@@ -237,9 +239,8 @@ class EngineClient:
 
     def engine_stalled(self, number: int, stalled: bool) -> None:
         """Note that an engine of this machine has work and makes no progress, or that it goes on."""
-        if (replica := self._table.replicas.get(number)) is not None:
-            replica.stalled = stalled
-            self._dispatcher.dispatch_held()
+        self._table.note_stall(number, stalled)
+        self._dispatcher.dispatch_held()
 
     def _lose(self, number: int, reason: str, *, explained: bool = False, for_good: bool = False) -> None:
         """Note that an engine has ended. `for_good`: no other one will take its place."""

@@ -21,6 +21,7 @@ from engine_core.protocol import (
     AddMany,
     Admitted,
     Alone,
+    Ask,
     Failed,
     Go,
     Output,
@@ -29,6 +30,7 @@ from engine_core.protocol import (
     Ready,
     Request,
     Spelling,
+    Standing,
     Tokens,
     quarantined,
 )
@@ -37,6 +39,9 @@ from engine_core.wire.transport import RequestTooLarge, Unreachable
 
 _TOKENS_IN_FRAME = 1 << 17
 """The most tokens of several requests in one frame. An engine computes one while the next is written."""
+
+_STANDING_SECONDS = 1.0
+"""Seconds for an engine to say how far a request has come. One that computes a long step says it later."""
 
 _ABORTED = "the request was ended before it was done"
 _HALF_DONE = "the replica that was generating this answer has ended: send the request again"
@@ -61,6 +66,8 @@ class Dispatcher:
         self._send = send
         self._quarantine = Quarantine()
         self._in_flight: dict[int, InFlight] = {}
+        self._asked: dict[int, asyncio.Future[Standing]] = {}
+        """The requests of which somebody wants to know how far they have come, one at a time of each."""
         self.spelling: Spelling | None = None
         """How tokens are spelled, which an engine is told before its first request with a grammar."""
         self._closed: tuple[str, Reason] | None = None
@@ -118,6 +125,9 @@ class Dispatcher:
             one.stream.notify(output)
         elif isinstance(output, Alone):
             one.runs_alone = True
+        elif isinstance(output, Standing):
+            if (asked := self._asked.get(output.id)) is not None and not asked.done():
+                asked.set_result(output)
         else:
             self._end(one, replica, output)
 
@@ -163,6 +173,21 @@ class Dispatcher:
                 by_replica.setdefault(one.replica.number, []).append(id)
         for number, changed in by_replica.items():
             self.notify(number, Pause(ids=changed) if paused else Go(ids=changed))
+
+    async def standing(self, id: int) -> Standing | None:
+        """Ask its engine how far a request has come; None if no engine has it, or says so in time."""
+        one = self._in_flight.get(id)
+        if one is None or one.replica is None:
+            return None
+        answer = self._asked[id] = asyncio.get_running_loop().create_future()
+        self.notify(one.replica.number, Ask(id=id))
+        try:
+            async with asyncio.timeout(_STANDING_SECONDS):
+                return await answer
+        except TimeoutError:
+            return None
+        finally:
+            self._asked.pop(id, None)
 
     def reassign(self, replica: Replica, ready: Ready | None) -> None:
         """Give the requests of a lost replica to others, those that had begun first.

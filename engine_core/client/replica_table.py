@@ -86,6 +86,10 @@ class ReplicaTable:
         self._router.forget([replica.number])
         self._late_queries.lose(replica.number)
 
+    def note_stall(self, number: int, stalled: bool) -> None:
+        if (replica := self.replicas.get(number)) is not None:
+            replica.stalled = stalled
+
     def forget_prefixes(self) -> None:
         self._router.forget(self.replicas)
 

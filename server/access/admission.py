@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import NoReturn, Protocol
 
-from engine_core.protocol import Stats
+from engine_core.protocol import Standing, Stats
 from server.access.backlog import Backlog, Work, seconds_of
 from server.access.callers import Caller
 from server.access.live_ids import LiveIds
@@ -48,6 +48,8 @@ class Engines(Protocol):
     def stats(self) -> Stats | None: ...
 
     def abort(self, ids: Iterable[int], /) -> None: ...
+
+    async def standing(self, id: int, /) -> Standing | None: ...
 
 
 class Owner:
@@ -89,6 +91,10 @@ class Admission:
         """Raises the error that ends the request, if others got its places."""
         if self.refusal is not None:
             raise self.refusal
+
+    async def standing(self) -> Standing | None:
+        """How far the first of its sequences has come that an engine has; None if no engine says so."""
+        return await self._house.engines.standing(min(self.streams)) if self.streams else None
 
     def check_tokens(self, tokens: int) -> None:
         """Refuses the request if its prompts, which have so many tokens in all, would be too much to wait."""
@@ -162,7 +168,7 @@ class Admissions:
         self.idle.set()
         self._max_queued = DEFAULT_QUEUE if max_queued is None else max_queued
         self.max_tokens = DEFAULT_QUEUED_TOKENS if max_tokens is None else max_tokens
-        self._engines = engines
+        self.engines = engines
         self._on_refusal = on_refusal
         self._owners: dict[str, Owner] = {}
         self.ids = LiveIds[Admission]()
@@ -264,7 +270,7 @@ class Admissions:
 
     def seconds_to_wait(self) -> int:
         """The seconds until all that is here now has been computed."""
-        stats = self._engines.stats
+        stats = self.engines.stats
         if stats is None or stats.rates is None:
             return FIRST_GUESS
         if stats.expected_wait > 0 and stats.running + stats.waiting >= self.live:
@@ -273,7 +279,7 @@ class Admissions:
 
     def _seconds_for(self, owner: Owner) -> int:
         """The seconds until all that an owner has here is computed, at its share of the engine."""
-        stats = self._engines.stats
+        stats = self.engines.stats
         if stats is None or stats.rates is None:
             return FIRST_GUESS
         weights = sum([each.weight for each in self._owners.values()])
@@ -293,7 +299,7 @@ class Admissions:
         The own count is exact but knows of no shortage of cache. The number of waiting sequences that the
         engine reports does, a moment late.
         """
-        slots, stats = self.slots, self._engines.stats
+        slots, stats = self.slots, self.engines.stats
         if stats is not None and stats.waiting:
             slots = min(slots, self.live - stats.waiting)
         return slots + self._max_queued
@@ -362,7 +368,7 @@ class Admissions:
         admission.refusal = TooManyRequests(_SHED, retry_after=self._seconds_for(admission.owner))
         streams = list(admission.streams)
         admission.release()
-        self._engines.abort(streams)
+        self.engines.abort(streams)
 
     def refuse(self, error: ApiError) -> NoReturn:
         self._on_refusal()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -25,7 +25,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
-KEEP_ALIVE = b": keep-alive\n\n"
+KEEP_ALIVE = "keep-alive"
+"""The comment in a stream of which there is nothing to say but that it lives."""
 
 WATCH_AFTER = 0.02
 """Seconds before a task watches for the client's leaving: most errors and many short answers come sooner."""
@@ -55,8 +56,8 @@ class StreamForm:
     """Whether these events, the last that were made, end the stream."""
     error_event: Callable[[ApiError], bytes]
     """Makes the events that end a stream which breaks off."""
-    keep_alive: bytes = KEEP_ALIVE
-    """What is sent during silences."""
+    ping: bytes = b""
+    """What is sent during silences, behind the comment if that says more than that the stream lives."""
 
 
 DONE_FORM = StreamForm(
@@ -153,11 +154,12 @@ class EventStream(Response):
         late_headers: Callable[[], list[tuple[bytes, bytes]]] = list,
         on_flow: Callable[[bool], None] = lambda paused: None,
         form: StreamForm = DONE_FORM,
+        tell_wait: Callable[[], Awaitable[str]] | None = None,
     ) -> None:
         """`late_headers` returns headers that are known when the first event is sent, and not before.
 
         `on_flow` is told with True that the client does not keep up with reading, and with False that it
-        does again.
+        does again. `tell_wait` says in a few words what a silent stream waits for.
         """
         self.status_code = 200
         self.background = None
@@ -166,6 +168,7 @@ class EventStream(Response):
         self._late_headers = late_headers
         self._on_flow = on_flow
         self._form = form
+        self._tell_wait = tell_wait
         self._keep_alive = keep_alive
         """Seconds of silence after which a comment is sent; 0 sends none."""
 
@@ -213,7 +216,12 @@ class EventStream(Response):
         while self._keep_alive > 0 and not sender.ended:
             silence = loop.time() - sender.written
             if silence >= self._keep_alive:
-                await sender.write(self._form.keep_alive)
+                before = sender.written
+                words = KEEP_ALIVE if self._tell_wait is None else await self._tell_wait()
+                if sender.written == before:
+                    quiet = words == KEEP_ALIVE and self._form.ping
+                    comment = b"" if quiet else b": %s\n\n" % words.encode()
+                    await sender.write(comment + self._form.ping)
                 silence = 0.0
             await asyncio.sleep(self._keep_alive - silence)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from engine_core.engine import Engine
-from engine_core.protocol import Add, Admitted, Alone, Tokens
+from engine_core.protocol import Add, Admitted, Alone, Standing, Tokens
 from server.offline.engine_args import EngineArgs
 from server.offline.pooling import read_items
 from server.offline.prompts import Prompt, PromptLike, encode_prompts, read_prompt
@@ -78,7 +78,7 @@ class LLMEngine:
         """Runs one step of the model, and returns the outputs of requests that have new ones."""
         changed: dict[str, EngineRequest] = {}
         for answer in self._engine.step().get(_CLIENT, []):
-            if isinstance(answer, Admitted | Alone) or answer.id not in self._running:
+            if isinstance(answer, Admitted | Alone | Standing) or answer.id not in self._running:
                 continue  # no output yet, or none any more: the request was ended while this step ran
             request, index = self._running[answer.id]
             if request.take(index, answer):

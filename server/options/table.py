@@ -131,8 +131,15 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         bool, Doc(_ANSWERS, "Write tokens in logprobs as token_id:123.")
     ] = False
     sse_keep_alive_interval: Annotated[
-        float, Doc(_ANSWERS, "Seconds of silence after which a stream sends a comment; 0 is never.", least=0)
-    ] = 0.0
+        float,
+        Doc(
+            _ANSWERS,
+            "Seconds of silence after which a stream sends a comment, such as `: waiting 12 ahead` or "
+            "`: reading 4096 of 9000`; 0 is never. Unlike vLLM's, not 0 by default: silence means that the "
+            "server is gone.",
+            least=0,
+        ),
+    ] = 15.0
 
     host: Annotated[
         str,

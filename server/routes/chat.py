@@ -39,7 +39,13 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     chat = _Chat(await begin_turn(request, body, body, CHAT, "chatcmpl-"), config)
     if body.stream:
         silence, job = config.sse_keep_alive_interval, chat.job
-        stream = EventStream(_events(chat), silence, job.times.expected_header, on_flow=job.set_paused)
+        stream = EventStream(
+            _events(chat),
+            silence,
+            job.times.expected_header,
+            on_flow=job.set_paused,
+            tell_wait=job.tell_wait,
+        )
         return chat.turn.warn(stream)
     return chat.turn.warn(await answer(request, _whole(chat)))
 

@@ -40,7 +40,13 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     job = Job(request, body, sampling, prompts, "cmpl-", admission, counts_output=not body.scores_only)
     if body.stream:
         silence = config_of(request).sse_keep_alive_interval
-        return EventStream(_events(job, body), silence, job.times.expected_header, on_flow=job.set_paused)
+        return EventStream(
+            _events(job, body),
+            silence,
+            job.times.expected_header,
+            on_flow=job.set_paused,
+            tell_wait=job.tell_wait,
+        )
     return await answer(request, _whole(job, body))
 
 

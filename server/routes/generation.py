@@ -24,7 +24,7 @@ from server.errors import BadRequest
 from server.frontend import Delta, Frontend
 from server.http.error_answers import CLIENT_GONE
 from server.http.middleware import REQUEST_ID
-from server.http.sse import DONE, Chunks, ClientGone, json_response, while_connected
+from server.http.sse import DONE, KEEP_ALIVE, Chunks, ClientGone, json_response, while_connected
 from server.merging import merged
 from server.options.table import ServerConfig
 from server.reading.prompts import Prompt, Said
@@ -291,6 +291,15 @@ class Job:
     def set_paused(self, paused: bool) -> None:
         """Pauses the request while the client does not read its answer."""
         self.frontend.set_paused(self._admission, paused)
+
+    async def tell_wait(self) -> str:
+        """What a stream waits for in which nothing comes, for a comment in it."""
+        standing = await self._admission.standing()
+        if standing is not None and standing.ahead >= 0:
+            return f"waiting {standing.ahead} ahead"
+        if standing is not None and standing.read < standing.known - 1:
+            return f"reading {standing.read} of {standing.known}"
+        return KEEP_ALIVE
 
     @property
     def counts(self) -> TokenCounts:

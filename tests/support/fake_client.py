@@ -15,7 +15,7 @@ from model_facts import READY, changed
 from engine_core.client.add_options import AddOptions
 from engine_core.client.replica import EndCode, Replica, Stalled
 from engine_core.client.streams import Stream
-from engine_core.protocol import Failed, Pooled, Progress, Ready, Stats, Tokens
+from engine_core.protocol import Failed, Pooled, Progress, Ready, Standing, Stats, Tokens
 from worker.protocol import Pooling, Sampling, Vectors
 
 
@@ -54,6 +54,8 @@ class FakeClient:
         self.submitted: list[Submitted] = []
         self.aborted: list[int] = []
         self.paused: set[int] = set()
+        self.standings: dict[int, Standing] = {}
+        """How far requests have come, for those who ask."""
         self._numbers = count(1 << 40)
 
     def locate(self, folder: Path) -> None:
@@ -103,6 +105,9 @@ class FakeClient:
             stream = Stream[Pooled](len(self.submitted) + 1, asyncio.get_running_loop(), pools=True)
             self.submitted.append(Submitted(tokens, params, options, stream, replica))
         return [one.stream for one in self.submitted[first:]]
+
+    async def standing(self, id: int) -> Standing | None:
+        return self.standings.get(id)
 
     def pause(self, ids: Iterable[int]) -> None:
         self.paused.update(ids)

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
+from itertools import islice
 
-from engine_core.protocol import Add
+from engine_core.protocol import Add, Standing
 from engine_core.scheduling.queue.classes import WorkClass, class_of
 from engine_core.scheduling.queue.owners import Owner
 from engine_core.scheduling.queue.turns import Call
@@ -24,6 +25,8 @@ _Queues = dict[WorkClass, dict[Owner, list[Sequence]]]
 _EARLIER = 1 << 60
 """Subtracted from the arrival of an answer that goes on: its reader comes before those who wait for a first
 token."""
+_MOST_OWNERS = 64
+"""Owners that are looked at to estimate how many sequences come before another one."""
 
 
 class WaitingQueue:
@@ -99,6 +102,24 @@ class WaitingQueue:
             self.promoted = None
         if seq.pools:
             seq.owner.turns.leave(_call(seq))
+
+    def standing(self, seq: Sequence) -> Standing:
+        """How far a sequence has come, whether it waits or runs."""
+        ahead = self._ahead_of(seq) if seq.slot is None and not seq.paused else -1
+        return Standing(seq.key[1], ahead, seq.computed, len(seq.tokens))
+
+    def _ahead_of(self, seq: Sequence) -> int:
+        """About how many sequences of its class come before it: of other owners as many as weights say."""
+        queues = self._queues_of(seq)
+        own = bisect_left(queues[seq.owner], seq.order, key=order)
+        turns = (own + 1) / seq.owner.weight
+        others = [
+            min(len(queue), turns * owner.weight)
+            for owner, queue in islice(queues.items(), _MOST_OWNERS)
+            if owner is not seq.owner
+        ]
+        scale = (len(queues) - 1) / len(others) if others else 0.0
+        return own + int(scale * sum(others))
 
     def admit(self, seq: Sequence) -> None:
         """Take out a sequence whose turn has come: it gets a slot."""

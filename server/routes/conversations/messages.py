@@ -30,9 +30,9 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
     if not body.stream:
         return turn.warn(await answer(request, _whole(turn, writer)))
     job, silence = turn.job, config_of(request).sse_keep_alive_interval
-    form = StreamForm(lambda data: writer.ended, writer.failed, keep_alive=PING)
+    form = StreamForm(lambda data: writer.ended, writer.failed, ping=PING)
     events = events_of(turn, writer.push)
-    stream = EventStream(events, silence, job.times.expected_header, on_flow=job.set_paused, form=form)
+    stream = EventStream(events, silence, job.times.expected_header, job.set_paused, form, job.tell_wait)
     return turn.warn(stream)
 
 

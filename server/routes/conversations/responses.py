@@ -32,7 +32,7 @@ async def create_response(body: ResponsesRequest, request: Request) -> HttpRespo
     job, silence = turn.job, config_of(request).sse_keep_alive_interval
     form = StreamForm(is_last=lambda data: writer.ended, error_event=writer.failed)
     events = events_of(turn, writer.push)
-    stream = EventStream(events, silence, job.times.expected_header, on_flow=job.set_paused, form=form)
+    stream = EventStream(events, silence, job.times.expected_header, job.set_paused, form, job.tell_wait)
     return turn.warn(stream)
 
 

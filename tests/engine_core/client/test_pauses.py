@@ -1,10 +1,14 @@
-"""Answers that are not read: their engine is told, and so is the one that takes over."""
+"""Answers that are not read: their engine is told, and so is the one that takes over. Questions to it."""
 
 from __future__ import annotations
 
+import asyncio
+
+import pytest
 from scripted_engine import PARAMS, Two
 
-from engine_core.protocol import Add, Go, Pause
+from engine_core.client import dispatcher
+from engine_core.protocol import Add, Ask, Go, Outputs, Pause, Standing
 
 
 async def test_the_engine_of_each_request_is_told_once(two: Two) -> None:
@@ -45,3 +49,25 @@ async def test_a_request_that_goes_on_elsewhere_is_not_paused_there(two: Two) ->
     client.engine_exited(0, -9)
     client.submit([2], PARAMS)
     assert [type(request) for request in await second.received(2)] == [Add, Add]
+
+
+async def test_an_engine_says_how_far_a_request_has_come(two: Two) -> None:
+    client, first, *_ = two
+    stream = client.submit([1], PARAMS, replica=0)
+    asking = asyncio.create_task(client.standing(stream.id))
+    assert (await first.received(2))[1] == Ask(stream.id)
+    first.send(Outputs([Standing(stream.id, 3, 0, 1), Standing(77, 1, 0, 1)]))
+    assert await asking == Standing(stream.id, 3, 0, 1)
+    first.answer(stream, 5, finish="length")
+    assert [output.tokens async for output in stream] == [[5]], "the reader sees nothing of it"
+
+
+async def test_an_engine_may_have_nothing_to_say(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatcher, "_STANDING_SECONDS", 0.01)
+    client, first, *_ = two
+    stream = client.submit([1], PARAMS, replica=0)
+    assert await client.standing(stream.id) is None
+    first.send(Outputs([Standing(stream.id, 3, 0, 1)]))  # too late
+    first.answer(stream, 5, finish="length")
+    assert [output.tokens async for output in stream] == [[5]]
+    assert await client.standing(stream.id) is None

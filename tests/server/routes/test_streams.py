@@ -11,6 +11,8 @@ from fake_api import events, leave, make_app, make_client
 from fake_frontend import FakeFrontend
 from starlette.types import ASGIApp
 
+from engine_core.protocol import Standing
+from server.access.admission import Admission
 from server.errors import BadRequest, Internal, Overloaded, Unavailable
 from server.http import sse
 
@@ -205,13 +207,37 @@ async def test_silence_is_filled_with_comments(
     assert events(rest)[-1] == "[DONE]"
 
 
-async def test_no_comments_unless_asked(
-    frontend: FakeFrontend, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_comments_can_be_switched_off(frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "OPEN_AFTER", 0.01)
     frontend.delay = 0.05
     path, body = TEXT
-    assert "keep-alive" not in (await client.post(path, json={**body, "stream": True})).text
+    async with make_client(make_app(frontend, sse_keep_alive_interval=0)) as client:
+        assert "keep-alive" not in (await client.post(path, json={**body, "stream": True})).text
+
+
+@pytest.mark.parametrize(
+    ("standing", "words"),
+    [
+        (Standing(1, 12, 0, 9000), "waiting 12 ahead"),
+        (Standing(1, -1, 4096, 9000), "reading 4096 of 9000"),
+        (Standing(1, -1, 8999, 9000), "keep-alive"),
+        (None, "keep-alive"),
+    ],
+)
+async def test_comments_say_what_a_stream_waits_for(
+    frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch, standing: Standing | None, words: str
+) -> None:
+    async def tell(admission: Admission) -> Standing | None:
+        return standing
+
+    monkeypatch.setattr(sse, "OPEN_AFTER", 0.01)
+    monkeypatch.setattr(Admission, "standing", tell)
+    frontend.delay = 0.1
+    path, body = TEXT
+    async with make_client(make_app(frontend, sse_keep_alive_interval=0.02)) as client:
+        text = (await client.post(path, json={**body, "stream": True})).text
+    comments, _, rest = text.rpartition(f": {words}\n\n")
+    assert set(comments.split("\n\n")) <= {f": {words}", ""} and events(rest)[-1] == "[DONE]"
 
 
 # Entry
