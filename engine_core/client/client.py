@@ -94,7 +94,6 @@ class EngineClient:
         self._table = ReplicaTable(replicas, servers)
         self._dispatcher = Dispatcher(self._table, self._send, restart_wait or 0.0)
         self.standing = self._dispatcher.standing
-        """Tells how far a request has come; None if its engine does not say so soon."""
         # Not from 0: answers meant for a server that crashed must not fit requests of the one in its place.
         self._last_id = secrets.randbits(48)
         self._loop = asyncio.get_running_loop()

@@ -397,10 +397,3 @@ def client_key_of_environment(environ: Mapping[str, str] = os.environ) -> str | 
 def share_metrics(folder: Path) -> None:
     """Let prometheus_client count for several processes. It reads this variable when first imported."""
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
-
-
-def service_manager(environ: Mapping[str, str] = os.environ, pid: int | None = None) -> tuple[str, float]:
-    """The socket at which systemd waits for notices, if any, and its patience in seconds; 0 has no end."""
-    microseconds, watched = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID")
-    is_watched = microseconds.isdecimal() and watched in (None, str(os.getpid() if pid is None else pid))
-    return environ.get("NOTIFY_SOCKET", ""), int(microseconds) / 1e6 if is_watched else 0.0

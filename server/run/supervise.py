@@ -21,7 +21,7 @@ from engine_core.engine_processes import EngineProcesses
 from engine_core.keeper import Keeper, exit_of, keep_engines
 from engine_core.watch import stacks
 from engine_core.watch.watcher import Watcher
-from server.options.table import ServerConfig, service_manager
+from server.options.table import ServerConfig
 from server.run.api_processes import ApiProcess, ApiProcesses
 from server.run.doorman import Doorman
 from server.run.messages import (
@@ -36,6 +36,7 @@ from server.run.messages import (
 from server.run.service_manager import ServiceManager
 from worker import logs
 from worker.child import BROKE, CANNOT_START, DUMP_STACKS, STOPPED
+from worker.host.machine import service_manager
 
 EXTRA_SECONDS = 10.0
 """Seconds beyond its own time-outs after which a process is killed."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import resource
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 
@@ -34,6 +34,13 @@ def cache_folder() -> Path:
 def environment_with(**variables: str) -> dict[str, str]:
     """The variables of this process and some more, for a program that it starts."""
     return {**os.environ, **variables}
+
+
+def service_manager(environ: Mapping[str, str] = os.environ, pid: int | None = None) -> tuple[str, float]:
+    """The socket at which systemd waits for notices, if any, and its patience in seconds; 0 has no end."""
+    microseconds, watched = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID")
+    is_watched = microseconds.isdecimal() and watched in (None, str(os.getpid() if pid is None else pid))
+    return environ.get("NOTIFY_SOCKET", ""), int(microseconds) / 1e6 if is_watched else 0.0
 
 
 def available_memory(root: Path = Path("/")) -> int:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from server.options.table import service_manager
 from server.run.service_manager import ServiceManager
+from worker.host.machine import service_manager
 
 
 @pytest.fixture
