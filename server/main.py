@@ -117,10 +117,10 @@ def _serve(arguments: Sequence[str], command: str) -> int:
         return _explain_bind(config, error)
     if config.replicas.elsewhere and (reason := _why_unreachable(config)):
         return _fail(reason, PORT_IN_USE)
-    return _run(config, listener, started, shows_key=_shows_key(arguments))
+    return _run(config, listener, started, shows_key=shows_key(arguments))
 
 
-def _shows_key(arguments: Sequence[str]) -> bool:
+def shows_key(arguments: Sequence[str]) -> bool:
     """Whether the command line has a key in it."""
     return any(word.partition("=")[0].replace("_", "-") == "--api-key" for word in arguments)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from server.main import BAD_USAGE, PORT_IN_USE, bind, is_open_to_others
+from server.main import BAD_USAGE, PORT_IN_USE, bind, is_open_to_others, shows_key
 from server.options.table import parse
 from server.run.progress import ProgressDisplay
 
@@ -212,3 +212,31 @@ def test_a_terminal_gets_a_bar_that_leaves_nothing_behind() -> None:
     assert out.getvalue().endswith("\r\x1b[K"), "a log line that comes now would stand behind the bar"
     display.done("Serving")
     assert out.getvalue().endswith("\r\x1b[KServing\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (["--api-key", "k"], True),
+        (["--api-key=k"], True),
+        (["--api_key", "k"], True),
+        (["--api-key-file", "f"], False),
+        (["demo"], False),
+    ],
+)
+def test_a_key_on_the_command_line_is_noticed(arguments: list[str], shown: bool) -> None:
+    assert shows_key(arguments) is shown
+
+
+def test_a_file_of_keys_is_read_before_anything_is_started(tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text("[[keys]]\nname = 7\n")
+    done = command("serve", "--api-key-file", str(file))
+    assert done.returncode == 2
+    assert done.stderr.strip() == (f"error: --api-key-file {file}: line 2: name: Expected str, got int")
+
+
+def test_keys_are_made_by_a_command_of_their_own(tmp_path: Path) -> None:
+    done = command("keys", "add", "alice", FACET_API_KEY_FILE=str(tmp_path / "keys.toml"))
+    assert done.returncode == 0 and done.stdout.startswith("sk-")
+    assert 'name = "alice"' in (tmp_path / "keys.toml").read_text()
