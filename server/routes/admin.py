@@ -12,6 +12,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field
 
+from server.access.callers import begin_request
 from server.access.guard import DEEP
 from server.api.fields import FIRST_ERROR
 from server.http.endpoint import Endpoint
@@ -85,14 +86,17 @@ async def health(request: Request) -> JSONResponse:
 async def compute_token(request: Request) -> None:
     """Have the model read a token and give one more, or a vector if it generates none."""
     token, frontend = [0], frontend_of(request)
+    begin_request(request)
     admission = admit(request, frontend, 1)
+    options = admission.caller.add_options(0, "")
     if GENERATE in frontend.facts.tasks:
         one = SamplingParams(max_tokens=1, temperature=0.0)
-        async with aclosing(frontend.generate(token, one, admission=admission)) as deltas:
+        async with aclosing(frontend.generate(token, one, admission=admission, **options)) as deltas:
             async for _ in deltas:
                 pass
     else:
-        await frontend.pool([Item(token, PoolingParams().resolve(frontend.facts))], admission=admission)
+        item = Item(token, PoolingParams().resolve(frontend.facts))
+        await frontend.pool([item], admission=admission, **options)
 
 
 @router.get("/version")

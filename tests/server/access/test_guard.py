@@ -201,6 +201,15 @@ async def test_quotas_are_told_and_kept(path: Path) -> None:
     assert not guarded.frontend.admissions.live
 
 
+async def test_a_check_that_computes_is_one_of_the_keys_requests(path: Path) -> None:
+    guarded = Guarded(path, entry("alice", requests_per_minute=1))
+    assert (await guarded.http.get("/health?deep=1")).status_code == 401
+    assert (await guarded.get("alice", "/health?deep=1")).status_code == 200
+    assert guarded.options["owner"] == "alice"
+    error_of(await guarded.get("alice", "/health?deep=1"), 429)
+    assert (await guarded.get("alice", "/health")).status_code == 200
+
+
 async def test_tokens_of_prompts_and_of_texts_count(path: Path) -> None:
     guarded = Guarded(path, entry("alice", tokens_per_minute=1000))
     before = 1000
