@@ -187,14 +187,18 @@ class _Block(ABC):
     def __init__(self, writer: MessageWriter, index: int) -> None:
         self._writer = writer
         self._index = index
-        self._text = ""
+        self._pieces: list[str] = []
+
+    @property
+    def _text(self) -> str:
+        return "".join(self._pieces)
 
     def begin(self) -> None:
         self._writer.emit(BlockStart(index=self._index, content_block=self._first()))
 
     def push(self, text: str) -> None:
         if text:
-            self._text += text
+            self._pieces.append(text)
             self._tell(text)
 
     @abstractmethod
@@ -232,10 +236,11 @@ class _ThinkingBlock(_Block):
         self._hides = hides
 
     def end(self) -> Block:
-        digest = hashlib.sha256(self._text.encode()).hexdigest()
-        signature = seal(self._text) if self._hides else f"facet-{digest}"
+        text = self._text
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        signature = seal(text) if self._hides else f"facet-{digest}"
         self._more(BlockDelta(type="signature_delta", signature=signature))
-        return Block(type="thinking", thinking="" if self._hides else self._text, signature=signature)
+        return Block(type="thinking", thinking="" if self._hides else text, signature=signature)
 
     def _first(self) -> Block:
         return Block(type="thinking", thinking="", signature="")

@@ -5,7 +5,6 @@ Whole answers are made of the same events, which nobody then sends: so both say 
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from typing import Any
@@ -34,6 +33,7 @@ from server.api.logprobs import ChatTokenLogprob, chat_logprobs
 from server.errors import ApiError, Overloaded, TooManyRequests
 from server.frontend import Delta
 from server.http.sse import named_event
+from server.routes.conversations.free_text import FreeText
 from server.routes.conversations.turn import Turn, TurnParts
 
 
@@ -133,7 +133,7 @@ class ResponseWriter:
                     name=called.name,
                     namespace=called.namespace or UNSET,
                 )
-                self._switch(_Call(self, item))
+                self._switch(_CustomCall(self, item) if called.is_custom else _Call(self, item))
             case Arguments(_, text):
                 if self._open is not None:
                     self._open.push(text)
@@ -189,7 +189,7 @@ class _Passage:
         self._writer = writer
         self._is_message = kind == "message"
         self._seals = seals and not self._is_message
-        self._text = ""
+        self._pieces: list[str] = []
         self._logprobs: list[ChatTokenLogprob] = []
         self._event = "response.output_text" if self._is_message else "response.reasoning_text"
         self.item = OutputItem(
@@ -202,12 +202,12 @@ class _Passage:
 
     def begin(self) -> None:
         self._writer.emit("response.output_item.added", item=self.item)
-        self._emit("response.content_part.added", part=self._part())
+        self._emit("response.content_part.added", part=self._part(""))
 
     def push(self, text: str) -> None:
         if not text:
             return
-        self._text += text
+        self._pieces.append(text)
         if self._is_message:
             logprobs = self._writer.take_logprobs(text)
             self._logprobs += logprobs
@@ -216,56 +216,46 @@ class _Passage:
             self._emit(f"{self._event}.delta", delta=text)
 
     def end(self, status: str) -> OutputItem:
-        part = self._part()
+        text = "".join(self._pieces)
+        part = self._part(text)
         logprobs = {"logprobs": self._logprobs} if self._is_message else {}
-        self._emit(f"{self._event}.done", text=self._text, **logprobs)
+        self._emit(f"{self._event}.done", text=text, **logprobs)
         self._emit("response.content_part.done", part=part)
         item = msgspec.structs.replace(self.item, status=status, content=[part])
         if self._seals:
-            item.encrypted_content = seal(self._text)
+            item.encrypted_content = seal(text)
         self._writer.emit("response.output_item.done", item=item)
         return item
 
-    def _part(self) -> OutputText | ReasoningText:
+    def _part(self, text: str) -> OutputText | ReasoningText:
         if self._is_message:
-            return OutputText(text=self._text, logprobs=self._logprobs.copy())
-        return ReasoningText(text=self._text)
+            return OutputText(text=text, logprobs=self._logprobs.copy())
+        return ReasoningText(text=text)
 
     def _emit(self, event: str, **fields: Any) -> None:
         self._writer.emit(event, item_id=self.item.id, content_index=0, **fields)
 
 
 class _Call:
-    """A call of a function, or of a custom tool, while it is written."""
+    """A call of a function while it is written."""
 
     def __init__(self, writer: ResponseWriter, item: OutputItem) -> None:
+        item.arguments = ""
         self._writer = writer
-        self._arguments = ""
-        self._is_custom = item.type == "custom_tool_call"
+        self._pieces: list[str] = []
         self.item = item
-        if self._is_custom:
-            item.input = ""
-        else:
-            item.arguments = ""
 
     def begin(self) -> None:
         self._writer.emit("response.output_item.added", item=self.item)
 
     def push(self, text: str) -> None:
-        self._arguments += text
-        if not self._is_custom and text:
+        self._pieces.append(text)
+        if text:
             self._emit("response.function_call_arguments.delta", delta=text)
 
     def end(self, status: str) -> OutputItem:
-        item = msgspec.structs.replace(self.item, status=status)
-        if self._is_custom:
-            item.input = _input_of(self._arguments)
-            self._emit("response.custom_tool_call_input.delta", delta=item.input)
-            self._emit("response.custom_tool_call_input.done", input=item.input)
-        else:
-            item.arguments = self._arguments
-            name = self.item.name
-            self._emit("response.function_call_arguments.done", name=name, arguments=self._arguments)
+        item = msgspec.structs.replace(self.item, status=status, arguments="".join(self._pieces))
+        self._emit("response.function_call_arguments.done", name=item.name, arguments=item.arguments)
         self._writer.emit("response.output_item.done", item=item)
         return item
 
@@ -273,17 +263,34 @@ class _Call:
         self._writer.emit(event, item_id=self.item.id, **fields)
 
 
-_Item = _Passage | _Call
+class _CustomCall:
+    """A call of a custom tool while it is written."""
+
+    def __init__(self, writer: ResponseWriter, item: OutputItem) -> None:
+        item.input = ""
+        self._writer = writer
+        self._input = FreeText()
+        self.item = item
+
+    def begin(self) -> None:
+        self._writer.emit("response.output_item.added", item=self.item)
+
+    def push(self, text: str) -> None:
+        self._tell(self._input.push(text))
+
+    def end(self, status: str) -> OutputItem:
+        self._tell(self._input.end())
+        item = msgspec.structs.replace(self.item, status=status, input=self._input.text)
+        self._writer.emit("response.custom_tool_call_input.done", item_id=item.id, input=item.input)
+        self._writer.emit("response.output_item.done", item=item)
+        return item
+
+    def _tell(self, text: str) -> None:
+        if text:
+            self._writer.emit("response.custom_tool_call_input.delta", item_id=self.item.id, delta=text)
 
 
-def _input_of(arguments: str) -> str:
-    """The free text that the model has written as the one string of a function's arguments."""
-    try:
-        found = json.loads(arguments)
-    except ValueError:
-        return arguments
-    text = found.get("input") if isinstance(found, dict) else None
-    return text if isinstance(text, str) else arguments
+_Item = _Passage | _Call | _CustomCall
 
 
 def _new_id(kind: str) -> str:
