@@ -12,6 +12,7 @@ from fake_frontend import FakeFrontend
 from starlette.types import ASGIApp
 
 from server.errors import BadRequest, Overloaded, TooManyRequests, Unavailable
+from server.http import sse
 from server.options.access import AccessOptions
 
 PATH = "/v1/messages"
@@ -234,12 +235,15 @@ async def test_a_key_may_come_as_anthropics_clients_send_it(frontend: FakeFronte
         await refusal(client, 401)
 
 
-async def test_a_silent_stream_is_kept_alive_by_pings(frontend: FakeFrontend) -> None:
+async def test_a_silent_stream_is_kept_alive_by_pings(
+    frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sse, "OPEN_AFTER", 0.01)
+    frontend.gate = asyncio.Event()  # nothing comes after the first tokens
     app = make_app(frontend, sse_keep_alive_interval=0.01)
-    frontend.waits, frontend.expected, frontend.delay = True, 5.0, 1.3
-    async with make_client(app) as client:
-        events = await stream(client)
-    assert events[0]["type"] == "ping" and "message_start" in [event["type"] for event in events]
+    begin, *silence = await asyncio.wait_for(leave(app, PATH, {**BODY, "stream": True}, after=3), 20)
+    assert b"message_start" in begin
+    assert all(piece.endswith(b'event: ping\ndata: {"type":"ping"}\n\n') for piece in silence)
 
 
 async def test_a_client_that_leaves_ends_its_request(app: ASGIApp, frontend: FakeFrontend) -> None:
