@@ -11,7 +11,7 @@ from fake_worker import EOS, facts, reference, vectors_of
 from fault_world import FAILS, KILLS, World
 
 from engine_core.client.streams import is_terminal
-from engine_core.protocol import QUARANTINED, Add, Failed, Pooled, Tokens
+from engine_core.protocol import DEADLINE, QUARANTINED, Add, Failed, Pooled, Tokens
 from worker.protocol import Pooling, Sampling
 
 REQUESTS = 24
@@ -40,8 +40,18 @@ def random_request(rnd: random.Random, id: int) -> Add:
         if rnd.random() < 0.2
         else Sampling(max_tokens=rnd.randint(1, 20), stop_token_ids=rnd.choice([(), (EOS, 7)]))
     )
-    owner, weight = rnd.choice("abc"), rnd.choice([1.0, 3.0])
-    return Add(id, prompt, params, rnd.randint(0, 2), owner=owner, weight=weight, streams=rnd.random() < 0.7)
+    return Add(
+        id,
+        prompt,
+        params,
+        rnd.randint(0, 2),
+        owner=rnd.choice("abc"),
+        weight=rnd.choice([1.0, 3.0]),
+        max_running=rnd.choice([0, 0, 1, 3]),
+        wait=rnd.choice([0.0] * 6 + [0.05, 0.3]),
+        budget=rnd.choice([0.0] * 6 + [0.1, 0.5]),
+        streams=rnd.random() < 0.7,
+    )
 
 
 def misfortune(world: World, rnd: random.Random, aborted: set[int]) -> None:
@@ -86,6 +96,7 @@ async def test_whatever_happens_every_answer_is_right(
                     act(rnd.choice(list(world.processes)))
         world.dispatcher.pause(world.open_ids(), paused=False)
         world.finish()
+        seen["late"] += sum(is_late(stream.outputs[-1]) for stream in world.streams.values())
         for add in adds:
             check(add, world.streams[add.id].outputs, add.id in aborted, f"seed {seed}, request {add.id}")
         for process in world.processes.values():
@@ -94,8 +105,12 @@ async def test_whatever_happens_every_answer_is_right(
             seen["preemptions"] += stats.preemptions
         assert not len(world.dispatcher)
         seen += world.seen
-    kinds = ("kill", "killed itself", "leave", "start", "abort", "pause", "go", "preemptions")
+    kinds = ("kill", "killed itself", "leave", "start", "abort", "pause", "go", "preemptions", "late")
     assert all(seen[kind] > 5 for kind in kinds), f"too little happened: {seen}"
+
+
+def is_late(output: Tokens | Pooled | Failed) -> bool:
+    return isinstance(output, Failed) and output.error == DEADLINE
 
 
 def check(add: Add, outputs: list[Tokens | Pooled | Failed], aborted: bool, name: str) -> None:
@@ -103,7 +118,9 @@ def check(add: Add, outputs: list[Tokens | Pooled | Failed], aborted: bool, name
     last = outputs[-1]
     text = [token for output in outputs if isinstance(output, Tokens) for token in output.tokens]
     guilty = add.tokens[0] in (FAILS, KILLS)
-    if isinstance(last, Failed):
+    late = is_late(last)
+    assert not late or add.wait or add.budget, name
+    if isinstance(last, Failed) and not late:
         convicted = (last.code, last.error) == (500, QUARANTINED)
         assert convicted == guilty or (aborted and isinstance(add.params, Pooling)), f"{name}: {last}"
     if isinstance(last, Pooled):
@@ -112,5 +129,5 @@ def check(add: Add, outputs: list[Tokens | Pooled | Failed], aborted: bool, name
         whole = reference(add.tokens, add.params.max_tokens, add.params.stop_token_ids)
         ended_whole = isinstance(last, Tokens) and last.finish in ("stop", "length")
         assert text == (whole if ended_whole else whole[: len(text)]), name
-        assert ended_whole or aborted or guilty, f"{name}: {last}"
+        assert ended_whole or aborted or guilty or late, f"{name}: {last}"
     assert not guilty or aborted or isinstance(last, Failed), f"{name}: it was not found out"

@@ -47,16 +47,16 @@ class Deadlines:
 
     def pop_overdue(self, now: float, live: int) -> list[Sequence]:
         """The sequences that must be ended now; `live` is how many there are in all."""
-        overdue: list[Sequence] = []
+        overdue: dict[Sequence, None] = {}  # one may be here twice, because of its begin and its end
         while self._times and self._times[0][0] <= now:
             _, _, seq = heappop(self._times)
             begins, ends = _limits(seq)
             if not seq.done and (now >= ends or (seq.started is None and now >= begins)):
-                overdue.append(seq)
+                overdue[seq] = None
         if len(self._times) > 2 * live + _MOST_ENDED:
             self._times = [one for one in self._times if not one[2].done]
             heapify(self._times)
-        return overdue
+        return list(overdue)
 
 
 _NEVER = float("inf")

@@ -48,6 +48,15 @@ def test_one_that_waits_for_too_long_is_refused() -> None:
     assert not clock.scheduler.waiting.count and clock.scheduler.deadlines.next is None
 
 
+def test_one_that_is_too_late_to_begin_and_to_end_is_refused_once() -> None:
+    clock = Clock(slots=1)
+    occupy(clock, 1)
+    clock.scheduler.pace.expected_wait = lambda *_: 0.0  # type: ignore[method-assign] # it hopes for the best
+    assert clock.add(request(1, wait=1.0, budget=2.0)) is None
+    clock.now += 3
+    assert [failed.code for failed in expire(clock)] == [503]
+
+
 def test_one_that_has_begun_in_time_may_go_on() -> None:
     clock = Clock()
     clock.add(request(1, wait=SINGLE, max_tokens=200))
