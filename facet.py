@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from server.offline.prompts import TextPrompt, TokensPrompt
     from server.requests.pooling import PoolingParams
     from server.requests.sampling import RequestOutputKind, SamplingParams
+    from server.structured.params import StructuredOutputsParams
 
 __all__ = [
     "LLM",
@@ -56,6 +57,7 @@ __all__ = [
     "SamplingParams",
     "ScoringOutput",
     "ScoringRequestOutput",
+    "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",
     "Unavailable",
@@ -73,6 +75,7 @@ _HOMES = {
     "PoolingParams": "server.requests.pooling",
     "RequestOutputKind": "server.requests.sampling",
     "SamplingParams": "server.requests.sampling",
+    "StructuredOutputsParams": "server.structured.params",
     "TextPrompt": "server.offline.prompts",
     "TokensPrompt": "server.offline.prompts",
     "Unavailable": "server.errors",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+import asyncio
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from engine_core.client.client import EngineClient
@@ -21,9 +21,6 @@ class Model(Protocol):
     """What is asked of a frontend, when its model is ready."""
 
     @property
-    def folder(self) -> Path: ...
-
-    @property
     def facts(self) -> Facts: ...
 
     @property
@@ -35,16 +32,30 @@ class Grammars:
         self._model = model
         self._client = client
         self._config = config
-        self._prover = Prover(lambda: model.tokenizer.added_tokens, log_level=config.uvicorn_log_level)
+        self._prover = Prover(self._special_tokens, log_level=config.uvicorn_log_level)
         self._spelled: Tokenizer | None = None
 
     async def prove(self, asked: Question) -> Built:
         """The grammar of what is asked. Raises the error with which the request ends."""
-        built = await self._prover.prove(asked)
-        if self._spelled is not self._model.tokenizer:  # with the first grammar and not before
-            self._spelled = self._model.tokenizer
-            self._client.spell(spelling_of(self._model, self._marks()))
+        if self._spelled is self._model.tokenizer:
+            return await self._prover.prove(asked)
+        # With the first grammar and not before. In a thread, as a large vocabulary takes half a second.
+        tokenizer, facts = self._model.tokenizer, self._model.facts
+        work = asyncio.to_thread(spelling_of, tokenizer, facts, self._marks())
+        built, spelling = await asyncio.gather(self._prover.prove(asked), work)
+        self._client.spell(spelling)
+        self._spelled = tokenizer
         return built
+
+    def stop(self) -> None:
+        """End the process that proves grammars."""
+        self._prover.kill()
+
+    def _special_tokens(self) -> dict[str, int]:
+        """The tokens that are no text, by their names."""
+        tokenizer = self._model.tokenizer
+        special = tokenizer.special_ids | self._marks().keys()
+        return {name: id for name, id in tokenizer.added_tokens.items() if id in special}
 
     def _marks(self) -> Mapping[int, str]:
         config = self._config
@@ -56,12 +67,11 @@ def as_grammar(built: Built) -> Grammar:
     return Grammar(built.kind, built.text, built.wakes, built.again)
 
 
-def spelling_of(model: Model, marks: Mapping[int, str]) -> Spelling:
-    """How the tokens of a model are spelled. Those of markup are no text, whatever the tokenizer says."""
-    tokenizer = model.tokenizer
+def spelling_of(tokenizer: Tokenizer, facts: Facts, marks: Iterable[int] = ()) -> Spelling:
+    """How the tokens of a model are spelled. `marks` are no text either, whatever the tokenizer says."""
     return Spelling(
         tokens=[tokenizer.token_bytes(id) for id in range(tokenizer.largest_id + 1)],
         special=sorted({*tokenizer.special_ids, *marks}),
-        ends=list(model.facts.eos_token_ids),
-        tokenizer=str(model.folder / "tokenizer.json"),
+        ends=list(facts.eos_token_ids),
+        tokenizer=tokenizer.path,
     )

@@ -23,7 +23,6 @@ class ChatRequest(GenerationBody, TemplateOptions):
     unsupported = {
         **UNSUPPORTED,
         "best_of": (1,),
-        "response_format": ({"type": "text"},),
         "modalities": (["text"],),
         "audio": (),
         "moderation": (),

@@ -19,6 +19,7 @@ from server.requests.cache_diagnosis import CacheDiagnosis
 from server.requests.facts import LIMITS
 from server.requests.sampling import SamplingParams
 from server.requests.timing import TimingReport
+from server.structured.body import StructuredBody
 
 Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 
@@ -84,7 +85,7 @@ class StreamOptions(Body):
     )
 
 
-class GenerationBody(Body):
+class GenerationBody(StructuredBody):
     """Fields of both endpoints. null is the same as leaving a field out, unless its description differs."""
 
     bounds: ClassVar[Bounds] = {

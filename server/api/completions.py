@@ -46,7 +46,7 @@ Prompts = Annotated[
 
 
 class CompletionRequest(GenerationBody):
-    unsupported = {**UNSUPPORTED, "response_format": ({"type": "text"},)}
+    unsupported = UNSUPPORTED
     meaningless = MEANINGLESS
     stand_ins = {"prompt": "-"}
 

@@ -11,12 +11,14 @@ from typing import Any
 
 import msgspec
 
+from engine_core.client.add_options import AddOptions
 from engine_core.client.client import EngineClient
 from engine_core.engine_processes import EngineProcesses, start_engines
 from engine_core.keeper import keep_engines
 from engine_core.protocol import Progress
 from server.errors import ApiError, Unavailable
 from server.frontend import Frontend
+from server.grammars import as_grammar
 from server.metrics import Metrics
 from server.offline.engine_args import EngineArgs
 from server.offline.output_builder import OutputBuilder, tokens_per_output
@@ -107,14 +109,16 @@ class AsyncLLM:
         require_task(GENERATE, frontend.facts.tasks)
         tokens = await _encode(read, frontend)
         name = uuid.uuid4().hex if request_id is None else request_id
+        options: AddOptions = {"priority": priority, "salt": read.salt}
+        if (asked := sampling_params.asked_form()) is not None:
+            options["grammar"] = as_grammar(await frontend.grammars.prove(asked))
         deltas = frontend.generate(
             tokens,
             sampling_params,
-            priority=priority,
-            salt=read.salt,
             interval=tokens_per_output(sampling_params, self.config.stream_interval),
             request_id=name,
             replica=data_parallel_rank,
+            **options,
         )
         text = read.text if prompt_text is None else prompt_text
         builder = OutputBuilder(name, text, tokens, sampling_params, frontend.tokenizer)
@@ -261,6 +265,7 @@ class Connection:
         if not self._loop.is_closed():
             self._watch.cancel()
             self._start.cancel()
+        self.frontend.grammars.stop()
         self.client.fail(_SHUT_DOWN)
         self.client.close()
 

@@ -9,6 +9,7 @@ from typing import Any
 from engine_core.engine import Engine
 from engine_core.protocol import Add, Admitted, Alone, Standing, Tokens
 from server.offline.engine_args import EngineArgs
+from server.offline.forms import Forms
 from server.offline.pooling import read_items
 from server.offline.prompts import Prompt, PromptLike, encode_prompts, read_prompt
 from server.offline.requests import EngineRequest, GenerationRequest, Output, PoolingRequest
@@ -42,6 +43,7 @@ class LLMEngine:
         self._folder = Path(self._engine.ready.folder)
         self.tokenizer = open_tokenizer(self.config, self._folder)
         self.facts = find_facts(self.config, self._engine.ready, self._folder, self.tokenizer)
+        self._forms = Forms(self._engine, self.facts, self.tokenizer)
         self._transformers_tokenizer: Any = None
         self._last_id = 0
         self._running: dict[int, tuple[EngineRequest, int]] = {}
@@ -145,6 +147,7 @@ class LLMEngine:
                     self.tokenizer,
                     kind=kind,
                     least_interval=self.config.stream_interval,
+                    grammar=self._forms.grammar(asked) if (asked := sampling.asked_form()) else None,
                 )
             )
         return requests
@@ -166,6 +169,7 @@ class LLMEngine:
                 salt=salt,
                 group=group,
                 times_each=request.may_end_early,
+                grammar=request.grammar,
             )
             self._engine.add(_CLIENT, add)
 

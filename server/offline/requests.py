@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from engine_core.protocol import Failed, Pooled, Tokens
+from engine_core.protocol import Failed, Grammar, Pooled, Tokens
 from server.errors import ApiError, from_engine
 from server.offline.output_builder import OutputBuilder, tokens_per_output
 from server.offline.outputs import PoolingOutput, PoolingRequestOutput, RequestMetrics, RequestOutput
@@ -32,6 +32,8 @@ class EngineRequest(Protocol):
     params: Sequence[Sampling | Pooling]
     may_end_early: bool
     """Whether a stop string may end a sequence, which the engine cannot see."""
+    grammar: Grammar | None
+    """The language of the answers, if they have one."""
 
     @property
     def finished(self) -> bool: ...
@@ -59,6 +61,7 @@ class GenerationRequest:
         *,
         kind: RequestOutputKind | None = None,
         least_interval: int = 1,
+        grammar: Grammar | None = None,
     ) -> None:
         """Raises BadRequest. `kind` overrides the kind of the parameters."""
         self.request_id = request_id
@@ -66,6 +69,7 @@ class GenerationRequest:
         self.params: Sequence[Sampling | Pooling] = sampling.resolve(facts, tokenizer, len(tokens))
         self._builder = OutputBuilder(request_id, prompt, tokens, sampling, tokenizer, kind)
         self.may_end_early = bool(sampling.stop)
+        self.grammar = grammar
         self._error: ApiError | None = None
         interval = tokens_per_output(sampling, least_interval, kind)
         self._texts = [
@@ -108,6 +112,7 @@ class PoolingRequest:
         self.tokens = unpack(item.tokens)
         self.params: Sequence[Sampling | Pooling] = [item.params]
         self.may_end_early = False
+        self.grammar: Grammar | None = None
         self.finished = False
         self.vectors = _NOTHING
         self._cached = 0

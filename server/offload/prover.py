@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from server.errors import Overloaded, Unavailable
+from server.errors import BadRequest, Overloaded, Unavailable
 from server.offload.proving import Proof, ProverSetup, Question
 from server.offload.question import AnsweringProcess, CannotStart, Ended
 from server.offload.refused import Refusal, Refused, refused
@@ -29,6 +29,7 @@ MOST_KEPT, MOST_BYTES_KEPT = 1024, 16 << 20
 MOST_WAITING = 64
 """The most grammars that are proved or wait for it."""
 
+_NO_TEXT = "What is asked of the answer contains half of a surrogate pair, which is no character."
 _BUSY = "The server is reading as many grammars as it can. Try again later."
 _TOO_SLOW = "What is asked of the answer takes more than {:g} seconds to compile."
 _TOO_LARGE = "What is asked of the answer takes more memory to compile than it may."
@@ -74,7 +75,10 @@ class Prover:
 
     async def prove(self, asked: Question) -> Built:
         """The grammar of what is asked. Raises the error with which the request ends."""
-        data = msgspec.msgpack.encode(asked)
+        try:
+            data = msgspec.msgpack.encode(asked)
+        except UnicodeEncodeError:
+            raise BadRequest(_NO_TEXT, asked.field) from None
         if len(data) > LONGEST:
             raise too_complex(f"What is asked of the answer may take {LONGEST} bytes at most.", asked.field)
         digest = hashlib.sha256(data).digest()
@@ -85,10 +89,9 @@ class Prover:
             raise Refusal(proof)
         return proof
 
-    async def close(self) -> None:
+    def kill(self) -> None:
         """Ends the process."""
-        async with self._free:
-            await self._process.close()
+        self._process.kill()
 
     def _known(self, digest: bytes) -> Proof | None:
         if (kept := self._kept.get(digest)) is None:

@@ -74,6 +74,12 @@ class AnsweringProcess:
         if self._process is not None:
             await self._end(self._process)
 
+    def kill(self) -> None:
+        """Ends the process at once, also where no event loop runs any more."""
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
+
     async def _running(self) -> _Running:
         if self._process is not None and self._process.has_ended:
             await self._end(self._process)
@@ -128,6 +134,11 @@ class _Running:
             await self._loop.sock_sendall(self._connection, len(data).to_bytes(LENGTH_BYTES, "little"))
             await self._loop.sock_sendall(self._connection, data)
         return await self.receive()
+
+    def kill(self) -> None:
+        self._connection.close()
+        self._child.kill()
+        self._child.wait()
 
     async def end(self, seconds: float) -> int:
         """Kills the process, unless it ends by itself in so many seconds, and returns its exit code."""

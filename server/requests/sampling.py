@@ -18,6 +18,7 @@ import msgspec
 from server.errors import BadRequest, invalid, too_many
 from server.requests.facts import Facts
 from server.requests.unsupported import UnsupportedSampling
+from server.structured.params import Asked, StructuredOutputsParams
 from worker.protocol import Sampling
 
 if TYPE_CHECKING:
@@ -69,6 +70,8 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
     bad_words: list[str] | None = []
     logit_bias: dict[int, float] | None = {}
     allowed_token_ids: list[int] | None = None
+    structured_outputs: StructuredOutputsParams | None = None
+    """The form of the answers of `LLM`, `LLMEngine` and `AsyncLLM`. HTTP has fields of its own for it."""
     logprobs: int | None = None
     """How many of the most likely tokens to report beside the chosen one; -1 is the whole vocabulary."""
     prompt_logprobs: int | None = None
@@ -86,6 +89,16 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
     @property
     def stop_strings(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+    def asked_form(self) -> Asked | None:
+        """What is asked of the form of the answers, if anything is. Raises BadRequest."""
+        if (params := self.structured_outputs) is None:
+            return None
+        if not isinstance(params, StructuredOutputsParams):
+            raise BadRequest("structured_outputs takes StructuredOutputsParams(...).", "structured_outputs")
+        asked = Asked(params, "structured_outputs")
+        asked.constraint()
+        return asked
 
     def clone(self) -> SamplingParams:
         return deepcopy(self)

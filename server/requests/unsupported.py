@@ -22,7 +22,6 @@ class Unsupported(msgspec.Struct, kw_only=True):
 
 class UnsupportedSampling(Unsupported, kw_only=True):
     best_of: object = None
-    structured_outputs: object = None
     guided_decoding: object = None
     logits_processors: object = None
     extra_args: object = None

@@ -25,9 +25,12 @@ from server.http.sse import Chunks, EventStream
 from server.reading.table import COMPLETION
 from server.routes.generation import GENERATES, Job, admit_answers, answer, config_of, frontend_of
 from server.routes.read import read
+from server.structured.forms import Form, form_of, with_warnings
 from worker.protocol import TokenLogprobs
 
 router = APIRouter(route_class=Endpoint, tags=["generate"])
+
+_NO_FORM = Form()
 
 
 @router.post("/v1/completions", dependencies=GENERATES)
@@ -37,17 +40,25 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     prompts = await read(request, body, COMPLETION)
     sampling = body.to_sampling()
     admission = admit_answers(request, len(prompts), sampling.n)
-    job = Job(request, body, sampling, prompts, "cmpl-", admission, counts_output=not body.scores_only)
+    asked = body.asked_form()
+    form = _NO_FORM if asked is None else await form_of(frontend_of(request), asked)
+    job = Job(
+        *(request, body, sampling, prompts, "cmpl-", admission),
+        counts_output=not body.scores_only,
+        bounds=form.bounds,
+    )
     if body.stream:
         silence = config_of(request).sse_keep_alive_interval
-        return EventStream(
+        response: Response = EventStream(
             _events(job, body),
             silence,
             job.times.expected_header,
             on_flow=job.set_paused,
             tell_wait=job.tell_wait,
         )
-    return await answer(request, _whole(job, body))
+    else:
+        response = await answer(request, _whole(job, body))
+    return with_warnings(response, form.warnings) if form.warnings else response
 
 
 async def _whole(job: Job, body: CompletionRequest) -> Completion:

@@ -60,7 +60,7 @@ def build(asked: Asked, tokens: Mapping[str, int]) -> Built:
 
 def _built(asked: Asked, tokens: Mapping[str, int], *, lenient: bool) -> Built:
     params, field = asked.params, asked.field
-    match asked.constraint:
+    match asked.constraint():
         case "json":
             return Built("json", json.dumps(_schema(params.json, asked, lenient=lenient), ensure_ascii=False))
         case "json_object":
@@ -146,7 +146,7 @@ def _refused(asked: Asked, error: str) -> BadRequest:
             "rest enforced without `strict`.",
             asked.field,
         )
-    what = "The JSON schema" if asked.constraint == "json" else f"`{asked.constraint}`"
+    what = "The JSON schema" if asked.constraint() == "json" else f"`{asked.constraint()}`"
     return BadRequest(f"{what} cannot be used: {_in_a_line(error)}", asked.field)
 
 

@@ -12,7 +12,9 @@ CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_
 """The fields of which one says what an answer shall be; the others say how."""
 
 
-class StructuredOutputsParams(msgspec.Struct, kw_only=True, repr_omit_defaults=True, omit_defaults=True):
+class StructuredOutputsParams(
+    msgspec.Struct, kw_only=True, repr_omit_defaults=True, omit_defaults=True, forbid_unknown_fields=True
+):
     """The form that an answer shall have: exactly one of the first six. Names and meanings are vLLM's."""
 
     json: str | dict[str, Any] | bool | None = None
@@ -52,9 +54,8 @@ class Asked(msgspec.Struct, frozen=True, tag=True):
     strict: bool = False
     """Whether a request is refused of which not all can be enforced."""
 
-    @property
     def constraint(self) -> str:
-        """The one constraint. Raises BadRequest if there is none, or more than one."""
+        """The name of the one constraint. Raises BadRequest if there is none, or more than one."""
         names = self.params.asked()
         if len(names) > 1:
             raise BadRequest(

@@ -44,6 +44,8 @@ _NEUTRAL: Mapping[str, object] = {
 }
 """Values with which a keyword asks for nothing: llguidance may not know the keyword."""
 
+_DRAFTS = "//json-schema.org/draft"
+
 _OPTIONS = "x-guidance"
 """The keyword with which llguidance is told how to work, which is for us to say."""
 
@@ -72,7 +74,7 @@ def _prepared(schema: Schema, stay_open: set[int], closed: bool | None, *, count
 
     for name, value in schema.items():
         is_neutral = name in _NEUTRAL and _same(value, _NEUTRAL[name])
-        if name == _OPTIONS or is_neutral or name in uncounted:
+        if name == _OPTIONS or is_neutral or name in uncounted or _is_foreign(name, value):
             continue
         if name in _OF_SCHEMAS or (name == "items" and isinstance(value, list)):
             value = [walk(each) for each in value] if isinstance(value, list) else value
@@ -85,6 +87,11 @@ def _prepared(schema: Schema, stay_open: set[int], closed: bool | None, *, count
         found.pop("unevaluatedProperties", None)
         found["additionalProperties"] = False
     return found
+
+
+def _is_foreign(name: str, value: object) -> bool:
+    """Whether a schema names another standard than the drafts of JSON Schema, of which nobody here knows."""
+    return name == "$schema" and not (isinstance(value, str) and _DRAFTS in value)
 
 
 def _same(value: object, neutral: object) -> bool:

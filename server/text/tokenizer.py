@@ -61,10 +61,13 @@ class Tokenizer:
         *,
         named_tokens: dict[str, str] | None = None,
         add_bos: bool = False,
+        path: str = "",
     ) -> None:
+        """`path` is the tokenizer.json from which `model` was read."""
         model.no_truncation()
         model.no_padding()
         self.chat = chat
+        self.path = path
         self._model = model
         _mark_special(model, (named_tokens or {}).values())
         added = model.get_added_tokens_decoder()
@@ -260,7 +263,9 @@ def load_tokenizer(
     except Exception as error:  # the library raises plain Exception
         raise TokenizerError(f"{path.name} of the model cannot be read: {error}") from error
     chat = make_chat(templates, named, content_format)
-    return Tokenizer(model, chat, named_tokens=named, add_bos=config.get("add_bos_token") is True)
+    return Tokenizer(
+        model, chat, named_tokens=named, add_bos=config.get("add_bos_token") is True, path=str(path)
+    )
 
 
 def _read_templates(folder: Path, config: dict[str, object]) -> dict[str, str]:

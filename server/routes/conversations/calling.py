@@ -16,9 +16,12 @@ from server.grammars import as_grammar
 from server.options.table import ServerConfig, ToolStrictLevel
 from server.reading.prompts import Conversation
 from server.reading.tool_prompt import TOLD_DIALECT
+from server.structured.forms import form_of
+from server.structured.params import Asked
 from server.text.tokenizer import Tokenizer
 
 NO_REASONING = "thinking_token_budget: it is not known how this model marks its reasoning"
+FREE_CALLS = "tools: beside a form of the answer, calls are not held to the schemas of tools"
 NO_FORM = "tools: no form of calls is known for this model, so that its answers are text"
 
 
@@ -38,6 +41,8 @@ async def plan_calls(
 ) -> Calling:
     """Raises the error that refuses the request, if a schema cannot be enforced and has to be."""
     calling = await _plan_calls(frontend, config, chat, conversation)
+    if (form := chat.asked_form()) is not None and chat.choice.mode != "required":  # or it is calls alone
+        calling = await _hold_to_form(frontend, form, chat, conversation, calling)
     if (budget := chat.thinking_budget) is None:
         return calling
     thinking = calling.format.thinking if calling.format else None
@@ -46,6 +51,20 @@ async def plan_calls(
     calls = any(map(chat.choice.allows, conversation.tools))
     bound = _budget(frontend.tokenizer, calling.format, budget, conversation.end, calls=calls)
     return replace(calling, bounds={**calling.bounds, "thinking": bound})
+
+
+async def _hold_to_form(
+    frontend: Frontend, asked: Asked, chat: ChatRequest, conversation: Conversation, calling: Calling
+) -> Calling:
+    """The same with the form that is asked of the answer, which a call may take the place of."""
+    calls = any(map(chat.choice.allows, conversation.tools))
+    form = await form_of(frontend, asked, calling.format, conversation.end, calls=calls)
+    freed = [FREE_CALLS] if "grammar" in calling.bounds else []
+    return replace(
+        calling,
+        bounds={**calling.bounds, **form.bounds},
+        warnings=[*calling.warnings, *form.warnings, *freed],
+    )
 
 
 async def _plan_calls(

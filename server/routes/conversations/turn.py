@@ -5,7 +5,6 @@ The APIs differ in how they write a conversation and its answer. What is between
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -23,9 +22,7 @@ from server.reading.table import Reading
 from server.routes.conversations.calling import plan_calls
 from server.routes.generation import Job, admit_answers, config_of, frontend_of
 from server.routes.read import read
-
-_UNQUOTABLE = re.compile(r'[^ -~]|["\\]')
-"""Characters that a quoted text of a header cannot have."""
+from server.structured.forms import with_warnings
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +67,7 @@ class Turn:
 
     def warn(self, response: Response) -> Response:
         """The answer, with headers that say what of the request has no effect."""
-        for warning in (*self.conversation.warnings, *self.warnings):
-            response.headers.append("Warning", f'299 - "{_UNQUOTABLE.sub("?", warning)}"')
-        return response
+        return with_warnings(response, (*self.conversation.warnings, *self.warnings))
 
 
 class TurnParts:

@@ -52,8 +52,6 @@ def test_an_unsupported_field_may_ask_for_nothing(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("response_format", {"type": "json_object"}),
-        ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}),
         ("modalities", ["text", "audio"]),
         ("audio", {"voice": "alloy"}),
         ("functions", [{"name": "f"}]),

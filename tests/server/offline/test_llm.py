@@ -157,8 +157,6 @@ def test_unknown_and_unsupported_arguments(llm: LLM):
         llm.embed("a", task="embed")  # pyright: ignore[reportCallIssue]
     with pytest.raises(TypeError, match="'multi_modal_data' is not supported"):
         llm.generate({"prompt": "a", "multi_modal_data": {"image": 1}})
-    with pytest.raises(BadRequest, match="structured_outputs is not supported yet"):
-        llm.generate("a", SamplingParams(structured_outputs={"regex": "a"}))
     assert llm.generate("a", GREEDY, use_tqdm=False, lora_request=None)
 
 

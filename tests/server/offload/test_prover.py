@@ -31,7 +31,7 @@ async def a_prover(**limits: Any) -> AsyncIterator[Prover]:
         async with asyncio.timeout(120):
             yield prover
     finally:
-        await prover.close()
+        prover.kill()
 
 
 async def refusal(prover: Prover, one: Asked) -> ApiError:

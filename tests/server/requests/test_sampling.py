@@ -218,16 +218,14 @@ def test_null_and_a_single_stop_string_are_accepted() -> None:
 
 
 def test_what_vllm_has_and_we_do_not_is_refused_by_name() -> None:
-    assert refused(structured_outputs={"regex": "a"}).message.startswith(
-        "SamplingParams: structured_outputs is not supported yet."
-    )
-    resolved(structured_outputs=None, extra_args={}, flat_logprobs=False)
+    assert refused(extra_args={"a": 1}).message.startswith("SamplingParams: extra_args is not supported yet.")
+    resolved(guided_decoding=None, extra_args={}, flat_logprobs=False)
 
 
 def test_parameters_can_be_changed_and_copied() -> None:
     params = SamplingParams(stop=["a"], temperature=0)
     other = params.clone()
-    other.stop, other.structured_outputs = "b", object()
+    other.stop, other.extra_args = "b", object()
     assert params == SamplingParams(stop=["a"], temperature=0)
-    with pytest.raises(BadRequest, match="structured_outputs"):
+    with pytest.raises(BadRequest, match="extra_args"):
         other.resolve(FACTS, TOKENIZER, 10)

@@ -98,6 +98,12 @@ def test_options_of_the_grammar_engine_and_neutral_keywords_are_dropped() -> Non
     assert prepared({"uniqueItems": True, "minItems": 1}) == {"uniqueItems": True, "minItems": 1}
 
 
+def test_an_unknown_standard_is_not_looked_for() -> None:
+    known = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+    assert prepared(known) == known
+    assert prepared({"$schema": "my own", "type": "null"}) == {"type": "null"}
+
+
 def test_nothing_is_fetched_from_elsewhere() -> None:
     for reference in ("other.json", "https://example.com/s", 3):
         with pytest.raises(BadRequest, match="must refer to a place in it"):

@@ -1,0 +1,169 @@
+"""Answers of models that write at random: whatever ends with `stop` is what was asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+import jsonschema
+import openai
+import pydantic
+import pytest
+from live import LiveServer, serving
+from schemas import SCHEMAS, Schema
+from tiny import tiny_checkpoint
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+DRAWS: list[dict[str, Any]] = [
+    {"temperature": 0},
+    {"temperature": 1.5, "seed": 7},
+    {"temperature": 1, "seed": 3, "n": 3, "logprobs": True, "top_logprobs": 2},
+    {"temperature": 1, "seed": 5, "presence_penalty": 1.5, "min_tokens": 3, "stop": ["~~"]},
+]
+
+
+@pytest.fixture(scope="module")
+def random_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint("LlamaForCausalLM", tmp_path_factory.mktemp("models") / "llama")
+
+
+@pytest.fixture(scope="module", params=["a tiny cache", "two ranks"])
+def server(random_model: Path, request: pytest.FixtureRequest) -> Iterator[LiveServer]:
+    flags = {
+        "a tiny cache": ("--num-gpu-blocks-override", "70", "--block-size", "16", "--max-num-seqs", "16"),
+        "two ranks": ("--tensor-parallel-size", "2", "--kv-cache-memory-bytes", "16M"),
+    }
+    with serving(str(random_model), "--dtype", "float32", *flags[request.param]) as live:
+        yield live
+
+
+def body_of(schema: Schema, **more: Any) -> dict[str, Any]:
+    named = {"name": "answer", "schema": schema}
+    form = {"type": "json_schema", "json_schema": named}
+    return {"messages": MESSAGES, "max_tokens": 250, "response_format": form, **more}
+
+
+def streamed(server: LiveServer, body: dict[str, Any]) -> list[tuple[str, str | None]]:
+    """The text of each choice of a stream, and how it ended."""
+    texts, ends = [""] * body.get("n", 1), [None] * body.get("n", 1)
+    with httpx.stream(
+        "POST", f"{server.url}/v1/chat/completions", json={**body, "stream": True}, timeout=150
+    ) as got:
+        assert got.status_code == 200
+        for line in got.iter_lines():
+            if line.startswith("data: {"):
+                for choice in json.loads(line[6:])["choices"]:
+                    texts[choice["index"]] += choice["delta"].get("content") or ""
+                    ends[choice["index"]] = choice["finish_reason"] or ends[choice["index"]]
+    return list(zip(texts, ends, strict=True))
+
+
+def whole(server: LiveServer, body: dict[str, Any]) -> list[tuple[str, str | None]]:
+    answer = server.post("/v1/chat/completions", body, timeout=150)
+    assert answer.status_code == 200, answer.text
+    return [(choice["message"]["content"], choice["finish_reason"]) for choice in answer.json()["choices"]]
+
+
+def test_answers_validate(server: LiveServer) -> None:
+    asked = [
+        (schema, (whole, streamed)[(row + column) % 2], body_of(schema, **draw))
+        for row, schema in enumerate(SCHEMAS.values())
+        for column, draw in enumerate(DRAWS)
+    ]
+
+    def check(one: tuple[Schema, Callable[..., Any], dict[str, Any]]) -> int:
+        schema, ask, body = one
+        ended = [text for text, end in ask(server, body) if end == "stop"]
+        for text in ended:
+            if "~~" not in text:
+                jsonschema.Draft202012Validator(schema).validate(json.loads(text))
+        return len(ended)
+
+    with ThreadPoolExecutor(12) as threads:
+        ended = sum(threads.map(check, asked))
+    assert ended > len(asked) // 2  # most come to an end
+
+
+def test_a_seed_repeats_the_answer_streamed_and_whole(server: LiveServer) -> None:
+    body = body_of(SCHEMAS["object"], temperature=1, seed=11, n=2)
+    assert whole(server, body) == streamed(server, body)
+
+
+HOSTILE: list[dict[str, Any]] = [
+    {"json": {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(5000)}}},
+    {"json": {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(1000)}}},
+    {"json": {"type": "array", "minItems": 10**9}},
+    {"json": {"type": "string", "minLength": 10**6}},
+    {"json": {"type": "string", "maxLength": 4096}},
+    {"json": {"enum": [str(number) for number in range(100_000)]}},
+    {"choice": [str(number) for number in range(100_000)]},
+    {"choice": [f"choice {number}" for number in range(1024)]},
+    {"json": {"not": {}}},
+    {"json": {"$ref": "#"}},
+    {"json": {"type": "integer", "minimum": 3, "maximum": 2}},
+    {"json": {"allOf": [{"anyOf": [{"enum": [f"{i}{j}"]} for j in range(8)]} for i in range(8)]}},
+    {"json": {"oneOf": [{"type": "object", "properties": {f"a{n}": {}}} for n in range(200)]}},
+    {"regex": "((a{1,100}){1,100}){1,100}"},
+    {"regex": ".{1,4000}x.{1,4000}"},
+    {"regex": "(a+)+b"},
+    {"regex": "(a?){200}a{200}"},
+    {"regex": "((a{1,1000}){1,1000}){1,1000}"},
+    {"regex": ""},
+    {"grammar": "root ::= " + "(" * 30_000 + '"a"' + ")" * 30_000},
+    {"grammar": "root ::= root root"},
+    {"grammar": 'start: x\nx: x x | "a"'},
+    {"structural_tag": {"format": {"type": "sequence", "elements": []}}},
+    {"json": {"type": "string", "pattern": "\ud800"}},
+]
+
+
+def test_hostile_grammars_end_soon_and_harm_nobody(server: LiveServer) -> None:
+    first = {"prompt": "a", "structured_outputs": {"regex": "a"}}
+    assert server.post("/v1/completions", first).status_code == 200
+    for hostile in HOSTILE:
+        body = json.dumps({"prompt": "a", "max_tokens": 20, "structured_outputs": hostile})
+        answer = httpx.post(
+            f"{server.url}/v1/completions",
+            content=body,
+            timeout=60,
+            headers={"content-type": "application/json"},
+        )
+        assert answer.status_code in (200, 400), (str(hostile)[:80], answer.text)
+        if answer.status_code == 400:
+            error = answer.json()["error"]
+            assert error["message"] and "\n" not in error["message"] and len(error["message"]) <= 1000
+    assert server.post("/v1/completions", first).json()["choices"][0]["text"] == "a"
+
+
+def test_the_sdk_parses_an_answer(server: LiveServer) -> None:
+    class Answer(pydantic.BaseModel):
+        ok: bool
+        count: Literal[1, 2] | None
+
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0) as client:
+        name = client.models.list().data[0].id
+        parsed = client.chat.completions.parse(
+            model=name,
+            messages=MESSAGES,
+            response_format=Answer,
+            temperature=0,
+            max_tokens=300,  # pyright: ignore
+        )
+        assert (
+            isinstance(parsed.choices[0].message.parsed, Answer)
+            or parsed.choices[0].finish_reason == "length"
+        )
+
+
+def test_what_is_not_enforced_stands_in_a_header(server: LiveServer) -> None:
+    schema = {"type": "array", "items": {"type": "boolean"}, "maxItems": 2, "uniqueItems": True}
+    answer = server.post("/v1/chat/completions", body_of(schema))
+    assert answer.headers["warning"] == '299 - "response_format: not enforced: uniqueItems"'
+    strict = body_of(schema)
+    strict["response_format"]["json_schema"]["strict"] = True
+    refused = server.post("/v1/chat/completions", strict)
+    assert refused.status_code == 400 and "`uniqueItems`" in refused.json()["error"]["message"]
