@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, PlainValidator, model_validator
 
 from server.api.chat import ChatRequest
-from server.api.common import NO_ENTRIES, Int64, Strings
+from server.api.common import NO_ENTRIES, Int64, Strings, Timeout
 from server.api.conversations.response_items import KEPT_NOWHERE, InputReader
 from server.api.conversations.response_tools import Tools, read_tool_choice, read_tools
 from server.api.conversations.transcript import chat_request, objects_of
@@ -49,6 +49,7 @@ PASSED = (
     "priority",
     "cache_salt",
     "request_id",
+    "timeout",
 )
 """Fields that chat completions has under the same name."""
 
@@ -152,6 +153,7 @@ class ResponsesRequest(Body):
     priority: Int64 | None = None
     cache_salt: Text | None = None
     request_id: str | None = None
+    timeout: Timeout = None
 
     @model_validator(mode="after")
     def check_response(self) -> Self:

@@ -19,6 +19,7 @@ from server.options.access import AccessOptions
 CALLS: dict[str, Any] = {
     "/v1/completions": {"prompt": "hi", "max_tokens": 2},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2},
+    "/v1/responses": {"input": "hi", "max_output_tokens": 20},
     "/v1/embeddings": {"input": "hi"},
     "/embed": {"inputs": "hi"},
 }
