@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
-from server.answers.parts import Arguments, CallBegun, Part, Reasoning, Text
+from server.answers.parts import Arguments, CallBegun, CallEnded, Part, Reasoning, Text
 from server.answers.reader import AnswerReader
-from server.api.chat import ChatDelta, FunctionDelta, ToolCallDelta
+from server.api.chat import ChatDelta, CustomDelta, FunctionDelta, ToolCallDelta
+from server.api.conversations.custom_tools import input_of
 from server.options.table import ReasoningField
 
 _ALPHANUMERIC = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -26,8 +28,13 @@ class MessageReader:
         new_id: Callable[[], str],
         reasoning_field: ReasoningField,
         include_reasoning: bool,
+        custom_tools: Collection[str] = (),
     ) -> None:
         self.has_calls = False
+        self._custom = custom_tools
+        self._input: str | None = None
+        """The arguments so far of the call of a custom tool that is being read."""
+        self._calls = 0
         self._reader = reader
         self._new_id = new_id
         self._field = reasoning_field
@@ -46,6 +53,8 @@ class MessageReader:
         calls: list[ToolCallDelta] = []
         for part in parts:
             self._add(part, delta, calls)
+        if ended:
+            self._end_custom(self._calls - 1, calls)
         if calls:
             delta.tool_calls = calls
             self.has_calls = True
@@ -64,16 +73,42 @@ class MessageReader:
                 if self._field != "reasoning":
                     delta.reasoning_content = so_far
             case CallBegun(index, name, id):
-                function = FunctionDelta(name=name, arguments="")
-                calls.append(
-                    ToolCallDelta(index=index, id=id or self._new_id(), type="function", function=function)
-                )
+                calls.append(self._begin(index, name, id or self._new_id()))
             case Arguments(index, text):
+                if self._input is not None:
+                    self._input += text
+                    return
                 if not calls or calls[-1].index != index:
                     calls.append(ToolCallDelta(index=index, function=FunctionDelta(arguments="")))
-                calls[-1].function.arguments += text
+                calls[-1] = _extended(calls[-1], text)
+            case CallEnded(index):
+                self._end_custom(index, calls)
             case _:
                 pass
+
+    def _begin(self, index: int, name: str, id: str) -> ToolCallDelta:
+        self._calls = index + 1
+        if name in self._custom:
+            self._input = ""
+            return ToolCallDelta(index=index, id=id, type="custom", custom=CustomDelta(name=name))
+        return ToolCallDelta(index=index, id=id, type="function", function=FunctionDelta(name=name))
+
+    def _end_custom(self, index: int, calls: list[ToolCallDelta]) -> None:
+        """Pass the input of a custom tool on, which is whole now, or has broken off."""
+        if self._input is None:
+            return
+        text, self._input = input_of(self._input), None
+        if calls and calls[-1].index == index and not isinstance(calls[-1].custom, UnsetType):
+            calls[-1].custom.input = text
+        else:
+            calls.append(ToolCallDelta(index=index, custom=CustomDelta(input=text)))
+
+
+def _extended(call: ToolCallDelta, arguments: str) -> ToolCallDelta:
+    """The same call with more of its arguments."""
+    if not isinstance(call.function, UnsetType):
+        call.function.arguments += arguments
+    return call
 
 
 def new_call_id(dialect: str) -> Callable[[], str]:
@@ -89,11 +124,20 @@ def joined_calls(deltas: Iterable[ChatDelta]) -> list[ToolCallDelta]:
     for delta in deltas:
         for call in () if isinstance(delta.tool_calls, UnsetType) else delta.tool_calls:
             if call.index == len(calls):
-                function = FunctionDelta(name=call.function.name, arguments=call.function.arguments)
-                calls.append(ToolCallDelta(index=UNSET, id=call.id, type="function", function=function))
-            else:
-                calls[-1].function.arguments += call.function.arguments
+                calls.append(replace(_copied(call), index=UNSET))
+                continue
+            joined = calls[-1]
+            if not isinstance(call.function, UnsetType):
+                _extended(joined, call.function.arguments)
+            elif not isinstance(call.custom, UnsetType) and not isinstance(joined.custom, UnsetType):
+                joined.custom.input += call.custom.input
     return calls
+
+
+def _copied(call: ToolCallDelta) -> ToolCallDelta:
+    function = call.function if isinstance(call.function, UnsetType) else replace(call.function)
+    custom = call.custom if isinstance(call.custom, UnsetType) else replace(call.custom)
+    return replace(call, function=function, custom=custom)
 
 
 def joined_text(pieces: Sequence[str | UnsetType]) -> str | None:

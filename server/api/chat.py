@@ -115,13 +115,21 @@ class FunctionDelta(msgspec.Struct, kw_only=True):
     arguments: str = ""
 
 
+class CustomDelta(msgspec.Struct, kw_only=True):
+    """A custom tool that is called."""
+
+    name: str | UnsetType = UNSET
+    input: str = ""
+
+
 class ToolCallDelta(msgspec.Struct, kw_only=True):
     """A tool call of a message; in a stream, the beginning of one, or more of its arguments."""
 
     index: int | UnsetType = UNSET
     id: str | UnsetType = UNSET
     type: str | UnsetType = UNSET
-    function: FunctionDelta
+    function: FunctionDelta | UnsetType = UNSET
+    custom: CustomDelta | UnsetType = UNSET
 
 
 class ChatMessage(msgspec.Struct, kw_only=True):

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
+from server.api.conversations.custom_tools import call_of, function_of
 from server.api.fields import FIRST_ERROR, Body, Bounds, Flag, check_text
 from server.errors import BadRequest
 from server.requests.facts import LIMITS
@@ -81,6 +82,8 @@ class ToolCall(BaseModel):
     type: Literal["function"] = "function"
     function: FunctionCall
 
+    _of_custom = model_validator(mode="before")(call_of)
+
 
 class Message(BaseModel):
     """One message. Fields beyond these are passed to the chat template, which may know them."""
@@ -123,9 +126,12 @@ class Tool(BaseModel):
 
     type: Literal["function"] = "function"
     function: FunctionTool
+    is_custom: Flag = Field(default=False, description="Set by the server for tools of the type custom.")
+
+    _of_custom = model_validator(mode="before")(function_of)
 
     def for_template(self) -> Template:
-        return self.model_dump(exclude_none=True)
+        return self.model_dump(exclude_none=True, exclude={"is_custom"})
 
 
 def _with_contents(messages: list[Message]) -> list[Message]:

@@ -71,6 +71,8 @@ class Conversation(msgspec.Struct, frozen=True, gc=False):
     """The schema of the arguments of each tool of the request."""
     strict_tools: list[str] = []
     """The names of those to whose schema the arguments of a call have to be held."""
+    custom_tools: list[str] = []
+    """The names of those whose input is free text."""
     warnings: list[str] = []
     """Sentences on what of the request has no effect though it could have."""
 
@@ -97,6 +99,7 @@ def read_chat(body: ChatRequest, reader: Reader) -> Conversation:
         end=text[-PROMPT_END:],
         tools={each.name: NO_ARGUMENTS if each.parameters is None else each.parameters for each in functions},
         strict_tools=[each.name for each in functions if each.strict],
+        custom_tools=[tool.function.name for tool in body.tools or () if tool.is_custom],
     )
 
 

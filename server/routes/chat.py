@@ -73,6 +73,7 @@ class _Chat:
             new_id=new_call_id(self.turn.dialect),
             reasoning_field=self.reasoning_field,
             include_reasoning=self.body.include_reasoning,
+            custom_tools=self.turn.conversation.custom_tools,
         )
 
 

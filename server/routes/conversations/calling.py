@@ -122,7 +122,7 @@ def _asked_tools(
         AskedTool(
             name,
             conversation.tools[name],
-            bound=every or name in conversation.strict_tools,
+            bound=every or name in conversation.strict_tools or name in conversation.custom_tools,
             strict=name in conversation.strict_tools,
         )
         for name in names

@@ -1,0 +1,80 @@
+"""Custom tools, whose input is free text: a model calls them as functions with one string, `input`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from server.errors import BadRequest
+
+INPUT = "input"
+_SYNTAXES = ("lark", "regex")
+
+
+def function_of(tool: object) -> object:
+    """A tool of the type custom as a function; any other as it is."""
+    if not isinstance(tool, Mapping) or tool.get("type") != "custom":
+        return tool
+    custom = tool.get("custom")
+    if not isinstance(custom, Mapping):
+        raise BadRequest("A tool of the type custom should have an object `custom`.", "tools")
+    function: dict[str, Any] = {"name": custom.get("name"), "parameters": _parameters(custom.get("format"))}
+    if custom.get("description") is not None:
+        function["description"] = custom["description"]
+    return {"type": "function", "function": function, "is_custom": True}
+
+
+def call_of(call: object) -> object:
+    """An earlier call of a custom tool as a call of its function; any other as it is."""
+    if not isinstance(call, Mapping) or call.get("type") != "custom":
+        return call
+    custom = call.get("custom")
+    custom = custom if isinstance(custom, Mapping) else {}
+    arguments = json.dumps({INPUT: custom.get(INPUT, "")}, ensure_ascii=False)
+    return {
+        "id": call.get("id"),
+        "type": "function",
+        "function": {"name": custom.get("name"), "arguments": arguments},
+    }
+
+
+def input_of(arguments: str) -> str:
+    """The input in the arguments of a call, which may have broken off."""
+    try:
+        value = json.loads(arguments)
+    except ValueError:
+        return _begun(arguments)
+    found = value.get(INPUT) if isinstance(value, dict) else None
+    return found if isinstance(found, str) else arguments
+
+
+def _begun(arguments: str) -> str:
+    """The input in arguments that end within it."""
+    _, _, begun = arguments.partition(f'"{INPUT}"')
+    begun = begun.lstrip(" \n:")
+    for cut in range(6):  # an escape may be cut off, too
+        try:
+            return json.loads(begun[: len(begun) - cut] + '"') if begun else ""
+        except ValueError:
+            continue
+    return ""
+
+
+def _parameters(form: object) -> dict[str, Any]:
+    """The schema of the one argument. A regular expression is part of it; other grammars are told."""
+    text: dict[str, Any] = {"type": "string", "description": "The input as it is."}
+    if form is not None and not isinstance(form, Mapping):
+        raise BadRequest("The `format` of a custom tool should be an object.", "tools")
+    if form is not None and form.get("type") == "grammar":
+        grammar = form.get("grammar")
+        syntax = grammar.get("syntax") if isinstance(grammar, Mapping) else None
+        definition = grammar.get("definition") if isinstance(grammar, Mapping) else None
+        if syntax not in _SYNTAXES or not isinstance(definition, str):
+            raise BadRequest(
+                "The grammar of a custom tool has a `syntax`, lark or regex, and a `definition`.", "tools"
+            )
+        text["description"] += f" It follows this {syntax} grammar:\n{definition}"
+        if syntax == "regex":
+            text["pattern"] = f"^(?:{definition})$"
+    return {"type": "object", "properties": {INPUT: text}, "required": [INPUT]}

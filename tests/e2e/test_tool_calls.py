@@ -1,0 +1,97 @@
+"""Calls that are required of a model which has never seen one, through OpenAI's client and a live server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+from live import LiveServer
+
+MESSAGES: Any = [{"role": "user", "content": "How is the weather in Paris?"}]
+WEATHER = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 12},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+        "unit": {"enum": ["C", "F"]},
+        "tags": {"type": "array", "items": {"enum": ["wind", "rain"]}, "maxItems": 3},
+        "place": {"$ref": "#/$defs/place"},
+    },
+    "required": ["city", "days", "unit", "place"],
+    "additionalProperties": False,
+    "$defs": {
+        "place": {
+            "type": "object",
+            "properties": {"x": {"type": "boolean"}, "y": {"type": "null"}},
+            "required": ["x"],
+            "additionalProperties": False,
+        }
+    },
+}
+NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+SCHEMAS = {"get_weather": WEATHER, "stop": NOTHING}
+TOOLS: Any = [
+    {"type": "function", "function": {"name": name, "parameters": schema, "strict": True}}
+    for name, schema in SCHEMAS.items()
+]
+NAMED: Any = {"type": "function", "function": {"name": "get_weather"}}
+
+
+@pytest.fixture
+def client(demo: LiveServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{demo.url}/v1", api_key="unused", max_retries=0) as client:
+        yield client
+
+
+def check(name: str, arguments: str) -> None:
+    jsonschema.validate(json.loads(arguments), SCHEMAS[name])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_required_calls_are_right(client: openai.OpenAI, seed: int) -> None:
+    answer = client.chat.completions.create(
+        model="demo",
+        messages=MESSAGES,
+        tools=TOOLS,
+        tool_choice="required",
+        seed=seed,
+        n=2,
+        temperature=1.5,
+        parallel_tool_calls=bool(seed % 2),
+        max_tokens=500,
+    )
+    for choice in answer.choices:
+        calls: Any = choice.message.tool_calls
+        assert calls and (seed % 2 or len(calls) == 1)
+        assert choice.finish_reason in ("tool_calls", "length")
+        for call in calls if choice.finish_reason == "tool_calls" else calls[:-1]:
+            check(call.function.name, call.function.arguments)
+
+
+def test_a_named_call_is_streamed_as_it_is_answered(client: openai.OpenAI) -> None:
+    body: Any = {
+        "model": "demo",
+        "messages": MESSAGES,
+        "tools": TOOLS,
+        "tool_choice": NAMED,
+        "temperature": 0,
+    }
+    whole = client.chat.completions.create(**body, max_tokens=500).choices[0]
+    with client.chat.completions.stream(**body, max_tokens=500) as stream:
+        final = stream.get_final_completion().choices[0]
+    assert whole.finish_reason == final.finish_reason == "stop"
+    (first,), (second,) = whole.message.tool_calls or [], final.message.tool_calls or []
+    assert first.type == second.type == "function" and first.function.name == "get_weather"
+    assert second.function.arguments == first.function.arguments
+    check("get_weather", first.function.arguments)
+
+
+def test_a_schema_that_cannot_be_enforced_is_refused(client: openai.OpenAI) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "array", "contains": {"type": "integer"}}}}
+    tools: Any = [{"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}]
+    with pytest.raises(openai.BadRequestError, match="contains"):
+        client.chat.completions.create(model="demo", messages=MESSAGES, tools=tools, tool_choice="required")
