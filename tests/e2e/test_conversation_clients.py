@@ -102,6 +102,16 @@ def test_messages_end_at_a_stop_sequence(claude: anthropic.Anthropic) -> None:
     assert claude.messages.create(model="demo", max_tokens=2, messages=MESSAGES).stop_reason == "max_tokens"
 
 
+def test_long_conversations_are_counted(client: openai.OpenAI, claude: anthropic.Anthropic) -> None:
+    long = "word " * 20000  # a helper process reads it
+    messages: Any = [{"role": "user", "content": long}]
+    counted = claude.messages.count_tokens(model="demo", messages=messages).input_tokens
+    assert counted > 20000
+    path = "/responses/input_tokens"
+    other: Any = client.post(path, cast_to=object, body={"model": "demo", "input": long})
+    assert other["input_tokens"] == counted
+
+
 def test_errors_are_the_clients_own(client: openai.OpenAI, claude: anthropic.Anthropic) -> None:
     with pytest.raises(openai.NotFoundError, match="does not exist"):
         client.responses.create(model="other", input="hi")

@@ -26,29 +26,36 @@ class Transcript:
     """Collects messages in the form of chat completions."""
 
     def __init__(self) -> None:
-        self.messages: list[dict[str, Any]] = []
+        self._messages: list[dict[str, Any]] = []
         self._turn: dict[str, Any] | None = None
         """The assistant's message that is being collected."""
+        self._thoughts: list[str] = []
+        """The reasoning of that message so far."""
         self._names: dict[str, str] = {}
         """The name of the tool that each call has called."""
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The messages so far."""
+        self._end_turn()
+        return self._messages
 
     def say(self, role: str, content: Content) -> None:
         """Add a message, or what the assistant says in its turn."""
         if role != "assistant":
-            self._turn = None
-            self.messages.append({"role": role, "content": content})
+            self._end_turn()
+            self._messages.append({"role": role, "content": content})
             return
-        if self._turn is not None and ("content" in self._turn or "tool_calls" in self._turn):
-            self._turn = None  # text behind text, or behind calls, belongs to a message of its own
+        if self._has_spoken():
+            self._end_turn()  # text behind text, or behind calls, belongs to a message of its own
         self._assistant()["content"] = content
 
     def think(self, text: str) -> None:
         """Add reasoning, which comes before the rest of a turn."""
-        if self._turn is not None and ("content" in self._turn or "tool_calls" in self._turn):
-            self._turn = None
-        turn = self._assistant()
-        # Templates read one name or the other.
-        turn["reasoning_content"] = turn["reasoning"] = turn.get("reasoning", "") + text
+        if self._has_spoken():
+            self._end_turn()
+        self._assistant()
+        self._thoughts.append(text)
 
     def call(self, id: str, name: str, arguments: object) -> None:
         """Add a call to the assistant's turn."""
@@ -62,16 +69,26 @@ class Transcript:
         """Add what the tool of a call has answered. `where` names the place for the error message."""
         if id not in self._names:
             raise BadRequest(f"{where}: there is no call with the id {id[:64]!r} before its result.", where)
-        self._turn = None
-        self.messages.append(
+        self._end_turn()
+        self._messages.append(
             {"role": "tool", "tool_call_id": id, "name": self._names[id], "content": content}
         )
 
     def _assistant(self) -> dict[str, Any]:
         if self._turn is None:
             self._turn = {"role": "assistant"}
-            self.messages.append(self._turn)
+            self._messages.append(self._turn)
         return self._turn
+
+    def _has_spoken(self) -> bool:
+        return self._turn is not None and ("content" in self._turn or "tool_calls" in self._turn)
+
+    def _end_turn(self) -> None:
+        if self._turn is not None and self._thoughts:
+            # Templates read one name or the other.
+            self._turn["reasoning_content"] = self._turn["reasoning"] = "".join(self._thoughts)
+        self._turn = None
+        self._thoughts.clear()
 
 
 def chat_request(asked: Mapping[str, Any]) -> ChatRequest:

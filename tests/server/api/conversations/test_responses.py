@@ -250,3 +250,9 @@ def test_a_wrong_type_is_named() -> None:
         parsed(tools=["a", "b"])
     [error] = refused.value.errors()
     assert error["loc"] == ("tools", 0)
+
+
+def test_reasoning_in_many_items_is_joined_once() -> None:
+    item = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "x" * 300}]}
+    said = messages(*[item] * 8000, {"role": "user", "content": "a"})
+    assert len(said) == 2 and said[0]["reasoning"] == "x" * 300 * 8000
