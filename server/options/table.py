@@ -1,4 +1,4 @@
-"""The one table of options, and the only reader of the environment but for cache folders
+"""The one table of options, and the only reader of the environment but for what the system says there
 (`worker.host.machine`).
 
 Each option is a field of a frozen struct, here, in `engine_core.config` or in `worker.options`. The command

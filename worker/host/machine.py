@@ -1,4 +1,5 @@
-"""Processor cores, memory and a folder for caches that this process may use, within the limits of containers.
+"""Processor cores, memory and a folder for caches that this process may use, within the limits of containers;
+and what the variables of the environment say of the system around it.
 
 This module imports no torch.
 """
