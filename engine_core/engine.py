@@ -306,7 +306,7 @@ class Engine:
         """Tell the bounds of each step, in order, that waits for no sample of an earlier one."""
         while self._unbound:
             failed: OutputsByClient = {}
-            bounds = self._scheduler.bounds(self._unbound[0], failed, _give_way)
+            bounds = self._scheduler.bounds(self._unbound[0], failed)
             if bounds is None:
                 return
             self._unbound.popleft()
@@ -317,15 +317,6 @@ class Engine:
         """Keep outputs until the next call of `step`, or its end."""
         for client, new in outputs.items():
             self._outputs.setdefault(client, []).extend(new)
-
-
-def _give_way() -> None:
-    """Let the worker's thread have the interpreter's lock, if it wants it.
-
-    It needs it to lay out the next step. Without this it would stand still until all bounds are made, instead
-    of computing meanwhile.
-    """
-    time.sleep(0)
 
 
 def is_short_of_memory(error: Exception) -> bool:

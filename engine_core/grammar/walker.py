@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 
-import numpy as np
 from llguidance import LLMatcher
 
 from engine_core.protocol import Grammar
@@ -55,7 +54,7 @@ class GrammarWalker:
         bits = self._matcher.compute_bitmask()
         if self._matcher.is_error():
             raise self._error(self._matcher, self._count + 1)
-        return smallest_bound(bits, self._vocab_size)
+        return bound_of(bits, self._vocab_size)
 
     def _listen(self, token: int) -> None:
         """Wake up if this token completes a sequence that wakes."""
@@ -82,32 +81,13 @@ class GrammarWalker:
         )
 
 
-def smallest_bound(bits: bytes, size: int) -> Bound:
-    """The allowed tokens of a vocabulary of `size`, of which `bits` has one bit each, in the smallest form.
-
-    Bits beyond the vocabulary are dropped.
-    """
-    words = np.frombuffer(bits, dtype="<u4")[: -(-size // 32)]
-    if rest := size % 32:
-        words = words.copy()
-        words[-1] &= (1 << rest) - 1
-    allowed = int.from_bytes(words.tobytes(), "little").bit_count()
-    if not allowed:
-        raise GrammarError("the grammar of the answer allows no token of this model")
-    fewest = min(allowed, size - allowed)
-    if 4 * fewest >= 4 * len(words):
-        return Bound("bits", words.tobytes())
-    if fewest == allowed:
-        return Bound("allowed", _ids(words).tobytes())
-    forbidden = ~words
+def bound_of(bits: bytes, size: int) -> Bound:
+    """The allowed tokens of a vocabulary of `size`. Bits beyond it are dropped."""
+    whole, rest = divmod(size, 32)
+    data = bits[: 4 * whole]
     if rest:
-        forbidden[-1] &= (1 << rest) - 1
-    return Bound("forbidden", _ids(forbidden).tobytes())
-
-
-def _ids(words: np.ndarray) -> np.ndarray:
-    """The indices of bits that are set, as int32."""
-    places = np.flatnonzero(words)
-    bits = np.unpackbits(words[places].view(np.uint8), bitorder="little").reshape(-1, 32)
-    rows, columns = bits.nonzero()
-    return (places[rows] * 32 + columns).astype("<i4")
+        last = int.from_bytes(bits[4 * whole : 4 * whole + 4], "little") & ((1 << rest) - 1)
+        data += last.to_bytes(4, "little")
+    if not data.lstrip(b"\0"):
+        raise GrammarError("the grammar of the answer allows no token of this model")
+    return Bound("bits", data)

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from engine_core.executor import ExecutorDead, ReportPhase
 from engine_core.protocol import PHASES
+from engine_core.ranks.shrinking import shrunk
 from worker.config import Place, WorkerConfig
 from worker.protocol import StepBounds, StepInput, StepOutput, WorkerFacts
 from worker.ranks.channel import RankFailed, RankMessage, RankProgress, RankReady, StepFailed
@@ -86,6 +87,8 @@ class RanksExecutor:
         return _StepFuture(self, step.number)
 
     def bind(self, bounds: StepBounds) -> None:
+        if any(self._host(rank) for rank in self._ranks):
+            bounds = shrunk(bounds, self._config.model.vocab_size)
         frame = self._encoder.encode(bounds)
         for group in self._groups:
             group.send(frame)

@@ -20,7 +20,7 @@ over the steps, each of which leaves some for the next.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from msgspec.structs import replace
 
@@ -347,15 +347,12 @@ class Scheduler:
         """Let the sequences of a step that failed, but not `behind` another, run apart; one alone ends."""
         return self._landing.fail(planned, now, short_of_memory=short_of_memory, behind=behind)
 
-    def bounds(
-        self, planned: PlannedStep, outputs: OutputsByClient, between: Callable[[], None]
-    ) -> StepBounds | None:
+    def bounds(self, planned: PlannedStep, outputs: OutputsByClient) -> StepBounds | None:
         """The bounds of a step; None if it has to wait for a step before it.
 
-        Requests whose text cannot go on end, and `outputs` gets their answers. `between` is called between
-        rows.
+        Requests whose text cannot go on end, and `outputs` gets their answers.
         """
-        return self._landing.bounds(planned, outputs, between)
+        return self._landing.bounds(planned, outputs)
 
     def _end(self, seq: Sequence) -> None:
         if seq.apart:

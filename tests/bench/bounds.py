@@ -1,18 +1,21 @@
 """The cost of steps that wait for the bounds of their rows: tokens a second with bounds and without.
 
-    python tests/bench/bounds.py FOLDER [--rows 1 8 32] [--tokens 384]
+    python tests/bench/bounds.py FOLDER [--rows 1 8 32] [--tokens 384] [--json]
 
 FOLDER is a checkpoint of `checkpoints.py`. One engine, without HTTP, writes answers of equal length. Their
-walkers take the time that a grammar of JSON takes for a mask, and are awake in turns: for a few steps none of
-them, for a few every second one, for a few all, in an order that changes. So all three meet the same moods of
-the machine. The first quartile of the steps of each kind counts, because others can only make them slower,
-and the first steps after each change do not.
+walkers take 20 us for a mask, or with `--json` follow a long list of objects, and are awake in turns: for a
+few steps none of them, for a few every second one, for a few all, in an order that changes. So all three
+meet the same moods of the machine. The first quartile of the steps of each kind counts, because others can
+only make them slower, and the first steps after each change do not.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
+from collections import deque
+from collections.abc import Callable
 from itertools import permutations
 from math import factorial
 from pathlib import Path
@@ -22,8 +25,11 @@ import numpy as np
 
 from engine_core.config import EngineConfig
 from engine_core.engine import Engine
-from engine_core.protocol import Add
+from engine_core.grammar.forge import Forge
+from engine_core.protocol import Add, Grammar, Spelling
+from engine_core.walking.walker import Walker
 from server.options.reader import assemble
+from server.text.tokenizer import load_tokenizer
 from worker.protocol import Bound, Sampling
 
 PROMPT = 64
@@ -32,6 +38,17 @@ TURN, LEFT_OUT = 10, 3
 """The steps of a turn, and how many of them at its beginning are not counted."""
 KINDS = {"none": 0, "half": 2, "all": 1}
 """The name of a turn, and that every so many walkers are awake in it."""
+
+ITEM = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "age": {"type": "integer"},
+        "tags": {"type": "array", "items": {"enum": ["red", "green", "blue"]}},
+    },
+    "required": ["name", "age", "tags"],
+}
+"""What the answers of `--json` list."""
 
 
 class Turns:
@@ -51,28 +68,61 @@ class Turns:
 
 
 class SteadyWalker:
-    """Takes as long for a mask as a grammar does, and allows most tokens or few, as JSON does."""
+    """Takes the same time for every mask, and allows most tokens or few, as JSON does."""
 
-    def __init__(self, number: int, turns: Turns, masks: list[Bound]) -> None:
-        self._number = number
-        self._turns = turns
+    complete = False
+    binds = True
+
+    def __init__(self, masks: list[Bound]) -> None:
         self._masks = masks
-        self._taken = number
-        self.complete = False
+        self._taken = 0
 
     def take(self, token: int) -> None:
         self._taken += 1
-
-    @property
-    def binds(self) -> bool:
-        every = KINDS[self._turns.kind]
-        return bool(every) and self._number % every == 0
 
     def bound(self) -> Bound:
         until = time.perf_counter() + MASK_SECONDS
         while time.perf_counter() < until:
             pass
         return self._masks[self._taken % len(self._masks)]
+
+
+class WalkerInTurns:
+    """Lets a walker take only the tokens that were sampled in its turns."""
+
+    complete = False
+
+    def __init__(self, number: int, turns: Turns, walker: Walker) -> None:
+        self._number = number
+        self._turns = turns
+        self._walker = walker
+        self._planned: deque[bool] = deque()
+        """Whether each token that has not come yet is bound."""
+
+    def take(self, token: int) -> None:
+        if self._planned.popleft():
+            self._walker.take(token)
+
+    def bound(self) -> Bound | None:
+        return self._walker.bound()
+
+    @property
+    def binds(self) -> bool:
+        every = KINDS[self._turns.kind]
+        self._planned.append(bool(every) and self._number % every == 0)
+        return self._planned[-1]
+
+
+def json_walkers(folder: Path, vocab_size: int) -> Callable[[], Walker]:
+    """A function that makes walkers of a JSON schema which no answer comes to the end of."""
+    tokenizer = load_tokenizer(folder, cache=Path())
+    tokens = [tokenizer.token_bytes(id) for id in range(tokenizer.largest_id + 1)]
+    spelling = Spelling(tokens, sorted(tokenizer.special_ids), [], str(folder / "tokenizer.json"))
+    forge = Forge(spelling, vocab_size, str(folder), lambda: None)
+    grammar = Grammar("json", json.dumps({"type": "array", "items": ITEM, "minItems": 1000}))
+    compiled = forge.compile(grammar).result()
+    forge.stop()
+    return lambda: forge.walker(compiled, grammar)
 
 
 def make_masks(vocab_size: int) -> list[Bound]:
@@ -85,13 +135,15 @@ def make_masks(vocab_size: int) -> list[Bound]:
     ]
 
 
-def step_seconds(engine: Engine, rows: int, tokens: int, masks: list[Bound]) -> dict[str, list[float]]:
+def step_seconds(
+    engine: Engine, rows: int, tokens: int, walker: Callable[[], Walker]
+) -> dict[str, list[float]]:
     """The times of steps in which so many sequences get a token each, by the kind of their turn."""
     rng, turns = np.random.default_rng(rows), Turns()
     for id in range(rows):
         prompt = rng.integers(5, 30_000, PROMPT).tolist()
         params = Sampling(max_tokens=tokens, temperature=1.0, seed=id)
-        engine.add(0, Add(id, prompt, params), SteadyWalker(id, turns, masks))
+        engine.add(0, Add(id, prompt, params), WalkerInTurns(id, turns, walker()))
     found: dict[str, list[float]] = {kind: [] for kind in KINDS}
     before = time.perf_counter()
     while engine.busy:
@@ -105,16 +157,20 @@ def step_seconds(engine: Engine, rows: int, tokens: int, masks: list[Bound]) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Measure what bounds cost.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--tokens", type=int, default=384)
+    parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     given = {"model": str(asked.folder), "max_model_len": 1024, "enable_prefix_caching": False}
     engine = Engine.start(assemble(EngineConfig, given), lambda _: None)
+    vocab_size = engine.ready.vocab_size
+    masks = make_masks(vocab_size)
+    walker = json_walkers(asked.folder, vocab_size) if asked.json else lambda: SteadyWalker(masks)
     try:
         for rows in asked.rows:
-            found = step_seconds(engine, rows, asked.tokens, make_masks(engine.ready.vocab_size))
+            found = step_seconds(engine, rows, asked.tokens, walker)
             rates = {kind: rows / quantiles(times)[0] for kind, times in found.items()}
             told = ", ".join(
                 f"{kind} {rate:.1f} ({rate / rates['none']:.3f})" for kind, rate in rates.items()

@@ -6,7 +6,6 @@ of its bound rows waits for the sample of an earlier step, and that step's forwa
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine_core.scheduling.sequence import Sequence
@@ -22,11 +21,10 @@ class MadeBounds:
     """The sequences whose walkers cannot go on, and why. Their rows are not bounded: they end."""
 
 
-def make_bounds(planned: PlannedStep, between: Callable[[], None]) -> MadeBounds | None:
+def make_bounds(planned: PlannedStep) -> MadeBounds | None:
     """The bounds of a step; None if a row waits for an earlier sample.
 
-    Rows whose outcome nobody wants any more may sample anything. `between` is called before each of the
-    others, as they take a while together.
+    Rows whose outcome nobody wants any more may sample anything.
     """
     number = planned.step.number
     rows: dict[int, Bound | None] = {}
@@ -40,7 +38,6 @@ def make_bounds(planned: PlannedStep, between: Callable[[], None]) -> MadeBounds
                 wanted.append((row.slot, seq))
     made = MadeBounds(StepBounds(number, rows))
     for slot, seq in wanted:
-        between()
         try:
             rows[slot] = seq.walker.bound() if seq.walker is not None else None
         except GrammarError as error:

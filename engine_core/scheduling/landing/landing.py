@@ -77,15 +77,12 @@ class Landing:
             self._suspects.divide(planned, again)
         return {}
 
-    def bounds(
-        self, planned: PlannedStep, outputs: OutputsByClient, between: Callable[[], None]
-    ) -> StepBounds | None:
+    def bounds(self, planned: PlannedStep, outputs: OutputsByClient) -> StepBounds | None:
         """The bounds of a step; None if it has to wait for a step before it.
 
-        Requests whose text cannot go on end, and `outputs` gets their answers. `between` is called between
-        rows.
+        Requests whose text cannot go on end, and `outputs` gets their answers.
         """
-        made = make_bounds(planned, between)
+        made = make_bounds(planned)
         if made is None:
             return None
         for seq, reason in made.refused:

@@ -9,7 +9,7 @@ from llguidance import LLParserLimits
 from spelled import allowed_by, byte_spelling, demo_spelling, demo_tokenizer, walk
 
 from engine_core.grammar.forge import Forge
-from engine_core.grammar.walker import GrammarWalker, smallest_bound
+from engine_core.grammar.walker import GrammarWalker, bound_of
 from engine_core.protocol import Grammar, Spelling
 from engine_core.walking.walker import GrammarError, Walker
 
@@ -125,24 +125,17 @@ def test_what_is_drawn_from_a_real_vocabulary_is_the_json_that_was_asked_for(see
         assert "n" in demo_tokenizer().decode(tokens)  # a long number
 
 
-def test_a_bound_takes_the_smallest_form() -> None:
-    size = 1000
-    for count, form in (
-        (3, "allowed"),
-        (31, "allowed"),
-        (500, "bits"),
-        (980, "forbidden"),
-        (999, "forbidden"),
-    ):
-        flags = np.zeros(-(-size // 32) * 32, np.uint8)
-        flags[:count] = 1
-        flags[size:] = 1  # beyond the vocabulary
-        bound = smallest_bound(np.packbits(flags, bitorder="little").tobytes(), size)
-        assert bound.form == form
-        assert allowed_by(bound, size) == list(range(count))
-        assert len(bound.data) <= 128
+@pytest.mark.parametrize("size", [1000, 1024, 31])
+def test_a_bound_says_nothing_of_tokens_beyond_the_vocabulary(size: int) -> None:
+    flags = np.ones(2048, np.uint8)
+    flags[3:20] = 0
+    bound = bound_of(np.packbits(flags, bitorder="little").tobytes(), size)
+    assert bound.form == "bits" and len(bound.data) == 4 * -(-size // 32)
+    assert allowed_by(bound, size) == [0, 1, 2, *range(20, size)]
 
 
 def test_a_bound_that_allows_nothing_is_refused() -> None:
     with pytest.raises(GrammarError, match="allows no token"):
-        smallest_bound(bytes(8), 40)
+        bound_of(bytes(8), 40)
+    with pytest.raises(GrammarError, match="allows no token"):
+        bound_of(b"\0\0\0\0\0\xff\0\0", 40)

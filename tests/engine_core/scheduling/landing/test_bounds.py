@@ -31,7 +31,7 @@ def plan(bench: Bench) -> PlannedStep:
 
 
 def bounds(bench: Bench, planned: PlannedStep, outputs: OutputsByClient | None = None) -> StepBounds | None:
-    return bench.scheduler.bounds(planned, {} if outputs is None else outputs, lambda: None)
+    return bench.scheduler.bounds(planned, {} if outputs is None else outputs)
 
 
 def test_only_rows_in_a_language_have_bounds(bench: Bench) -> None:
@@ -72,12 +72,6 @@ def test_a_step_behind_one_that_failed_waits_for_nothing(bench: Bench) -> None:
     bench.scheduler.land_failed(first, 0.0, short_of_memory=False, behind=False)
     found = bounds(bench, second)
     assert found is not None and list(found.rows.values()) == [None, None]
-
-
-def test_between_rows_others_have_their_turn(bench: Bench) -> None:
-    calls: list[int] = []
-    bench.scheduler.bounds(plan(bench), {}, lambda: calls.append(len(calls)))
-    assert calls == [0, 1]
 
 
 def test_a_walker_that_gives_up_ends_its_request_and_its_row_is_free() -> None:
