@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
+from server.answers.free_text import FreeText
 from server.answers.parts import Arguments, CallBegun, CallEnded, Part, Reasoning, Text
 from server.answers.reader import AnswerReader
 from server.api.chat import ChatDelta, CustomDelta, FunctionDelta, ToolCallDelta
-from server.api.conversations.custom_tools import input_of
 from server.options.table import ReasoningField
 
 _ALPHANUMERIC = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -32,8 +32,8 @@ class MessageReader:
     ) -> None:
         self.has_calls = False
         self._custom = custom_tools
-        self._input: str | None = None
-        """The arguments so far of the call of a custom tool that is being read."""
+        self._free_text: FreeText | None = None
+        """The input of the custom tool whose call is being read."""
         self._calls = 0
         self._reader = reader
         self._new_id = new_id
@@ -75,8 +75,8 @@ class MessageReader:
             case CallBegun(index, name, id):
                 calls.append(self._begin(index, name, id or self._new_id()))
             case Arguments(index, text):
-                if self._input is not None:
-                    self._input += text
+                if self._free_text is not None:
+                    self._add_input(index, self._free_text.push(text), calls)
                     return
                 if not calls or calls[-1].index != index:
                     calls.append(ToolCallDelta(index=index, function=FunctionDelta(arguments="")))
@@ -89,18 +89,20 @@ class MessageReader:
     def _begin(self, index: int, name: str, id: str) -> ToolCallDelta:
         self._calls = index + 1
         if name in self._custom:
-            self._input = ""
+            self._free_text = FreeText()
             return ToolCallDelta(index=index, id=id, type="custom", custom=CustomDelta(name=name))
         return ToolCallDelta(index=index, id=id, type="function", function=FunctionDelta(name=name))
 
     def _end_custom(self, index: int, calls: list[ToolCallDelta]) -> None:
-        """Pass the input of a custom tool on, which is whole now, or has broken off."""
-        if self._input is None:
-            return
-        text, self._input = input_of(self._input), None
+        """Pass the rest of a custom tool's input on, which has ended or broken off."""
+        if self._free_text is not None:
+            self._add_input(index, self._free_text.end(), calls)
+            self._free_text = None
+
+    def _add_input(self, index: int, text: str, calls: list[ToolCallDelta]) -> None:
         if calls and calls[-1].index == index and not isinstance(calls[-1].custom, UnsetType):
-            calls[-1].custom.input = text
-        else:
+            calls[-1].custom.input += text
+        elif text:
             calls.append(ToolCallDelta(index=index, custom=CustomDelta(input=text)))
 
 

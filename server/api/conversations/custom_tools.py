@@ -39,28 +39,6 @@ def call_of(call: object) -> object:
     }
 
 
-def input_of(arguments: str) -> str:
-    """The input in the arguments of a call, which may have broken off."""
-    try:
-        value = json.loads(arguments)
-    except ValueError:
-        return _begun(arguments)
-    found = value.get(INPUT) if isinstance(value, dict) else None
-    return found if isinstance(found, str) else arguments
-
-
-def _begun(arguments: str) -> str:
-    """The input in arguments that end within it."""
-    _, _, begun = arguments.partition(f'"{INPUT}"')
-    begun = begun.lstrip(" \n:")
-    for cut in range(6):  # an escape may be cut off, too
-        try:
-            return json.loads(begun[: len(begun) - cut] + '"') if begun else ""
-        except ValueError:
-            continue
-    return ""
-
-
 def _parameters(form: object) -> dict[str, Any]:
     """The schema of the one argument. A regular expression is part of it; other grammars are told."""
     text: dict[str, Any] = {"type": "string", "description": "The input as it is."}

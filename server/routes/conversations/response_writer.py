@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET
 
 from server.answers.chat_message import new_call_id
+from server.answers.free_text import FreeText
 from server.answers.parts import Arguments, CallBegun, CallEnded, Part, Reasoning, Text
 from server.api.conversations.response import (
     IncompleteDetails,
@@ -33,7 +34,6 @@ from server.api.logprobs import ChatTokenLogprob, chat_logprobs
 from server.errors import ApiError, Overloaded, TooManyRequests
 from server.frontend import Delta
 from server.http.sse import named_event
-from server.routes.conversations.free_text import FreeText
 from server.routes.conversations.turn import Turn, TurnParts
 
 

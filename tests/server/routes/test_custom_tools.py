@@ -13,7 +13,6 @@ from fake_api import make_app, make_client, post, post_stream, refusal
 from fake_frontend import FakeFrontend
 
 from server.answers.writing.asked import AskedCalls
-from server.api.conversations.custom_tools import input_of
 
 PATH = "/v1/chat/completions"
 USER = {"role": "user", "content": "hi"}
@@ -56,7 +55,9 @@ async def test_a_stream_says_the_same(
     deltas = [call for chunk in chunks for call in chunk["choices"][0]["delta"].get("tool_calls", ())]
     assert [delta["index"] for delta in deltas] == sorted(delta["index"] for delta in deltas)
     assert [delta["type"] for delta in deltas if "id" in delta] == ["custom", "function"]
-    assert "".join(delta["custom"]["input"] for delta in deltas if "custom" in delta) == INPUT
+    pieces = [delta["custom"]["input"] for delta in deltas if "custom" in delta]
+    assert "".join(pieces) == INPUT
+    assert per_step > 1 or len(pieces) > len(INPUT) // 2
 
 
 async def test_an_input_that_breaks_off(client: httpx.AsyncClient) -> None:
@@ -101,17 +102,3 @@ async def test_a_regular_expression_binds_the_input(
 )
 async def test_a_wrong_tool(client: httpx.AsyncClient, tool: dict[str, Any]) -> None:
     assert (await refusal(client, PATH, messages=[USER], tools=[tool]))["param"] == "tools"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ('{"input": "a\\n"}', "a\n"),
-        ('{"input": "a\\', "a"),
-        ('{"input": "\\u00', ""),
-        ('{"inp', ""),
-        ("[1]", "[1]"),
-    ],
-)
-def test_inputs_in_arguments(arguments: str, text: str) -> None:
-    assert input_of(arguments) == text

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.routes.conversations.free_text import FreeText
+from server.answers.free_text import FreeText
 
 
 def pieces_of(text: str, cuts: list[int]) -> list[str]:
