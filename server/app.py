@@ -19,6 +19,7 @@ from server.http.error_answers import explain
 from server.http.hosts import HostRules
 from server.http.middleware import HeaderChecks, HttpMetrics, RequestIds
 from server.options.table import ServerConfig
+from server.page import routes as page
 from server.routes import admin, chat, completions, embeddings, models, pooling, scores, tei, tokenize
 from server.routes.conversations import messages, responses
 from server.routes.generation import require_room
@@ -39,6 +40,7 @@ ROUTERS = [
         tokenize,
     )
 ]
+ROUTERS.append(page.events)
 
 
 def openapi_schema() -> dict[str, Any]:
@@ -48,6 +50,8 @@ def openapi_schema() -> dict[str, Any]:
 
 def create_app(frontend: Frontend) -> FastAPI:
     app = _make_app(docs=not frontend.config.disable_fastapi_docs)
+    if not frontend.config.disable_page:
+        app.include_router(page.router)
     app.state.frontend = frontend
     app.state.config = frontend.config
 

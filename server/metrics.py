@@ -105,6 +105,8 @@ class Metrics:
         self.asked_tokens = self._histogram("request_params_max_tokens", "Parameter max_tokens.", _TOKENS)
         self.compute = self._histogram("facet:request_compute_seconds", "Cost to the engine.", _COMPUTE)
         self.preemptions = self._histogram("request_num_preemptions", "Preemptions.", (0, 1, 2, 5, 10))
+        self.replicas: Callable[[], Sequence[Replica]] = tuple
+        """A function that returns what is known of each engine."""
         self._count_http()
         self._of_keys = [
             self._counters(name, text, ["model_name", "key"], registry=self._registry)
@@ -182,6 +184,7 @@ class Metrics:
 
     def watch(self, replicas: Callable[[], Sequence[Replica]]) -> None:
         """Adds the engines' own numbers, which are asked for whenever the page is."""
+        self.replicas = replicas
         self._shown.register(_EngineNumbers(self._model, replicas))
 
     def count_dropped_lines(self) -> None:

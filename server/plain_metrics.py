@@ -64,6 +64,10 @@ class PlainHistogram:
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
+    def snapshot(self) -> tuple[tuple[float, ...], tuple[int, ...]]:
+        """The upper bounds of the buckets, and the number of values in each; the last has no bound."""
+        return tuple(self._bounds), tuple(self._counts)
+
     def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
         names = [*map(floatToGoString, self._bounds), "+Inf"]
         family.add_metric(labels, list(zip(names, accumulate(self._counts), strict=True)), self._sum)

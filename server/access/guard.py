@@ -14,12 +14,16 @@ from server.access.callers import Caller
 from server.access.keys.keyring import OPERATOR
 from server.errors import ApiError, Forbidden, Unauthorized
 from server.http.error_answers import error_response, path_of
+from server.page.files import PAGE_FOLDER
 
-OPEN_PATHS = frozenset({"/live", "/health", "/ready", "/ping"})
-"""Paths that are answered without a key: they tell only whether the server lives."""
+OPEN_PATHS = frozenset({"/live", "/health", "/ready", "/ping", "/"})
+"""Paths that are answered without a key: they tell only whether the server lives, and `/` is a page that asks
+for the key."""
 DEEP = "deep"
 """The query parameter of /health with which it has the model compute a token."""
-ADMIN_PATHS = frozenset({"/metrics", "/load", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"})
+ADMIN_PATHS = frozenset(
+    {"/metrics", "/load", "/live/events", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"}
+)
 """Paths that a key of a file must be an administrator's for."""
 
 _key_name: ContextVar[str] = ContextVar("key_name")
@@ -27,9 +31,12 @@ _key_name: ContextVar[str] = ContextVar("key_name")
 
 
 def is_open(scope: Scope) -> bool:
-    """Whether anybody may ask this: signs of life, but not a check that has the model compute."""
+    """Whether anybody may ask this: the page and signs of life, but no check that has the model compute."""
     query: bytes = scope.get("query_string", b"")
-    return path_of(scope) in OPEN_PATHS and not (query and DEEP in QueryParams(query))
+    path = path_of(scope)
+    if path.startswith(PAGE_FOLDER):
+        return True
+    return path in OPEN_PATHS and not (query and DEEP in QueryParams(query))
 
 
 class KeyGuard:

@@ -1,0 +1,86 @@
+// Requests to this server, by relative addresses, so that a proxy may show it under any path.
+
+const KEY = "facet-key";
+let asking = null;
+
+export class ApiError extends Error {}
+
+export const address = () => new URL(".", document.baseURI).href.replace(/\/$/, "");
+
+function headers() {
+  const key = sessionStorage.getItem(KEY);
+  return { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
+}
+
+// Asks for the key, once for all requests that wait for it.
+function askForKey(reason) {
+  asking ??= new Promise((resolve) => {
+    const dialog = document.getElementById("key-dialog"), field = document.getElementById("key");
+    document.getElementById("key-reason").textContent = reason;
+    field.value = "";
+    dialog.addEventListener("close", () => {
+      if (field.value) sessionStorage.setItem(KEY, field.value);
+      field.value = "";
+      asking = null;
+      resolve();
+    }, { once: true });
+    dialog.showModal();
+  });
+  return asking;
+}
+
+export async function send(path, body, signal) {
+  for (;;) {
+    const options = body === undefined ? {} : { method: "POST", body: JSON.stringify(body) };
+    const response = await fetch(path, { ...options, headers: headers(), signal, cache: "no-store" });
+    if (response.ok) return response;
+    const text = await response.text();
+    let reason = text;
+    try { reason = JSON.parse(text).error.message ?? text; } catch { /* it is no error of ours, shown as it is */ }
+    if (response.status !== 401) throw new ApiError(reason || `status ${response.status}`);
+    const had = sessionStorage.getItem(KEY);
+    await askForKey(reason);
+    if (sessionStorage.getItem(KEY) === had) throw new ApiError(reason);
+  }
+}
+
+export const get = async (path) => (await send(path)).json();
+export const post = async (path, body) => (await send(path, body)).json();
+
+// The data of each event of a stream, until it ends or `signal` aborts it.
+export async function* events(path, body, signal) {
+  const reader = (await send(path, body, signal)).body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) throw new ApiError("The answer broke off before it was complete.");
+      const blocks = (rest + value).split("\n\n");
+      rest = blocks.pop();
+      for (const block of blocks) {
+        if (!block.startsWith("data: ")) continue;
+        const data = block.slice(6);
+        if (data === "[DONE]") return;
+        const event = JSON.parse(data);
+        if (event.error) throw new ApiError(event.error.message);
+        yield event;
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+export function element(name, attributes = {}, ...children) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (key === "text") made.textContent = value;
+    else if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
+    else made.setAttribute(key, value);
+  }
+  made.append(...children);
+  return made;
+}
+
+export const byId = (id) => document.getElementById(id);
+export const model = () => byId("model").value || undefined;

@@ -1,0 +1,54 @@
+// Vectors and numbers, without a page: also run by tests.
+
+export function cosine(a, b) {
+  let dot = 0, aa = 0, bb = 0;
+  for (let i = 0; i < a.length; i++) { dot += a[i] * b[i]; aa += a[i] * a[i]; bb += b[i] * b[i]; }
+  return aa && bb ? dot / Math.sqrt(aa * bb) : 0;
+}
+
+// The coordinates of each vector on the two directions in which they differ most.
+// Power iteration on the Gram matrix: there are few vectors, of many dimensions.
+export function pca(vectors) {
+  const n = vectors.length, width = vectors[0].length;
+  const mean = Array.from({ length: width }, (_, j) => vectors.reduce((sum, v) => sum + v[j], 0) / n);
+  const rows = vectors.map((v) => v.map((x, j) => x - mean[j]));
+  const gram = rows.map((a) => rows.map((b) => a.reduce((sum, x, j) => sum + x * b[j], 0)));
+  const axes = [];
+  for (let axis = 0; axis < 2; axis++) {
+    let u = rows.map((_, i) => Math.sin(i + 1 + axis)), size = 0;
+    for (let round = 0; round < 300; round++) {
+      for (const other of axes) {
+        const part = u.reduce((sum, x, i) => sum + x * other.u[i], 0);
+        u = u.map((x, i) => x - part * other.u[i]);
+      }
+      const next = gram.map((row) => row.reduce((sum, x, i) => sum + x * u[i], 0));
+      size = Math.hypot(...next);
+      if (size < 1e-12) { u = u.map(() => 0); break; }
+      u = next.map((x) => x / size);
+    }
+    axes.push({ u, scale: Math.sqrt(Math.max(0, size)) });
+  }
+  return rows.map((_, i) => axes.map((axis) => axis.u[i] * axis.scale));
+}
+
+// The value below which a share of what was counted between two looks lies; null if there was nothing.
+export function quantile(before, now, share) {
+  if (!now) return null;
+  const counts = now.counts.map((count, i) => count - (before ? before.counts[i] : 0));
+  const total = counts.reduce((a, b) => a + b, 0);
+  if (total <= 0) return null;
+  let below = 0;
+  for (let i = 0; i < counts.length; i++) {
+    if (below + counts[i] >= share * total) {
+      const low = i ? now.bounds[i - 1] : 0, high = i < now.bounds.length ? now.bounds[i] : low;
+      return low + (high - low) * Math.max(0, (share * total - below) / counts[i]);
+    }
+    below += counts[i];
+  }
+  return now.bounds.at(-1);
+}
+
+export function shade(logprob) {
+  const p = Math.exp(logprob);
+  return p > 0.9 ? 4 : p > 0.6 ? 3 : p > 0.3 ? 2 : p > 0.1 ? 1 : 0;
+}

@@ -1,0 +1,157 @@
+"""What the page shows of the server now. It reads what is counted anyway, and only when somebody looks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+
+from engine_core.client.replica import Replica
+from server.errors import ApiError
+from server.frontend import Frontend
+from server.http.sse import DONE
+from server.plain_metrics import PlainHistogram
+from server.status import Dead, Draining, Ready, Restarting, Stalled, Starting
+
+SECONDS = 1.0
+"""Seconds between two events of a stream."""
+MOST_WATCHERS = 32
+
+
+class TooManyWatchers(ApiError):
+    status = 429
+    type = "RateLimitError"
+
+
+class ReplicaState(msgspec.Struct):
+    number: int
+    state: str
+    phase: str
+    progress: float
+    running: int = 0
+    waiting: int = 0
+    cache: float = 0.0
+    """The share of the KV cache in use."""
+    steps: int = 0
+    step_tokens: int = 0
+    busy: float = 0.0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    preemptions: int = 0
+
+
+class Spread(msgspec.Struct):
+    """A histogram's upper bounds, and how many values there were in each bucket; the last has no bound."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+
+
+class Now(msgspec.Struct):
+    """The server at one moment. Counts are totals: a page that looks twice has the rates."""
+
+    time: float
+    """The moment, in seconds on a clock that never goes back."""
+    state: str
+    reason: str
+    stage: str
+    progress: float
+    model: str
+    live: int
+    """The answers that this API process generates."""
+    prompt_tokens: int
+    generation_tokens: int
+    replicas: list[ReplicaState]
+    first_token: Spread | None
+    """Seconds to the first token; None if several API processes share their metrics."""
+    per_token: Spread | None
+
+
+class Watch:
+    """The streams of one application."""
+
+    def __init__(self) -> None:
+        self.watchers = 0
+
+    def begin(self, frontend: Frontend) -> AsyncGenerator[bytes]:
+        """A stream for one more page. Raises TooManyWatchers."""
+        if self.watchers >= MOST_WATCHERS:
+            raise TooManyWatchers(f"{MOST_WATCHERS} pages watch this server already; close one of them.")
+        return self._events(frontend)
+
+    async def _events(self, frontend: Frontend) -> AsyncGenerator[bytes]:
+        self.watchers += 1
+        encode = msgspec.json.Encoder().encode
+        try:
+            while True:
+                now = look(frontend)
+                event = b"data: " + encode(now) + b"\n\n"
+                if now.state == "draining":
+                    yield event + DONE  # no page may keep a server from ending
+                    return
+                yield event
+                await asyncio.sleep(SECONDS)
+        finally:
+            self.watchers -= 1
+
+
+def look(frontend: Frontend) -> Now:
+    state, reason, stage, progress = _state(frontend)
+    metrics = frontend.metrics
+    read, written = metrics.tokens_so_far
+    return Now(
+        time=time.monotonic(),
+        state=state,
+        reason=reason,
+        stage=stage,
+        progress=progress,
+        model=frontend.config.model_names[0],
+        live=frontend.live,
+        prompt_tokens=read,
+        generation_tokens=written,
+        replicas=[_replica(one) for one in metrics.replicas()],
+        first_token=_spread(metrics.first_token),
+        per_token=_spread(metrics.per_token),
+    )
+
+
+def _state(frontend: Frontend) -> tuple[str, str, str, float]:
+    """State, reason, stage and progress, in the words of /ready."""
+    match frontend.status:
+        case Ready():
+            return "ready", "", "", 1.0
+        case Starting(stage, fraction):
+            return "loading", "loading", stage, fraction
+        case Restarting(reason, _):
+            return "restarting", reason, "", 0.0
+        case Stalled():
+            return "stalled", "engine_stalled", "", 0.0
+        case Draining():
+            return "draining", "draining", "", 0.0
+        case Dead(reason):
+            return "dead", reason, "", 0.0
+
+
+def _replica(one: Replica) -> ReplicaState:
+    if one.given_up or one.lost is not None:
+        state = "given up" if one.given_up else "lost"
+    elif one.works:
+        state = "stalled" if one.stalled else "leaving" if one.leaving else "works"
+    else:
+        state = "starts"
+    shown = ReplicaState(one.number, state, one.progress.phase, one.progress.fraction)
+    if (stats := one.stats) is not None:
+        shown.running, shown.waiting, shown.cache = stats.running, stats.waiting, stats.kv_usage
+        shown.steps, shown.step_tokens, shown.busy = stats.steps, stats.step_tokens, stats.busy
+        shown.prefix_queries, shown.prefix_hits = stats.prefix_queries, stats.prefix_hits
+        shown.preemptions = stats.preemptions
+    return shown
+
+
+def _spread(histogram: Any) -> Spread | None:
+    if not isinstance(histogram, PlainHistogram):
+        return None
+    return Spread(*histogram.snapshot())

@@ -1,0 +1,172 @@
+"""The page at /, its files, and the stream of what the server does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from typing import Any
+
+import httpx
+import pytest
+from fake_api import make_app, make_client
+from fake_frontend import FakeFrontend
+from served_app import served
+
+from engine_core.client.replica import Replica
+from engine_core.protocol import Stats
+from server.options.access import AccessOptions
+from server.page import live
+from server.page.files import FOLDER, page_files
+from server.page.live import TooManyWatchers, Watch, look
+from server.page.routes import WATCH
+from server.status import Draining, Starting
+
+MOST_BYTES = 200 << 10
+
+
+@pytest.fixture
+def frontend() -> FakeFrontend:
+    return FakeFrontend()
+
+
+async def get(frontend: FakeFrontend, path: str, **options: Any) -> httpx.Response:
+    async with make_client(make_app(frontend, **options)) as client:
+        return await client.get(path)
+
+
+async def test_the_page_allows_nothing_from_elsewhere(frontend: FakeFrontend) -> None:
+    page = await get(frontend, "/")
+    assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    rules = dict(rule.split(" ", 1) for rule in page.headers["content-security-policy"].split("; "))
+    assert rules["default-src"] == "'none'"
+    assert rules["script-src"] == rules["style-src"] == rules["connect-src"] == "'self'"
+    assert rules["frame-ancestors"] == "'none'"
+    assert page.headers["cache-control"] == "no-cache"
+
+
+async def test_files_have_a_digest_in_their_address_and_are_kept(frontend: FakeFrontend) -> None:
+    page = await get(frontend, "/")
+    addresses = set(re.findall(r'(?:src|href)="(page/[^"]+)"', page.text))
+    assert {address.rpartition("/")[2] for address in addresses} == {"app.js", "style.css", "icon.svg"}
+    for address in addresses:
+        file = await get(frontend, "/" + address)
+        assert file.status_code == 200
+        assert "immutable" in file.headers["cache-control"]
+        assert file.headers["x-content-type-options"] == "nosniff"
+    stale = await get(frontend, "/page/0123456789abcdef/app.js")
+    assert (stale.status_code, stale.json()["error"]["type"]) == (404, "NotFoundError")
+
+
+def test_modules_import_files_that_are_there() -> None:
+    files = page_files().files
+    for name, file in files.items():
+        imported = re.findall(r'from "\./([^"]+)"', file.content.decode()) if name.endswith(".js") else []
+        assert set(imported) <= files.keys(), name
+
+
+def test_the_page_is_small_and_refers_to_nothing_outside() -> None:
+    texts = {path.name: path.read_text() for path in FOLDER.iterdir()}
+    assert sum(len(text.encode()) for text in texts.values()) < MOST_BYTES
+    for name, text in texts.items():
+        outside = set(re.findall(r"https?://[^\s\"'`)]+", text)) - {
+            "http://www.w3.org/2000/svg"  # the name of a format, which nothing is fetched from
+        }
+        assert outside == set(), name
+    html = texts["index.html"]
+    assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\bstyle=|\bon\w+=", html)
+
+
+def test_every_field_has_a_label_and_every_description_is_there() -> None:
+    html = page_files().index.decode()
+    ids = set(re.findall(r'\bid="([^"]+)"', html))
+    for kind in ("for", "aria-describedby", "aria-controls", "aria-labelledby"):
+        assert set(re.findall(rf'\b{kind}="([^"]+)"', html)) <= ids
+    labelled = set(re.findall(r'\bfor="([^"]+)"', html)) | {"model", "colours"}  # those lie in their labels
+    fields = set(re.findall(r'<(?:textarea|input|select)[^>]*\bid="([^"]+)"', html))
+    assert fields <= labelled
+    script = "".join(
+        file.content.decode() for name, file in page_files().files.items() if name.endswith(".js")
+    )
+    assert set(re.findall(r'byId\("([\w-]+)"\)', script)) <= ids
+
+
+async def test_the_page_can_be_left_out(frontend: FakeFrontend) -> None:
+    assert (await get(frontend, "/", disable_page=True)).status_code == 404
+    page = page_files()
+    assert (await get(frontend, f"/page/{page.digest}/app.js", disable_page=True)).status_code == 404
+
+
+async def test_the_page_comes_without_a_key_and_the_stream_does_not(frontend: FakeFrontend) -> None:
+    access = AccessOptions(api_key=["secret"])
+    assert (await get(frontend, "/", access=access)).status_code == 200
+    assert (await get(frontend, f"/page/{page_files().digest}/app.js", access=access)).status_code == 200
+    assert (await get(frontend, "/live/events", access=access)).status_code == 401
+
+
+async def test_the_page_is_there_while_the_model_loads(frontend: FakeFrontend) -> None:
+    frontend.status = Starting("weights", 0.5)
+    assert (await get(frontend, "/")).status_code == 200
+
+
+def replica(number: int, **numbers: Any) -> Replica:
+    made = Replica(number)
+    zero = dict.fromkeys(("running", "waiting", "prefix_queries", "prefix_hits", "preemptions"), 0)
+    made.stats = Stats(**{**zero, "kv_usage": 0.0, "steps": 0, "step_tokens": 0, **numbers})
+    return made
+
+
+def test_a_look_tells_state_counts_and_replicas(frontend: FakeFrontend) -> None:
+    frontend.metrics.replicas = lambda: [replica(0, running=2, kv_usage=0.5), Replica(1)]
+    frontend.metrics.count_tokens(7, 3)
+    frontend.metrics.first_token.observe(0.03)
+    frontend.status = Starting("weights", 0.25)
+    now = look(frontend)  # pyright: ignore[reportArgumentType]
+    assert (now.state, now.stage, now.progress) == ("loading", "weights", 0.25)
+    assert (now.prompt_tokens, now.generation_tokens) == (7, 3)
+    assert [(one.number, one.state, one.running, one.cache) for one in now.replicas] == [
+        (0, "starts", 2, 0.5),
+        (1, "starts", 0, 0.0),
+    ]
+    assert now.first_token is not None
+    assert sum(now.first_token.counts) == 1
+    assert len(now.first_token.counts) == len(now.first_token.bounds) + 1
+
+
+async def test_a_stream_ends_when_the_server_does(
+    frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "SECONDS", 0.0)
+    watch = Watch()
+    stream = watch.begin(frontend)  # pyright: ignore[reportArgumentType]
+    assert json.loads((await anext(stream)).removeprefix(b"data: "))["state"] == "ready"
+    assert watch.watchers == 1
+    frontend.status = Draining(refuses=True)
+    assert (await anext(stream)).endswith(b"data: [DONE]\n\n")
+    with pytest.raises(StopAsyncIteration):
+        await anext(stream)
+    assert watch.watchers == 0
+
+
+async def test_watchers_are_bounded(frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "MOST_WATCHERS", 1)
+    watch = Watch()
+    stream = watch.begin(frontend)  # pyright: ignore[reportArgumentType]
+    await anext(stream)
+    with pytest.raises(TooManyWatchers):
+        watch.begin(frontend)  # pyright: ignore[reportArgumentType]
+    await stream.aclose()
+    assert watch.watchers == 0
+
+
+async def test_a_page_that_is_closed_is_watched_for_no_longer(frontend: FakeFrontend) -> None:
+    def watch_once(url: str) -> None:
+        with httpx.stream("GET", f"{url}/live/events", timeout=60) as response:
+            assert next(response.iter_lines()).startswith("data: {")
+            assert WATCH.watchers == 1
+
+    with served(frontend) as url:
+        await asyncio.to_thread(watch_once, url)
+        async with asyncio.timeout(60):
+            while WATCH.watchers:
+                await asyncio.sleep(0.01)

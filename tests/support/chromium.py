@@ -1,0 +1,144 @@
+"""A headless Chromium, driven by its own protocol over a pair of pipes, without another library."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+PROGRAM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+"""The path of the browser; None where there is none."""
+SECONDS = 90.0
+
+_FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run")
+_START = (
+    "import os, sys; _, commands, answers, *program = sys.argv; "
+    "os.dup2(int(commands), 3); os.dup2(int(answers), 4); os.execv(program[0], program)"
+)
+
+
+class Tab:
+    """One page. `complaints` has every error that the browser logged: of scripts, rules and addresses."""
+
+    def __init__(self, commands: int, answers: int) -> None:
+        self._commands, self._answers = commands, answers
+        self._rest = b""
+        self._number = 0
+        self._session: str | None = None
+        self._target: str | None = None
+        self.complaints: list[str] = []
+
+    def open(self, url: str, width: int = 1200) -> None:
+        """Opens a page in place of the last one."""
+        if self._target is not None:
+            self._call("Target.closeTarget", targetId=self._target)
+        self._target = self._call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self._call("Target.attachToTarget", targetId=self._target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log"):
+            self._call(f"{domain}.enable")
+        self._call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False
+        )
+        self._call("Page.navigate", url=url)
+
+    def run(self, script: str) -> Any:
+        """The value of an expression in the page."""
+        done = self._call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        if "exceptionDetails" in done:
+            raise RuntimeError(done["exceptionDetails"]["exception"].get("description", script))
+        return done["result"].get("value")
+
+    def wait(self, script: str) -> Any:
+        """The value of an expression once it is true."""
+        deadline = time.monotonic() + SECONDS
+        while time.monotonic() < deadline:
+            with suppress(RuntimeError):  # the page is being replaced by another
+                if value := self.run(script):
+                    return value
+            time.sleep(0.05)
+        raise TimeoutError(f"{script} did not come true; the page shows: {self.text()}")
+
+    def text(self) -> str:
+        return self.run("document.body.innerText")
+
+    def press(self, key: str) -> None:
+        text = {"text": "\r"} if key == "Enter" else {}
+        for kind in ("keyDown", "keyUp"):
+            more = text if kind == "keyDown" else {}
+            self._call("Input.dispatchKeyEvent", type=kind, key=key, code=key, **more)
+
+    def _call(self, method: str, **parameters: Any) -> Any:
+        self._number += 1
+        message: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
+        if self._session is not None and not method.startswith("Target."):
+            message["sessionId"] = self._session
+        os.write(self._commands, json.dumps(message).encode() + b"\0")
+        while True:
+            answer = self._read()
+            if answer.get("id") == self._number:
+                if "error" in answer:
+                    raise RuntimeError(f"{method}: {answer['error']['message']}")
+                return answer["result"]
+            self._note(answer)
+
+    def _note(self, event: dict[str, Any]) -> None:
+        if event.get("sessionId") != self._session:
+            return  # it is of a page that is closed
+        match event.get("method"):
+            case "Log.entryAdded" if event["params"]["entry"]["level"] == "error":
+                entry = event["params"]["entry"]
+                self.complaints.append(f"{entry['text']} {entry.get('url', '')}")
+            case "Runtime.exceptionThrown":
+                self.complaints.append(json.dumps(event["params"]["exceptionDetails"]))
+            case _:
+                pass
+
+    def _read(self) -> dict[str, Any]:
+        deadline = time.monotonic() + SECONDS
+        while b"\0" not in self._rest:
+            ready, _, _ = select.select([self._answers], [], [], max(0.0, deadline - time.monotonic()))
+            data = os.read(self._answers, 1 << 16) if ready else b""
+            if not data:
+                raise RuntimeError("the browser does not answer")
+            self._rest += data
+        message, _, self._rest = self._rest.partition(b"\0")
+        return json.loads(message)
+
+
+@contextmanager
+def browser() -> Iterator[Tab]:
+    """Starts Chromium; `PROGRAM` must be there."""
+    assert PROGRAM is not None
+    read_commands, commands = os.pipe()
+    answers, write_answers = os.pipe()
+    with tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True) as profile:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-c", _START, str(read_commands), str(write_answers), PROGRAM, *_FLAGS),
+                *("--remote-debugging-pipe", f"--user-data-dir={profile}"),
+            ],
+            pass_fds=(read_commands, write_answers),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(read_commands)
+        os.close(write_answers)
+        try:
+            yield Tab(commands, answers)
+        finally:
+            os.close(commands)  # at which it ends
+            os.close(answers)
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
