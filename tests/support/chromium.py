@@ -38,6 +38,7 @@ class Tab:
 
     def open(self, url: str, width: int = 1200) -> None:
         """Opens a page in place of the last one."""
+        self._session = None  # what the last page complains of while it closes is not of this one
         if self._target is not None:
             self._call("Target.closeTarget", targetId=self._target)
         self._target = self._call("Target.createTarget", url="about:blank")["targetId"]
