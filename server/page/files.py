@@ -20,7 +20,7 @@ class PageFile(NamedTuple):
 
 
 class PageFiles(NamedTuple):
-    index: bytes
+    html: bytes
     digest: str
     """The part of the other files' addresses that changes with any of them."""
     files: dict[str, PageFile]
@@ -31,5 +31,5 @@ def page_files() -> PageFiles:
     paths = sorted(path for path in FOLDER.iterdir() if path.suffix in _TYPES)
     files = {path.name: PageFile(path.read_bytes(), _TYPES[path.suffix]) for path in paths}
     digest = hashlib.sha256(b"\0".join(file.content for file in files.values())).hexdigest()[:16]
-    index = files.pop(_INDEX).content.replace(b"{digest}", digest.encode())
-    return PageFiles(index, digest, files)
+    html = files.pop(_INDEX).content.replace(b"{digest}", digest.encode())
+    return PageFiles(html, digest, files)

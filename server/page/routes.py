@@ -32,7 +32,7 @@ WATCH = Watch()
 
 @router.get("/")
 async def page() -> Response:
-    return Response(page_files().index, media_type="text/html", headers=_INDEX_HEADERS)
+    return Response(page_files().html, media_type="text/html", headers=_INDEX_HEADERS)
 
 
 @router.get("/page/{digest}/{name}")

@@ -78,7 +78,7 @@ def test_the_page_is_small_and_refers_to_nothing_outside() -> None:
 
 
 def test_every_field_has_a_label_and_every_description_is_there() -> None:
-    html = page_files().index.decode()
+    html = page_files().html.decode()
     ids = set(re.findall(r'\bid="([^"]+)"', html))
     for kind in ("for", "aria-describedby", "aria-controls", "aria-labelledby"):
         assert set(re.findall(rf'\b{kind}="([^"]+)"', html)) <= ids
