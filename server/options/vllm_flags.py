@@ -6,7 +6,9 @@ existing start scripts keep working.
 
 from __future__ import annotations
 
-from server.options.reader import VllmFlag
+import json
+
+from server.options.reader import OptionError, VllmFlag
 
 _SWITCHES = """
     skip-tokenizer-init enable-prompt-embeds enable-sleep-mode enable-expert-parallel enable-eplb enable-dbo
@@ -67,7 +69,6 @@ _VALUES: dict[str, tuple[str, ...]] = {
     "disable-access-log-for-endpoints": (),
     "fingerprint-mode": ("full",),
     "grpc-port": (),
-    "structured-outputs-config": (),
     "speculative-config": (),
     "spec-method": (),
     "spec-model": (),
@@ -87,7 +88,27 @@ _VALUES: dict[str, tuple[str, ...]] = {
     "h11-max-header-count": (),
 }
 
+
+class StructuredOutputsFlag(VllmFlag):
+    """The flag with which vLLM chooses a grammar engine. There is one here, so every name means it."""
+
+    def check(self, value: object) -> None:
+        try:
+            asked = json.loads(value) if isinstance(value, str) and value else value or {}
+        except ValueError:
+            raise OptionError(f"{self.flag} takes an object in JSON") from None
+        if not isinstance(asked, dict):
+            raise OptionError(f"{self.flag} takes an object in JSON")
+        wrong = [name for name, each in asked.items() if name != "backend" and each not in (None, False, "")]
+        if wrong:
+            raise OptionError(
+                f"{self.flag}: `{wrong[0]}` is not supported yet; requests can ask for it themselves"
+            )
+
+
 VLLM_FLAGS = [
+    StructuredOutputsFlag("--structured-outputs-config"),
+    VllmFlag("--guided-decoding-backend", harmless=True),
     VllmFlag("--compilation-config", ("0",), short="-cc"),
     *(VllmFlag(f"--{name}", neutral) for name, neutral in _VALUES.items()),
     *(VllmFlag(f"--{name}", is_switch=True) for name in _SWITCHES.split()),
