@@ -117,7 +117,7 @@ class StepInput(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=Fa
 
 
 class Bound(msgspec.Struct, frozen=True, gc=False):
-    """The tokens that may be sampled, in whichever form is smallest."""
+    """The tokens that may be sampled, in one of three forms; a network gets the smallest."""
 
     form: Literal["bits", "allowed", "forbidden"]
     data: bytes
