@@ -89,7 +89,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
             "that are quantized already, which are found without this option: they check that it is so.",
             (
                 *("int8", "int8-dynamic", "int4", "gptq", "gptq_marlin", "awq", "awq_marlin"),
-                *("auto-round", "compressed-tensors"),
+                *("auto-round", "fp8", "compressed-tensors"),
             ),
             short="-q",
         ),

@@ -12,6 +12,7 @@ from models.quantization.forms import Quantization
 from models.quantization.methods.auto_round import AutoRound, AutoRoundFields
 from models.quantization.methods.awq import Awq, AwqFields
 from models.quantization.methods.compressed import Compressed, CompressedFields
+from models.quantization.methods.fp8 import Fp8, Fp8Fields
 from models.quantization.methods.gptq import Gptq, GptqFields
 from models.quantization.saved import SavedQuantization
 
@@ -19,6 +20,8 @@ METHODS: Mapping[str, tuple[type[msgspec.Struct], Callable[[SavedQuantization, A
     "gptq": (GptqFields, Gptq),
     "awq": (AwqFields, Awq),
     "auto-round": (AutoRoundFields, AutoRound),
+    "fp8": (Fp8Fields, Fp8),
+    "fbgemm_fp8": (Fp8Fields, Fp8),
     "compressed-tensors": (CompressedFields, Compressed),
 }
 """The methods that are read, by name: the struct of their fields, and the class that is made of it."""
@@ -38,8 +41,8 @@ def read_quantization(config: ModelConfig) -> Quantization | None:
     method = _method(saved.fields)
     if method not in METHODS:
         raise ConfigError(
-            f"{saved.place}: the method {method!r} is not read, but {', '.join(METHODS)} are: use such a "
-            "checkpoint, or the plain one with --quantization int8"
+            f"{saved.place}: the method {method!r} is not read: use a checkpoint of {', '.join(METHODS)}, or "
+            "a plain one with --quantization int8"
         )
     kind, make = METHODS[method]
     try:

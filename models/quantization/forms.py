@@ -6,6 +6,9 @@ from typing import Protocol
 
 import msgspec
 
+WHOLE, E4M3 = "whole", "e4m3"
+"""What a code means: a whole number, or a number of 8 bits with four of exponent and three of mantissa."""
+
 
 class Form(msgspec.Struct, frozen=True, kw_only=True):
     """How the matrix of one module is stored."""
@@ -15,6 +18,9 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
     bits: int
     group: int = 0
     """The inputs of a row that share a scale; 0 means all of them."""
+    rows: int = 0
+    """The rows that share scales, where those are of blocks; 0 means that each row has its own."""
+    codes: str = WHOLE
     symmetric: bool = True
     """Whether zero points are left out."""
     ordered: bool = False

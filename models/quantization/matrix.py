@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from models.quantization.forms import E4M3, WHOLE
+
 _MOST_IN_GROUP = 128
 """Inputs of the largest groups that kernels know. Larger ones are divided: all pieces have the same scale."""
 _PADDED = 16
@@ -36,6 +38,8 @@ class Grouped:
     """[K] int32: the input that each column is multiplied with, or -1 for none; None: as they come."""
     input_bits: int = 16
     """The bits to which a kernel may round inputs: 16, which loses nothing that could be measured, or 8."""
+    kind: str = WHOLE
+    """What codes mean: WHOLE or E4M3, which has no offsets and whose inputs are not rounded."""
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -79,17 +83,21 @@ class Grouped:
     def widened(self, dtype: torch.dtype | None = None) -> Tensor:
         """The plain matrix [N, inputs], with its columns in the order of the inputs."""
         columns = self.codes.shape[1]
-        middle = 1 << (self.bits - 1)
-        zeros = middle if self.offsets is None else self._spread(self.offsets.float(), columns)
-        plain = ((self.codes.float() - zeros) * self._spread(self.scales.float(), columns)).to(
-            dtype or self.dtype
-        )
+        plain = (self._numbers() * self._spread(self.scales.float(), columns)).to(dtype or self.dtype)
         if self.order is None:
             return plain
         found = self.order >= 0
         result = plain.new_zeros(len(self), self.inputs)
         result[:, self.order[found].long()] = plain[:, found]
         return result
+
+    def _numbers(self) -> Tensor:
+        """What the codes mean, without their scales, in float32."""
+        if self.kind == E4M3:
+            return self.codes.contiguous().view(torch.float8_e4m3fn).float()
+        middle = 1 << (self.bits - 1)
+        zeros = middle if self.offsets is None else self._spread(self.offsets.float(), self.codes.shape[1])
+        return self.codes.float() - zeros
 
     def _spread(self, of_groups: Tensor, columns: int) -> Tensor:
         return of_groups.repeat_interleave(self.group or columns, dim=1)[:, :columns]
@@ -187,7 +195,8 @@ def alike(one: Grouped, other: Grouped) -> bool:
     return (
         same_order
         and all(
-            getattr(one, name) == getattr(other, name) for name in ("bits", "group", "dtype", "input_bits")
+            getattr(one, name) == getattr(other, name)
+            for name in ("bits", "group", "dtype", "input_bits", "kind")
         )
         and one.scales.dtype == other.scales.dtype
     )

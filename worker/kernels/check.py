@@ -15,6 +15,7 @@ from torch import Tensor
 from models.context import ForwardContext
 from models.ops import reference
 from models.ops.head_prep import HeadPrep
+from models.quantization.forms import E4M3
 from models.quantization.matrix import Grouped
 
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
@@ -82,6 +83,7 @@ def _cases(made: torch.Generator, dtype: torch.dtype) -> list[_Case]:
                 (1, 8, True, 1),
             )
         ),
+        *(_Case("linear", (values(rows, 80), _e4m3(made, dtype)), sections=2) for rows in (1, 13)),
         _Case("rms_norm", (x, weight, 1e-5)),
         _Case("add_rms_norm", (x, residual, weight, 1e-5)),
         _Case("sum_squares", (x, 1)),
@@ -102,6 +104,13 @@ def _cases(made: torch.Generator, dtype: torch.dtype) -> list[_Case]:
         _Case("mean", (x,)),
         _Case("normalize", (x.float(),)),
     ]
+
+
+def _e4m3(made: torch.Generator, dtype: torch.dtype) -> Grouped:
+    """A matrix [102, 80] of numbers of 8 bits, of all sizes."""
+    codes = torch.randint(127, (102, 80), generator=made) + 128 * torch.randint(2, (102, 80), generator=made)
+    scales = torch.rand(102, 3, generator=made) / 128
+    return Grouped(codes.to(torch.uint8), 8, 32, scales, None, 80, dtype, kind=E4M3)
 
 
 def _grouped(made: torch.Generator, dtype: torch.dtype, bits: int, others: bool) -> Grouped:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from models.checkpoint.files import Cut
-from models.quantization.formats import awq, compressed, gptq
+from models.quantization.formats import awq, compressed, fp8, gptq
 from models.quantization.formats.scope import Scope
 from models.quantization.forms import Form
 from models.quantization.matrix import Grouped
@@ -27,6 +27,7 @@ FORMATS: Mapping[str, Format] = {
     "gptq": Format(gptq.MAIN, ("int32",), gptq.read),
     "gptq_v2": Format(gptq.MAIN, ("int32",), gptq.read),
     "awq": Format(awq.MAIN, ("int32",), awq.read),
+    "fp8": Format(fp8.MAIN, fp8.KINDS, fp8.read),
     "pack-quantized": Format(compressed.PACKED, ("int32",), compressed.read),
     "int-quantized": Format(compressed.PLAIN, ("int8",), compressed.read),
 }

@@ -7,11 +7,12 @@ from typing import Annotated, Literal
 import msgspec
 
 from models.config import ConfigError
-from models.quantization.forms import Form, describe_form
+from models.quantization.forms import E4M3, Form, describe_form
 from models.quantization.matching import compiled
 from models.quantization.saved import SavedQuantization
 
-_FORMATS = ("pack-quantized", "int-quantized")
+_FORMATS = {"pack-quantized": "int", "int-quantized": "int", "float-quantized": "float"}
+"""The formats that are read, and the type of their weights."""
 _LAYER = "Linear"
 """The class of all modules that can have a form: transformers' name for layers and heads alike."""
 
@@ -23,6 +24,9 @@ class _Weights(msgspec.Struct, frozen=True, kw_only=True):
     strategy: str | None = None
     group_size: Annotated[int, msgspec.Meta(ge=-1, le=1 << 20)] | None = None
     actorder: str | bool | None = None
+    block_structure: tuple[Annotated[int, msgspec.Meta(ge=1)], Annotated[int, msgspec.Meta(ge=1)]] | None = (
+        None
+    )
 
 
 class _Inputs(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,11 +131,13 @@ class Compressed:
         if weights is None or format == "dense":
             return None
         place = f"{self._place}: group {name!r}"
-        if format not in _FORMATS or weights.type != "int":
+        if format not in _FORMATS or weights.type != _FORMATS[format]:
             raise ConfigError(
                 f"{place}: 'format' {format!r} with {weights.type} weights is not read, but "
-                f"{' and '.join(_FORMATS)} with int are: use such a checkpoint of the model"
+                f"{', '.join(_FORMATS)} are: use such a checkpoint"
             )
+        if weights.type == "float":
+            return _float_form(place, weights)
         if weights.num_bits not in (4, 8):
             raise ConfigError(
                 f"{place}: 'num_bits' is {weights.num_bits}, but must be 4 or 8: use another checkpoint of "
@@ -152,6 +158,17 @@ class Compressed:
             ordered=weights.actorder in ("group", "dynamic", True),
             input_bits=8 if inputs is not None and inputs.num_bits <= 8 else 16,
         )
+
+
+def _float_form(place: str, weights: _Weights) -> Form:
+    rows, columns = weights.block_structure or (0, 0)
+    strategies = ("block",) if rows else ("tensor", "channel", None)
+    if weights.num_bits != 8 or weights.strategy not in strategies or not weights.symmetric:
+        raise ConfigError(
+            f"{place}: {weights.num_bits} bits with the strategy {weights.strategy!r} are not read, "
+            "but 8 by tensor, channel or block are: use such a checkpoint of floats"
+        )
+    return Form(format="fp8", bits=8, group=columns, rows=rows, codes=E4M3)
 
 
 def _described(place: str, name: str, group: _Group | list[str]) -> _Group:

@@ -234,5 +234,5 @@ def test_quantized_models_generate_and_embed(llm: LLM, quantization: str):
 
 
 def test_quantization_must_be_known():
-    with pytest.raises(ValueError, match="quantization: 'fp8' is not one of int8, int8-dynamic, int4"):
-        LLM("demo", quantization="fp8")
+    with pytest.raises(ValueError, match="quantization: 'fp4' is not one of int8, int8-dynamic, int4"):
+        LLM("demo", quantization="fp4")

@@ -143,7 +143,7 @@ def test_variables_that_kubernetes_makes_are_not_options() -> None:
         (["--config", "/nowhere/file.yaml"], "cannot be read"),
         (["--enable-lora"], "--enable-lora is not supported yet"),
         (["-tp", "0"], "--tensor-parallel-size: must be at least 1"),
-        (["--quantization", "fp8"], "--quantization: 'fp8' is not one of int8"),
+        (["--quantization", "fp4"], "--quantization: 'fp4' is not one of int8"),
         (["--port"], "expected one argument"),
         (["--tasks", "embed,sing"], "--tasks: 'sing' is not one of generate, embed, token_embed, classify"),
         (["--runner", "draft"], "'draft' is not one of auto, generate, pooling"),

@@ -13,6 +13,7 @@ from typing import TypeGuard
 import torch
 from torch import Tensor, nn
 
+from models.quantization.forms import E4M3
 from models.quantization.matrix import Grouped, Matrix, alike
 from worker.host.memory import Arena
 from worker.kernels.cpu.library import INT, LONG, POINTER, Library
@@ -44,6 +45,7 @@ class _Weights(ctypes.Structure):
         ("input_bits", ctypes.c_int),
         ("scale", ctypes.c_int),
         ("offsets", ctypes.c_int),
+        ("e4m3", ctypes.c_int),
         ("order", ctypes.c_void_p),
     ]
 
@@ -167,7 +169,7 @@ class Packer:
         described = _Weights(
             *(None, outputs, first.codes.shape[1], KINDS[first.dtype], gated, sections),
             *(first.bits, first.group, first.input_bits, SCALE_KINDS[first.scales.dtype]),
-            any(part.offsets is not None for part in parts),
+            *(any(part.offsets is not None for part in parts), first.kind == E4M3),
             None if order is None else order.data_ptr(),
         )
         held = [

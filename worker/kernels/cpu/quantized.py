@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.parallel.tree import add_in_pairs
+from models.quantization.forms import E4M3, WHOLE
 from models.quantization.matrix import Grouped, Matrix, stacked
 from worker.kernels.cpu import portable
 
@@ -106,6 +107,8 @@ class Quantized(nn.Parameter):
     has_zeros: bool
     order: Tensor | None
     """The order of the inputs, as `Grouped` has it."""
+    kind: str
+    """What codes mean, as `Grouped` has it."""
 
     @classmethod
     def of(cls, weight: Tensor, scheme: Scheme, sections: int = 1) -> Quantized:
@@ -118,12 +121,15 @@ class Quantized(nn.Parameter):
         """Keep the numbers of a matrix that is quantized already. One with an order has no sections."""
         matrix = matrix.in_groups(sections if matrix.order is None else None)
         sections = 1 if matrix.order is not None else sections or 1
-        values = (matrix.codes.short() - (1 << (matrix.bits - 1))).to(torch.int8)
+        if matrix.kind == E4M3:
+            values = matrix.codes.contiguous().view(torch.int8)
+        else:
+            values = (matrix.codes.short() - (1 << (matrix.bits - 1))).to(torch.int8)
         offsets = None if matrix.offsets is None else torch.cat(matrix.offsets.chunk(sections, dim=1))
         values, scales = (torch.cat(x.chunk(sections, dim=1)) for x in (values, matrix.scales))
         scheme = Scheme(matrix.bits, matrix.group, matrix.input_bits, ())
         made = cls._made(values, scales, offsets, scheme, sections, matrix.plain_bytes)
-        made.order = matrix.order
+        made.order, made.kind = matrix.order, matrix.kind
         return made
 
     @classmethod
@@ -145,7 +151,7 @@ class Quantized(nn.Parameter):
         packed = cls(torch.cat(columns, dim=1), requires_grad=False)
         packed.scheme, packed.inputs, packed.sections = scheme, inputs, sections
         packed.scale_type, packed.has_zeros = scales.dtype, zeros is not None
-        packed.bytes_before, packed.order = bytes_before, None
+        packed.bytes_before, packed.order, packed.kind = bytes_before, None, WHOLE
         return packed
 
     def parts(self, section: int) -> Iterator[Tensor]:
@@ -158,6 +164,8 @@ class Quantized(nn.Parameter):
             values, scales, zeros = piece.split([piece.shape[1] - sum(sizes), *sizes], dim=1)
             if self.scheme.bits == 4:
                 values = torch.stack([values << 4 >> 4, values >> 4], dim=-1).flatten(1)[:, : self.inputs]
+            if self.kind == E4M3:
+                values = values.contiguous().view(torch.float8_e4m3fn)
             scales = scales.clone(memory_format=torch.contiguous_format).view(self.scale_type)
             of_zero = zeros.contiguous().view(torch.uint8) if self.has_zeros else None
             yield widen(values, scales, self.scheme, of_zero)
@@ -213,7 +221,9 @@ def _multiply(x: Tensor, weight: Quantized, bias: Tensor | None) -> Tensor:
     """The product of inputs and a matrix, in float32."""
     if weight.order is not None:
         x = F.pad(x, (0, 1))[:, weight.order.long()]  # the place -1 is the zero behind the last input
-    pieces = [round_inputs(piece, weight.scheme) for piece in x.chunk(weight.sections, dim=1)]
+    pieces = x.float().chunk(weight.sections, dim=1)
+    if weight.kind == WHOLE:
+        pieces = [round_inputs(piece, weight.scheme) for piece in pieces]
     out = add_in_pairs(
         [
             torch.cat([portable.linear(piece, part) for part in weight.parts(section)], dim=-1)

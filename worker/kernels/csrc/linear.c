@@ -11,6 +11,7 @@
 #include "quantized.h"
 #include "threads.h"
 #include "tile.h"
+#include "tile_e4m3.h"
 #include "words.h"
 
 // The functions that compute a tile: by vectors, or from a quantized matrix.
@@ -22,6 +23,7 @@ typedef struct {
 } method;
 
 static method method_for(const weights *w) {
+    if (w->e4m3) return (method){TILE_ROWS, e4m3_dwords(w), lay_e4m3, multiply_e4m3};
     if (w->bits) return (method){quantized_rows(w), quantized_dwords(w), lay_quantized, multiply_quantized};
     return (method){TILE_ROWS, laid_dwords(w), lay_dwords, multiply_vec};
 }

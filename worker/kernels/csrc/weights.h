@@ -33,6 +33,7 @@ typedef struct {
     int input_bits;   // bits to which inputs are rounded: 16 or 8
     int scale;        // the type of scales: FLOAT32, BFLOAT16 or FLOAT16
     int offsets;      // whether groups have them
+    int e4m3;          // whether elements are bytes in e4m3, which have no offsets
     const int *order;  // [inputs] the place of each input in a row of x, or -1 for a zero; NULL: as they come
 } weights;
 
