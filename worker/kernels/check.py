@@ -70,20 +70,7 @@ def _cases(made: torch.Generator, dtype: torch.dtype) -> list[_Case]:
     return [
         *products,
         _Case("linear", (values(13, 80), values(102, 80), values(102)), sections=8),
-        *(
-            _Case(
-                "linear",
-                (values(rows, 80), _grouped(made, dtype, bits, others), values(102)),
-                sections=sections,
-            )
-            for rows, bits, others, sections in (
-                (1, 4, False, 2),
-                (7, 4, True, 1),
-                (3, 8, False, 1),
-                (1, 8, True, 1),
-            )
-        ),
-        *(_Case("linear", (values(rows, 80), _e4m3(made, dtype)), sections=2) for rows in (1, 13)),
+        *_quantized_cases(made, dtype),
         _Case("rms_norm", (x, weight, 1e-5)),
         _Case("add_rms_norm", (x, residual, weight, 1e-5)),
         _Case("sum_squares", (x, 1)),
@@ -103,6 +90,22 @@ def _cases(made: torch.Generator, dtype: torch.dtype) -> list[_Case]:
         _Case("encoder_attention", (q, k, v, step), {"scale": 0.2}),
         _Case("mean", (x,)),
         _Case("normalize", (x.float(),)),
+    ]
+
+
+def _quantized_cases(made: torch.Generator, dtype: torch.dtype) -> list[_Case]:
+    """Products with matrices that a checkpoint holds quantized: whole numbers of 4 and 8 bits, and e4m3."""
+    forms = (
+        (1, 2, _grouped(made, dtype, 4, False)),
+        (7, 1, _grouped(made, dtype, 4, True)),
+        (3, 1, _grouped(made, dtype, 8, False)),
+        (1, 1, _grouped(made, dtype, 8, True)),
+        (1, 2, _e4m3(made, dtype)),
+        (13, 2, _e4m3(made, dtype)),
+    )
+    return [
+        _Case("linear", (torch.randn(rows, 80, generator=made).to(dtype), matrix), sections=sections)
+        for rows, sections, matrix in forms
     ]
 
 
