@@ -19,6 +19,8 @@ from server.status import Dead, Draining, Ready, Restarting, Stalled, Starting
 SECONDS = 1.0
 """Seconds between two events of a stream."""
 MOST_WATCHERS = 32
+_LAST = ("draining", "dead")
+"""States after which a stream has no more events. Pages ask again, and learn what came of the server."""
 
 
 class TooManyWatchers(ApiError):
@@ -89,7 +91,7 @@ class Watch:
             while True:
                 now = look(frontend)
                 event = b"data: " + encode(now) + b"\n\n"
-                if now.state == "draining":
+                if now.state in _LAST:
                     yield event + DONE  # no page may keep a server from ending
                     return
                 yield event
