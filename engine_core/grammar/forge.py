@@ -90,6 +90,6 @@ def _compile(vocabulary: Future[LLTokenizer], grammar: Grammar) -> Compiled:
 
 
 def _in_short(error: str) -> str:
-    """The first line of an error without the remark that it could be longer."""
+    """The first line of an error without the remark that it could be longer; a bare name says nothing."""
     line = error.replace("<non-verbose/>", "").strip().partition("\n")[0].strip()
-    return line[:_LONGEST_ERROR] or "it allows no text"
+    return line[:_LONGEST_ERROR] if " " in line else "it allows no text"

@@ -90,6 +90,7 @@ def test_a_grammar_that_cannot_be_used_is_refused(forging: Forging, grammar: Gra
     [forged] = all_of(forging)
     assert isinstance(forged.outcome, Failed) and forged.outcome.code == 400
     assert forged.outcome.message.startswith("the grammar of the answer cannot be used: ")
+    assert " " in forged.outcome.message.partition(": ")[2]
     assert "\n" not in forged.outcome.message and "verbose" not in forged.outcome.message
 
 
