@@ -53,10 +53,10 @@ TYPES: list[Case] = [
     case(name, tensor(GATE, lambda old, dtype=dtype: old.to(dtype)), GATE, name, *UNFIT)
     for name, dtype in {
         "BOOL": torch.bool,
-        "I8": torch.int8,
-        "U8": torch.uint8,
-        "I64": torch.int64,
-        "F8_E4M3": torch.float8_e4m3fn,
+        "int8": torch.int8,
+        "uint8": torch.uint8,
+        "int64": torch.int64,
+        "float8_e4m3fn": torch.float8_e4m3fn,
         "F8_E5M2": torch.float8_e5m2,
         "float64": torch.float64,
         "C64": torch.complex64,
@@ -159,4 +159,4 @@ def test_a_model_on_the_code_of_transformers_is_checked_as_its_tensors_are_read(
     save_file(held, folder / WEIGHTS)
     assert f"{WEIGHTS}: {name} has 1 of" in refusal(folder)
     save_file({**held, name: held[name].to(torch.int8)}, folder / WEIGHTS)
-    assert f"{name} in {WEIGHTS} holds numbers of the type I8" in refusal(folder)
+    assert f"{name} in {WEIGHTS} holds numbers of the type int8" in refusal(folder)
