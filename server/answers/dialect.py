@@ -55,7 +55,9 @@ class Thinking:
     hides: tuple[str, ...] = ()
     """Markup around the text of an answer, which is no part of it."""
     then: str = ""
-    """What stands between the reasoning and a call."""
+    """What stands between the reasoning and an answer or a call."""
+    answers: str = ""
+    """What stands before the text of an answer, if that is held to a form."""
     told_by: tuple[str, ...] = ()
     """The literals by which it is recognized, if `closes` stand for other things in other families."""
 

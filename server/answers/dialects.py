@@ -227,6 +227,7 @@ THINKING = (
             "<|return|>",
         ),
         then="<|start|>assistant",
+        answers="<|channel|>final<|message|>",
         told_by=("<|constrain|>",),
     ),
     Thinking(

@@ -12,7 +12,7 @@ from server.answers.dialect import Dialect, Thinking, with_marks
 from server.answers.dialects import AUTO, DIALECTS, THINKING, dialect_named, thinking_named
 from server.answers.parts import Arguments, CallBegun, Part
 from server.answers.reader import AnswerReader
-from server.answers.source import FIRST_MARK
+from server.answers.source import FIRST_MARK, is_mark
 from server.errors import BadRequest
 
 _SHORTEST_TOKEN = 4
@@ -89,6 +89,11 @@ class AnswerFormat:
     """What opens the reasoning, as a chat template writes it."""
     opener: str = ""
     """What the model writes before calls, of all that may stand there."""
+
+    @property
+    def tells_calls(self) -> bool:
+        """Whether a grammar can tell calls from text: an opener of several special tokens opens text too."""
+        return is_mark(self.opener) or not is_mark(self.opener[:1])
 
     def as_written(self, text: str) -> str:
         """A text in which marks are special tokens again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -9,11 +10,18 @@ from fastapi import Response
 
 from engine_core.client.add_options import AddOptions
 from server.answers.finding import AnswerFormat
+from server.answers.source import is_mark
+from server.errors import BadRequest
 from server.frontend import Frontend
 from server.grammars import as_grammar
 from server.structured.building import Built
 from server.structured.params import Asked
 from server.structured.thinking import Markers, behind_thinking
+
+_ALIKE = (
+    "This model begins calls with a character with which an answer of the form that is asked may begin too, "
+    "so that no grammar tells them apart. Ask for one of them: `tool_choice` none for the form, or required."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +38,7 @@ async def form_of(
     format: AnswerFormat | None = None,
     prompt: str = "",
     *,
-    calls: bool = False,
+    calls: Built | None = None,
 ) -> Form:
     """The form that was asked for. Raises the error that refuses it.
 
@@ -39,25 +47,34 @@ async def form_of(
     """
     built = await frontend.grammars.prove(asked)
     if format is not None:
-        built = _behind(built, format, prompt, calls=calls)
+        built = _behind(built, format, prompt, calls)
     warnings = [f"{asked.field}: not enforced: {', '.join(built.ignored)}"] if built.ignored else []
     return Form({"grammar": as_grammar(built)}, warnings)
 
 
-def _behind(built: Built, format: AnswerFormat, prompt: str, *, calls: bool) -> Built:
-    """The form behind reasoning, or calls in its place, as far as special tokens tell these apart."""
-    thinking, tokens = format.thinking, {mark: id for id, mark in format.marks.items()}
-    opener = format.opener if calls and format.opener[:1] in tokens else ""
-    if thinking is None and not opener:
+def _behind(built: Built, format: AnswerFormat, prompt: str, calls: Built | None) -> Built:
+    """The form behind reasoning, or calls in its place."""
+    thinking = format.thinking
+    if thinking is None and calls is None:
         return built
+    if calls is not None and _begin_alike(built, format.opener):
+        raise BadRequest(_ALIKE, "tools")
     markers = Markers(
         opens=thinking.opens if thinking else (),
         closes=thinking.closes if thinking else (),
-        tokens=tokens,
+        tokens={mark: id for id, mark in format.marks.items()},
         is_open=format.begins_thinking(prompt),
-        calls=opener,
+        then=thinking.then if thinking else "",
+        answers=thinking.answers if thinking else "",
     )
-    return behind_thinking(built, markers)
+    return behind_thinking(built, markers, calls)
+
+
+def _begin_alike(built: Built, opener: str) -> bool:
+    """Whether an answer may begin with the one character that opens calls: the lexer does not go back then."""
+    if len(opener) != 1 or is_mark(opener):
+        return False
+    return opener == "{" or built.kind != "json" or json.loads(built.text).get("type") != "object"
 
 
 def with_warnings(response: Response, warnings: Iterable[str]) -> Response:

@@ -25,23 +25,28 @@ class Markers:
     tokens: Mapping[str, int]
     is_open: bool
     """Whether the prompt has opened the reasoning; otherwise the model may."""
-    calls: str = ""
-    """What opens a call of a tool, which may take the place of the answer; empty if none may."""
+    then: str = ""
+    """What stands behind the reasoning, before an answer and before calls."""
+    answers: str = ""
+    """What stands before an answer, and not before calls."""
 
 
-def behind_thinking(built: Built, markers: Markers) -> Built:
-    """A grammar of reasoning, as the model writes it, and then the answer that was built."""
+def behind_thinking(built: Built, markers: Markers, calls: Built | None = None) -> Built:
+    """A grammar of reasoning, as the model writes it, and then the answer that was built, or these calls."""
     rules = _Rules(markers.tokens)
-    answer = "@answer"
-    if markers.calls:
-        answer = f"({answer} | {rules.literal(markers.calls)} <[*]>*)"
+    answer = f"{rules.literal(markers.answers)} @answer".lstrip()
+    if calls is not None:
+        answer = f"({answer} | @calls)"
     if markers.closes:
         inside = rules.until(markers.closes)
         openers = " | ".join(map(rules.literal, markers.opens))
-        thought = f"{inside} space?" if markers.is_open else f"(({openers}) {inside} space?)?"
+        behind = f"{inside} space? {rules.literal(markers.then)}".rstrip()
+        thought = behind if markers.is_open else f"(({openers}) {behind})?"
         answer = f"{thought} {answer}"
     text = "\n".join(["%llguidance {}", f"start: {answer}", _SPACE, *rules.found, ""])
     grammars = [{"name": "thinking", "lark_grammar": text}, *_named(built)]
+    if calls is not None:
+        grammars.append({"name": "calls", "lark_grammar": calls.text})
     return msgspec.structs.replace(built, kind="llguidance", text=json.dumps({"grammars": grammars}))
 
 

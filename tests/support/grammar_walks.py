@@ -75,8 +75,12 @@ def walk(vocabulary: Vocabulary, grammar: str, seed: random.Random, *, most: int
 
 
 def accepts(vocabulary: Vocabulary, grammar: str, text: Sequence[int | str]) -> bool:
-    """Whether a text, of which numbers are special tokens, is in the language."""
-    matcher = LLMatcher(vocabulary.tokenizer, LLMatcher.grammar_from_lark(grammar), log_level=0)
+    """Whether a text, of which numbers are special tokens, is in the language.
+
+    The grammar is Lark, or several grammars as llguidance has them in JSON.
+    """
+    known = grammar if grammar.startswith("{") else LLMatcher.grammar_from_lark(grammar)
+    matcher = LLMatcher(vocabulary.tokenizer, known, log_level=0)
     if matcher.is_error():
         raise ValueError(matcher.get_error())
     ids = [id for part in text for id in ([part] if isinstance(part, int) else vocabulary(part))]

@@ -60,7 +60,7 @@ class AnswerWriter:
         if is_mark(opener):
             return self._written(self._behind(), ((self._token_of[opener],),), again=self._several)
         if is_mark(opener[0]):
-            raise Unenforceable("tool_choice auto")  # its opener is several tokens, which also open text
+            raise Unenforceable("tool_choice auto")  # `AnswerFormat.tells_calls` says why
         if self._dialect.only_first:
             answer = lark.one_of((self._calls(), rf"(/[^{_escaped(opener[0])} \n](?s:.*)/)?"))
         else:

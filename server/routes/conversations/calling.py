@@ -11,17 +11,23 @@ from server.answers.dialects import AUTO
 from server.answers.finding import AnswerFormat, format_of
 from server.answers.writing.asked import AskedTool, ask_for_calls
 from server.api.chat import ChatRequest
+from server.errors import BadRequest
 from server.frontend import Frontend
 from server.grammars import as_grammar
 from server.options.table import ServerConfig, ToolStrictLevel
 from server.reading.prompts import Conversation
 from server.reading.tool_prompt import TOLD_DIALECT
+from server.structured.building import Built
 from server.structured.forms import form_of
 from server.structured.params import Asked
 from server.text.tokenizer import Tokenizer
 
 NO_REASONING = "thinking_token_budget: it is not known how this model marks its reasoning"
-FREE_CALLS = "tools: beside a form of the answer, calls are not held to the schemas of tools"
+FREE_CALLS = (
+    "Under `tool_choice` auto the calls of this model cannot be held to a grammar, "
+    "because the tokens that open them also open text"
+)
+_REQUIRE = "Ask with `tool_choice` required, or without `strict`."
 NO_FORM = "tools: no form of calls is known for this model, so that its answers are text"
 
 
@@ -41,8 +47,6 @@ async def plan_calls(
 ) -> Calling:
     """Raises the error that refuses the request, if a schema cannot be enforced and has to be."""
     calling = await _plan_calls(frontend, config, chat, conversation)
-    if (form := chat.asked_form()) is not None and chat.choice.mode != "required":  # or it is calls alone
-        calling = await _hold_to_form(frontend, form, chat, conversation, calling)
     if (budget := chat.thinking_budget) is None:
         return calling
     thinking = calling.format.thinking if calling.format else None
@@ -53,48 +57,52 @@ async def plan_calls(
     return replace(calling, bounds={**calling.bounds, "thinking": bound})
 
 
-async def _hold_to_form(
-    frontend: Frontend, asked: Asked, chat: ChatRequest, conversation: Conversation, calling: Calling
-) -> Calling:
-    """The same with the form that is asked of the answer, which a call may take the place of."""
-    calls = any(map(chat.choice.allows, conversation.tools))
-    form = await form_of(frontend, asked, calling.format, conversation.end, calls=calls)
-    freed = [FREE_CALLS] if "grammar" in calling.bounds else []
-    return replace(
-        calling,
-        bounds={**calling.bounds, **form.bounds},
-        warnings=[*calling.warnings, *form.warnings, *freed],
-    )
-
-
 async def _plan_calls(
     frontend: Frontend, config: ServerConfig, chat: ChatRequest, conversation: Conversation
 ) -> Calling:
     format = format_of(frontend.tokenizer, config.tool_call_parser, config.reasoning_parser)
     choice = chat.choice
+    form = None if choice.mode == "required" else chat.asked_form()  # what is required is calls alone
     names = [name for name in conversation.tools if choice.allows(name)]
-    if not names:
-        return Calling(format if format.thinking else None)
-    if format.dialect is None:
-        if choice.mode != "required" or config.tool_call_parser != AUTO:
-            return Calling(format if format.thinking else None, warnings=[NO_FORM])
+    if names and format.dialect is None and choice.mode == "required" and config.tool_call_parser == AUTO:
         format = format_of(frontend.tokenizer, TOLD_DIALECT, config.reasoning_parser)
+    if not names or format.dialect is None:
+        calling = Calling(format if format.thinking else None, warnings=[NO_FORM] if names else [])
+        return calling if form is None else await _hold_to_form(frontend, form, conversation, calling)
     asked = _asked_tools(chat, conversation, names, config.tool_strict_level)
     several = chat.parallel_tool_calls is not False and not choice.is_named
+    if form is not None:
+        alone = replace(format, thinking=None)  # the form of the answer says where reasoning stands
+        ask = ask_for_calls(alone, asked, required=True, several=several, is_thinking=False)
+        calls = await frontend.grammars.prove(ask)
+        return await _hold_to_form(
+            frontend, form, conversation, Calling(format, warnings=_said(calls)), calls
+        )
     is_free = choice.mode == "auto" and several and len(names) == len(conversation.tools)
     if is_free and config.tool_strict_level == "auto" and not any(tool.bound for tool in asked):
         return Calling(format)
+    if choice.mode == "auto" and not format.tells_calls:
+        if strict := [tool.name for tool in asked if tool.strict]:
+            raise BadRequest(f"`strict` is true for {', '.join(strict)}. {FREE_CALLS}. {_REQUIRE}", "tools")
+        return Calling(format, warnings=[f"tools: {FREE_CALLS}"])
+    is_thinking = format.begins_thinking(conversation.end)
+    required = choice.mode == "required"
     built = await frontend.grammars.prove(
-        ask_for_calls(
-            format,
-            asked,
-            required=choice.mode == "required",
-            several=several,
-            is_thinking=format.begins_thinking(conversation.end),
-        )
+        ask_for_calls(format, asked, required=required, several=several, is_thinking=is_thinking)
     )
-    warnings = [f"not enforced of the schemas of tools: {', '.join(built.ignored)}"] if built.ignored else []
-    return Calling(format, {"grammar": as_grammar(built)}, warnings)
+    return Calling(format, {"grammar": as_grammar(built)}, _said(built))
+
+
+def _said(built: Built) -> list[str]:
+    return [f"not enforced of the schemas of tools: {', '.join(built.ignored)}"] if built.ignored else []
+
+
+async def _hold_to_form(
+    frontend: Frontend, asked: Asked, conversation: Conversation, calling: Calling, calls: Built | None = None
+) -> Calling:
+    """The same with the form that is asked of the answer, which `calls` may take the place of."""
+    form = await form_of(frontend, asked, calling.format, conversation.end, calls=calls)
+    return replace(calling, bounds=form.bounds, warnings=[*calling.warnings, *form.warnings])
 
 
 def _budget(tokenizer: Tokenizer, format: AnswerFormat, budget: int, prompt: str, *, calls: bool) -> Thinking:

@@ -13,6 +13,7 @@ from fake_vocabularies import with_tokens
 
 from engine_core.protocol import Grammar, Thinking
 from server.answers.writing.asked import AskedCalls
+from server.structured.params import Asked
 
 PATH = "/v1/chat/completions"
 USER = {"role": "user", "content": "hi"}
@@ -179,6 +180,58 @@ async def test_without_a_known_form_a_model_is_told_one(frontend: FakeFrontend, 
     assert prompt.count("<system>") == 1 and prompt.startswith(
         "<system>Be kind." if system else "<system>You"
     )
+
+
+FORM = {"response_format": {"type": "json_object"}}
+
+
+async def test_calls_take_the_place_of_a_form_and_keep_their_own(frontend: FakeFrontend) -> None:
+    with_tokens(frontend, "<think>", "</think>")
+    client = serving(frontend, reasoning_parser="qwen3")
+    body = {"messages": [USER], "tools": [STRICT, G], **FORM}
+    response = await client.post(PATH, json={**body, "parallel_tool_calls": False})
+    assert response.status_code == 200 and "warning" not in response.headers
+    calls, form = sorted(frontend.proved, key=lambda each: not isinstance(each, AskedCalls))
+    assert isinstance(calls, AskedCalls) and calls.required and not calls.several and not calls.thinking
+    assert isinstance(form, Asked) and form.constraint() == "json_object"
+    bound = grammar(frontend)
+    assert bound is not None and "(@answer | @calls)" in bound.text and "city" in bound.text
+
+
+@pytest.mark.parametrize("choice", [REQUIRED, NAMED])
+async def test_what_is_required_is_calls_whatever_the_form(
+    frontend: FakeFrontend, choice: dict[str, Any]
+) -> None:
+    await choice_of(serving(frontend), F, **choice, **FORM)
+    assert asked(frontend).required
+
+
+async def test_a_form_binds_where_no_tool_may_be_called(frontend: FakeFrontend) -> None:
+    await choice_of(serving(frontend), F, tool_choice="none", **FORM)
+    [form] = frontend.proved
+    assert isinstance(form, Asked)
+
+
+async def test_a_form_that_begins_like_a_call_is_refused(frontend: FakeFrontend) -> None:
+    client = serving(frontend, tool_call_parser="llama3_json")
+    error = await refusal(client, PATH, messages=[USER], tools=[F], **FORM)
+    assert error["param"] == "tools" and "no grammar tells them apart" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("tools", "body"), [([F], {"parallel_tool_calls": False}), ([F, G], allowed("auto", "g"))]
+)
+async def test_calls_that_no_grammar_tells_from_text(
+    frontend: FakeFrontend, tools: list[Any], body: dict[str, Any]
+) -> None:
+    with_tokens(frontend, "<|channel|>", "<|message|>", "<|call|>", "<|start|>", "<|end|>")
+    client = serving(frontend, "text", tool_call_parser="openai")
+    body = {"messages": [USER], "tools": tools, **body}
+    response = await client.post(PATH, json=body)
+    assert response.status_code == 200 and "cannot be held to a grammar" in response.headers["warning"]
+    assert grammar(frontend) is None and not frontend.proved
+    error = await refusal(client, PATH, **{**body, "tools": [STRICT, tool("g", strict=True)]})
+    assert error["param"] == "tools" and "`tool_choice` required" in error["message"]
 
 
 async def test_a_budget_of_thinking(frontend: FakeFrontend) -> None:

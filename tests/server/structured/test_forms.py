@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 from fastapi import Response
 
 from server.answers.dialect import Thinking
+from server.answers.dialects import THINKING_BY_NAME
 from server.answers.finding import AnswerFormat
+from server.errors import BadRequest
 from server.frontend import Frontend
 from server.structured.building import Built, build
 from server.structured.forms import Form, form_of, with_warnings
 from server.structured.params import Asked, StructuredOutputsParams
 
-OPEN, CLOSE, CALL = "\ue000", "\ue001", "\ue002"
+CALLS = Built("lark", "start: <[9]>")
+OPEN, CLOSE, CALL = "\ud800", "\ud801", "\ud802"
 MARKS = {7: OPEN, 8: CLOSE, 9: CALL}
 THINKS = AnswerFormat(
     thinking=Thinking("think", (OPEN,), (CLOSE,)), marks=MARKS, opens=("<think>",), opener=CALL
@@ -28,7 +33,7 @@ class Grammars:
 
 
 async def form(
-    format: AnswerFormat | None = None, prompt: str = "", *, calls: bool = False, **params: Any
+    format: AnswerFormat | None = None, prompt: str = "", *, calls: Built | None = None, **params: Any
 ) -> Form:
     frontend = cast("Frontend", SimpleNamespace(grammars=Grammars()))
     asked = Asked(StructuredOutputsParams(**(params or {"regex": "[0-9]"})), "response_format")
@@ -53,11 +58,34 @@ async def test_reasoning_comes_before_the_answer() -> None:
     assert start(await form(THINKS, "a")) == "start: ((<[7]>) (TEXT <[8]> ) space?)? @answer"
 
 
-async def test_a_call_may_take_the_answer_s_place_if_a_special_token_opens_it() -> None:
-    assert start(await form(THINKS, "<think>", calls=True)).endswith("space? (@answer | <[9]> <[*]>*)")
-    textual = AnswerFormat(opener="{", marks=MARKS)
-    grammar = (await form(textual, calls=True)).bounds.get("grammar")
-    assert grammar is not None and grammar.kind == "regex"
+async def test_calls_may_take_the_answer_s_place() -> None:
+    found = start(await form(THINKS, "<think>", calls=CALLS))
+    assert found == "start: (TEXT <[8]> ) space? (@answer | @calls)"
+    textual = AnswerFormat(opener="<call>", marks=MARKS)
+    assert start(await form(textual, calls=CALLS)) == "start: (@answer | @calls)"
+
+
+@pytest.mark.parametrize(
+    ("opener", "params", "refused"),
+    [
+        ("{", {"json": {"type": "object"}}, True),
+        ("[", {"json": {"type": "object"}}, False),
+        ("[", {"json": {"type": "array"}}, True),
+        ("[", {"regex": "[0-9]"}, True),
+        (CALL, {"regex": "[0-9]"}, False),
+    ],
+)
+async def test_calls_that_begin_like_the_answer_are_refused(
+    opener: str, params: dict[str, Any], refused: bool
+) -> None:
+    with pytest.raises(BadRequest, match="tool_choice") if refused else nullcontext():
+        await form(AnswerFormat(opener=opener, marks=MARKS), calls=CALLS, **params)
+
+
+async def test_harmony_names_the_channel_of_an_answer() -> None:
+    harmony = AnswerFormat(thinking=THINKING_BY_NAME["openai_gptoss"])
+    found = start(await form(harmony, calls=CALLS))
+    assert found.endswith('space? "<|start|>assistant")? ("<|channel|>final<|message|>" @answer | @calls)')
 
 
 async def test_what_is_not_enforced_becomes_a_header() -> None:

@@ -11,7 +11,7 @@ from spelled import byte_spelling
 from engine_core.grammar.forge import Forge
 from engine_core.protocol import Grammar
 from engine_core.walking.walker import GrammarError
-from server.structured.building import build
+from server.structured.building import Built, build
 from server.structured.params import Asked, StructuredOutputsParams
 from server.structured.thinking import Markers, behind_thinking
 
@@ -29,9 +29,12 @@ ANSWERS: list[dict[str, Any]] = [
 ]
 
 
-def accepts(markers: Markers, params: dict[str, Any], text: str) -> bool:
+CALLS = Built("lark", f'start: <[{CALL}]> /[0-9]/ "!"')
+
+
+def accepts(markers: Markers, params: dict[str, Any], text: str, calls: Built | None = None) -> bool:
     """Whether a text is allowed, in which [, ] and ^ stand for the special tokens."""
-    built = behind_thinking(build(Asked(StructuredOutputsParams(**params), "f"), {}), markers)
+    built = behind_thinking(build(Asked(StructuredOutputsParams(**params), "f"), {}), markers, calls)
     grammar = Grammar(built.kind, built.text)
     forge = Forge(SPELLING, 260, "", lambda: None)
     walker = forge.walker(forge.compile(grammar).result(), grammar)
@@ -47,8 +50,8 @@ def accepts(markers: Markers, params: dict[str, Any], text: str) -> bool:
     return True
 
 
-def special(*, is_open: bool, calls: str = "") -> Markers:
-    return Markers(["\ue000"], ["\ue001"], TOKENS, is_open, calls)
+def special(*, is_open: bool) -> Markers:
+    return Markers(["\ue000"], ["\ue001"], TOKENS, is_open)
 
 
 PLAIN = Markers(["Thoughts:"], ["Reply:", "So:\n"], {}, is_open=False)
@@ -80,13 +83,22 @@ def test_markers_may_be_text() -> None:
 
 
 def test_a_call_may_take_the_place_of_the_answer() -> None:
-    with_calls = special(is_open=True, calls="\ue002")
-    assert accepts(with_calls, ANSWERS[0], "thought]^anything ]")
-    assert accepts(with_calls, ANSWERS[0], "thought]12")
-    assert not accepts(with_calls, ANSWERS[0], "thought]anything")
-    only_calls = Markers([], [], TOKENS, is_open=False, calls="\ue002")
-    assert accepts(only_calls, ANSWERS[0], "^x") and accepts(only_calls, ANSWERS[0], "12")
-    assert not accepts(only_calls, ANSWERS[0], "x")
+    opened = special(is_open=True)
+    assert accepts(opened, ANSWERS[0], "thought]^7!", CALLS)
+    assert accepts(opened, ANSWERS[0], "thought]12", CALLS)
+    for wrong in ("thought]anything", "thought]^x!", "thought]12^7!", "thou^7!"):
+        assert not accepts(opened, ANSWERS[0], wrong, CALLS)
+    only_calls = Markers([], [], TOKENS, is_open=False)
+    assert accepts(only_calls, ANSWERS[0], "^7!", CALLS) and accepts(only_calls, ANSWERS[0], "12", CALLS)
+    assert not accepts(only_calls, ANSWERS[0], "x", CALLS)
+
+
+def test_what_the_model_writes_between_reasoning_and_an_answer() -> None:
+    told = Markers(["\ue000"], ["\ue001"], TOKENS, is_open=False, then="|", answers=">")
+    for right in ("[so]|>12", ">12", "[so]|^7!", "^7!"):
+        assert accepts(told, ANSWERS[0], right, CALLS)
+    for wrong in ("12", "[so]12", "[so]>12", ">^7!"):
+        assert not accepts(told, ANSWERS[0], wrong, CALLS)
 
 
 def test_options_of_json_are_kept() -> None:

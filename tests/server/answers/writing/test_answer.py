@@ -20,12 +20,16 @@ from server.answers.reader import AnswerReader
 from server.answers.source import FIRST_MARK
 from server.answers.writing.answer import AnswerWriter, Written
 from server.answers.writing.lark import ANY_OBJECT, ToolForm, Unenforceable
+from server.structured.building import Built
+from server.structured.thinking import Markers, behind_thinking
 
 SPECIAL = re.compile(
     r"<\|[^|>]*\|>|<｜[^｜>]*｜>|｜DSML｜|</?(?:seed:|minimax:|start_|end_)?(?:tool_call|function_call)>"
     r'|\[[A-Z_]{3,}\]|<\|"\|>|<\|tool_call>|<tool_call\|>|<escape>|<TOOLCALL>|</?think>'
 )
 """The markers that are special tokens in the vocabularies of their families."""
+
+NO_ARGUMENTS = ToolForm("f", {"type": "object", "properties": {}, "additionalProperties": False})
 
 
 @cache
@@ -107,6 +111,23 @@ def test_what_the_grammar_allows_is_read_back(name: str, special: bool) -> None:
             continue
         answer = read_back(format, tools, vocabulary.text(ids, dict(format.marks)))
         assert answer.calls and (several or len(answer.calls) == 1) and not answer.text.strip()
+
+
+OBJECT = Built("json", json.dumps({"type": "object", "properties": {"name": {"type": "string"}}}))
+
+
+@pytest.mark.parametrize("special", [True, False], ids=["special tokens", "text"])
+@pytest.mark.parametrize("name", [each.name for each in DIALECTS if each.opens[0] != "{"])
+def test_calls_or_an_answer_of_a_form(name: str, special: bool) -> None:
+    format, vocabulary = format_of(name, special=special), vocabulary_of(name, special)
+    calls = AnswerWriter(format, [NO_ARGUMENTS], several=False, is_thinking=False).required().lark
+    tokens = {mark: id for id, mark in format.marks.items()}
+    either = behind_thinking(OBJECT, Markers((), (), tokens, is_open=False), Built("lark", calls)).text
+    call = next(ids for number in range(99) if (ids := walk(vocabulary, calls, random.Random(number))))
+    assert read_back(format, [NO_ARGUMENTS], vocabulary.text(call, dict(format.marks))).calls
+    assert accepts(vocabulary, either, call)
+    assert accepts(vocabulary, either, ['{"name": "f"}']) and accepts(vocabulary, either, ["{}"])
+    assert not accepts(vocabulary, either, ["{}", *call]) and not accepts(vocabulary, either, ["no"])
 
 
 CITY = ToolForm("f", {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]})

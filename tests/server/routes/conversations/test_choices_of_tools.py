@@ -9,7 +9,7 @@ import pytest
 from fake_api import post
 from fake_frontend import FakeFrontend
 
-from engine_core.protocol import Thinking
+from engine_core.protocol import Grammar, Thinking
 from server.answers.writing.asked import AskedCalls
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -93,3 +93,26 @@ async def test_thinking_has_a_budget(frontend: FakeFrontend, client: httpx.Async
     await post(client, "/v1/messages", **MESSAGE, thinking={"type": "enabled", "budget_tokens": 1024})
     thinking = frontend.asked[-1][2].get("thinking")
     assert isinstance(thinking, Thinking) and thinking.budget == 1024
+
+
+FORM = {"type": "json_schema", "name": "answer", "schema": {"type": "object", "properties": {"n": {}}}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", {**RESPONSE, "text": {"format": FORM}}),
+        ("/v1/messages", {**MESSAGE, "output_config": {"format": FORM}}),
+    ],
+)
+async def test_calls_may_take_the_place_of_a_form(
+    frontend: FakeFrontend, client: httpx.AsyncClient, path: str, body: dict[str, Any], stream: bool
+) -> None:
+    response = await client.post(path, json={"model": "tiny", **body, "stream": stream})
+    assert response.status_code == 200 and "get_weather" in response.text
+    [calls] = [each for each in frontend.proved if isinstance(each, AskedCalls)]
+    assert calls.required and not calls.thinking
+    assert len(frontend.proved) == 2
+    grammar = frontend.asked[-1][2].get("grammar")
+    assert isinstance(grammar, Grammar) and "(@answer | @calls)" in grammar.text
