@@ -71,7 +71,7 @@ def _behind(built: Built, format: AnswerFormat, prompt: str, calls: Built | None
 
 
 def _begin_alike(built: Built, opener: str) -> bool:
-    """Whether an answer may begin with the one character that opens calls: the lexer does not go back then."""
+    """Whether an answer may begin with the one character that opens calls. The lexer does not go back."""
     if len(opener) != 1 or is_mark(opener):
         return False
     return opener == "{" or built.kind != "json" or json.loads(built.text).get("type") != "object"

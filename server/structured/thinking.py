@@ -78,7 +78,7 @@ class _Rules:
 
     def _pieces(self, text: str) -> list[str]:
         if not self.tokens:
-            return [text]
+            return [text] if text else []
         marks = f"([{''.join(map(re.escape, self.tokens))}])"
         return [piece for piece in re.split(marks, text) if piece]
 
