@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import Field, model_validator
 
 from server.api.common import CacheDiagnoses, GenerationBody, Usage
+from server.api.conversations.reasoning_options import ReasoningOptions
 from server.api.conversations.tool_choice import ToolChoice, read_tool_choice
 from server.api.fields import MEANINGLESS, UNSUPPORTED, Bounds, Flag
 from server.api.logprobs import ChatLogprobs, PromptLogprobs
 from server.api.messages import Messages, TemplateOptions
 from server.errors import BadRequest
 from server.requests.sampling import SamplingParams
-from server.text.style import Effort, Style, Verbosity
+from server.text.style import Style, Verbosity
 
 
-class ChatRequest(GenerationBody, TemplateOptions):
+class ChatRequest(GenerationBody, TemplateOptions, ReasoningOptions):
     unsupported = {
         **UNSUPPORTED,
         "best_of": (1,),
@@ -54,19 +55,6 @@ class ChatRequest(GenerationBody, TemplateOptions):
     parallel_tool_calls: Flag | None = Field(
         default=None, description="false: an answer calls one tool at most."
     )
-    include_reasoning: Flag = Field(default=True, description="Answer with the reasoning too.")
-    reasoning_effort: Effort | None = Field(
-        default=None,
-        description="Passed to the chat template, if that reads it; none switches thinking off where the "
-        "template has a switch, and all others switch it on.",
-    )
-    enable_thinking: Flag | None = Field(
-        default=None, description="The template's switch for thinking, whatever its name there."
-    )
-    thinking_token_budget: Annotated[int, Field(ge=-1)] | None = Field(
-        default=None,
-        description="The most tokens of reasoning, after which its end is written; -1 is no bound.",
-    )
     verbosity: Verbosity | None = Field(
         default=None, description="Passed to the chat template, if that reads it."
     )
@@ -87,13 +75,8 @@ class ChatRequest(GenerationBody, TemplateOptions):
     @property
     def style(self) -> Style | None:
         """What is said of the manner of the answer, if anything is."""
-        style = Style(self.reasoning_effort, self.verbosity, self.enable_thinking, self.thinking_budget)
+        style = Style(self.effort, self.verbosity, self.thinks, self.thinking_budget)
         return None if style == Style() else style
-
-    @property
-    def thinking_budget(self) -> int | None:
-        """The most tokens of reasoning, if there is a bound."""
-        return None if self.thinking_token_budget == -1 else self.thinking_token_budget
 
     @property
     def most_tokens(self) -> int | None:

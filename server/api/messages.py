@@ -127,11 +127,14 @@ class Tool(BaseModel):
     type: Literal["function"] = "function"
     function: FunctionTool
     is_custom: Flag = Field(default=False, description="Set by the server for tools of the type custom.")
+    is_told: Flag = Field(
+        default=False, description="Set by the server for those with a grammar that is not enforced."
+    )
 
     _of_custom = model_validator(mode="before")(function_of)
 
     def for_template(self) -> Template:
-        return self.model_dump(exclude_none=True, exclude={"is_custom"})
+        return self.model_dump(exclude_none=True, exclude={"is_custom", "is_told"})
 
 
 def _with_contents(messages: list[Message]) -> list[Message]:

@@ -9,6 +9,7 @@ import msgspec
 from server.api.chat import ChatRequest
 from server.api.common import GenerationBody
 from server.api.completions import CompletionRequest
+from server.api.conversations.custom_tools import MOST_NAMED, UNENFORCED
 from server.api.fields import check_text
 from server.api.messages import Message, TemplateOptions
 from server.api.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
@@ -92,6 +93,7 @@ def read_chat(body: ChatRequest, reader: Reader) -> Conversation:
     else:
         said = []
     functions = [tool.function for tool in body.tools or ()]
+    told = [tool.function.name for tool in body.tools or () if tool.is_told]
     return Conversation(
         prompt,
         Said(last.role, last.text() if body.echo else ""),
@@ -100,6 +102,7 @@ def read_chat(body: ChatRequest, reader: Reader) -> Conversation:
         tools={each.name: NO_ARGUMENTS if each.parameters is None else each.parameters for each in functions},
         strict_tools=[each.name for each in functions if each.strict],
         custom_tools=[tool.function.name for tool in body.tools or () if tool.is_custom],
+        warnings=[f"{UNENFORCED}: {', '.join(told[:MOST_NAMED])}"] if told else [],
     )
 
 

@@ -9,6 +9,10 @@ from typing import Any
 from server.errors import BadRequest
 
 INPUT = "input"
+UNENFORCED = "grammars told to the model but not enforced"
+"""What a client is told of the names of some custom tools."""
+MOST_NAMED = 16
+"""The most names that one warning has."""
 _SYNTAXES = ("lark", "regex")
 
 
@@ -22,7 +26,7 @@ def function_of(tool: object) -> object:
     function: dict[str, Any] = {"name": custom.get("name"), "parameters": _parameters(custom.get("format"))}
     if custom.get("description") is not None:
         function["description"] = custom["description"]
-    return {"type": "function", "function": function, "is_custom": True}
+    return {"type": "function", "function": function, "is_custom": True, "is_told": _is_told(custom)}
 
 
 def call_of(call: object) -> object:
@@ -37,6 +41,12 @@ def call_of(call: object) -> object:
         "type": "function",
         "function": {"name": custom.get("name"), "arguments": arguments},
     }
+
+
+def _is_told(custom: Mapping[str, Any]) -> bool:
+    """Whether there is a grammar that the model is told but not held to."""
+    grammar = (custom.get("format") or {}).get("grammar")
+    return grammar is not None and grammar.get("syntax") != "regex"
 
 
 def _parameters(form: object) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pydantic import Field, PlainValidator, model_validator
 
 from server.api.chat import ChatRequest
 from server.api.common import NO_ENTRIES, Int64, Strings, Timeout
+from server.api.conversations.custom_tools import MOST_NAMED, UNENFORCED
 from server.api.conversations.response_items import KEPT_NOWHERE, InputReader
 from server.api.conversations.response_tools import Tools, read_tool_choice, read_tools
 from server.api.conversations.transcript import chat_request, objects_of
@@ -18,8 +19,6 @@ from server.errors import BadRequest
 from server.requests.facts import LIMITS
 
 MAX_ITEMS = 8192
-MOST_NAMED = 16
-"""The most names in one warning."""
 
 INCLUDED = {
     "message.output_text.logprobs": True,
@@ -205,7 +204,7 @@ class ResponsesRequest(Body):
         """What of the request has no effect though it could have."""
         causes = {
             "tools left out, which this server does not run": self.known_tools.left_out,
-            "grammars told to the model but not enforced": self.known_tools.free,
+            UNENFORCED: self.known_tools.free,
             "items left out, which no model here reads": self._read.left_out,
         }
         return [f"{cause}: {', '.join(names[:MOST_NAMED])}" for cause, names in causes.items() if names]

@@ -96,6 +96,14 @@ async def test_a_regular_expression_binds_the_input(
     assert asked.tools[0].schema["properties"]["input"]["pattern"] == "^(?:[a-z]+|[0-9]+)$"
 
 
+async def test_a_grammar_that_is_only_told(client: httpx.AsyncClient) -> None:
+    for syntax, warning in (("lark", "grammars told to the model but not enforced: run"), ("regex", None)):
+        tools = [custom(**grammar(syntax, "start: A"))]
+        response = await client.post(PATH, json={"messages": [USER], "tools": tools})
+        assert response.status_code == 200
+        assert response.headers.get("warning") == (warning and f'299 - "{warning}"')
+
+
 @pytest.mark.parametrize(
     "tool",
     [{"type": "custom"}, custom(format="x"), custom(**grammar("bnf", "x")), custom(**grammar("lark", None))],  # type: ignore[arg-type]

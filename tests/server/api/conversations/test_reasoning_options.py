@@ -1,0 +1,75 @@
+"""What is said of reasoning, in the words of each API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from server.api.chat import ChatRequest
+from server.api.completions import CompletionRequest
+from server.errors import BadRequest
+from server.text.style import Style
+
+
+def chat(**fields: Any) -> ChatRequest:
+    return ChatRequest.model_validate({"messages": [{"role": "user", "content": "hi"}], **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "style"),
+    [
+        ({"reasoning": {"effort": "high"}}, Style(effort="high")),
+        ({"reasoning": {"max_tokens": 7}}, Style(budget=7)),
+        ({"reasoning": {"enabled": False}}, Style(thinks=False)),
+        (
+            {"reasoning": {"effort": "low", "enabled": True}, "reasoning_effort": "low"},
+            Style("low", None, True),
+        ),
+        ({"reasoning_budget": 0}, Style(budget=0)),
+        ({"reasoning_budget": -1}, None),
+        ({"reasoning": {}}, None),
+        ({"thinking_token_budget": 5}, Style(budget=5)),
+    ],
+)
+def test_each_name_has_its_meaning(fields: dict[str, Any], style: Style | None) -> None:
+    body = chat(**fields)
+    assert body.style == style and body.thinking_budget == (style.budget if style else None)
+    assert body.shows_reasoning
+    assert ChatRequest.model_validate(body.without_texts()).style == style
+
+
+def test_reasoning_may_be_left_out_of_the_answer() -> None:
+    assert not chat(reasoning={"exclude": True}).shows_reasoning
+    assert not chat(include_reasoning=False).shows_reasoning
+    assert not chat(include_reasoning=False, reasoning={"exclude": False}).shows_reasoning
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"reasoning": {"effort": "low"}, "reasoning_effort": "high"}, "reasoning_effort"),
+        ({"reasoning": {"enabled": True}, "enable_thinking": False}, "enable_thinking"),
+        ({"reasoning": {"max_tokens": 5}, "reasoning_budget": 5}, "reasoning_budget"),
+        ({"thinking_token_budget": 1, "reasoning_budget": 2}, "thinking_token_budget"),
+    ],
+)
+def test_what_is_said_twice_is_refused(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        chat(**fields)
+    assert caught.value.param == named
+
+
+@pytest.mark.parametrize(
+    "fields", [{"reasoning": {"efort": "low"}}, {"reasoning": {"max_tokens": -2}}, {"reasoning_budget": -2}]
+)
+def test_a_wrong_value_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        chat(**fields)
+
+
+def test_a_prompt_of_text_has_no_budget() -> None:
+    with pytest.raises(BadRequest, match="/v1/chat/completions") as caught:
+        CompletionRequest.model_validate({"prompt": "hi", "thinking_token_budget": 3})
+    assert caught.value.param == "thinking_token_budget"
