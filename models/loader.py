@@ -26,9 +26,9 @@ from models.model import ModelSetup, ServedModel
 from models.parallel.parallel import Parallel
 from models.parallel.shares import most_ranks_of
 from models.pooling.config import PoolingConfig
+from models.quantization.coding import Quantization
 from models.quantization.config import read_quantization
 from models.quantization.formats.unused import ignore_scales_of_tensors
-from models.quantization.forms import Quantization
 from models.registry import resolve
 
 logger = logging.getLogger(__name__)

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from models.checkpoint.files import Cut, Source, Stored, WeightsError, open_source
 from models.checkpoint.headers import shown
+from models.quantization.coding import Coding, Quantization
 from models.quantization.formats.registry import FORMATS
-from models.quantization.forms import Form, Quantization
 from models.quantization.matrix import Grouped, Matrix
 
 FLOATS = ("float32", "float16", "bfloat16")
@@ -264,7 +264,7 @@ class Weights:
 
         `transposed`: a plain one is stored as [inputs, outputs].
         """
-        if form := self._form:
+        if form := self._coding:
             matrix = FORMATS[form.format].read(self, form, shape, cut)
             return self._zeros(shape, cut) if matrix is None else matrix
         if not transposed:
@@ -274,28 +274,28 @@ class Weights:
 
     def plain_matrix(self, shape: tuple[int, int], cut: Cut | None, dtype: torch.dtype) -> Tensor:
         """Read a matrix as plain numbers of this type, whatever its form."""
-        if self._form is None:
+        if self._coding is None:
             return self.take("weight", shape, cut, dtype)
         matrix = self.matrix(shape, cut)
         return matrix.widened(dtype) if isinstance(matrix, Grouped) else matrix.to(dtype)
 
     def ignore_matrix(self) -> None:
-        self.ignore("weight" if self._form is None else "")
+        self.ignore("weight" if self._coding is None else "")
 
     @property
     def has_matrix(self) -> bool:
         """Whether the checkpoint has a matrix in this scope, plain or quantized."""
-        return "weight" in self or self._form is not None
+        return "weight" in self or self._coding is not None
 
     @property
-    def _form(self) -> Form | None:
-        """The form of this scope's matrix; None if it is plain, also if it was to be quantized."""
+    def _coding(self) -> Coding | None:
+        """The coding of this scope's matrix; None if it is plain, also if it was to be quantized."""
         quantization = self.reading.quantization
-        form = None if quantization is None else quantization.form_of(self.path)
-        if form is None or not self.reading.is_real:
-            return form
-        format = FORMATS[form.format]
-        return form if self.reading.stored_type(self._join(format.main)) in format.kinds else None
+        coding = None if quantization is None else quantization.coding_of(self.path)
+        if coding is None or not self.reading.is_real:
+            return coding
+        format = FORMATS[coding.format]
+        return coding if self.reading.stored_type(self._join(format.main)) in format.kinds else None
 
     def _zeros(self, shape: tuple[int, int], cut: Cut | None) -> Tensor:
         zeros = torch.zeros((), device=self.device, dtype=self.dtype).expand(shape)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from models.config import ConfigError, ModelConfig
-from models.quantization.forms import Quantization
+from models.quantization.coding import Quantization
 from models.quantization.methods.auto_round import AutoRound, AutoRoundFields
 from models.quantization.methods.awq import Awq, AwqFields
 from models.quantization.methods.compressed import Compressed, CompressedFields

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.quantization.forms import E4M3, WHOLE
+from models.quantization.coding import E4M3, WHOLE
 
 _MOST_IN_GROUP = 128
 """Inputs of the largest groups that kernels know. Larger ones are divided: all pieces have the same scale."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from models.context import ForwardContext
 from models.ops import reference
 from models.ops.head_prep import HeadPrep
-from models.quantization.forms import E4M3
+from models.quantization.coding import E4M3
 from models.quantization.matrix import Grouped
 
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from models.checkpoint.files import Cut
+from models.quantization.coding import Coding
 from models.quantization.formats.scope import SCALES, Scope, covering
 from models.quantization.formats.words import WORD_BITS, unpacked
-from models.quantization.forms import Form
 from models.quantization.matrix import Grouped, from_column
 
 MAIN = "qweight"
@@ -15,10 +15,10 @@ _NIBBLES = [0, 4, 1, 5, 2, 6, 3, 7]
 """The nibble of a word that holds each of its eight outputs."""
 
 
-def read(scope: Scope, form: Form, shape: tuple[int, int], cut: Cut | None) -> Grouped | None:
+def read(scope: Scope, coding: Coding, shape: tuple[int, int], cut: Cut | None) -> Grouped | None:
     """Read a matrix [outputs, inputs] or a piece of it; None if only headers are compared."""
     outputs, inputs = shape
-    each, group = WORD_BITS // form.bits, form.group or inputs
+    each, group = WORD_BITS // coding.bits, coding.group or inputs
     by_rows = cut is not None and cut.dim == 0
     columns_cut, rows_cut = (None, cut) if by_rows else (cut, None)
     of_rows, rows = covering(rows_cut, each, outputs, dim=1)
@@ -32,14 +32,14 @@ def read(scope: Scope, form: Form, shape: tuple[int, int], cut: Cut | None) -> G
     if scope.headers_only:
         return None
     matrix = Grouped(
-        codes=_in_order(codes, form.bits)[:, rows].t(),
-        bits=form.bits,
-        group=form.group,
+        codes=_in_order(codes, coding.bits)[:, rows].t(),
+        bits=coding.bits,
+        group=coding.group,
         scales=scales.t(),
-        offsets=_in_order(zeros, form.bits)[:, rows].t(),
+        offsets=_in_order(zeros, coding.bits)[:, rows].t(),
         inputs=len(codes),
         dtype=scope.dtype,
-        input_bits=form.input_bits,
+        input_bits=coding.input_bits,
     )
     return from_column(matrix, columns_cut.start if columns_cut else 0)
 

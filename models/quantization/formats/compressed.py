@@ -6,22 +6,22 @@ import torch
 from torch import Tensor
 
 from models.checkpoint.files import Cut
+from models.quantization.coding import Coding
 from models.quantization.formats.scope import SCALES, Scope, covering, groups_of, refuse
 from models.quantization.formats.words import WORD_BITS, unpacked
-from models.quantization.forms import Form
 from models.quantization.matrix import Grouped, from_column, sorted_by_group
 
 PACKED, PLAIN = "weight_packed", "weight"
 
 
-def read(scope: Scope, form: Form, shape: tuple[int, int], cut: Cut | None) -> Grouped | None:
+def read(scope: Scope, coding: Coding, shape: tuple[int, int], cut: Cut | None) -> Grouped | None:
     """Read a matrix [outputs, inputs] or a piece of it; None if only headers are compared."""
     columns_cut = cut if cut is not None and cut.dim == 1 else None
-    codes = _codes(scope, form, shape, cut)
-    scales = _scales(scope, form, shape, cut)
-    zeros = None if form.symmetric else _zeros(scope, form, shape, cut)
+    codes = _codes(scope, coding, shape, cut)
+    scales = _scales(scope, coding, shape, cut)
+    zeros = None if coding.symmetric else _zeros(scope, coding, shape, cut)
     group_of = None
-    if form.ordered:
+    if coding.ordered:
         kinds = ("int32", "int64")
         group_of = scope.stored("weight_g_idx", [shape[1]], kinds, covering(columns_cut, 1, shape[1])[0])
     scope.ignore("input_zero_point")
@@ -29,71 +29,73 @@ def read(scope: Scope, form: Form, shape: tuple[int, int], cut: Cut | None) -> G
         return None
     matrix = Grouped(
         codes=codes,
-        bits=form.bits,
-        group=form.group,
+        bits=coding.bits,
+        group=coding.group,
         scales=scales,
         offsets=zeros,
         inputs=codes.shape[1],
         dtype=scope.dtype,
-        input_bits=form.input_bits,
+        input_bits=coding.input_bits,
     )
     if group_of is not None:
         return sorted_by_group(matrix, groups_of(scope, group_of, matrix))
     return from_column(matrix, columns_cut.start if columns_cut else 0)
 
 
-def _codes(scope: Scope, form: Form, shape: tuple[int, int], cut: Cut | None) -> Tensor:
+def _codes(scope: Scope, coding: Coding, shape: tuple[int, int], cut: Cut | None) -> Tensor:
     """Read the codes [N, K] uint8."""
     outputs, inputs = shape
-    if form.format == "int-quantized":
+    if coding.format == "int-quantized":
         values = scope.stored(PLAIN, shape, ("int8",), cut)
-        return (values.short() + (1 << (form.bits - 1))).to(torch.uint8)
-    each = WORD_BITS // form.bits
+        return (values.short() + (1 << (coding.bits - 1))).to(torch.uint8)
+    each = WORD_BITS // coding.bits
     stored = scope.stored("weight_shape", [2], ("int64", "int32"))
     if not scope.headers_only and scope.is_real and stored.tolist() != [outputs, inputs]:
         raise refuse(scope, f"'weight_shape' is {stored.tolist()}, not {[outputs, inputs]}")
     words, columns = covering(cut if cut and cut.dim == 1 else None, each, inputs, dim=1)
     rows = cut if cut and cut.dim == 0 else None
     packed = scope.stored(PACKED, [outputs, -(-inputs // each)], ("int32",), words or rows)
-    return unpacked(packed, form.bits).flatten(1)[:, columns]
+    return unpacked(packed, coding.bits).flatten(1)[:, columns]
 
 
-def _scales(scope: Scope, form: Form, shape: tuple[int, int], cut: Cut | None) -> Tensor:
+def _scales(scope: Scope, coding: Coding, shape: tuple[int, int], cut: Cut | None) -> Tensor:
     """Read the scales [N, G]. One for the whole matrix is given to each row."""
     stored = scope.stored_shape("weight_scale") or ()
-    if not form.group and stored in ((), (1,)) and scope.is_real:
+    if not coding.group and stored in ((), (1,)) and scope.is_real:
         rows = shape[0] if cut is None or cut.dim == 1 else cut.stop - cut.start
         return scope.stored("weight_scale", stored, SCALES).reshape(1, 1).expand(rows, 1)
     return scope.stored(
-        "weight_scale", [shape[0], _count(form, shape)], SCALES, _groups_cut(form, shape, cut)
+        "weight_scale", [shape[0], _count(coding, shape)], SCALES, _groups_cut(coding, shape, cut)
     )
 
 
-def _zeros(scope: Scope, form: Form, shape: tuple[int, int], cut: Cut | None) -> Tensor | None:
+def _zeros(scope: Scope, coding: Coding, shape: tuple[int, int], cut: Cut | None) -> Tensor | None:
     """Read the codes of 0 [N, G] uint8; None if all are the middle one, as they are if nothing is stored."""
-    outputs, count = shape[0], _count(form, shape)
-    middle = 1 << (form.bits - 1)
-    if form.format == "int-quantized":
+    outputs, count = shape[0], _count(coding, shape)
+    middle = 1 << (coding.bits - 1)
+    if coding.format == "int-quantized":
         stored = scope.stored_shape("weight_zero_point") or ()
-        if not form.group and stored in ((), (1,)) and scope.is_real:
+        if not coding.group and stored in ((), (1,)) and scope.is_real:
             values = scope.stored("weight_zero_point", stored, ("int8",)).reshape(1, 1)
             rows = outputs if cut is None or cut.dim == 1 else cut.stop - cut.start
             return (values.short() + middle).to(torch.uint8).expand(rows, 1)
-        values = scope.stored("weight_zero_point", [outputs, count], ("int8",), _groups_cut(form, shape, cut))
+        values = scope.stored(
+            "weight_zero_point", [outputs, count], ("int8",), _groups_cut(coding, shape, cut)
+        )
         return (values.short() + middle).to(torch.uint8)
-    each = WORD_BITS // form.bits
+    each = WORD_BITS // coding.bits
     words, rows = covering(cut if cut and cut.dim == 0 else None, each, outputs, dim=0)
-    groups = _groups_cut(form, shape, cut) if cut and cut.dim == 1 else None
+    groups = _groups_cut(coding, shape, cut) if cut and cut.dim == 1 else None
     packed = scope.stored("weight_zero_point", [-(-outputs // each), count], ("int32",), words or groups)
-    return unpacked(packed.t(), form.bits).flatten(1).t()[rows]
+    return unpacked(packed.t(), coding.bits).flatten(1).t()[rows]
 
 
-def _count(form: Form, shape: tuple[int, int]) -> int:
-    return -(-shape[1] // form.group) if form.group else 1
+def _count(coding: Coding, shape: tuple[int, int]) -> int:
+    return -(-shape[1] // coding.group) if coding.group else 1
 
 
-def _groups_cut(form: Form, shape: tuple[int, int], cut: Cut | None) -> Cut | None:
+def _groups_cut(coding: Coding, shape: tuple[int, int], cut: Cut | None) -> Cut | None:
     """The cut of a tensor [N, G]."""
     if cut is None or cut.dim == 0:
         return cut
-    return None if form.ordered else covering(cut, form.group or shape[1], shape[1], dim=1)[0]
+    return None if coding.ordered else covering(cut, coding.group or shape[1], shape[1], dim=1)[0]

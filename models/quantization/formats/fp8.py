@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from models.checkpoint.files import Cut
+from models.quantization.coding import Coding
 from models.quantization.formats.scope import SCALES, Scope, covering, refuse
-from models.quantization.forms import Form
 from models.quantization.matrix import Grouped, from_column
 
 MAIN, KINDS = "weight", ("float8_e4m3fn",)
@@ -15,9 +15,9 @@ _NAN = 127
 """The bits of the two codes that are no number, without their sign."""
 
 
-def read(scope: Scope, form: Form, shape: tuple[int, int], cut: Cut | None) -> Grouped | None:
+def read(scope: Scope, coding: Coding, shape: tuple[int, int], cut: Cut | None) -> Grouped | None:
     """Read a matrix [outputs, inputs] or a piece of it; None if only headers are compared."""
-    scales = _scales(scope, form, shape, cut)
+    scales = _scales(scope, coding, shape, cut)
     stored = scope.stored(MAIN, shape, KINDS, cut)
     if scope.headers_only:
         return None
@@ -26,34 +26,34 @@ def read(scope: Scope, form: Form, shape: tuple[int, int], cut: Cut | None) -> G
         raise refuse(scope, "'weight' has numbers that are NaN")
     matrix = Grouped(
         codes=codes,
-        bits=form.bits,
-        group=form.group if scales.shape[1] > 1 else 0,
+        bits=coding.bits,
+        group=coding.group if scales.shape[1] > 1 else 0,
         scales=scales,
         offsets=None,
         inputs=codes.shape[1],
         dtype=scope.dtype,
-        kind=form.codes,
+        kind=coding.codes,
     )
     return from_column(matrix, cut.start if cut and cut.dim == 1 else 0)
 
 
-def _scales(scope: Scope, form: Form, shape: tuple[int, int], cut: Cut | None) -> Tensor:
+def _scales(scope: Scope, coding: Coding, shape: tuple[int, int], cut: Cut | None) -> Tensor:
     """Read the scales and give them to each row: [N, G]. DeepSeek's are called inverse, and are not."""
     name = (
         "weight_scale_inv"
-        if "weight_scale_inv" in scope or (form.rows and not scope.is_real)
+        if "weight_scale_inv" in scope or (coding.rows and not scope.is_real)
         else "weight_scale"
     )
     outputs, inputs = shape
     start, stop = (cut.start, cut.stop) if cut and cut.dim == 0 else (0, outputs)
-    if not form.rows:
+    if not coding.rows:
         stored = scope.stored_shape(name)
         wanted = stored if stored in ((), (1,), (outputs,)) else (outputs, 1)
         scales = scope.stored(name, wanted, SCALES).float().reshape(-1, 1)
         return scales.expand(stop - start, 1) if len(scales) == 1 else scales[start:stop]
-    blocks = [-(-outputs // form.rows), -(-inputs // form.group)]
+    blocks = [-(-outputs // coding.rows), -(-inputs // coding.group)]
     if cut is not None and cut.dim == 1:
-        piece, rows = covering(cut, form.group, inputs, dim=1)[0], slice(0, outputs)
+        piece, rows = covering(cut, coding.group, inputs, dim=1)[0], slice(0, outputs)
     else:
-        piece, rows = covering(cut, form.rows, outputs, dim=0)
-    return scope.stored(name, blocks, SCALES, piece).float().repeat_interleave(form.rows, dim=0)[rows]
+        piece, rows = covering(cut, coding.rows, outputs, dim=0)
+    return scope.stored(name, blocks, SCALES, piece).float().repeat_interleave(coding.rows, dim=0)[rows]

@@ -7,9 +7,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from models.checkpoint.files import Cut
+from models.quantization.coding import Coding
 from models.quantization.formats.scope import SCALES, Scope, covering, groups_of, refuse
 from models.quantization.formats.words import WORD_BITS, unpacked
-from models.quantization.forms import Form
 from models.quantization.matrix import Grouped, from_column, sorted_by_group
 
 MAIN = "qweight"
@@ -26,44 +26,44 @@ class _Tensors(NamedTuple):
     group_of: Tensor | None  # [K]
 
 
-def read(scope: Scope, form: Form, shape: tuple[int, int], cut: Cut | None) -> Grouped | None:
+def read(scope: Scope, coding: Coding, shape: tuple[int, int], cut: Cut | None) -> Grouped | None:
     """Read a matrix [outputs, inputs] or a piece of it; None if only headers are compared."""
-    tensors = _take(scope, form, shape, cut)
+    tensors = _take(scope, coding, shape, cut)
     _ignore_zero_bias(scope, shape[0])
     if scope.headers_only:
         return None
-    codes = unpacked(tensors.codes, form.bits).transpose(1, 2).flatten(0, 1)[tensors.columns]  # [K, N]
-    zeros = unpacked(tensors.zeros, form.bits).flatten(1)[:, tensors.rows]  # [G, N]
-    if form.format == "gptq":  # the first version stores one less
-        if form.bits == 8 and (zeros == 255).any():
+    codes = unpacked(tensors.codes, coding.bits).transpose(1, 2).flatten(0, 1)[tensors.columns]  # [K, N]
+    zeros = unpacked(tensors.zeros, coding.bits).flatten(1)[:, tensors.rows]  # [G, N]
+    if coding.format == "gptq":  # the first version stores one less
+        if coding.bits == 8 and (zeros == 255).any():
             raise refuse(scope, "'qzeros' holds 255, and the zero point 256 is none of the codes")
         zeros = zeros + 1
     matrix = Grouped(
         codes=codes.t(),
-        bits=form.bits,
-        group=form.group,
+        bits=coding.bits,
+        group=coding.group,
         scales=tensors.scales.t(),
-        offsets=None if (zeros == 1 << (form.bits - 1)).all() else zeros.t(),
+        offsets=None if (zeros == 1 << (coding.bits - 1)).all() else zeros.t(),
         inputs=len(codes),
         dtype=scope.dtype,
-        input_bits=form.input_bits,
+        input_bits=coding.input_bits,
     )
     if tensors.group_of is not None:
         return sorted_by_group(matrix, groups_of(scope, tensors.group_of, matrix))
     return from_column(matrix, cut.start if cut and cut.dim == 1 else 0)
 
 
-def _take(scope: Scope, form: Form, shape: tuple[int, int], cut: Cut | None) -> _Tensors:
+def _take(scope: Scope, coding: Coding, shape: tuple[int, int], cut: Cut | None) -> _Tensors:
     outputs, inputs = shape
-    each, group = WORD_BITS // form.bits, form.group or inputs
+    each, group = WORD_BITS // coding.bits, coding.group or inputs
     by_rows = cut is not None and cut.dim == 0
     columns_cut, rows_cut = (None, cut) if by_rows else (cut, None)
     words, columns = covering(columns_cut, each, inputs, dim=0)
     zero_words, rows = covering(rows_cut, each, outputs, dim=1)
-    groups, _ = covering(None if form.ordered else columns_cut, group, inputs, dim=0)
+    groups, _ = covering(None if coding.ordered else columns_cut, group, inputs, dim=0)
     exact_rows, _ = covering(rows_cut, 1, outputs, dim=1)
     group_of = None
-    if form.ordered:
+    if coding.ordered:
         group_of = scope.stored("g_idx", [inputs], ("int32", "int64"), covering(columns_cut, 1, inputs)[0])
     else:
         scope.ignore("g_idx")  # old files have one of zeros

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from models.checkpoint.files import Cut
+from models.quantization.coding import Coding
 from models.quantization.formats import awq, compressed, fp8, gptq
 from models.quantization.formats.scope import Scope
-from models.quantization.forms import Form
 from models.quantization.matrix import Grouped
 
-Read = Callable[[Scope, Form, tuple[int, int], Cut | None], Grouped | None]
+Read = Callable[[Scope, Coding, tuple[int, int], Cut | None], Grouped | None]
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from models.config import ConfigError
-from models.quantization.forms import Form, describe_form
+from models.quantization.coding import Coding, describe_form
 from models.quantization.matching import compiled
 from models.quantization.methods.gptq import GroupSize
 from models.quantization.saved import SavedQuantization
@@ -50,18 +50,18 @@ class AutoRound:
         for name in self._own:
             compiled(name, saved.place)
 
-    def form_of(self, module: str) -> Form | None:
+    def coding_of(self, module: str) -> Coding | None:
         if module in self._own:
             return self._own[module]
-        for name, form in self._own.items():
+        for name, coding in self._own.items():
             if compiled(name, self._place).fullmatch(module):
-                return form
+                return coding
         return self._default
 
     def describe(self) -> str:
         return f"{self.method}, {describe_form(self._fields.bits, max(0, self._fields.group_size))}"
 
-    def _form(self, own: _Own) -> Form | None:
+    def _form(self, own: _Own) -> Coding | None:
         fields = self._fields
         bits = fields.bits if own.bits is None else own.bits
         size = fields.group_size if own.group_size is None else own.group_size
@@ -73,4 +73,4 @@ class AutoRound:
                 "checkpoint of the model, or the plain one with --quantization int4"
             )
         symmetric = fields.sym if own.sym is None else own.sym
-        return Form(format=self._format, bits=bits, group=max(0, size), symmetric=symmetric)
+        return Coding(format=self._format, bits=bits, group=max(0, size), symmetric=symmetric)

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 
 from models.config import ConfigError
-from models.quantization.forms import Form, describe_form
+from models.quantization.coding import Coding, describe_form
 from models.quantization.saved import SavedQuantization
 
 GroupSize = Annotated[int, msgspec.Meta(ge=-1, le=1 << 20)]
@@ -41,12 +41,12 @@ class Awq:
                 f"{saved.place}: 'version' is {fields.version!r}, but must be gemm: use a checkpoint of the "
                 "model in that layout"
             )
-        self._form = Form(
+        self._form = Coding(
             format="awq", bits=4, group=max(0, _USUAL_GROUP if size is None else size), symmetric=False
         )
         self._plain = fields.modules_to_not_convert or []
 
-    def form_of(self, module: str) -> Form | None:
+    def coding_of(self, module: str) -> Coding | None:
         return None if any(part in module for part in self._plain) else self._form
 
     def describe(self) -> str:

@@ -7,14 +7,14 @@ from typing import Annotated, Literal
 import msgspec
 
 from models.config import ConfigError
-from models.quantization.forms import E4M3, Form, describe_form
+from models.quantization.coding import E4M3, Coding, describe_form
 from models.quantization.matching import compiled
 from models.quantization.saved import SavedQuantization
 
 _FORMATS = {"pack-quantized": "int", "int-quantized": "int", "float-quantized": "float"}
 """The formats that are read, and the type of their weights."""
 _LAYER = "Linear"
-"""The class of all modules that can have a form: transformers' name for layers and heads alike."""
+"""The class of all modules that can have a coding: transformers' name for layers and heads alike."""
 
 
 class _Weights(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +67,7 @@ _PRESETS = {
 
 
 class Compressed:
-    """A checkpoint of compressed-tensors: groups of modules, each with a form."""
+    """A checkpoint of compressed-tensors: groups of modules, each with a coding."""
 
     method = "compressed-tensors"
 
@@ -95,7 +95,7 @@ class Compressed:
         if not self._groups:
             raise ConfigError(f"{saved.place}: 'config_groups' names no group of quantized modules")
 
-    def form_of(self, module: str) -> Form | None:
+    def coding_of(self, module: str) -> Coding | None:
         if self._rank(module, self._ignored) is not None:
             return None
         ranked = [
@@ -107,13 +107,13 @@ class Compressed:
 
     @property
     def ordered(self) -> bool:
-        return any(form.ordered for _, form in self._groups if form is not None)
+        return any(coding.ordered for _, coding in self._groups if coding is not None)
 
     def describe(self) -> str:
-        forms = dict.fromkeys(form for _, form in self._groups if form is not None)
+        codings = dict.fromkeys(coding for _, coding in self._groups if coding is not None)
         numbers = (
-            describe_form(form.bits, form.group) + (" and inputs of 8" if form.input_bits == 8 else "")
-            for form in forms
+            describe_form(coding.bits, coding.group) + (" and inputs of 8" if coding.input_bits == 8 else "")
+            for coding in codings
         )
         return ", ".join((self.method, "; ".join(numbers)))
 
@@ -126,7 +126,7 @@ class Compressed:
         patterns = (name[3:] for name in names if name.startswith("re:"))
         return any(compiled(pattern, self._place).match(module) for pattern in patterns)
 
-    def _form(self, name: str, group: _Group, format: str) -> Form | None:
+    def _form(self, name: str, group: _Group, format: str) -> Coding | None:
         weights = group.weights
         if weights is None or format == "dense":
             return None
@@ -150,7 +150,7 @@ class Compressed:
                 "tensor, channel, or group with a size"
             )
         inputs = group.input_activations
-        return Form(
+        return Coding(
             format=format,
             bits=weights.num_bits,
             group=max(0, weights.group_size or 0) if strategy == "group" else 0,
@@ -160,7 +160,7 @@ class Compressed:
         )
 
 
-def _float_form(place: str, weights: _Weights) -> Form:
+def _float_form(place: str, weights: _Weights) -> Coding:
     rows, columns = weights.block_structure or (0, 0)
     strategies = ("block",) if rows else ("tensor", "channel", None)
     if weights.num_bits != 8 or weights.strategy not in strategies or not weights.symmetric:
@@ -168,7 +168,7 @@ def _float_form(place: str, weights: _Weights) -> Form:
             f"{place}: {weights.num_bits} bits with the strategy {weights.strategy!r} are not read, "
             "but 8 by tensor, channel or block are: use such a checkpoint of floats"
         )
-    return Form(format="fp8", bits=8, group=columns, rows=rows, codes=E4M3)
+    return Coding(format="fp8", bits=8, group=columns, rows=rows, codes=E4M3)
 
 
 def _described(place: str, name: str, group: _Group | list[str]) -> _Group:

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 
 from models.config import ConfigError
-from models.quantization.forms import E4M3, Form
+from models.quantization.coding import E4M3, Coding
 from models.quantization.saved import SavedQuantization
 
 _Side = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
@@ -32,10 +32,10 @@ class Fp8:
                 f"{saved.place}: 'fmt' is {fields.fmt!r}, but must be e4m3: use another checkpoint"
             )
         rows, columns = fields.weight_block_size or (0, 0)
-        self._form = Form(format="fp8", bits=8, group=columns, rows=rows, codes=E4M3)
+        self._form = Coding(format="fp8", bits=8, group=columns, rows=rows, codes=E4M3)
         self._plain = [*(fields.modules_to_not_convert or []), *(fields.ignored_layers or [])]
 
-    def form_of(self, module: str) -> Form | None:
+    def coding_of(self, module: str) -> Coding | None:
         return None if any(part in module for part in self._plain) else self._form
 
     def describe(self) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 
 from models.config import ConfigError
-from models.quantization.forms import Form, describe_form
+from models.quantization.coding import Coding, describe_form
 from models.quantization.matching import compiled
 from models.quantization.saved import SavedQuantization
 
@@ -57,7 +57,7 @@ class Gptq:
         for given in (fields.dynamic or {}).values():
             self._form(_overrides(given))  # a number of bits that is not read is refused at once
 
-    def form_of(self, module: str) -> Form | None:
+    def coding_of(self, module: str) -> Coding | None:
         for leaves_plain, pattern, given in self._rules:
             if pattern.match(module):
                 return None if leaves_plain or given is False else self._form(_overrides(given))
@@ -71,7 +71,7 @@ class Gptq:
     def describe(self) -> str:
         return f"{self.method}, {describe_form(self._default.bits, self._default.group)}"
 
-    def _form(self, given: _Overrides) -> Form:
+    def _form(self, given: _Overrides) -> Coding:
         fields = self._fields
         bits = fields.bits if given.bits is None else given.bits
         group = fields.group_size if given.group_size is None else given.group_size
@@ -80,7 +80,7 @@ class Gptq:
                 f"{self._place}: 'bits' is {bits}, but must be 4 or 8: use another checkpoint of the model, "
                 "or the plain one with --quantization int4"
             )
-        return Form(
+        return Coding(
             format=self._format,
             bits=bits,
             group=max(0, group),

@@ -11,8 +11,8 @@ import pytest
 from packed import change_config
 
 from models.config import ConfigError, read_config
+from models.quantization.coding import Coding, Quantization
 from models.quantization.config import check_quantization, describe_quantization, read_quantization
-from models.quantization.forms import Form, Quantization
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 8, "dtype": "float16"}
 GPTQ: dict[str, object] = {
@@ -47,8 +47,8 @@ def read(folder: Path, saved: Mapping[str, object]) -> Quantization:
     return found
 
 
-def form(folder: Path, saved: Mapping[str, object], module: str = Q_PROJ) -> Form | None:
-    return read(folder, saved).form_of(module)
+def coding(folder: Path, saved: Mapping[str, object], module: str = Q_PROJ) -> Coding | None:
+    return read(folder, saved).coding_of(module)
 
 
 def test_a_plain_checkpoint_has_none(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_a_plain_checkpoint_has_none(tmp_path: Path) -> None:
 def test_it_is_found_at_the_top_and_in_the_text_part(fields: dict[str, object], tmp_path: Path) -> None:
     found = read_quantization(read_config(written(tmp_path, **fields)))
     assert found is not None
-    assert found.form_of(Q_PROJ) == Form(format="gptq", bits=4, group=128)
+    assert found.coding_of(Q_PROJ) == Coding(format="gptq", bits=4, group=128)
 
 
 def test_older_tools_write_a_file_beside(tmp_path: Path) -> None:
@@ -94,30 +94,30 @@ def test_dynamic_rules_of_gptq(tmp_path: Path) -> None:
         ".*k_proj": {"desc_act": True},
     }
     found = read(tmp_path, GPTQ | {"dynamic": rules, "checkpoint_format": "gptq_v2"})
-    assert found.form_of("model.layers.0.self_attn.v_proj") is None
-    assert found.form_of(Q_PROJ) == Form(format="gptq_v2", bits=8)
-    k_proj = found.form_of("model.layers.1.self_attn.k_proj")
-    assert k_proj == Form(format="gptq_v2", bits=4, group=128, ordered=True)
+    assert found.coding_of("model.layers.0.self_attn.v_proj") is None
+    assert found.coding_of(Q_PROJ) == Coding(format="gptq_v2", bits=8)
+    k_proj = found.coding_of("model.layers.1.self_attn.k_proj")
+    assert k_proj == Coding(format="gptq_v2", bits=4, group=128, ordered=True)
     assert found.ordered
-    assert found.form_of("model.layers.1.self_attn.q_proj") == Form(format="gptq_v2", bits=4, group=128)
+    assert found.coding_of("model.layers.1.self_attn.q_proj") == Coding(format="gptq_v2", bits=4, group=128)
 
 
 def test_awq_names_what_stays_plain_by_a_part(tmp_path: Path) -> None:
     found = read(tmp_path, AWQ | {"modules_to_not_convert": ["self_attn"]})
-    assert found.form_of(Q_PROJ) is None
-    packed = Form(format="awq", bits=4, group=64, symmetric=False)
-    assert found.form_of("model.layers.0.mlp.up_proj") == packed
+    assert found.coding_of(Q_PROJ) is None
+    packed = Coding(format="awq", bits=4, group=64, symmetric=False)
+    assert found.coding_of("model.layers.0.mlp.up_proj") == packed
     assert found.describe() == "awq, 4 bits, groups of 64"
 
 
 def test_auto_round_gives_modules_their_own_numbers(tmp_path: Path) -> None:
     own = {Q_PROJ: {"bits": 16}, r"model\.layers\.1\..*": {"group_size": 32}}
     found = read(tmp_path, ROUND | {"extra_config": own})
-    assert found.form_of(Q_PROJ) is None
-    assert found.form_of("model.layers.1.mlp.up_proj") == Form(format="awq", bits=4, group=32)
-    assert found.form_of("model.layers.10.mlp.up_proj") == Form(format="awq", bits=4, group=128)
+    assert found.coding_of(Q_PROJ) is None
+    assert found.coding_of("model.layers.1.mlp.up_proj") == Coding(format="awq", bits=4, group=32)
+    assert found.coding_of("model.layers.10.mlp.up_proj") == Coding(format="awq", bits=4, group=128)
     gptq = read(tmp_path, ROUND | {"packing_format": "auto_round:auto_gptq", "bits": 8})
-    assert gptq.form_of(Q_PROJ) == Form(format="gptq", bits=8, group=128)
+    assert gptq.coding_of(Q_PROJ) == Coding(format="gptq", bits=8, group=128)
 
 
 def test_groups_of_compressed_tensors(tmp_path: Path) -> None:
@@ -130,30 +130,30 @@ def test_groups_of_compressed_tensors(tmp_path: Path) -> None:
     }
     groups = {"a": GROUP, "b": eight, "c": own}
     found = read(tmp_path, COMPRESSED | {"config_groups": groups, "ignore": ["lm_head", r"re:.*\.3\..*"]})
-    packed = Form(format="pack-quantized", bits=4, group=128)
-    assert found.form_of("model.layers.0.mlp.up_proj") == packed
-    assert found.form_of("model.layers.1.self_attn.q_proj") == Form(
+    packed = Coding(format="pack-quantized", bits=4, group=128)
+    assert found.coding_of("model.layers.0.mlp.up_proj") == packed
+    assert found.coding_of("model.layers.1.self_attn.q_proj") == Coding(
         format="pack-quantized", bits=8, group=128
     )
-    assert found.form_of(Q_PROJ) == Form(format="pack-quantized", bits=8, input_bits=8)
+    assert found.coding_of(Q_PROJ) == Coding(format="pack-quantized", bits=8, input_bits=8)
     for ignored in ("lm_head", "model.layers.3.self_attn.q_proj"):
-        assert found.form_of(ignored) is None
+        assert found.coding_of(ignored) is None
 
 
 def test_a_pattern_matches_from_the_beginning(tmp_path: Path) -> None:
     group = GROUP | {"targets": ["re:layers.*"]}
-    assert form(tmp_path, COMPRESSED | {"config_groups": {"a": group}}) is None
+    assert coding(tmp_path, COMPRESSED | {"config_groups": {"a": group}}) is None
 
 
 def test_presets_and_formats_of_groups(tmp_path: Path) -> None:
     found = read(tmp_path, COMPRESSED | {"config_groups": {"W4A16_ASYM": ["Linear"]}})
-    assert found.form_of(Q_PROJ) == Form(format="pack-quantized", bits=4, group=128, symmetric=False)
+    assert found.coding_of(Q_PROJ) == Coding(format="pack-quantized", bits=4, group=128, symmetric=False)
     mixed = COMPRESSED | {
         "format": "mixed-precision",
         "config_groups": {"a": GROUP | {"format": "int-quantized"}},
     }
-    assert form(tmp_path, mixed) == Form(format="int-quantized", bits=4, group=128)
-    assert form(tmp_path, COMPRESSED | {"config_groups": {"a": GROUP | {"format": "dense"}}}) is None
+    assert coding(tmp_path, mixed) == Coding(format="int-quantized", bits=4, group=128)
+    assert coding(tmp_path, COMPRESSED | {"config_groups": {"a": GROUP | {"format": "dense"}}}) is None
 
 
 HOSTILE: dict[str, tuple[Mapping[str, object], str]] = {

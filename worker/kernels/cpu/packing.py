@@ -13,7 +13,7 @@ from typing import TypeGuard
 import torch
 from torch import Tensor, nn
 
-from models.quantization.forms import E4M3
+from models.quantization.coding import E4M3
 from models.quantization.matrix import Grouped, Matrix, alike
 from worker.host.memory import Arena
 from worker.kernels.cpu.library import INT, LONG, POINTER, Library

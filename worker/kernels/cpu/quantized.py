@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.parallel.tree import add_in_pairs
-from models.quantization.forms import E4M3, WHOLE
+from models.quantization.coding import E4M3, WHOLE
 from models.quantization.matrix import Grouped, Matrix, stacked
 from worker.kernels.cpu import portable
 

@@ -9,7 +9,7 @@ import torch
 from kernel_levels import NAMES, library_of, use_threads
 from torch import Tensor
 
-from models.quantization.forms import E4M3
+from models.quantization.coding import E4M3
 from models.quantization.matrix import Grouped
 from worker.kernels.cpu import linear, quantized
 from worker.kernels.cpu.operations import Table

@@ -1,4 +1,4 @@
-"""The form of each matrix of a checkpoint: which are packed, and how. No torch."""
+"""The coding of each matrix of a checkpoint: which are packed, and how. No torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WHOLE, E4M3 = "whole", "e4m3"
 """What a code means: a whole number, or a number of 8 bits with four of exponent and three of mantissa."""
 
 
-class Form(msgspec.Struct, frozen=True, kw_only=True):
+class Coding(msgspec.Struct, frozen=True, kw_only=True):
     """How the matrix of one module is stored."""
 
     format: str
@@ -39,8 +39,8 @@ class Quantization(Protocol):
         """Whether matrices have their inputs in an order of their own: then their sums have no sections."""
         ...
 
-    def form_of(self, module: str) -> Form | None:
-        """The form of the matrix of a module, by its name in the checkpoint; None if it is plain."""
+    def coding_of(self, module: str) -> Coding | None:
+        """The coding of the matrix of a module, by its name in the checkpoint; None if it is plain."""
         ...
 
     def describe(self) -> str:
