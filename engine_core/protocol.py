@@ -59,10 +59,10 @@ class Grammar(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Thinking(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """A bound on the tokens with which an answer may think before it closes its thinking with a marker."""
+    """Where an answer thinks, until it closes its thinking with a marker; a grammar that sleeps stays so there."""
 
-    budget: int
-    """The tokens after which only those of the marker may come, one by one."""
+    budget: int | None
+    """The tokens after which only those of the marker may come, one by one. None: no bound."""
     marker: tuple[int, ...]
     open: bool = False
     """Whether the answer begins within thinking, because the prompt has opened it."""

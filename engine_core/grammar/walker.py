@@ -38,10 +38,10 @@ class GrammarWalker:
     def binds(self) -> bool:
         return not self._complete
 
-    def take(self, token: int) -> None:
+    def take(self, token: int, *, wakes: bool = True) -> None:
         self._count += 1
         if self._matcher is None:
-            self._listen(token)
+            self._listen(token, wakes)
             return
         if not self._matcher.consume_token(token):
             raise self._error(self._matcher, self._count)
@@ -56,11 +56,11 @@ class GrammarWalker:
             raise self._error(self._matcher, self._count + 1)
         return bound_of(bits, self._vocab_size)
 
-    def _listen(self, token: int) -> None:
-        """Wake up if this token completes a sequence that wakes."""
+    def _listen(self, token: int, wakes: bool) -> None:
+        """Wake up if this token completes a sequence that wakes, and may."""
         self._last.append(token)
         written = tuple(self._last)
-        if any(written[-len(wake) :] == wake for wake in self._wakes):
+        if wakes and any(written[-len(wake) :] == wake for wake in self._wakes):
             self._last.clear()
             self._matcher = self._compiled.deep_copy()
 

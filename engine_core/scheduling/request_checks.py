@@ -86,7 +86,7 @@ def _bad_pooling(params: Pooling, count: int, facts: WorkerFacts) -> str | None:
 
 
 def _bad_thinking(thinking: Thinking, vocab_size: int) -> str | None:
-    if thinking.budget < 0:
+    if thinking.budget is not None and thinking.budget < 0:
         return f"the thinking budget must be 0 or more, got {thinking.budget}"
     sequences = (thinking.marker, *thinking.opens, *thinking.ends)
     if not all(sequences):

@@ -1,4 +1,4 @@
-"""A budget of thinking: when it is spent, the marker that closes the thinking is all that may come."""
+"""The thinking of an answer: what is written there wakes no grammar, and it may have a budget."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from worker.protocol import Bound
 class ThinkingBudget:
     """A walker that follows the thinking of an answer, and beside it a grammar that may wake behind it.
 
-    While it thinks, a grammar must let any token pass. All thinking of an answer has one budget: what opens
-    again when that is spent is closed at once.
+    While it thinks, a grammar sleeps, or lets any token pass: a call that is only mentioned there is none. All
+    thinking of an answer has one budget. When that is spent, the marker that closes the thinking is all that
+    may come; what opens again is closed at once.
     """
 
     def __init__(self, thinking: Thinking, ahead: int, grammar: Walker | None) -> None:
@@ -28,9 +29,15 @@ class ThinkingBudget:
         self._tail: list[int] = []
         """The last tokens since thinking began or ended, as many as a marker may have."""
 
-    def take(self, token: int) -> None:
+    def take(self, token: int, *, wakes: bool = True) -> None:
+        thought = self._open
+        self._follow(token)
         if self._grammar is not None:
-            self._grammar.take(token)
+            # The last token of the marker is not thought any more: a grammar may begin behind it.
+            self._grammar.take(token, wakes=wakes and not (thought and self._open))
+
+    def _follow(self, token: int) -> None:
+        """Note whether the answer thinks behind this token."""
         self._tail = [*self._tail, token][-self._longest :]
         if self._open:
             self._spent += 1
@@ -42,7 +49,8 @@ class ThinkingBudget:
             self._tail.clear()
 
     def bound(self) -> Bound | None:
-        if self._open and self._spent >= self._thinking.budget:
+        budget = self._thinking.budget
+        if budget is not None and self._open and self._spent >= budget:
             marker = self._thinking.marker
             begun = next(count for count in range(len(marker) - 1, -1, -1) if self._ends_with(marker[:count]))
             return Bound("allowed", array("i", [marker[begun]]).tobytes())
@@ -54,7 +62,8 @@ class ThinkingBudget:
 
     @property
     def binds(self) -> bool:
-        nearly_spent = self._thinking.budget - self._spent <= self._ahead
+        budget = self._thinking.budget
+        nearly_spent = budget is not None and budget - self._spent <= self._ahead
         if nearly_spent and (self._open or self._thinking.opens):
             return True
         return self._grammar is not None and self._grammar.binds

@@ -20,8 +20,8 @@ class Walker(Protocol):
     and `bound` may raise GrammarError, which ends this one request.
     """
 
-    def take(self, token: int) -> None:
-        """Go on behind a token of the answer.
+    def take(self, token: int, *, wakes: bool = True) -> None:
+        """Go on behind a token of the answer. `wakes`: whether one that is asleep may wake behind it.
 
         Tokens that were sampled while it was asleep may be any. A token that ends answers, where it is
         allowed, makes it complete.

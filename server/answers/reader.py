@@ -30,11 +30,12 @@ class AnswerReader:
         tools: Mapping[str, Schema] | None,
         is_thinking: bool = False,
         written: Mapping[str, str] | None = None,
+        calls_end_thinking: bool = True,
     ) -> None:
         """`tools`: the schema of the arguments of each tool; None if calls are not to be read.
 
         `is_thinking`: the prompt has opened the reasoning already. `written`: the text of each mark that
-        stands for a special token.
+        stands for a special token. `calls_end_thinking`: a call within the reasoning is one, and ends it.
         """
         self._dialect = None if tools is None else dialect
         self._thinking = thinking
@@ -47,7 +48,9 @@ class AnswerReader:
         call_opens = self._dialect.opens if self._dialect else ()
         self._hides = (*(dialect.hides if dialect else ()), *(thinking.hides if thinking else ()))
         self._openers = Literals((*call_opens, *self._hides, *(thinking.opens if thinking else ())))
-        self._thinking_ends = Literals((*call_opens, *(thinking.closes if thinking else ())))
+        self._thinking_ends = Literals(
+            (*(call_opens if calls_end_thinking else ()), *(thinking.closes if thinking else ()))
+        )
         self._thoughts: list[slice] = []
         """The places of the reasoning in the answer's text, without markers. The last end may be None."""
         self._starts: list[int] = []

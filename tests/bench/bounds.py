@@ -77,7 +77,7 @@ class SteadyWalker:
         self._masks = masks
         self._taken = 0
 
-    def take(self, token: int) -> None:
+    def take(self, token: int, *, wakes: bool = True) -> None:
         self._taken += 1
 
     def bound(self) -> Bound:
@@ -99,9 +99,9 @@ class WalkerInTurns:
         self._planned: deque[bool] = deque()
         """Whether each token that has not come yet is bound."""
 
-    def take(self, token: int) -> None:
+    def take(self, token: int, *, wakes: bool = True) -> None:
         if self._planned.popleft():
-            self._walker.take(token)
+            self._walker.take(token, wakes=wakes)
 
     def bound(self) -> Bound | None:
         return self._walker.bound()

@@ -107,6 +107,8 @@ def byte_tokenizer() -> Tokenizer:
 class FakeFrontend:
     reply: str = "Hello, world."
     """The text of every choice; EOS follows."""
+    reply_ids: list[int] = field(default_factory=list)
+    """The tokens of the reply, if they are not its bytes."""
     logprob_of: Callable[[int], float] | None = None
     """A function from a choice's number to the logprob of its tokens, in place of the usual ones."""
     per_step: int = 3
@@ -302,7 +304,7 @@ class FakeFrontend:
         return [logprobs_of(id, count) for id in tokens]
 
     def _messages(self, prompt: list[int], params: Sampling, choice: int):
-        tokens = [*self.reply.encode(), EOS][: params.max_tokens]
+        tokens = [*(self.reply_ids or self.reply.encode()), EOS][: params.max_tokens]
         finish = "stop" if tokens[-1] in params.stop_token_ids else "length"
         for start in range(0, len(tokens), self.per_step):
             new = tokens[start : start + self.per_step]

@@ -83,7 +83,7 @@ class ToyWalker:
     asked: list[int] = field(default_factory=list)
     """The numbers of tokens that it had taken when it was asked for bounds."""
 
-    def take(self, token: int) -> None:
+    def take(self, token: int, *, wakes: bool = True) -> None:
         assert not self.complete, "a token comes behind the end"
         text = self.language.written(self.taken)
         self.taken.append(token)

@@ -41,19 +41,24 @@ class Calling:
     """What the engine is told to hold the answer to."""
     warnings: Sequence[str] = ()
 
+    @property
+    def sleeps(self) -> bool:
+        """Whether calls are held to a grammar that sleeps before them, and while the model thinks."""
+        return bool((grammar := self.bounds.get("grammar")) and grammar.wakes)
+
 
 async def plan_calls(
     frontend: Frontend, config: ServerConfig, chat: ChatRequest, conversation: Conversation
 ) -> Calling:
     """Raises the error that refuses the request, if a schema cannot be enforced and has to be."""
     calling = await _plan_calls(frontend, config, chat, conversation)
-    if (budget := chat.thinking_budget) is None:
+    budget = chat.thinking_budget
+    if calling.format is None or calling.format.thinking is None:
+        return calling if budget is None else replace(calling, warnings=[*calling.warnings, NO_REASONING])
+    if budget is None and not calling.sleeps:
         return calling
-    thinking = calling.format.thinking if calling.format else None
-    if calling.format is None or thinking is None:
-        return replace(calling, warnings=[*calling.warnings, NO_REASONING])
-    calls = any(map(chat.choice.allows, conversation.tools))
-    bound = _budget(frontend.tokenizer, calling.format, budget, conversation.end, calls=calls)
+    calls = any(map(chat.choice.allows, conversation.tools)) and not calling.sleeps
+    bound = _thinking(frontend.tokenizer, calling.format, budget, conversation.end, calls=calls)
     return replace(calling, bounds={**calling.bounds, "thinking": bound})
 
 
@@ -105,8 +110,10 @@ async def _hold_to_form(
     return replace(calling, bounds=form.bounds, warnings=[*calling.warnings, *form.warnings])
 
 
-def _budget(tokenizer: Tokenizer, format: AnswerFormat, budget: int, prompt: str, *, calls: bool) -> Thinking:
-    """The bound on reasoning. A call ends it too, if there are `calls`."""
+def _thinking(
+    tokenizer: Tokenizer, format: AnswerFormat, budget: int | None, prompt: str, *, calls: bool
+) -> Thinking:
+    """Where the answer thinks, and how long it may. A call ends it too, if there are `calls`."""
     thinking = format.thinking
 
     def tokens(literals: Sequence[str]) -> tuple[tuple[int, ...], ...]:

@@ -35,6 +35,8 @@ class Turn:
     """How the answer is read; None where it is text and nothing else."""
     warnings: Sequence[str] = ()
     """What the client is told of calls that are not what it asked for."""
+    calls_end_thinking: bool = True
+    """Whether a call within the reasoning is one, even without the marker that closes it."""
 
     @property
     def dialect(self) -> str:
@@ -51,6 +53,7 @@ class Turn:
             tools=self._callable_tools() or None,
             is_thinking=format.begins_thinking(self.conversation.end),
             written=format.written,
+            calls_end_thinking=self.calls_end_thinking,
         )
 
     def finish_reason(self, finish: str, *, has_calls: bool) -> str:
@@ -133,4 +136,4 @@ async def begin_turn(
     )
     if format and format.thinking:
         job.reasoning = {}
-    return Turn(job, chat, conversation, format, calling.warnings)
+    return Turn(job, chat, conversation, format, calling.warnings, not calling.sleeps)

@@ -82,6 +82,14 @@ def test_a_grammar_that_begins_again_is_never_complete() -> None:
         assert one.bound() is None and not one.complete and one.binds
 
 
+def test_a_token_of_thinking_does_not_wake_it() -> None:
+    one = walker(Grammar("regex", "[xy]", wakes=((257,),)))
+    one.take(257, wakes=False)
+    assert one.bound() is None
+    one.take(257)
+    assert one.bound() is not None
+
+
 def test_a_token_that_is_not_allowed_ends_the_walk() -> None:
     one = walker(Grammar("regex", "abc"))
     with pytest.raises(GrammarError, match="does not allow output token 1"):

@@ -70,6 +70,30 @@ def test_rows_are_bound_only_in_the_last_steps(ahead: int) -> None:
     assert binds == [False] * (6 - ahead) + [True] * (ahead + 1) + [False]
 
 
+class Sleeper:
+    """A grammar that is asleep, and notes behind which tokens it may wake."""
+
+    complete = binds = False
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[int, bool]] = []
+
+    def take(self, token: int, *, wakes: bool = True) -> None:
+        self.heard.append((token, wakes))
+
+    def bound(self) -> None:
+        return None
+
+
+def test_a_grammar_does_not_wake_while_it_thinks() -> None:
+    sleeper = Sleeper()
+    thinking = ThinkingBudget(Thinking(None, (1, 2), open=True, opens=((7,),)), 9, sleeper)
+    assert walk(thinking, [5, 1, 2, 5, 7, 5, 1, 2]) == [None] * 9
+    assert not thinking.binds
+    awake = [False, False, True, True, True, False, False, True]
+    assert [wakes for _, wakes in sleeper.heard] == awake
+
+
 def test_a_grammar_wakes_behind_the_marker() -> None:
     language = Language(wakes=3, shortest=1)
     grammar = ToyWalker(language)

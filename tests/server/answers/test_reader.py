@@ -49,6 +49,12 @@ def test_a_call_ends_the_reasoning_without_its_marker() -> None:
     assert (found.reasoning, found.text, found.calls) == ("I call", "", [("stop", "{}")])
 
 
+def test_a_call_may_have_to_wait_for_the_end_of_the_reasoning() -> None:
+    reader = AnswerReader(HERMES, THINK, tools=TOOLS, calls_end_thinking=False)
+    found = read(reader, f"<think>Perhaps {STOP}?</think>{STOP}")
+    assert (found.reasoning, found.calls) == (f"Perhaps {STOP}?", [("stop", "{}")])
+
+
 def test_text_around_calls_is_told_without_the_space_between() -> None:
     found = answer(f"before\n\n{STOP}\n{STOP}\n\nafter\n")
     assert found.text == "beforeafter\n" and len(found.calls) == 2

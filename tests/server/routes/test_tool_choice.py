@@ -112,10 +112,25 @@ async def test_a_grammar_sleeps_until_a_special_token(frontend: FakeFrontend) ->
     await choice_of(client, STRICT)
     bound = grammar(frontend)
     assert bound is not None and bound.wakes == ((tokens["<tool_call>"],),) and bound.again
+    opens, closes = ((tokens[name],) for name in ("<think>", "</think>"))
+    assert frontend.asked[-1][2]["thinking"] == Thinking(None, closes, opens=(opens,))
     begun = {"role": "assistant", "content": "<think>"}
     await post(client, PATH, messages=[USER, begun], continue_final_message=True, tools=[F], **REQUIRED)
     bound = grammar(frontend)
     assert bound is not None and bound.wakes == ((tokens["</think>"],),) and not bound.again
+
+
+@pytest.mark.parametrize(("tools", "calls"), [([STRICT], 1), ([F], 2)])
+async def test_a_held_call_is_none_while_the_model_thinks(
+    frontend: FakeFrontend, tools: list[Any], calls: int
+) -> None:
+    with_tokens(frontend, "<tool_call>", "</tool_call>", "<think>", "</think>")
+    written = f"<think>Perhaps {CALL} or so.</think>{CALL}"
+    frontend.reply_ids = frontend.tokenizer.encode(written, add_special_tokens=False)
+    client = serving(frontend, reasoning_parser="qwen3")
+    message = (await choice_of(client, *tools))["message"]
+    assert len(message["tool_calls"]) == calls
+    assert (CALL in message["reasoning"]) == (calls == 1)
 
 
 async def test_a_tool_that_is_not_allowed_stays_text(frontend: FakeFrontend) -> None:
