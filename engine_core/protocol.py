@@ -59,7 +59,7 @@ class Grammar(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Thinking(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """Where an answer thinks, until it closes its thinking with a marker; a grammar that sleeps stays so there."""
+    """Where an answer thinks, until a marker closes its thinking; a grammar that sleeps stays so there."""
 
     budget: int | None
     """The tokens after which only those of the marker may come, one by one. None: no bound."""

@@ -13,9 +13,9 @@ from worker.protocol import Bound
 class ThinkingBudget:
     """A walker that follows the thinking of an answer, and beside it a grammar that may wake behind it.
 
-    While it thinks, a grammar sleeps, or lets any token pass: a call that is only mentioned there is none. All
-    thinking of an answer has one budget. When that is spent, the marker that closes the thinking is all that
-    may come; what opens again is closed at once.
+    While it thinks, a grammar sleeps, or lets any token pass: a call that is only mentioned there is none.
+    All thinking of an answer has one budget. When that is spent, the marker that closes the thinking is all
+    that may come; what opens again is closed at once.
     """
 
     def __init__(self, thinking: Thinking, ahead: int, grammar: Walker | None) -> None:

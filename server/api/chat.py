@@ -65,6 +65,8 @@ class ChatRequest(GenerationBody, TemplateOptions, ReasoningOptions):
             raise BadRequest("when using `top_logprobs`, `logprobs` must be set to true.", "top_logprobs")
         if self.tool_choice is not None:
             read_tool_choice(self.tool_choice)  # raises the error, if it is wrong
+        if self.reasoning is not None or self.reasoning_budget is not None:
+            self.read_reasoning()
         return self
 
     @property
@@ -75,7 +77,7 @@ class ChatRequest(GenerationBody, TemplateOptions, ReasoningOptions):
     @property
     def style(self) -> Style | None:
         """What is said of the manner of the answer, if anything is."""
-        style = Style(self.effort, self.verbosity, self.thinks, self.thinking_budget)
+        style = Style(self.reasoning_effort, self.verbosity, self.enable_thinking, self.thinking_budget)
         return None if style == Style() else style
 
     @property

@@ -72,7 +72,7 @@ class _Chat:
             reader,
             new_id=new_call_id(self.turn.dialect),
             reasoning_field=self.reasoning_field,
-            include_reasoning=self.body.shows_reasoning,
+            include_reasoning=self.body.include_reasoning,
             custom_tools=self.turn.conversation.custom_tools,
         )
 

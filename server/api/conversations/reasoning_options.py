@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from server.api.fields import Body, Flag
 from server.errors import BadRequest
@@ -47,49 +47,26 @@ class ReasoningOptions(Body):
         "`exclude: true` is include_reasoning: false, and `enabled` is enable_thinking.",
     )
 
-    @model_validator(mode="after")
-    def check_reasoning(self) -> Self:
+    def read_reasoning(self) -> None:
+        """Puts what was said under other names where ours have it."""
         told = self.reasoning or Reasoning()
-        for ours, other, name in (
-            (self.reasoning_effort, told.effort, "reasoning_effort"),
-            (self.enable_thinking, told.enabled, "enable_thinking"),
-        ):
-            if ours is not None and other is not None and ours != other:
-                raise BadRequest(f"`reasoning` and `{name}` say different things. Give one of them.", name)
-        if len(budgets := self._budgets()) > 1:
-            names = ", ".join(f"`{name}`" for name in budgets)
-            raise BadRequest(f"{names} say the same thing. Give one of them.", next(iter(budgets)))
-        return self
+        self._take("reasoning_effort", "reasoning.effort", told.effort)
+        self._take("enable_thinking", "reasoning.enabled", told.enabled)
+        self._take("thinking_token_budget", "reasoning_budget", self.reasoning_budget)
+        self._take("thinking_token_budget", "reasoning.max_tokens", told.max_tokens)
+        if told.exclude:
+            self.include_reasoning = False
+        self.reasoning = self.reasoning_budget = None
 
-    @property
-    def effort(self) -> Effort | None:
-        return self.reasoning.effort if self.reasoning and self.reasoning.effort else self.reasoning_effort
-
-    @property
-    def thinks(self) -> bool | None:
-        """The template's switch for thinking, if it is told."""
-        return (
-            self.enable_thinking
-            if self.reasoning is None or self.reasoning.enabled is None
-            else (self.reasoning.enabled)
-        )
-
-    @property
-    def shows_reasoning(self) -> bool:
-        """Whether the answer has the reasoning in it."""
-        return self.include_reasoning and not (self.reasoning and self.reasoning.exclude)
+    def _take(self, field: str, name: str, value: object) -> None:
+        """Raises BadRequest if the field says something else than its other name."""
+        if value is None:
+            return
+        if getattr(self, field) not in (None, value):
+            raise BadRequest(f"`{name}` and `{field}` say different things. Give one of them.", name)
+        setattr(self, field, value)
 
     @property
     def thinking_budget(self) -> int | None:
         """The most tokens of reasoning, if there is a bound."""
-        budget = next(iter(self._budgets().values()), None)
-        return None if budget == -1 else budget
-
-    def _budgets(self) -> dict[str, int]:
-        """The budgets that were given, by the field that has each."""
-        given = {
-            "thinking_token_budget": self.thinking_token_budget,
-            "reasoning_budget": self.reasoning_budget,
-            "reasoning.max_tokens": self.reasoning.max_tokens if self.reasoning else None,
-        }
-        return {name: budget for name, budget in given.items() if budget is not None}
+        return None if self.thinking_token_budget == -1 else self.thinking_token_budget

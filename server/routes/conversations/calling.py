@@ -40,11 +40,8 @@ class Calling:
     bounds: AddOptions = field(default_factory=AddOptions)
     """What the engine is told to hold the answer to."""
     warnings: Sequence[str] = ()
-
-    @property
-    def sleeps(self) -> bool:
-        """Whether calls are held to a grammar that sleeps before them, and while the model thinks."""
-        return bool((grammar := self.bounds.get("grammar")) and grammar.wakes)
+    sleeps: bool = False
+    """Whether calls are held to a grammar that sleeps before them, and while the model thinks."""
 
 
 async def plan_calls(
@@ -95,7 +92,7 @@ async def _plan_calls(
     built = await frontend.grammars.prove(
         ask_for_calls(format, asked, required=required, several=several, is_thinking=is_thinking)
     )
-    return Calling(format, {"grammar": as_grammar(built)}, _said(built))
+    return Calling(format, {"grammar": as_grammar(built)}, _said(built), bool(built.wakes))
 
 
 def _said(built: Built) -> list[str]:

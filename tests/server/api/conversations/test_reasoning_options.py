@@ -36,26 +36,26 @@ def chat(**fields: Any) -> ChatRequest:
 def test_each_name_has_its_meaning(fields: dict[str, Any], style: Style | None) -> None:
     body = chat(**fields)
     assert body.style == style and body.thinking_budget == (style.budget if style else None)
-    assert body.shows_reasoning
+    assert body.include_reasoning
     assert ChatRequest.model_validate(body.without_texts()).style == style
 
 
 def test_reasoning_may_be_left_out_of_the_answer() -> None:
-    assert not chat(reasoning={"exclude": True}).shows_reasoning
-    assert not chat(include_reasoning=False).shows_reasoning
-    assert not chat(include_reasoning=False, reasoning={"exclude": False}).shows_reasoning
+    assert not chat(reasoning={"exclude": True}).include_reasoning
+    assert not chat(include_reasoning=False).include_reasoning
+    assert not chat(include_reasoning=False, reasoning={"exclude": False}).include_reasoning
 
 
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"reasoning": {"effort": "low"}, "reasoning_effort": "high"}, "reasoning_effort"),
-        ({"reasoning": {"enabled": True}, "enable_thinking": False}, "enable_thinking"),
-        ({"reasoning": {"max_tokens": 5}, "reasoning_budget": 5}, "reasoning_budget"),
-        ({"thinking_token_budget": 1, "reasoning_budget": 2}, "thinking_token_budget"),
+        ({"reasoning": {"effort": "low"}, "reasoning_effort": "high"}, "reasoning.effort"),
+        ({"reasoning": {"enabled": True}, "enable_thinking": False}, "reasoning.enabled"),
+        ({"reasoning": {"max_tokens": 5}, "reasoning_budget": 6}, "reasoning.max_tokens"),
+        ({"thinking_token_budget": 1, "reasoning_budget": 2}, "reasoning_budget"),
     ],
 )
-def test_what_is_said_twice_is_refused(fields: dict[str, Any], named: str) -> None:
+def test_what_is_said_in_two_ways_is_refused(fields: dict[str, Any], named: str) -> None:
     with pytest.raises(BadRequest) as caught:
         chat(**fields)
     assert caught.value.param == named
