@@ -9,6 +9,7 @@ import pty
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 
 import httpx
@@ -19,7 +20,7 @@ from probes import probing
 SMALL = ("--kv-cache-memory-bytes", "64M", "--dtype", "float32", "--disable-uvicorn-access-log")
 LONG = {"prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": True, "stream": True, "temperature": 0}
 MANY = {**LONG, "n": 8}
-ENDLESS = {**LONG, "max_tokens": None, "n": 16}
+ENDLESS = {**LONG, "max_tokens": 2000, "n": 8}
 
 
 @contextmanager
@@ -98,12 +99,13 @@ def test_a_delay_lets_load_balancers_notice_first() -> None:
 
 
 def test_a_second_signal_cuts_streams_off() -> None:
-    with serving("demo", *SMALL) as server, stream(server, ENDLESS) as data:
+    with serving("demo", *SMALL) as server, stream(server, ENDLESS) as data, ThreadPoolExecutor() as pool:
+        reading = pool.submit(list, data)
         server.process.send_signal(signal.SIGTERM)
         wait_until(lambda: server.get("/ready").status_code == 503, 5)
         code, took = end(server)
         assert code == 0 and took < 3 * PATIENCE
-        rest = list(data)
+        rest = reading.result()
         assert "[DONE]" not in rest and json.loads(rest[-1])["error"]["code"] == 503
 
 
