@@ -66,6 +66,8 @@ class Option:
             self._check(value)
         except msgspec.ValidationError as error:
             kind = _KINDS.get(_plain(self.type))
+            if self.doc.choices and not self.is_list:
+                kind = f"one of {', '.join(self.doc.choices)}"
             raise OptionError(f"{origin}: {f'{given!r} is not {kind}' if kind else error}") from error
         except ValueError as error:
             raise OptionError(f"{origin}: {error}") from error

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from models import ops
+from models.checkpoint.weights import Reading
 from worker.kernels.cpu import operations, portable
 
 
@@ -22,3 +23,18 @@ def portable_kernels(reference: None) -> None:
 def cpu_kernels(reference: None, request: pytest.FixtureRequest) -> None:
     """The operations that a worker may bind on a CPU."""
     ops.use(portable.TABLE if request.param == "portable" else operations.open_kernels(2))
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes that each rank or stage has read."""
+    seen: list[int] = []
+    finish = Reading.finish
+
+    def counted(self: Reading) -> None:
+        if not self.headers_only:
+            seen.append(self.bytes_read)
+        finish(self)
+
+    monkeypatch.setattr(Reading, "finish", counted)
+    return seen

@@ -64,14 +64,6 @@ class Lark:
             self._rules.append(f"{name}: {expression}")
         return name
 
-    def reserve(self) -> str:
-        """The name of a rule that is still to be defined, for expressions that hold themselves."""
-        self._rules.append("")
-        return f"r{len(self._rules) - 1}"
-
-    def define(self, name: str, expression: str) -> None:
-        self._rules[int(name[1:])] = f"{name}: {expression}"
-
     def literal(self, text: str) -> str:
         """This very text. Marks in it are special tokens."""
         parts = [part for part in _MARKED.split(text) if part]

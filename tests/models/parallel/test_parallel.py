@@ -11,7 +11,7 @@ from internlm2 import make_internlm2
 from safetensors.torch import load_file, save_file
 from tiny import ARCHITECTURES, ENCODERS, tiny_checkpoint
 
-from models.checkpoint.weights import Reading, WeightsError
+from models.checkpoint.weights import WeightsError
 from models.config import read_config
 from models.conversion.served_as import resolve_conversion
 from models.families.transformers_fallback import UnsupportedModel
@@ -38,21 +38,6 @@ def load_stage(
         report=(reported if reported is not None else []).append,
     )
     return load_model(options)
-
-
-@pytest.fixture
-def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The bytes that each stage has read."""
-    seen: list[int] = []
-    finish = Reading.finish
-
-    def counted(self: Reading) -> None:
-        if not self.headers_only:
-            seen.append(self.bytes_read)
-        finish(self)
-
-    monkeypatch.setattr(Reading, "finish", counted)
-    return seen
 
 
 DECODERS = [name for name in ARCHITECTURES if name in OWN]

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from tiny import hf_logits
 from torch import Tensor
 
-from models.checkpoint.weights import Reading, WeightsError
+from models.checkpoint.weights import WeightsError
 from models.config import ConfigError, read_config
 from models.loader import LoadOptions, load_model
 from models.model import ServedModel
@@ -117,21 +117,6 @@ def test_dummy_weights_are_valid_codes(folder: Path) -> None:
     logits = Driver(ranks).step({0: PROMPT})[0]  # pyright: ignore[reportArgumentType]
     assert logits.isfinite().all()
     assert logits.std() > 0
-
-
-@pytest.fixture
-def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The bytes that each rank has read."""
-    seen: list[int] = []
-    finish = Reading.finish
-
-    def counted(self: Reading) -> None:
-        if not self.headers_only:
-            seen.append(self.bytes_read)
-        finish(self)
-
-    monkeypatch.setattr(Reading, "finish", counted)
-    return seen
 
 
 @pytest.mark.parametrize("method", ["gptq", "pack-quantized", "int-quantized"])

@@ -146,6 +146,7 @@ def test_variables_that_kubernetes_makes_are_not_options() -> None:
         (["--quantization", "fp4"], "--quantization: 'fp4' is not one of int8"),
         (["--port"], "expected one argument"),
         (["--tasks", "embed,sing"], "--tasks: 'sing' is not one of generate, embed, token_embed, classify"),
+        (["--tool-strict-level", "all"], "'all' is not one of auto, function, parameter"),
         (["--runner", "draft"], "'draft' is not one of auto, generate, pooling"),
     ],
 )
