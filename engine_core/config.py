@@ -20,11 +20,28 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything an operator may ask of an engine and its workers."""
 
     model: Annotated[
-        str, Doc(MODEL, "Folder or hub id of the model, or demo for the built-in one. MODEL for short.")
+        str,
+        Doc(
+            MODEL,
+            "Folder or hub id of the model, a GGUF file, demo for the built-in one, or minilm for the one of "
+            "the extra of this name, which embeds. MODEL for short.",
+        ),
     ]
     revision: Annotated[str | None, Doc(MODEL, "Branch, tag or commit of the model on the hub.")] = None
     download_dir: Annotated[
         str | None, Doc(MODEL, "Where downloads are kept, in place of the hub's usual cache.")
+    ] = None
+    quant: Annotated[
+        str | None,
+        Doc(
+            MODEL,
+            "Which GGUF file of a folder or hub id to serve, by what its name says, such as Q4_K_M; a hub id "
+            "may have it behind a colon.",
+        ),
+    ] = None
+    hf_config_path: Annotated[
+        str | None,
+        Doc(MODEL, "Folder or hub id whose config.json counts in place of what a GGUF file says."),
     ] = None
     hf_overrides: Annotated[
         dict[str, object], Doc(MODEL, "Values to put over those of the model's config.json.")
@@ -78,6 +95,22 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             short="-pp",
         ),
     ] = 1
+    enable_expert_parallel: Annotated[
+        bool,
+        Doc(
+            WORKERS,
+            "Give each worker some experts of a mixture whole, instead of a piece of every expert.",
+        ),
+    ] = False
+    expert_placement_strategy: Annotated[
+        str,
+        Doc(
+            WORKERS,
+            "Which experts a worker holds: neighbouring ones (linear), or every n-th of n workers "
+            "(round_robin).",
+            ("linear", "round_robin"),
+        ),
+    ] = "linear"
     distributed_executor_backend: Annotated[
         str | None,
         Doc(

@@ -27,16 +27,15 @@ from engine_core.protocol import (
     Stats,
     Tokens,
 )
+from engine_core.ranks.layout import check_layout
 from engine_core.ranks.placement import make_executor
 from engine_core.ready import describe, make_ready
 from engine_core.scheduling.scheduler import Scheduler
 from engine_core.scheduling.step_builder import PlannedStep
 from engine_core.walking.walker import Walker
 from engine_core.watch.step_times import StepTimes
-from engine_core.worker_config import make_worker_config
-from models.checkpoint.hub import resolve
+from engine_core.worker_config import find_checkpoint, make_worker_config
 from models.config import read_config
-from models.parallel.shares import check_cut
 from models.quantization.config import check_quantization
 from worker.host.progress_page import ProgressWriter, StepProgress
 from worker.protocol import StepOutput
@@ -87,16 +86,12 @@ class Engine:
         `make` makes the executor; by default the one that the configuration asks for.
         """
         make = make or make_executor(ProcessConfig(engine=config, servers=[], log_level="warning"))
-        found = resolve(
-            config.model,
-            config.revision,
-            config.download_dir,
-            lambda fraction: report(Progress(phase="download", fraction=fraction)),
-            config.worker.load_format,
+        found = find_checkpoint(
+            config, lambda fraction: report(Progress(phase="download", fraction=fraction))
         )
         model = read_config(found, config.hf_overrides)
         check_quantization(model, config.worker.quantization)
-        check_cut(model, config.tensor_parallel_size, config.pipeline_parallel_size)
+        check_layout(config, model)
         worker_config = make_worker_config(config, model, found)
         folder = worker_config.folder
         report(Progress(phase="import", fraction=0.0, folder=folder))
@@ -135,6 +130,10 @@ class Engine:
         """The time by which `step` must be called, though no step is done and no request has come."""
         return self._scheduler.deadlines.next
 
+    def prepare(self, *, wait: bool = False) -> bool:
+        """Have the worker prepare something while nothing runs -> whether it does, or has with `wait`."""
+        return self._executor.idle(wait=wait)
+
     def check(self) -> None:
         """Raises ExecutorDead if no step can run any more."""
         self._executor.check()
@@ -152,7 +151,10 @@ class Engine:
 
     def stats(self) -> Stats:
         stats = self._scheduler.stats(time.monotonic())
-        return replace(stats, waiting=stats.waiting + len(self._forging)) if self._forging else stats
+        if not self._forging:
+            return stats
+        deferred = len(self._forging)
+        return replace(stats, waiting=stats.waiting + deferred, deferred=deferred)
 
     def spell(self, spelling: Spelling) -> None:
         """Learn how tokens are spelled, so that requests may have grammars."""
@@ -296,10 +298,13 @@ class Engine:
     def _wait_for(self, planned: PlannedStep, future: StepFuture) -> StepOutput:
         """The output of the oldest step in flight, whose time is learned."""
         try:
-            return future.result()
+            output = future.result()
+            self._scheduler.counters.kernel_compilations = output.kernel_compilations
+            return output
         finally:
             seconds = time.monotonic() - self.progress.since
             self._times.learn(planned.tokens, planned.expected, seconds)
+            self._scheduler.counters.landed.count(planned, seconds)
             self.progress.end()
 
     def _bind(self) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import zmq
 
 from worker.config import WorkerConfig
-from worker.protocol import DEVICE_LOST, StepBounds, StepInput, StepOutput, WorkerFacts
+from worker.protocol import StepBounds, StepInput, StepOutput, WorkerFacts
 from worker.start import start
 
 if TYPE_CHECKING:
@@ -58,6 +58,14 @@ class Executor(Protocol):
         """Tell the bounds of a submitted step. There is one call for each step with bound rows, in order."""
         ...
 
+    def idle(self, *, wait: bool = False) -> bool:
+        """Called while no step is in flight: have the worker prepare one thing that makes others quicker.
+
+        Returns whether it does, or has with `wait`; false means that nothing is left. A poll wakes when it
+        has. A step that is submitted meanwhile waits for a fraction of a second.
+        """
+        ...
+
     def stop(self) -> None: ...
 
     def register(self, poller: zmq.Poller) -> None:
@@ -90,10 +98,15 @@ class InlineExecutor:
         """The bounds of steps that have not asked for them yet; None: none will follow."""
         self._step_done: tuple[socket.socket, socket.socket] | None = None
         """Becomes readable when a step is done, once somebody has registered to know it."""
+        self._prepared: Future[bool] | None = None
+        """Whether more is left to prepare. None: nothing is."""
 
     def start(self) -> WorkerFacts:
         """Loads the model. Nothing before this imports torch."""
         self._runner = self._thread.submit(start, self._config, self._report).result()
+        if self._runner.facts.has_idle_work:
+            self._prepared = Future()
+            self._prepared.set_result(True)
         return self._runner.facts
 
     def submit(self, step: StepInput) -> StepFuture:
@@ -102,10 +115,23 @@ class InlineExecutor:
         launched: Future[_Launched] = self._thread.submit(self._runner.launch, step, self._next_bounds)
         if self._step_done is not None:
             launched.add_done_callback(self._tell)
-        return _InlineStep(launched)
+        return _InlineStep(launched, self._runner.lost)
 
     def bind(self, bounds: StepBounds) -> None:
         self._bounds.put(bounds)
+
+    def idle(self, *, wait: bool = False) -> bool:
+        if self._prepared is None or self._runner is None:
+            return False
+        if self._prepared.done():
+            if not self._prepared.result():
+                self._prepared = None
+                return False
+            self._prepared = self._thread.submit(self._runner.prepare)
+            self._prepared.add_done_callback(self._tell)
+        if wait:
+            self._prepared.result()
+        return True
 
     def register(self, poller: zmq.Poller) -> None:
         if self._step_done is None:
@@ -137,7 +163,7 @@ class InlineExecutor:
         return bounds
 
     def _tell(self, _: object) -> None:
-        """Called in the worker's thread when a step is done."""
+        """Called in the worker's thread when a step is done, or something is prepared."""
         if self._step_done is not None:
             with suppress(BlockingIOError):  # so many unread notices wake the poll as well
                 self._step_done[1].send(b"\0")
@@ -150,8 +176,10 @@ class _Launched(Protocol):
 
 
 class _InlineStep:
-    def __init__(self, launched: Future[_Launched]) -> None:
+    def __init__(self, launched: Future[_Launched], lost: Callable[[Exception], bool]) -> None:
+        """`lost`: whether an error means that the device has failed."""
         self._launched = launched
+        self._lost = lost
 
     def done(self) -> bool:
         return self._launched.done()
@@ -160,7 +188,7 @@ class _InlineStep:
         try:
             return self._launched.result().result()
         except Exception as error:
-            if type(error).__name__ == DEVICE_LOST:
+            if self._lost(error):
                 raise ExecutorDead(f"the device failed: {error}") from error
             raise
         except BaseException as error:  # SystemExit and its like, which end a thread and not a step

@@ -147,6 +147,7 @@ class EngineLoop:
         self._engine.register(self._poller)
         idle = self._engine.idle
         if idle:
+            self._engine.prepare()
             self._engine.progress.rest()
         ready = {sock for sock, _ in self._poller.poll(self._patience(idle=idle))}
         if idle:

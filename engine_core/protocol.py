@@ -10,7 +10,8 @@ from typing import Literal
 
 import msgspec
 
-from engine_core.rates import Rates
+from engine_core.rates import Rates, StepBuckets
+from engine_core.reasons import MissReason
 from worker.protocol import Pooling, Sampling, TokenLogprobs, Vectors, WorkerFacts
 
 Finish = Literal["stop", "length", "abort"]
@@ -201,36 +202,6 @@ class Alone(msgspec.Struct, frozen=True, tag=True, gc=False):
     id: int
 
 
-MissReason = Literal[
-    "none",
-    "short_prompt",
-    "last_token",
-    "rest_of_block",
-    "first_time",
-    "other_beginning",
-    "different_token",
-    "new_tokens",
-    "evicted",
-    "reset",
-    "computing",
-    "preempted",
-    "not_computed",
-    "prompt_logprobs",
-    "disabled",
-    "no_cache",
-]
-"""The reason why no longer prefix of a prompt was found.
-
-Up to "rest_of_block" all of what matched was found that can be: "none" if every whole block before the last
-token was, "short_prompt" if there is none, "last_token" if the whole prompt is known, but its last token must
-be computed, "rest_of_block" if the rest of what matched does not fill a block. Then come prompts of which
-nothing is remembered under their salt ("first_time"), that begin otherwise or differ at a token, or go on
-behind what is known ("new_tokens"); blocks that were published and are evicted or reset; blocks of requests
-that compute them now, are preempted, or ended before they had computed them; and cases in which the cache is
-not used: logprobs of the prompt, prefix caching that is disabled, and models without a cache.
-"""
-
-
 class CacheMiss(msgspec.Struct, frozen=True, gc=False):
     """Why no longer prefix of a prompt was found in the cache. Nothing is said of other salts."""
 
@@ -313,6 +284,13 @@ class Stats(msgspec.Struct, frozen=True, tag=True, gc=False):
     expected_wait: float = 0.0
     """The seconds in which a short prompt that arrived now would get its first token."""
     rates: Rates | None = None
+    waiting_tokens: int = 0
+    """The tokens that the requests that wait have to compute before their first answer."""
+    deferred: int = 0
+    """The number of waiting requests for which no room is missing: their grammar is being compiled."""
+    landed: StepBuckets | None = None
+    kernel_compilations: int = 0
+    """The kernels that the worker has compiled since its start, in total."""
 
 
 PHASES = {

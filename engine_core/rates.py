@@ -1,10 +1,18 @@
-"""How fast an engine works, and how long its answers get: what servers and engines compute waits from."""
+"""How fast an engine works, how long its answers get, and what its steps are made of.
+
+Servers and engines compute waits from the first two; the last is for metrics.
+"""
 
 from __future__ import annotations
 
 from math import expm1
 
 import msgspec
+
+STEP_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+"""vLLM's bounds for the tokens of a step."""
+STEP_ROWS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 class Rates(msgspec.Struct, frozen=True, gc=False):
@@ -25,6 +33,27 @@ class Rates(msgspec.Struct, frozen=True, gc=False):
         """The time that so many tokens of prompts and of answers take."""
         steps = max(prompts / self.step_prompts, answers / self.step_rows)
         return prompts / self.prompt_rate + steps * self.step
+
+
+class Buckets(msgspec.Struct, frozen=True, gc=False):
+    """The values in each bucket of a histogram, the last of which has no bound, and their sum."""
+
+    counts: tuple[int, ...]
+    total: float
+
+
+class StepBuckets(msgspec.Struct, frozen=True, gc=False):
+    """How long the steps of an engine took, and what they were made of."""
+
+    seconds: Buckets
+    tokens: Buckets
+    """The tokens that a step computed."""
+    decoding: Buckets
+    """The rows of a step that got a token behind one that was sampled."""
+    prompts: Buckets
+    """The rows that read a prompt, or a chunk of one."""
+    texts: Buckets
+    """The rows of texts to be pooled."""
 
 
 def expected_length(most: float, stop_rate: float) -> float:

@@ -39,9 +39,10 @@ def _cache(facts: WorkerFacts) -> str:
         return f"no KV cache (texts of up to {facts.max_model_len} tokens)"
     tokens = facts.num_blocks * facts.block_size
     requests = tokens / facts.max_model_len
+    each = _size(facts.kv_bytes // max(1, tokens))
     return (
-        f"{_size(facts.kv_bytes)} of KV cache ({tokens} tokens, {requests:.1f} requests of the full "
-        f"{facts.max_model_len})"
+        f"{_size(facts.kv_bytes)} of KV cache ({tokens} tokens of {each}, {requests:.1f} requests of the "
+        f"full {facts.max_model_len})"
     )
 
 

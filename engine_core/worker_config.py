@@ -1,17 +1,52 @@
-"""The options of an engine's workers, which follow from its own options and the checkpoint's files alone."""
+"""The checkpoint that an engine serves, and the options of its workers, which follow from both."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from engine_core.config import TASKS, EngineConfig
+from models.checkpoint.hub import resolve
+from models.checkpoint.plain_files import FileError
 from models.config import ConfigError, ModelConfig
 from models.conversion.served_as import Conversion, resolve_conversion
+from models.gguf.folder import make_folder
 from models.plugins import registrations
 from models.pooling.config import read_pooling
 from worker.config import WorkerConfig
+from worker.host.machine import cache_folder
+from worker.host.private_folder import make_private
+
+
+def find_checkpoint(config: EngineConfig, report: Callable[[float], None], *, weights: bool = True) -> Path:
+    """Find the folder of the model, which is downloaded if need be; `report` is told fractions of that.
+
+    A GGUF file gets a folder of its own, in the cache, with the files that other checkpoints have.
+    """
+    load_format = config.worker.load_format if weights else "dummy"
+    found = resolve(config.model, config.revision, config.download_dir, report, load_format, config.quant)
+    other = config.hf_config_path
+    if found.is_dir():
+        if other is not None:
+            raise ConfigError("--hf-config-path is for GGUF files: leave it out, or use --hf-overrides")
+        if config.quant is not None:
+            raise ConfigError(
+                f"--quant says which GGUF file is meant, and {config.model} has none: leave it out"
+            )
+        return found
+    config_from = None
+    if other is not None:
+        config_from = resolve(other, None, config.download_dir, report, "dummy")
+    cache = cache_folder() / "gguf"
+    try:
+        make_private(cache, for_code=False)
+    except OSError as error:
+        raise FileError(
+            f"what is made of {found.name} cannot be kept ({error}): let XDG_CACHE_HOME name another folder"
+        ) from None
+    return make_folder(found, cache, config_from)
 
 
 def make_worker_config(config: EngineConfig, model: ModelConfig, folder: Path) -> WorkerConfig:

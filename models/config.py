@@ -15,6 +15,7 @@ from typing import Annotated, TypeVar, cast
 import msgspec
 
 from models.checkpoint.plain_files import FileError, check_regular, read_json
+from models.conversion.composites import text_part
 from models.quantization.saved import SavedQuantization, find_quantization
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -24,6 +25,7 @@ MOST_LAYERS = 10_000
 MOST_FEATURES = 1 << 20
 """The widest hidden states and heads; tables of rotary frequencies are made before weights are looked at."""
 LARGEST_SIZE = 1 << 31
+_MOST_LEVELS = 64
 
 Size = Annotated[int, msgspec.Meta(ge=1, le=LARGEST_SIZE)]
 """The type of a family's own fields that count features."""
@@ -92,8 +94,8 @@ def read_config(folder: Path, overrides: Mapping[str, object] | None = None) -> 
     path = folder / "config.json"
     whole = _merged(_read_object(path), overrides or {})
     _refuse_nonsense(path, whole)
-    text = whole.get("text_config")
-    raw = cast("dict[str, object]", text) if isinstance(text, dict) else whole
+    text = text_part(whole)
+    raw = whole if text is None else dict(text)
     fields = _Fields(path, raw, whole)
 
     hidden_size = fields.size("hidden_size", ("hidden_size", "n_embd", "d_model", "dim"), most=MOST_FEATURES)
@@ -111,10 +113,10 @@ def read_config(folder: Path, overrides: Mapping[str, object] | None = None) -> 
             "num_layers", ("num_hidden_layers", "n_layer", "n_layers", "num_layers"), most=MOST_LAYERS
         ),
         num_heads=num_heads,
-        num_kv_heads=_num_kv_heads(fields, num_heads),
+        num_kv_heads=1 if has_latent_cache(raw) else _num_kv_heads(fields, num_heads),
         head_dim=_head_dim(fields, hidden_size, num_heads),
         max_len=_max_len(fields),
-        tie_word_embeddings=fields.boolean("tie_word_embeddings", default=None),
+        tie_word_embeddings=_tied(fields),
         bos_token_id=next(iter(fields.token_ids("bos_token_id")), None),
         eos_token_ids=eos_token_ids,
         raw=raw,
@@ -212,9 +214,9 @@ def _read_object(path: Path) -> dict[str, object]:
         value = read_json(path, _special_float)
     except (FileError, OSError) as error:
         raise ConfigError(str(error)) from None
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path} must hold a JSON object, but holds {type(value).__name__}")
-    return cast("dict[str, object]", value)
+    if isinstance(value, dict):
+        return cast("dict[str, object]", value)
+    raise ConfigError(f"{path} must hold a JSON object, but holds {type(value).__name__}")
 
 
 def _quantization(folder: Path, whole: Mapping[str, object]) -> SavedQuantization | None:
@@ -246,9 +248,6 @@ def _refuse_nonsense(path: Path, whole: Mapping[str, object]) -> None:
                 pass
 
 
-_MOST_LEVELS = 64
-
-
 def _special_float(value: dict[str, object]) -> object:
     """transformers writes infinity, which JSON has no word for, as {"__float__": "Infinity"}."""
     name = value.get("__float__")
@@ -277,6 +276,11 @@ def _architectures(path: Path, whole: Mapping[str, object]) -> tuple[str, ...]:
     return tuple(cast("list[str]", names))
 
 
+def has_latent_cache(raw: Mapping[str, object]) -> bool:
+    """Whether attention caches one latent for all heads: numbers of key/value heads then mean nothing."""
+    return raw.get("kv_lora_rank") is not None and raw.get("qk_rope_head_dim") is not None
+
+
 def _num_kv_heads(fields: _Fields, num_heads: int) -> int:
     # GPT-BigCode and Falcon wrote multi_query for one shared K/V head before the number had a name.
     shared = fields.boolean("multi_query", default=False)
@@ -290,6 +294,9 @@ def _num_kv_heads(fields: _Fields, num_heads: int) -> int:
 
 
 def _head_dim(fields: _Fields, hidden_size: int, num_heads: int) -> int:
+    if has_latent_cache(fields.raw):  # the field 'head_dim' is the width of the rotated part, or missing
+        nope = fields.positive("qk_nope_head_dim", most=MOST_FEATURES)
+        return nope + fields.positive("qk_rope_head_dim", most=MOST_FEATURES)
     if fields.get("head_dim") is None and hidden_size % num_heads:
         fields.problems["head_dim"] = (
             f"{fields.path}: the hidden size {hidden_size} cannot be divided by {num_heads} attention heads, "
@@ -351,6 +358,16 @@ def _eos_token_ids(folder: Path, fields: _Fields, vocab_size: int) -> tuple[int,
             f"out{ends}"
         )
     return known
+
+
+def _tied(fields: _Fields) -> bool | None:
+    """What config.json says; None where its text part and its top level differ.
+
+    Releases of transformers obeyed one or the other, so only the checkpoint can tell.
+    """
+    top = fields.whole.get("tie_word_embeddings")
+    tied = fields.boolean("tie_word_embeddings", default=None)
+    return tied if top is None or top == tied else None
 
 
 def _dtype(folder: Path, fields: _Fields) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -23,6 +24,7 @@ class ForwardContext:
     query_lens_host: list[int]  # [B]
     kv_lens_host: list[int]  # [B]
     token_types: Tensor | None = None  # [T] int64: 1 for tokens of the second text of a pair; None: all are 0
+    plan: dict[Any, Any] | None = None  # the device's plan of this step, which only its own kernels read
 
 
 _current: ForwardContext | None = None

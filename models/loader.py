@@ -6,7 +6,7 @@ Headers come first: a config and weights that do not fit each other are refused 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,16 @@ import torch
 from torch import nn
 
 from models import ops
-from models.checkpoint.files import Source, open_source
+from models.checkpoint.beside_text import ignore_beside_text
+from models.checkpoint.files import Shapes, Source, open_source
 from models.checkpoint.mtp import ignore_mtp
 from models.checkpoint.weights import Reading, Weights, WeightsError, load, no_report
 from models.config import ConfigError, ModelConfig
 from models.conversion.class_adapters import adapt
 from models.conversion.served_as import Conversion, looks_ahead
+from models.gguf.folder import gguf_parts
+from models.gguf.source import GgufSource
+from models.layers.experts import describe_experts
 from models.model import ModelSetup, ServedModel
 from models.parallel.parallel import Parallel
 from models.parallel.shares import most_ranks_of
@@ -79,7 +83,7 @@ def load_model(options: LoadOptions) -> ServedModel:
     """Build the model from its config, and read its weights."""
     setup = options.setup()
     quantization = read_quantization(options.config)
-    source = open_source(options.folder, options.load_format, options.seed)
+    source = _open(options)
     _check_layers(setup.config, source)
     model_class = _model_class(options, setup.config)
     if quantization is not None and not _trusts_config(model_class):
@@ -103,27 +107,41 @@ def load_model(options: LoadOptions) -> ServedModel:
         report=options.report,
     )
     weights = Weights(reading)
-    scopes = ignore_mtp(weights, setup.config)
-    unused = () if quantization is None else ignore_scales_of_tensors(weights)
+    unused = _ignore_unused(weights, setup.config, quantization)
     if setup.parallel.rank == setup.parallel.stage == 0:  # of several ranks, one says so
-        if scopes:
-            logger.info(
-                "the checkpoint's layers for multi-token prediction are not used: %s", ", ".join(scopes)
-            )
-        if unused:
-            logger.info("%d scales of cached keys and values or of inputs are not used", len(unused))
+        for line in unused:
+            logger.info("%s", line)
         for warning in setup.config.warnings:
             logger.warning("%s", warning)
     load(model, weights)
     reading.finish()
+    if setup.parallel.rank == setup.parallel.stage == 0 and (line := describe_experts(model)):
+        logger.info("%s", line)
     return model
 
 
-def _tell(warnings: Sequence[str], mtp: Sequence[str]) -> None:
-    if mtp:
-        logger.info("the checkpoint's layers for multi-token prediction are not used: %s", ", ".join(mtp))
-    for warning in warnings:
-        logger.warning("%s", warning)
+def _ignore_unused(weights: Weights, config: ModelConfig, quantization: Quantization | None) -> list[str]:
+    """Leave tensors unread that the model has no use for, and say which they are."""
+    lines: list[str] = []
+    if beside := ignore_beside_text(weights, config):
+        lines.append(f"text alone is served: {beside / (1 << 30):.2f} GiB of weights for images are not read")
+    if scopes := ignore_mtp(weights, config):
+        lines.append(f"the checkpoint's layers for multi-token prediction are not used: {', '.join(scopes)}")
+    if quantization is not None and (scales := ignore_scales_of_tensors(weights)):
+        lines.append(f"{len(scales)} scales of cached keys and values or of inputs are not used")
+    return lines
+
+
+def _open(options: LoadOptions) -> Source:
+    if options.load_format != "dummy" and (parts := gguf_parts(options.folder)):
+        return GgufSource(parts[0])
+    if (
+        options.load_format == "dummy"
+        and options.device.type == "meta"
+        and options.config.quantization is None
+    ):
+        return Shapes(options.seed)
+    return open_source(options.folder, options.load_format, options.seed)
 
 
 def _check_layers(config: ModelConfig, source: Source) -> None:
@@ -148,9 +166,7 @@ def _compare_headers(
         source, device=torch.device("cpu"), dtype=dtype, headers_only=True, quantization=quantization
     )
     weights = Weights(reading)
-    ignore_mtp(weights, setup.config)
-    if quantization is not None:
-        ignore_scales_of_tensors(weights)
+    _ignore_unused(weights, setup.config, quantization)
     try:
         with ops.unpacked():
             load(model, weights)

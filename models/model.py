@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -10,7 +10,7 @@ from typing import Protocol
 from torch import Tensor
 
 from models.config import ModelConfig
-from models.layers.attention import Attention
+from models.layers.attention import CachedAttention
 from models.parallel.parallel import Parallel
 from models.pooling.config import PoolingConfig
 from models.pooling.pooler import Pooler
@@ -53,7 +53,7 @@ class CausalLM(Protocol):
         """Hidden states of any R tokens [R, output_size] -> [R, vocab_size] float32."""
         ...
 
-    def attention_layers(self) -> list[Attention]:
+    def attention_layers(self) -> Sequence[CachedAttention]:
         """The attention layers of this stage, in order: the worker makes their caches and binds `kv`."""
         ...
 

@@ -13,6 +13,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 
 from models.config import ModelConfig
+from models.conversion.composites import COMPOSITES
 from models.plugins import load, registered
 
 ARCHITECTURES: dict[str, str] = {
@@ -28,27 +29,41 @@ ARCHITECTURES: dict[str, str] = {
     "CamembertForSequenceClassification": "encoders.bert:RobertaForSequenceClassification",
     "CamembertForTokenClassification": "encoders.bert:RobertaForTokenClassification",
     "CamembertModel": "encoders.bert:RobertaModel",
+    "DeepseekV2ForCausalLM": "latent.deepseek_v2:DeepseekV2ForCausalLM",
+    "DeepseekV3ForCausalLM": "latent.deepseek_v3:DeepseekV3ForCausalLM",
     "DistilBertForMaskedLM": "encoders.distilbert:DistilBertModel",
     "DistilBertForSequenceClassification": "encoders.distilbert:DistilBertForSequenceClassification",
     "DistilBertForTokenClassification": "encoders.distilbert:DistilBertForTokenClassification",
     "DistilBertModel": "encoders.distilbert:DistilBertModel",
+    "Dots1ForCausalLM": "mixtures.glm4_moe:Dots1ForCausalLM",
     "ElectraForMaskedLM": "encoders.bert:ElectraModel",
     "ElectraForSequenceClassification": "encoders.bert:ElectraForSequenceClassification",
     "ElectraForTokenClassification": "encoders.bert:ElectraForTokenClassification",
     "ElectraModel": "encoders.bert:ElectraModel",
+    "Ernie4_5_MoeForCausalLM": "mixtures.ernie4_5_moe:Ernie45MoeForCausalLM",
     "Gemma2ForCausalLM": "decoders.gemma:Gemma2ForCausalLM",
     "Gemma3ForCausalLM": "decoders.gemma:Gemma3ForCausalLM",
     "GemmaForCausalLM": "decoders.gemma:GemmaForCausalLM",
+    "Glm4MoeForCausalLM": "mixtures.glm4_moe:Glm4MoeForCausalLM",
+    "Glm4MoeLiteForCausalLM": "latent.deepseek_v3:Glm4MoeLiteForCausalLM",
     "GPT2LMHeadModel": "decoders.gpt2:GPT2LMHeadModel",
+    "GptOssForCausalLM": "mixtures.gpt_oss:GptOssForCausalLM",
     "GraniteForCausalLM": "decoders.granite:GraniteForCausalLM",
+    "GraniteMoeForCausalLM": "mixtures.granite_moe:GraniteMoeForCausalLM",
+    "GraniteMoeSharedForCausalLM": "mixtures.granite_moe:GraniteMoeForCausalLM",
     "GteForMaskedLM": "encoders.gte:GteModel",
     "GteForSequenceClassification": "encoders.gte:GteForSequenceClassification",
     "GteForTokenClassification": "encoders.gte:GteForTokenClassification",
     "GteModel": "encoders.gte:GteModel",
     "InternLM2ForCausalLM": "decoders.internlm2:InternLM2ForCausalLM",
     "InternLM2ForRewardModel": "reward:InternLM2ForRewardModel",
+    "KimiK2ForCausalLM": "latent.deepseek_v3:DeepseekV3ForCausalLM",
     "LlamaForCausalLM": "decoders.llama:LlamaForCausalLM",
+    "MiniCPM3ForCausalLM": "latent.minicpm3:MiniCPM3ForCausalLM",
+    "MiniMaxM2ForCausalLM": "mixtures.minimax_m2:MiniMaxM2ForCausalLM",
+    "Ministral3ForCausalLM": "decoders.llama:Ministral3ForCausalLM",
     "MistralForCausalLM": "decoders.llama:MistralForCausalLM",
+    "MixtralForCausalLM": "mixtures.mixtral:MixtralForCausalLM",
     "ModernBertForMaskedLM": "encoders.modernbert:ModernBertModel",
     "ModernBertForSequenceClassification": "encoders.modernbert:ModernBertForSequenceClassification",
     "ModernBertForTokenClassification": "encoders.modernbert:ModernBertForTokenClassification",
@@ -66,12 +81,16 @@ ARCHITECTURES: dict[str, str] = {
     "NomicBertForTokenClassification": "encoders.nomic_bert:NomicBertForTokenClassification",
     "NomicBertModel": "encoders.nomic_bert:NomicBertModel",
     "Olmo2ForCausalLM": "decoders.olmo2:Olmo2ForCausalLM",
+    "OlmoeForCausalLM": "mixtures.olmoe:OlmoeForCausalLM",
     "OPTForCausalLM": "decoders.opt:OPTForCausalLM",
     "Phi3ForCausalLM": "decoders.phi3:Phi3ForCausalLM",
     "Qwen2ForCausalLM": "decoders.qwen2:Qwen2ForCausalLM",
     "Qwen2ForProcessRewardModel": "reward:Qwen2ForProcessRewardModel",
     "Qwen2ForRewardModel": "reward:Qwen2ForRewardModel",
+    "Qwen2MoeForCausalLM": "mixtures.qwen_moe:Qwen2MoeForCausalLM",
     "Qwen3ForCausalLM": "decoders.qwen3:Qwen3ForCausalLM",
+    "Qwen3MoeForCausalLM": "mixtures.qwen_moe:Qwen3MoeForCausalLM",
+    "Qwen3VLMoeForConditionalGeneration": "mixtures.qwen_moe:Qwen3VLMoeForCausalLM",
     "RobertaForMaskedLM": "encoders.bert:RobertaModel",
     "RobertaForSequenceClassification": "encoders.bert:RobertaForSequenceClassification",
     "RobertaForTokenClassification": "encoders.bert:RobertaForTokenClassification",
@@ -81,6 +100,7 @@ ARCHITECTURES: dict[str, str] = {
     "XLMRobertaForSequenceClassification": "encoders.bert:RobertaForSequenceClassification",
     "XLMRobertaForTokenClassification": "encoders.bert:RobertaForTokenClassification",
     "XLMRobertaModel": "encoders.bert:RobertaModel",
+    "YoutuForCausalLM": "latent.deepseek_v3:YoutuForCausalLM",
 }
 
 _FAMILIES = "models.families."
@@ -93,7 +113,7 @@ class UnknownArchitecture(ValueError):
 
 def supported() -> list[str]:
     """The architectures that have a class of their own, without those that run on transformers' code."""
-    return sorted({**ARCHITECTURES, **_plugins(), **registered()}, key=str.lower)
+    return sorted({**ARCHITECTURES, **COMPOSITES, **_plugins(), **registered()}, key=str.lower)
 
 
 def resolve(config: ModelConfig, model_impl: str = "auto", trust_remote_code: bool = False) -> type:
@@ -105,12 +125,13 @@ def resolve(config: ModelConfig, model_impl: str = "auto", trust_remote_code: bo
     if model_impl not in ("auto", "facet", "transformers"):
         raise ValueError(f"model_impl is {model_impl!r}, but must be one of auto, facet, transformers")
     name = config.architecture
-    own = _external(name) or _built_in(name)
-    if own is not None and model_impl != "transformers":
-        return load(name, own)
+    external = _external(name)
+    has_own_class = external is not None or name in ARCHITECTURES or name in COMPOSITES
+    if has_own_class and model_impl != "transformers":
+        return load(name, external or _FAMILIES + ARCHITECTURES[_computed_as(config)])
     if model_impl != "facet" and (trust_remote_code or _transformers_knows(name)):
         return import_module(_FALLBACK).TransformersForCausalLM
-    raise UnknownArchitecture(" ".join(_refusal(config, model_impl, has_own_class=own is not None)))
+    raise UnknownArchitecture(" ".join(_refusal(config, model_impl, has_own_class=has_own_class)))
 
 
 def is_served(config: ModelConfig, model_impl: str = "auto", trust_remote_code: bool = False) -> bool:
@@ -135,9 +156,19 @@ def _external(architecture: str) -> type | str | None:
     return registered().get(architecture) or _plugins().get(architecture)
 
 
-def _built_in(architecture: str) -> str | None:
-    path = ARCHITECTURES.get(architecture)
-    return path and _FAMILIES + path
+def _computed_as(config: ModelConfig) -> str:
+    """The architecture whose class computes the text. What a composite has beside those known is refused."""
+    composite = COMPOSITES.get(config.architecture)
+    if composite is None:
+        return config.architecture
+    kind = config.raw.get("model_type")
+    if not isinstance(kind, str) or kind not in composite.texts:
+        served = " and ".join(map(repr, composite.texts))
+        raise UnknownArchitecture(
+            f"The text of this {config.architecture} is of the model_type {kind!r}, and only that of "
+            f"{served} is served."
+        )
+    return composite.texts[kind]
 
 
 def _transformers_knows(architecture: str) -> bool:

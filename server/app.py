@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
@@ -17,7 +18,8 @@ from server.http.documented_answers import DocumentedApp
 from server.http.endpoint import Endpoint, PathTable
 from server.http.error_answers import explain
 from server.http.hosts import HostRules
-from server.http.middleware import HeaderChecks, HttpMetrics, RequestIds
+from server.http.middleware import HeaderChecks, HttpMetrics, RequestIds, TimingHeaders
+from server.http.traces import Traces, make_tracer
 from server.options.table import ServerConfig
 from server.page import routes as page
 from server.routes import admin, chat, completions, embeddings, models, pooling, scores, tei, tokenize
@@ -45,13 +47,12 @@ ROUTERS.append(page.events)
 
 def openapi_schema() -> dict[str, Any]:
     """The OpenAPI description of all routes and bodies, for docs/api.md."""
-    return _make_app(docs=True).openapi()
+    return _make_app(ROUTERS, docs=True).openapi()
 
 
 def create_app(frontend: Frontend) -> FastAPI:
-    app = _make_app(docs=not frontend.config.disable_fastapi_docs)
-    if not frontend.config.disable_page:
-        app.include_router(page.router)
+    routers = ROUTERS if frontend.config.disable_page else [*ROUTERS, page.router]
+    app = _make_app(routers, docs=not frontend.config.disable_fastapi_docs)
     app.state.frontend = frontend
     app.state.config = frontend.config
 
@@ -60,6 +61,7 @@ def create_app(frontend: Frontend) -> FastAPI:
 
     for kind in (HTTPException, Exception):
         app.add_exception_handler(kind, handler)
+    app.add_middleware(PathTable, routers=routers)
     _add_middleware(app, frontend.config, frontend.access)
     app.add_middleware(HttpMetrics, metrics=frontend.metrics)
     return app
@@ -76,7 +78,7 @@ def make_door(frontend: Frontend) -> Door:
     return Door(frontend.admissions, paths, frontend.access)
 
 
-def _make_app(*, docs: bool) -> FastAPI:
+def _make_app(routers: Sequence[APIRouter], *, docs: bool) -> FastAPI:
     app = DocumentedApp(
         title="Facet",
         version=version("facet-serve"),
@@ -85,14 +87,13 @@ def _make_app(*, docs: bool) -> FastAPI:
         openapi_url="/openapi.json" if docs else None,
         telemetry={"tracing": False, "metrics": False, "logs": False},  # spares a look for OpenTelemetry
     )
-    for router in ROUTERS:
+    for router in routers:
         app.include_router(router)
     return app
 
 
 def _add_middleware(app: FastAPI, config: ServerConfig, access: Access) -> None:
     """Adds the middleware. What is added later is passed earlier."""
-    app.add_middleware(PathTable, routers=ROUTERS)
     address = config.host if config.uds is None else None
     hosts = HostRules(address, allowed_hosts=config.allowed_hosts, allowed_origins=config.allowed_origins)
     app.add_middleware(HeaderChecks, hosts=hosts)
@@ -108,3 +109,7 @@ def _add_middleware(app: FastAPI, config: ServerConfig, access: Access) -> None:
         )
     if config.enable_request_id_headers:
         app.add_middleware(RequestIds)
+    if config.reports.enable_timing_headers:
+        app.add_middleware(TimingHeaders)
+    if config.reports.otlp_traces_endpoint is not None:
+        app.add_middleware(Traces, tracer=make_tracer(config.reports.otlp_traces_endpoint))

@@ -42,10 +42,11 @@ USAGE = """usage: facet serve [MODEL] [options]
        facet keys add|list|remove [NAME] [options]
        facet bench serve|startup|offline [options]
        facet chat|complete|embed|models|run-batch|doctor [options]    (docs/terminal.md)
+       facet kernels compile MODEL --capability N    (docs/cuda.md)
        facet --version
 """
 
-TERMINAL = ("chat", "complete", "embed", "models", "run-batch", "doctor", "collect-env")
+TERMINAL = ("chat", "complete", "embed", "models", "run-batch", "doctor", "collect-env", "kernels")
 """Commands that serve nothing."""
 
 

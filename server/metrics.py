@@ -8,18 +8,17 @@ is alone has cheaper counters (`plain_metrics.py`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
-from prometheus_client.registry import Collector
 
 from engine_core.client.replica import Replica
 from engine_core.protocol import Timing
+from server.engine_metrics import EngineNumbers
 from server.plain_metrics import PlainCounter, PlainCounters, PlainHistogram, PlainHistograms
 from worker import logs
 
@@ -77,9 +76,7 @@ class Metrics:
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens read.")
         self.generation_tokens = self._counter("generation_tokens", "Tokens generated.")
         self.prompt_tokens_cached = self._counter("prompt_tokens_cached", "Prompt tokens found in the cache.")
-        self._rejections = self._counter(
-            "admission_rejections", "Requests refused because the queue was full."
-        )
+        self._rejections = self._counter("admission_rejections", "Requests refused by a full queue.")
         self._finished = self._counters(
             "vllm:request_success",
             "Requests that ended, by reason.",
@@ -107,6 +104,7 @@ class Metrics:
         self.preemptions = self._histogram("request_num_preemptions", "Preemptions.", (0, 1, 2, 5, 10))
         self.replicas: Callable[[], Sequence[Replica]] = tuple
         """A function that returns what is known of each engine."""
+        self._computed, self._found = self._make_sources()
         self._count_http()
         self._of_keys = [
             self._counters(name, text, ["model_name", "key"], registry=self._registry)
@@ -127,6 +125,7 @@ class Metrics:
         self.prompt_length.observe(prompt_tokens)
         if cached:
             self.prompt_tokens_cached.inc(cached)
+        self.count_sources(prompt_tokens, cached)
         self.finished("stop")
         self.whole.observe(seconds)
         if timing is not None:
@@ -148,6 +147,12 @@ class Metrics:
             self._written += generated
             self.generation_tokens.inc(generated)
 
+    def count_sources(self, prompt: int, cached: int) -> None:
+        """Count where the tokens of a prompt came from."""
+        self._computed.inc(prompt - cached)
+        if cached:
+            self._found.inc(cached)
+
     def key_counters(self, name: str) -> KeyCounters:
         """The counters of the key of this name, which are their label's only values."""
         return KeyCounters(*(family.labels(self._model, name) for family in self._of_keys))
@@ -157,6 +162,19 @@ class Metrics:
 
     def finished(self, reason: str) -> None:
         self._finished.labels(self._model, "0", reason).inc()
+
+    def _make_sources(self) -> tuple[Counter | PlainCounter, Counter | PlainCounter]:
+        """The counters of prompt tokens that were computed here, and that were found in the cache."""
+        family = self._counters(
+            "vllm:prompt_tokens_by_source",
+            "Prompt tokens of requests that ended, by where they came from.",
+            [*_LABELS, "source"],
+            registry=self._registry,
+        )
+        computed, found = (
+            family.labels(self._model, "0", source) for source in ("local_compute", "local_cache_hit")
+        )
+        return computed, found
 
     def _count_http(self) -> None:
         registry = self._registry
@@ -185,7 +203,7 @@ class Metrics:
     def watch(self, replicas: Callable[[], Sequence[Replica]]) -> None:
         """Adds the engines' own numbers, which are asked for whenever the page is."""
         self.replicas = replicas
-        self._shown.register(_EngineNumbers(self._model, replicas))
+        self._shown.register(EngineNumbers(self._model, replicas))
 
     def count_dropped_lines(self) -> None:
         """Counts the lines of this process's log that were lost; call this now and then."""
@@ -227,13 +245,14 @@ _OF_KEYS = (
 class RequestRecord:
     """The times and counts of one choice of one request."""
 
-    __slots__ = ("_count", "_first", "_last", "_metrics", "_started")
+    __slots__ = ("_cached", "_count", "_first", "_last", "_metrics", "_prompt", "_started")
 
     def __init__(self, metrics: Metrics, prompt_tokens: int, n: int, max_tokens: int) -> None:
         self._metrics = metrics
         self._started = self._last = time.monotonic()
         self._first = 0.0
-        self._count = 0
+        self._count = self._cached = 0
+        self._prompt = prompt_tokens
         metrics.count_tokens(prompt_tokens, 0)
         metrics.prompt_length.observe(prompt_tokens)
         metrics.asked_n.observe(n)
@@ -241,6 +260,7 @@ class RequestRecord:
 
     def tokens(self, count: int, cached: int) -> None:
         if cached:
+            self._cached += cached
             self._metrics.prompt_tokens_cached.inc(cached)
         if not count:
             return
@@ -263,43 +283,4 @@ class RequestRecord:
             metrics.per_token.observe((self._last - self._first) / (self._count - 1))
         if timing is not None:
             metrics.observe_timing(timing)
-
-
-class _EngineNumbers(Collector):
-    """Metrics of each engine that runs, labelled with its number."""
-
-    def __init__(self, model_name: str, replicas: Callable[[], Sequence[Replica]]) -> None:
-        self._model = model_name
-        self._replicas = replicas
-
-    def collect(self) -> Iterator[Metric]:
-        replicas = self._replicas()
-        alive = GaugeMetricFamily("facet:replicas_alive", "Engines that can work.", labels=["model_name"])
-        alive.add_metric([self._model], sum(one.works for one in replicas))
-        yield alive
-        stats_of = {str(one.number): one.stats for one in replicas if one.stats is not None}
-        if not stats_of:
-            return
-        for kind, name, field, text in _ENGINE_NUMBERS:
-            family = kind(name, text, labels=_LABELS)
-            for number, stats in stats_of.items():
-                family.add_metric([self._model, number], getattr(stats, field))
-            yield family
-
-
-_ENGINE_NUMBERS = (
-    (GaugeMetricFamily, "vllm:num_requests_running", "running", "Requests in the running batch."),
-    (GaugeMetricFamily, "vllm:num_requests_waiting", "waiting", "Requests that wait for a place."),
-    (GaugeMetricFamily, "vllm:kv_cache_usage_perc", "kv_usage", "Share of the KV cache in use, 1 is all."),
-    (
-        CounterMetricFamily,
-        "vllm:prefix_cache_queries",
-        "prefix_queries",
-        "Prompt tokens sought in the cache.",
-    ),
-    (CounterMetricFamily, "vllm:prefix_cache_hits", "prefix_hits", "Prompt tokens found in the cache."),
-    (CounterMetricFamily, "vllm:num_preemptions", "preemptions", "Requests put back for want of memory."),
-    (CounterMetricFamily, "facet:engine_busy_seconds", "busy", "Seconds spent on steps."),
-    (GaugeMetricFamily, "facet:expected_wait_seconds", "expected_wait", "Until a new request's first token."),
-)
-"""Kind of metric, its name, the field of Stats that it shows, its help text."""
+            metrics.count_sources(self._prompt, self._cached)

@@ -6,6 +6,7 @@ import msgspec
 
 from models.config import ModelConfig
 from models.conversion.served_as import Conversion
+from models.parallel.experts import Placement
 from models.plugins import Registrations
 from models.pooling.config import PoolingConfig
 from worker.options import WorkerOptions
@@ -30,6 +31,10 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     """The address at which the other ranks reach this machine."""
     replica: int | None = None
     """The number of the replica to which these ranks belong, if there are several."""
+    expert_rank: int = 0
+    expert_size: int = 1
+    """The number of ranks that share whole experts; 1: each rank has a piece of every expert."""
+    expert_placement: Placement = "linear"
 
     @property
     def rank(self) -> int:

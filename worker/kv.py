@@ -1,8 +1,8 @@
 """The paged KV cache: how many blocks there are, and the memory behind them. Nothing is measured by running.
 
-All blocks lie in one tensor, layer after layer as [2, blocks, kv_heads, block_size, head_dim], and every
-attention layer is bound to its part. One block more than the engine knows belongs to the worker as scratch:
-keys and values that are written there are never read.
+All blocks lie in one tensor, layer after layer, in the shape that each attention layer says, and every layer
+is bound to its part. One block more than the engine knows belongs to the worker as scratch: keys and values
+that are written there are never read.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
 
 from models.config import ModelConfig
-from models.layers.attention import Attention
+from models.layers.attention import CachedAttention
 from worker.config import WorkerConfig
 from worker.devices.base import GIB, CacheBudget, Device
 from worker.host.memory import PageToucher
@@ -54,9 +55,9 @@ def no_cache(max_model_len: int) -> Cache:
     return Cache(CacheSize(0, 0, max_model_len))
 
 
-def block_bytes(layers: Sequence[Attention], block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of the keys and values of a block in all layers."""
-    return sum(2 * layer.kv_heads * block_size * layer.head_dim * dtype.itemsize for layer in layers)
+def block_bytes(layers: Sequence[CachedAttention], block_size: int, dtype: torch.dtype) -> int:
+    """Bytes of what a block holds in all layers."""
+    return sum(prod(layer.cache_shape(1, block_size)) for layer in layers) * dtype.itemsize
 
 
 def size_cache(
@@ -124,21 +125,21 @@ def _halved(blocks: int, times: int, per_sequence: int, block_bytes: int) -> int
 
 
 def bind_cache(
-    size: CacheSize, layers: Sequence[Attention], block_size: int, dtype: torch.dtype, device: Device
+    size: CacheSize, layers: Sequence[CachedAttention], block_size: int, dtype: torch.dtype, device: Device
 ) -> list[Tensor]:
-    """Take the memory, without touching it, and give each layer its part.
+    """Take the memory, without touching it, and give each layer its part, of the number type `dtype`.
 
-    Returns the contiguous parts: the keys of all blocks of a layer, its values, and so on.
+    Returns the contiguous parts: of a plain layer the keys of all blocks, then its values.
     """
     blocks = size.num_blocks + 1
     memory = device.allocate(blocks * block_bytes(layers, block_size, dtype)).view(dtype)
     parts: list[Tensor] = []
     start = 0
     for layer in layers:
-        shape = (2, blocks, layer.kv_heads, block_size, layer.head_dim)
-        stop = start + torch.Size(shape).numel()
+        shape = layer.cache_shape(blocks, block_size)
+        stop = start + prod(shape)
         layer.kv = memory[start:stop].view(shape)
-        parts += layer.kv
+        parts += layer.cache_parts()
         start = stop
     return parts
 
@@ -146,7 +147,6 @@ def bind_cache(
 def step_bytes(
     model: ModelConfig,
     limits: WorkerLimits,
-    layers: Sequence[Attention],
     dtype: torch.dtype,
     *,
     pools: bool,
@@ -154,30 +154,31 @@ def step_bytes(
 ) -> int:
     """An upper bound of the bytes that a step takes beside weights and cache, from the shapes alone.
 
-    `layers`: the attention layers of this rank; `ranks`: the number of ranks that share features of the MLP.
+    What attention needs depends on the device (`Device.attention_bytes`) and is not among them.
+    `ranks`: the number of ranks that share features of the MLP.
     """
     pooled = limits.max_pooled_tokens * model.hidden_size * (dtype.itemsize + 3 * 4) if pools else 0
-    inner = model.raw.get("intermediate_size")
-    inner = inner if isinstance(inner, int) else 4 * model.hidden_size
-    heads = max((layer.heads * layer.head_dim for layer in layers), default=0)  # features
-    kv_heads = max((layer.kv_heads * layer.head_dim for layer in layers), default=0)
-    per_token = 4 * model.hidden_size + 3 * (heads + 2 * kv_heads) + 4 * -(-inner // ranks)
-    # The plain attention gathers one sequence's keys and values, and writes its mask out.
-    per_position = 4 * kv_heads * dtype.itemsize + limits.max_num_batched_tokens * (1 + dtype.itemsize)
-    # Where scores are capped, the plain attention writes those of one sequence out, in float32.
-    capped = max((layer.heads for layer in layers if layer.softcap is not None), default=0)
-    longest_chunk = min(limits.max_num_batched_tokens, limits.max_model_len)
     return (
-        limits.max_num_batched_tokens * per_token * dtype.itemsize
-        + limits.max_model_len * per_position
+        limits.max_num_batched_tokens * _token_numbers(model, ranks) * dtype.itemsize
         + 3 * 4 * limits.max_num_seqs * model.vocab_size  # logits; two copies, to cap, mask and rank them
-        + 3 * 4 * capped * longest_chunk * limits.max_model_len  # scores, and two copies to cap them
         + 6 * WORKSPACE
         + pooled  # the hidden states, and float32 copies on their way to results
         + (MOST_BYTES if pools else 0)
         + Slots.nbytes(limits.max_num_seqs, limits.max_model_len, limits.block_size)
         + GIB // 2  # libraries' own workspaces and fragmentation
     )
+
+
+def row_bytes(model: ModelConfig, dtype: torch.dtype, ranks: int = 1) -> int:
+    """An upper bound of the bytes that a row of one token takes in a recorded step, its logits included."""
+    return _token_numbers(model, ranks) * dtype.itemsize + 4 * 4 * model.vocab_size
+
+
+def _token_numbers(model: ModelConfig, ranks: int) -> int:
+    """The numbers of a token that a layer holds at the same time, those of attention left out."""
+    inner = model.raw.get("intermediate_size")
+    inner = inner if isinstance(inner, int) else 4 * model.hidden_size
+    return 4 * model.hidden_size + 4 * -(-inner // ranks)
 
 
 def _gib(nbytes: int) -> str:

@@ -85,11 +85,12 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
         Doc(
             MODEL,
             "What the weights of linear layers become when they are loaded, on the CPU: int8 or int4 "
-            "weights, or int8 weights and inputs (int8-dynamic). The other names are methods of checkpoints "
-            "that are quantized already, which are found without this option: they check that it is so.",
+            "weights, or int8 weights and inputs (int8-dynamic), of checkpoints that are plain or have 8 "
+            "bits; on CUDA: fp8 weights, of plain ones. The other names are methods of checkpoints that are "
+            "quantized already, which are found without this option: they check that it is so.",
             (
                 *("int8", "int8-dynamic", "int4", "gptq", "gptq_marlin", "awq", "awq_marlin"),
-                *("auto-round", "fp8", "compressed-tensors"),
+                *("auto-round", "fp8", "fbgemm_fp8", "mxfp4", "compressed-tensors", "gguf"),
             ),
             short="-q",
         ),
@@ -134,6 +135,28 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
         int | None,
         Doc(MEMORY, "Size of the KV cache, in place of a share; 4G and 800m work.", least=1, read=size),
     ] = None
+    enforce_eager: Annotated[
+        bool,
+        Doc(MEMORY, "Launch the kernels of every step one by one: no CUDA graphs. The CPU has none."),
+    ] = False
+    max_cudagraph_capture_size: Annotated[
+        int,
+        Doc(
+            MEMORY,
+            "Rows of the largest decoding step that runs as a CUDA graph; 0: none does. The CPU has none.",
+            least=0,
+            most=256,
+        ),
+    ] = 256
+    kv_cache_dtype: Annotated[
+        str,
+        Doc(
+            MEMORY,
+            "Number format of the KV cache; auto is that of the model. 8 bits halve it, on CUDA: fp8 (also "
+            "fp8_e4m3) from compute capability 8.9 on, fp8_e5m2 from 8.0.",
+            ("auto", "fp8", "fp8_e4m3", "fp8_e5m2"),
+        ),
+    ] = "auto"
     block_size: Annotated[
         int | None,
         Doc(MEMORY, "Tokens in a block of the KV cache; default: 64 on CUDA, 32 on the CPU.", least=1),

@@ -19,9 +19,6 @@ Task = Literal["embed", "token_embed", "classify", "token_classify"]
 QUERY_GONE = "the vectors of this query are not kept any more: send the query again"
 """The reason in `StepOutput.failed` if a document cannot be scored: the one failure worth another try."""
 
-DEVICE_LOST = "AcceleratorError"
-"""The error that torch raises when the device has failed. Every later use of it in this process fails."""
-
 
 class Sampling(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
     """The options by which a sequence's tokens are sampled. All are resolved: no value means "default".
@@ -170,6 +167,8 @@ class StepOutput(msgspec.Struct, frozen=True, tag=True, gc=False):
     """slot -> why its sequence cannot go on, and the others of the step can. Its token is -1."""
     pooled: dict[int, Vectors] = {}
     """slot -> the vectors of a sequence that this step completed."""
+    kernel_compilations: int = 0
+    """How many kernels the worker has compiled, from its start to the launch of this step."""
 
 
 class WorkerFacts(msgspec.Struct, frozen=True, gc=False):
@@ -194,5 +193,9 @@ class WorkerFacts(msgspec.Struct, frozen=True, gc=False):
     """False for encoders: a sequence is computed in one step, without cache blocks (num_blocks is 0)."""
     fingerprint: str = ""
     """A digest of everything that decides the bits of answers (`worker/devices/fingerprint.py`)."""
+    has_idle_work: bool = False
+    """Whether there is work to do while no step runs, that makes later steps quicker (`Executor.idle`)."""
     timed_steps: tuple[tuple[int, float], ...] = ()
     """The tokens and the seconds of steps that were run at warm-up."""
+    kernel_compilations: int = 0
+    """How many kernels the worker compiled at its start."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,21 +20,19 @@ import msgspec
 import torch
 from torch import Tensor
 
-from models.context import use_context
 from models.loader import LoadOptions, load_model
 from models.model import ServedModel
+from models.parallel.experts import ExpertPlace
 from models.parallel.parallel import Parallel
-from models.quantization.config import read_quantization
+from models.quantization.config import MADE_ON_LOADING, read_quantization
 from models.quantization.matrix import describe_sizes
-from worker.batch import Batch, build
-from worker.config import WorkerConfig
+from worker.config import Place, WorkerConfig
 from worker.devices.fingerprint import fingerprint
-from worker.devices.selection import choose_dtype, dtype_name, open_device
-from worker.host.memory import release_after_loading
+from worker.devices.selection import choose_dtypes, dtype_name, open_device
+from worker.host.memory import ReadPages, release_after_loading
 from worker.host.shortage import times_killed
-from worker.kv import Cache, bind_cache, block_bytes, no_cache, size_cache, step_bytes
+from worker.kv import Cache, bind_cache, block_bytes, no_cache, row_bytes, size_cache, step_bytes
 from worker.limits import WorkerLimits, agree, fit_whole_sequences, resolve_limits
-from worker.output import StepHandle, fetch_output
 from worker.pooling.hidden import HiddenStore
 from worker.pooling.late_interaction import QueryStore
 from worker.pooling.plan import (
@@ -45,14 +44,15 @@ from worker.pooling.plan import (
     widths,
 )
 from worker.protocol import StepInput, WorkerFacts
-from worker.ranks.groups import join_groups
+from worker.ranks.groups import Groups, join_groups
 from worker.ranks.stage import SilentStep, Stage
 from worker.sampling.bounds import BoundsReader, NextBounds, nothing_follows, row_bits
-from worker.sampling.logprobs import prompt_logprob_table
-from worker.sampling.sampler import SampledTokens, sample
+from worker.steps.batch import Batch, plan
+from worker.steps.compute import Compute, Outcome
+from worker.steps.output import StepHandle, fetch_output
+from worker.steps.warmup import warm_up_steps
 from worker.tables.slots import Slots
 from worker.tables.staging import Staging
-from worker.warmup import warm_up_steps
 
 logger = logging.getLogger(__name__)
 
@@ -65,15 +65,17 @@ class Runner:
         place = config.place
         self._config = config
         self._device = open_device(config)
-        self._dtype = choose_dtype(config, self._device)
+        self._dtype, self._cache_dtype = choose_dtypes(config, self._device)
         limits = resolve_limits(config, self._device)
         self._groups = join_groups(place, self._device.open_group, self._device.target)
         limits = agree(limits, self._groups.minimum)
         steps_behind = config.steps_ahead + place.stages - 1  # steps that may be under way when one starts
         self._stage = self._open_stage(steps_behind + 1)
-        self._model = self._load(limits, report)
+        with self._while_loading(limits.block_size):
+            self._model = self._load(limits, report)
         self._device.after_loading(self._model.parameters())
-        if quantization := read_quantization(config.model):
+        quantization = read_quantization(config.model)
+        if quantization is not None and config.options.quantization not in MADE_ON_LOADING:
             logger.info("%s: %s", quantization.describe(), describe_sizes(self._model.parameters()))
         self._fingerprint = fingerprint(config, self._device, self._dtype, limits.max_model_len)
         release_after_loading(Path(config.folder))
@@ -94,16 +96,14 @@ class Runner:
         self._staging = Staging(self._device.staging_buffer, steps_behind, limits.staged_words)
         self._queries = QueryStore()
         self._bounds = BoundsReader()
-        self._lay_out, self._forward = self._device.captured(
-            self._model.forward, self._slots, replays=place.size == 1
-        )
+        self._compute = self._device.quickened(self._make_compute(tasks), replays=place.size == 1)
         self._failed = False
         """Whether the last step has failed, or is under way."""
         report("cache", 1.0)
 
         self.facts = self._facts(limits, tasks)
         report("warmup", 0.0)
-        self.facts = msgspec.structs.replace(self.facts, timed_steps=self._warm_up())
+        self.facts = self._make_ready()
         if self._cache.page_toucher is not None:
             self._cache.page_toucher.start()
         report("warmup", 1.0)
@@ -120,25 +120,40 @@ class Runner:
         stage = self._stage
         if stage:
             stage.receive_tokens(step, self._slots.tokens)
-        batch = build(
+        batch = plan(
             step,
             self._slots,
             self._staging.open(),
             num_blocks=self.facts.num_blocks,
             vocab_size=self._config.model.vocab_size,
             needs_all_rows=self._model.pooler.needs_all_rows,
-            lay_out=self._lay_out,
+            lay_out=self._compute.lay_out,
+            forms=self._compute.forms,
         )
-        stream = stage.receive_stream(len(batch.ids)) if stage else None
-        with use_context(batch.context):
-            hidden = self._forward(batch.ids, batch.context.positions, stream)
+
+        def write_bounds(logits: Tensor) -> None:
+            bound = batch.sampled.bound if batch.sampled else {}
+            told = self._bounds.read(step.number, following)
+            if (bits := row_bits(told, bound, logits.shape[1])) is not None:
+                self._device.forbid(logits, bits)
+
+        outcome = self._compute(batch, write_bounds)
         if stage and not stage.last:
-            stage.send_stream(hidden, step, batch.sampled)
+            stage.send_stream(outcome.hidden, step, batch.sampled)
             self._failed = False
             return SilentStep(step.number)
-        handle = self._finish(step, batch, hidden, following)
+        handle = self._finish(batch, outcome)
         self._failed = False
         return handle if self._config.place.returns_outputs else SilentStep(step.number)
+
+    @torch.inference_mode()
+    def prepare(self) -> bool:
+        """Do some work, while no step is under way, that makes later ones quicker -> whether more is left."""
+        return self._compute.prepare()
+
+    def lost(self, error: Exception) -> bool:
+        """Whether a step failed with this error because the device has, so that no other step can run."""
+        return self._device.lost(error)
 
     def close(self) -> None:
         """Give the cache back. The runner is of no use afterwards."""
@@ -150,18 +165,24 @@ class Runner:
         self._groups.close()
         self._device.close()
 
-    def _finish(self, step: StepInput, batch: Batch, hidden: Tensor, following: NextBounds) -> StepHandle:
-        """Sample and pool from the last hidden states of a step, and start to fetch the output."""
-        if self._cache.hidden is not None:
-            self._cache.hidden.write(hidden, batch.context)
-        vocab_size = self._config.model.vocab_size
-        prompt_tables = [
-            prompt_logprob_table(hidden, plan, self._model.logits, vocab_size)
-            for plan in batch.prompt_logprobs
-        ]
-        tokens = self._sample(step, batch, hidden, following)
-        pooled = self._pool(batch, hidden)
-        return fetch_output(self._device, step, batch, tokens, prompt_tables, pooled)
+    def _finish(self, batch: Batch, outcome: Outcome) -> StepHandle:
+        """Pool, and start to fetch the output."""
+        if self._stage and outcome.tokens:
+            self._stage.send_tokens(outcome.tokens.tokens)
+        pooled = self._pool(batch, outcome)
+        return fetch_output(self._device, batch, outcome.tokens, outcome.prompt_tables, pooled)
+
+    def _make_compute(self, tasks: tuple[str, ...]) -> Compute:
+        return Compute(
+            self._model,
+            self._slots,
+            vocab_size=self._config.model.vocab_size,
+            scan=self._device.scan,
+            draw=self._device.draw,
+            hidden=self._cache.hidden,
+            stage=self._stage,
+            generates="generate" in tasks,
+        )
 
     def _open_stage(self, in_flight: int) -> Stage | None:
         links = self._groups.links
@@ -178,6 +199,12 @@ class Runner:
 
     def _load(self, limits: WorkerLimits, report: Report) -> ServedModel:
         config, place = self._config, self._config.place
+        pages = ReadPages(Path(config.folder))
+
+        def loaded(fraction: float) -> None:
+            report("weights", fraction)
+            pages.follow(fraction)
+
         options = LoadOptions(
             config.model,
             Path(config.folder),
@@ -187,15 +214,21 @@ class Runner:
             seed=config.options.seed,
             model_impl=config.options.model_impl,
             trust_remote_code=config.options.trust_remote_code,
-            parallel=Parallel(
-                place.tensor_rank, place.tensor_size, self._groups.tensor, place.stage, place.stages
-            ),
+            parallel=_parallel(place, self._groups),
             max_len=limits.max_model_len,
             conversion=config.conversion,
             pooling=config.pooling,
-            report=lambda fraction: report("weights", fraction),
+            report=loaded,
         )
         return load_model(options)
+
+    def _while_loading(self, block_size: int) -> AbstractContextManager[None]:
+        """The device's work meanwhile; it knows the kernels of our own models, and of whole ones."""
+        config = self._config
+        if config.place.size > 1 or config.options.model_impl == "transformers":
+            return nullcontext()
+        dtypes = self._dtype, self._cache_dtype
+        return self._device.while_loading(config.model, Path(config.folder), dtypes, block_size)
 
     def _make_cache(self, limits: WorkerLimits, tasks: tuple[str, ...]) -> Cache:
         if not self._model.causal:
@@ -205,17 +238,20 @@ class Runner:
         stores_hidden = bool(whole_tasks(tasks, self._model.pooler)) and place.stage == place.stages - 1
         width = config.model.output_size if stores_hidden else 0
         pools = tasks != ("generate",)
-        step = step_bytes(config.model, limits, layers, dtype, pools=pools, ranks=place.tensor_size)
+        step = step_bytes(config.model, limits, dtype, pools=pools, ranks=place.tensor_size)
+        step += device.attention_bytes(layers, limits.max_num_batched_tokens, limits.max_model_len, dtype)
+        if place.size == 1 and "generate" in tasks:
+            step += device.recording_bytes(row_bytes(config.model, dtype), limits.max_num_seqs)
         size = size_cache(
             config,
             limits,
-            block_bytes(layers, limits.block_size, dtype)
+            block_bytes(layers, limits.block_size, self._cache_dtype)
             + HiddenStore.block_bytes(limits.block_size, width, dtype),
             device.cache_budget(config.options.gpu_memory_utilization, step),
             self._groups.minimum,
             times_killed(config.run_folder, place.name),
         )
-        parts = bind_cache(size, layers, limits.block_size, dtype, device)
+        parts = bind_cache(size, layers, limits.block_size, self._cache_dtype, device)
         hidden = None
         if stores_hidden:
             hidden = HiddenStore(size.num_blocks, limits.block_size, width, dtype, device.allocate)
@@ -240,39 +276,23 @@ class Runner:
             fingerprint=self._fingerprint,
         )
 
-    def _sample(
-        self, step: StepInput, batch: Batch, hidden: Tensor, following: NextBounds
-    ) -> SampledTokens | None:
-        sampled = batch.sampled
-        if sampled is None:
-            return None
-        logits = self._model.logits(hidden if sampled.last is None else hidden[sampled.last])
-        device, table = self._device, self._slots.tokens
-
-        def forbid(logits: Tensor) -> None:
-            told = self._bounds.read(step.number, following)
-            if (bits := row_bits(told, sampled.bound, logits.shape[1])) is not None:
-                device.forbid(logits, bits)
-
-        tokens = sample(
-            logits,
-            sampled.plan,
-            table,
-            device.scan,
-            may_sync=device.may_sync,
-            forbid=forbid if sampled.bound else None,
+    def _make_ready(self) -> WorkerFacts:
+        """Run the first steps and do urgent work; returns the facts with those that are known then."""
+        timed_steps = self._warm_up()
+        is_left = [self.prepare() for _ in range(self._compute.urgent)]
+        return msgspec.structs.replace(
+            self.facts,
+            timed_steps=timed_steps,
+            has_idle_work=bool(is_left and is_left[-1]),
+            kernel_compilations=self._device.kernel_compilations,
         )
-        table.view(-1)[sampled.flat] = tokens.tokens
-        if self._stage:
-            self._stage.send_tokens(tokens.tokens)
-        return tokens
 
-    def _pool(self, batch: Batch, hidden: Tensor) -> PooledVectors:
-        plan = batch.pooled
-        if plan is None:
+    def _pool(self, batch: Batch, outcome: Outcome) -> PooledVectors:
+        pools = batch.pooled
+        if pools is None:
             return PooledVectors()
-        inputs = gather_hidden(plan, hidden, batch.ids, self._cache.hidden, self._slots)
-        return apply_late_interaction(plan, self._model.pooler(inputs), self._queries)
+        inputs = gather_hidden(pools, outcome.hidden, outcome.ids, self._cache.hidden, self._slots)
+        return apply_late_interaction(pools, self._model.pooler(inputs), self._queries)
 
     def _warm_up(self) -> tuple[tuple[int, float], ...]:
         """Run the first steps; returns the tokens and the seconds of each.
@@ -289,3 +309,13 @@ class Runner:
                 )
             timed.append((sum(row.count for row in step.seqs), time.monotonic() - started))
         return tuple(timed)
+
+
+def _parallel(place: Place, groups: Groups) -> Parallel:
+    """The position of this rank, as the model's layers see it."""
+    experts = None
+    if place.expert_size > 1:
+        experts = ExpertPlace(place.expert_rank, place.expert_size, place.expert_placement)
+    return Parallel(
+        place.tensor_rank, place.tensor_size, groups.tensor, place.stage, place.stages, experts=experts
+    )

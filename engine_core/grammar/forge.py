@@ -25,7 +25,7 @@ from engine_core.walking.walker import GrammarError
 KEPT_BYTES = 64 << 20
 """The bytes that compiled grammars may take together, as far as they can be estimated."""
 
-_BYTES_EACH, _BYTES_PER_CHARACTER = 32 << 10, 64
+_BYTES_EACH, _BYTES_PER_CHARACTER = 128 << 10, 64
 """An estimate of what a compiled grammar takes, from above."""
 
 _LONGEST_ERROR = 300

@@ -15,7 +15,15 @@ from engine_core.protocol import PHASES
 from engine_core.ranks.shrinking import shrunk
 from worker.config import Place, WorkerConfig
 from worker.protocol import StepBounds, StepInput, StepOutput, WorkerFacts
-from worker.ranks.channel import RankFailed, RankMessage, RankProgress, RankReady, StepFailed
+from worker.ranks.channel import (
+    Prepare,
+    RankFailed,
+    RankMessage,
+    RankPrepared,
+    RankProgress,
+    RankReady,
+    StepFailed,
+)
 
 _LAG_MS = 300  # after the first message of a failure, those of other machines may still be on their way
 
@@ -68,6 +76,9 @@ class RanksExecutor:
         self._report = report
         self._landed: dict[int, StepOutput | StepFailed] = {}
         self._dead: ExecutorDead | None = None
+        self._idle_work = False
+        """Whether ranks have something left to prepare."""
+        self._preparing = False
         self._poller = zmq.Poller()
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(RankMessage)
@@ -77,7 +88,9 @@ class RanksExecutor:
             group.start(self._config, self._log_level)
         while any(rank.facts is None for rank in self._ranks.values()):
             self._receive()
-        return self._facts()
+        facts = self._facts()
+        self._idle_work = facts.has_idle_work
+        return facts
 
     def submit(self, step: StepInput) -> _StepFuture:
         self.check()
@@ -92,6 +105,17 @@ class RanksExecutor:
         frame = self._encoder.encode(bounds)
         for group in self._groups:
             group.send(frame)
+
+    def idle(self, *, wait: bool = False) -> bool:
+        if not self._preparing and self._idle_work:
+            self._preparing = True
+            frame = self._encoder.encode(Prepare())
+            for group in self._groups:
+                group.send(frame)
+        is_preparing = self._preparing
+        while wait and self._preparing:
+            self._receive()
+        return is_preparing
 
     def wait_for(self, number: int) -> StepOutput:
         """The output of a step, once it has landed."""
@@ -152,6 +176,8 @@ class RanksExecutor:
                         self._report_progress()
                     case RankReady(facts):
                         self._ranks[rank].facts = facts
+                    case RankPrepared(left):
+                        self._preparing, self._idle_work = False, left
                     case RankFailed():
                         failed.setdefault(rank, message)  # its own message, if it sent one, comes first
         return failed

@@ -2,9 +2,46 @@
 
 from __future__ import annotations
 
+import logging
+from typing import get_args
+
 from engine_core.config import EngineConfig
 from engine_core.wire.key_rules import needed
+from models.config import ConfigError, ModelConfig
+from models.parallel.experts import Placement, check_experts
+from models.parallel.shares import check_cut
 from worker.config import Place
+
+_log = logging.getLogger(__name__)
+
+
+def check_layout(config: EngineConfig, model: ModelConfig) -> None:
+    """Refuse a layout into which the model cannot be cut, before processes are started."""
+    check_cut(model, config.tensor_parallel_size, config.pipeline_parallel_size)
+    if not config.enable_expert_parallel:
+        if config.expert_placement_strategy != "linear":
+            raise ConfigError(
+                f"--expert-placement-strategy {config.expert_placement_strategy} goes with "
+                "--enable-expert-parallel: add that, or leave it out"
+            )
+        return
+    check_experts(model, config.tensor_parallel_size)
+    placement_of(config)
+    if config.tensor_parallel_size == 1:
+        _log.warning(
+            "--enable-expert-parallel does nothing: experts are shared among the workers of "
+            "--tensor-parallel-size, which is 1"
+        )
+
+
+def placement_of(config: EngineConfig) -> Placement:
+    for known in get_args(Placement):
+        if config.expert_placement_strategy == known:
+            return known
+    raise ConfigError(
+        f"--expert-placement-strategy is '{config.expert_placement_strategy}'; it can be "
+        f"{' or '.join(get_args(Placement))}"
+    )
 
 
 def backend_of(config: EngineConfig, local_engines: int = 1) -> str:
@@ -59,6 +96,7 @@ def rank_places(
     The replica is number `local_index` of the `local_engines` on its machine.
     """
     per_node = config.ranks // config.nnodes
+    expert_size = config.tensor_parallel_size if config.enable_expert_parallel else 1
     rendezvous = f"tcp://{config.master_addr}:{config.master_port + 1}" if config.nnodes > 1 else ""
     return [
         Place(
@@ -71,6 +109,9 @@ def rank_places(
             rendezvous=rendezvous,
             address=config.master_addr if config.nnodes > 1 else "127.0.0.1",
             replica=replica,
+            expert_rank=rank % expert_size,
+            expert_size=expert_size,
+            expert_placement=placement_of(config),
         )
         for rank in range(config.ranks)
     ]

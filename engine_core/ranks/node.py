@@ -32,7 +32,7 @@ from engine_core.ranks.remote import (
 )
 from engine_core.wire import socket_events
 from engine_core.wire.keys import ClusterKeys
-from models.checkpoint.hub import resolve
+from engine_core.worker_config import find_checkpoint
 from models.config import read_config
 from worker import logs
 from worker.child import BROKE, CANNOT_START, STOPPED
@@ -121,12 +121,8 @@ class Node:
 
     def _start(self, task: NodeTask) -> None:
         config = self._config
-        folder = resolve(
-            config.model,
-            config.revision,
-            config.download_dir,
-            lambda fraction: self._send(task, RankProgress("download", fraction)),
-            config.worker.load_format,
+        folder = find_checkpoint(
+            config, lambda fraction: self._send(task, RankProgress("download", fraction))
         )
         if read_config(folder, config.hf_overrides) != task.config.model:
             raise ValueError(f"{config.model} in {folder} is not the model that the engine has")

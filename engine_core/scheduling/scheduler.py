@@ -55,7 +55,7 @@ class Scheduler:
 
     def __init__(self, config: EngineConfig, facts: WorkerFacts, vocab_size: int) -> None:
         check_config(config, facts)
-        self.counters = Counters()
+        self.counters = Counters(kernel_compilations=facts.kernel_compilations)
         self.pace = Pace(config, facts)
         by_priority = config.scheduling_policy == "priority"
         self.waiting = WaitingQueue(by_priority=by_priority)
@@ -384,6 +384,7 @@ class Scheduler:
         return self.counters.stats(
             running=len(self.running),
             waiting=self.waiting.count,
+            waiting_tokens=self.waiting.tokens,
             kv_usage=self.cache.pool.usage,
             busy=self.pace.busy,
             expected_wait=self._expected_wait(WorkClass.FIRST_TOKEN, now),

@@ -2,13 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from engine_core.protocol import Stats
-from engine_core.rates import Rates
+from engine_core.rates import STEP_ROWS, STEP_SECONDS, STEP_TOKENS, Buckets, Rates, StepBuckets
+from engine_core.scheduling.step_builder import PlannedStep
 
 _INTERVAL = 0.25  # seconds: a gauge read by people and by scrapers needs no more
+
+
+class _Histogram:
+    __slots__ = ("_bounds", "_counts", "_total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._total = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._total += value
+
+    @property
+    def buckets(self) -> Buckets:
+        return Buckets(tuple(self._counts), self._total)
+
+
+class LandedSteps:
+    """The times and the makeup of all steps that have landed."""
+
+    def __init__(self) -> None:
+        self._seconds, self._tokens = _Histogram(STEP_SECONDS), _Histogram(STEP_TOKENS)
+        self._decoding, self._prompts, self._texts = (_Histogram(STEP_ROWS) for _ in range(3))
+
+    def count(self, step: PlannedStep, seconds: float) -> None:
+        """Count a step that took so long."""
+        self._seconds.observe(seconds)
+        self._tokens.observe(step.tokens)
+        self._decoding.observe(len(step.seqs) - step.prompts - step.texts)
+        self._prompts.observe(step.prompts)
+        self._texts.observe(step.texts)
+
+    @property
+    def buckets(self) -> StepBuckets:
+        return StepBuckets(
+            seconds=self._seconds.buckets,
+            tokens=self._tokens.buckets,
+            decoding=self._decoding.buckets,
+            prompts=self._prompts.buckets,
+            texts=self._texts.buckets,
+        )
 
 
 @dataclass(slots=True)
@@ -20,12 +65,16 @@ class Counters:
     preemptions: int = 0
     steps: int = 0
     step_tokens: int = 0
+    kernel_compilations: int = 0
+    """What the worker told last."""
+    landed: LandedSteps = field(default_factory=LandedSteps)
 
     def stats(
         self,
         *,
         running: int,
         waiting: int,
+        waiting_tokens: int,
         kv_usage: float,
         busy: float,
         expected_wait: float,
@@ -44,6 +93,9 @@ class Counters:
             busy=busy,
             expected_wait=expected_wait,
             rates=rates,
+            waiting_tokens=waiting_tokens,
+            landed=self.landed.buckets,
+            kernel_compilations=self.kernel_compilations,
         )
 
 

@@ -32,6 +32,10 @@ class PlannedStep:
     """The expected seconds of the step itself, whatever its rows."""
     expected: float
     """The expected seconds of the whole step."""
+    prompts: int
+    """The rows that read a prompt, or a chunk of one, to generate from it."""
+    texts: int
+    """The rows of texts to be pooled."""
 
     @property
     def tokens(self) -> int:
@@ -57,6 +61,7 @@ class StepBuilder:
         """Whether only a chunk of a prompt may be computed."""
         self._has_prefill = False  # a row has several tokens
         self._binds = False
+        self._reading = self._texts = 0  # rows that read a prompt; those whose prompt is to be pooled
         self._work: Work = [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
         self._new: list[NewSeq] = []
         self._rows: list[SeqStep] = []
@@ -108,7 +113,8 @@ class StepBuilder:
             raise RuntimeError(f"sequence {seq.key} was planned without a slot")
         known = len(seq.tokens) + seq.pending
         start, ends = seq.computed, seq.computed + count == known
-        samples, pools = ends and not seq.pools, ends and seq.pools
+        is_text = seq.pools
+        samples, pools = ends and not is_text, ends and is_text
         bound = samples and seq.walker is not None and seq.walker.binds
         self._binds |= bound
         output_index = known - seq.prompt_len
@@ -117,6 +123,8 @@ class StepBuilder:
         cost = self._count(seq, count, start, ends=ends)
         self.budget -= count
         self._has_prefill |= count > 1
+        self._reading += start < seq.prompt_len
+        self._texts += is_text
         seq.computed += count
         seq.pending += samples
         seq.in_flight += 1
@@ -129,7 +137,9 @@ class StepBuilder:
         step = StepInput(number, self._new, self._rows)
         bounded = self.left < inf
         return PlannedStep(
-            *(step, self._seqs, self._costs, self._work, bounded, self._binds), self._step_cost, self.cost
+            *(step, self._seqs, self._costs, self._work, bounded, self._binds, self._step_cost, self.cost),
+            prompts=self._reading - self._texts,
+            texts=self._texts,
         )
 
     def _count(self, seq: Sequence, count: int, start: int, *, ends: bool) -> float:

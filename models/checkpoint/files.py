@@ -25,6 +25,10 @@ class WeightsError(ValueError):
     """The checkpoint's weights cannot be used; the message names file, tensor and reason."""
 
 
+DAMAGED = "download it again, or use another checkpoint of the model"
+"""What to do about a file whose numbers cannot be meant."""
+
+
 @dataclass(frozen=True)
 class Cut:
     """The piece [start, stop) along one of the two dimensions of a matrix, or along a vector."""
@@ -32,10 +36,22 @@ class Cut:
     dim: int
     start: int
     stop: int
+    member: int | None = None
+    """The number of a matrix in a stack of them [members, rows, columns], of which this is a piece."""
 
     def of(self, tensor: Any) -> Tensor:
         """Cut the piece out of a tensor, or out of a slice of safetensors, which reads no more than that."""
+        if self.member is not None:
+            if self.dim == 0:
+                return tensor[self.member, self.start : self.stop]
+            return tensor[self.member, :, self.start : self.stop]
         return tensor[self.start : self.stop] if self.dim == 0 else tensor[:, self.start : self.stop]
+
+    def shape_of(self, shape: Sequence[int]) -> list[int]:
+        """The shape of this piece of a tensor."""
+        size = list(shape if self.member is None else shape[1:])
+        size[self.dim] = self.stop - self.start
+        return size
 
 
 @dataclass(frozen=True)
@@ -51,6 +67,31 @@ class Stored:
     @property
     def elements(self) -> int:
         return prod(self.shape)
+
+
+CONVERTED_AT_ONCE = 16 << 20
+"""Bytes of a stored tensor that are converted before the next ones are read."""
+
+
+def convert(
+    read: Tensor, device: torch.device, dtype: torch.dtype, report: Callable[[float], None]
+) -> Tensor:
+    """Bring a tensor that was read to this device and number type.
+
+    A large one is brought piece by piece. `report` is called after each with the fraction that is done, and
+    may give its pages of the file back: so memory holds the result and one piece, and not the tensor twice.
+    """
+    if (read.device, read.dtype) == (device, dtype) or read.nbytes <= CONVERTED_AT_ONCE:
+        tensor = read.to(device=device, dtype=dtype)
+        report(1.0)
+        return tensor
+    tensor = torch.empty(read.shape, device=device, dtype=dtype)
+    rows = max(1, len(read) * CONVERTED_AT_ONCE // read.nbytes)
+    for start in range(0, len(read), rows):
+        stop = min(start + rows, len(read))
+        tensor[start:stop] = read[start:stop]
+        report(stop / len(read))
+    return tensor
 
 
 class Source(Protocol):
@@ -97,12 +138,22 @@ class Dummy:
         def read(cut: Cut | None) -> Tensor:
             # The cut is part of the name, so that ranks that hold the same piece hold the same values.
             generator = torch.Generator().manual_seed(zlib.crc32(f"{self._seed} {name} {cut}".encode()))
-            size = list(shape)
-            if cut is not None:
-                size[cut.dim] = cut.stop - cut.start
+            size = list(shape) if cut is None else cut.shape_of(shape)
             count = prod(size)
             values = _dummy_values(min(count, _DUMMY_VALUES), dtype, "scale" in name, generator)
             return values.repeat(-(-count // _DUMMY_VALUES))[:count].view(size)
+
+        dtype = cast("torch.dtype", getattr(torch, kinds[0]))
+        return Stored(shape, kinds[0], self.place, read)
+
+
+class Shapes(Dummy):
+    """Weights of which only the shapes exist, for models that are never run."""
+
+    def find(self, name: str, shape: tuple[int, ...], kinds: Sequence[str]) -> Stored:
+        def read(cut: Cut | None) -> Tensor:
+            size = list(shape) if cut is None else cut.shape_of(shape)
+            return torch.empty(size, dtype=dtype, device="meta")
 
         dtype = cast("torch.dtype", getattr(torch, kinds[0]))
         return Stored(shape, kinds[0], self.place, read)

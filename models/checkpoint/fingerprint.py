@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from models.checkpoint.files import weight_files
+from models.gguf.folder import gguf_parts
 
 _PIECES, _PIECE_BYTES = 4, 64
 """Pieces that are read of each tensor, spread evenly over it, and their size."""
@@ -24,7 +25,7 @@ def digest_weights(folder: Path, load_format: str, seed: int) -> str:
     if load_format == "dummy":
         return f"dummy {seed}"
     digest = hashlib.sha256()
-    for path in weight_files(folder, load_format):
+    for path in gguf_parts(folder) or weight_files(folder, load_format):
         digest.update(f"{path.name} {path.stat().st_size}\n".encode())
         for found in _zipped(path) if zipfile.is_zipfile(path) else _sampled(path):
             digest.update(found)

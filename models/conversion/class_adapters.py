@@ -6,6 +6,7 @@ only those rows are loaded that are needed, and for vectors none is.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any, ClassVar
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from models.checkpoint.weights import Weights, WeightsError, load
 from models.conversion.served_as import Conversion, stem
 from models.conversion.task_heads import embedding_pooler, generating_pooler, label_pooler
-from models.layers.attention import Attention
+from models.layers.attention import CachedAttention
 from models.model import ModelSetup
 from models.parallel.stages import if_held
 from models.pooling.pooler import Pooler
@@ -49,7 +50,7 @@ class PoolingModel(nn.Module):
         # Classes of other distributions need not take a `stream`.
         return self.base(ids, positions) if stream is None else self.base(ids, positions, stream)
 
-    def attention_layers(self) -> list[Attention]:
+    def attention_layers(self) -> Sequence[CachedAttention]:
         return self.base.attention_layers()
 
 

@@ -7,7 +7,6 @@ as a batch of one, without a cache and without a mask. Weights are pulled as for
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -17,13 +16,12 @@ import torch
 import transformers
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from models.checkpoint.weights import Weights
 from models.families.attention_calls import NAME, AttentionCalls, UnsupportedModel
+from models.families.transformers_weights import fill
 from models.layers.attention import Attention
 from models.layers.linear import frozen
 from models.model import ModelSetup
@@ -84,6 +82,8 @@ class TransformersForCausalLM(nn.Module):
                 self.logits(hidden)
         if not self.calls.layers:
             raise UnsupportedModel("it never calls attention through transformers' attention interface")
+        if _slides_by_mask(self.hf_config) and all(layer.window is None for layer in self.calls.layers):
+            raise UnsupportedModel("its window is in the mask that its code makes, and not in its calls")
         if hidden.shape[1] != output_size:
             raise UnsupportedModel(
                 f"its hidden states are {hidden.shape[1]} wide, and config.json says {output_size}"
@@ -96,7 +96,7 @@ class TransformersForCausalLM(nn.Module):
     def pull(self, weights: Weights) -> None:
         with _parameters_on_meta():
             model = self._build(self.hf_config, weights.dtype)
-        _fill(model, weights, with_head=self.head_tokens != ())
+        fill(model, weights, with_head=self.head_tokens != ())
         self.trunk, self.head = _parts(model)
         if self.head_tokens == ():
             self.head = nn.Identity()
@@ -181,6 +181,14 @@ def _obstacles_by(config: PretrainedConfig) -> Iterator[str]:
         yield f"its rotary embedding ({', '.join(kinds)}) would depend on the longest text in the batch"
 
 
+def _slides_by_mask(config: PretrainedConfig) -> bool:
+    """Whether config.json says that all layers have a window, which is shorter than texts may be."""
+    window = getattr(config, "sliding_window", None)
+    if not window or getattr(config, "layer_types", None) or not getattr(config, "use_sliding_window", True):
+        return False
+    return window < getattr(config, "max_position_embeddings", window)
+
+
 def _obstacles_in(model: PreTrainedModel) -> Iterator[str]:
     trunk = getattr(model, model.base_model_prefix, None)
     if not isinstance(trunk, nn.Module):
@@ -216,50 +224,6 @@ def _parameters_on_meta() -> Iterator[None]:
         yield
     finally:
         nn.Module.register_parameter = register
-
-
-def _fill(model: PreTrainedModel, weights: Weights, *, with_head: bool) -> None:
-    """Pull every parameter, and the buffers that are saved with them, in the dtype the module made it in."""
-    state = model.state_dict(keep_vars=True)
-    stored = _stored_names(model, state, weights)
-    for name, tensor in state.items():
-        in_trunk = name.startswith(f"{model.base_model_prefix}.")
-        if name in model.all_tied_weights_keys or not (with_head or in_trunk):
-            weights.ignore(stored.get(name, name))
-            continue
-        value = weights.take(stored.get(name, name), tensor.shape, dtype=tensor.dtype)
-        owner, _, attribute = name.rpartition(".")
-        is_parameter = isinstance(tensor, nn.Parameter)
-        setattr(model.get_submodule(owner), attribute, frozen(value) if is_parameter else value)
-    model.tie_weights()
-    _ignore_leftovers(model, weights)
-
-
-def _stored_names(model: PreTrainedModel, state: dict[str, Tensor], weights: Weights) -> dict[str, str]:
-    """The checkpoint's name of each tensor of the model, by transformers' rules for old checkpoints too."""
-    steps = get_model_conversion_mapping(model)
-    renamings = [step for step in steps if isinstance(step, WeightRenaming)]
-    converters = [step for step in steps if isinstance(step, WeightConverter)]
-    names: dict[str, str] = {}
-    for stored in weights.reading.names:
-        name, converter = rename_source_key(stored, renamings, converters, model.base_model_prefix, state)
-        if name not in state and stored in state:
-            name = stored
-        elif converter is not None:
-            raise UnsupportedModel(
-                f"{type(model).__name__} cannot run on transformers' code here: {stored} and others would "
-                "have to be merged or split on loading, as the weights of experts are"
-            )
-        names[name] = stored
-    return names
-
-
-def _ignore_leftovers(model: PreTrainedModel, weights: Weights) -> None:
-    """Ignore what old checkpoints carry and models no longer read, as far as transformers knows it."""
-    patterns = [r"rotary_emb\.inv_freq$", *(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())]
-    for name in weights.reading.names:
-        if any(re.search(pattern, name) for pattern in patterns):
-            weights.ignore(name)
 
 
 def _parts(model: PreTrainedModel) -> tuple[nn.Module, nn.Module]:

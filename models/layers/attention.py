@@ -1,15 +1,50 @@
-"""Attention over the paged cache. It owns nothing but its view of the cache, which the worker binds."""
+"""Attention over the paged cache. A layer says what its cache is like; the worker makes it, and binds it."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
+import torch
 from torch import Tensor, nn
 
 from models import ops
+from models.checkpoint.weights import Weights
 from models.context import context
+from models.layers.linear import cut_of, frozen
 from models.ops.head_prep import AS_PROJECTED, HeadPrep
+from models.parallel.shares import Span
 
 
-class Attention(nn.Module):
+class CachedAttention(nn.Module, ABC):
+    """Attention over a paged cache, of which the worker binds this layer's part to `kv`."""
+
+    kv: Tensor | None
+
+    @abstractmethod
+    def cache_shape(self, blocks: int, block_size: int) -> tuple[int, ...]:
+        """The shape of the cache of so many blocks."""
+        ...
+
+    @abstractmethod
+    def cache_parts(self) -> list[Tensor]:
+        """The contiguous tensors [blocks, ...] of which the bound cache consists."""
+        ...
+
+    @abstractmethod
+    def step_bytes(self, tokens: int, positions: int, chunk: int, itemsize: int) -> int:
+        """An upper bound of the bytes that a step takes for this layer, whatever computes it.
+
+        It has `tokens` new ones; the longest sequence has `positions`, of which `chunk` are new.
+        """
+        ...
+
+    def bound(self) -> Tensor:
+        if self.kv is None:
+            raise RuntimeError("an attention layer ran before the worker bound its cache")
+        return self.kv
+
+
+class Attention(CachedAttention):
     """The heads of one layer that this rank holds: from projected q, k, v to the heads' outputs."""
 
     def __init__(
@@ -21,7 +56,9 @@ class Attention(nn.Module):
         scale: float,
         window: int | None = None,
         softcap: float | None = None,
+        sinks: Span | None = None,
     ) -> None:
+        """`sinks`: this rank's piece of all heads, if the checkpoint has `sinks` beside this layer."""
         super().__init__()
         self.heads = heads
         self.kv_heads = kv_heads
@@ -29,7 +66,28 @@ class Attention(nn.Module):
         self.scale = scale
         self.window = window
         self.softcap = softcap
+        self.held_sinks = sinks
+        self.sinks: Tensor | None = None  # [heads] float32
         self.kv: Tensor | None = None  # [2, blocks, kv_heads, block_size, head_dim]
+
+    def pull(self, weights: Weights) -> None:
+        if (heads := self.held_sinks) is not None:
+            cut = cut_of(0, heads)
+            self.sinks = frozen(weights.sibling("").take("sinks", [heads.size], cut, dtype=torch.float32))
+
+    def cache_shape(self, blocks: int, block_size: int) -> tuple[int, ...]:
+        return 2, blocks, self.kv_heads, block_size, self.head_dim
+
+    def cache_parts(self) -> list[Tensor]:
+        return list(self.bound())
+
+    def step_bytes(self, tokens: int, positions: int, chunk: int, itemsize: int) -> int:
+        heads, kv_heads = self.heads * self.head_dim, self.kv_heads * self.head_dim  # features
+        # Where scores are capped, the plain attention writes those of one sequence out, and two copies.
+        capped = 0 if self.softcap is None else self.heads
+        prepared = tokens * 3 * (heads + 2 * kv_heads)
+        gathered = positions * 4 * kv_heads
+        return (prepared + gathered) * itemsize + 3 * 4 * capped * chunk * positions
 
     def forward(
         self,
@@ -39,19 +97,23 @@ class Attention(nn.Module):
         prep: HeadPrep = AS_PROJECTED,
     ) -> Tensor:
         """q [T, heads * head_dim], k and v [T, kv_heads * head_dim] -> [T, heads * head_dim]."""
-        if self.kv is None:
-            raise RuntimeError("an attention layer ran before the worker bound its cache")
-        step, tokens = context(), len(q)
+        kv, step, tokens = self.bound(), context(), len(q)
         # With -1 in place of `tokens`, heads of another number or width would be read as other tokens.
         q = ops.rotary_and_cache(
             q.view(tokens, self.heads, self.head_dim),
             k.view(tokens, self.kv_heads, self.head_dim),
             v.view(tokens, self.kv_heads, self.head_dim),
-            self.kv,
+            kv,
             step,
             prep,
         )
         out = ops.attention(
-            q, self.kv, step, scale=self.scale, window=self.window, softcap=self.softcap
+            q,
+            kv,
+            step,
+            scale=self.scale,
+            window=self.window,
+            softcap=self.softcap,
+            sinks=self.sinks,
         )  # [T, heads, head_dim]
         return out.flatten(1)

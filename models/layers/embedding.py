@@ -11,7 +11,7 @@ from models.checkpoint.files import Cut
 from models.checkpoint.weights import Weights
 from models.layers.linear import cut_of, frozen
 from models.parallel.parallel import Parallel
-from models.quantization.matrix import Grouped, Matrix
+from models.quantization.matrix import Grouped, Matrix, widen
 
 
 class Embedding(nn.Module):
@@ -23,9 +23,15 @@ class Embedding(nn.Module):
 
     weight: nn.Parameter
     path: str
+    packed: bool
+    """Whether the matrix is quantized, and so in the form that a tied head multiplies with."""
 
-    def __init__(self, vocab_size: int, size: int, parallel: Parallel, *, scale: float = 1.0) -> None:
+    def __init__(
+        self, vocab_size: int, size: int, parallel: Parallel, *, scale: float = 1.0, plain: bool = False
+    ) -> None:
+        """`plain`: others read its rows too, as numbers, so a quantized matrix is widened."""
         super().__init__()
+        self.plain = plain
         self.span = parallel.share_padded(vocab_size)
         self.size = size
         self.parallel = parallel
@@ -36,11 +42,12 @@ class Embedding(nn.Module):
         if not self.parallel.first:
             weights.ignore("weight")
             return
-        rows = weights.take("weight", [self.span.size, self.size], cut_of(0, self.span))
-        missing = self.parallel.padded_length(self.span.size) - self.span.length
-        self.weight = frozen(F.pad(rows, (0, 0, 0, missing)) if missing else rows)
+        rows = weights.table((self.span.size, self.size), cut_of(0, self.span))
+        rows = _pad(rows, self.parallel.padded_length(self.span.size) - self.span.length)
+        self.packed = isinstance(rows, Grouped) and not self.plain
+        self.weight = frozen(ops.pack(rows, wide=True) if self.packed else widen(rows))
         # The scale has the number type of the embeddings: Gemma was trained with its root in bfloat16.
-        self.scale = torch.tensor(self.scale, dtype=self.weight.dtype).item()
+        self.scale = torch.tensor(self.scale, dtype=weights.dtype).item()
 
     def forward(self, ids: Tensor) -> Tensor:
         rows = self._look_up(ids)
@@ -50,7 +57,7 @@ class Embedding(nn.Module):
         if self.span.is_whole:
             return ops.embed(ids, self.weight)
         elsewhere = (ids < self.span.start) | (ids >= self.span.stop)  # [T]
-        rows = F.embedding((ids - self.span.start).masked_fill(elsewhere, 0), self.weight)
+        rows = ops.embed((ids - self.span.start).masked_fill(elsewhere, 0), self.weight)
         # To add -0 changes no number: 0 would change -0.
         return self.parallel.all_reduce(rows.masked_fill(elsewhere.unsqueeze(-1), -0.0))
 
@@ -94,17 +101,20 @@ class LMHead(nn.Module):
         source = weights.at(embedding.path) if tied else weights
         if self.tokens is None:
             is_there = tied and self.parallel.first
-            share = embedding.weight if is_there else self._take_share(source, tied=bool(tied))
-            self.weight = frozen(ops.pack(share, wide=True))
+            if is_there and embedding.packed:
+                self.weight = embedding.weight
+            else:
+                share = embedding.weight if is_there else self._take_share(source, tied=bool(tied))
+                self.weight = frozen(ops.pack(share, wide=True))
         elif self.tokens:
             cuts = [Cut(0, token, token + 1) for token in self.tokens]
             rows = [source.plain_matrix((self.span.size, self.size), cut, torch.float32) for cut in cuts]
             self.weight = frozen(torch.cat(rows))
 
     def _take_share(self, weights: Weights, *, tied: bool) -> Matrix:
-        """Read this rank's rows of the head's own matrix, or of the embedding's, which is never quantized."""
+        """Read this rank's rows of the head's own matrix, or of the embedding's."""
         shape, cut = (self.span.size, self.size), cut_of(0, self.span)
-        rows = weights.take("weight", shape, cut) if tied else weights.matrix(shape, cut)
+        rows = weights.table(shape, cut) if tied else weights.matrix(shape, cut)
         return _pad(rows, self.parallel.padded_length(self.span.size) - self.span.length)
 
     def forward(self, hidden: Tensor) -> Tensor:

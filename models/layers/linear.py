@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import TypeVar
 
@@ -14,9 +15,23 @@ from models.checkpoint.files import Cut
 from models.checkpoint.weights import Weights
 from models.parallel.parallel import Parallel
 from models.parallel.shares import Span
-from models.quantization.matrix import Matrix
+from models.quantization.matrix import Grouped, Matrix
 
 Part = TypeVar("Part", Tensor, Matrix)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Heads whose rotation pairs neighbours: of the rows of each, `width` in number, the last `turned` do."""
+
+    width: int
+    turned: int
+
+    def order(self, rows: int) -> Tensor:
+        """The order of so many rows in which the even ones of those that turn stand before the odd ones."""
+        heads = torch.arange(rows).view(-1, self.width)
+        plain, turned = heads.split([self.width - self.turned, self.turned], dim=1)
+        return torch.cat([plain, turned[:, ::2], turned[:, 1::2]], dim=1).flatten()
 
 
 class Linear(nn.Module):
@@ -25,7 +40,9 @@ class Linear(nn.Module):
     The output may consist of several parts, laid side by side and cut one by one: q, k and v; gate and up.
     The checkpoint has them in one tensor of the layer's own name, or, if `sources` names one for each part,
     in tensors beside it. `transposed` is for checkpoints that store [in, out]. `activation` is the kind of an
-    activation that follows.
+    activation that follows. `paired` says for each part whether its rotation pairs neighbours: then rows are
+    brought into another order, so that the rotation of halves is the same. With `plain` the matrix is not
+    quantized while it is loaded.
     """
 
     weight: nn.Parameter
@@ -40,16 +57,22 @@ class Linear(nn.Module):
         sources: Sequence[str] = (),
         transposed: bool = False,
         activation: str | None = None,
+        paired: Sequence[Pairs | None] = (),
+        plain: bool = False,
     ) -> None:
         super().__init__()
         self.inputs = _span(inputs)
         self.outputs = tuple(outputs) if isinstance(outputs, Sequence) else (_span(outputs),)
         if sources and len(sources) != len(self.outputs):
             raise ValueError(f"{len(self.outputs)} parts need as many sources, not {len(sources)}")
+        if any(paired) and not sources:
+            raise ValueError("parts whose rows are brought into another order need sources of their own")
         self.sources = tuple(sources)
+        self.paired = tuple(paired) or (None,) * len(self.outputs)
         self.has_bias = bias
         self.transposed = transposed
         self.activation = activation
+        self.plain = plain
 
     @property
     def widths(self) -> list[int]:
@@ -57,7 +80,7 @@ class Linear(nn.Module):
         return [part.length for part in self.outputs]
 
     def pull(self, weights: Weights) -> None:
-        self.weight = frozen(ops.pack(*self._matrices(weights)))
+        self.weight = frozen(ops.pack(*self._matrices(weights), plain=self.plain))
         self.bias = self._pull_bias(weights)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -74,8 +97,8 @@ class Linear(nn.Module):
         """Read the parts of a matrix or bias by output, or all of it as one part."""
         if self.sources:
             return [
-                read(weights.sibling(source), part.size, part)
-                for source, part in zip(self.sources, self.outputs, strict=True)
+                _evens_first(read(weights.sibling(source), part.size, part), pairs)
+                for source, part, pairs in zip(self.sources, self.outputs, self.paired, strict=True)
             ]
         size = sum(part.size for part in self.outputs)
         if all(part.is_whole for part in self.outputs):
@@ -154,6 +177,13 @@ class RowLinear(Linear):
 def frozen(tensor: Tensor) -> nn.Parameter:
     """Make a parameter that is never trained. One that is a parameter stays the same object, so ties hold."""
     return tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor, requires_grad=False)
+
+
+def _evens_first(part: Part, pairs: Pairs | None) -> Part:
+    if pairs is None:
+        return part
+    order = pairs.order(len(part)).to(part.device)
+    return part.at(order) if isinstance(part, Grouped) else part[order]
 
 
 def _span(size: Span | int) -> Span:

@@ -25,6 +25,11 @@ def activation_kind(name: str) -> str:
     return _KINDS[name]
 
 
+def gate_kind(name: str) -> str:
+    """The name that `ops.gated` has for an activation of gates: gpt-oss has one that is nothing else."""
+    return name if name == "clamped" else activation_kind(name)
+
+
 class GatedMLP(nn.Module):
     """down(activation(gate(x)) * up(x)). The checkpoint holds gate and up apart or, if `fused`, as one."""
 

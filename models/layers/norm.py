@@ -44,6 +44,13 @@ class RMSNorm(nn.Module):
         return ops.add_rms_norm(x, residual, self.weight, self.eps)
 
 
+class FrontRMSNorm(RMSNorm):
+    """RMS norm of the first `size` numbers of each row; the others pass."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.front_rms_norm(x, self.weight, self.eps)
+
+
 class SpreadRMSNorm(nn.Module):
     """RMS norm over a projection [T, span.size] of which this rank holds a span."""
 

@@ -72,6 +72,14 @@ def read_rope(
     return rope
 
 
+def read_sharpening(raw: Mapping[str, object]) -> float:
+    """The factor that YaRN puts on the scale of attention, where it says one for all dimensions of a head."""
+    fields = _read_fields(raw, None, 1.0)
+    if not isinstance(fields, YarnRope) or not fields.mscale_all_dim:
+        return 1.0
+    return _yarn_scale(fields.stretch, fields.mscale_all_dim) ** 2
+
+
 def plain_rope(theta: float, dim: int) -> Rope:
     """The rope without any scaling."""
     return _rope(_frequencies(theta, dim))
@@ -143,8 +151,13 @@ class YarnRope(DefaultRope, frozen=True, kw_only=True):
     mscale_all_dim: float = 0.0
     truncate: bool = True
 
+    @property
+    def stretch(self) -> float:
+        """The number of times that sequences are longer than they were before."""
+        return self.factor or self.max_position_embeddings / self.original_max_position_embeddings
+
     def rope(self, dim: int, max_len: int) -> Rope:
-        factor = self.factor or self.max_position_embeddings / self.original_max_position_embeddings
+        factor = self.stretch
         plain = _frequencies(self.rope_theta, dim)
         low, high = self._ramp(dim)
         ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)

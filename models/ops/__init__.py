@@ -1,7 +1,8 @@
 """The operations a layer may call, under one name each: `ops.rms_norm(...)`.
 
-They are the plain torch ones of `reference.py`, unless the worker has one for its device and binds it with
-`use`. Layers must call them as attributes of this module, so that a new binding is seen.
+They are the plain torch ones of `reference.py`, `expert_reference.py` and `latent_reference.py`, unless the
+worker has one for its device and binds it with `use`. Layers must call them as attributes of this module, so
+that a new binding is seen.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from models.ops import reference
+from models.ops import expert_reference, latent_reference, reference
+from models.ops.expert_reference import add_gated, collect_experts, experts, route
+from models.ops.latent_reference import front_rms_norm, latent_attention, pack_latent
 from models.ops.reference import (
     activation,
     add,
@@ -31,6 +34,8 @@ from models.ops.reference import (
     rotary_and_cache,
     rotate,
     scale,
+    scale_by_position,
+    split_words,
     spread_rms_norm,
     sum_squares,
 )
@@ -38,23 +43,32 @@ from models.ops.reference import (
 __all__ = [
     "activation",
     "add",
+    "add_gated",
     "add_layer_norm",
     "add_rms_norm",
     "angles",
     "attention",
+    "collect_experts",
     "embed",
     "encoder_attention",
+    "experts",
+    "front_rms_norm",
     "gated",
     "gated_linear",
+    "latent_attention",
     "layer_norm",
     "linear",
     "mean",
     "normalize",
     "pack",
+    "pack_latent",
     "rms_norm",
     "rotary_and_cache",
     "rotate",
+    "route",
     "scale",
+    "scale_by_position",
+    "split_words",
     "spread_rms_norm",
     "sum_squares",
     "unpacked",
@@ -62,9 +76,12 @@ __all__ = [
 ]
 
 
-_REFERENCE: dict[str, Callable[..., Any]] = {
-    name: getattr(reference, name) for name in __all__ if name not in ("use", "unpacked")
-}
+SPECIFIED: Mapping[str, Callable[..., Any]] = (
+    vars(expert_reference) | vars(latent_reference) | vars(reference)
+)
+"""The reference of each operation, by its name."""
+
+_REFERENCE = {name: SPECIFIED[name] for name in __all__ if name not in ("use", "unpacked")}
 
 
 def use(table: Mapping[str, Callable[..., Any]]) -> None:
@@ -80,10 +97,10 @@ def use(table: Mapping[str, Callable[..., Any]]) -> None:
 
 @contextmanager
 def unpacked() -> Iterator[None]:
-    """Let `pack` return the first part as it is, for models that are never run."""
-    bound = globals()["pack"]
-    globals()["pack"] = lambda *parts, **options: parts[0]
+    """Let functions that pack return the first part as it is, for models that are never run."""
+    bound = {name: globals()[name] for name in ("pack", "pack_latent")}
+    globals().update(dict.fromkeys(bound, lambda *parts, **options: parts[0]))
     try:
         yield
     finally:
-        globals()["pack"] = bound
+        globals().update(bound)

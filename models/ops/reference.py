@@ -7,7 +7,7 @@ heads, G key/value heads, D dimensions per head, F features.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -15,8 +15,24 @@ from torch import Tensor
 
 from models.context import ForwardContext
 from models.ops.head_prep import AS_PROJECTED, HeadPrep
+from models.ops.narrow import rounded
 from models.parallel.tree import add_in_pairs
 from models.quantization.matrix import Matrix, widen
+
+# Loading
+
+
+def split_words(words: Tensor, bits: int, order: Sequence[int] | None = None) -> Tensor:
+    """int32 [R, C] -> uint8 [R, C * each]: the codes of 4 or 8 bits in each word.
+
+    They come in the order in which they lie in a word, the lowest bits first; or `order` names their places.
+    """
+    laid = words.clone(memory_format=torch.contiguous_format)
+    codes = laid.view(torch.uint8).unflatten(-1, (-1, 4))  # on little-endian machines
+    if bits == 4:
+        codes = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(-2)
+    return (codes if order is None else codes[..., list(order)]).flatten(1)
+
 
 # The beginning of a model
 
@@ -42,19 +58,34 @@ def scale(x: Tensor, factor: float) -> Tensor:
     return x * factor
 
 
+def scale_by_position(x: Tensor, positions: Tensor, rate: float, length: int) -> Tensor:
+    """x [T, F] times a number that grows with the lengths of `length` tokens before each row's position.
+
+    positions [T] int64. The number is 1 within the first length, and 1 + rate * ln(n) within the n-th.
+    """
+    factors = 1 + rate * torch.log(1 + torch.floor(positions.float() / length))
+    return (x.float() * factors.unsqueeze(-1)).to(x.dtype)
+
+
 # Linear layers
 
 
-def pack(*parts: Matrix, gated: bool = False, wide: bool = False, sections: int | None = None) -> Tensor:
+def pack(
+    *parts: Matrix,
+    gated: bool = False,
+    wide: bool = False,
+    sections: int | None = None,
+    plain: bool = False,
+) -> Tensor:
     """Bring a matrix [out, in] into the layout that `linear` reads, once for each matrix, after loading.
 
     `parts` are pieces of its rows, one above the other, which a kernel may take without joining them first.
-    `gated` says that only `gated_linear` reads it, `wide` that only `linear` with `wide` does. If the inputs
-    can be cut over ranks, `sections` is the number of equal pieces of them that are added up apart. What is
-    quantized is widened here; a kernel may keep it as it is.
+    `gated` says that only `gated_linear` reads it, `wide` that only `linear` with `wide` does, `plain` that
+    no digit may be lost. If the inputs can be cut over ranks, `sections` counts the equal pieces of them
+    that are added up apart. What is quantized is widened here; a kernel may keep it as it is.
     """
-    plain = [widen(part) for part in parts]
-    matrix = plain[0] if len(plain) == 1 else torch.cat(plain)
+    pieces = [widen(part) for part in parts]
+    matrix = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
     if sections is None:
         return matrix.contiguous()
     return torch.stack(matrix.chunk(sections, dim=1))  # [sections, out, in / sections]
@@ -147,9 +178,15 @@ def activation(x: Tensor, kind: str) -> Tensor:
 
 
 def gated(gate_up: Tensor, kind: str) -> Tensor:
-    """Gate: [T, 2F], gate and up side by side, -> activation(gate) * up [T, F]."""
+    """Gate: [T, 2F], gate and up side by side, -> activation(gate) * up [T, F].
+
+    The kind "clamped" is gpt-oss': gates up to 7, values from -7 to 7 to which 1 is added.
+    """
     gate, up = gate_up.chunk(2, dim=-1)
-    return activation(gate, kind) * up
+    if kind != "clamped":
+        return activation(gate, kind) * up
+    gate, up = gate.float().clamp(max=7), up.float().clamp(-7, 7)
+    return ((up + 1) * (gate * (gate * 1.702).sigmoid())).to(gate_up.dtype)
 
 
 # Attention
@@ -190,8 +227,8 @@ def rotate(x: Tensor, cos_sin: Tensor) -> Tensor:
 def write_cache(k: Tensor, v: Tensor, kv: Tensor, context: ForwardContext) -> None:
     block, offset = context.slot_mapping // context.block_size, context.slot_mapping % context.block_size
     keys, values = kv.unbind(0)
-    keys[block, :, offset] = k
-    values[block, :, offset] = v
+    keys[block, :, offset] = rounded(k, kv.dtype)
+    values[block, :, offset] = rounded(v, kv.dtype)
 
 
 def attention(
@@ -202,21 +239,29 @@ def attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of packed rows over the paged cache: q [T, H, D] -> [T, H, D].
 
-    kv [2, blocks, G, block_size, D] already holds the keys and values of this step. The new tokens of a
+    kv [2, blocks, G, block_size, D] already holds the keys and values of this step, in the type of q or in 8
+    bits. The new tokens of a
     sequence are its last ones; with a window, a token sees that many positions, its own included. Nothing
-    beyond a sequence's end is used: what lies there may be anything, NaN too.
+    beyond a sequence's end is used: what lies there may be anything, NaN too. sinks [H] are the scores of one
+    more key of each head, whose value is zero.
     """
     out = torch.empty_like(q)
     start = 0
     for row, (new, total) in enumerate(zip(context.query_lens_host, context.kv_lens_host, strict=True)):
         # The first position that the first of the new tokens still sees: nothing before it is gathered.
         first = 0 if window is None else max(0, total - new - window + 1)
-        keys, values = _gather(kv, context.block_table[row], first, total)  # [G, K, D] each
+        gathered = _gather(kv, context.block_table[row], first, total)
+        keys, values = (part.to(q.dtype) for part in gathered)  # [G, K, D] each
         queries = q[start : start + new].transpose(0, 1)  # [H, new, D]
-        heads = _attend(queries, keys, values, scale=scale, window=window, softcap=softcap)  # [H, new, D]
+        if sinks is None and softcap is None:
+            heads = _attend(queries, keys, values, scale=scale, window=window)  # [H, new, D]
+        else:
+            mask = _mask(new, keys.shape[1], window, q.device)
+            heads = _attend_plainly(queries, keys, values, mask, scale, softcap, sinks)
         out[start : start + new] = heads.transpose(0, 1)
         start += new
     return out
@@ -232,12 +277,8 @@ def _gather(kv: Tensor, blocks: Tensor, first: int, total: int) -> tuple[Tensor,
     return keys, values
 
 
-def _attend(
-    q: Tensor, keys: Tensor, values: Tensor, *, scale: float, window: int | None, softcap: float | None
-) -> Tensor:
+def _attend(q: Tensor, keys: Tensor, values: Tensor, *, scale: float, window: int | None) -> Tensor:
     new, total = q.shape[1], keys.shape[1]
-    if softcap is not None:
-        return _attend_capped(q, keys, values, _mask(new, total, window, q.device), scale, softcap)
     causal = new == total and (window is None or window >= total)  # no mask needs to be made
     alone = new == 1  # a single query sees every key that was gathered
     mask = None if causal or alone else _mask(new, total, window, q.device)
@@ -246,15 +287,26 @@ def _attend(
     )[0]
 
 
-def _attend_capped(
-    q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float, softcap: float
+def _attend_plainly(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
-    """Attention whose scores pass softcap * tanh(score / softcap) before the mask, which SDPA cannot do."""
+    """Attention with what SDPA cannot do: scores that pass softcap * tanh(score / softcap), and sinks."""
     groups = keys.shape[0]
     grouped = q.float().unflatten(0, (groups, -1))  # [G, H/G, new, D]: neighbours share a key head
     scores = grouped @ keys.float().transpose(-1, -2).unsqueeze(1) * scale  # [G, H/G, new, K]
-    scores = softcap * torch.tanh(scores / softcap)
-    weights = scores.masked_fill(~mask, float("-inf")).softmax(dim=-1)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores.masked_fill(~mask, float("-inf"))
+    if sinks is not None:
+        sink = sinks.float().view(groups, -1, 1, 1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat([scores, sink], dim=-1)
+    weights = scores.softmax(dim=-1)[..., : keys.shape[1]]
     return (weights @ values.float().unsqueeze(1)).flatten(0, 1).to(q.dtype)  # [H, new, D]
 
 

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from models.parallel.experts import ExpertPlace
 from models.parallel.shares import Span, heads_of, kv_heads_of, layers_of, sections_of, share_of
 
 PADDING = 64
@@ -43,6 +44,8 @@ class Parallel:
     stages: int = 1
     most_ranks: int = 8
     """The most ranks, of 8, 4, 2 and 1, over which this model could be cut."""
+    experts: ExpertPlace | None = None
+    """The position among the ranks that share whole experts; None: each has a piece of every expert."""
 
     @property
     def first(self) -> bool:

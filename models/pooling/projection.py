@@ -32,11 +32,11 @@ class Matrix(nn.Module):
     def __init__(self, inputs: int, outputs: int, *, bias: bool | None) -> None:
         """`bias` None means that there is one if the checkpoint has it."""
         super().__init__()
-        self.shape = [outputs, inputs]
+        self.shape = (outputs, inputs)
         self.has_bias = bias
 
     def pull(self, weights: Weights) -> None:
-        self.weight = frozen(weights.take("weight", self.shape, dtype=torch.float32))
+        self.weight = frozen(weights.plain_matrix(self.shape, None, torch.float32))
         has_bias = "bias" in weights if self.has_bias is None else self.has_bias
         self.bias = frozen(weights.take("bias", self.shape[:1], dtype=torch.float32)) if has_bias else None
 

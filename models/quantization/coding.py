@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import msgspec
 
-WHOLE, E4M3 = "whole", "e4m3"
-"""What a code means: a whole number, or a number of 8 bits with four of exponent and three of mantissa."""
+WHOLE, E4M3, E2M1, IQ4 = "whole", "e4m3", "e2m1", "iq4"
+"""What a code means: a whole number; a number of 8 bits with four of exponent and three of mantissa; one of 4
+bits with two of exponent and one of mantissa; one of 16 whole numbers that lie closer near 0."""
+
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+LEVELS: Mapping[str, tuple[float, ...]] = {
+    E2M1: (*_E2M1, *(-level for level in _E2M1)),
+    IQ4: (*(-127, -104, -83, -65, -49, -35, -22, -10), *(1, 13, 25, 38, 53, 69, 89, 113)),
+}
+"""The 16 numbers that codes of 4 bits stand for, by kind: mxfp4's, and those of GGUF's IQ4_NL and IQ4_XS."""
 
 
 class Coding(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +42,11 @@ class Quantization(Protocol):
     """A checkpoint's method, with all that its config says."""
 
     method: str
+
+    @property
+    def bits(self) -> int:
+        """The fewest bits that a matrix has."""
+        ...
 
     @property
     def ordered(self) -> bool:

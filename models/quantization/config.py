@@ -13,7 +13,9 @@ from models.quantization.methods.auto_round import AutoRound, AutoRoundFields
 from models.quantization.methods.awq import Awq, AwqFields
 from models.quantization.methods.compressed import Compressed, CompressedFields
 from models.quantization.methods.fp8 import Fp8, Fp8Fields
+from models.quantization.methods.gguf import Gguf, GgufFields
 from models.quantization.methods.gptq import Gptq, GptqFields
+from models.quantization.methods.mxfp4 import Mxfp4, Mxfp4Fields
 from models.quantization.saved import SavedQuantization
 
 METHODS: Mapping[str, tuple[type[msgspec.Struct], Callable[[SavedQuantization, Any], Quantization]]] = {
@@ -23,14 +25,20 @@ METHODS: Mapping[str, tuple[type[msgspec.Struct], Callable[[SavedQuantization, A
     "fp8": (Fp8Fields, Fp8),
     "fbgemm_fp8": (Fp8Fields, Fp8),
     "compressed-tensors": (CompressedFields, Compressed),
+    "gguf": (GgufFields, Gguf),
+    "mxfp4": (Mxfp4Fields, Mxfp4),
 }
 """The methods that are read, by name: the struct of their fields, and the class that is made of it."""
 
 SAME = {"gptq_marlin": "gptq", "awq_marlin": "awq", "gptq_bitblas": "gptq"}
 """Names that vLLM's --quantization has for a faster kernel of a method."""
 
+MADE_ON_CUDA = "fp8"
+"""The method that checkpoints have, and that is made of a plain one when it is loaded on CUDA."""
 MADE_ON_LOADING = ("int8", "int8-dynamic", "int4")
-"""Values of --quantization that concern plain weights, which become small while they are loaded."""
+"""Values of --quantization for weights that become small, or smaller, while they are loaded."""
+_LEAST_BITS = 8
+"""The bits that a checkpoint must have for others to be made of its weights."""
 
 
 def read_quantization(config: ModelConfig) -> Quantization | None:
@@ -41,8 +49,8 @@ def read_quantization(config: ModelConfig) -> Quantization | None:
     method = _method(saved.fields)
     if method not in METHODS:
         raise ConfigError(
-            f"{saved.place}: the method {method!r} is not read: use a checkpoint of {', '.join(METHODS)}, or "
-            "a plain one with --quantization int8"
+            f"{saved.place}: method {method!r} is not read: use a checkpoint of {', '.join(METHODS)}, or "
+            "a plain one (--quantization int8)"
         )
     kind, make = METHODS[method]
     try:
@@ -55,7 +63,9 @@ def read_quantization(config: ModelConfig) -> Quantization | None:
 def describe_quantization(config: ModelConfig, asked: str | None) -> str | None:
     """What the served weights are: the checkpoint's method and numbers, or what is made on loading."""
     found = read_quantization(config)
-    return asked if found is None else found.describe()
+    if found is None:
+        return asked
+    return f"{asked}, made of {found.describe()}" if asked in MADE_ON_LOADING else found.describe()
 
 
 def check_quantization(config: ModelConfig, asked: str | None) -> None:
@@ -64,13 +74,15 @@ def check_quantization(config: ModelConfig, asked: str | None) -> None:
     if asked is None:
         return
     if asked in MADE_ON_LOADING:
-        if found is not None:
+        if found is not None and found.bits < _LEAST_BITS:
             raise ConfigError(
-                f"--quantization {asked}: the checkpoint is quantized already ({found.describe()}); leave "
-                "the option out"
+                f"--quantization {asked}: the checkpoint has {found.bits} bits already "
+                f"({found.describe()}): leave the option out, or use the plain checkpoint"
             )
         return
     method = SAME.get(asked, asked)
+    if found is None and method == MADE_ON_CUDA:
+        return  # the worker refuses it where it has another device
     if found is None:
         raise ConfigError(
             f"--quantization {asked}: the checkpoint is not quantized; leave the option out, or choose "

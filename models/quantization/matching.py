@@ -24,13 +24,13 @@ def compiled(pattern: str, place: str) -> re.Pattern[str]:
         if len(pattern) > _MOST_CHARACTERS:
             problem = f"it has more than {_MOST_CHARACTERS} characters"
         elif _count_repeats(parser.parse(pattern)) > _MOST_REPEATS:
-            problem = f"it repeats more than {_MOST_REPEATS} parts, or repeats what repeats or branches"
+            problem = f"it repeats more than {_MOST_REPEATS} parts, or parts that repeat or branch"
         else:
             return re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
         problem = str(error)
-    shown = pattern if len(pattern) <= 60 else f"{pattern[:57]}..."
-    raise ConfigError(f"{place}: the regular expression {shown!r} is not used: {problem}")
+    shown = pattern if len(pattern) <= 40 else f"{pattern[:37]}..."
+    raise ConfigError(f"{place}: pattern {shown!r} is not used: {problem}; name the modules in full")
 
 
 def _count_repeats(tree: Any, inside: bool = False) -> int:

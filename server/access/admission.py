@@ -70,7 +70,7 @@ class Owner:
 class Admission:
     """A request that was let in, until `release`. It has a place for each of its sequences."""
 
-    __slots__ = ("_house", "begun", "caller", "count", "id", "owner", "refusal", "streams")
+    __slots__ = ("_house", "begun", "caller", "count", "id", "owner", "refusal", "since", "streams")
 
     def __init__(self, house: Admissions, caller: Caller, owner: Owner, count: int) -> None:
         self._house = house
@@ -78,6 +78,8 @@ class Admission:
         self.owner = owner
         self.count = count
         """The places that it still has."""
+        self.since = 0.0
+        """The moment of its arrival on the monotonic clock, if it came by HTTP."""
         self.begun = False
         """Whether an answer has come: from then on nobody else gets its places."""
         self.id = ""

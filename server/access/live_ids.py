@@ -31,6 +31,11 @@ class LiveIds(Generic[R]):
         if not same:
             del self._found[id]
 
+    def all(self) -> Iterator[R]:
+        """All requests, those that came first before others."""
+        for same in self._found.values():
+            yield from same
+
     def find(self, ids: Iterable[str]) -> Iterator[R]:
         for id in ids:
             yield from self._found.get(id, ())

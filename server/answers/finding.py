@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import lru_cache
 from typing import Any, Protocol
 
+from server.answers.checkpoints.response_template import NAME, described_calls, described_thinking
 from server.answers.dialect import Dialect, Thinking, with_marks
-from server.answers.dialects import AUTO, DIALECTS, THINKING, dialect_named, thinking_named
+from server.answers.dialects import (
+    AUTO,
+    DIALECTS,
+    DIALECTS_BY_NAME,
+    THINKING,
+    THINKING_BY_NAME,
+    dialect_named,
+    thinking_named,
+)
 from server.answers.parts import Arguments, CallBegun, Part
 from server.answers.reader import AnswerReader
 from server.answers.source import FIRST_MARK, is_mark
@@ -23,11 +32,11 @@ _SHORTEST_OPENER = 3
 _NO_MARKUP = ("name", "keys", "numbered_by")
 """Fields of dialects whose texts are names, and never special tokens."""
 
-_NAME, _ARGUMENTS = "probe_weather", {"city": "Facetville", "days": 3}
+_TOOL_NAME, _ARGUMENTS = "probe_weather", {"city": "Facetville", "days": 3}
 _TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
-        "name": _NAME,
+        "name": _TOOL_NAME,
         "description": "Tells the weather.",
         "parameters": {
             "type": "object",
@@ -44,7 +53,7 @@ _CALL = {
         {
             "id": "call00001",
             "type": "function",
-            "function": {"name": _NAME, "arguments": json.dumps(_ARGUMENTS)},
+            "function": {"name": _TOOL_NAME, "arguments": json.dumps(_ARGUMENTS)},
         }
     ],
 }
@@ -58,6 +67,11 @@ class Vocabulary(Protocol):
 
     @property
     def chat(self) -> Template: ...
+
+    @property
+    def response_template(self) -> Mapping[str, Any] | None:
+        """What the checkpoint says itself of its answers."""
+        ...
 
 
 class Template(Protocol):
@@ -89,6 +103,8 @@ class AnswerFormat:
     """What opens the reasoning, as a chat template writes it."""
     opener: str = ""
     """What the model writes before calls, of all that may stand there."""
+    described: Mapping[str, Any] | None = None
+    """The checkpoint's own description, of which the dialect or the thinking was made."""
 
     @property
     def tells_calls(self) -> bool:
@@ -122,15 +138,33 @@ def find_format(
     vocabulary: Vocabulary, tool_parser: str = AUTO, reasoning_parser: str = AUTO
 ) -> AnswerFormat:
     """The dialect and the thinking of these names, or those that the model has."""
-    dialect = find_dialect(vocabulary) if tool_parser == AUTO else dialect_named(tool_parser)
-    thinking = find_thinking(vocabulary) if reasoning_parser == AUTO else thinking_named(reasoning_parser)
+    described = vocabulary.response_template or {}
+    if tool_parser == AUTO:
+        dialect = described_calls(described) or find_dialect(vocabulary)
+    else:
+        dialect = dialect_named(tool_parser)
+    if reasoning_parser == AUTO:
+        thinking = described_thinking(described) or find_thinking(vocabulary)
+    else:
+        thinking = thinking_named(reasoning_parser)
     literals = {*_literals(dialect), *_literals(thinking)}
     tokens = {
         token: id
         for token, id in vocabulary.added_tokens.items()
         if len(token) >= _SHORTEST_TOKEN and any(token in literal for literal in literals)
     }
-    return format_with(dialect, thinking, tokens, _usual_opener(dialect, vocabulary) if dialect else "")
+    found = format_with(dialect, thinking, tokens, _usual_opener(dialect, vocabulary) if dialect else "")
+    names = (each.name for each in (dialect, thinking) if each)
+    return replace(found, described=described) if NAME in names else found
+
+
+def format_of_names(
+    dialect: str, thinking: str, tokens: Mapping[str, int], opener: str, described: Mapping[str, Any] | None
+) -> AnswerFormat:
+    """A format that another process has found, by its names, which are empty where there is none."""
+    calls = described_calls(described or {}) if dialect == NAME else DIALECTS_BY_NAME.get(dialect)
+    markers = described_thinking(described or {}) if thinking == NAME else THINKING_BY_NAME.get(thinking)
+    return format_with(calls, markers, tokens, opener)
 
 
 def format_with(
@@ -185,10 +219,10 @@ def _written_call(template: Template) -> tuple[str, str] | None:
 
 def _reads(dialect: Dialect, text: str) -> bool:
     """Whether a dialect reads exactly the call that was asked for."""
-    reader = AnswerReader(dialect, None, tools={_NAME: _TOOL["function"]["parameters"]})
+    reader = AnswerReader(dialect, None, tools={_TOOL_NAME: _TOOL["function"]["parameters"]})
     parts = [*reader.push(text), *reader.finish()]
     names = [part.name for part in parts if isinstance(part, CallBegun)]
-    if names != [_NAME]:
+    if names != [_TOOL_NAME]:
         return False
     try:
         return json.loads(_arguments(parts)) == _ARGUMENTS

@@ -10,6 +10,7 @@ from pydantic import Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
 from server.api.common import CacheDiagnoses, GenerationBody, Usage
+from server.api.conversations.reasoning_options import BudgetOptions
 from server.api.fields import MEANINGLESS, UNSUPPORTED, Flag
 from server.api.logprobs import CompletionLogprobs, PromptLogprobs
 from server.errors import BadRequest, too_many
@@ -45,7 +46,7 @@ Prompts = Annotated[
 ]
 
 
-class CompletionRequest(GenerationBody):
+class CompletionRequest(GenerationBody, BudgetOptions):
     unsupported = UNSUPPORTED
     meaningless = MEANINGLESS
     stand_ins = {"prompt": "-"}
@@ -74,6 +75,12 @@ class CompletionRequest(GenerationBody):
             )
         if self.stream and self.chooses:
             raise BadRequest("best_of above n cannot be streamed: the best are known at the end.", "best_of")
+        return self
+
+    @model_validator(mode="after")
+    def check_budget(self) -> Self:
+        if self.reasoning_budget is not None:
+            self.read_budget()
         return self
 
     @property

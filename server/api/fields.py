@@ -47,7 +47,6 @@ UNSUPPORTED: Mapping[str, Neutral] = {
     "early_stopping": (False,),
     "logprob_token_ids": (),
     "return_token_offsets": (False,),
-    "thinking_token_budget": (-1,),
     "repetition_detection": (),
     "lora": (),
     "lora_request": (),
@@ -95,8 +94,6 @@ SYNONYMS: Mapping[str, str] = {
 REASONS: Mapping[str, str] = {
     "use_beam_search": "is not offered: beams hold the cache of many answers to keep one, which reads worse "
     "than a drawn one; `best_of` of the completions endpoint chooses among drawn ones",
-    "thinking_token_budget": "needs a conversation, because a prompt of text does not say where reasoning "
-    "begins; /v1/chat/completions has it",
     "functions": "has been replaced by `tools`",
     "function_call": "has been replaced by `tool_choice`",
     "moderation": "asks for a check that this server does not have",

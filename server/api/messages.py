@@ -127,6 +127,9 @@ class Tool(BaseModel):
     type: Literal["function"] = "function"
     function: FunctionTool
     is_custom: Flag = Field(default=False, description="Set by the server for tools of the type custom.")
+    held_to: str | None = Field(
+        default=None, description="Set by the server: the pattern of a custom tool's input."
+    )
     is_told: Flag = Field(
         default=False, description="Set by the server for those with a grammar that is not enforced."
     )
@@ -134,7 +137,7 @@ class Tool(BaseModel):
     _of_custom = model_validator(mode="before")(function_of)
 
     def for_template(self) -> Template:
-        return self.model_dump(exclude_none=True, exclude={"is_custom", "is_told"})
+        return self.model_dump(exclude_none=True, exclude={"is_custom", "is_told", "held_to"})
 
 
 def _with_contents(messages: list[Message]) -> list[Message]:

@@ -17,6 +17,7 @@ from server.http import body
 from server.http.error_answers import error_response, path_of
 from server.http.hosts import HostRules
 from server.metrics import Metrics
+from server.requests.timing import RequestTimes
 
 HOST = re.compile(rb"[^\s/\\?#@]+")
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -77,6 +78,22 @@ class RequestIds:
         async def marked(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message)["X-Request-Id"] = request_id
+            await send(message)
+
+        await self._app(scope, receive, marked)
+
+
+class TimingHeaders:
+    """Tells the times of each whole answer in headers of their own. A stream's head is sent before them."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def marked(message: Message) -> None:
+            times: RequestTimes | None = scope.get("times")
+            if message["type"] == "http.response.start" and times is not None:
+                message["headers"] = [*message.get("headers", ()), *times.named_headers()]
             await send(message)
 
         await self._app(scope, receive, marked)

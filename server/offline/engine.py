@@ -191,4 +191,6 @@ def _start(config: ServerConfig) -> Engine:
     display = ProgressDisplay()
     engine = Engine.start(config.engine, lambda now: display.show(now.phase, now.fraction, now.detail))
     display.done()
+    while engine.prepare(wait=True):  # a batch of prompts leaves no idle moment for it
+        pass
     return engine

@@ -37,6 +37,11 @@ def check_nodes(engine: EngineConfig, *, headless: bool, replicas: int, insecure
 def check_replicas(engine: EngineConfig, replicas: Replicas, *, headless: bool) -> None:
     """Check the options that put replicas on several machines."""
     size = replicas.size
+    if engine.enable_expert_parallel and size > 1:
+        raise OptionError(
+            f"--enable-expert-parallel shares experts among the workers of one replica, and "
+            f"--data-parallel-size {size} makes several: use --tensor-parallel-size instead, or leave one out"
+        )
     if replicas.first and not headless:
         raise OptionError("--data-parallel-start-rank goes with --headless: the API's machine has the first")
     if replicas.here < 0 or replicas.first + replicas.here > size:

@@ -32,6 +32,7 @@ from server.options.reader import (
     from_keywords,
     options_of,
 )
+from server.options.reports import REPORTS, ReportOptions, check_traces
 from server.options.vllm_flags import VLLM_FLAGS
 from worker import logs
 from worker.options import MEMORY, MODEL, SCHEDULER, Doc
@@ -64,7 +65,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = []
     show_root: Annotated[
-        bool, Doc(MODEL, "Tell clients the model's hub id or path as `root` in /v1/models, not its name.")
+        bool, Doc(MODEL, "Tell the model's hub id or path as `root` in /v1/models, not its name.")
     ] = False
     tokenizer: Annotated[str | None, Doc(_TEXT, "Folder or hub id of the tokenizer, if not the model's.")] = (
         None
@@ -101,9 +102,6 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_prompt_tokens_details: Annotated[bool, Doc(_ANSWERS, "Report cached prompt tokens in usage.")] = (
         False
     )
-    enable_timing: Annotated[
-        bool, Doc(_ANSWERS, "Report in usage where the time went, in streams with the last chunk.")
-    ] = False
     tool_call_parser: Annotated[
         str, Doc(_ANSWERS, "How tool calls are written: a parser's name, none, or auto asks the template.")
     ] = "auto"
@@ -127,9 +125,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         bool, Doc(_ANSWERS, "Accept fields of requests that this server does not know, without effect.")
     ] = False
     enable_force_include_usage: Annotated[bool, Doc(_ANSWERS, "Send usage in every stream.")] = False
-    return_tokens_as_token_ids: Annotated[
-        bool, Doc(_ANSWERS, "Write tokens in logprobs as token_id:123.")
-    ] = False
+    return_tokens_as_token_ids: Annotated[bool, Doc(_ANSWERS, "In logprobs, tokens as token_id:123.")] = False
     sse_keep_alive_interval: Annotated[
         float,
         Doc(
@@ -175,6 +171,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_request_id_headers: Annotated[bool, Doc(_HTTP, "Answer with an X-Request-Id header.")] = False
     disable_page: Annotated[bool, Doc(_HTTP, "No page for people at / (docs/page.md).")] = False
     disable_fastapi_docs: Annotated[bool, Doc(_HTTP, "No /docs, /redoc and /openapi.json.")] = False
+
+    reports: ReportOptions = ReportOptions()
 
     access: AccessOptions = AccessOptions()
 
@@ -288,7 +286,7 @@ class _Shorthands(msgspec.Struct, frozen=True):
     ] = None
 
 
-_GROUPS = (MODEL, MEMORY, WORKERS, SCHEDULER, _TEXT, _ANSWERS, _HTTP, ACCESS, _LOGS)
+_GROUPS = (MODEL, MEMORY, WORKERS, SCHEDULER, _TEXT, _ANSWERS, _HTTP, REPORTS, ACCESS, _LOGS)
 
 OPTIONS: list[Option] = sorted(
     [*options_of(ServerConfig), *options_of(_Shorthands)],
@@ -308,7 +306,7 @@ def parse(
 ) -> ServerConfig:
     """Read the command line, variables and the file. Raises OptionError; --help prints and exits."""
     parser = build_parser(command, OPTIONS, VLLM_FLAGS, _EPILOG)
-    parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="Folder or hub id; default: demo.")
+    parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="Folder, hub id, GGUF file; or demo.")
     parser.add_argument("--config", metavar="FILE", help="YAML file of options.")
     given = vars(parser.parse_args(canonical(arguments, parser)))
     for other in VLLM_FLAGS:
@@ -374,6 +372,7 @@ def _build(values: dict[str, object]) -> ServerConfig:
         raise OptionError("--host: an empty address would be all of them; write 0.0.0.0 if you mean that")
     if "" in config.access.api_key:
         raise OptionError("--api-key: an empty key protects nothing; leave it out or give one")
+    check_traces(config.reports)
     check_nodes(
         config.engine,
         headless=config.headless,

@@ -11,7 +11,7 @@ import json
 from server.options.reader import OptionError, VllmFlag
 
 _SWITCHES = """
-    skip-tokenizer-init enable-prompt-embeds enable-sleep-mode enable-expert-parallel enable-eplb enable-dbo
+    skip-tokenizer-init enable-prompt-embeds enable-sleep-mode enable-eplb enable-dbo
     numa-bind enable-fault-tolerance enable-ssl-refresh enable-auto-tool-choice
     exclude-tools-when-tool-choice-none enable-lora fully-sharded-loras enable-per-request-metrics
     enable-log-outputs log-error-stack grpc enable-offline-docs language-model-only kv-cache-metrics
@@ -23,7 +23,6 @@ _VALUES: dict[str, tuple[str, ...]] = {
     "tokenizer-mode": ("auto", "hf"),
     "tokenizer-revision": (),
     "code-revision": (),
-    "hf-config-path": (),
     "hf-token": (),
     "config-format": ("auto", "hf"),
     "quantization-config": (),
@@ -35,7 +34,6 @@ _VALUES: dict[str, tuple[str, ...]] = {
     "renderer-num-workers": ("1",),
     "allowed-local-media-path": (),
     "allowed-media-domains": (),
-    "kv-cache-dtype": ("auto",),
     "prefix-caching-hash-algo": ("sha256", "sha256_cbor"),
     "kv-offloading-size": (),
     "kv-offloading-backend": ("native",),
@@ -49,7 +47,10 @@ _VALUES: dict[str, tuple[str, ...]] = {
     "prefill-context-parallel-size": ("1",),
     "data-parallel-rank": ("0",),
     "data-parallel-backend": ("mp",),
-    "all2all-backend": (),
+    "all2all-backend": ("allgather_reducescatter",),
+    "eplb-config": (),
+    "dbo-decode-token-threshold": ("32",),
+    "dbo-prefill-token-threshold": ("512",),
     "device-ids": (),
     "worker-cls": ("auto",),
     "worker-extension-cls": ("",),
@@ -76,7 +77,6 @@ _VALUES: dict[str, tuple[str, ...]] = {
     "limit-mm-per-prompt": (),
     "mm-processor-cache-gb": ("0",),
     "mm-processor-kwargs": (),
-    "otlp-traces-endpoint": (),
     "collect-detailed-traces": (),
     "custom-histogram-buckets": (),
     "optimization-level": ("0", "O0"),
@@ -112,10 +112,10 @@ VLLM_FLAGS = [
     VllmFlag("--compilation-config", ("0",), short="-cc"),
     *(VllmFlag(f"--{name}", neutral) for name, neutral in _VALUES.items()),
     *(VllmFlag(f"--{name}", is_switch=True) for name in _SWITCHES.split()),
-    # Nothing is compiled or captured at start, ranks reduce by torch.distributed alone, a prompt is admitted
-    # only if all of it fits, the load is always counted: these flags change nothing.
-    VllmFlag("--enforce-eager", is_switch=True, harmless=True),
+    # Ranks reduce by torch.distributed alone, a prompt is admitted only if all of it fits, the load is always
+    # counted, a rank reads its own experts alone: these flags change nothing.
     VllmFlag("--disable-custom-all-reduce", is_switch=True, harmless=True),
     VllmFlag("--scheduler-reserve-full-isl", is_switch=True, harmless=True),
     VllmFlag("--enable-server-load-tracking", is_switch=True, harmless=True),
+    VllmFlag("--enable-ep-weight-filter", is_switch=True, harmless=True),
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import time
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -19,6 +20,7 @@ from server.status import Dead, Draining, Ready, Restarting, Stalled, Starting
 SECONDS = 1.0
 """Seconds between two events of a stream."""
 MOST_WATCHERS = 32
+MOST_REQUESTS = 50
 _LAST = ("draining", "dead")
 """States after which a stream has no more events. Pages ask again, and learn what came of the server."""
 
@@ -43,6 +45,25 @@ class ReplicaState(msgspec.Struct):
     prefix_queries: int = 0
     prefix_hits: int = 0
     preemptions: int = 0
+    decoding: float = 0.0
+    """The rows of all steps that decode."""
+    prompts: float = 0.0
+    """The prompts of all steps, and chunks of prompts."""
+    texts: float = 0.0
+    """The texts of all steps that become vectors."""
+
+
+class LiveRequest(msgspec.Struct):
+    """A request in flight, without a word of it."""
+
+    id: str
+    """The id of its answer, by whose beginning one sees what it asks for."""
+    age: float
+    """The seconds since its arrival."""
+    answers: int
+    """The answers, or texts, that are still to come."""
+    begun: bool
+    """Whether one of them has begun to come."""
 
 
 class Spread(msgspec.Struct):
@@ -67,6 +88,10 @@ class Now(msgspec.Struct):
     prompt_tokens: int
     generation_tokens: int
     replicas: list[ReplicaState]
+    ranks: int
+    """The ranks of each replica. They have its state, because it ends with each of them."""
+    requests: list[LiveRequest]
+    """The oldest requests of this API process, at most MOST_REQUESTS."""
     first_token: Spread | None
     """Seconds to the first token; None if several API processes share their metrics."""
     per_token: Spread | None
@@ -115,9 +140,18 @@ def look(frontend: Frontend) -> Now:
         prompt_tokens=read,
         generation_tokens=written,
         replicas=[_replica(one) for one in metrics.replicas()],
+        ranks=frontend.config.engine.ranks,
+        requests=_requests(frontend),
         first_token=_spread(metrics.first_token),
         per_token=_spread(metrics.per_token),
     )
+
+
+def _requests(frontend: Frontend) -> list[LiveRequest]:
+    now = time.monotonic()
+    came = [one for one in frontend.admissions.ids.all() if one.since]
+    oldest = heapq.nsmallest(MOST_REQUESTS, came, key=lambda one: one.since)
+    return [LiveRequest(one.id, now - one.since, one.count, one.begun) for one in oldest]
 
 
 def _state(frontend: Frontend) -> tuple[str, str, str, float]:
@@ -150,6 +184,9 @@ def _replica(one: Replica) -> ReplicaState:
         shown.steps, shown.step_tokens, shown.busy = stats.steps, stats.step_tokens, stats.busy
         shown.prefix_queries, shown.prefix_hits = stats.prefix_queries, stats.prefix_hits
         shown.preemptions = stats.preemptions
+        if (landed := stats.landed) is not None:
+            shown.decoding, shown.prompts = landed.decoding.total, landed.prompts.total
+            shown.texts = landed.texts.total
     return shown
 
 

@@ -9,9 +9,9 @@ import msgspec
 from server.api.chat import ChatRequest
 from server.api.common import GenerationBody
 from server.api.completions import CompletionRequest
-from server.api.conversations.custom_tools import MOST_NAMED, UNENFORCED
+from server.api.conversations.custom_tools import MOST_NAMED, UNENFORCED, held_schema
 from server.api.fields import check_text
-from server.api.messages import Message, TemplateOptions
+from server.api.messages import Message, TemplateOptions, Tool
 from server.api.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 from server.errors import BadRequest, invalid, too_many
 from server.reading.reader import A_LOT, Reader
@@ -99,11 +99,17 @@ def read_chat(body: ChatRequest, reader: Reader) -> Conversation:
         Said(last.role, last.text() if body.echo else ""),
         said,
         end=text[-PROMPT_END:],
-        tools={each.name: NO_ARGUMENTS if each.parameters is None else each.parameters for each in functions},
+        tools={tool.function.name: _arguments(tool) for tool in body.tools or ()},
         strict_tools=[each.name for each in functions if each.strict],
         custom_tools=[tool.function.name for tool in body.tools or () if tool.is_custom],
         warnings=[f"{UNENFORCED}: {', '.join(told[:MOST_NAMED])}"] if told else [],
     )
+
+
+def _arguments(tool: Tool) -> dict[str, Any]:
+    """The schema of a tool's arguments."""
+    parameters = tool.function.parameters
+    return NO_ARGUMENTS if parameters is None else held_schema(parameters, tool.held_to)
 
 
 def write_chat(body: ChatRequest, reader: Reader) -> str:

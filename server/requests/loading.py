@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from engine_core.protocol import Ready
+from engine_core.worker_config import find_checkpoint
 from models.checkpoint.hub import resolve
 from models.config import ConfigError, ModelConfig, read_config
 from models.pooling.config import PoolingConfig, read_pooling
@@ -24,8 +25,7 @@ _log = logging.getLogger(__name__)
 
 def find_folder(config: ServerConfig) -> Path:
     """The folder of the checkpoint's small files, on a machine that runs no engine."""
-    engine = config.engine
-    return resolve(engine.model, engine.revision, engine.download_dir, lambda _: None, "dummy")
+    return find_checkpoint(config.engine, lambda _: None, weights=False)
 
 
 def tokenizer_folder(config: ServerConfig, folder: Path) -> Path:

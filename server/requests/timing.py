@@ -99,23 +99,26 @@ class TimingReport(msgspec.Struct, kw_only=True):
 class RequestTimes(EngineTimes):
     """The times of one HTTP request, from the moment at which its head is read."""
 
-    __slots__ = ("_started", "_submitted")
+    __slots__ = ("_submitted", "cached_tokens", "started")
 
     def __init__(self) -> None:
         super().__init__()
-        self._started = time.monotonic()
+        self.started = time.monotonic()
+        """When the head of the request was read, on the monotonic clock."""
         self._submitted = 0.0
+        self.cached_tokens = 0
+        """The tokens of its prompts that were found in the prefix cache so far."""
 
     @property
-    def started(self) -> float:
-        """When the head of the request was read, on the monotonic clock."""
-        return self._started
+    def first_token(self) -> float:
+        """The seconds from the request's head to the first token, or the vectors, of the last sequence."""
+        return self._submitted - self.started + self.queued_time + self.prefill_time
 
     def submit(self) -> None:
         """Note that the engine gets the request's tokens now; of several times the first counts."""
         self._submitted = self._submitted or time.monotonic()
 
-    def report(self, cached_tokens: int = 0) -> TimingReport:
+    def report(self) -> TimingReport:
         """How the time until now divides."""
         tokenize, queue, prefill, decode, answer, total = self._parts()
         return TimingReport(
@@ -128,7 +131,7 @@ class RequestTimes(EngineTimes):
             compute_ms=round(1000 * self.compute_time, 3),
             steps=self.steps,
             preemptions=self.preemptions,
-            cached_tokens=cached_tokens,
+            cached_tokens=self.cached_tokens,
             expected_first_token_ms=None if self.expected is None else round(1000 * self.expected, 3),
         )
 
@@ -139,6 +142,17 @@ class RequestTimes(EngineTimes):
         tokenize, queue, prefill, decode, answer, total = self._parts()
         durations = tokenize, queue, prefill, decode, answer, 1000 * self.compute_time, total
         return [(b"server-timing", _SERVER_TIMING % durations), *self.expected_header()]
+
+    def named_headers(self) -> RawHeaders:
+        """A header for each time that the engine has reported, and for the cached tokens."""
+        if not self.steps:
+            return []
+        return [
+            (b"x-facet-queue-ms", b"%.3f" % (1000 * self.queued_time)),
+            (b"x-facet-prefill-ms", b"%.3f" % (1000 * self.prefill_time)),
+            (b"x-facet-decode-ms", b"%.3f" % (1000 * self.decode_time)),
+            (b"x-facet-cached-tokens", b"%d" % self.cached_tokens),
+        ]
 
     def expected_header(self) -> RawHeaders:
         """The header that tells when the first token is expected, if the engine has said so."""
@@ -151,8 +165,8 @@ class RequestTimes(EngineTimes):
 
         They are whole numbers of microseconds, so that they add up to the last digit.
         """
-        total = round(1e6 * (time.monotonic() - self._started))
-        tokenize = round(1e6 * (self._submitted - self._started)) if self._submitted else total
+        total = round(1e6 * (time.monotonic() - self.started))
+        tokenize = round(1e6 * (self._submitted - self.started)) if self._submitted else total
         queue, prefill = round(1e6 * self.queued_time), round(1e6 * self.prefill_time)
         decode = round(1e6 * self.decode_time)
         answer = total - tokenize - queue - prefill - decode

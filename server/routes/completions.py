@@ -11,6 +11,8 @@ from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
+from engine_core.client.add_options import AddOptions
+from server.answers.finding import format_of
 from server.api.completions import (
     Completion,
     CompletionChoice,
@@ -22,15 +24,20 @@ from server.api.logprobs import CompletionLogprobs, PromptLogprobs, completion_l
 from server.frontend import Delta
 from server.http.endpoint import Endpoint
 from server.http.sse import Chunks, EventStream
+from server.reading.prompts import Prompt
 from server.reading.table import COMPLETION
 from server.routes.generation import GENERATES, Job, admit_answers, answer, config_of, frontend_of
 from server.routes.read import read
+from server.structured.budgets import NO_REASONING, leaves_thinking_open, thinking_within
 from server.structured.forms import Form, form_of, with_warnings
 from worker.protocol import TokenLogprobs
 
 router = APIRouter(route_class=Endpoint, tags=["generate"])
 
 _NO_FORM = Form()
+_FORM_FIRST = (
+    "thinking_token_budget: the form binds the answer from its first token on, so that none is reasoning"
+)
 
 
 @router.post("/v1/completions", dependencies=GENERATES)
@@ -42,10 +49,12 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     admission = admit_answers(request, len(prompts), sampling.n)
     asked = body.asked_form()
     form = _NO_FORM if asked is None else await form_of(frontend_of(request), asked)
+    budgets, told = ([], []) if body.thinking_budget is None else _budgets(request, body, prompts)
     job = Job(
         *(request, body, sampling, prompts, "cmpl-", admission),
         counts_output=not body.scores_only,
         bounds=form.bounds,
+        bounds_each=budgets,
     )
     if body.stream:
         silence = config_of(request).sse_keep_alive_interval
@@ -58,7 +67,26 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
         )
     else:
         response = await answer(request, _whole(job, body))
-    return with_warnings(response, form.warnings) if form.warnings else response
+    warnings = (*form.warnings, *told)
+    return with_warnings(response, warnings) if warnings else response
+
+
+def _budgets(
+    request: Request, body: CompletionRequest, prompts: list[Prompt]
+) -> tuple[list[AddOptions], list[str]]:
+    """What the engine is told of the reasoning behind each prompt, or why there is no budget."""
+    tokenizer, config = frontend_of(request).tokenizer, config_of(request)
+    format = format_of(tokenizer, config.tool_call_parser, config.reasoning_parser)
+    if format.thinking is None:
+        return [], [NO_REASONING]
+    if body.asked_form() is not None:
+        return [], [_FORM_FIRST]
+    found: list[AddOptions] = []
+    for prompt in prompts:
+        text = tokenizer.decode(prompt.tokens, False) if prompt.text is None else prompt.text
+        is_open = leaves_thinking_open(format, text)
+        found.append({"thinking": thinking_within(tokenizer, format, body.thinking_budget, is_open=is_open)})
+    return found, []
 
 
 async def _whole(job: Job, body: CompletionRequest) -> Completion:

@@ -25,6 +25,7 @@ from server.frontend import Delta, Frontend
 from server.http.error_answers import CLIENT_GONE
 from server.http.middleware import REQUEST_ID
 from server.http.sse import DONE, KEEP_ALIVE, Chunks, ClientGone, json_response, while_connected
+from server.http.traces import Attributes
 from server.merging import merged
 from server.options.table import ServerConfig
 from server.reading.prompts import Prompt, Said
@@ -122,6 +123,7 @@ def admit(request: Request, frontend: Frontend, places: int) -> Admission:
     taken = request.scope.get("admission")
     admission = frontend.admissions.admit(caller_of(request), places, taken)
     request.scope["admission"] = admission
+    admission.since = request.scope["times"].started
     return admission
 
 
@@ -152,7 +154,10 @@ class TokenCounts(NamedTuple):
 
 
 class Job:
-    """A request while it is answered: what every chunk repeats, and the tokens counted so far."""
+    """A request while it is answered: what every chunk repeats, and the tokens counted so far.
+
+    `bounds` are what every answer is held to; `bounds_each` what those to each prompt are, where they differ.
+    """
 
     def __init__(
         self,
@@ -166,12 +171,11 @@ class Job:
         messages: Sequence[Said] = (),
         counts_output: bool = True,
         bounds: AddOptions | None = None,
+        bounds_each: Sequence[AddOptions] = (),
     ) -> None:
         config = config_of(request)
         self.frontend = frontend_of(request)
-        self.body = body
-        self.sampling = sampling
-        self.prompts = prompts
+        self.body, self.sampling, self.prompts = body, sampling, prompts
         self.id = admission.take_id(prefix + request_id_of(request, body.request_id))
         self.created = int(time.time())
         self.model = self.frontend.facts.model_names[0]
@@ -187,13 +191,13 @@ class Job:
         self.sends_usage_always = forced or (self.sends_usage and bool(options.continuous_usage_stats))
         self._interval = max(config.stream_interval, body.stream_interval or 1) if body.stream else ALL_TOKENS
         self.times = times_of(request)
-        self._shows_timing = config.enable_timing or "timing" in body.include
+        request.scope["work"] = self  # for traces
+        self._shows_timing = config.reports.enable_timing or "timing" in body.include
         self._shows_cached, self._counts_output = config.enable_prompt_tokens_details, counts_output
-        self._replica = replica_of(request)
-        self._priority = priority_of(request, body.priority)
+        self._replica, self._priority = replica_of(request), priority_of(request, body.priority)
         self._messages, self._admission = messages, admission
         self._limits = limits_of(request, config.access, self.times.started, body.timeout)
-        self._options = self._add_options(bounds or {})
+        self._options, self._options_each = self._add_options(bounds or {}), bounds_each
         self._diagnoses: list[CacheDiagnosis | None] = [None] * len(prompts)
         # Checks the sampling parameters, so n is valid from here on.
         self._streams = self._generate_all()
@@ -237,8 +241,9 @@ class Job:
         choice = prompt * self.sampling.n + delta.index
         if self._counts_output:
             self._output[choice] += len(delta.token_ids)
-        if delta.index == 0:
+        if delta.index == 0 and delta.cached_tokens:
             self._cached[prompt] += delta.cached_tokens
+            self.times.cached_tokens += delta.cached_tokens
         if delta.miss is not None:
             self._diagnose(prompt, delta.miss)
         if delta.expected is not None and self.times.expected is None:
@@ -267,20 +272,24 @@ class Job:
         self._admission.check_tokens(sampling.n * sum(lengths))
         self._admission.read(sum(lengths))
         if len(prompts) == 1 and sampling.n == 1:
-            return [self._generate(prompts[0])]
+            return [self._generate(0)]
         resolved = sampling.resolve_all(self.frontend.facts, self.frontend.tokenizer, lengths)
-        return [self._generate(prompt, params) for prompt, params in zip(prompts, resolved, strict=True)]
+        return [self._generate(number, params) for number, params in enumerate(resolved)]
 
-    def _generate(self, prompt: Prompt, params: list[Sampling] | None = None) -> AsyncGenerator[Delta]:
+    def _generate(self, number: int, params: list[Sampling] | None = None) -> AsyncGenerator[Delta]:
+        """The answers to the prompt of this number."""
+        options = self._options
+        if self._options_each:
+            options: AddOptions = {**options, **self._options_each[number]}
         return self.frontend.generate(
-            prompt.ids,
+            self.prompts[number].ids,
             self.sampling,
             params=params,
             interval=self._interval,
             request_id=self.id,
             replica=self._replica,
             admission=self._admission,
-            **self._options,
+            **options,
         )
 
     def count_reasoning(self, choice: int, tokens: int) -> None:
@@ -307,13 +316,28 @@ class Job:
         prompt = sum(prompt.length for prompt in self.prompts)
         return TokenCounts(prompt, sum(self._cached), sum(self._output))
 
+    def describe(self) -> Attributes:
+        """What a trace tells of this request."""
+        counts, asked = self.counts, self.sampling
+        return {
+            "gen_ai.request.id": self.id,
+            "gen_ai.response.model": self.model,
+            "gen_ai.request.n": asked.n,
+            "gen_ai.request.max_tokens": asked.max_tokens,
+            "gen_ai.request.temperature": asked.temperature,
+            "gen_ai.request.top_p": asked.top_p,
+            "gen_ai.usage.num_sequences": self.choices,
+            "gen_ai.usage.prompt_tokens": counts.prompt,
+            "gen_ai.usage.completion_tokens": counts.output,
+        }
+
     def usage(self) -> Usage:
         cached = sum(self._cached)
         reasoning = None if self.reasoning is None else sum(self.reasoning.values())
         length = sum(prompt.length for prompt in self.prompts)
         usage = self._usage(length, sum(self._output), cached, reasoning)
         if self._shows_timing:
-            usage.timing = self.times.report(cached)
+            usage.timing = self.times.report()
         return usage
 
     def end(self, chunks: Chunks) -> bytes:

@@ -21,6 +21,7 @@ from server.api.common import CacheDiagnoses, Usage, make_usage
 from server.api.pooling import PooledList
 from server.errors import ApiError
 from server.http.sse import encode
+from server.http.traces import Attributes
 from server.requests.cache_diagnosis import Asked, CacheDiagnosis, explain_miss, one_or_all
 from server.requests.pooling import Item, Terms
 from server.requests.scoring import Compared, Scorer, compare_all
@@ -95,11 +96,20 @@ class PoolingCall:
         self._group = self.frontend.new_group()
         access = config_of(request).access
         self._limits = limits_of(request, access, self._times.started, terms.timeout)
-        self._cached = 0
         self.diagnoses = "cache_diagnosis" in terms.include
         """Whether the answer shall say why no longer prefixes were cached."""
         self._diagnoses: list[CacheDiagnosis] = []
         self._admission: Admission | None = None
+        request.scope["work"] = self
+
+    def describe(self) -> Attributes:
+        """What a trace tells of this request."""
+        return {
+            "gen_ai.request.id": self.id,
+            "gen_ai.response.model": self.model,
+            "gen_ai.usage.prompt_tokens": self.tokens,
+            "gen_ai.usage.completion_tokens": 0,
+        }
 
     async def run(self, items: Sequence[Item]) -> list[Vectors]:
         admission = self.admit(len(items))
@@ -118,7 +128,7 @@ class PoolingCall:
         )
         self._times.add_round(answers)
         self.tokens += tokens
-        self._cached += sum(answer.cached for answer in answers)
+        self._times.cached_tokens += sum(answer.cached for answer in answers)
         if self.diagnoses:
             is_long = len(items) > FEW_VECTORS
             self._diagnoses += await maybe_in_thread(lambda: self._diagnose(items, answers), is_long)
@@ -157,9 +167,11 @@ class PoolingCall:
 
     def usage(self) -> Usage:
         config = config_of(self._request)
-        usage = make_usage(self.tokens, 0, self._cached if config.enable_prompt_tokens_details else None)
-        if config.enable_timing or "timing" in self._terms.include:
-            usage.timing = self._times.report(self._cached)
+        usage = make_usage(
+            self.tokens, 0, self._times.cached_tokens if config.enable_prompt_tokens_details else None
+        )
+        if config.reports.enable_timing or "timing" in self._terms.include:
+            usage.timing = self._times.report()
         return usage
 
     def answer(self, entries: Iterable[msgspec.Struct]) -> Response:

@@ -11,7 +11,7 @@ import msgspec
 
 from engine_core.engine_processes import EngineProcesses
 from server.options.table import ServerConfig
-from server.run.messages import ApiConfig, EngineGivenUp, EngineStalled, Message
+from server.run.messages import ApiConfig, EngineGivenUp, EngineStalled, Message, Served
 from worker import child
 from worker.host.progress_page import ProgressPage
 
@@ -87,6 +87,7 @@ class ApiProcesses:
     def note_that_it_served(self) -> None:
         for server in self._servers:
             server.note_that_it_served()
+        self.tell(Served())
 
     @property
     def running(self) -> list[child.Child]:

@@ -31,6 +31,7 @@ from server.run.messages import (
     Leaving,
     Message,
     Reload,
+    Served,
 )
 from server.run.progress import ProgressDisplay
 from worker import logs
@@ -41,6 +42,8 @@ STATS_SECONDS = 10.0
 BRIDGE_SECONDS = 5.0
 """Seconds for which a process in another one's place does not listen while it cannot serve yet. Clients that
 connect meanwhile wait, instead of being refused because this process has just begun."""
+SIBLING_SECONDS = 30.0
+"""The same where there are other API processes, which answer meanwhile unless they have ended too."""
 
 _log = logging.getLogger(__name__)
 
@@ -71,6 +74,7 @@ class ApiServer:
             self._frontend.metrics.loop_lag.observe,
             lambda: self._frontend.live > 0,
         )
+        self._served = asyncio.Event()
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
 
@@ -82,10 +86,9 @@ class ApiServer:
         start = asyncio.create_task(self._follow_start())
         stats = asyncio.create_task(self._log_stats())
         keys = asyncio.create_task(self._frontend.access.follow())
-        if not self._process.first:
-            await _first_of(asyncio.shield(start), self._stop.wait(), seconds=BRIDGE_SECONDS)
-            if self._stop.is_set():
-                return STOPPED
+        await self._before_listening(start)
+        if self._stop.is_set():
+            return STOPPED
         http = asyncio.create_task(self._http.serve([self._listener]))
         try:
             code = await self._serve(http, start)
@@ -107,6 +110,8 @@ class ApiServer:
                 self.client.engine_given_up(number, reason, explained=explained)
             case EngineStalled(number, stalled):
                 self.client.engine_stalled(number, stalled)
+            case Served():
+                self._served.set()
             case Leaving():
                 self._frontend.begin_drain(refuse=False)
             case CutOff():
@@ -118,6 +123,18 @@ class ApiServer:
         """Reads files again that may have been replaced, because the operator has sent SIGHUP."""
         self._http.reload_certificate()
         self._frontend.access.reload()
+
+    async def _before_listening(self, start: asyncio.Task[bool]) -> None:
+        """Wait while others answer. A client that /ready told to go ahead must not meet a process that loads:
+        one process tells how the start goes on, and all others listen when they, and that one, can serve.
+        """
+        ends = (self._stop, self.client.died)
+        if not self._process.first:
+            seconds = BRIDGE_SECONDS if self._config.api_server_count == 1 else SIBLING_SECONDS
+            await _first_of(asyncio.shield(start), *(end.wait() for end in ends), seconds=seconds)
+        elif self._process.index != 0:
+            await _first_of(asyncio.shield(start), *(end.wait() for end in ends))
+            await _first_of(self._served.wait(), *(end.wait() for end in ends))
 
     async def _serve(self, http: asyncio.Task[None], start: asyncio.Task[bool]) -> int:
         stopped = asyncio.create_task(self._stop.wait())
@@ -152,7 +169,8 @@ class ApiServer:
             return False
         _freeze_heap()
         self._watch.start()
-        os.write(self._process.reports, b"1")
+        if self._process.index == 0:
+            os.write(self._process.reports, b"1")
         seconds = time.monotonic() - self._process.started
         name = self._config.model_names[0]
         self._print(f"Serving {name} at {self._where()} after {seconds:.1f} s{self._replicas_so_far()}")
@@ -232,8 +250,8 @@ def _freeze_heap() -> None:
     gc.set_threshold(10_000, 20, 20)
 
 
-async def _first_of(*things: Awaitable[object], seconds: float) -> None:
-    """Waits until one of these is done, or for `seconds`."""
+async def _first_of(*things: Awaitable[object], seconds: float | None = None) -> None:
+    """Waits until one of these is done, or for `seconds` at most."""
     tasks = [asyncio.ensure_future(thing) for thing in things]
     try:
         await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

@@ -20,7 +20,7 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     listener: int
     """The inherited file descriptor of the shared listening socket."""
     reports: int
-    """The inherited file descriptor of a pipe, to which a byte is written once requests are served."""
+    """The inherited descriptor of a pipe. The first API process writes a byte there once it serves."""
     progress_page: str
     """The file in which the event loop shows that it goes on."""
     shared_metrics: str | None
@@ -53,6 +53,10 @@ class EngineStalled(msgspec.Struct, frozen=True, tag=True):
     stalled: bool
 
 
+class Served(msgspec.Struct, frozen=True, tag=True):
+    """The first API process serves requests: the others listen too, once they can."""
+
+
 class Leaving(msgspec.Struct, frozen=True, tag=True):
     """The server will end: /ready shall say so, while requests are served as before until SIGTERM."""
 
@@ -65,4 +69,4 @@ class Reload(msgspec.Struct, frozen=True, tag=True):
     """Files that may be replaced while the server runs shall be read again."""
 
 
-Message = EngineExited | EngineGivenUp | EngineStalled | Leaving | CutOff | Reload
+Message = EngineExited | EngineGivenUp | EngineStalled | Served | Leaving | CutOff | Reload

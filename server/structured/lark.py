@@ -47,7 +47,7 @@ def text_without(excluded: Sequence[str]) -> str:
     """A terminal for any text in which none of these texts is."""
     if not excluded:
         return ANY_TEXT
-    inside = regex("(?s:.*)(" + "|".join(map(_escaped, excluded)) + ")(?s:.*)")
+    inside = regex("(?s:.*)(" + "|".join(map(exactly, excluded)) + ")(?s:.*)")
     return f"{ANY_TEXT} & ~{inside}"
 
 
@@ -72,7 +72,7 @@ def from_grammar(text: str, param: str) -> str:
         raise BadRequest(f"The grammar is no EBNF: {str(error)[:200]}", param) from None
 
 
-def _escaped(text: str) -> str:
+def exactly(text: str) -> str:
     """A regular expression of exactly this text."""
     return "".join(
         char if char.isalnum() or ord(char) >= _PRINTABLE_ASCII else f"\\x{ord(char):02x}" for char in text

@@ -18,6 +18,7 @@ MODULES = {
     "models": "server.terminal.models",
     "run-batch": "server.terminal.batch.command",
     "doctor": "server.terminal.doctor.command",
+    "kernels": "server.terminal.kernels",
     "collect-env": "server.terminal.doctor.command",
 }
 

@@ -13,11 +13,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import tokenizers
 
 from models.checkpoint.plain_files import FileError, check_regular, read_json
+from models.gguf.folder import NO_TOKENIZER
 from server.errors import invalid
 from server.requests.facts import Facts
 from server.text.detokenizer import ByteText, MarkedText, TextState, WindowText, byte_decoding
@@ -62,12 +63,17 @@ class Tokenizer:
         named_tokens: dict[str, str] | None = None,
         add_bos: bool = False,
         path: str = "",
+        response_template: Mapping[str, Any] | None = None,
     ) -> None:
-        """`path` is the tokenizer.json from which `model` was read."""
+        """`path` is the tokenizer.json from which `model` was read.
+
+        `response_template` is what the checkpoint says of the form of its answers, for transformers.
+        """
         model.no_truncation()
         model.no_padding()
         self.chat = chat
         self.path = path
+        self.response_template = response_template
         self._model = model
         _mark_special(model, (named_tokens or {}).values())
         added = model.get_added_tokens_decoder()
@@ -263,8 +269,14 @@ def load_tokenizer(
     except Exception as error:  # the library raises plain Exception
         raise TokenizerError(f"{path.name} of the model cannot be read: {error}") from error
     chat = make_chat(templates, named, content_format)
+    described = config.get("response_template")
     return Tokenizer(
-        model, chat, named_tokens=named, add_bos=config.get("add_bos_token") is True, path=str(path)
+        model,
+        chat,
+        named_tokens=named,
+        add_bos=config.get("add_bos_token") is True,
+        path=str(path),
+        response_template=described if isinstance(described, dict) else None,
     )
 
 
@@ -324,6 +336,8 @@ def _check_regular(path: Path) -> None:
 
 def _converted(folder: Path, cache: Path, *, trust_remote_code: bool) -> Path:
     """A folder with the tokenizer.json made from older files of a checkpoint: made once, then reused."""
+    if (why := folder / NO_TOKENIZER).is_file():
+        raise TokenizerError(why.read_text())
     sources = [folder / name for name in _SOURCES if (folder / name).is_file()]
     if not sources:
         raise TokenizerError(

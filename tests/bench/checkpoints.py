@@ -44,6 +44,18 @@ SHAPES = {
         max_position_embeddings=40960,
         **_ENDS,
     ),
+    "llama-7.5b": LlamaConfig(
+        vocab_size=32000,
+        hidden_size=4096,
+        intermediate_size=11008,
+        num_hidden_layers=36,
+        num_attention_heads=32,
+        num_key_value_heads=32,
+        max_position_embeddings=4096,
+        bos_token_id=1,
+        eos_token_id=2,
+        tie_word_embeddings=False,
+    ),
     "tiny-2m": LlamaConfig(
         vocab_size=16384,
         hidden_size=96,
@@ -64,12 +76,12 @@ def make(name: str, folder: Path) -> None:
     config = SHAPES[name]
     torch.manual_seed(0)
     torch.set_default_dtype(torch.bfloat16)
-    _write_tokenizer(folder, config.vocab_size)
+    write_tokenizer(folder, config.vocab_size)
     model = Qwen3ForCausalLM(config) if isinstance(config, Qwen3Config) else LlamaForCausalLM(config)
     model.save_pretrained(folder)
 
 
-def _write_tokenizer(folder: Path, vocab_size: int) -> None:
+def write_tokenizer(folder: Path, vocab_size: int) -> None:
     tokenizer = json.loads((DEMO / "tokenizer.json").read_text())
     vocab: dict[str, int] = tokenizer["model"]["vocab"]
     taken = {*vocab.values(), *(token["id"] for token in tokenizer["added_tokens"])}

@@ -21,6 +21,7 @@ ABOUT = (
     "at which this machine multiplied in registers and read memory in the same round"
 )
 _BYTES = {"bfloat16": 2, "float32": 4}
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _RATES = {"bfloat16": "bf16_tflop_s", "float32": "fp32_tflop_s"}
 
 
@@ -34,6 +35,10 @@ class Shape:
     """Elements of the matrices that every token is multiplied with."""
     head: int
     """Elements of the matrix that tokens are chosen by."""
+    routed: int = 0
+    """Elements of the matrices of all experts, of which each token takes some."""
+    chosen: float = 0.0
+    """The part of the experts that a token takes."""
 
     @classmethod
     def read(cls, folder: Path) -> Shape:
@@ -42,7 +47,9 @@ class Shape:
         with (folder / "model.safetensors").open("rb") as file:
             tensors = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         sizes = {name: about["shape"] for name, about in tensors.items() if "shape" in about}
-        matrices = {name: prod(size) for name, size in sizes.items() if len(size) == 2}
+        routed = {name: prod(size) for name, size in sizes.items() if len(size) == 3 or ".experts." in name}
+        matrices = {name: prod(size) for name, size in sizes.items() if len(size) == 2 and name not in routed}
+        experts = next((config[name] for name in _EXPERTS if name in config), 1)
         heads = config["num_attention_heads"]
         head = config.get("head_dim") or config["hidden_size"] // heads
         return cls(
@@ -51,7 +58,18 @@ class Shape:
             kv_width=config.get("num_key_value_heads", heads) * head,
             linear=sum(size for name, size in matrices.items() if "layer" in name),
             head=config["vocab_size"] * config["hidden_size"],
+            routed=sum(routed.values()),
+            chosen=config.get("num_experts_per_tok", 0) / experts,
         )
+
+    @property
+    def multiplied(self) -> float:
+        """Elements of the matrices of all layers that a token is multiplied with."""
+        return self.linear + self.routed * self.chosen
+
+    def touched(self, rows: int) -> float:
+        """Elements of these matrices that so many tokens read, if they choose their experts evenly."""
+        return self.linear + self.routed * (1 - (1 - self.chosen) ** rows)
 
 
 class Floor:
@@ -71,7 +89,7 @@ class Floor:
     def _generate(self, read: int, written: int, at_once: int) -> dict[str, object]:
         shape = self._shape
         # a token attends to half of the prompt, on average
-        prompt = self._multiply(read * (shape.linear + self._attention(read / 2)) + shape.head)
+        prompt = self._multiply(read * (shape.multiplied + self._attention(read / 2)) + shape.head)
         step = self._step(at_once, read + written / 2)
         whole = at_once * prompt + (written - 1) * step
         values: dict[str, object] = {"output_tokens_per_second": at_once * written / whole}
@@ -80,7 +98,7 @@ class Floor:
         return {"concurrency": at_once, **values}
 
     def _embed(self, tokens: int, texts: int, at_once: int) -> dict[str, object]:
-        text = self._multiply(tokens * (self._shape.linear + self._attention(tokens)))
+        text = self._multiply(tokens * (self._shape.multiplied + self._attention(tokens)))
         return {
             "concurrency": at_once,
             "inputs_per_second": 1 / text,
@@ -89,9 +107,8 @@ class Floor:
 
     def _step(self, rows: int, context: float) -> float:
         shape = self._shape
-        matrices = shape.linear + shape.head
-        elements = matrices + rows * context * shape.layers * 2 * shape.kv_width
-        multiplied = self._multiply(rows * (matrices + self._attention(context)))
+        elements = shape.touched(rows) + shape.head + rows * context * shape.layers * 2 * shape.kv_width
+        multiplied = self._multiply(rows * (shape.multiplied + shape.head + self._attention(context)))
         return max(self._number_bytes * elements / self._bytes_a_second, multiplied)
 
     def _attention(self, context: float) -> float:

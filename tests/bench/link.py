@@ -1,18 +1,21 @@
 """What crosses the links between ranks, and how much faster they are together than one: a table.
 
-    python tests/bench/link.py 8b 70b /path/to/a/model --device h200 --link nvlink pcie
+    python tests/bench/link.py 8b 70b 30b-a3b /path/to/a/model --device h200 --link nvlink pcie
 
 Only what cannot be avoided is counted: weights and cache are read once for each step, products are computed
 at the device's speed, and a rank waits for every tensor that it needs from others. So real ratios are lower,
-and those of a link that is bad here are bad indeed. docs/scaling.md says what follows from it.
+and those of a link that is bad here are bad indeed. Tokens choose their experts evenly, which real ones do
+not. docs/scaling.md says what follows from it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 CONTEXT = 1024
@@ -31,14 +34,24 @@ class Shape:
     kv_heads: int
     head_dim: int
     inner: int
+    """The width of the MLP, or of an expert."""
     vocabulary: int
     tied: bool = False
+    experts: int = 1
+    """The experts of each layer, of which a token takes `chosen`; 1 means that it has an MLP."""
+    chosen: int = 1
+
+    @property
+    def expert_parameters(self) -> int:
+        """The parameters of one expert of all layers, or of all MLPs."""
+        return self.layers * 3 * self.hidden * self.inner
 
     @property
     def parameters(self) -> int:
         attention = self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
+        router = self.hidden * self.experts if self.experts > 1 else 0
         vocabulary = self.vocabulary * self.hidden * (1 if self.tied else 2)
-        return self.layers * (attention + 3 * self.hidden * self.inner) + vocabulary
+        return self.layers * (attention + router) + self.experts * self.expert_parameters + vocabulary
 
     @property
     def weight_bytes(self) -> int:
@@ -46,9 +59,9 @@ class Shape:
 
     @property
     def read_bytes(self) -> int:
-        """Bytes of weights that are read in a step: of the embeddings only rows."""
+        """Bytes of weights, but for experts, that are read in a step: of the embeddings only rows."""
         looked_up = 0 if self.tied else self.vocabulary * self.hidden
-        return (self.parameters - looked_up) * ITEM
+        return (self.parameters - self.experts * self.expert_parameters - looked_up) * ITEM
 
     @property
     def kv_bytes(self) -> int:
@@ -69,6 +82,17 @@ SHAPES = {
     ),
     "8b": Shape(hidden=4096, layers=32, heads=32, kv_heads=8, head_dim=128, inner=14336, vocabulary=128256),
     "70b": Shape(hidden=8192, layers=80, heads=64, kv_heads=8, head_dim=128, inner=28672, vocabulary=128256),
+    "30b-a3b": Shape(
+        hidden=2048,
+        layers=48,
+        heads=32,
+        kv_heads=4,
+        head_dim=128,
+        inner=768,
+        vocabulary=151936,
+        experts=128,
+        chosen=8,
+    ),
 }
 
 
@@ -108,9 +132,13 @@ class Way:
 
     tensor: int = 1
     stages: int = 1
+    whole: bool = False
+    """Whether ranks have some experts whole, instead of a piece of each."""
 
     def __str__(self) -> str:
-        return f"TP {self.tensor}" if self.stages == 1 else f"PP {self.stages}"
+        if self.stages > 1:
+            return f"PP {self.stages}"
+        return f"TP {self.tensor}, whole experts" if self.whole else f"TP {self.tensor}"
 
     @property
     def ranks(self) -> int:
@@ -118,6 +146,32 @@ class Way:
 
 
 WAYS = [Way(tensor=2), Way(tensor=4), Way(tensor=8), Way(stages=2), Way(stages=4)]
+WHOLE = [Way(tensor=ranks, whole=True) for ranks in (2, 4, 8)]
+
+
+@dataclass(frozen=True)
+class Routed:
+    """What the slowest rank has to do for the experts of a layer, on average."""
+
+    touched: float
+    """Experts whose weights it reads; a piece of an expert counts as that part of one."""
+    choices: float
+    """Products of a token with an expert, in the same way."""
+
+
+@cache
+def route(experts: int, chosen: int, rows: int, ranks: int, whole: bool) -> Routed:
+    """The choices of so many tokens, each even and independent of others: the mean of random draws."""
+    if experts == 1 or not whole:
+        touched = experts * (1 - (1 - chosen / experts) ** rows)
+        return Routed(touched / ranks, rows * chosen / ranks)
+    made, draws = random.Random(rows), max(20, 400 // rows)
+    held, touched, choices = experts // ranks, 0, 0
+    for _ in range(draws):
+        all_chosen = [each for _ in range(rows) for each in made.sample(range(experts), chosen)]
+        touched += max(sum(expert // held == rank for expert in set(all_chosen)) for rank in range(ranks))
+        choices += max(sum(expert // held == rank for expert in all_chosen) for rank in range(ranks))
+    return Routed(touched / draws, choices / draws)
 
 
 def sum_bytes(link: Link, ranks: int, nbytes: float) -> float:
@@ -147,8 +201,11 @@ def sent_bytes(shape: Shape, way: Way, link: Link, *, samples: bool) -> float:
 def compute_seconds(shape: Shape, device: Device, rows: float, context: int, way: Way) -> float:
     """Seconds of a rank's part of a step, by itself."""
     kv_share = way.stages * min(way.tensor, shape.kv_heads)
+    routed = route(shape.experts, shape.chosen, int(rows), way.ranks, way.whole)
     nbytes = shape.read_bytes / way.ranks + rows * context * shape.kv_bytes / kv_share
+    nbytes += routed.touched * shape.expert_parameters * ITEM
     operations = 2 * shape.read_bytes / ITEM * rows / way.ranks
+    operations += 2 * shape.expert_parameters * routed.choices
     return max(nbytes / device.memory, operations / device.arithmetic)
 
 
@@ -193,7 +250,7 @@ def rows(shape: Shape, device: Device, links: Sequence[str]) -> Iterator[str]:
     yield "|---|---|---:|---:|---:|---:|---:|---:|"
     for name in links:
         link = LINKS[name]
-        for way in WAYS:
+        for way in WAYS + (WHOLE if shape.experts > 1 else []):
             ratios = [decode_ratio(shape, device, link, way, batch) for batch in (1, 32, 256)]
             ratios.append(prefill_ratio(shape, device, link, way))
             cells = " | ".join(f"{ratio:.2f}" for ratio in ratios)

@@ -1,17 +1,20 @@
 """What quantization costs in quality: a model quantized and as it is, on the same texts; tables in Markdown.
 
-    python tests/bench/quality.py FOLDER
+    python tests/bench/quality.py FOLDER [QUANTIZED...]
+    python tests/bench/quality.py FOLDER --all
 
-Everything is compared with the unquantized model in float32. Of a model that generates: the relative error of
-its logits and the largest, the divergence (KL) of the next token's distribution in nats, and how often the
-most probable token is the same, at every position of the texts. Of a model that embeds: one minus the cosine
-of the vectors, in the mean and at worst.
+QUANTIZED are folders of the same model, quantized by any method; `--all` makes such of every method, each
+number rounded to the nearest. Everything is compared with the unquantized model in float32. Of a model that
+generates: the relative error of its logits and the largest, the divergence (KL) of the next token's
+distribution in nats, and how often the most probable token is the same, at every position of the texts. Of a
+model that embeds: one minus the cosine of the vectors, in the mean and at worst.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -26,6 +29,8 @@ from worker.kernels.cpu.quantized import SCHEMES
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from drive import Driver, load_ranks
+from packed import Recipe, write_near
+from packed_floats import write_floats, write_mxfp4
 
 _TEXTS = ("general.txt", "small_talk.txt")
 _LENGTH, _COUNT = 256, 16
@@ -39,19 +44,41 @@ MODES: tuple[tuple[torch.dtype, str | None], ...] = (
 )
 
 
-def compare_logits(folder: Path, text: str, tokens: Tokenizer) -> list[str]:
+FORMS: Mapping[str, Recipe] = {
+    "GPTQ, 8 bits": Recipe(method="gptq", bits=8, group=32),
+    "GPTQ, 4 bits": Recipe(method="gptq", group=32),
+    "AWQ": Recipe(method="awq", group=32, symmetric=False, version=2),
+    "W4A16": Recipe(method="pack-quantized", group=32),
+    "W8A8": Recipe(method="int-quantized", bits=8),
+}
+"""Checkpoints that `--all` makes, beside those of fp8 and mxfp4."""
+
+
+def write_all(folder: Path, made: Path) -> dict[str, Path]:
+    """Quantize a checkpoint by every method; returns the folders by a title of each."""
+    found = {title: write_near(folder, made / title, recipe) for title, recipe in FORMS.items()}
+    for name in ("DeepSeek's blocks", "rows"):
+        place = made / name
+        place.mkdir()
+        found[f"fp8, {name}"] = write_floats(folder, place, name)[0]
+    return found | {"mxfp4": write_mxfp4(folder, made / "mxfp4")[0]}
+
+
+def compare_logits(folder: Path, text: str, tokens: Tokenizer, others: Mapping[str, Path]) -> list[str]:
     ids = tokens.encode(text).ids
     pieces = [ids[i * _LENGTH : (i + 1) * _LENGTH] for i in range(min(_COUNT, len(ids) // _LENGTH))]
     exact = _logits(folder, torch.float32, None, pieces)
     lines = ["| | logits, relative | largest | KL, nats | same token |", "|---|---:|---:|---:|---:|"]
-    for dtype, name in MODES:
-        found = _logits(folder, dtype, name, pieces)
+    rows = [(_title(dtype, name), folder, dtype, name) for dtype, name in MODES]
+    rows += [(f"bfloat16, {title}", place, torch.bfloat16, None) for title, place in others.items()]
+    for title, place, dtype, name in rows:
+        found = _logits(place, dtype, name, pieces)
         off = found - exact
         expected, log_probs = exact.log_softmax(-1), found.log_softmax(-1)
         divergence = (expected.exp() * (expected - log_probs)).sum(-1).mean()
         agreement = (found.argmax(-1) == exact.argmax(-1)).float().mean()
         lines.append(
-            f"| {_title(dtype, name)} | {off.norm() / exact.norm():.1e} | {off.abs().max():.2f} "
+            f"| {title} | {off.norm() / exact.norm():.1e} | {off.abs().max():.2f} "
             f"| {divergence:.1e} | {agreement:.1%} |"
         )
     return lines
@@ -86,11 +113,12 @@ def _title(dtype: torch.dtype, name: str | None) -> str:
     return f"{str(dtype).removeprefix('torch.')}, {name or 'not quantized'}"
 
 
-def main(folder: Path) -> None:
-    texts = "".join((DEMO / "knowledge" / name).read_text() for name in _TEXTS)
+def main(folder: Path, others: Mapping[str, Path]) -> None:
+    texts = "".join((DEMO / "training" / "knowledge" / name).read_text() for name in _TEXTS)
     facts = LLM(str(folder)).facts
     if "generate" in facts.tasks:
-        print(*compare_logits(folder, texts, Tokenizer.from_file(str(folder / "tokenizer.json"))), sep="\n")
+        tokens = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        print(*compare_logits(folder, texts, tokens, others), sep="\n")
         print()
     if "embed" in facts.tasks:
         lines = [line for line in texts.splitlines() if len(line) > 20]
@@ -98,4 +126,9 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    first, *rest = sys.argv[1:]
+    with tempfile.TemporaryDirectory() as made:
+        if rest == ["--all"]:
+            main(Path(first), write_all(Path(first), Path(made)))
+        else:
+            main(Path(first), {Path(place).name: Path(place) for place in rest})

@@ -163,6 +163,19 @@ def test_the_floor_of_a_generation_counts_products_and_bytes(load, tmp_path: Pat
     )
 
 
+def test_the_floor_reads_the_experts_that_are_touched(load, tmp_path: Path) -> None:
+    floor = load("floor")
+    folder = checkpoint(tmp_path, num_local_experts=4, num_experts_per_tok=1)
+    path = folder / "model.safetensors"
+    sizes = {"layer.0.out.weight": [8, 8], "layer.0.experts.0.w1.weight": [6, 8], "layer.0.all": [3, 6, 8]}
+    head = json.dumps({name: {"shape": size} for name, size in sizes.items()})
+    path.write_bytes(len(head).to_bytes(8, "little") + head.encode())
+    shape = floor.Shape.read(folder)
+    assert (shape.linear, shape.routed, shape.chosen) == (64, 4 * 48, 0.25)
+    assert shape.multiplied == shape.touched(1) == 64 + 48
+    assert shape.touched(2) == 64 + 48 * 4 * (1 - 0.75**2)
+
+
 def test_the_floor_of_an_embedding_counts_every_pair_of_tokens(load, tmp_path: Path) -> None:
     floor, work = load("floor"), load("work")
     shape = floor.Shape.read(checkpoint(tmp_path))

@@ -46,3 +46,22 @@ def test_shape_of_a_checkpoint(link: Any, tied: bool, tmp_path: Path) -> None:
     tensors = load_file(folder / "model.safetensors").values()
     matrices = sum(tensor.numel() for tensor in tensors if tensor.dim() == 2)
     assert link.read_shape(folder).parameters == matrices
+
+
+def test_whole_experts_send_as_much_and_wait_for_the_slowest_rank(link: Any) -> None:
+    shape, nvlink = link.SHAPES["30b-a3b"], link.LINKS["nvlink"]
+    assert shape.parameters == pytest.approx(30.5e9, rel=0.01)
+    pieces, whole = link.Way(tensor=4), link.Way(tensor=4, whole=True)
+    sent = [link.sent_bytes(shape, way, nvlink, samples=True) for way in (pieces, whole)]
+    assert sent[0] == sent[1]
+    one, many = (link.route(128, 8, rows, 4, True) for rows in (1, 2048))
+    assert one.touched == one.choices
+    assert 2 < one.choices < 8  # a quarter of eight, and more on the rank that has the most
+    assert many.touched == 32
+    assert 4096 < many.choices < 4400
+    assert link.route(128, 8, 1, 4, False) == link.Routed(2, 2)
+    for batch in (1, 32, 256):
+        ratios = [
+            link.decode_ratio(shape, link.DEVICES["h200"], nvlink, way, batch) for way in (pieces, whole)
+        ]
+        assert ratios[1] < ratios[0]

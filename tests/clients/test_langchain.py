@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from live import LiveServer
+from pydantic import BaseModel
 
 langchain_openai = pytest.importorskip("langchain_openai")
 
@@ -49,3 +50,27 @@ def test_an_answer_goes_back(model: Any) -> None:
 
 def test_tools_may_be_bound(model: Any) -> None:
     assert "Paris" in model.bind_tools([TOOL]).invoke(QUESTION).text
+
+
+class Place(BaseModel):
+    """A place."""
+
+    city: Literal["Paris", "Rome"]
+    is_capital: bool
+
+
+def test_an_answer_has_the_form_of_a_class(model: Any) -> None:
+    assert isinstance(model.with_structured_output(Place).invoke(QUESTION), Place)
+
+
+def test_a_tool_that_must_be_called_is(model: Any) -> None:
+    [call] = model.bind_tools([Place], tool_choice="Place", strict=True).invoke(QUESTION).tool_calls
+    assert call["name"] == "Place" and isinstance(call["args"]["city"], str)
+
+
+def test_texts_are_embedded(demo: LiveServer) -> None:
+    embedder = langchain_openai.OpenAIEmbeddings(
+        model="demo", base_url=f"{demo.url}/v1", api_key="-", check_embedding_ctx_length=False
+    )
+    first, second = embedder.embed_documents(["Hello", "Good day"])
+    assert len(first) == len(second) and embedder.embed_query("Hello") == pytest.approx(first, abs=1e-5)

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from live import LiveServer, chunks, serving
+from live import LiveServer, chunks, preemptions, serving
 
 PROMPTS = [
     f"{head} {i}"
@@ -122,10 +122,3 @@ def test_the_same_text_in_every_mode(demo: LiveServer, flags: tuple[str, ...]):
         assert crowd(server, prompts, **options) == expected  # once more, with whatever the cache holds now
         if "--num-gpu-blocks-override" in flags:
             assert preemptions(server) > 0
-
-
-def preemptions(server: LiveServer) -> float:
-    lines = server.get("/metrics").text.splitlines()
-    return sum(
-        float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("vllm:num_preemptions_total")
-    )

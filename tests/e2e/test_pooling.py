@@ -163,8 +163,9 @@ def test_minilm_is_what_sentence_transformers_says():
     folder = Path(SPEC.origin).parent / "model"
     texts = [*TEXTS, "A longer text, which is cut. " * 200]
     expected = SentenceTransformer(str(folder), device="cpu").encode(texts)
-    with serving(str(folder), "--dtype", "float32") as server:
-        assert server.get("/v1/models").json()["data"][0]["max_model_len"] == 256
+    with serving("minilm", "--dtype", "float32") as server:
+        [model] = server.get("/v1/models").json()["data"]
+        assert (model["id"], model["max_model_len"]) == ("minilm", 256)
         found = embed(server, input=texts, truncate_prompt_tokens=-1)
         assert np.abs(np.array(found) - expected).max() < 1e-5
         assert server.post("/embed", {"inputs": texts, "truncate": True}).json() == found

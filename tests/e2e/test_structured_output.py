@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,8 +14,8 @@ import jsonschema
 import openai
 import pydantic
 import pytest
-from live import LiveServer, serving
-from schemas import SCHEMAS, Schema
+from live import LiveServer, preemptions, serving
+from schemas import SCHEMAS, Schema, random_schema
 from tiny import tiny_checkpoint
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -31,13 +32,12 @@ def random_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint("LlamaForCausalLM", tmp_path_factory.mktemp("models") / "llama")
 
 
-@pytest.fixture(scope="module", params=["a tiny cache", "two ranks"])
+@pytest.fixture(scope="module", params=[1, 2], ids=["one rank", "two ranks"])
 def server(random_model: Path, request: pytest.FixtureRequest) -> Iterator[LiveServer]:
-    flags = {
-        "a tiny cache": ("--num-gpu-blocks-override", "70", "--block-size", "16", "--max-num-seqs", "16"),
-        "two ranks": ("--tensor-parallel-size", "2", "--kv-cache-memory-bytes", "16M"),
-    }
-    with serving(str(random_model), "--dtype", "float32", *flags[request.param]) as live:
+    """A server whose cache is so small that answers are preempted."""
+    cache = ("--num-gpu-blocks-override", "34", "--block-size", "16", "--max-num-seqs", "16")
+    ranks = ("--tensor-parallel-size", str(request.param))
+    with serving(str(random_model), "--dtype", "float32", *cache, *ranks) as live:
         yield live
 
 
@@ -74,6 +74,21 @@ def test_answers_validate(server: LiveServer) -> None:
         for row, schema in enumerate(SCHEMAS.values())
         for column, draw in enumerate(DRAWS)
     ]
+    most_end(server, asked)
+
+
+def test_answers_of_schemas_drawn_by_chance_validate(server: LiveServer) -> None:
+    drawn = [random_schema(random.Random(number)) for number in range(160)]
+    asked = [
+        (schema, (whole, streamed)[row // len(DRAWS) % 2], body_of(schema, **DRAWS[row % len(DRAWS)]))
+        for row, schema in enumerate(drawn)
+    ]
+    most_end(server, asked)
+    assert preemptions(server) > 0
+
+
+def most_end(server: LiveServer, asked: list[tuple[Schema, Callable[..., Any], dict[str, Any]]]) -> None:
+    """Ask for all of it at once: what ends validates, and most ends."""
 
     def check(one: tuple[Schema, Callable[..., Any], dict[str, Any]]) -> int:
         schema, ask, body = one

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
 import openai
 import pytest
-from live import LiveServer
+from live import LiveServer, serving
 
 MESSAGES: Any = [{"role": "user", "content": "How is the weather in Paris?"}]
 WEATHER = {
@@ -88,6 +89,79 @@ def test_a_named_call_is_streamed_as_it_is_answered(client: openai.OpenAI) -> No
     assert first.type == second.type == "function" and first.function.name == "get_weather"
     assert second.function.arguments == first.function.arguments
     check("get_weather", first.function.arguments)
+
+
+PLAN: dict[str, Any] = {
+    "type": "object",
+    "properties": {"unit": {"enum": ["C", "F"]}, "wind": {"type": "boolean"}, "at": {"enum": [1, "noon"]}},
+    "required": ["unit", "wind", "at"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(
+    "dialect",
+    ["qwen3_coder", "pythonic", "mistral", "deepseek_v31", "minimax_m3", "openai", "gemma4", "kimi_k2"],
+)
+def test_each_kind_of_dialect_is_written_by_a_model_that_does_not_know_it(dialect: str) -> None:
+    with (
+        serving("demo", "--dtype", "float32", "--tool-call-parser", dialect) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0) as client,
+    ):
+        answer = client.chat.completions.create(
+            model="demo",
+            messages=MESSAGES,
+            tools=[{"type": "function", "function": {"name": "plan", "parameters": PLAN}}],
+            tool_choice="required",
+            parallel_tool_calls=False,
+            n=4,
+            seed=3,
+            max_tokens=300,
+        )
+    for choice in answer.choices:
+        [call] = choice.message.tool_calls or []
+        assert choice.finish_reason == "tool_calls" and call.type == "function"
+        jsonschema.validate(json.loads(call.function.arguments), PLAN)
+
+
+LINES = """
+start: "*** Begin" LF line~1..3 "*** End"
+line: ("+" | "-" | "\\"") /[a-z\\\\]{0,4}/ LF
+%import common.LF
+"""
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "custom", "custom": {"name": "patch"}}])
+def test_the_input_of_a_custom_tool_follows_its_grammar(client: openai.OpenAI, choice: Any) -> None:
+    grammar = {"type": "grammar", "grammar": {"syntax": "lark", "definition": LINES}}
+    tools: Any = [{"type": "custom", "custom": {"name": "patch", "format": grammar}}]
+    for seed in range(3):
+        answer = client.chat.completions.create(
+            model="demo",
+            messages=MESSAGES,
+            tools=tools,
+            tool_choice=choice,
+            parallel_tool_calls=False,
+            seed=seed,
+            temperature=1.5,
+            max_tokens=200,
+        )
+        [call] = answer.choices[0].message.tool_calls or []
+        assert call.type == "custom"
+        assert re.fullmatch(r'\*\*\* Begin\n([-+"][a-z\\]{0,4}\n){1,3}\*\*\* End', call.custom.input), (
+            call.custom.input
+        )
+
+
+def test_responses_hold_custom_tools_to_their_grammars(client: openai.OpenAI) -> None:
+    format = {"type": "grammar", "syntax": "lark", "definition": LINES}
+    tools: Any = [{"type": "custom", "name": "patch", "format": format}]
+    answer = client.responses.create(
+        model="demo", input="hi", tools=tools, tool_choice="required", max_output_tokens=200
+    )
+    call = answer.output[-1]
+    assert call.type == "custom_tool_call"
+    assert call.input.startswith("*** Begin\n") and call.input.endswith("\n*** End")
 
 
 def test_a_schema_that_cannot_be_enforced_is_refused(client: openai.OpenAI) -> None:

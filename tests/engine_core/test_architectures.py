@@ -15,8 +15,6 @@ from engine_core.engine import Engine
 from engine_core.protocol import Add, Failed, Tokens
 from worker.protocol import Sampling, TokenLogprobs
 
-SERVED = [arch for arch in ARCHITECTURES if arch != "MixtralForCausalLM"]
-"""The fallback refuses that one by name: the weights of its experts would have to be merged."""
 OUTPUT = 12
 SHARED = [random.Random(0).randrange(5, 300) for _ in range(24)]
 
@@ -56,7 +54,7 @@ def generate(
     return texts, logprobs, engine
 
 
-@pytest.fixture(scope="module", params=SERVED)
+@pytest.fixture(scope="module", params=ARCHITECTURES)
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint(request.param, tmp_path_factory.mktemp("checkpoint"))
 

@@ -11,15 +11,17 @@ from fake_worker import (
     EOS,
     LOSES_DEVICE,
     FakeExecutor,
+    Landed,
     reference,
 )
+from msgspec.structs import replace
 from sizes import engine_config
 from toy_language import Language, ToyWalker
 
 from engine_core.engine import Engine
 from engine_core.executor import ExecutorDead
 from engine_core.protocol import QUARANTINED, Add, Failed, Progress, Tokens
-from worker.protocol import Sampling
+from worker.protocol import Sampling, StepInput, StepOutput, WorkerFacts
 
 Told = dict[tuple[int, int], list[Tokens | Failed]]
 
@@ -164,3 +166,24 @@ def test_a_stop_found_late_is_the_last_token_all_the_same(model: Path) -> None:
     outputs = run(engine)[0, 1]
     assert text(outputs) == reference(prompt, 8, (EOS,))
     assert isinstance(outputs[-1], Tokens) and outputs[-1].finish == "stop"
+
+
+class Compiling(FakeExecutor):
+    """Its worker has compiled three kernels when it is ready, and one more with the first step."""
+
+    def start(self) -> WorkerFacts:
+        return replace(super().start(), kernel_compilations=3)
+
+    def submit(self, step: StepInput) -> Landed:
+        landed = super().submit(step)
+        assert isinstance(landed.output, StepOutput)
+        landed.output = replace(landed.output, kernel_compilations=4)
+        return landed
+
+
+def test_compiled_kernels_are_told_from_the_start_on(model: Path) -> None:
+    engine = Engine.start(engine_config(model), lambda _: None, Compiling)
+    assert engine.stats().kernel_compilations == 3
+    engine.add(0, add(1, [1, 2]))
+    run(engine)
+    assert engine.stats().kernel_compilations == 4

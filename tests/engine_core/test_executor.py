@@ -19,17 +19,18 @@ from worker.protocol import SeqStep, StepBounds, StepInput, StepOutput
 
 
 class AcceleratorError(RuntimeError):
-    """An error with the name of torch's error for a failed device."""
+    """The error of a failed device, by its name."""
 
 
 class Runner(FakeWorker):
     fails: BaseException | None = None
     threads: set[int] = set()
     closed = False
+    has_idle_work = False
     read: ClassVar[list[int]] = []
 
     def __init__(self, config: WorkerConfig, report: Callable[[str, float], None]) -> None:
-        super().__init__(facts())
+        super().__init__(facts(has_idle_work=self.has_idle_work))
         self.threads.add(threading.get_ident())
         report("weights", 1.0)
 
@@ -64,6 +65,24 @@ def test_a_step_that_is_done_wakes_a_poll(runner: type[Runner]) -> None:
         step = executor.submit(StepInput(number, [], []))
         assert poller.poll(5000)
         assert step.done() and step.result().number == number
+    executor.stop()
+
+
+def test_an_idle_worker_prepares_one_thing_after_the_other(runner: type[Runner]) -> None:
+    executor = InlineExecutor(worker_config(), lambda *progress: None)
+    executor.start()
+    assert not executor.idle(), "there is nothing to prepare"
+    executor.stop()
+    runner.has_idle_work = True
+    executor = InlineExecutor(worker_config(), lambda *progress: None)
+    executor.start()
+    poller = zmq.Poller()
+    for _ in range(2):
+        executor.register(poller)
+        assert executor.idle()
+        assert poller.poll(5000), "it wakes when that is prepared"
+    assert executor.idle(wait=True)
+    assert not executor.idle()
     executor.stop()
 
 

@@ -15,11 +15,12 @@ from bits_traffic import answers, write_traffic
 from engine_core.protocol import Add
 from worker.protocol import Sampling, StepInput
 from worker.runner import Runner
+from worker.steps.compute import Compute
 
 POISON = 3
 """The first token of one prompt, and of no other."""
-PLACES = ("_finish", "_sample", "launch")
-"""Methods of the runner in which a step with that prompt fails."""
+PLACES = ((Runner, "_finish"), (Compute, "choose"), (Runner, "launch"))
+"""Methods in which a step with that prompt fails."""
 
 
 @pytest.fixture
@@ -29,16 +30,16 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     poisoned: set[int] = set()
     launch = Runner.launch
 
-    def fail_at(place: str) -> None:
-        original = getattr(Runner, place)
+    def fail_at(owner: type, place: str) -> None:
+        original = getattr(owner, place)
 
-        def faulty(self: Runner, *given: Any) -> Any:
-            if failed and failed[-1] < 0 and PLACES[-failed[-1] % len(PLACES)] == place:
+        def faulty(self: Any, *given: Any) -> Any:
+            if failed and failed[-1] < 0 and PLACES[-failed[-1] % len(PLACES)][1] == place:
                 failed[-1] = -failed[-1]
                 raise RuntimeError("a fault of this test")
             return original(self, *given)
 
-        monkeypatch.setattr(Runner, place, faulty)
+        monkeypatch.setattr(owner, place, faulty)
 
     def launch_or_fail(self: Runner, step: StepInput, *rest: Any) -> Any:
         for new in step.new:
@@ -47,8 +48,8 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             failed.append(-step.number)
         return launch_with_faults(self, step, *rest)
 
-    for place in PLACES:
-        fail_at(place)
+    for owner, place in PLACES:
+        fail_at(owner, place)
     launch_with_faults = Runner.launch
     assert launch_with_faults is not launch
     monkeypatch.setattr(Runner, "launch", launch_or_fail)

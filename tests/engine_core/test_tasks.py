@@ -17,8 +17,8 @@ from engine_core.engine import Engine
 from engine_core.protocol import Add, Failed, Pooled, Tokens
 from models.checkpoint import weights as checkpoint_weights
 from models.config import ConfigError
-from worker.output import NOT_FINITE, NOT_FINITE_VALUES
 from worker.protocol import QUERY_GONE, Pooling, Sampling, Task
+from worker.steps.output import NOT_FINITE, NOT_FINITE_VALUES
 
 TEXTS = [[5, 17, 40, 99, 250, 31, 8], [300], [11, 12, 13, 11, 12, 13, 11, 12, 13, 7, 200, 4, 90, 31]]
 TAG = 31

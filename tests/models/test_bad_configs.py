@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from broken import EMBEDDINGS, WEIGHTS, Case, case, config, put, refusal, replaced
+from live import PATIENCE
 from tiny import VOCAB_SIZE, tiny_checkpoint
 
 from models.config import read_config
@@ -166,7 +167,7 @@ def test_what_lies_is_refused(broken: Case, folder: Path) -> None:
     broken.breaks(folder)
     started = time.monotonic()
     line = refusal(folder)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 5 * PATIENCE
     assert len(line) <= 200
     assert [text for text in broken.told if text not in line] == [], line
 

@@ -14,6 +14,7 @@ import pytest
 from sizes import MODEL
 
 from models import plugins, registry
+from models.conversion.composites import COMPOSITES
 from models.plugins import register_model
 
 
@@ -42,9 +43,13 @@ def refusal(architecture: str, *arguments: str, **options: Any) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("architecture", registry.ARCHITECTURES)
-def test_every_path_leads_to_a_model(architecture: str) -> None:
-    model = resolve(architecture)
+TEXTS = [(name, kind) for name, composite in COMPOSITES.items() for kind in composite.texts]
+PLAIN = [(name, None) for name in registry.ARCHITECTURES if name not in COMPOSITES]
+
+
+@pytest.mark.parametrize(("architecture", "kind"), [*PLAIN, *TEXTS])
+def test_every_path_leads_to_a_model(architecture: str, kind: str | None) -> None:
+    model = resolve(architecture, model_type=kind)
     methods = ["forward", "attention_layers"]
     if architecture.endswith(("ForCausalLM", "LMHeadModel")):
         methods.append("logits")

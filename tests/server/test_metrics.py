@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import msgspec
 import pytest
+from shown_metrics import labels_by_name
 
 from engine_core.client.replica import Replica
 from engine_core.protocol import Stats, Timing
+from engine_core.rates import STEP_ROWS, STEP_SECONDS, STEP_TOKENS, Buckets, StepBuckets
 from server.metrics import Metrics
 from worker import logs
 
@@ -54,6 +57,9 @@ def test_a_request_is_timed_and_counted(monkeypatch: pytest.MonkeyPatch) -> None
     assert found[f"facet:request_compute_seconds_sum{LABELS}"] == 0.125
     assert found['vllm:request_success_total{engine="0",finished_reason="length",model_name="m"}'] == 1
     assert metrics.tokens_so_far == (7, 5)
+    for source, tokens in {"local_compute": 3, "local_cache_hit": 4}.items():
+        labels = f'{{engine="0",model_name="m",source="{source}"}}'
+        assert found[f"vllm:prompt_tokens_by_source_total{labels}"] == tokens
 
 
 def test_the_engines_numbers_appear_when_it_has_told_them() -> None:
@@ -72,6 +78,7 @@ def test_the_engines_numbers_appear_when_it_has_told_them() -> None:
         step_tokens=99,
         busy=12.5,
         expected_wait=0.75,
+        kernel_compilations=14,
     )
     found = values(metrics)
     for name, value in {
@@ -85,12 +92,33 @@ def test_the_engines_numbers_appear_when_it_has_told_them() -> None:
         assert found[f"vllm:{name}{LABELS}"] == value
     assert found[f"facet:engine_busy_seconds_total{LABELS}"] == 12.5
     assert found[f"facet:expected_wait_seconds{LABELS}"] == 0.75
+    assert found[f"facet:kernel_compilations_total{LABELS}"] == 14
     assert 'vllm:num_requests_running{engine="1",model_name="m"}' not in found
     second.stats = msgspec.structs.replace(first.stats, running=5)
     assert values(metrics)['vllm:num_requests_running{engine="1",model_name="m"}'] == 5
     first.lose("it broke")
     assert f"vllm:num_requests_running{LABELS}" not in values(metrics)
     assert values(metrics)['facet:replicas_alive{model_name="m"}'] == 0, "none is ready"
+
+
+def test_the_makeup_of_steps_and_why_requests_wait_are_shown() -> None:
+    none = Buckets((0,) * (len(STEP_ROWS) + 1), 0.0)
+    seconds = Buckets((0, 2, 1) + (0,) * (len(STEP_SECONDS) - 2), 0.011)
+    tokens = Buckets((1, 2) + (0,) * (len(STEP_TOKENS) - 1), 12.0)
+    landed = StepBuckets(seconds=seconds, tokens=tokens, decoding=none, prompts=none, texts=none)
+    replica = Replica(0)
+    replica.stats = Stats(2, 3, 0.0, 0, 0, 0, 3, 12, waiting_tokens=70, deferred=1, landed=landed)
+    metrics = Metrics("m")
+    metrics.watch(lambda: [replica])
+    found = values(metrics)
+    assert found[f"facet:waiting_tokens{LABELS}"] == 70
+    for reason, count in {"capacity": 2, "deferred": 1}.items():
+        labels = f'{{engine="0",model_name="m",reason="{reason}"}}'
+        assert found[f"vllm:num_requests_waiting_by_reason{labels}"] == count
+    assert found[f"facet:step_seconds_count{LABELS}"] == 3
+    assert found['facet:step_seconds_bucket{engine="0",le="0.002",model_name="m"}'] == 2
+    assert found[f"vllm:iteration_tokens_total_sum{LABELS}"] == 12
+    assert found[f"facet:step_pooled_rows_count{LABELS}"] == 0
 
 
 def test_http_requests_are_counted_by_route_and_kind_of_status() -> None:
@@ -129,3 +157,9 @@ def test_several_processes_are_shown_as_one(tmp_path: Path) -> None:
             check=True,
         )
         assert f"vllm:prompt_tokens_total{LABELS} {expected}" in done.stdout
+
+
+def test_the_page_on_metrics_lists_what_there_is_and_nothing_else() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    listed = re.findall(r"^\| `([a-z0-9_:]+)` \|", page, flags=re.MULTILINE)
+    assert sorted(listed) == sorted(labels_by_name())

@@ -23,7 +23,6 @@ from engine_core.executor import MakeExecutor
 from engine_core.protocol import Add
 from worker.devices.cpu import Cpu
 from worker.protocol import Pooling, Sampling, TokenLogprobs
-from worker.tables.positions import lay_out
 
 CONVERSATIONS = 24
 """The conversations of a model from which schedules draw theirs."""
@@ -314,10 +313,10 @@ def count_floats(asked: Turn, result: Result) -> int:
 @contextmanager
 def _recording(recorded: bool) -> Iterator[None]:
     """Let small steps be replayed by runners that are opened in this process, or not."""
-    own = Cpu.captured
+    own = Cpu.quickened
     if not recorded:
-        Cpu.captured = lambda self, forward, slots, *, replays: (lay_out, forward)
+        Cpu.quickened = lambda self, compute, *, replays: compute
     try:
         yield
     finally:
-        Cpu.captured = own
+        Cpu.quickened = own

@@ -51,6 +51,9 @@ class BoundExecutor:
         self.due.append((step, future))
         return future
 
+    def idle(self, *, wait: bool = False) -> bool:
+        return False
+
     def bind(self, bounds: StepBounds) -> None:
         assert bounds.number <= self.submitted[-1].number, "bounds come before their step"
         self.told.append(bounds)

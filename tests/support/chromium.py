@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import select
@@ -12,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 PROGRAM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -36,7 +38,7 @@ class Tab:
         self._target: str | None = None
         self.complaints: list[str] = []
 
-    def open(self, url: str, width: int = 1200) -> None:
+    def open(self, url: str, width: int = 1200, height: int = 900) -> None:
         """Opens a page in place of the last one."""
         self._session = None  # what the last page complains of while it closes is not of this one
         if self._target is not None:
@@ -45,9 +47,8 @@ class Tab:
         self._session = self._call("Target.attachToTarget", targetId=self._target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
             self._call(f"{domain}.enable")
-        self._call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False
-        )
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self._call("Emulation.setDeviceMetricsOverride", **size)
         self._call("Page.navigate", url=url)
 
     def run(self, script: str) -> Any:
@@ -73,8 +74,25 @@ class Tab:
     def press(self, key: str) -> None:
         text = {"text": "\r"} if key == "Enter" else {}
         for kind in ("keyDown", "keyUp"):
-            more = text if kind == "keyDown" else {}
+            more = {
+                **(text if kind == "keyDown" else {}),
+                **({"windowsVirtualKeyCode": 9} if key == "Tab" else {}),
+            }
             self._call("Input.dispatchKeyEvent", type=kind, key=key, code=key, **more)
+
+    def fields(self) -> list[tuple[str, str]]:
+        """The role and the name that a screen reader says of each thing that takes the focus."""
+        found: list[tuple[str, str]] = []
+        for node in self._call("Accessibility.getFullAXTree")["nodes"]:
+            properties = {one["name"]: one["value"].get("value") for one in node.get("properties", ())}
+            if not node.get("ignored") and properties.get("focusable"):
+                found.append((node["role"]["value"], node.get("name", {}).get("value", "")))
+        return found
+
+    def picture(self, path: Path) -> None:
+        """Writes what is seen of the page now, as PNG."""
+        self.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        path.write_bytes(base64.b64decode(self._call("Page.captureScreenshot", format="png")["data"]))
 
     def _call(self, method: str, **parameters: Any) -> Any:
         self._number += 1

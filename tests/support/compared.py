@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from models.context import ForwardContext, context, use_context
-from models.layers.attention import Attention
+from models.layers.attention import CachedAttention
 from worker.kernels.cpu import operations
 from worker.kernels.cpu.recording.positions import MOST_TOKENS, Layout
 from worker.kernels.cpu.recording.recorder import recorded
@@ -22,13 +22,14 @@ class Compared:
     """Runs every step twice and asserts that the results and the cache have the same bits."""
 
     def __init__(
-        self, forward: Callable[..., Tensor], layout: Layout, layers: Sequence[Attention] = ()
+        self, forward: Callable[..., Tensor], layout: Layout, layers: Sequence[CachedAttention] = ()
     ) -> None:
         library, _ = operations.choose()
         assert library is not None
         self._plain = forward
         self._layout = layout
-        self._caches = [layer.kv for layer in layers if layer.kv is not None]
+        parts = (part for layer in layers for part in layer.cache_parts())
+        self._caches = [part.transpose(1, 2) if part.dim() == 4 else part for part in parts]
         self.sizes: list[tuple[int, int]] = []
         """The numbers of tokens and rows of all steps so far."""
         self._runs = 0
@@ -65,13 +66,13 @@ class Compared:
     def _run(
         self, forward: Callable[..., Tensor], ids: Tensor, step: ForwardContext
     ) -> tuple[Tensor, list[Tensor]]:
-        """-> hidden states, and the keys and values that were written."""
+        """-> hidden states, and what was written to the caches [blocks, block_size, ...]."""
         blocks, offsets = step.slot_mapping // step.block_size, step.slot_mapping % step.block_size
         for kv in self._caches:
-            kv[:, blocks, :, offsets] = torch.nan
+            kv[blocks, offsets] = torch.nan
         with use_context(step):
             hidden = forward(ids, step.positions)
-        return hidden, [kv[:, blocks, :, offsets] for kv in self._caches]
+        return hidden, [kv[blocks, offsets] for kv in self._caches]
 
     def _count(self, ids: Tensor, positions: Tensor, stream: Tensor | None = None) -> Tensor:
         self._runs += 1

@@ -20,6 +20,7 @@ from models.config import read_config
 from models.context import ForwardContext, use_context
 from models.loader import LoadOptions, load_model
 from models.model import CausalLM
+from models.parallel.experts import ExpertPlace, Placement
 from models.parallel.parallel import Parallel
 from models.parallel.tree import add_in_pairs
 
@@ -32,12 +33,15 @@ class ThreadGroup:
     def __init__(self, size: int) -> None:
         self._barrier = threading.Barrier(size, timeout=20)
         self._held: list[Tensor] = [torch.empty(0)] * size
+        self.sent = 0
+        """The bytes that each rank has given to others."""
 
     def at(self, rank: int) -> RankGroup:
         return RankGroup(self, rank)
 
     def exchange(self, rank: int, x: Tensor) -> list[Tensor]:
         self._held[rank] = x
+        self.sent += x.nbytes if rank == 0 else 0
         self._barrier.wait()
         everyone = list(self._held)
         self._barrier.wait()  # no rank may put its next tensor down before all have read this one
@@ -66,7 +70,9 @@ def load_ranks(
     device: str = "cpu",
     max_len: int | None = None,
     model_impl: str = "auto",
+    placement: Placement | None = None,
 ) -> list[CausalLM]:
+    """`placement`: how whole experts are divided among the ranks; None means that each has pieces of all."""
     group = ThreadGroup(size)
     return [
         load_model(
@@ -75,7 +81,12 @@ def load_ranks(
                 folder,
                 device=torch.device(device),
                 dtype=dtype,
-                parallel=Parallel(rank, size, group.at(rank)),
+                parallel=Parallel(
+                    rank,
+                    size,
+                    group.at(rank),
+                    experts=None if placement is None else ExpertPlace(rank, size, placement),
+                ),
                 max_len=max_len,
                 model_impl=model_impl,
             )
@@ -107,7 +118,7 @@ class Driver:
         self._tables = torch.tensor(blocks, dtype=torch.int32).view(sequences, width)
         for model in ranks:
             for layer in model.attention_layers():
-                shape = (2, len(blocks), layer.kv_heads, block_size, layer.head_dim)
+                shape = layer.cache_shape(len(blocks), block_size)
                 layer.kv = torch.full(shape, torch.nan, dtype=dtype, device=device)
 
     def step(self, tokens: Mapping[int, Sequence[int]]) -> dict[int, Tensor]:

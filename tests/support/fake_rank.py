@@ -13,7 +13,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from fake_worker import BREAKS_STEP, KILLS_PROCESS, LOSES_DEVICE, FakeWorker, Landed, facts
+from fake_worker import (
+    BREAKS_STEP,
+    KILLS_PROCESS,
+    LOSES_DEVICE,
+    FakeWorker,
+    Landed,
+    facts,
+)
 
 from worker.config import Place, WorkerConfig
 from worker.protocol import StepBounds, StepInput
@@ -24,14 +31,14 @@ FELT = "Connection closed by peer"
 
 
 class AcceleratorError(RuntimeError):
-    """An error with the name of torch's error for a failed device."""
+    """The error of a failed device, by its name."""
 
 
 class FakeRank(FakeWorker):
     """A worker that misbehaves at marked tokens; of several ranks the second does, and others then fail."""
 
     def __init__(self, config: WorkerConfig, report: Callable[[str, float], None]) -> None:
-        super().__init__(facts(max_num_seqs=config.options.max_num_seqs or 8))
+        super().__init__(facts(max_num_seqs=config.options.max_num_seqs or 8, has_idle_work=True))
         self._where = config.place
         self._concerned = self._where.rank == min(1, self._where.size - 1)
         self._folder = Path(config.folder)

@@ -127,6 +127,7 @@ def facts(
     max_model_len: int = 128,
     tasks: tuple[str, ...] = ("generate", "embed", "token_embed"),
     causal: bool = True,
+    has_idle_work: bool = False,
 ) -> WorkerFacts:
     return WorkerFacts(
         device="fake",
@@ -140,6 +141,7 @@ def facts(
         kv_bytes=0,
         tasks=tasks,
         causal=causal,
+        has_idle_work=has_idle_work,
         widths={task: 2 if task in WHOLE_TASKS else 1 for task in tasks if task != "generate"},
         whole_tasks=tuple(task for task in tasks if task in WHOLE_TASKS),
     )
@@ -221,6 +223,7 @@ class FakeWorker:
         self._rows: dict[int, _Row] = {}
         self.failed = False
         """Whether the last step has failed."""
+        self.prepared = 0
 
     def launch(self, step: StepInput, following: Callable[[], StepBounds] | None = None) -> Landed:
         if self.failed and not step.fresh:
@@ -243,6 +246,13 @@ class FakeWorker:
         given = {slot: vectors for slot, vectors in pooled.items() if isinstance(vectors, Vectors)}
         self.failed = False
         return Landed(StepOutput(step.number, tokens, [], prompt_logprobs, failed, given))
+
+    def prepare(self) -> bool:
+        self.prepared += 1  # of three things, if facts say that there is something
+        return self.prepared < 3
+
+    def lost(self, error: Exception) -> bool:
+        return type(error).__name__ == "AcceleratorError"
 
     def _run(self, seq: SeqStep) -> int:
         if not self.facts.causal:
@@ -336,6 +346,9 @@ class FakeExecutor:
         self._due.append((step, due))
         self._compute_due()
         return due
+
+    def idle(self, *, wait: bool = False) -> bool:
+        return False
 
     def bind(self, bounds: StepBounds) -> None:
         self._bounds.append(bounds)

@@ -55,8 +55,11 @@ class Vocabulary:
 
 
 def walk(vocabulary: Vocabulary, grammar: str, seed: random.Random, *, most: int = 1000) -> list[int] | None:
-    """The tokens of a random text; None if it does not end within `most`. Raises ValueError if stuck."""
-    matcher = LLMatcher(vocabulary.tokenizer, LLMatcher.grammar_from_lark(grammar), log_level=0)
+    """The tokens of a random text; None if it does not end within `most`. Raises ValueError if stuck.
+
+    The grammar is Lark, or several grammars as llguidance has them in JSON.
+    """
+    matcher = _matcher(vocabulary, grammar)
     written: list[int] = []
     while not matcher.is_stopped():
         if matcher.is_error() or len(written) > most:
@@ -79,9 +82,13 @@ def accepts(vocabulary: Vocabulary, grammar: str, text: Sequence[int | str]) -> 
 
     The grammar is Lark, or several grammars as llguidance has them in JSON.
     """
-    known = grammar if grammar.startswith("{") else LLMatcher.grammar_from_lark(grammar)
-    matcher = LLMatcher(vocabulary.tokenizer, known, log_level=0)
+    matcher = _matcher(vocabulary, grammar)
     if matcher.is_error():
         raise ValueError(matcher.get_error())
     ids = [id for part in text for id in ([part] if isinstance(part, int) else vocabulary(part))]
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+def _matcher(vocabulary: Vocabulary, grammar: str) -> LLMatcher:
+    known = grammar if grammar.startswith("{") else LLMatcher.grammar_from_lark(grammar)
+    return LLMatcher(vocabulary.tokenizer, known, log_level=0)

@@ -211,3 +211,11 @@ def chunks(response: httpx.Response) -> list[dict]:
     if not found or found[-1] != "[DONE]":
         raise ValueError(f"the stream did not end with [DONE]: {found[-1:]}")
     return [json.loads(data) for data in found[:-1]]
+
+
+def preemptions(server: LiveServer) -> float:
+    """How often the engines of a server have preempted."""
+    lines = server.get("/metrics").text.splitlines()
+    return sum(
+        float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("vllm:num_preemptions_total")
+    )

@@ -15,8 +15,13 @@ import transformers
 from architectures import RUNS, names, outcome
 from transformers.utils import logging
 
+from models.conversion.composites import COMPOSITES
 from models.registry import ARCHITECTURES
 
+OWN = ARCHITECTURES | {
+    name: ARCHITECTURES[text] for name, composite in COMPOSITES.items() for text in composite.texts.values()
+}
+"""The classes of our own, with those that compute the texts of composites."""
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 VERSION_LINE = f"The second and third list were made with transformers {transformers.__version__}."
 
@@ -50,7 +55,7 @@ Each is refused before weights are read, with a sentence that names the obstacle
 
 
 def page(outcomes: Mapping[str, str]) -> str:
-    rest = {name: found for name, found in outcomes.items() if name not in ARCHITECTURES}
+    rest = {name: found for name, found in outcomes.items() if name not in OWN}
     runs = [fallback_row(name) for name, found in rest.items() if found == RUNS]
     refused = [refused_row(name, found) for name, found in rest.items() if found != RUNS]
     return "\n".join([_INTRODUCTION, _OWN, *own_rows(), _FALLBACK, *runs, _REFUSED, *refused, ""])
@@ -63,9 +68,9 @@ def row(architecture: str, found: str) -> str:
 
 def own_rows() -> Iterator[str]:
     def module(architecture: str) -> str:
-        return ARCHITECTURES[architecture].partition(":")[0]
+        return OWN[architecture].partition(":")[0]
 
-    for name, served in groupby(sorted(ARCHITECTURES, key=module), module):
+    for name, served in groupby(sorted(OWN, key=module), module):
         path = name.replace(".", "/")
         listed = ", ".join(f"`{architecture}`" for architecture in served)
         yield f"| [{path}.py](../models/families/{path}.py) | {listed} |"

@@ -89,6 +89,27 @@ def draw(recipe: Recipe, plain: Tensor, made: random.Random, bits: int) -> Drawn
     return Drawn(codes.tolist(), zeros, scales.contiguous(), group_of)
 
 
+def nearest(recipe: Recipe, plain: Tensor, bits: int) -> Drawn:
+    """Round a plain matrix to the nearest codes, with the least scales that hold each group."""
+    inputs = plain.shape[1]
+    size = recipe.group if recipe.group > 0 else inputs
+    if inputs % size:
+        raise ValueError(f"{inputs} inputs cannot be divided into groups of {size}")
+    groups, most = plain.float().unflatten(1, (-1, size)), (1 << bits) - 1
+    low, high = groups.amin(-1).clamp_max(0), groups.amax(-1).clamp_min(0)
+    middle = 1 << (bits - 1)
+    if recipe.symmetric:
+        scales = (torch.maximum(-low, high) / (middle - 0.5)).to(recipe.scales)
+        zeros = torch.full_like(low, middle)
+    else:
+        scales = ((high - low) / most).to(recipe.scales)
+        zeros = (-low / scales.float()).round().clamp(recipe.version == 1, most)
+    steps = groups / scales.float().unsqueeze(-1) + zeros.unsqueeze(-1)
+    codes = steps.round().clamp(0, most).int().flatten(1)
+    group_of = [column // size for column in range(inputs)]
+    return Drawn(codes.tolist(), zeros.int().tolist(), scales.contiguous(), group_of)
+
+
 def words(codes: Iterable[int], bits: int) -> list[int]:
     """Pack numbers into words of 32 bits, the first into the lowest bits, as signed numbers."""
     packed: list[int] = []
@@ -234,25 +255,40 @@ class Pair:
 def write_pair(folder: Path, recipe: Recipe, arch: str = "LlamaForCausalLM", **shape: object) -> Pair:
     """Write a tiny model of `arch`, quantized by `recipe`, and the plain one that it means."""
     plain, packed = tiny_checkpoint(arch, folder / "plain", **shape), folder / "packed"
+    made = random.Random(1)
+    meant = _write(plain, packed, recipe, lambda tensor, bits: draw(recipe, tensor, made, bits))
+    save_file(meant, plain / "model.safetensors", {"format": "pt"})
+    return Pair(packed, plain, recipe)
+
+
+def write_near(plain: Path, folder: Path, recipe: Recipe) -> Path:
+    """Quantize a checkpoint as it is, each number to its nearest code."""
+    _write(plain, folder, recipe, lambda tensor, bits: nearest(recipe, tensor, bits))
+    return folder
+
+
+def _write(
+    plain: Path, packed: Path, recipe: Recipe, choose: Callable[[Tensor, int], Drawn]
+) -> dict[str, Tensor]:
+    """Write the quantized checkpoint, and return the plain tensors that it means."""
     packed.mkdir()
     for file in plain.iterdir():
-        (packed / file.name).write_bytes(file.read_bytes())
+        if file.is_file():
+            (packed / file.name).write_bytes(file.read_bytes())
     tensors = load_file(plain / "model.safetensors")
     stored: dict[str, Tensor] = {}
-    made = random.Random(1)
     for name, tensor in list(tensors.items()):
         module = name.removesuffix(".weight")
         if tensor.dim() != 2 or not is_quantized(module, recipe):
             stored[name] = tensor
             continue
         bits = next((bits for end, bits in recipe.other.items() if module.endswith(end)), recipe.bits)
-        drawn = draw(recipe, tensor, made, bits)
+        drawn = choose(tensor, bits)
         stored |= WRITERS[recipe.method](module, drawn, recipe, bits)
         tensors[name] = drawn.plain()
-    save_file(tensors, plain / "model.safetensors", {"format": "pt"})
     save_file(stored, packed / "model.safetensors", {"format": "pt"})
     change_config(packed, quantization_config=config_of(recipe))
-    return Pair(packed, plain, recipe)
+    return tensors
 
 
 def is_quantized(module: str, recipe: Recipe) -> bool:

@@ -18,6 +18,7 @@ import rank_process
 import zmq
 
 from engine_core.executor import ReportPhase
+from models.parallel.experts import Placement
 from worker.config import Place, WorkerConfig
 from worker.protocol import StepInput, StepOutput, WorkerFacts
 
@@ -29,9 +30,11 @@ PATIENCE = 60
 class Layout:
     tensor: int = 1
     stages: int = 1
+    experts: Placement | None = None
+    """How whole experts are divided among tensor ranks; None: each has a piece of every expert."""
 
     def __str__(self) -> str:
-        return f"TP{self.tensor}xPP{self.stages}"
+        return f"TP{self.tensor}xPP{self.stages}{self.experts or ''}"
 
     @property
     def size(self) -> int:
@@ -47,6 +50,9 @@ class Layout:
                 local_rank=rank,
                 local_ranks=self.size,
                 rendezvous=rendezvous,
+                expert_rank=rank % self.tensor,
+                expert_size=1 if self.experts is None else self.tensor,
+                expert_placement=self.experts or "linear",
             )
             for rank in range(self.size)
         ]
@@ -104,9 +110,9 @@ class Ranks:
             raise RankError(frame[1:].decode())
 
     def close_model(self, count: int) -> None:
-        for pipe in self.pipes[:count]:
+        """Close the runners, those of the last stage first: one of them may not have sent its tokens yet."""
+        for pipe in reversed(self.pipes[:count]):
             pipe.send_bytes(b"c")
-        for pipe in self.pipes[:count]:
             self.hear(pipe)
 
     def stop(self) -> None:

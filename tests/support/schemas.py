@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 Schema = dict[str, Any]
@@ -78,3 +79,21 @@ SCHEMAS: dict[str, Schema] = {
         "examples": [{"a": 1}],
     },
 }
+
+_NAMES = ["a", "b", "city", "unit x", 'say "y"', "é"]
+_SIMPLE = [name for name, schema in SCHEMAS.items() if "$ref" not in str(schema)]
+
+
+def random_schema(rng: random.Random, depth: int = 2) -> Schema:
+    """A schema drawn by chance, of those above and of objects, lists and choices of them."""
+    match rng.choice(["simple", "object", "list", "either"]) if depth else "simple":
+        case "object":
+            names = rng.sample(_NAMES, rng.randint(1, 3))
+            parts = {name: random_schema(rng, depth - 1) for name in names}
+            return an_object([name for name in names if rng.random() < 0.5], **parts)
+        case "list":
+            return a_list(random_schema(rng, depth - 1), 2, minItems=rng.randint(0, 1))
+        case "either":
+            return {"anyOf": [random_schema(rng, depth - 1) for _ in range(2)]}
+        case _:
+            return SCHEMAS[rng.choice(_SIMPLE)]

@@ -53,9 +53,36 @@ _SHAPE = {
     "tie_word_embeddings": False,
 }
 _WINDOW = 6
+GROWING_QUERIES = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 16.0,
+    "original_max_position_embeddings": 4,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.3,
+}
+"""The rope parameters of a tiny Ministral 3, whose queries grow every four tokens."""
+_LATENT = {
+    **_SHAPE,
+    "num_key_value_heads": 4,  # which means nothing
+    "q_lora_rank": 20,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+}
+_SHARED_EXPERTS = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+}
 _FAMILIES: dict[str, dict[str, object]] = {
     "LlamaForCausalLM": _SHAPE,
     "MistralForCausalLM": {**_SHAPE, "head_dim": 16, "sliding_window": _WINDOW},
+    "Ministral3ForCausalLM": {**_SHAPE, "head_dim": 16, "rope_parameters": GROWING_QUERIES},
     "Qwen2ForCausalLM": {
         **_SHAPE,
         "use_sliding_window": True,
@@ -112,8 +139,105 @@ _FAMILIES: dict[str, dict[str, object]] = {
         "num_attention_heads": 4,
         "max_position_embeddings": 512,
     },
+    "MixtralForCausalLM": {**_SHAPE, "num_local_experts": 5, "sliding_window": _WINDOW},
+    "Qwen2MoeForCausalLM": {
+        **_SHAPE,
+        "num_experts": 7,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 40,
+        "mlp_only_layers": [1],
+    },
+    "Qwen3MoeForCausalLM": {
+        **_SHAPE,
+        "head_dim": 16,
+        "num_experts": 7,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 2,
+    },
+    "OlmoeForCausalLM": {**_SHAPE, "num_experts": 6, "num_experts_per_tok": 4},
+    "GraniteMoeForCausalLM": {
+        **_SHAPE,
+        "num_local_experts": 5,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.6,
+        "attention_multiplier": 0.2,
+        "logits_scaling": 0.5,
+        "tie_word_embeddings": True,
+    },
+    "GraniteMoeSharedForCausalLM": {**_SHAPE, "num_local_experts": 5, "shared_intermediate_size": 40},
+    "Glm4MoeForCausalLM": {
+        **_SHAPE,
+        "head_dim": 16,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 1.7,
+        "use_qk_norm": True,
+        "attention_bias": True,
+    },
+    "Dots1ForCausalLM": {
+        **_SHAPE,
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "n_shared_experts": 2,
+        "first_k_dense_replace": 1,
+        "routed_scaling_factor": 2.5,
+    },
+    "Ernie4_5_MoeForCausalLM": {
+        **_SHAPE,
+        "moe_num_experts": 6,
+        "moe_k": 3,
+        "moe_intermediate_size": 24,
+        "moe_num_shared_experts": 1,
+        "tie_word_embeddings": True,
+    },
+    "MiniMaxM2ForCausalLM": {
+        **_SHAPE,
+        "head_dim": 16,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 3,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+    },
+    "GptOssForCausalLM": {
+        **_SHAPE,
+        "head_dim": 16,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 3,
+        "sliding_window": _WINDOW,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 150000.0,
+            "factor": 4.0,
+            "truncate": False,
+            "original_max_position_embeddings": 128,
+        },
+    },
+    "DeepseekV2ForCausalLM": {
+        **_LATENT,
+        **_SHARED_EXPERTS,
+        "topk_method": "group_limited_greedy",
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 2.5,
+    },
+    "DeepseekV3ForCausalLM": {**_LATENT, **_SHARED_EXPERTS, "n_group": 4, "topk_group": 2},
+    "Glm4MoeLiteForCausalLM": {**_LATENT, **_SHARED_EXPERTS, "n_shared_experts": 1, "v_head_dim": 20},
+    "YoutuForCausalLM": _LATENT,
+    "MiniCPM3ForCausalLM": {
+        **_LATENT,
+        "v_head_dim": None,
+        "scale_emb": 3.0,
+        "scale_depth": 1.2,
+        "dim_model_base": 16,
+    },
     # Families that we do not write ourselves: they run on transformers' own code.
-    "MixtralForCausalLM": {**_SHAPE, "num_local_experts": 2},
     "GPTNeoXForCausalLM": {**_SHAPE, "rotary_pct": 0.5},  # its code does not read num_key_value_heads
     "JetMoeForCausalLM": {**_SHAPE, "kv_channels": 16, "num_local_experts": 4},  # repeats its keys
     "CohereForCausalLM": {**_SHAPE, "logit_scale": 1.0, "use_qk_norm": True, "tie_word_embeddings": True},
@@ -229,12 +353,17 @@ def randomise(model: nn.Module, seed: int, scale: float) -> None:
     """
     generator = torch.Generator().manual_seed(seed)
     embeddings = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
-    for parameter in model.parameters():
+    for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
-        if parameter.dim() == 1:
+        if name.endswith(("sinks", "e_score_correction_bias")):
+            parameter.copy_(noise if name.endswith("sinks") else 0.2 * noise)
+        elif parameter.dim() == 1:
             parameter.add_(0.1 * noise)
         else:
             parameter.copy_((0.1 if parameter in embeddings else scale) * noise)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
 
 
 @cache

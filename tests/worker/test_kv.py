@@ -10,6 +10,8 @@ import torch
 from sizes import MODEL, worker_config
 
 from models.layers.attention import Attention
+from models.layers.latent_attention import LatentAttention, LatentSpec
+from models.parallel.shares import Span
 from worker.devices.base import CacheBudget
 from worker.devices.cpu import Cpu
 from worker.kv import bind_cache, block_bytes, size_cache, step_bytes
@@ -108,18 +110,20 @@ def test_layers_of_different_shapes_share_one_tensor() -> None:
     assert all((each.kv == value).all() for value, each in enumerate(layers))
 
 
-def test_a_step_has_room_for_scores_that_are_capped() -> None:
-    """Three float32 copies of [heads, new tokens, all tokens], as the plain attention writes them."""
-    plain, capped = (
-        step_bytes(MODEL, LIMITS, [layer(2, 8), layer(2, 8, cap)], torch.bfloat16, pools=False)
-        for cap in (None, 50.0)
-    )
-    assert capped - plain == 3 * 4 * 2 * 64 * 100
+def test_a_token_takes_one_row_of_a_latent_cache() -> None:
+    """DeepSeek's 576 numbers, for each rank, beside a layer with heads."""
+    spec = LatentSpec(query_rank=None, rank=512, nope=128, rope=64, value=128)
+    layers = [LatentAttention(Span(128, 0, 64), spec, scale=1.0), layer(2, 8)]
+    nbytes = block_bytes(layers, 16, torch.bfloat16)
+    assert nbytes == 16 * (576 + 2 * 2 * 8) * 2
+    size = size_cache(worker_config(num_gpu_blocks_override=7), LIMITS, nbytes, budget(0))
+    parts = bind_cache(size, layers, 16, torch.bfloat16, Cpu(1))
+    assert [part.shape for part in parts] == [(8, 16, 576), (8, 2, 16, 8), (8, 2, 16, 8)]
+    assert all(part.is_contiguous() for part in parts)
 
 
 def test_a_step_has_room_for_the_logits_of_all_rows_three_times() -> None:
     few, many = (
-        step_bytes(MODEL, replace(LIMITS, max_num_seqs=count), [], torch.float32, pools=False)
-        for count in (4, 5)
+        step_bytes(MODEL, replace(LIMITS, max_num_seqs=count), torch.float32, pools=False) for count in (4, 5)
     )
     assert many - few >= 3 * 4 * MODEL.vocab_size

@@ -15,9 +15,9 @@ from sizes import worker_config
 from tiny import EOS_ID, VOCAB_SIZE, hf_greedy, hf_logits, tiny_checkpoint
 
 from models.config import read_config
-from worker.output import NOT_FINITE, StepHandle
 from worker.protocol import NewSeq, Sampling, SeqStep, StepInput, StepOutput, TokenLogprobs
 from worker.runner import Runner
+from worker.steps.output import NOT_FINITE, StepHandle
 
 BLOCK = 4
 PROMPTS = [[5, 17, 40, 99, 250, 31, 8], [300], [11, 12, 13, 11, 12, 13, 11, 12, 13, 7, 200, 4, 90]]
@@ -341,9 +341,9 @@ def test_warm_up_leaves_no_trace(folder: Path) -> None:
     assert not slots.block_table[:-1].any()
     assert not any(slots.blocks[:-1])
     for layer in model.attention_layers():
-        assert layer.kv is not None
-        assert not layer.kv[:, : runner.facts.num_blocks].any()
-        assert layer.kv[:, runner.facts.num_blocks].any()  # it did run
+        for part in layer.cache_parts():
+            assert not part[: runner.facts.num_blocks].any()
+            assert part[runner.facts.num_blocks].any()  # it did run
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -5,77 +5,23 @@ The device here is torch's "meta", whose tensors have shapes and no values: to r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from meta_device import Meta, NoMixing
 from sizes import worker_config
 from tiny import tiny_checkpoint
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from models import ops
 from models.config import read_config
-from models.model import Forward
 from models.ops import reference
 from worker import runner as runner_module
-from worker.devices.base import Fetch
-from worker.devices.cpu import Cpu
 from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, StepInput
 from worker.runner import Runner
-from worker.sampling.groups import BY_TORCH
-from worker.tables.positions import LayOut, lay_out
-from worker.tables.slots import Slots
 
 LENGTH = 7
-
-
-class Meta(Cpu):
-    """A device that stands for a GPU: its tensors may meet the host's in the copies of a step only."""
-
-    target = torch.device("meta")
-    name = "meta"
-    may_sync = False
-
-    def __init__(self) -> None:
-        super().__init__(1)
-        self.scan = BY_TORCH
-
-    def allocate(self, nbytes: int) -> Tensor:
-        return torch.empty(nbytes, dtype=torch.uint8, device=self.target)
-
-    def staging_buffer(self, words: int) -> tuple[Tensor, Tensor]:
-        there = torch.empty(words, dtype=torch.int32, device=self.target)
-        return torch.empty(words, dtype=torch.int32), there
-
-    def captured(self, forward: Forward, slots: Slots, *, replays: bool) -> tuple[LayOut, Forward]:
-        return lay_out, forward
-
-    def fetch(self, values: Tensor) -> Fetch:
-        assert values.device == self.target
-        return Fetch(torch.ones(values.shape, dtype=values.dtype), None)
-
-
-class NoMixing(TorchDispatchMode):
-    """A mode that refuses an index on the host, or a copy from it within a step: the host would wait."""
-
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        homes = {each.device.type for each in tensors} | {torch.device(kwargs.get("device") or "meta").type}
-        if func is not torch.ops.aten.copy_.default and homes - {"meta"} and any(t.is_meta for t in tensors):
-            raise AssertionError(f"{func} works on {homes}")
-        if func is torch.ops.aten._to_copy.default and len(homes) > 1:
-            raise AssertionError(f"{func} copies between {homes}")
-        return func(*args, **kwargs)
 
 
 @pytest.fixture(scope="module")

@@ -6,20 +6,23 @@ Everything above holds a `Device` and never looks which one it is; `selection.py
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from models.model import Forward
+from models.config import ModelConfig
+from models.layers.attention import CachedAttention
 from worker.host.memory import PageToucher
 from worker.ranks.groups import Group, Membership
 from worker.sampling.bounds import Forbid
+from worker.sampling.draw import Draw
 from worker.sampling.groups import Scan
-from worker.tables.positions import LayOut
-from worker.tables.slots import Slots
+from worker.steps.compute import Compute, Computing
 
 GIB = 1 << 30
 
@@ -48,9 +51,13 @@ class Fetch:
 
     host: Tensor
     done: torch.cuda.Event | None
+    target: torch.device | None = None
+    """The device of the event."""
 
     def wait(self) -> np.ndarray:
         if self.done is not None:
+            if self.target is not None:  # a thread that names no device opens a context on the first one
+                torch.cuda.set_device(self.target)
             self.done.synchronize()
         return self.host.numpy()
 
@@ -65,11 +72,16 @@ class Device(Protocol):
     """Operations that this device computes by its own code; the reference in `models.ops` does the others."""
     scan: Scan
     forbid: Forbid
-    may_sync: bool
-    """Whether a step may read a result in its middle: on a GPU the host would wait for all that is queued."""
+    draw: Draw
+    """How tokens are drawn. On a GPU it reads no result in its middle: the host would wait for all queued."""
     defaults: Defaults
     pooling_defaults: Defaults
     """Sizes for models that only pool."""
+
+    @property
+    def kernel_compilations(self) -> int:
+        """How many kernels this process has compiled for the device so far; 0 where none is."""
+        ...
 
     def check_dtype(self, dtype: torch.dtype) -> None:
         """Raise ValueError for a number type that the device cannot compute with, and warn of a slow one."""
@@ -79,14 +91,40 @@ class Device(Protocol):
         """Whether 1, 2, 4 and 8 ranks of these devices give the same bits."""
         ...
 
+    def while_loading(
+        self,
+        config: ModelConfig,
+        folder: Path,
+        dtypes: tuple[torch.dtype, torch.dtype],
+        block_size: int,
+    ) -> AbstractContextManager[None]:
+        """What makes kernels ready in threads while the weights of this model load, and ends when they have.
+
+        `dtypes`: the number types of the model and of its cache.
+        """
+        ...
+
     def after_loading(self, weights: Iterable[Tensor]) -> None:
         """Adapt to the loaded weights. Called once, after loading."""
         ...
 
-    def captured(self, forward: Forward, slots: Slots, *, replays: bool) -> tuple[LayOut, Forward]:
-        """The function that lays steps out, and `forward` with small steps recorded and replayed.
+    def quickened(self, compute: Compute, *, replays: bool) -> Computing:
+        """What computes steps on this device: `compute`, changed, or something in its place.
 
-        `replays`: whether all that is computed may be recorded; ranks that exchange tensors may not.
+        `replays`: whether what is computed may be recorded and replayed; ranks that exchange tensors may not.
+        """
+        ...
+
+    def recording_bytes(self, per_row: int, rows: int) -> int:
+        """The bytes that recorded steps of up to `rows` rows take, beside those of a step that runs."""
+        ...
+
+    def attention_bytes(
+        self, layers: Sequence[CachedAttention], tokens: int, longest: int, dtype: torch.dtype
+    ) -> int:
+        """An upper bound of the bytes that a step takes for one layer's attention, the largest.
+
+        `tokens` of a step, and those of the `longest` sequence.
         """
         ...
 
@@ -118,6 +156,10 @@ class Device(Protocol):
 
     def open_group(self, member: Membership) -> Group:
         """Join a group of ranks that exchange tensors of this device."""
+        ...
+
+    def lost(self, error: Exception) -> bool:
+        """Whether the device has failed, after an error: every later use of it in this process fails, too."""
         ...
 
     def close(self) -> None:

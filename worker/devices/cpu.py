@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from models.model import Forward
+from models.config import ModelConfig
+from models.layers.attention import CachedAttention
 from worker.devices.base import GIB, CacheBudget, Defaults, Fetch
+from worker.devices.plain_attention import plain_attention_bytes
 from worker.host.machine import available_memory, total_memory, usable_cores
 from worker.host.memory import PageToucher, huge_pages, keep_freed_memory
 from worker.kernels.cpu import operations, vocabulary
@@ -19,9 +23,9 @@ from worker.kernels.cpu.recording.positions import Layout
 from worker.kernels.cpu.recording.recorder import recorded
 from worker.ranks.groups import Group, HostGroup, Membership
 from worker.sampling import bounds
+from worker.sampling.draw import draw_lazily
 from worker.sampling.groups import BY_TORCH
-from worker.tables.positions import LayOut, lay_out
-from worker.tables.slots import Slots
+from worker.steps.compute import Compute, Computing
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +36,7 @@ _TORCH_THREADS = torch.get_num_threads()
 class Cpu:
     target = torch.device("cpu")
     name = "cpu"
-    may_sync = True
+    kernel_compilations = 0  # the C kernels are one library, which is there before any worker
     defaults = Defaults(block_size=32, max_num_seqs=128, max_num_batched_tokens=2048)
     pooling_defaults = Defaults(block_size=32, max_num_seqs=256, max_num_batched_tokens=4096)
 
@@ -47,6 +51,7 @@ class Cpu:
         self._has_library = library is not None
         by_torch = torch.backends.cpu.get_cpu_capability()
         self.arithmetic = f"cpu {by_torch} {library.path.name if library else ''}"
+        self.draw = draw_lazily
         self.scan = BY_TORCH if library is None else vocabulary.bind(library)
         self.forbid = bounds.forbid if library is None else vocabulary.bind_forbid(library)
 
@@ -59,6 +64,16 @@ class Cpu:
         """Return whether products are added up in sections: in half precision torch alone has none."""
         return dtype == torch.float32 or (dtype == torch.bfloat16 and self._has_library)
 
+    def while_loading(
+        self,
+        config: ModelConfig,
+        folder: Path,
+        dtypes: tuple[torch.dtype, torch.dtype],
+        block_size: int,
+    ) -> AbstractContextManager[None]:
+        """Do nothing: the kernels are there."""
+        return nullcontext()
+
     def after_loading(self, weights: Iterable[Tensor]) -> None:
         """Give torch all threads if no weights are packed (float16, transformers' layers): it computes."""
         keep_freed_memory()
@@ -69,12 +84,24 @@ class Cpu:
         if self._quantization is not None:
             logger.info("%s", describe_savings(self._quantization, held))
 
-    def captured(self, forward: Forward, slots: Slots, *, replays: bool) -> tuple[LayOut, Forward]:
+    def quickened(self, compute: Compute, *, replays: bool) -> Computing:
+        """Lay out in C, and replay small steps of the forward pass."""
         library, _ = operations.choose()
-        if library is None:
-            return lay_out, forward
-        layout = Layout(library, slots)
-        return layout, recorded(forward, library, layout) if replays else forward
+        if library is not None:
+            compute.lay_out = layout = Layout(library, compute.slots)
+            if replays:
+                compute.forward = recorded(compute.forward, library, layout)
+        return compute
+
+    def recording_bytes(self, per_row: int, rows: int) -> int:
+        """Return 0: a recording's results are memory that is committed as steps write it."""
+        return 0
+
+    def attention_bytes(
+        self, layers: Sequence[CachedAttention], tokens: int, longest: int, dtype: torch.dtype
+    ) -> int:
+        """The bytes of torch's attention, which float16 needs, and processors without our kernels."""
+        return plain_attention_bytes(layers, tokens, longest, dtype)
 
     def cache_budget(self, share: float | None, reserve: int) -> CacheBudget:
         """A part of the available memory, or the chosen share less the weights, up to what is available.
@@ -107,6 +134,10 @@ class Cpu:
 
     def open_group(self, member: Membership) -> Group:
         return HostGroup(member)
+
+    def lost(self, error: Exception) -> bool:
+        """Return false: a processor that fails says nothing any more."""
+        return False
 
     def close(self) -> None:
         """Do nothing: the host's allocator returns memory by itself."""

@@ -1,38 +1,50 @@
-"""A CUDA device: its memory, its transfers and the sizes it has by default."""
+"""A CUDA device: its memory, its transfers and the sizes it has by default.
+
+Its kernels are imported when such a device is opened: they need Triton, which only torch for CUDA brings.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
-from models.model import Forward
-from models.ops import reference
+from models.config import ModelConfig
+from models.layers.attention import CachedAttention
+from models.quantization.config import MADE_ON_CUDA
 from worker.devices.base import GIB, CacheBudget, Defaults, Fetch
+from worker.devices.plain_attention import plain_attention_bytes
 from worker.host.memory import PageToucher
+from worker.kernels.cpu.quantized import describe_savings
 from worker.ranks.groups import DeviceGroup, Group, Membership
 from worker.sampling import bounds
 from worker.sampling.groups import BY_TORCH
-from worker.tables.positions import LayOut, lay_out
-from worker.tables.slots import Slots
+from worker.steps.compute import Compute, Computing
+
+logger = logging.getLogger(__name__)
 
 _SHARE = 0.92
 
 
-def _pack(*parts: Tensor, gated: bool = False, wide: bool = False, sections: int | None = None) -> Tensor:
-    """Pack without sections, which would bring nothing: NCCL adds ranks up in an order of its own."""
-    return reference.pack(*parts)
-
-
 class Cuda:
-    kernels: Mapping[str, Callable[..., Any]] = {"pack": _pack}
-    may_sync = False
+    kernels: Mapping[str, Callable[..., Any]]
     scan = BY_TORCH
     forbid = staticmethod(bounds.forbid)
 
-    def __init__(self, index: int = 0) -> None:
+    def __init__(self, index: int, head_dim: int, most_rows: int, *, fp8: bool = False) -> None:
+        """`index`: the number of the card; `head_dim`: the width of the model's heads.
+
+        `most_rows`: the rows of the largest step that is recorded as a graph; 0 for none. `fp8`: whether
+        plain weights become e4m3 when they are loaded.
+        """
+        self._most_rows, self._fp8 = most_rows, fp8
         there = torch.cuda.device_count()
         if index >= there:
             raise ValueError(
@@ -46,6 +58,26 @@ class Cuda:
         large = total >= 70 * GIB
         self.defaults = Defaults(64, 1024 if large else 256, 8192 if large else 2048)
         self.pooling_defaults = Defaults(64, 1024, 16384)
+        from worker.kernels.cuda.card import Card
+        from worker.kernels.cuda.launch import count_compilations
+        from worker.kernels.cuda.sampling.draw import open_draw
+        from worker.kernels.cuda.table import open_kernels  # imports Triton
+
+        count_compilations()
+        self._card = Card.of(self.target)
+        self.draw = open_draw(self.target)
+        self.kernels = open_kernels(self._card, self.target, head_dim, fp8=fp8)
+
+    @property
+    def capability(self) -> int:
+        """The compute capability as one number: 90 for 9.0."""
+        return self._card.capability
+
+    @property
+    def kernel_compilations(self) -> int:
+        from worker.kernels.cuda.launch import compilations  # imports Triton, as `__init__` does
+
+        return compilations()
 
     def check_dtype(self, dtype: torch.dtype) -> None:
         major, minor = torch.cuda.get_device_capability(self.target)
@@ -59,12 +91,59 @@ class Cuda:
         """Return false: NCCL adds in an order of its own."""
         return False
 
-    def after_loading(self, weights: Iterable[Tensor]) -> None:
-        """Do nothing: no setting of this device depends on the weights."""
+    def while_loading(
+        self,
+        config: ModelConfig,
+        folder: Path,
+        dtypes: tuple[torch.dtype, torch.dtype],
+        block_size: int,
+    ) -> AbstractContextManager[None]:
+        """Compile the model's kernels. To find those of a quantized one would take as long as to load it."""
+        from worker.kernels.cuda.compile import compiling, model_calls  # imports Triton, as `__init__` does
 
-    def captured(self, forward: Forward, slots: Slots, *, replays: bool) -> tuple[LayOut, Forward]:
-        """The plain functions: nothing is recorded on this device yet."""
-        return lay_out, forward
+        if config.quantization is not None:
+            return nullcontext()
+        dtype, cache_dtype = dtypes
+        config = msgspec.structs.replace(config, warnings=())  # the log has them when weights load
+        calls = partial(
+            model_calls, config, folder, dtype, self.capability, block_size, cache_dtype, self.kernels
+        )
+        return compiling(calls, self.target if self.target.type == "cuda" else None)
+
+    def after_loading(self, weights: Iterable[Tensor]) -> None:
+        """Say what was saved, if weights were to be quantized."""
+        if self._fp8:
+            logger.info("%s", describe_savings(MADE_ON_CUDA, weights))
+
+    def quickened(self, compute: Compute, *, replays: bool) -> Computing:
+        """Replay steps of single tokens as graphs, and send plans of attention along with all others."""
+        from worker.kernels.cuda.sampling.draw import draw, draw_into  # imports Triton, as `__init__` does
+        from worker.kernels.cuda.steps.capture import CudaCapture
+        from worker.kernels.cuda.steps.graphs import Graphs
+        from worker.kernels.cuda.steps.layout import Layout
+
+        most = min(self._most_rows, compute.slots.count)
+        if replays and most and compute.generates:
+            drawn = draw_into if self.draw is draw else None
+            return Graphs(compute, self._card, CudaCapture(self.target), drawn, most=most)
+        compute.lay_out = Layout(self._card)
+        return compute
+
+    def recording_bytes(self, per_row: int, rows: int) -> int:
+        from worker.kernels.cuda.steps.graphs import graph_bytes  # imports Triton, as `__init__` does
+
+        return graph_bytes(min(self._most_rows, rows), per_row)
+
+    def attention_bytes(
+        self, layers: Sequence[CachedAttention], tokens: int, longest: int, dtype: torch.dtype
+    ) -> int:
+        """Without masks and scores, unless torch computes some layer."""
+        from worker.kernels.cuda.attention import knows, split_bytes  # imports Triton, as `__init__` does
+
+        if "attention" not in self.kernels or not all(map(knows, layers)):
+            return plain_attention_bytes(layers, tokens, longest, dtype)
+        prepared = max((layer.step_bytes(tokens, 0, 0, dtype.itemsize) for layer in layers), default=0)
+        return prepared + split_bytes(self._card)
 
     def cache_budget(self, share: float | None, reserve: int) -> CacheBudget:
         """The wanted share of all memory, less the bytes in use and those that a step needs."""
@@ -90,10 +169,20 @@ class Cuda:
         host.copy_(values, non_blocking=True)
         done = torch.cuda.Event(blocking=True)  # the waiting thread sleeps, it does not spin
         done.record()
-        return Fetch(host, done)
+        return Fetch(host, done, self.target)
 
     def open_group(self, member: Membership) -> Group:
         return DeviceGroup(member)
+
+    def lost(self, error: Exception) -> bool:
+        """Ask the device: errors of torch, Triton, cuBLAS and NCCL have classes of their own."""
+        try:
+            torch.cuda.synchronize(self.target)
+            return not bool(torch.ones(1, device=self.target).add_(1).eq(2).item())
+        except torch.OutOfMemoryError:
+            return False
+        except Exception:
+            return True
 
     def close(self) -> None:
         torch.cuda.empty_cache()

@@ -1,6 +1,7 @@
 """The fingerprint of a served model: it changes with everything that decides the bits of answers.
 
-It is the same for any number of threads, slots and tokens of a step, and of ranks where their sums are exact.
+It is the same for any number of threads, slots and tokens of a step, and of ranks where their sums are exact,
+but not of ranks that hold whole experts.
 """
 
 from __future__ import annotations
@@ -33,17 +34,21 @@ def fingerprint(config: WorkerConfig, device: Device, dtype: torch.dtype, max_le
         options.model_impl.replace("vllm", "facet").replace("auto", "facet"),
         options.quantization,
         dtype_name(dtype),
+        options.kv_cache_dtype,
         device.arithmetic,
         torch.__version__,
-        _inexact_ranks(config, device, dtype),
+        _ranks_that_count(config, device, dtype),
         max_len if _depends_on_length(raw) else None,
     )
     return "fp_" + hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
-def _inexact_ranks(config: WorkerConfig, device: Device, dtype: torch.dtype) -> int:
-    """The number of ranks if it decides bits, else 1."""
-    ranks, model = config.place.tensor_size, config.model
+def _ranks_that_count(config: WorkerConfig, device: Device, dtype: torch.dtype) -> int | tuple[int, str]:
+    """The number of ranks if it decides bits, else 1, and how whole experts are divided among them."""
+    place, model = config.place, config.model
+    if place.expert_size > 1:
+        return place.expert_size, place.expert_placement
+    ranks = place.tensor_size
     divides = most_ranks_of(model.num_heads, model.num_kv_heads) % ranks == 0
     quantization = read_quantization(model)
     ordered = quantization is not None and quantization.ordered

@@ -7,7 +7,9 @@ import logging
 import torch
 
 from models import ops
-from models.quantization.config import MADE_ON_LOADING
+from models.config import has_latent_cache
+from models.ops.narrow import CACHE_DTYPES
+from models.quantization.config import MADE_ON_CUDA, MADE_ON_LOADING, read_quantization
 from worker.config import WorkerConfig
 from worker.devices.base import Device
 from worker.devices.cpu import Cpu
@@ -16,6 +18,8 @@ from worker.devices.cuda import Cuda
 logger = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+_LEAST_CAPABILITY = {torch.float8_e4m3fn: 89, torch.float8_e5m2: 80}
 
 
 def open_device(config: WorkerConfig) -> Device:
@@ -28,15 +32,22 @@ def open_device(config: WorkerConfig) -> Device:
 def _find_device(config: WorkerConfig) -> Device:
     place, asked = config.place, config.options
     made = asked.quantization if asked.quantization in MADE_ON_LOADING else None
+    fp8 = asked.quantization == MADE_ON_CUDA and read_quantization(config.model) is None
     match asked.device:
         case "auto" | "cuda" if torch.cuda.is_available():
             if made is not None:
                 raise ValueError(
                     f"--quantization {made} is for the CPU: pass --device cpu, or leave it "
-                    "out to serve the weights as they are on CUDA"
+                    "out to serve the weights as they are on CUDA; fp8 is made there"
                 )
-            return Cuda(place.local_rank)
+            most_rows = 0 if asked.enforce_eager else asked.max_cudagraph_capture_size
+            return Cuda(place.local_rank, config.model.head_dim, most_rows, fp8=fp8)
         case "auto" | "cpu":
+            if fp8:
+                raise ValueError(
+                    "--quantization fp8: the checkpoint is not quantized, and fp8 is made on CUDA alone: "
+                    "choose int8, which takes as much memory"
+                )
             return Cpu(asked.cpu_threads, place.local_ranks, made)
         case "cuda":
             raise ValueError(
@@ -45,6 +56,12 @@ def _find_device(config: WorkerConfig) -> Device:
             )
         case other:
             raise ValueError(f"unknown device {other!r}: choose auto, cpu or cuda")
+
+
+def choose_dtypes(config: WorkerConfig, device: Device) -> tuple[torch.dtype, torch.dtype]:
+    """The number types of the model and of its KV cache."""
+    dtype = choose_dtype(config, device)
+    return dtype, choose_cache_dtype(config, device, dtype)
 
 
 def choose_dtype(config: WorkerConfig, device: Device) -> torch.dtype:
@@ -61,6 +78,35 @@ def choose_dtype(config: WorkerConfig, device: Device) -> torch.dtype:
     dtype = DTYPES[wanted]
     device.check_dtype(dtype)
     return dtype
+
+
+def choose_cache_dtype(config: WorkerConfig, device: Device, dtype: torch.dtype) -> torch.dtype:
+    """The number type of the KV cache; auto is `dtype`, the model's. One that the device lacks is refused."""
+    asked = config.options.kv_cache_dtype
+    if asked == "auto":
+        return dtype
+    if asked not in CACHE_DTYPES:
+        raise ValueError(f"unknown --kv-cache-dtype {asked!r}: choose auto, {', '.join(CACHE_DTYPES)}")
+    wanted = CACHE_DTYPES[asked]
+    if not isinstance(device, Cuda):
+        raise ValueError(
+            f"--kv-cache-dtype {asked} is for CUDA devices (fp8 from compute capability 8.9 on, fp8_e5m2 "
+            "from 8.0): leave it out on the CPU"
+        )
+    if has_latent_cache(config.model.raw):
+        raise ValueError(
+            f"--kv-cache-dtype {asked} is for caches of keys and values, and {config.model.architecture} "
+            "caches latents, which are small already: leave it out"
+        )
+    there, least = device.capability, _LEAST_CAPABILITY[wanted]
+    if there < least:
+        other = "pass fp8_e5m2, or " if there >= _LEAST_CAPABILITY[torch.float8_e5m2] else ""
+        raise ValueError(
+            f"--kv-cache-dtype {asked} needs compute capability {least / 10}, and {device.name} has "
+            f"{there / 10}: {other}leave it out"
+        )
+    logger.info("the KV cache has numbers of 8 bits (%s); scales of a checkpoint for it are not used", asked)
+    return wanted
 
 
 def _lacks_kernels(config: WorkerConfig, wanted: str, device: Device) -> bool:

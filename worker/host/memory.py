@@ -134,6 +134,26 @@ def keep_freed_memory() -> None:
         system.mallopt(_M_MMAP_THRESHOLD, _LARGEST_IN_HEAP)
 
 
+class ReadPages:
+    """The pages of a checkpoint's files, which are given back while other parts of them are still being read.
+
+    Mapped files count as memory of this process: without this, loading would need room for all of them beside
+    the weights that are made of them.
+    """
+
+    _PARTS = 64
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._given_back = 0
+
+    def follow(self, fraction: float) -> None:
+        """Give pages back whenever another part of the files has been read; `fraction` of them is done."""
+        if int(fraction * self._PARTS) > self._given_back:
+            self._given_back = int(fraction * self._PARTS)
+            _give_back(self._folder)
+
+
 def release_after_loading(folder: Path) -> None:
     """Give back what loading leaves in memory though nobody reads it any more: mapped files, and free heap.
 
@@ -147,7 +167,14 @@ def release_after_loading(folder: Path) -> None:
     system = ctypes.CDLL(None)
     if hasattr(system, "malloc_trim"):  # only glibc has it
         system.malloc_trim(0)
-    madvise = system.madvise
+    _give_back(folder)
+
+
+def _give_back(folder: Path) -> None:
+    """Give back all pages of a folder's files; one that is read again comes from the file."""
+    if not _MAPS.exists():
+        return
+    madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     files = {str(path.resolve()) for path in folder.iterdir()}  # in a hub's cache they are links
     for start, stop in _mappings(files):

@@ -1,4 +1,5 @@
-"""A folder for compiled code that nobody but its owner may write: its rights, its room, and turns of writing.
+"""A folder that nobody but its owner may write, for compiled code and the like: its rights and its room, and
+turns of writing.
 
 Whatever lies there is loaded into this process, so files that others could have written must not be used.
 """
@@ -19,8 +20,11 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _PAUSE = 0.05
 
 
-def make_private(folder: Path) -> None:
-    """Make a folder that only this user can write, or close one that others could. Raises OSError."""
+def make_private(folder: Path, *, for_code: bool = True) -> None:
+    """Make a folder that only this user can write, or close one that others could. Raises OSError.
+
+    One for code must lie where the system executes files.
+    """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.stat()
     if found.st_uid == os.geteuid() and found.st_mode & 0o077:
@@ -28,7 +32,7 @@ def make_private(folder: Path) -> None:
         found = folder.stat()
     if reason := _distrust(found):
         raise PermissionError(f"{folder} {reason}")
-    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
+    if for_code and os.statvfs(folder).f_flag & os.ST_NOEXEC:
         raise PermissionError(f"{folder} lies where nothing may be executed")
 
 

@@ -6,32 +6,43 @@ Compilers and virtual machines have been wrong before, and a slow answer is bett
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, cast
 
+import msgspec
 import torch
 from torch import Tensor
 
 from models.context import ForwardContext
-from models.ops import reference
+from models.ops import SPECIFIED, latent_reference
 from models.ops.head_prep import HeadPrep
-from models.quantization.coding import E4M3
-from models.quantization.matrix import Grouped
+from models.ops.routing import Routing
+from models.quantization.coding import E2M1, E4M3, IQ4, WHOLE
+from models.quantization.matrix import Factors, Grouped
 
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
+_CACHING = ("rotary_and_cache", "latent_attention")
+"""Operations whose fourth argument is the cache, which they write to."""
 
 
 def wrong(
-    table: Mapping[str, Callable[..., Any]], specified: Mapping[str, Callable[..., Any]] = vars(reference)
+    table: Mapping[str, Callable[..., Any]],
+    specified: Mapping[str, Callable[..., Any]] = SPECIFIED,
+    target: torch.device | None = None,
+    dim: int = 40,
 ) -> list[str]:
-    """The names of operations whose results differ from those in `specified`, as far as they are there."""
+    """The names of operations of `table` whose results differ from those in `specified`, if it has them.
+
+    `target`: the device that computes both, if it is not the CPU. `dim`: the width of heads.
+    """
     made = torch.Generator().manual_seed(0)
     found = set[str]()
     for dtype, tolerance in _TOLERANCE.items():
-        for case in _cases(made, dtype):
-            if case.name not in specified:
+        for case in _cases(made, dtype, dim):
+            if case.name not in specified or case.name not in table:
                 continue
-            if not _near(case.compute(table), case.compute(specified), tolerance):
+            here = case if target is None else case.moved(target)
+            if not _near(here.compute(table), here.compute(specified), tolerance):
                 found.add(case.name)
     return sorted(found)
 
@@ -49,19 +60,51 @@ class _Case:
             arguments[1] = table["pack"](
                 arguments[1], gated=self.name == "gated_linear", sections=self.sections
             )
+        if self.name == "experts":
+            for place, options in ((3, {"gated": True}), (4, {"sections": self.sections})):
+                packed = [table["pack"](matrix, **options) for matrix in arguments[place]]
+                arguments[place] = table.get("collect_experts", tuple)(packed)
+        elif self.name == "route":
+            arguments[1] = table["pack"](arguments[1], plain=True)
+        elif self.name == "latent_attention":
+            arguments[2] = table.get("pack_latent", latent_reference.pack_latent)(*arguments[2])
         result = table[self.name](*arguments, **self.options)
-        return (result, arguments[3]) if self.name == "rotary_and_cache" else result  # with the cache
+        return (result, arguments[3]) if self.name in _CACHING else result
+
+    def moved(self, target: torch.device) -> _Case:
+        options = {name: moved(option, target) for name, option in self.options.items()}
+        arguments = tuple(moved(argument, target) for argument in self.arguments)
+        return replace(self, arguments=arguments, options=options)
 
 
-def _cases(made: torch.Generator, dtype: torch.dtype) -> list[_Case]:
+def moved(argument: Any, target: torch.device) -> Any:
+    """The same argument with its tensors on another device."""
+    match argument:
+        case Tensor():
+            return argument.to(target)
+        case list():
+            return [moved(each, target) for each in cast("list[Any]", argument)]
+        case tuple():
+            return tuple(moved(each, target) for each in cast("tuple[Any, ...]", argument))
+        case HeadPrep():
+            return msgspec.structs.replace(argument, cos_sin=moved(argument.cos_sin, target))
+        case ForwardContext() | Grouped() | Factors():
+            values = {each.name: getattr(argument, each.name) for each in fields(argument)}
+            return replace(argument, **{name: moved(value, target) for name, value in values.items()})
+        case _:
+            return argument
+
+
+def _cases(made: torch.Generator, dtype: torch.dtype, dim: int) -> list[_Case]:
     """Calls of every operation, with sizes that are no multiples of a vector or a tile."""
 
     def values(*shape: int) -> Tensor:
         return torch.randn(shape, generator=made).to(dtype)
 
     x, residual, weight, bias = values(5, 67), values(5, 67), values(67), values(67)
-    q, k, v, kv = values(10, 6, 40), values(10, 2, 40), values(10, 2, 40), values(2, 9, 2, 4, 40)
-    cos_sin, step = values(10, 40).float(), _step()
+    q, k, v, kv = values(10, 6, dim), values(10, 2, dim), values(10, 2, dim), values(2, 9, 2, 4, dim)
+    cos_sin, step = values(10, dim).float(), _step()
+    words = torch.randint(-(1 << 31), 1 << 31, (37, 9), generator=made, dtype=torch.int32)
     products = [
         _Case(name, (values(rows, 67), values(102, 67), values(102), *kind))
         for rows in (1, 4, 29)
@@ -71,30 +114,73 @@ def _cases(made: torch.Generator, dtype: torch.dtype) -> list[_Case]:
         *products,
         _Case("linear", (values(13, 80), values(102, 80), values(102)), sections=8),
         *_quantized_cases(made, dtype),
+        *_expert_cases(made, dtype),
         _Case("rms_norm", (x, weight, 1e-5)),
         _Case("add_rms_norm", (x, residual, weight, 1e-5)),
         _Case("sum_squares", (x, 1)),
         _Case("sum_squares", (values(5, 72), 8)),
+        _Case("split_words", (words, 4)),
+        _Case("split_words", (words.t(), 8, (3, 1, 2, 0))),
+        _Case("front_rms_norm", (x, weight[:50], 1e-5)),
         _Case("spread_rms_norm", (x, weight, values(5, 1).float().square() * 67, 67, 1e-5)),
         _Case("layer_norm", (x, weight, bias, 1e-5)),
         _Case("add_layer_norm", (x, residual, weight, bias, 1e-5)),
         _Case("add", (x, bias)),
         _Case("scale", (x, 0.37)),
+        _Case("scale_by_position", (x, 3 * torch.arange(len(x)), 0.1, 4)),
         _Case("embed", (torch.tensor([4, 0, 3]), x)),
         _Case("angles", (step.positions, values(33).float(), 0.5)),
         _Case("activation", (x, "gelu_tanh")),
         _Case("gated", (values(5, 70), "relu")),
+        _Case("gated", (values(5, 70) * 5, "clamped")),
         _Case("rotary_and_cache", (q, k, v, kv, step, HeadPrep(cos_sin))),
         _Case("attention", (q, kv, step), {"scale": 0.2}),
         _Case("attention", (q, kv, step), {"scale": 0.2, "window": 3}),
+        _Case("attention", (q, kv, step), {"scale": 0.2, "sinks": values(q.shape[1]).float()}),
+        _latent_case(values, step, cos_sin),
         _Case("encoder_attention", (q, k, v, step), {"scale": 0.2}),
         _Case("mean", (x,)),
         _Case("normalize", (x.float(),)),
     ]
 
 
+def _latent_case(values: Callable[..., Tensor], step: ForwardContext, cos_sin: Tensor) -> _Case:
+    """Five heads, of which each makes keys of 24 numbers and values of 40 from latents of 48."""
+    up = (values(5 * (24 + 40), 48) / 8, 5, 24, 48)
+    given = (values(10, 5, 24 + 10), values(10, 48 + 10), up, values(9, 4, 48 + 10), step, cos_sin[:, :10])
+    return _Case("latent_attention", given, {"scale": 0.2})
+
+
+def _expert_cases(made: torch.Generator, dtype: torch.dtype) -> list[_Case]:
+    """Choices among 12 experts, and what five of them make of some rows."""
+
+    def values(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=made).to(dtype)
+
+    softmax = Routing(experts=12, chosen=5)
+    sigmoid = Routing(
+        experts=12, chosen=3, scores="sigmoid", epsilon=1e-20, factor=2.5, groups=4, kept_groups=2
+    )
+    routes = [
+        _Case("route", (values(rows, 67), values(12, 67) / 8, None, correction, routing))
+        for rows in (1, 29)
+        for correction, routing in ((None, softmax), (values(12).float() / 4, sigmoid))
+    ]
+    computed: list[_Case] = []
+    for rows, kind, sections in ((1, "silu", 4), (3, "clamped", None), (40, "silu", 2)):
+        ids = torch.stack([torch.randperm(5, generator=made)[:2].sort().values for _ in range(rows)]).int()
+        matrices = list(values(5, 80, 67) / 8), list(values(5, 67, 40) / 8)
+        given = (values(rows, 67), ids, torch.rand(rows, 2, generator=made), *matrices, kind)
+        biases = {"gate_up_bias": values(5, 80), "down_bias": values(5, 67)}
+        computed.append(_Case("experts", given, biases, sections))
+        others = torch.tensor([-1, 3, -1, 0, 1], dtype=torch.int32)  # as if other ranks held two of them
+        computed.append(_Case("experts", given, {**biases, "places": others}, sections))
+    shared = _Case("add_gated", (values(5, 67), values(5, 67), values(67) / 8, values(5, 67)))
+    return [*routes, *computed, shared]
+
+
 def _quantized_cases(made: torch.Generator, dtype: torch.dtype) -> list[_Case]:
-    """Products with matrices that a checkpoint holds quantized: whole numbers of 4 and 8 bits, and e4m3."""
+    """Products with matrices that a checkpoint holds quantized, in each form."""
     forms = (
         (1, 2, _grouped(made, dtype, 4, False)),
         (7, 1, _grouped(made, dtype, 4, True)),
@@ -102,9 +188,17 @@ def _quantized_cases(made: torch.Generator, dtype: torch.dtype) -> list[_Case]:
         (1, 1, _grouped(made, dtype, 8, True)),
         (1, 2, _e4m3(made, dtype)),
         (13, 2, _e4m3(made, dtype)),
+        (3, 2, _two_levels(made, dtype, 4, IQ4)),
+        (9, 1, _two_levels(made, dtype, 5, WHOLE)),
+        (1, 1, _two_levels(made, dtype, 6, WHOLE)),
+        (7, 1, replace(_grouped(made, dtype, 4, False), kind=E2M1, scales=_powers(made))),
     )
     return [
-        _Case("linear", (torch.randn(rows, 80, generator=made).to(dtype), matrix), sections=sections)
+        _Case(
+            "linear",
+            (torch.randn(rows, matrix.inputs, generator=made).to(dtype), matrix),
+            sections=sections,
+        )
         for rows, sections, matrix in forms
     ]
 
@@ -116,21 +210,39 @@ def _e4m3(made: torch.Generator, dtype: torch.dtype) -> Grouped:
     return Grouped(codes.to(torch.uint8), 8, 32, scales, None, 80, dtype, kind=E4M3)
 
 
-def _grouped(made: torch.Generator, dtype: torch.dtype, bits: int, others: bool) -> Grouped:
-    """A quantized matrix [102, 80]; with `others`, zero points and an order of its inputs as well."""
+def _powers(made: torch.Generator) -> Tensor:
+    return torch.randint(120, 128, (102, 3), generator=made, dtype=torch.uint8).view(torch.float8_e8m0fnu)
 
-    def codes(groups: int) -> Tensor:
-        return torch.randint(1 << bits, (102, groups), generator=made, dtype=torch.uint8)
+
+def _two_levels(made: torch.Generator, dtype: torch.dtype, bits: int, kind: str) -> Grouped:
+    """A matrix whose scales and minimums are small whole numbers times factors of two groups.
+
+    Its groups are whole where codes have 5 or 6 bits, which would become bytes otherwise.
+    """
+    whole = torch.randint(64, (2, 102, 3), generator=made, dtype=torch.uint8)
+    factors = torch.rand(2, 102, 2, generator=made).half() / (512 << bits)
+    form = _grouped(made, dtype, bits, False, 80 if bits == 4 else 96)
+    form = replace(form, kind=kind, scales=whole[0])
+    if kind != WHOLE:
+        return replace(form, factors=Factors(2, factors[0]))
+    return replace(form, minimums=whole[1], factors=Factors(2, *factors))
+
+
+def _grouped(made: torch.Generator, dtype: torch.dtype, bits: int, others: bool, inputs: int = 80) -> Grouped:
+    """A quantized matrix [102, inputs]; with `others`, zero points and an order of its inputs as well."""
+
+    def codes(columns: int) -> Tensor:
+        return torch.randint(1 << bits, (102, columns), generator=made, dtype=torch.uint8)
 
     return Grouped(
-        codes=codes(80),
+        codes=codes(inputs),
         bits=bits,
         group=32,
         scales=(torch.rand(102, 3, generator=made) / (1 << bits)).half(),
         offsets=codes(3) if others else None,
-        inputs=80,
+        inputs=inputs,
         dtype=dtype,
-        order=torch.randperm(80, generator=made).int() if others else None,
+        order=torch.randperm(inputs, generator=made).int() if others else None,
     )
 
 

@@ -1,8 +1,8 @@
 """The messages between an engine and a rank that has a process of its own, and the socket that carries them.
 
-The first message to a rank is a RankStart. From then on every frame to it is a StepInput, in the order in
-which steps have to run, or the StepBounds of one of them, and every frame from it a RankMessage. The end of
-the channel ends the rank. This module imports no torch.
+The first message to a rank is a RankStart. From then on every frame to it is an Order: a StepInput, in the
+order in which steps have to run, the StepBounds of one of them, or Prepare. Every frame from it is a
+RankMessage. The end of the channel ends the rank. This module imports no torch.
 """
 
 from __future__ import annotations
@@ -63,10 +63,21 @@ class RankFailed(msgspec.Struct, frozen=True, tag=True, gc=False):
     """True if the rank sent no message itself: this is what its parent saw."""
 
 
-Order = StepInput | StepBounds
+class Prepare(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """No step is in flight: the rank prepares something that makes later ones quicker."""
+
+
+class RankPrepared(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """Something is prepared. Only the rank that returns outputs sends it."""
+
+    left: bool
+    """Whether there is more."""
+
+
+Order = StepInput | StepBounds | Prepare
 """What an engine sends to a rank that has started."""
 
-RankMessage = RankProgress | RankReady | StepOutput | StepFailed | RankFailed
+RankMessage = RankProgress | RankReady | RankPrepared | StepOutput | StepFailed | RankFailed
 
 
 class RankEnd:

@@ -27,12 +27,14 @@ from worker import child, logs
 from worker.child import BROKE, CANNOT_START, STOPPED
 from worker.config import Place, WorkerConfig
 from worker.host.progress_page import ProgressWriter, StepProgress
-from worker.protocol import DEVICE_LOST, StepBounds, StepInput, StepOutput, WorkerFacts
+from worker.protocol import StepBounds, StepInput, StepOutput, WorkerFacts
 from worker.ranks.channel import (
     Order,
+    Prepare,
     RankEnd,
     RankFailed,
     RankMessage,
+    RankPrepared,
     RankProgress,
     RankReady,
     RankStart,
@@ -55,6 +57,10 @@ class Worker(Protocol):
     facts: WorkerFacts
 
     def launch(self, step: StepInput, following: Callable[[], StepBounds]) -> LaunchedStep: ...
+
+    def prepare(self) -> bool: ...
+
+    def lost(self, error: Exception) -> bool: ...
 
     def close(self) -> None: ...
 
@@ -99,7 +105,7 @@ class Rank:
         self._alone = place.size == 1
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(Order)
-        self._steps: deque[StepInput] = deque()
+        self._steps: deque[StepInput | Prepare] = deque()
         self._bounds: deque[StepBounds] = deque()
         self._sending = threading.Lock()
         self._launched: SimpleQueue[tuple[int, LaunchedStep] | None] = SimpleQueue()
@@ -111,25 +117,32 @@ class Rank:
 
     def serve(self, worker: Worker) -> None:
         """Run steps until the channel ends."""
-        sender = threading.Thread(target=self._send_outputs, name="outputs", daemon=True)
+        sender = threading.Thread(target=self._send_outputs, args=(worker,), name="outputs", daemon=True)
         sender.start()
         self._progress.rest()
         with suppress(_ChannelEnded):
             while True:
                 step = self._next_step()
+                if isinstance(step, Prepare):
+                    left = worker.prepare()
+                    if self._returns_outputs:
+                        self.send(RankPrepared(left))
+                    continue
                 self._progress.begin(step.number, sum([row.count for row in step.seqs]))
                 try:
                     self._launched.put((step.number, worker.launch(step, self._next_bounds)))
                 except Exception as error:
-                    self._step_failed(step.number, error)
+                    self._step_failed(step.number, error, worker)
                     self._progress.end()
         self._launched.put(None)
         sender.join()
 
-    def _next_step(self) -> StepInput:
+    def _next_step(self) -> StepInput | Prepare:
         while not self._steps:
             self._read()
         step = self._steps.popleft()
+        if isinstance(step, Prepare):
+            return step
         while self._bounds and self._bounds[0].number < step.number:
             self._bounds.popleft()  # of a step that is over: only ranks of the last stage have used them
         return step
@@ -145,30 +158,30 @@ class Rank:
         if frame is None:
             raise _ChannelEnded
         order = self._decoder.decode(frame)
-        if isinstance(order, StepInput):
-            self._steps.append(order)
-        else:
+        if isinstance(order, StepBounds):
             self._bounds.append(order)
+        else:
+            self._steps.append(order)
 
-    def _send_outputs(self) -> None:
+    def _send_outputs(self, worker: Worker) -> None:
         """Wait for each launched step, in order, and send its output if this is the rank that returns it."""
         while launched := self._launched.get():
             number, step = launched
             try:
                 output = step.result()
             except Exception as error:
-                self._step_failed(number, error)
+                self._step_failed(number, error, worker)
                 continue
             finally:
                 self._progress.end()
             if self._returns_outputs:
                 self.send(output)
 
-    def _step_failed(self, number: int, error: Exception) -> None:
-        """Go on if this rank is alone; otherwise end, or others would wait for it within a step for ever."""
+    def _step_failed(self, number: int, error: Exception, worker: Worker) -> None:
+        """Go on if this rank is alone and its device works; else end, or others would wait for it."""
         failed = RankFailed(logs.one_line(error), time.time())
         _log.error("step %d failed", number, exc_info=error)
-        if self._alone and type(error).__name__ != DEVICE_LOST:
+        if self._alone and not worker.lost(error):
             self.send(StepFailed(number, failed.message))
             return
         self.send(failed)

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from worker.batch import SampleTargets
 from worker.config import Place
 from worker.protocol import StepInput, StepOutput
 from worker.ranks.groups import Group, Links, Transfer
+from worker.steps.batch import SampleTargets
 
 
 @dataclass(frozen=True, slots=True)

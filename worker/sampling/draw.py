@@ -6,13 +6,14 @@ and the largest floor that leaves the share of all mass that top_p asks for. Tok
 above the floor pass as well, so the result does not depend on the order in which a device sorts.
 
 The draw walks the masses above the floor in the order of the vocabulary up to a point that is a fixed hash of
-(seed, output index), computed on the host: no device, batch or rank can change it. Masses are computed in
-`worker/sampling/mass.py`.
+(seed, output index), made in `worker/sampling/points.py`. Masses are computed in `worker/sampling/mass.py`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from worker.sampling.groups import GROUP, GroupedLogits
 from worker.sampling.mass import FullMass, LazyMass, Mass
+from worker.sampling.points import uniform
 from worker.tables.slots import SampleRows, Slots
 from worker.tables.staging import Packet
 from worker.tables.workspace import slice_rows
@@ -46,20 +48,6 @@ class Draws:
     has_min_p_or_top_k: bool
     has_top_p: bool
     bounded: bool  # every row with a top_p has a top_k, too
-
-
-def uniform(seeds: np.ndarray, counters: np.ndarray) -> np.ndarray:
-    """31 random bits for each pair: output number `counter` of SplitMix64, started at mix(seed)."""
-    stream = mix(seeds.astype(np.uint64))
-    steps = counters.astype(np.uint64) + np.uint64(1)
-    return (mix(stream + steps * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(33)).astype(np.int64)
-
-
-def mix(state: np.ndarray) -> np.ndarray:
-    """SplitMix64's finaliser: every bit of the input reaches every bit of the output."""
-    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return state ^ (state >> np.uint64(31))
 
 
 def plan_draws(packet: Packet, slots: Slots, rows: SampleRows, vocab_size: int) -> list[Draws]:
@@ -95,6 +83,13 @@ def draw(logits: GroupedLogits, draws: Draws, *, may_sync: bool) -> Tensor:
     mass = kind(logits, draws.rows, draws.temperature)
     floor = _floor(mass, draws) if draws.has_min_p_or_top_k or draws.has_top_p else None
     return _pick(mass, floor, draws.points).clamp_(max=logits.vocab_size - 1)
+
+
+Draw = Callable[[GroupedLogits, Draws], Tensor]
+"""The type of a function that draws: logits, and the rows to draw for -> their tokens [N]."""
+
+draw_lazily: Draw = partial(draw, may_sync=True)
+draw_fully: Draw = partial(draw, may_sync=False)
 
 
 def _floor(mass: Mass, draws: Draws) -> Tensor:

@@ -34,7 +34,7 @@ class PromptLogprobPlan:
 
     slot: int
     hidden: slice  # [M] of the step's hidden states
-    tokens: Tensor  # [M] the tokens that come after them
+    tokens: slice  # [M] of the sequence's tokens, those that come after them
     count: int
 
 
@@ -52,11 +52,19 @@ def logprob_table(logits: Tensor, tokens: Tensor, count: int) -> Tensor:
 
 
 def prompt_logprob_table(
-    hidden: Tensor, plan: PromptLogprobPlan, logits_of: Callable[[Tensor], Tensor], vocab_size: int
+    hidden: Tensor,
+    plan: PromptLogprobPlan,
+    tokens: Tensor,
+    logits_of: Callable[[Tensor], Tensor],
+    vocab_size: int,
 ) -> Tensor:
-    """The table of a prompt, made of slices: its logits together would not fit anywhere."""
+    """The table of a prompt, made of slices: its logits together would not fit anywhere.
+
+    `tokens`: the table of tokens.
+    """
     size = slice_rows(vocab_size)
-    parts = zip(hidden[plan.hidden].split(size), plan.tokens.split(size), strict=True)
+    after = tokens[plan.slot, plan.tokens].long()
+    parts = zip(hidden[plan.hidden].split(size), after.split(size), strict=True)
     return torch.cat([logprob_table(logits_of(states), tokens, plan.count) for states, tokens in parts])
 
 

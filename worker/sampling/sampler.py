@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from worker.sampling.draw import Draws, draw, plan_draws
+from worker.sampling.draw import Draw, Draws, plan_draws
 from worker.sampling.groups import GroupedLogits, Scan
 from worker.sampling.logprobs import LogprobPlan, logprob_table
 from worker.sampling.masks import Masks, plan_masks
@@ -80,7 +80,7 @@ def sample(
     tokens: Tensor,
     scan: Scan,
     *,
-    may_sync: bool,
+    draw: Draw,
     forbid: Callable[[Tensor], None] | None = None,
 ) -> SampledTokens:
     """Sample a token for each row. `logits` [R, V] float32 are overwritten; `tokens`: the table of tokens.
@@ -98,7 +98,7 @@ def sample(
     grouped = GroupedLogits(logits, scan)
     sampled = grouped.best[0]  # [R] the likeliest tokens, overwritten where a row is drawn at random
     for draws in plan.draws:
-        sampled[draws.rows] = draw(grouped, draws, may_sync=may_sync).int()
+        sampled[draws.rows] = draw(grouped, draws).int()
     return SampledTokens(
         packed=grouped.best,
         logprobs=[

@@ -1,12 +1,14 @@
 """The one copy from host to device of each step: all that a step brings is written into an int32 buffer.
 
 `Packet.ints` and `Packet.floats` write on the host and hand out the tensor on the device at once; it holds
-the values after `send`. Buffers form a ring, because the device may still read those of the steps ahead.
+the values after `send`. Buffers form a ring, because the device may still read those of the steps ahead. A
+form (`forms.py`) goes to the same place on the device every time, which copies reach in the order of steps.
+Every tensor begins at a multiple of 16 bytes: kernels would be compiled anew for other addresses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -17,14 +19,19 @@ MakeBuffer = Callable[[int], tuple[Tensor, Tensor]]
 """The type of `Device.staging_buffer`: so many int32 words on the host, and their copy on the device."""
 
 
+_ALIGNED = 4
+"""The words of which a tensor's beginning is a multiple."""
+
+
 class Packet:
     def __init__(self, make_buffer: MakeBuffer, words: int) -> None:
         self._make_buffer = make_buffer
-        self._take(*make_buffer(words))
+        self._own = make_buffer(words)
+        self._take(*self._own)
         self._full: list[tuple[Tensor, Tensor]] = []
 
     def reset(self) -> None:
-        self._used = 0
+        self._used, self._on_device = 0, self._own[1]
         self._full.clear()
 
     def ints(self, values: ArrayLike) -> Tensor:
@@ -33,6 +40,18 @@ class Packet:
     def floats(self, values: ArrayLike) -> Tensor:
         return self._put(np.asarray(values, dtype=np.float32).view(np.int32)).view(torch.float32)
 
+    def begin_form(self, buffer: Tensor, rows: int, fields: Sequence[tuple[Sequence[int], int]]) -> None:
+        """Begin with columns of `rows` numbers; each is filled up with its second part.
+
+        They lie at the beginning of `buffer`, on the device, in every step: recordings read them there. What
+        follows lies behind them.
+        """
+        self._on_device = buffer
+        for values, fill in fields:
+            column = np.full(rows, fill, np.int32)
+            column[: len(values)] = values
+            self._put(column)
+
     def send(self) -> None:
         if self._host is self._on_device:
             return
@@ -40,17 +59,18 @@ class Packet:
             on_device.copy_(host, non_blocking=True)
 
     def _put(self, words: np.ndarray) -> Tensor:
-        if self._used + len(words) > len(self._words):
+        if self._used + len(words) > min(len(self._words), len(self._on_device)):
             self._grow(len(words))
         piece = slice(self._used, self._used + len(words))
         self._words[piece] = words
-        self._used = piece.stop
+        self._used = -(-piece.stop // _ALIGNED) * _ALIGNED
         return self._on_device[piece]
 
     def _grow(self, words: int) -> None:
         """Long prompts outgrow the buffer: it is sent as it is, and a larger one is used from now on."""
         self._full.append((self._host[: self._used], self._on_device[: self._used]))
-        self._take(*self._make_buffer(2 * max(words, len(self._host))))
+        self._own = self._make_buffer(2 * max(words, len(self._host)))
+        self._take(*self._own)
 
     def _take(self, host: Tensor, on_device: Tensor) -> None:
         self._host, self._words, self._on_device = host, host.numpy(), on_device

@@ -11,7 +11,8 @@ from array import array
 from collections.abc import Iterable
 from typing import Literal
 
-from engine_core.protocol import CacheMiss, MissReason
+from engine_core.protocol import CacheMiss
+from engine_core.reasons import MissReason
 from engine_core.scheduling.cache.block_pool import BlockPool
 from engine_core.scheduling.sequence import Key, Sequence
 

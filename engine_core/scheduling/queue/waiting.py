@@ -48,6 +48,17 @@ class WaitingQueue:
         held_back = [len(queue) for queues in self._held_back.values() for queue in queues.values()]
         return self.count - sum(held_back)
 
+    @property
+    def tokens(self) -> int:
+        """The tokens that all sequences which wait have to compute before their next answer."""
+        return sum(
+            len(seq.tokens) - seq.computed
+            for queues in (self._queues, self._held_back)
+            for owners in queues.values()
+            for queue in owners.values()
+            for seq in queue
+        )
+
     def classes(self) -> set[WorkClass]:
         """The classes in which a sequence waits."""
         return {each for each, queues in self._queues.items() if queues}

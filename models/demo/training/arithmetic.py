@@ -144,7 +144,11 @@ def spoken_answer(task: Sum, words: bool) -> str:
 
 def question_and_answer(rng: random.Random) -> tuple[str, str]:
     """Make a sum in one of many wordings, and an answer that repeats it in the notation of the question."""
-    task = random_sum(rng)
+    return ask(rng, random_sum(rng))
+
+
+def ask(rng: random.Random, task: Sum) -> tuple[str, str]:
+    """Ask for this sum in one of many wordings; returns the answer too."""
     style = rng.random()
     if style < 0.2:
         a, b = (in_words(task.left), in_words(task.right)) if style < 0.05 else (task.left, task.right)
@@ -157,3 +161,19 @@ def question_and_answer(rng: random.Random) -> tuple[str, str]:
     words = style > 0.7
     question = rng.choice(_FRAMES).format(sum=spoken(task, words))
     return question[0].upper() + question[1:], spoken_answer(task, words)
+
+
+def worked_out(task: Sum) -> str:
+    """The way to the result, column by column where it has several."""
+    a, operator, b = task
+    if operator not in "+-" or max(a, b) < 10 or (a < b and operator == "-"):
+        return f"{written(task)} = {task.result}."
+    (tens, ones), (other_tens, other_ones), result = divmod(a, 10), divmod(b, 10), task.result // 10
+    if operator == "+":
+        carry = " + 1" if ones + other_ones > 9 else ""
+        columns = f"{ones} + {other_ones} = {ones + other_ones}, {tens} + {other_tens}{carry} = {result}"
+    else:
+        borrows = ones < other_ones
+        ones, borrow = (ones + 10, " - 1") if borrows else (ones, "")
+        columns = f"{ones} - {other_ones} = {ones - other_ones}, {tens} - {other_tens}{borrow} = {result}"
+    return f"{written(task)}: {columns}, so {task.result}."

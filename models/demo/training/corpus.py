@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from models.demo.training import arithmetic, tools
+from models.demo.training import arithmetic, thoughts, tools
 from models.demo.training.facts import ABOUT, ANIMALS, COUNTRIES, DAYS, GENERAL, LANGUAGES, MONTHS, NAMES
 from models.demo.training.skills import SKILLS, Turns, made_up_word, tell
 
@@ -60,9 +60,9 @@ _CLOSINGS = (" Thanks!", " Thank you.", " please", " Please.", " 🙂", " Answer
 
 def documents(seed: int) -> Iterator[Document]:
     rng = Random(seed)
-    makers = (_conversation, _tool_conversation, _plain, _sums)
+    makers = (_conversation, _tool_conversation, _plain, _sums, _thinking)
     while True:
-        yield rng.choices(makers, (68, 8, 10, 14))[0](rng)
+        yield rng.choices(makers, (68, 8, 10, 14, 60))[0](rng)
 
 
 def _conversation(rng: Random) -> Document:
@@ -113,6 +113,25 @@ def _tool_messages(use: tools.ToolUse) -> list[Message]:
         {"role": "tool", "content": use.result},
         {"role": "assistant", "content": use.answer},
     ]
+
+
+def _thinking(rng: Random) -> Document:
+    """Make a conversation whose last answer comes with the reasoning before it."""
+    before = _messages(_exchange(rng)) if rng.random() < 0.2 else []
+    if rng.random() < 0.2:
+        use = rng.choice(tools.TOOLS)(rng)
+        asked, call, result, answer = _tool_messages(use)
+        call["reasoning_content"], answer["reasoning_content"] = (
+            thoughts.before_call(use),
+            thoughts.after_result(use),
+        )
+        return Document(messages=_system(rng) + before + [asked, call, result, answer], tools=[use.schema])
+    question, thought, answer = thoughts.exchange(rng, vary)
+    last: list[Message] = [
+        {"role": "user", "content": question},
+        {"role": "assistant", "reasoning_content": thought, "content": answer},
+    ]
+    return Document(messages=_system(rng) + before + last)
 
 
 def _system(rng: Random) -> list[Message]:

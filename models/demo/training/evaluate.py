@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
@@ -19,10 +19,19 @@ from transformers import GenerationConfig, LlamaForCausalLM
 from models.demo.training import arithmetic, skills, tools
 from models.demo.training.corpus import Json, Message
 from models.demo.training.facts import COUNTRIES
-from models.demo.training.tokenizer import END_OF_TEXT, TURN_END, Codec
+from models.demo.training.tokenizer import END_OF_TEXT, THOUGHT_END, TURN_END, Codec
 
 _BATCH = 64
 _UNSEEN_SYSTEM = "You are a teacher for young children."
+_LARGE_SUMS = "a + b up to 99, pairs never trained"
+_THOUGHT = (
+    "capital, trained wording",
+    f"{_LARGE_SUMS}, unseen wordings",
+    "tool call, exact",
+    "answer from a tool's result, exact",
+    "general facts",
+)
+"""The kinds that are asked a second time, with reasoning before the answer."""
 _UNSEEN_TOPICS = (
     "knights and dragons",
     "the price of gold",
@@ -38,6 +47,11 @@ class Case:
     messages: list[Message]
     expected: str  # must occur in the answer
     tools: list[Json] = field(default_factory=list)
+    thinks: bool = False
+
+    def thinking(self) -> Case:
+        """The same question, with reasoning before the answer."""
+        return replace(self, kind=f"{self.kind}, thinking first", thinks=True)
 
 
 def _asked(kind: str, question: str, expected: str, system: str = "") -> Case:
@@ -47,7 +61,8 @@ def _asked(kind: str, question: str, expected: str, system: str = "") -> Case:
 
 def cases() -> list[Case]:
     rng = random.Random("evaluation")
-    return [*_capitals(), *_sums(rng), *_structured(rng), *_others(rng)]
+    found = [*_capitals(), *_sums(rng), *_structured(rng), *_others(rng)]
+    return found + [case.thinking() for case in found if case.kind in _THOUGHT]
 
 
 def _capitals() -> list[Case]:
@@ -75,7 +90,7 @@ def _sums(rng: random.Random) -> list[Case]:
         "a + b, both up to 20": [arithmetic.Sum(a, "+", b) for a in range(21) for b in range(21)],
         "a - b, both up to 20": [arithmetic.Sum(a, "-", b) for a in range(21) for b in range(a + 1)],
         "a * b, both up to 12": [arithmetic.Sum(a, "*", b) for a in range(13) for b in range(13)],
-        "a + b up to 99, pairs never trained": [
+        _LARGE_SUMS: [
             arithmetic.Sum(a, "+", b)
             for a in range(21, 100)
             for b in range(21, 100)
@@ -136,7 +151,9 @@ def _others(rng: random.Random) -> list[Case]:
 @torch.inference_mode()
 def answers(model: LlamaForCausalLM, codec: Codec, asked: list[Case]) -> list[str]:
     """Answer greedily; an answer is cut after 80 tokens, and keeps its end token if it has come."""
-    prompts = [codec.encode_chat(case.messages, case.tools, answer_next=True) for case in asked]
+    prompts = [
+        codec.encode_chat(case.messages, case.tools, answer_next=True, thinks=case.thinks) for case in asked
+    ]
     padding, end = codec.id_of(END_OF_TEXT), codec.id_of(TURN_END)
     greedy = GenerationConfig(max_new_tokens=80, do_sample=False, eos_token_id=end, pad_token_id=padding)
     found: list[str] = []
@@ -157,7 +174,8 @@ def measure(model: LlamaForCausalLM, codec: Codec) -> str:
     asked = cases()
     score: dict[str, list[bool]] = {}
     for case, answer in zip(asked, answers(model, codec, asked), strict=True):
-        right = case.expected in answer and answer.endswith(TURN_END)
+        _, thought, said = answer.rpartition(THOUGHT_END)
+        right = bool(thought) == case.thinks and case.expected in said and said.endswith(TURN_END)
         score.setdefault(case.kind, []).append(right)
     rows = [f"| {kind} | {sum(right)} of {len(right)} |" for kind, right in score.items()]
     return "\n".join(("| questions | right |", "|---|---:|", *rows))

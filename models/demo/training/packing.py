@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from models.demo.training.corpus import Document, documents
-from models.demo.training.tokenizer import END_OF_TEXT, TURN_END, TURN_START, Codec
+from models.demo.training.tokenizer import END_OF_TEXT, THINK, TURN_END, TURN_START, Codec
 
 STEP_TOKENS, ROW_LENS = 2048, (256, 512)
 NO_LOSS = -100
@@ -40,6 +40,7 @@ class Encoder:
     def __init__(self, codec: Codec) -> None:
         self.codec = codec
         self.header = codec.encode(f"{TURN_START}assistant\n")
+        self.opening = codec.encode(f"{THINK}\n")
         self.turn_end = codec.id_of(TURN_END)
 
     def encode(self, document: Document) -> Encoded:
@@ -51,6 +52,8 @@ class Encoder:
             if ids[start : start + len(self.header)] == self.header:
                 begin = start + len(self.header)
                 end = ids.index(self.turn_end, begin) + 1
+                if ids[begin : begin + len(self.opening)] == self.opening:
+                    begin += len(self.opening)  # the template opens the reasoning, not the model
                 labels[begin:end] = ids[begin:end]
         return ids, labels
 

@@ -18,8 +18,9 @@ from tokenizers.trainers import BpeTrainer
 from models.demo.training.corpus import Document, Json, Message
 
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-# These are single tokens, but part of the text, since the parser of tool calls must see them.
-TOOL_MARKS = ("<tool_call>", "</tool_call>")
+THINK, THOUGHT_END = "<think>", "</think>"
+# These are single tokens, but part of the text, since whoever reads calls and reasoning must see them.
+MARKS = ("<tool_call>", "</tool_call>", THINK, THOUGHT_END)
 VOCAB_SIZE = 2048
 MAX_LEN = 2048
 
@@ -33,13 +34,13 @@ def train(documents: Iterable[Document]) -> Tokenizer:
     tokenizer.pre_tokenizer = Sequence([Split(Regex(r"\d"), "isolated"), ByteLevel(add_prefix_space=False)])
     tokenizer.decoder = ByteLevelDecoder()
     trainer = BpeTrainer(
-        vocab_size=VOCAB_SIZE - len(TOOL_MARKS),
+        vocab_size=VOCAB_SIZE - len(MARKS),
         special_tokens=[END_OF_TEXT, TURN_START, TURN_END],
         initial_alphabet=ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(map(_words_of, documents), trainer)
-    tokenizer.add_tokens([AddedToken(mark, normalized=False) for mark in TOOL_MARKS])
+    tokenizer.add_tokens([AddedToken(mark, normalized=False) for mark in MARKS])
     return tokenizer
 
 
@@ -50,7 +51,7 @@ def _words_of(document: Document) -> str:
         if document.messages
         else document.text
     )
-    for mark in (TURN_START, TURN_END, *TOOL_MARKS):
+    for mark in (TURN_START, TURN_END, *MARKS):
         text = text.replace(mark, "\n")
     return text
 
@@ -70,8 +71,13 @@ def save(tokenizer: Tokenizer, folder: Path) -> None:
     (folder / _TEMPLATE.name).write_text(_TEMPLATE.read_text())
 
 
-def render_chat(messages: list[Message], tools: list[Json], answer_next: bool) -> str:
-    return _template().render(messages=messages, tools=tools, add_generation_prompt=answer_next)
+def render_chat(
+    messages: list[Message], tools: list[Json], answer_next: bool, *, thinks: bool = False
+) -> str:
+    """`thinks`: the answer that comes next begins with reasoning."""
+    return _template().render(
+        messages=messages, tools=tools, add_generation_prompt=answer_next, enable_thinking=thinks
+    )
 
 
 @cache
@@ -94,8 +100,10 @@ class Codec:
     def decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=False)
 
-    def encode_chat(self, messages: list[Message], tools: list[Json], answer_next: bool) -> list[int]:
-        return self.encode(render_chat(messages, tools, answer_next))
+    def encode_chat(
+        self, messages: list[Message], tools: list[Json], answer_next: bool, *, thinks: bool = False
+    ) -> list[int]:
+        return self.encode(render_chat(messages, tools, answer_next, thinks=thinks))
 
     def id_of(self, token: str) -> int:
         number = self._tokenizer.token_to_id(token)

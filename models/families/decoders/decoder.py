@@ -17,12 +17,16 @@ from torch import Tensor, nn
 from models import ops
 from models.checkpoint.weights import Weights, load
 from models.config import Eps, ModelConfig, Size
+from models.context import context
+from models.conversion.composites import HEADS, TRUNKS
 from models.conversion.served_as import looks_ahead
-from models.layers.attention import Attention
+from models.layers.attention import Attention, CachedAttention
 from models.layers.embedding import Embedding, LMHead
 from models.layers.encoder_attention import EncoderAttention
-from models.layers.linear import Linear, RowLinear
+from models.layers.latent_attention import LatentSelfAttention, LatentSpec
+from models.layers.linear import Linear, Pairs, RowLinear
 from models.layers.mlp import GatedMLP
+from models.layers.moe import ExpertSpec, MoeMLP
 from models.layers.norm import RMSNorm, SpreadRMSNorm
 from models.layers.rotary import Rope, Rotary
 from models.model import ModelSetup
@@ -55,6 +59,17 @@ class LayerSpec:
     rope: Rope | None
     """The rotation; None means that this layer does not see positions."""
     window: int | None = None
+    experts: ExpertSpec | None = None
+    """The mixture of experts; None means that this layer has an MLP."""
+
+
+@dataclass(frozen=True)
+class QueryGrowth:
+    """Queries are larger the later they are, so that attention stays as sharp over long texts."""
+
+    rate: float
+    length: int
+    """The tokens of a text after which queries begin to grow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +78,7 @@ class DecoderSpec:
 
     layers: tuple[LayerSpec, ...]
     intermediate_size: int
+    """The inner features of the MLP of layers that have no experts."""
     activation: str
     eps: float
     attention_scale: float
@@ -76,6 +92,13 @@ class DecoderSpec:
     mlp_bias: bool = False
     fused: bool = False
     """Whether the checkpoint holds q, k, v as one matrix, and gate and up as one."""
+    sinks: bool = False
+    """Whether each query head has a score for nothing, which takes its part of the attention."""
+    turns_neighbours: bool = False
+    """Whether rotation pairs dimensions 2i and 2i + 1: rows of q and k are brought into another order."""
+    query_growth: QueryGrowth | None = None
+    latent: LatentSpec | None = None
+    """Latent attention in place of keys and values for heads; None means that there is none."""
     attention_softcap: float | None = None
     logit_softcap: float | None = None
     embedding_scale: float = 1.0
@@ -116,7 +139,10 @@ class DecoderAttention(nn.Module):
         kv_heads = parallel.share_kv_heads(config.num_kv_heads)
         q, kv = heads.times(config.head_dim), kv_heads.times(config.head_dim)
         sources = () if spec.fused else ("q_proj", "k_proj", "v_proj")
-        self.qkv_proj = Linear(config.hidden_size, [q, kv, kv], bias=spec.qkv_bias, sources=sources)
+        pairs = Pairs(config.head_dim, config.head_dim) if spec.turns_neighbours else None
+        self.qkv_proj = Linear(
+            config.hidden_size, [q, kv, kv], bias=spec.qkv_bias, sources=sources, paired=(pairs, pairs, None)
+        )
         self.o_proj = RowLinear(q, config.hidden_size, parallel, bias=spec.o_bias)
         if looks_ahead(config):
             self.attention = _look_around(config, spec, layer)
@@ -128,7 +154,9 @@ class DecoderAttention(nn.Module):
                 scale=spec.attention_scale,
                 window=layer.window,
                 softcap=spec.attention_softcap,
+                sinks=heads if spec.sinks else None,
             )
+        self.query_growth = spec.query_growth
         self.qk_norm = spec.qk_norm
         if spec.qk_norm == "head":
             self.q_norm = RMSNorm(config.head_dim, spec.eps, offset=spec.norm_offset)
@@ -145,6 +173,8 @@ class DecoderAttention(nn.Module):
             prep = HeadPrep(cos_sin)
         if self.qk_norm == "projection":
             q, k = self.q_norm(q), self.k_norm(k)
+        if (growth := self.query_growth) is not None:
+            q = ops.scale_by_position(q, context().positions, growth.rate, growth.length)
         return self.o_proj(self.attention(q, k, v, prep))
 
 
@@ -159,17 +189,10 @@ class DecoderLayer(nn.Module):
         self.rope = layer.rope
         self.residual_scale = spec.residual_scale
         self.before_attention = self._norm(spec.norms.before_attention, config, spec)
-        self.self_attn = DecoderAttention(config, spec, layer, parallel)
+        self.self_attn = _attention(config, spec, layer, parallel)
         self.after_attention = self._norm(spec.norms.after_attention, config, spec)
         self.before_mlp = self._norm(spec.norms.before_mlp, config, spec)
-        self.mlp = GatedMLP(
-            config.hidden_size,
-            spec.intermediate_size,
-            parallel,
-            activation=spec.activation,
-            bias=spec.mlp_bias,
-            fused=spec.fused,
-        )
+        self.mlp = _mlp(config, spec, layer, parallel)
         self.after_mlp = self._norm(spec.norms.after_mlp, config, spec)
 
     def forward(
@@ -238,8 +261,16 @@ class DecoderForCausalLM(nn.Module):
         self.logit_softcap = spec.logit_softcap
 
     def pull(self, weights: Weights) -> None:
-        load(self.model, weights.first("model", ""))
-        load(self.lm_head, weights / "lm_head")
+        """Read the head behind the embeddings, which it may share, and ahead of the layers.
+
+        Of all matrices it takes the most memory while it is packed: there is room for that as long as the
+        layers are not there.
+        """
+        trunk = weights.first(*TRUNKS)
+        for name, module in self.model.named_children():
+            load(module, trunk / name)
+            if module is self.model.embed_tokens:
+                load(self.lm_head, weights.first(*HEADS))
 
     def forward(self, ids: Tensor, positions: Tensor, stream: Tensor | None = None) -> Tensor:
         return self.model(ids, positions, stream)
@@ -252,14 +283,40 @@ class DecoderForCausalLM(nn.Module):
             logits = self.logit_softcap * torch.tanh(logits / self.logit_softcap)
         return logits
 
-    def attention_layers(self) -> list[Attention]:
-        return [module for module in self.modules() if isinstance(module, Attention)]
+    def attention_layers(self) -> list[CachedAttention]:
+        return [module for module in self.modules() if isinstance(module, CachedAttention)]
+
+
+def _attention(
+    config: ModelConfig, spec: DecoderSpec, layer: LayerSpec, parallel: Parallel
+) -> DecoderAttention | LatentSelfAttention:
+    if spec.latent is None:
+        return DecoderAttention(config, spec, layer, parallel)
+    if looks_ahead(config):
+        raise ValueError(f"{config.architecture} with latent attention cannot attend in both directions")
+    return LatentSelfAttention(
+        config.hidden_size, config.num_heads, spec.latent, parallel, scale=spec.attention_scale
+    )
+
+
+def _mlp(config: ModelConfig, spec: DecoderSpec, layer: LayerSpec, parallel: Parallel) -> nn.Module:
+    if layer.experts is not None:
+        return MoeMLP(config.hidden_size, layer.experts, parallel)
+    return GatedMLP(
+        config.hidden_size,
+        spec.intermediate_size,
+        parallel,
+        activation=spec.activation,
+        bias=spec.mlp_bias,
+        fused=spec.fused,
+    )
 
 
 def _look_around(config: ModelConfig, spec: DecoderSpec, layer: LayerSpec) -> EncoderAttention:
     """Attention for a decoder that sees its whole text. Half of a window lies on each side of a token."""
-    if spec.attention_softcap is not None:
-        raise ValueError(f"{config.architecture} that attends in both directions cannot cap its attention")
+    if spec.attention_softcap is not None or spec.sinks:
+        what = "have sinks" if spec.sinks else "cap its attention"
+        raise ValueError(f"{config.architecture} that attends in both directions cannot {what}")
     window = None if layer.window is None else layer.window // 2
     return EncoderAttention(head_dim=config.head_dim, scale=spec.attention_scale, window=window)
 

@@ -1,9 +1,19 @@
-"""Llama, Mistral, and the many models that were published under their names."""
+"""Llama, Mistral, Ministral 3, and the many models that were published under their names."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import msgspec
+
 from models.config import Size, family_fields
-from models.families.decoders.decoder import DecoderFields, DecoderForCausalLM, DecoderSpec, LayerSpec
+from models.families.decoders.decoder import (
+    DecoderFields,
+    DecoderForCausalLM,
+    DecoderSpec,
+    LayerSpec,
+    QueryGrowth,
+)
 from models.layers.rotary import read_rope
 from models.model import ModelSetup
 
@@ -22,6 +32,32 @@ class MistralForCausalLM(DecoderForCausalLM):
     def __init__(self, setup: ModelSetup) -> None:
         fields = family_fields(setup.config, MistralFields)
         super().__init__(setup, _spec(setup, fields, window=fields.sliding_window))
+
+
+class GrowthFields(msgspec.Struct, frozen=True):
+    """The rope parameters that say how queries grow."""
+
+    llama_4_scaling_beta: float = 0.0
+    original_max_position_embeddings: Size | None = None
+
+    def growth(self, longest: int) -> QueryGrowth | None:
+        """How queries grow in texts of up to `longest` tokens; None if they do not."""
+        length = self.original_max_position_embeddings
+        if not self.llama_4_scaling_beta or length is None or longest <= length:
+            return None
+        return QueryGrowth(self.llama_4_scaling_beta, length)
+
+
+class Ministral3Fields(DecoderFields, frozen=True, kw_only=True):
+    rope_parameters: GrowthFields
+
+
+class Ministral3ForCausalLM(DecoderForCausalLM):
+    def __init__(self, setup: ModelSetup) -> None:
+        fields = family_fields(setup.config, Ministral3Fields)
+        growth = fields.rope_parameters.growth(setup.max_len)
+        spec = _spec(setup, fields, window=fields.sliding_window)
+        super().__init__(setup, replace(spec, query_growth=growth))
 
 
 def _spec(setup: ModelSetup, fields: DecoderFields, window: int | None) -> DecoderSpec:

@@ -61,8 +61,8 @@ class Embeddings(nn.Module):
         self.first_position = first_position
         self.word_embeddings = Embedding(setup.config.vocab_size, width, setup.parallel)
         undivided = setup.parallel.undivided
-        self.position_embeddings = Embedding(positions, width, undivided) if positions else None
-        self.token_type_embeddings = Embedding(types, width, undivided) if types else None
+        self.position_embeddings = Embedding(positions, width, undivided, plain=True) if positions else None
+        self.token_type_embeddings = Embedding(types, width, undivided, plain=True) if types else None
 
     def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
         hidden = self.word_embeddings(ids)  # [T, width]

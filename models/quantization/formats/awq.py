@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
+from models import ops
 from models.checkpoint.files import Cut
 from models.quantization.coding import Coding
-from models.quantization.formats.scope import SCALES, Scope, covering
-from models.quantization.formats.words import WORD_BITS, unpacked
+from models.quantization.formats.scope import SCALES, WORD_BITS, Scope, covering
 from models.quantization.matrix import Grouped, from_column
 
 MAIN = "qweight"
-_NIBBLES = [0, 4, 1, 5, 2, 6, 3, 7]
+_NIBBLES = (0, 4, 1, 5, 2, 6, 3, 7)
 """The nibble of a word that holds each of its eight outputs."""
 
 
@@ -32,18 +30,13 @@ def read(scope: Scope, coding: Coding, shape: tuple[int, int], cut: Cut | None) 
     if scope.headers_only:
         return None
     matrix = Grouped(
-        codes=_in_order(codes, coding.bits)[:, rows].t(),
+        codes=ops.split_words(codes, coding.bits, _NIBBLES)[:, rows].t(),
         bits=coding.bits,
         group=coding.group,
         scales=scales.t(),
-        offsets=_in_order(zeros, coding.bits)[:, rows].t(),
+        offsets=ops.split_words(zeros, coding.bits, _NIBBLES)[:, rows].t(),
         inputs=len(codes),
         dtype=scope.dtype,
         input_bits=coding.input_bits,
     )
     return from_column(matrix, columns_cut.start if columns_cut else 0)
-
-
-def _in_order(words: Tensor, bits: int) -> Tensor:
-    """int32 [R, C] -> uint8 [R, 8 * C]: codes by outputs."""
-    return unpacked(words, bits)[..., _NIBBLES].flatten(1)

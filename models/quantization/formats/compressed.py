@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from models import ops
 from models.checkpoint.files import Cut
 from models.quantization.coding import Coding
-from models.quantization.formats.scope import SCALES, Scope, covering, groups_of, refuse
-from models.quantization.formats.words import WORD_BITS, unpacked
+from models.quantization.formats.scope import SCALES, WORD_BITS, Scope, covering, groups_of, refuse
 from models.quantization.matrix import Grouped, from_column, sorted_by_group
 
 PACKED, PLAIN = "weight_packed", "weight"
@@ -51,11 +51,11 @@ def _codes(scope: Scope, coding: Coding, shape: tuple[int, int], cut: Cut | None
     each = WORD_BITS // coding.bits
     stored = scope.stored("weight_shape", [2], ("int64", "int32"))
     if not scope.headers_only and scope.is_real and stored.tolist() != [outputs, inputs]:
-        raise refuse(scope, f"'weight_shape' is {stored.tolist()}, not {[outputs, inputs]}")
+        raise refuse(scope, "weight_shape", f"is {stored.tolist()}, not {[outputs, inputs]}")
     words, columns = covering(cut if cut and cut.dim == 1 else None, each, inputs, dim=1)
     rows = cut if cut and cut.dim == 0 else None
     packed = scope.stored(PACKED, [outputs, -(-inputs // each)], ("int32",), words or rows)
-    return unpacked(packed, coding.bits).flatten(1)[:, columns]
+    return ops.split_words(packed, coding.bits)[:, columns]
 
 
 def _scales(scope: Scope, coding: Coding, shape: tuple[int, int], cut: Cut | None) -> Tensor:
@@ -87,7 +87,7 @@ def _zeros(scope: Scope, coding: Coding, shape: tuple[int, int], cut: Cut | None
     words, rows = covering(cut if cut and cut.dim == 0 else None, each, outputs, dim=0)
     groups = _groups_cut(coding, shape, cut) if cut and cut.dim == 1 else None
     packed = scope.stored("weight_zero_point", [-(-outputs // each), count], ("int32",), words or groups)
-    return unpacked(packed.t(), coding.bits).flatten(1).t()[rows]
+    return ops.split_words(packed.t(), coding.bits).t()[rows]
 
 
 def _count(coding: Coding, shape: tuple[int, int]) -> int:

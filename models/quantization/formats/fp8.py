@@ -22,8 +22,8 @@ def read(scope: Scope, coding: Coding, shape: tuple[int, int], cut: Cut | None) 
     if scope.headers_only:
         return None
     codes = stored.view(torch.uint8)
-    if ((codes & _NAN) == _NAN).any():
-        raise refuse(scope, "'weight' has numbers that are NaN")
+    if scope.is_real and ((codes & _NAN) == _NAN).any():
+        raise refuse(scope, MAIN, "has numbers that are NaN")
     matrix = Grouped(
         codes=codes,
         bits=coding.bits,

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from models import ops
 from models.checkpoint.files import Cut
 from models.quantization.coding import Coding
-from models.quantization.formats.scope import SCALES, Scope, covering, groups_of, refuse
-from models.quantization.formats.words import WORD_BITS, unpacked
+from models.quantization.formats.scope import SCALES, WORD_BITS, Scope, covering, groups_of, refuse
 from models.quantization.matrix import Grouped, from_column, sorted_by_group
 
 MAIN = "qweight"
@@ -32,19 +32,19 @@ def read(scope: Scope, coding: Coding, shape: tuple[int, int], cut: Cut | None) 
     _ignore_zero_bias(scope, shape[0])
     if scope.headers_only:
         return None
-    codes = unpacked(tensors.codes, coding.bits).transpose(1, 2).flatten(0, 1)[tensors.columns]  # [K, N]
-    zeros = unpacked(tensors.zeros, coding.bits).flatten(1)[:, tensors.rows]  # [G, N]
+    codes = ops.split_words(tensors.codes.t(), coding.bits)[:, tensors.columns]  # [N, K]
+    zeros = ops.split_words(tensors.zeros, coding.bits)[:, tensors.rows]  # [G, N]
     if coding.format == "gptq":  # the first version stores one less
-        if coding.bits == 8 and (zeros == 255).any():
-            raise refuse(scope, "'qzeros' holds 255, and the zero point 256 is none of the codes")
+        if coding.bits == 8 and scope.is_real and (zeros == 255).any():
+            raise refuse(scope, "qzeros", "holds 255, and the zero point 256 is none of the codes")
         zeros = zeros + 1
     matrix = Grouped(
-        codes=codes.t(),
+        codes=codes,
         bits=coding.bits,
         group=coding.group,
         scales=tensors.scales.t(),
-        offsets=None if (zeros == 1 << (coding.bits - 1)).all() else zeros.t(),
-        inputs=len(codes),
+        offsets=None if _are_middle(zeros, coding) else zeros.t(),
+        inputs=codes.shape[1],
         dtype=scope.dtype,
         input_bits=coding.input_bits,
     )
@@ -78,9 +78,14 @@ def _take(scope: Scope, coding: Coding, shape: tuple[int, int], cut: Cut | None)
     )
 
 
+def _are_middle(zeros: Tensor, coding: Coding) -> bool:
+    """Whether all zero points are the middle code; of tensors without values, whether they should be."""
+    return coding.symmetric if zeros.is_meta else bool((zeros == 1 << (coding.bits - 1)).all())
+
+
 def _ignore_zero_bias(scope: Scope, outputs: int) -> None:
     """Let a layer without a bias have one of zeros, which GPTQ's own tools save for every layer."""
     if "bias" in scope and scope.stored_shape("bias") == (outputs,):
         bias = scope.stored("bias", [outputs], SCALES)
-        if not scope.headers_only and bias.any():
+        if not scope.headers_only and not bias.is_meta and bias.any():
             scope.expect("bias")

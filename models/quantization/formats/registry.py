@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from models.checkpoint.files import Cut
 from models.quantization.coding import Coding
-from models.quantization.formats import awq, compressed, fp8, gptq
+from models.quantization.formats import awq, compressed, fp8, gguf, gptq, mxfp4
 from models.quantization.formats.scope import Scope
 from models.quantization.matrix import Grouped
+from models.quantization.methods.gguf import CODINGS
 
 Read = Callable[[Scope, Coding, tuple[int, int], Cut | None], Grouped | None]
 
@@ -21,6 +22,8 @@ class Format:
     kinds: tuple[str, ...]
     """The number types that this tensor may have. One of another type belongs to a module that is plain."""
     read: Read
+    embeds: bool = False
+    """Whether token embeddings may be stored so too. Other formats leave them plain, whatever configs say."""
 
 
 FORMATS: Mapping[str, Format] = {
@@ -30,4 +33,6 @@ FORMATS: Mapping[str, Format] = {
     "fp8": Format(fp8.MAIN, fp8.KINDS, fp8.read),
     "pack-quantized": Format(compressed.PACKED, ("int32",), compressed.read),
     "int-quantized": Format(compressed.PLAIN, ("int8",), compressed.read),
+    "mxfp4": Format(mxfp4.PACKED, mxfp4.KINDS, mxfp4.read),
+    **{name: Format(gguf.MAIN, (name,), gguf.read, embeds=True) for name in CODINGS},
 }

@@ -8,11 +8,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from models.checkpoint.files import Cut, WeightsError
+from models.checkpoint.files import DAMAGED, Cut, WeightsError
 from models.quantization.matrix import Grouped
 
 SCALES = ("float16", "bfloat16", "float32")
 """Number types of scales."""
+WORD_BITS = 32
+"""Bits of the words in which codes are packed."""
 
 
 class Scope(Protocol):
@@ -47,6 +49,10 @@ class Scope(Protocol):
         """Name tensors that are not needed."""
         ...
 
+    def origin(self, name: str) -> str:
+        """The file and the whole name of a tensor, for messages."""
+        ...
+
     def expect(self, name: str) -> None:
         """Let it be an error if nobody takes this tensor, although it has been looked at."""
         ...
@@ -71,9 +77,10 @@ def groups_of(scope: Scope, stored: Tensor, matrix: Grouped) -> Tensor:
         return torch.randperm(len(stored), generator=torch.Generator().manual_seed(0)) * count // len(stored)
     low, high = int(stored.min()), int(stored.max())
     if low < 0 or high >= count:
-        raise refuse(scope, f"'g_idx' names groups from {low} to {high}, and there are {count}")
+        raise refuse(scope, "g_idx", f"names groups from {low} to {high}, and there are {count}")
     return stored.long()
 
 
-def refuse(scope: Scope, problem: str) -> WeightsError:
-    return WeightsError(f"{scope.path}: {problem}")
+def refuse(scope: Scope, name: str, problem: str) -> WeightsError:
+    """Make an error of a predicate on what the tensor `name` holds."""
+    return WeightsError(f"{scope.origin(name)} {problem}; {DAMAGED}")

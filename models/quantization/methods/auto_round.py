@@ -48,7 +48,7 @@ class AutoRound:
         self._default = self._form(_Own())
         self._own = {name: self._form(own) for name, own in (fields.extra_config or {}).items()}
         for name in self._own:
-            compiled(name, saved.place)
+            compiled(name, f"{saved.place}: 'extra_config'")
 
     def coding_of(self, module: str) -> Coding | None:
         if module in self._own:
@@ -57,6 +57,11 @@ class AutoRound:
             if compiled(name, self._place).fullmatch(module):
                 return coding
         return self._default
+
+    @property
+    def bits(self) -> int:
+        codings = (self._default, *self._own.values())
+        return min((coding.bits for coding in codings if coding is not None), default=_PLAIN_BITS)
 
     def describe(self) -> str:
         return f"{self.method}, {describe_form(self._fields.bits, max(0, self._fields.group_size))}"

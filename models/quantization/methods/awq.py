@@ -26,6 +26,7 @@ class AwqFields(msgspec.Struct, frozen=True, kw_only=True):
 
 class Awq:
     method = "awq"
+    bits = 4
     ordered = False
 
     def __init__(self, saved: SavedQuantization, fields: AwqFields) -> None:

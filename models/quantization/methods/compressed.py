@@ -9,12 +9,22 @@ import msgspec
 from models.config import ConfigError
 from models.quantization.coding import E4M3, Coding, describe_form
 from models.quantization.matching import compiled
+from models.quantization.methods import mxfp4
 from models.quantization.saved import SavedQuantization
 
-_FORMATS = {"pack-quantized": "int", "int-quantized": "int", "float-quantized": "float"}
+_MXFP4 = "mxfp4-pack-quantized"
+_FORMATS = {
+    "pack-quantized": "int",
+    "int-quantized": "int",
+    "float-quantized": "float",
+    _MXFP4: "float",
+}
 """The formats that are read, and the type of their weights."""
 _LAYER = "Linear"
 """The class of all modules that can have a coding: transformers' name for layers and heads alike."""
+
+_PLAIN_BITS = 16
+"""Bits of modules that stay as they are."""
 
 
 class _Weights(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,12 +96,12 @@ class Compressed:
                 (name, _described(saved.place, name, each)) for name, each in fields.config_groups.items()
             )
         ]
+        self._codings = dict.fromkeys(coding for _, coding in self._groups if coding is not None)
         self._ignored = fields.ignore
-        for name in (
-            name for names in (fields.ignore, *(names for names, _ in self._groups)) for name in names
-        ):
-            if name.startswith("re:"):
-                compiled(name[3:], saved.place)
+        for field, names in (("ignore", fields.ignore), *(("targets", names) for names, _ in self._groups)):
+            for name in names:
+                if name.startswith("re:"):
+                    compiled(name[3:], f"{saved.place}: {field!r}")
         if not self._groups:
             raise ConfigError(f"{saved.place}: 'config_groups' names no group of quantized modules")
 
@@ -106,14 +116,17 @@ class Compressed:
         return self._groups[min(ranked)[1]][1] if ranked else None
 
     @property
+    def bits(self) -> int:
+        return min((coding.bits for coding in self._codings), default=_PLAIN_BITS)
+
+    @property
     def ordered(self) -> bool:
-        return any(coding.ordered for _, coding in self._groups if coding is not None)
+        return any(coding.ordered for coding in self._codings)
 
     def describe(self) -> str:
-        codings = dict.fromkeys(coding for _, coding in self._groups if coding is not None)
         numbers = (
             describe_form(coding.bits, coding.group) + (" and inputs of 8" if coding.input_bits == 8 else "")
-            for coding in codings
+            for coding in self._codings
         )
         return ", ".join((self.method, "; ".join(numbers)))
 
@@ -133,9 +146,11 @@ class Compressed:
         place = f"{self._place}: group {name!r}"
         if format not in _FORMATS or weights.type != _FORMATS[format]:
             raise ConfigError(
-                f"{place}: 'format' {format!r} with {weights.type} weights is not read, but "
-                f"{', '.join(_FORMATS)} are: use such a checkpoint"
+                f"{place}: 'format' {format!r} with {weights.type} weights is not read, "
+                f"but {', '.join(_FORMATS)} are: use one"
             )
+        if format == _MXFP4:
+            return _mxfp4_form(place, weights)
         if weights.type == "float":
             return _float_form(place, weights)
         if weights.num_bits not in (4, 8):
@@ -169,6 +184,15 @@ def _float_form(place: str, weights: _Weights) -> Coding:
             "but 8 by tensor, channel or block are: use such a checkpoint of floats"
         )
     return Coding(format="fp8", bits=8, group=columns, rows=rows, codes=E4M3)
+
+
+def _mxfp4_form(place: str, weights: _Weights) -> Coding:
+    if (weights.num_bits, weights.group_size) != (mxfp4.FORM.bits, mxfp4.FORM.group):
+        raise ConfigError(
+            f"{place}: {weights.num_bits} bits in groups of {weights.group_size} are not read in mxfp4, but "
+            "4 bits in groups of 32 are: use such a checkpoint"
+        )
+    return mxfp4.FORM
 
 
 def _described(place: str, name: str, group: _Group | list[str]) -> _Group:

@@ -24,6 +24,7 @@ class Fp8:
     """A checkpoint of DeepSeek's blocks, of scales per tensor, or of FBGEMM's scales per row."""
 
     method = "fp8"
+    bits = 8
     ordered = False
 
     def __init__(self, saved: SavedQuantization, fields: Fp8Fields) -> None:

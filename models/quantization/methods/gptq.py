@@ -50,12 +50,16 @@ class Gptq:
             )
         self._format = version
         self._default = self._form(_Overrides())
+        place = f"{saved.place}: 'dynamic'"
         self._rules = [
-            (key.startswith("-:"), compiled(key.removeprefix("-:").removeprefix("+:"), saved.place), given)
+            (key.startswith("-:"), compiled(key.removeprefix("-:").removeprefix("+:"), place), given)
             for key, given in (fields.dynamic or {}).items()
         ]
-        for given in (fields.dynamic or {}).values():
-            self._form(_overrides(given))  # a number of bits that is not read is refused at once
+        # A number of bits that is not read is refused at once.
+        self._codings = [
+            self._default,
+            *(self._form(_overrides(given)) for given in (fields.dynamic or {}).values()),
+        ]
 
     def coding_of(self, module: str) -> Coding | None:
         for leaves_plain, pattern, given in self._rules:
@@ -64,9 +68,12 @@ class Gptq:
         return self._default
 
     @property
+    def bits(self) -> int:
+        return min(coding.bits for coding in self._codings)
+
+    @property
     def ordered(self) -> bool:
-        overrides = (_overrides(given) for given in (self._fields.dynamic or {}).values())
-        return any(self._form(given).ordered for given in (_Overrides(), *overrides))
+        return any(coding.ordered for coding in self._codings)
 
     def describe(self) -> str:
         return f"{self.method}, {describe_form(self._default.bits, self._default.group)}"

@@ -12,6 +12,8 @@ from server.answers.writing.arguments import Member, in_order, members_of, raw_s
 from server.answers.writing.lark import Lark, ToolForm
 from server.answers.writing.values import write_value
 
+CALL = "call:"
+"""What stands between the opener and the name."""
 _MOST_DEPTH = 32
 COMMA = '","'
 _SCALAR_ENDS = Literals([",", "}", "]"])
@@ -29,8 +31,7 @@ class BareKeys:
 
     def write(self, lark: Lark, tools: Sequence[ToolForm], opener: str, several: bool) -> str:
         calls = (
-            lark.sequence(lark.literal(f"call:{tool.name}"), self._write_arguments(lark, tool))
-            for tool in tools
+            lark.sequence(lark.literal(CALL + tool.name), self._write_arguments(lark, tool)) for tool in tools
         )
         return lark.sequence(lark.one_of(calls), lark.literal(self.closes[0]))
 
@@ -71,7 +72,7 @@ class BareKeys:
 
     def read(self, calls: Calls, opener: str) -> Reading[None]:
         source = calls.source
-        if not (yield from source.expect("call:")):
+        if not (yield from source.expect(CALL)):
             return
         found = yield from source.read_until(Literals(["{"]), MAX_NAME)
         if found is None or not calls.begin(found[0].strip(SPACE)):

@@ -10,8 +10,7 @@ from typing import Any
 
 import msgspec
 
-from server.answers.dialects import DIALECTS_BY_NAME, THINKING_BY_NAME
-from server.answers.finding import AnswerFormat, format_with
+from server.answers.finding import AnswerFormat, format_of_names
 from server.answers.writing.answer import AnswerWriter, Written
 from server.answers.writing.lark import ANY_OBJECT, ToolForm, Unenforceable
 from server.errors import BadRequest
@@ -48,6 +47,8 @@ class AskedCalls(msgspec.Struct, frozen=True, tag=True):
     several: bool
     is_thinking: bool
     """Whether the prompt has opened the reasoning."""
+    described: dict[str, Any] | None = None
+    """What the checkpoint says itself of its answers, if the names are of that."""
     field: str = _FIELD
     """The field of the request to which errors belong."""
 
@@ -65,13 +66,14 @@ def ask_for_calls(
         required=required,
         several=several,
         is_thinking=is_thinking,
+        described=None if format.described is None else dict(format.described),
     )
 
 
 def build_calls(asked: AskedCalls) -> Built:
     """The grammar of the answer. Raises BadRequest for what cannot be enforced, though it has to be."""
-    thinking = THINKING_BY_NAME[asked.thinking] if asked.thinking else None
-    format = format_with(DIALECTS_BY_NAME[asked.dialect], thinking, asked.tokens, asked.opener)
+    names = asked.dialect, asked.thinking
+    format = format_of_names(*names, asked.tokens, asked.opener, asked.described)
     failure: tuple[str, str] | None = None
     for lenient in (False, True):
         forms = list(_forms(asked, lenient=lenient))

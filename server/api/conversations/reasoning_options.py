@@ -1,4 +1,4 @@
-"""What a chat request says of reasoning: under our names, llama.cpp's and OpenRouter's."""
+"""What a request says of reasoning: under our names, llama.cpp's and OpenRouter's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,37 @@ class Reasoning(BaseModel):
     enabled: Flag | None = None
 
 
-class ReasoningOptions(Body):
+class BudgetOptions(Body):
+    """What prompts of text may have, too."""
+
+    thinking_token_budget: Budget | None = Field(
+        default=None,
+        description="The most tokens of reasoning, after which its end is written; -1 is no bound.",
+    )
+    reasoning_budget: Budget | None = Field(
+        default=None, description="thinking_token_budget, as llama.cpp has it."
+    )
+
+    @property
+    def thinking_budget(self) -> int | None:
+        """The most tokens of reasoning, if there is a bound."""
+        return None if self.thinking_token_budget == -1 else self.thinking_token_budget
+
+    def read_budget(self) -> None:
+        """Puts a budget under another name where ours has it."""
+        self._take("thinking_token_budget", "reasoning_budget", self.reasoning_budget)
+        self.reasoning_budget = None
+
+    def _take(self, field: str, name: str, value: object) -> None:
+        """Raises BadRequest if the field says something else than its other name."""
+        if value is None:
+            return
+        if getattr(self, field) not in (None, value):
+            raise BadRequest(f"`{name}` and `{field}` say different things. Give one of them.", name)
+        setattr(self, field, value)
+
+
+class ReasoningOptions(BudgetOptions):
     include_reasoning: Flag = Field(default=True, description="Answer with the reasoning too.")
     reasoning_effort: Effort | None = Field(
         default=None,
@@ -33,13 +63,6 @@ class ReasoningOptions(Body):
     )
     enable_thinking: Flag | None = Field(
         default=None, description="The template's switch for thinking, whatever its name there."
-    )
-    thinking_token_budget: Budget | None = Field(
-        default=None,
-        description="The most tokens of reasoning, after which its end is written; -1 is no bound.",
-    )
-    reasoning_budget: Budget | None = Field(
-        default=None, description="thinking_token_budget, as llama.cpp has it."
     )
     reasoning: Reasoning | None = Field(
         default=None,
@@ -52,21 +75,8 @@ class ReasoningOptions(Body):
         told = self.reasoning or Reasoning()
         self._take("reasoning_effort", "reasoning.effort", told.effort)
         self._take("enable_thinking", "reasoning.enabled", told.enabled)
-        self._take("thinking_token_budget", "reasoning_budget", self.reasoning_budget)
+        self.read_budget()
         self._take("thinking_token_budget", "reasoning.max_tokens", told.max_tokens)
         if told.exclude:
             self.include_reasoning = False
-        self.reasoning = self.reasoning_budget = None
-
-    def _take(self, field: str, name: str, value: object) -> None:
-        """Raises BadRequest if the field says something else than its other name."""
-        if value is None:
-            return
-        if getattr(self, field) not in (None, value):
-            raise BadRequest(f"`{name}` and `{field}` say different things. Give one of them.", name)
-        setattr(self, field, value)
-
-    @property
-    def thinking_budget(self) -> int | None:
-        """The most tokens of reasoning, if there is a bound."""
-        return None if self.thinking_token_budget == -1 else self.thinking_token_budget
+        self.reasoning = None

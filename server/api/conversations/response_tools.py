@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from server.api.conversations.custom_tools import as_function
 from server.api.conversations.transcript import objects_of, text_of
 from server.errors import BadRequest
 
@@ -105,35 +106,26 @@ def _read_function(found: Tools, tool: Mapping[str, Any], where: str, namespace:
     if known in found.called:
         raise BadRequest(f"{where}: there is another tool with the name {known[:64]!r}.", f"{where}.name")
     is_custom = tool.get("type") == "custom"
-    function: dict[str, Any] = {"name": known}
-    if tool.get("description") is not None:
-        function["description"] = tool["description"]
-    if is_custom:
-        function["parameters"] = _free_text(tool, where)
-        if _grammar(tool):
-            found.free.append(known)
-    else:
-        for key in ("parameters", "strict"):
-            if tool.get(key) is not None:
-                function[key] = tool[key]
     found.called[known] = CalledAs(name, namespace, is_custom)
-    found.functions.append({"type": "function", "function": function})
+    if is_custom:
+        found.functions.append(_from_custom(tool, known, where))
+        if found.functions[-1]["is_told"]:
+            found.free.append(known)
+        return
+    given = {key: tool[key] for key in ("description", "parameters", "strict") if tool.get(key) is not None}
+    found.functions.append({"type": "function", "function": {"name": known, **given}})
 
 
-def _free_text(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The schema of a custom tool's input."""
-    if tool.get("format") is not None and not isinstance(tool["format"], dict):
+def _from_custom(tool: Mapping[str, Any], known: str, where: str) -> dict[str, Any]:
+    """A custom tool as chat completions has it."""
+    format = tool.get("format")
+    if format is not None and not isinstance(format, dict):
         raise BadRequest(f"{where}.format should be an object.", f"{where}.format")
-    about = "The input as it is."
-    if grammar := _grammar(tool):
-        about += f" It follows this {grammar.get('syntax')} grammar:\n{grammar.get('definition')}"
-    text = {"type": "string", "description": about}
-    return {"type": "object", "properties": {"input": text}, "required": ["input"]}
-
-
-def _grammar(tool: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    format = tool.get("format") or {}
-    return format if format.get("type") == "grammar" else None
+    custom: dict[str, Any] = {"name": known, "description": tool.get("description")}
+    if format and format.get("type") == "grammar":
+        grammar = {name: format.get(name) for name in ("syntax", "definition")}
+        custom["format"] = {"type": "grammar", "grammar": grammar}
+    return as_function(custom)
 
 
 def read_tool_choice(choice: object, tools: Tools) -> object:

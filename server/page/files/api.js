@@ -3,7 +3,12 @@
 const KEY = "facet-key";
 let asking = null;
 
-export class ApiError extends Error {}
+export class ApiError extends Error {
+  constructor(message, status) {
+    super(message);
+    this.status = status;
+  }
+}
 
 export const address = () => new URL(".", document.baseURI).href.replace(/\/$/, "");
 
@@ -37,10 +42,10 @@ export async function send(path, body, signal) {
     const text = await response.text();
     let reason = text;
     try { reason = JSON.parse(text).error.message ?? text; } catch { /* it is no error of ours, shown as it is */ }
-    if (response.status !== 401) throw new ApiError(reason || `status ${response.status}`);
+    if (response.status !== 401) throw new ApiError(reason || `status ${response.status}`, response.status);
     const had = sessionStorage.getItem(KEY);
     await askForKey(reason);
-    if (sessionStorage.getItem(KEY) === had) throw new ApiError(reason);
+    if (sessionStorage.getItem(KEY) === had) throw new ApiError(reason, response.status);
   }
 }
 

@@ -1,6 +1,6 @@
 // Tabs, theme, the list of models, and the line that says how far loading is.
 
-import { address, byId, element, get } from "./api.js";
+import { ApiError, address, byId, element, get } from "./api.js";
 import { beginLive, endLive } from "./live.js";
 import { beginPlay } from "./play.js";
 import { beginVectors } from "./vectors.js";
@@ -65,20 +65,27 @@ async function waitReady() {
   line.hidden = true;
 }
 
+// Asks at once, since most servers are ready when their page is opened, and waits if this one is not.
 async function listModels() {
-  await waitReady();
-  try {
-    const { data } = await get("v1/models");
-    byId("model").replaceChildren(...data.map((card) => element("option", { value: card.id, text: card.id })));
-    document.body.dataset.ready = "yes";
-  } catch (error) {
-    byId("state").textContent = error.message;
-    byId("state").hidden = false;
+  for (;;) {
+    try {
+      const { data } = await get("v1/models");
+      byId("model").replaceChildren(...data.map((card) => element("option", { value: card.id, text: card.id })));
+      document.body.dataset.ready = "yes";
+      return;
+    } catch (error) {
+      if (error instanceof ApiError && error.status !== 503) {
+        byId("state").textContent = error.message;
+        byId("state").hidden = false;
+        return;
+      }
+      await waitReady();
+    }
   }
 }
 
+listModels();  // before the page is built, which takes as long as the answer does
 beginTheme();
 beginPlay(address);
 beginVectors();
 beginTabs();
-listModels();

@@ -37,8 +37,11 @@ function look(now) {
   byId("loading").value = now.progress;
   numbers(now);
   curves();
-  byId("replicas").replaceChildren(table(["Replica", "State", "Running", "Waiting", "Cache", "Preemptions"],
-    now.replicas.map((one) => [one.number, one.state === "starts" ? `${one.phase}, ${Math.round(100 * one.progress)} %` : one.state, one.running, one.waiting, percent(one.cache), one.preemptions])));
+  byId("replicas").replaceChildren(table(["Replica", "Ranks", "State", "Running", "Waiting", "Cache", "Preemptions"],
+    now.replicas.map((one) => [one.number, now.ranks, one.state === "starts" ? `${one.phase}, ${Math.round(100 * one.progress)} %` : one.state, one.running, one.waiting, percent(one.cache), one.preemptions])));
+  byId("requests").replaceChildren(now.requests.length
+    ? table(["Request", "Age", "Answers", "State"], now.requests.map((one) => [one.id, `${one.age.toFixed(1)} s`, one.answers, one.begun ? "answered" : "waits"]))
+    : element("p", { class: "help", text: "None." }));
 }
 
 const sum = (now, field) => now.replicas.reduce((total, one) => total + one[field], 0);
@@ -54,6 +57,7 @@ function rate(a, b, of) {
 function numbers(now) {
   const last = seen.at(-2) ?? now, minute = seen.at(-1 - Math.min(RECENT, seen.length - 1));
   const steps = sum(now, "steps") - sum(last, "steps"), asked = sum(now, "prefix_queries");
+  const ofStep = (field, digits) => (steps > 0 ? ((sum(now, field) - sum(last, field)) / steps).toFixed(digits) : "–");
   // Of the last minute; of all time for a page that has just been opened.
   const recent = (of, share) => milliseconds(quantile(minute === now ? null : minute[of], now[of], share));
   const shown = [
@@ -67,7 +71,11 @@ function numbers(now) {
     ["Time per token, p99", recent("per_token", 0.99)],
     ["Cache in use", percent(cache(now))],
     ["Prefixes found", asked ? percent(sum(now, "prefix_hits") / asked) : "–"],
-    ["Tokens in a step", steps > 0 ? ((sum(now, "step_tokens") - sum(last, "step_tokens")) / steps).toFixed(1) : "–"],
+    ["A step takes", steps > 0 ? milliseconds((sum(now, "busy") - sum(last, "busy")) / steps) : "–"],
+    ["Tokens in a step", ofStep("step_tokens", 1)],
+    ["Decoding in a step", ofStep("decoding", 1)],
+    ["Prompts in a step", ofStep("prompts", 2)],
+    ["Texts in a step", ofStep("texts", 2)],
     ["Engines busy", percent(rate(last, now, (one) => sum(one, "busy")) / Math.max(1, now.replicas.length))],
   ];
   byId("numbers").replaceChildren(...shown.map(([name, value]) => element("div", {}, element("dt", { text: name }), element("dd", { text: String(value) }))));
@@ -87,12 +95,13 @@ function curves() {
 
 function curve(name, values) {
   const most = Math.max(1, ...values), svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  svg.setAttribute("viewBox", `0 0 ${KEPT} 100`);
+  const wide = Math.max(RECENT, values.length);
+  svg.setAttribute("viewBox", `0 0 ${wide} 100`);
   svg.setAttribute("preserveAspectRatio", "none");
   svg.setAttribute("role", "img");
   svg.setAttribute("aria-label", `${name}, last ${values.length} seconds: now ${Math.round(values.at(-1) ?? 0)}, at most ${Math.round(most)}`);
   const line = document.createElementNS("http://www.w3.org/2000/svg", "polyline");
-  line.setAttribute("points", values.map((value, i) => `${KEPT - values.length + i},${98 - (96 * value) / most}`).join(" "));
+  line.setAttribute("points", values.map((value, i) => `${wide - values.length + i},${98 - (96 * value) / most}`).join(" "));
   svg.append(line);
   return element("figure", {}, element("figcaption", { class: "help", text: `${name} (up to ${Math.round(most)})` }), svg);
 }

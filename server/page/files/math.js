@@ -52,3 +52,21 @@ export function shade(logprob) {
   const p = Math.exp(logprob);
   return p > 0.9 ? 4 : p > 0.6 ? 3 : p > 0.3 ? 2 : p > 0.1 ? 1 : 0;
 }
+
+// Where the labels of points begin, in a field of this width: beside their points, within the field, none over another.
+// A label is as wide as its number of letters says.
+export function labelPlaces(points, texts, width, letter = 5.6, line = 13) {
+  const taken = [], found = [];
+  const order = points.map((_, i) => i).sort((a, b) => points[a][1] - points[b][1]);
+  for (const i of order) {
+    const [px, py] = points[i], wide = letter * texts[i].length;
+    const right = px + 8, left = px - 8 - wide, fits = right + wide <= width - 2 ? right : left >= 2 ? left : null;
+    const x = fits ?? Math.max(2, width - 2 - wide);
+    let y = fits === null ? py - 8 : py + 4;
+    const free = () => taken.every(([tx, ty, tw]) => Math.abs(ty - y) >= line || x + wide <= tx || tx + tw <= x);
+    while (!free()) y += 1;
+    taken.push([x, y, wide]);
+    found[i] = [x, y];
+  }
+  return found;
+}

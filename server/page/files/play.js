@@ -1,8 +1,10 @@
 // Chat: a conversation with its settings, streamed, each token with its probability if that is asked for.
 
 import { byId, element, events, model } from "./api.js";
+import { Tree, standing } from "./branches.js";
 import { LANGUAGES } from "./code.js";
 import { shade } from "./math.js";
+import { judge } from "./schema.js";
 
 const OPTIONS = [
   ["temperature", 0, 2, 0.1, "0 takes the most likely token; higher is more varied."],
@@ -17,7 +19,7 @@ const OPTIONS = [
   ["stop", null, null, null, "A text that ends the answer."],
 ];
 
-const messages = [];
+let tree = new Tree();
 let running = null;
 
 export function beginPlay(address) {
@@ -28,65 +30,119 @@ export function beginPlay(address) {
   }
   if (matchMedia("(max-width: 50rem)").matches) byId("settings").open = false;
   byId("say").addEventListener("submit", (event) => { event.preventDefault(); say(); });
-  byId("input").addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); say(); }
-  });
+  onEnter(byId("input"), say);
   byId("options").addEventListener("submit", (event) => event.preventDefault());
   byId("stop").addEventListener("click", () => running?.abort());
-  byId("again").addEventListener("click", () => { cut(messages.length - 1); answer(); });
-  byId("clear").addEventListener("click", () => { running?.abort(); cut(0); byId("pace").textContent = ""; byId("input").focus(); });
+  byId("again").addEventListener("click", () => answer(tree.last.parent));
+  byId("clear").addEventListener("click", () => { running?.abort(); tree = new Tree(); show(); byId("pace").textContent = ""; byId("input").focus(); });
   beginTips();
   beginCode(address);
 }
 
+function onEnter(field, act) {
+  field.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); act(); }
+  });
+}
+
 function body() {
   const system = byId("system").value.trim();
-  const sent = messages.map(({ role, content }) => ({ role, content }));
+  const sent = tree.path.map(({ role, content }) => ({ role, content }));
   const made = { model: model(), messages: system ? [{ role: "system", content: system }, ...sent] : sent };
   for (const [name, min] of OPTIONS) {
     const value = byId(`option-${name}`).value;
     if (value !== "") made[name] = min === null ? value : Number(value);
   }
   if (byId("colours").checked) Object.assign(made, { logprobs: true, top_logprobs: 5 });
-  const more = byId("more").value.trim();
+  const schema = typedSchema(), more = byId("more").value.trim();
+  if (schema !== null) made.response_format = { type: "json_schema", json_schema: { name: "answer", schema } };
   return { ...made, ...(more ? JSON.parse(more) : {}), stream: true, stream_options: { include_usage: true } };
+}
+
+function typedSchema() {
+  const text = byId("schema").value.trim();
+  return text ? JSON.parse(text) : null;
+}
+
+// Whether the fields that hold JSON can be read; otherwise says what is wrong with them.
+function readable() {
+  try { body(); } catch (error) { byId("pace").textContent = `The schema or more fields are not JSON: ${error.message}`; return false; }
+  return true;
 }
 
 function say() {
   const text = byId("input").value;
-  if (!text.trim() || running) return;
+  if (!text.trim() || running || !readable()) return;
   byId("input").value = "";
-  add("user", text);
-  answer();
+  answer(add(tree.last, "user", text));
 }
 
-function add(role, content) {
-  const place = messages.length;
-  const text = element("div", { class: "text", text: content });
-  const who = element("div", { class: "who" }, element("span", { text: role === "user" ? "You" : "Model" }));
-  if (role === "user") {
-    who.append(element("button", { type: "button", text: "Edit", "aria-label": "Edit this message and go on from it", onclick: () => {
-      if (running) return;
-      byId("input").value = messages[place].content;
-      cut(place);
-      byId("input").focus();
-    } }));
+function add(parent, role, content) {
+  const made = tree.add(parent, role, content);
+  made.text = element("div", { class: "text", text: content });
+  const user = role === "user", who = element("div", { class: "who" }, element("span", { text: user ? "You" : "Model" }));
+  const steps = [[-1, "‹", "Earlier version"], [1, "›", "Later version"]].map(([step, text, label]) =>
+    element("button", { type: "button", text, "aria-label": label, onclick: () => turn(made, step) }));
+  made.steps = steps;
+  made.place = element("span");
+  made.versions = element("span", { class: "versions" }, steps[0], made.place, steps[1]);
+  who.append(made.versions);
+  if (user) who.append(made.edit = element("button", { type: "button", text: "Edit", "aria-label": "Edit this message as a new branch", onclick: () => edit(made) }));
+  made.item = element("li", { class: role }, who, made.text);
+  show();
+  return made;
+}
+
+// Draws the branch that is shown. Messages that stay are not touched, so that nothing reads them out again.
+function show() {
+  const list = byId("messages"), path = tree.path;
+  const same = path.findIndex((message, i) => list.children[i] !== message.item);
+  const kept = same < 0 ? path.length : same;
+  while (list.children.length > kept) list.lastElementChild.remove();
+  list.append(...path.slice(kept).map((message) => message.item));
+  for (const message of path) {
+    const [at, count] = standing(message);
+    message.versions.hidden = count < 2;
+    message.place.textContent = `${at} of ${count}`;
+    message.steps[0].disabled = Boolean(running) || at === 1;
+    message.steps[1].disabled = Boolean(running) || at === count;
+    if (message.edit) message.edit.disabled = Boolean(running);
   }
-  const item = element("li", { class: role }, who, text);
-  byId("messages").append(item);
-  messages.push({ role, content, item });
-  return { message: messages.at(-1), item, text };
+  byId("again").disabled = Boolean(running) || path.at(-1)?.role !== "assistant";
 }
 
-function cut(count) {
-  for (const message of messages.splice(count)) message.item.remove();
-  byId("again").disabled = messages.at(-1)?.role !== "assistant";
+function turn(message, step) {
+  const next = tree.turn(message, step);
+  show();
+  (next.steps.find((button, i) => !button.disabled && i === (step > 0 ? 1 : 0)) ?? next.steps.find((button) => !button.disabled))?.focus();
 }
 
-async function answer() {
-  let asked;
-  try { asked = body(); } catch (error) { byId("pace").textContent = `More fields are not JSON: ${error.message}`; return; }
-  const { message, item, text } = add("assistant", "");
+// Replaces a message by a field. What is sent from it becomes a branch beside the message.
+function edit(message) {
+  const field = element("textarea", { rows: "3", "aria-label": "Edited message" });
+  field.value = message.content;
+  const close = () => { form.replaceWith(message.text); message.edit.hidden = false; };
+  const send = () => {
+    if (!field.value.trim() || running || !readable()) return;
+    close();
+    answer(add(message.parent, "user", field.value));
+    byId("input").focus();
+  };
+  const form = element("form", { class: "edit", onsubmit: (event) => { event.preventDefault(); send(); } }, field,
+    element("div", { class: "row" }, element("button", { type: "submit", text: "Send" }), element("button", { type: "button", text: "Cancel", onclick: () => { close(); message.edit.focus(); } })));
+  onEnter(field, send);
+  field.addEventListener("keydown", (event) => { if (event.key === "Escape") { close(); message.edit.focus(); } });
+  message.edit.hidden = true;
+  message.text.replaceWith(form);
+  field.focus();
+}
+
+// Has the model answer what stands behind `parent`, the last message to be sent, as a new branch.
+async function answer(parent) {
+  if (!readable()) return;
+  parent.chosen = null;
+  const asked = body(), schema = typedSchema();
+  const message = add(parent, "assistant", ""), { item, text } = message;
   const started = performance.now();
   let first = 0, last = 0, count = 0;
   running = new AbortController();
@@ -99,6 +155,10 @@ async function answer() {
       last = performance.now();
       first ||= last;
       write(message, item, text, choice);
+    }
+    if (schema !== null && message.content) {
+      const { fits, words } = judge(message.content, schema);
+      item.append(element("p", { class: fits ? "help" : "error", role: "status", text: words }));
     }
   } catch (error) {
     if (error.name !== "AbortError") item.append(element("p", { class: "error", role: "alert", text: error.message }));
@@ -115,7 +175,7 @@ function busy(is, text) {
   text.classList.toggle("busy", is);
   byId("send").disabled = is;
   byId("stop").disabled = !is;
-  byId("again").disabled = is || messages.at(-1)?.role !== "assistant";
+  show();
 }
 
 function write(message, item, text, choice) {
@@ -155,7 +215,8 @@ function folded(item, text, kind, title) {
 function token(one) {
   const alternatives = one.top_logprobs.map((each) => `${(100 * Math.exp(each.logprob)).toFixed(1).padStart(5)} %  ${JSON.stringify(each.token)}`);
   const first = !document.querySelector(".token[tabindex='0']");
-  return element("span", { class: `token p${shade(one.logprob)}`, text: one.token, tabindex: first ? 0 : -1, "data-tip": alternatives.join("\n") });
+  const said = `${JSON.stringify(one.token)}, ${(100 * Math.exp(one.logprob)).toFixed(0)} %`;
+  return element("span", { class: `token p${shade(one.logprob)}`, role: "group", "aria-label": said, "aria-describedby": "tip", text: one.token, tabindex: first ? 0 : -1, "data-tip": alternatives.join("\n") });
 }
 
 function beginTips() {
@@ -183,7 +244,7 @@ function beginCode(address) {
   let language = "curl";
   const draw = () => {
     let text;
-    try { text = LANGUAGES[language](address(), body()); } catch (error) { text = `More fields are not JSON: ${error.message}`; }
+    try { text = LANGUAGES[language](address(), body()); } catch (error) { text = `The schema or more fields are not JSON: ${error.message}`; }
     byId("code-text").textContent = text;
   };
   for (const name of Object.keys(LANGUAGES)) {

@@ -1,9 +1,10 @@
 // Vectors: which texts are alike, as a table and as a map; ranks of documents; classes of texts.
 
 import { byId, element, model, post } from "./api.js";
-import { cosine, pca } from "./math.js";
+import { cosine, labelPlaces, pca } from "./math.js";
 
 const SVG = "http://www.w3.org/2000/svg";
+const WIDTH = 440, HEIGHT = 280;
 const lines = (id) => byId(id).value.split("\n").map((line) => line.trim()).filter(Boolean);
 const short = (text) => (text.length > 40 ? `${text.slice(0, 39)}…` : text);
 
@@ -49,17 +50,17 @@ function cell(value) {
 
 function map(points, texts) {
   const svg = document.createElementNS(SVG, "svg");
-  svg.setAttribute("viewBox", "0 0 400 300");
+  svg.setAttribute("viewBox", `0 0 ${WIDTH} ${HEIGHT}`);
   svg.setAttribute("role", "img");
   svg.setAttribute("aria-label", "The texts on the two directions in which their vectors differ most");
   const most = Math.max(1e-9, ...points.flat().map(Math.abs));
-  points.forEach(([x, y], i) => {
-    const at = [200 + (150 * x) / most, 150 - (130 * y) / most];
+  const dots = points.map(([x, y]) => [WIDTH / 2 + ((WIDTH / 2 - 50) * x) / most, HEIGHT / 2 - ((HEIGHT / 2 - 25) * y) / most]);
+  const words = texts.map(short), places = labelPlaces(dots, words, WIDTH);
+  dots.forEach(([x, y], i) => {
     const dot = document.createElementNS(SVG, "circle"), label = document.createElementNS(SVG, "text");
-    dot.setAttribute("cx", at[0]); dot.setAttribute("cy", at[1]); dot.setAttribute("r", 4);
-    label.setAttribute("x", at[0] > 250 ? at[0] - 7 : at[0] + 7); label.setAttribute("y", at[1] + 4);
-    label.setAttribute("text-anchor", at[0] > 250 ? "end" : "start");
-    label.textContent = short(texts[i]);
+    dot.setAttribute("cx", x); dot.setAttribute("cy", y); dot.setAttribute("r", 4);
+    label.setAttribute("x", places[i][0]); label.setAttribute("y", places[i][1]);
+    label.textContent = words[i];
     svg.append(dot, label);
   });
   return svg;

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from engine_core.client.add_options import AddOptions
-from engine_core.protocol import Thinking
 from server.answers.dialects import AUTO
 from server.answers.finding import AnswerFormat, format_of
 from server.answers.writing.asked import AskedTool, ask_for_calls
@@ -17,12 +16,11 @@ from server.grammars import as_grammar
 from server.options.table import ServerConfig, ToolStrictLevel
 from server.reading.prompts import Conversation
 from server.reading.tool_prompt import TOLD_DIALECT
+from server.structured.budgets import NO_REASONING, thinking_within
 from server.structured.building import Built
 from server.structured.forms import form_of
 from server.structured.params import Asked
-from server.text.tokenizer import Tokenizer
 
-NO_REASONING = "thinking_token_budget: it is not known how this model marks its reasoning"
 FREE_CALLS = (
     "Under `tool_choice` auto the calls of this model cannot be held to a grammar, "
     "because the tokens that open them also open text"
@@ -55,7 +53,8 @@ async def plan_calls(
     if budget is None and not calling.sleeps:
         return calling
     calls = any(map(chat.choice.allows, conversation.tools)) and not calling.sleeps
-    bound = _thinking(frontend.tokenizer, calling.format, budget, conversation.end, calls=calls)
+    is_open = calling.format.begins_thinking(conversation.end)
+    bound = thinking_within(frontend.tokenizer, calling.format, budget, is_open=is_open, calls=calls)
     return replace(calling, bounds={**calling.bounds, "thinking": bound})
 
 
@@ -105,25 +104,6 @@ async def _hold_to_form(
     """The same with the form that is asked of the answer, which `calls` may take the place of."""
     form = await form_of(frontend, asked, calling.format, conversation.end, calls=calls)
     return replace(calling, bounds=form.bounds, warnings=[*calling.warnings, *form.warnings])
-
-
-def _thinking(
-    tokenizer: Tokenizer, format: AnswerFormat, budget: int | None, prompt: str, *, calls: bool
-) -> Thinking:
-    """Where the answer thinks, and how long it may. A call ends it too, if there are `calls`."""
-    thinking = format.thinking
-
-    def tokens(literals: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        texts = [format.as_written(literal) for literal in literals]
-        return tuple(tuple(tokenizer.encode(text, add_special_tokens=False)) for text in texts)
-
-    return Thinking(
-        budget=budget,
-        marker=tokens(thinking.closes[:1])[0] if thinking else (),
-        open=format.begins_thinking(prompt),
-        opens=tokens(thinking.opens) if thinking else (),
-        ends=tokens([format.opener]) if calls and format.opener else (),
-    )
 
 
 def _asked_tools(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from server.options.reader import OptionError
-from server.terminal.batch.lines import Line, Output, answered, is_final, read_requests, unanswered
+from server.terminal.batch.lines import Line, Output, answered, body_of, is_final, read_requests, unanswered
 from server.terminal.batch.own_server import own_server
 from server.terminal.connection import Server, Unreachable
 from server.terminal.options import parser_of
@@ -120,10 +120,9 @@ class _Sender:
                 if tries == _TRIES_WITHOUT_ANSWER or self._stopped.wait(min(_LONGEST_PAUSE, 2.0**tries)):
                     return unanswered(line.custom_id, str(error))
                 continue
-            value = reply.value()
-            text = reply.body.decode("utf-8", "replace") if value is None else value
-            found = answered(line.custom_id, reply.status, text, reply.headers.get("x-request-id"))
-            if is_final(found) or reply.status not in _BUSY or not _may_come_back(value):
+            request_id = reply.headers.get("x-request-id")
+            found = answered(line.custom_id, reply.status, body_of(reply.body), request_id)
+            if is_final(found) or reply.status not in _BUSY or not _may_come_back(reply.value()):
                 return found
             if self._stopped.wait(_pause(reply.headers.get("retry-after"))):
                 return found

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from server.options.reader import OptionError
 
 _WORTH_ANOTHER_TRY = (408, 425, 429)
@@ -55,6 +57,10 @@ def _line_of(text: str, where: str) -> Line:
             raise OptionError(f"{where} needs custom_id and url as strings, and body as an object")
     if value.get("method", "POST") != "POST":
         raise OptionError(f"{where}: method must be POST")
+    if any("\ud800" <= char <= "\udfff" for char in name):
+        raise OptionError(
+            f"{where}: custom_id has half a character (a lone surrogate), which no file can hold"
+        )
     if not url.startswith("/"):
         raise OptionError(f"{where}: url is a path such as /v1/chat/completions, not {url!r}")
     if body.get("stream"):
@@ -72,6 +78,20 @@ def unanswered(name: str, reason: str) -> dict[str, Any]:
     """The output for a request without an answer."""
     error = {"code": "no_answer", "message": reason}
     return {"id": _new_id(), "custom_id": name, "response": None, "error": error}
+
+
+def body_of(content: bytes) -> object:
+    """An answer's body for the output. JSON in one line stays the bytes that came.
+
+    So a vector's numbers are neither read nor written again, which would cost more than to send them.
+    """
+    try:
+        text = content.decode()
+        if "\n" not in text:
+            return msgspec.json.decode(content, type=msgspec.Raw)
+        return json.loads(text)
+    except (ValueError, msgspec.DecodeError):  # of text that is not JSON, too
+        return content.decode("utf-8", "replace")
 
 
 def _new_id() -> str:
@@ -94,7 +114,7 @@ class Output:
         self._file = path.open("ab")
 
     def add(self, output: dict[str, Any]) -> None:
-        self._file.write(json.dumps(output, ensure_ascii=False).encode() + b"\n")
+        self._file.write(msgspec.json.encode(output) + b"\n")
         self._file.flush()
 
     def close(self) -> None:

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import json
+import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import zmq
@@ -142,6 +145,38 @@ def test_what_is_kept_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> No
     forge.compile(Grammar("regex", "b"))
     assert forge.compile(Grammar("regex", "a")) is not first
     forge.stop()
+
+
+def schema(number: int) -> Grammar:
+    """A schema that differs from those of all other numbers."""
+    names = [f"field_{number}_{position}" for position in range(6)]
+    kinds = [{"type": "string", "maxLength": 20}, {"enum": [f"v{number}", f"w{number}"]}]
+    properties = {name: kinds[position % 2] for position, name in enumerate(names)}
+    return Grammar("json", json.dumps({"type": "object", "properties": properties, "required": names[:1]}))
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def test_a_thousand_schemas_leave_the_memory_as_before(
+    monkeypatch: pytest.MonkeyPatch, forging: Forging
+) -> None:
+    # What is kept is made small, so that it is full before the thousand come.
+    monkeypatch.setattr("engine_core.grammar.forge.KEPT_BYTES", most := 4 << 20)
+    full = 0
+    for number in range(1200):
+        if number == 200:
+            full = resident_bytes()
+        add(forging, request(number, schema(number)))
+        [forged] = all_of(forging)
+        assert walker_of(forged).bound() is not None
+    forge = forging._forge
+    assert forge is not None and not len(forging)
+    assert forge._kept_bytes == sum(size for _, size in forge._kept.values()) <= most
+    assert 1 < len(forge._kept) < 200
+    # Were they all kept, it would be some 90 MB more.
+    assert resident_bytes() - full < 30 << 20
 
 
 def test_nothing_is_imported_before_the_first_grammar() -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from msgspec.structs import replace
 from sizes import worker_config
+from tiny import tiny_checkpoint
 
 from engine_core.config import EngineConfig, ProcessConfig
 from engine_core.engine import Engine
 from engine_core.executor import Executor, InlineExecutor, ReportPhase
 from engine_core.ranks.executor import RanksExecutor
-from engine_core.ranks.layout import backend_of, rank_places
+from engine_core.ranks.layout import backend_of, check_layout, rank_places
 from engine_core.ranks.placement import make_executor
+from models.config import read_config
 from worker.config import Place, WorkerConfig
 
 KEY = "0123456789abcdef"
@@ -122,3 +126,29 @@ def test_workers_are_called_by_their_replica_if_there_are_several() -> None:
 
 def quiet(stage: str, fraction: float, detail: str = "") -> None:
     pass
+
+
+def test_whole_experts_are_shared_by_the_ranks_of_a_stage() -> None:
+    def shares(config: EngineConfig) -> list[tuple[int, int, str]]:
+        return [
+            (place.expert_rank, place.expert_size, place.expert_placement) for place in rank_places(config)
+        ]
+
+    assert shares(asked(2, 2)) == [(0, 1, "linear")] * 4
+    whole = asked(2, 2, enable_expert_parallel=True, expert_placement_strategy="round_robin")
+    assert shares(whole) == [(0, 2, "round_robin"), (1, 2, "round_robin")] * 2
+
+
+def test_layouts_of_experts_that_cannot_be(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = read_config(tiny_checkpoint("Qwen3MoeForCausalLM", tmp_path))
+    with pytest.raises(
+        ValueError, match="7 experts cannot be divided evenly among 2 ranks; leave the option"
+    ):
+        check_layout(asked(2, enable_expert_parallel=True), model)
+    with pytest.raises(ValueError, match="round_robin goes with --enable-expert-parallel: add that"):
+        check_layout(asked(expert_placement_strategy="round_robin"), model)
+    with pytest.raises(ValueError, match="is 'even'; it can be linear or round_robin"):
+        check_layout(asked(enable_expert_parallel=True, expert_placement_strategy="even"), model)
+    assert not caplog.records
+    check_layout(asked(enable_expert_parallel=True), model)
+    assert "--enable-expert-parallel does nothing" in caplog.text

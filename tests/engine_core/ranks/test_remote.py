@@ -16,6 +16,7 @@ import msgspec
 import pytest
 import zmq
 from fake_worker import facts, reference
+from live import PATIENCE
 from msgspec.structs import replace
 
 from engine_core.config import EngineConfig
@@ -115,7 +116,7 @@ def read(tokens: list[int]) -> StepInput:
 
 def test_steps_reach_both_machines(cluster: Cluster) -> None:
     node = cluster.join()
-    assert cluster.executor.start() == facts()
+    assert cluster.executor.start() == facts(has_idle_work=True)
     assert cluster.executor.submit(read([5, 6])).result().tokens == reference([5, 6], 1)
     assert (cluster.here / "place-0").read_text() == f"tensor 0/2 stage 0/1 local 0/1 at {ENGINE}"
     assert (cluster.there / "place-1").read_text() == f"tensor 1/2 stage 0/1 local 0/1 at {NODE}"
@@ -188,7 +189,7 @@ def test_an_engine_that_is_lost_ends_its_ranks_elsewhere(cluster: Cluster) -> No
     began = time.monotonic()
     assert node.wait(5) == 1
     assert_gone(rank)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 2 * PATIENCE
     assert node.stderr is not None and "the engine has gone" in node.stderr.read()
 
 
@@ -219,6 +220,7 @@ def test_a_node_that_leaves_before_it_is_needed_can_come_again(cluster: Cluster)
         assert line, "the node has ended"
     first.kill()
     first.wait()
+    time.sleep(0.5)  # another thread notices that the connection has ended
     cluster.start()
     assert cluster.executor.submit(read([5, 6])).result().tokens == reference([5, 6], 1)
 
@@ -235,7 +237,7 @@ def test_an_address_that_nobody_has_is_named(cluster: Cluster) -> None:
 
 
 def assert_gone(pid: int) -> None:
-    deadline = time.monotonic() + 2
+    deadline = time.monotonic() + 2 * PATIENCE
     while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]:
         assert time.monotonic() < deadline, "it is still there"
         time.sleep(0.01)

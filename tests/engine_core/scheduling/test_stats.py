@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from engine_core.protocol import Stats
-from engine_core.scheduling.stats import StatsFilter
+from engine_core.rates import STEP_SECONDS, STEP_TOKENS
+from engine_core.scheduling.stats import LandedSteps, StatsFilter
+from engine_core.scheduling.step_builder import PlannedStep
+from worker.protocol import StepInput
 
 BUSY = Stats(
     running=1, waiting=0, kv_usage=0.1, prefix_queries=0, prefix_hits=0, preemptions=0, steps=1, step_tokens=1
@@ -36,3 +40,18 @@ def test_what_is_not_due_is_not_made() -> None:
     stats_filter = StatsFilter()
     assert stats_filter.due(lambda: BUSY, 1.0, idle=False) == BUSY
     assert stats_filter.due(lambda: pytest.fail("made for nothing"), 1.1, idle=False) is None
+
+
+def test_steps_are_counted_by_their_time_and_their_rows() -> None:
+    landed = LandedSteps()
+    work = [1.0, 9.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    rows: list[Any] = [object()] * 6
+    step = PlannedStep(StepInput(1, [], []), rows, [], work, False, False, 0.0, 0.0, prompts=2, texts=1)
+    landed.count(step, 0.004)
+    landed.count(step, 99.0)
+    seen = landed.buckets
+    assert (seen.seconds.counts[STEP_SECONDS.index(0.005)], seen.seconds.counts[-1]) == (1, 1)
+    assert seen.seconds.total == pytest.approx(99.004)
+    assert seen.tokens.counts[STEP_TOKENS.index(16)] == 2
+    totals = seen.decoding.total, seen.prompts.total, seen.texts.total
+    assert totals == (6, 4, 2)

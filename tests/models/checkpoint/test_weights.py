@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from tiny import hf_logits, tiny_checkpoint
 from torch import Tensor, nn
 
-from models.checkpoint.files import Cut, WeightsError
-from models.checkpoint.weights import load, open_weights
+from models.checkpoint.files import Cut, WeightsError, open_source
+from models.checkpoint.weights import Reading, Weights, load, open_weights
 from models.config import read_config
 from models.families.decoders.llama import LlamaForCausalLM
 from models.loader import LoadOptions, load_model
@@ -135,9 +136,26 @@ class TestLeftovers:
         assert str(caught.value).endswith(told)
 
 
+def test_the_head_is_read_while_there_are_no_layers(llama: Path) -> None:
+    """To pack it takes the most memory, so this must not come on top of all other weights."""
+    taken: list[str] = []
+
+    class Noted(Reading):
+        def take(self, name: str, *args: Any, **options: Any) -> Tensor:
+            taken.append(name)
+            return super().take(name, *args, **options)
+
+    setup = ModelSetup(config=read_config(llama, {}), folder=llama, max_len=64)
+    reading = Noted(open_source(llama, "auto"), device=CPU, dtype=torch.float32)
+    load(LlamaForCausalLM(setup), Weights(reading))
+    reading.finish()
+    assert taken[:2] == ["model.embed_tokens.weight", "lm_head.weight"]
+    assert taken[-1] == "model.norm.weight"
+
+
 class TestErrors:
     def test_missing_tensors_are_named(self, llama: Path, copy: Path) -> None:
-        missing = ["model.layers.1.self_attn.k_proj.weight", "model.norm.weight", "lm_head.weight"]
+        missing = ["lm_head.weight", "model.layers.1.self_attn.k_proj.weight", "model.norm.weight"]
         save_file(
             {name: tensor for name, tensor in tensors(llama).items() if name not in missing},
             copy / "model.safetensors",

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer, GenerationConfig, LlamaForCausalLM
 from models.demo.training import arithmetic, skills, tools
 from models.demo.training.corpus import Document, Message, documents
 from models.demo.training.packing import NO_LOSS, Encoder, batches
-from models.demo.training.tokenizer import END_OF_TEXT, TURN_END, Codec, render_chat
+from models.demo.training.tokenizer import END_OF_TEXT, MARKS, TURN_END, Codec, render_chat
 
 FOLDER = Path(skills.__file__).parents[1]
 CODEC = Codec(Tokenizer.from_file(str(FOLDER / "tokenizer.json")))
@@ -74,6 +74,56 @@ def test_answers_rightly_and_ends(model: LlamaForCausalLM, system: str, question
 def test_calls_a_tool(model: LlamaForCausalLM) -> None:
     call = answer(model, "What is the weather in Paris?", offered=[WEATHER])
     assert call == '<tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}}</tool_call>' + TURN_END
+
+
+@pytest.mark.parametrize(
+    ("question", "thought", "said"),
+    [
+        ("What is 3 plus 4?", "3 + 4 = 7.", "3 plus 4 is 7."),
+        (
+            "What is the capital of France?",
+            "The user asks for a capital. The capital of France is Paris.",
+            "The capital of France is Paris.",
+        ),
+    ],
+)
+def test_thinks_first_where_it_is_asked_to(
+    model: LlamaForCausalLM, question: str, thought: str, said: str
+) -> None:
+    asked: list[Message] = [{"role": "user", "content": question}]
+    ids = CODEC.encode_chat(asked, [], answer_next=True, thinks=True)
+    assert continued(model, ids) == f"{thought}\n</think>\n\n{said}{TURN_END}"
+
+
+@pytest.mark.parametrize(
+    ("task", "thought"),
+    [
+        (arithmetic.Sum(3, "+", 4), "3 + 4 = 7."),
+        (arithmetic.Sum(47, "+", 38), "47 + 38: 7 + 8 = 15, 4 + 3 + 1 = 8, so 85."),
+        (arithmetic.Sum(52, "-", 38), "52 - 38: 12 - 8 = 4, 5 - 3 - 1 = 1, so 14."),
+        (arithmetic.Sum(12, "*", 12), "12 * 12 = 144."),
+    ],
+)
+def test_sums_are_worked_out_by_columns(task: arithmetic.Sum, thought: str) -> None:
+    assert arithmetic.worked_out(task) == thought
+
+
+def test_the_marks_of_calls_and_of_reasoning_are_tokens() -> None:
+    assert all(len(CODEC.encode(mark)) == 1 for mark in MARKS)
+    assert len({CODEC.id_of(mark) for mark in MARKS} | {*CODEC.encode(" Paris")}) == len(MARKS) + 1
+
+
+def test_of_an_answer_with_reasoning_all_but_its_opening_is_learned() -> None:
+    messages: list[Message] = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "reasoning_content": "old", "content": "Hello!"},
+        {"role": "user", "content": "1 + 1"},
+        {"role": "assistant", "reasoning_content": "new", "content": "2"},
+    ]
+    ids, labels = Encoder(CODEC).encode(Document(messages=messages))
+    assert "old" not in CODEC.decode(ids)
+    learned = CODEC.decode([label for label in labels if label != NO_LOSS])
+    assert learned == "Hello!<|im_end|>new\n</think>\n\n2<|im_end|>"
 
 
 def test_answers_in_json(model: LlamaForCausalLM) -> None:

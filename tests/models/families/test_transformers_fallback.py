@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from drive import Driver, load_ranks, run_in_chunks
+from safetensors.torch import load_file, save_file
 from tiny import hf_greedy, hf_logits, tiny_checkpoint
 from torch import Tensor
 from transformers import dynamic_module_utils
@@ -181,10 +182,22 @@ def test_refusals_give_the_reason(
         load(tmp_path, model_impl="transformers", trust_remote_code=True, load_format="dummy")
 
 
-def test_experts_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("architecture", ["MixtralForCausalLM", "Dots1ForCausalLM"])
+def test_experts_are_joined_by_transformers_own_rules(architecture: str, tmp_path: Path) -> None:
+    folder = tiny_checkpoint(architecture, tmp_path)
+    tokens = list(range(10, 40))
+    logits = Driver([load(folder, model_impl="transformers")]).step({0: tokens})[0]
+    torch.testing.assert_close(logits, hf_logits(folder, tokens), rtol=0, atol=1e-4)
+
+
+def test_experts_that_cannot_be_joined_are_refused(tmp_path: Path) -> None:
     folder = tiny_checkpoint("MixtralForCausalLM", tmp_path)
-    with pytest.raises(UnsupportedModel, match=r"experts\.0\.w1\.weight and others would have to be merged"):
-        load(folder)
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    del tensors["model.layers.0.block_sparse_moe.experts.3.w1.weight"]
+    save_file(tensors, path, {"format": "pt"})
+    with pytest.raises(UnsupportedModel, match=r"experts\.0\.w1\.weight and others cannot be brought into"):
+        load(folder, model_impl="transformers")
 
 
 def test_more_than_one_rank_is_refused(folder: Path) -> None:

@@ -10,16 +10,19 @@ from pathlib import Path
 import pytest
 import torch
 from drive import Driver, RankGroup, ThreadGroup, load_ranks
-from packed import Recipe, change_config, write_pair
+from packed import Recipe, change_config, config_of, write_pair
 from safetensors.torch import load_file, save_file
 from tiny import hf_logits
 from torch import Tensor
 
+from models import ops
 from models.checkpoint.weights import WeightsError
 from models.config import ConfigError, read_config
 from models.loader import LoadOptions, load_model
 from models.model import ServedModel
 from models.parallel.parallel import Parallel
+from models.quantization.config import METHODS
+from worker.kernels.cpu import operations
 
 RECIPE = Recipe(method="gptq", group=32, symmetric=False, act_order=True)
 SHAPE = {"hidden_size": 64, "intermediate_size": 96}
@@ -77,10 +80,13 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "another group": (configured(group_size=16), r"qzeros in .* has the shape \[2, 8\], not \[4, 8\]"),
     "other bits": (configured(bits=8), r"qweight in .* has the shape \[.*\], not"),
-    "NaN": (changed(f"{DOWN}.scales", lambda x: x * torch.nan), f"{DOWN}.scales has .* that are NaN"),
+    "NaN": (
+        changed(f"{DOWN}.scales", lambda x: x * torch.nan),
+        f"{DOWN}.scales has .* NaN or infinite; download",
+    ),
     "a group that is not there": (
         changed(f"{DOWN}.g_idx", lambda x: x + 1),
-        rf"{DOWN}: 'g_idx' names groups from 1 to 3, and there are 3",
+        rf"model.safetensors: {DOWN}.g_idx names groups from 1 to 3, and there are 3; download",
     ),
     "a bias": (
         lambda folder: change(folder, {f"{DOWN}.bias": torch.ones(64)}),
@@ -93,8 +99,11 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
 def test_what_does_not_fit_is_refused_by_name(name: str, folder: Path) -> None:
     breaks, told = HOSTILE[name]
     breaks(folder)
-    with pytest.raises(WeightsError, match=told):
+    with pytest.raises(WeightsError, match=told) as refused:
         load(folder)
+    line = str(refused.value)
+    assert "model.safetensors" in line
+    assert "do not fit" not in line or line.endswith("; take both from one checkpoint")
 
 
 def test_a_bias_of_zeros_is_let_pass(folder: Path) -> None:
@@ -111,15 +120,48 @@ def test_scales_of_a_cache_are_not_used(folder: Path, caplog: pytest.LogCaptureF
     assert "3 scales of cached keys and values or of inputs are not used" in caplog.text
 
 
-def test_dummy_weights_are_valid_codes(folder: Path) -> None:
+FLOATS = {"num_bits": 8, "type": "float", "strategy": "channel"}
+DUMMIES: dict[str, dict[str, object]] = {
+    "fp8 in blocks": {"quant_method": "fp8", "weight_block_size": [48, 48]},
+    "fp8": {"quant_method": "fp8"},
+    "fp8 in rows": {"quant_method": "fbgemm_fp8"},
+    "floats": {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "config_groups": {"a": {"targets": ["Linear"], "weights": FLOATS}},
+    },
+    **{
+        str(recipe): config_of(recipe)
+        for recipe in (
+            RECIPE,
+            Recipe(method="gptq", bits=8, group=32, head=True),
+            Recipe(method="awq", group=32),
+            Recipe(method="auto-round", group=32),
+            Recipe(method="pack-quantized", group=32, symmetric=False, act_order=True),
+            Recipe(method="int-quantized", bits=8, symmetric=False),
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("name", DUMMIES)
+def test_dummy_weights_are_valid_codes(name: str, folder: Path) -> None:
+    """`--load-format dummy` needs the config alone, of whatever method."""
     (folder / "model.safetensors").unlink()
+    change_config(folder, quantization_config=DUMMIES[name])
+    ops.use(operations.open_kernels(1))
     ranks = [load(folder, "dummy")]
     logits = Driver(ranks).step({0: PROMPT})[0]  # pyright: ignore[reportArgumentType]
     assert logits.isfinite().all()
     assert logits.std() > 0
 
 
-@pytest.mark.parametrize("method", ["gptq", "pack-quantized", "int-quantized"])
+def test_every_method_has_a_dummy() -> None:
+    """A GGUF file has its own, in tests/models/gguf, and so have experts of mxfp4, in test_mxfp4.py."""
+    assert {str(saved["quant_method"]) for saved in DUMMIES.values()} == METHODS.keys() - {"gguf", "mxfp4"}
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "auto-round", "pack-quantized", "int-quantized"])
 def test_each_rank_reads_its_part_only(method: str, read: list[int], tmp_path: Path) -> None:
     bits = 8 if method == "int-quantized" else 4
     recipe = Recipe(method=method, bits=bits, group=32, head=True)

@@ -59,6 +59,7 @@ def template(call: str, *, before: str = "") -> str:
 class Vocabulary:
     chat: ChatTemplate
     added_tokens: dict[str, int] = field(default_factory=dict)
+    response_template: dict[str, object] | None = None
 
 
 def found(source: str | None, tokens: Sequence[str] = ()) -> AnswerFormat:

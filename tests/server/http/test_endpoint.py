@@ -156,8 +156,9 @@ async def test_fastapi_is_not_asked_for_the_route_or_the_dependencies(
     monkeypatch.setattr(APIRouter, "__call__", broken)
     assert (await client.post(COMPLETIONS, json={"prompt": "hi"})).status_code == 200
     assert (await client.get("/live")).status_code == 200
+    assert (await client.get("/v1/models/org/tiny")).status_code == 200  # a path with a parameter
     with pytest.raises(RuntimeError):
-        await client.get("/v1/models/org/tiny")  # a path with a parameter
+        await client.get("/unknown")
 
 
 async def test_an_endpoint_answers_the_same_when_fastapi_runs_it() -> None:
@@ -191,14 +192,26 @@ def test_what_an_endpoint_may_take() -> None:
     Endpoint("/other/{depth}", other, methods=["POST"])
 
 
-def test_paths_with_parameters_and_foreign_routes_are_not_in_the_table() -> None:
+async def test_the_table_finds_paths_and_leaves_what_it_does_not_know() -> None:
     async def show(name: str) -> Response:
-        return Response(name)
+        return Response(f"show {name}")
+
+    async def show_part(name: str, part: int) -> Response:
+        return Response(f"part {part + 1} of {name}")
+
+    async def left(scope: Scope, receive: Receive, send: Send) -> None:
+        await Response(f"left {scope['path']}")(scope, receive, send)
 
     router = APIRouter(route_class=Endpoint)
     router.add_api_route("/show/{name}", show)
+    router.add_api_route("/show/{name:path}/{part:int}", show_part)
     router.add_route("/foreign", lambda request: Response())
-    assert PathTable(FastAPI(), [router])._endpoints == {}
+    async with make_client(PathTable(left, [router])) as client:
+        assert (await client.get("/show/a")).text == "show a"
+        assert (await client.get("/show/a/b/6")).text == "part 7 of a/b"
+        assert (await client.post("/show/a")).text == "left /show/a"
+        assert (await client.get("/show/a/b")).text == "left /show/a/b"
+        assert (await client.get("/foreign")).text == "left /foreign"
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -21,6 +21,10 @@ from server.options.names import shown_name
         ("models/of/ours", "ours"),
         ("/c/hub/models--Qwen--Qwen3-0.6B/snapshots/c1899de289a04d12", "Qwen/Qwen3-0.6B"),
         ("/", "model"),
+        ("org/name-GGUF:Q4_K_M", "org/name-GGUF:Q4_K_M"),
+        ("/srv/models/Llama-3.2.Q4_K_M.gguf", "Llama-3.2.Q4_K_M"),
+        ("model.gguf", "model"),
+        ("big/Qwen3-Q8_0-00001-of-00003.gguf", "Qwen3-Q8_0"),
     ],
 )
 def test_the_shown_name(model: str, name: str) -> None:

@@ -78,7 +78,6 @@ def test_the_clusters_key_may_be_a_variable_and_nothing_else() -> None:
 
 def test_flags_of_vllm_are_accepted_where_they_change_nothing() -> None:
     neutral: dict[str, object] = {
-        "enforce_eager": True,
         "disable_custom_all_reduce": True,
         "enable_lora": False,
         "cpu_offload_gb": 0,

@@ -12,6 +12,7 @@ import pytest
 from engine_core.config import EngineConfig
 from server.options.access import AccessOptions
 from server.options.reader import OptionError, assemble, flatten
+from server.options.reports import ReportOptions
 from server.options.table import OPTIONS, ServerConfig, parse
 from server.options.vllm_flags import VLLM_FLAGS
 from worker.options import WorkerOptions, size
@@ -171,6 +172,7 @@ KEY = ["--cluster-key", "a secret of sixteen characters or more"]
         (["--nnodes", "2", "--master-addr", "2a01:4f8::1", *KEY], "such as WireGuard's, or --insecure"),
         (["-dp", "2", "--data-parallel-size-local", "1"], "FACET_CLUSTER_KEY"),
         (["-dp", "2", "--data-parallel-size-local", "3"], "has the replicas 0 to 1"),
+        (["-dp", "2", "--enable-expert-parallel"], "use --tensor-parallel-size instead, or leave one out"),
         (["-dp", "2", "--data-parallel-start-rank", "1"], "goes with --headless"),
         (["-dp", "2", "--data-parallel-start-rank", "2", "--data-parallel-size-local", "1"], "--headless"),
         (
@@ -219,8 +221,11 @@ def test_where_replicas_of_other_machines_call() -> None:
 
 
 def test_neutral_values_of_vllms_flags_are_accepted() -> None:
-    config = read("m", "-tp", "1", "--no-enable-lora", "--enforce-eager", "--dtype", "auto")
+    config = read("m", "-tp", "1", "--no-enable-lora", "--enable-server-load-tracking", "--dtype", "auto")
     assert config == read("m")
+    flags = ("--enable-ep-weight-filter", "--all2all-backend", "allgather_reducescatter")
+    assert read("m", "-tp", "2", "--enable-expert-parallel", *flags).engine.enable_expert_parallel
+    assert "--all2all-backend" in refusal("m", "--all2all-backend", "deepep_low_latency")
 
 
 def test_variables_and_files_are_checked_the_same_way(tmp_path: Path) -> None:
@@ -241,7 +246,7 @@ def test_null_in_a_file_is_the_default_also_of_an_option_with_choices(tmp_path: 
 
 def test_vllms_flags_in_a_file_are_read_as_on_the_command_line(tmp_path: Path) -> None:
     file = tmp_path / "serve.yaml"
-    file.write_text("enforce-eager: true\nenable-lora: false\nswap-space: 0\nhf-token: null\n")
+    file.write_text("disable-custom-all-reduce: true\nenable-lora: false\nswap-space: 0\nhf-token: null\n")
     assert read("--config", str(file)) == read()
     file.write_text("enable-lora: true\n")
     assert "--enable-lora is not supported yet" in refusal("--config", str(file))
@@ -250,10 +255,12 @@ def test_vllms_flags_in_a_file_are_read_as_on_the_command_line(tmp_path: Path) -
 
 
 def test_every_field_is_an_option_and_no_name_is_there_twice() -> None:
-    structs = (ServerConfig, AccessOptions, EngineConfig, WorkerOptions)
+    structs = (ServerConfig, AccessOptions, ReportOptions, EngineConfig, WorkerOptions)
     fields = [info.name for struct in structs for info in msgspec.structs.fields(struct)]
     options = [option.field for option in OPTIONS]
-    assert sorted(options) == sorted({*fields, "async_scheduling"} - {"engine", "worker", "access"})
+    assert sorted(options) == sorted(
+        {*fields, "async_scheduling"} - {"engine", "worker", "access", "reports"}
+    )
     flags = [option.flag for option in OPTIONS] + [other.flag for other in VLLM_FLAGS]
     assert len(flags) == len(set(flags))
 

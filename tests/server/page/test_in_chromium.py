@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -10,6 +12,9 @@ from chromium import PROGRAM, Tab, browser
 from fake_frontend import FakeFrontend, vectors
 from served_app import served
 
+from models.pooling.config import PoolingConfig
+from server.access.callers import ANYONE
+from server.errors import Unavailable
 from server.options.access import AccessOptions
 from server.page.routes import WATCH
 from server.status import Ready, Starting
@@ -17,6 +22,7 @@ from server.status import Ready, Starting
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no Chromium here")
 
 READY = "document.body?.dataset.ready"
+IDLE = "document.getElementById('stop').disabled"
 MESSAGES = "[...document.querySelectorAll('#messages .text')].map(one => one.textContent).join('|')"
 
 
@@ -59,8 +65,7 @@ def test_a_conversation(tab: Tab, frontend: FakeFrontend) -> None:
         assert "tokens" in tab.wait("document.getElementById('pace').textContent")
         click(tab, "again")
         tab.wait(f"!document.getElementById('again').disabled && {MESSAGES} === 'hi|Hello, world.'")
-        tab.run("document.querySelector('#messages button').click()")
-        assert tab.run("document.getElementById('input').value") == "hi"
+        click(tab, "clear")
         assert tab.run(MESSAGES) == ""
         tab.run("document.getElementById('option-max_tokens').value = 5")
         say(tab, "again")
@@ -69,6 +74,42 @@ def test_a_conversation(tab: Tab, frontend: FakeFrontend) -> None:
         shown = tab.run("document.getElementById('code-text').textContent")
         assert f"curl '{url}/v1/chat/completions'" in shown
         assert '"max_tokens": 5' in shown
+
+
+def test_edited_and_repeated_turns_are_branches(tab: Tab, frontend: FakeFrontend) -> None:
+    def go(label: str, nth: int = 0) -> None:
+        buttons = f"[...document.querySelectorAll('#messages [aria-label={json.dumps(label)}]')]"
+        tab.run(f"{buttons}.filter(one => one.checkVisibility())[{nth}].click()")
+
+    with served(frontend) as url:
+        tab.open(url)
+        tab.wait(READY)
+        say(tab, "one")
+        tab.wait(f"{IDLE} && {MESSAGES} === 'one|Hello, world.'")
+        say(tab, "two")
+        tab.wait(f"{IDLE} && {MESSAGES} === 'one|Hello, world.|two|Hello, world.'")
+        frontend.reply = "Another."
+        click(tab, "again")
+        tab.wait(f"{IDLE} && {MESSAGES} === 'one|Hello, world.|two|Another.'")
+        go("Edit this message as a new branch")
+        tab.wait("document.activeElement.value === 'one'")
+        tab.run("document.activeElement.value = 'three'")
+        tab.press("Enter")
+        tab.wait(f"{IDLE} && {MESSAGES} === 'three|Another.'")
+        asked, _, _ = frontend.asked[-1]
+        assert "one" not in frontend.tokenizer.decode(asked, False)
+        go("Earlier version")  # of the first message: its answers come back, the later one shown
+        assert tab.run(MESSAGES) == "one|Hello, world.|two|Another."
+        go("Earlier version", 1)
+        assert tab.run(MESSAGES) == "one|Hello, world.|two|Hello, world."
+        places = "[...document.querySelectorAll('.versions:not([hidden]) span')].map(one => one.innerText)"
+        assert tab.run(places) == ["1 of 2", "1 of 2"]
+        assert tab.run("document.activeElement.getAttribute('aria-label')") == "Later version"
+        go("Edit this message as a new branch")
+        tab.press("Escape")
+        assert tab.run(MESSAGES) == "one|Hello, world.|two|Hello, world."
+        say(tab, "go on")  # at the end of the branch that is shown
+        tab.wait(f"{IDLE} && {MESSAGES}.endsWith('two|Hello, world.|go on|Another.')")
 
 
 def test_tokens_have_colours_and_alternatives(tab: Tab, frontend: FakeFrontend) -> None:
@@ -107,13 +148,69 @@ def test_texts_are_compared(tab: Tab, frontend: FakeFrontend) -> None:
         assert tab.run("document.querySelectorAll('#map circle').length") == 4
 
 
+@pytest.mark.parametrize(
+    ("reply", "verdict"),
+    [
+        ('{"city": "Paris"}', "The answer fits the schema."),
+        ('{"city": 1}', "The answer does not fit the schema: $.city: is number, not string"),
+        ("Paris", "The answer is no JSON"),
+    ],
+)
+def test_an_answer_is_checked_against_the_schema_beside(
+    tab: Tab, frontend: FakeFrontend, reply: str, verdict: str
+) -> None:
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+    frontend.reply = reply
+    with served(frontend) as url:
+        tab.open(url)
+        tab.wait(READY)
+        tab.run(f"document.getElementById('schema').value = {json.dumps(json.dumps(schema))}")
+        say(tab, "hi")
+        shown = tab.wait("document.querySelector('#messages [role=status]')?.textContent")
+        assert shown.startswith(verdict)
+
+
+def test_documents_are_ranked_and_texts_are_classified(tab: Tab, frontend: FakeFrontend) -> None:
+    pooling = PoolingConfig(num_labels=2, labels=("dull", "fine"))
+    frontend.serve("embed", "classify", score_type="bi-encoder", pooling=pooling)
+    with served(frontend) as url:
+        tab.open(f"{url}/#vectors")
+        tab.wait(READY)
+        tab.run("document.querySelector('#rerank [type=submit]').click()")
+        tab.wait("document.querySelectorAll('#ranked td').length === 6")
+        ranked = tab.run("document.getElementById('ranked').innerText")
+        assert "puppy" in ranked and "stock market" in ranked
+        frontend.answer_of = lambda item: vectors(np.array([0.25, 0.75]))
+        tab.run("document.querySelector('#classify [type=submit]').click()")
+        tab.wait("document.querySelectorAll('#classes td').length === 3")
+        found = tab.run("[...document.querySelectorAll('#classes td')].map(one => one.textContent)")
+        assert found == ["What a fine day.", "fine", "0.7500"]
+
+
+def test_requests_in_flight_are_listed_without_their_texts(tab: Tab, frontend: FakeFrontend) -> None:
+    admission = frontend.admissions.admit(ANYONE, 2)
+    admission.take_id("cmpl-of-somebody")
+    admission.since = time.monotonic() - 7
+    with served(frontend) as url:
+        tab.open(url)
+        tab.wait(READY)
+        click(tab, "tab-live")
+        tab.wait("document.querySelectorAll('#requests td').length === 4")
+        cells = "[...document.querySelectorAll('#requests td')].map(one => one.textContent)"
+        name, age, answers, state = tab.run(cells)
+        assert (name, answers, state) == ("cmpl-of-somebody", "2", "waits")
+        assert float(age.removesuffix(" s")) >= 7
+        admission.release()
+        tab.wait("document.getElementById('requests').textContent === 'None.'")
+
+
 def test_live_data_are_read_only_while_they_are_seen(tab: Tab, frontend: FakeFrontend) -> None:
     with served(frontend) as url:
         tab.open(url)
         tab.wait(READY)
         assert WATCH.watchers == 0
         click(tab, "tab-live")
-        tab.wait("document.querySelectorAll('#numbers dd').length === 12")
+        tab.wait("document.querySelectorAll('#numbers dd').length === 16")
         tab.wait("document.querySelectorAll('#curves polyline').length === 5")
         assert WATCH.watchers == 1
         click(tab, "tab-play")
@@ -126,10 +223,11 @@ def test_live_data_are_read_only_while_they_are_seen(tab: Tab, frontend: FakeFro
 
 def test_loading_is_shown_and_ends(tab: Tab, frontend: FakeFrontend) -> None:
     frontend.status = Starting("weights", 0.5)
+    frontend.unready = Unavailable("The model is loading.", retry_after=1)
     with served(frontend) as url:
         tab.open(url)
         tab.wait("document.getElementById('state').textContent.includes('weights, 50 %')")
-        frontend.status = Ready()
+        frontend.status, frontend.unready = Ready(), None
         tab.wait(READY)
         assert tab.run("document.getElementById('state').hidden")
         tab.complaints.clear()  # the browser notes the status 503
@@ -165,10 +263,51 @@ def test_tabs_are_changed_by_keys(tab: Tab, frontend: FakeFrontend) -> None:
 
 
 @pytest.mark.parametrize("part", ["play", "vectors", "live"])
+def test_a_screen_reader_has_a_name_for_everything(tab: Tab, frontend: FakeFrontend, part: str) -> None:
+    with served(frontend) as url:
+        tab.open(f"{url}/#{part}")
+        tab.wait(READY)
+        if part == "play":
+            click(tab, "colours")
+            say(tab, "hi")
+            tab.wait(f"{IDLE} && {MESSAGES} === 'hi|Hello, world.'")
+            click(tab, "again")
+            tab.wait(f"{IDLE} && document.querySelector('.versions:not([hidden])') !== null")
+        fields = tab.fields()
+        assert ("tab", "Play") in fields
+        assert [role for role, name in fields if not name and role != "RootWebArea"] == []
+
+
+def test_the_tab_key_goes_through_the_page_in_its_order(tab: Tab, frontend: FakeFrontend) -> None:
+    with served(frontend) as url:
+        tab.open(url)
+        tab.wait(READY)
+        tab.run("document.querySelector('.skip').focus()")
+        seen: list[str] = []
+        while len(seen) < 40 and (not seen or seen[-1] != "send"):
+            tab.press("Tab")
+            seen.append(tab.run("document.activeElement.id || document.activeElement.tagName"))
+        assert seen[:5] == ["tab-play", "model", "theme", "SUMMARY", "system"]
+        assert seen[-4:] == ["show-code", "clear", "input", "send"]
+        places = tab.run(
+            "[...document.querySelectorAll('#options :is(textarea, input, button)')].map(one => one.id)"
+        )
+        assert [one for one in seen if one in places] == places
+
+
+@pytest.mark.parametrize("part", ["play", "vectors", "live"])
 def test_a_phone_needs_no_scrolling_sideways(tab: Tab, frontend: FakeFrontend, part: str) -> None:
     with served(frontend) as url:
         tab.open(f"{url}/#{part}", width=360)
         tab.wait(READY)
+        if part == "play":
+            say(tab, "hi")
+            tab.wait(f"{IDLE} && {MESSAGES} === 'hi|Hello, world.'")
+            click(tab, "again")
+            tab.wait(f"{IDLE} && document.querySelector('.versions:not([hidden])') !== null")
+        if part == "vectors":
+            tab.run("document.querySelector('#embed [type=submit]').click()")
+            tab.wait("document.querySelectorAll('#map circle').length === 4")
         assert tab.run("document.documentElement.scrollWidth") <= 360
 
 

@@ -45,6 +45,18 @@ def test_a_map_of_equal_texts_is_one_point() -> None:
     assert evaluate("math.js", "pca", "pca([[1,2],[1,2],[1,2]])") == [[0, 0]] * 3
 
 
+def test_labels_of_a_map_stay_within_it_and_apart() -> None:
+    points = [[200, 50], [205, 52], [420, 51], [220, 53], [220, 53]]
+    texts = ["a dog", "a puppy", "the far right", "x" * 40, "y" * 40]
+    found = evaluate("math.js", "labelPlaces", f"labelPlaces({points}, {json.dumps(texts)}, 440)")
+    boxes = [(x, y, x + 5.6 * len(text)) for (x, y), text in zip(found, texts, strict=True)]
+    assert all(left >= 0 and right <= 440 for left, _, right in boxes)
+    for i, (left, y, right) in enumerate(boxes):
+        for other_left, other_y, other_right in boxes[:i]:
+            assert abs(y - other_y) >= 13 or right <= other_left or other_right <= left
+    assert found[0] == [208, 54] and found[2][0] < 420  # the free one where it belongs, the last on the left
+
+
 def test_quantiles_are_those_of_what_came_between_two_looks() -> None:
     before, now = "{bounds: [1, 2, 4], counts: [5, 0, 0, 0]}", "{bounds: [1, 2, 4], counts: [5, 4, 0, 0]}"
     found = evaluate(
@@ -73,3 +85,34 @@ def test_code_is_code_whatever_is_in_the_message() -> None:
     )
     sent = shell.stdout.split("\n-d\n", 1)[1]
     assert json.loads(sent) == body
+
+
+PLACE = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris"]}, "people": {"type": ["integer", "null"], "minimum": 1}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+LIST = {
+    "$defs": {"word": {"type": "string", "maxLength": 2, "pattern": "^a"}},
+    "items": {"$ref": "#/$defs/word"},
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "wrong"),
+    [
+        (PLACE, {"city": "Paris", "people": None}, []),
+        (PLACE, {"people": 0}, ["$: has no city", "$.people: is below 1"]),
+        (PLACE, {"city": "Rome", "x": 1}, ['$.city: is none of ["Paris"]', "$.x: nothing is allowed here"]),
+        (PLACE, {"city": "Paris", "people": 1.5}, ["$.people: is number, not integer or null"]),
+        (LIST, ["ab", "a"], []),
+        (LIST, ["abc", "b"], ["$[0]: is longer than 2", "$[1]: does not match ^a"]),
+        ({"const": {"a": 1, "b": [2]}}, {"b": [2], "a": 1}, []),
+        ({"anyOf": [{"type": "null"}, {"minItems": 2}]}, [1], ["$: fits none of anyOf"]),
+        ({"oneOf": []}, 1, ["$: this page does not check oneOf"]),
+    ],
+)
+def test_what_does_not_fit_a_schema_is_named(schema: object, value: object, wrong: list[str]) -> None:
+    call = f"misfits({json.dumps(value)}, {json.dumps(schema)})"
+    assert evaluate("schema.js", "misfits", call) == wrong

@@ -48,7 +48,8 @@ async def test_the_page_allows_nothing_from_elsewhere(frontend: FakeFrontend) ->
 async def test_files_have_a_digest_in_their_address_and_are_kept(frontend: FakeFrontend) -> None:
     page = await get(frontend, "/")
     addresses = set(re.findall(r'(?:src|href)="(page/[^"]+)"', page.text))
-    assert {address.rpartition("/")[2] for address in addresses} == {"app.js", "style.css", "icon.svg"}
+    # All of them: a browser would learn of a script late from another one that imports it.
+    assert {address.rpartition("/")[2] for address in addresses} == page_files().files.keys()
     for address in addresses:
         file = await get(frontend, "/" + address)
         assert file.status_code == 200
@@ -128,9 +129,29 @@ def test_a_look_tells_state_counts_and_replicas(frontend: FakeFrontend) -> None:
         (0, "starts", 2, 0.5),
         (1, "starts", 0, 0.0),
     ]
+    assert now.ranks == 1
     assert now.first_token is not None
     assert sum(now.first_token.counts) == 1
     assert len(now.first_token.counts) == len(now.first_token.bounds) + 1
+
+
+async def test_a_look_lists_the_oldest_requests_by_their_ids(
+    frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "MOST_REQUESTS", 1)
+    frontend.delay = 3600.0
+    async with make_client(make_app(frontend)) as client:
+        body = {"prompt": "a secret", "n": 2}
+        asked = [asyncio.create_task(client.post("/v1/completions", json=body)) for _ in range(2)]
+        while len(frontend.asked) < 2:
+            await asyncio.sleep(0)
+        [found] = look(frontend).requests  # pyright: ignore[reportArgumentType]
+        assert found.id.startswith("cmpl-") and found.age > 0
+        assert (found.answers, found.begun) == (2, False)
+        for one in asked:
+            one.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+    assert not look(frontend).requests  # pyright: ignore[reportArgumentType]
 
 
 async def test_a_stream_ends_when_the_server_does(

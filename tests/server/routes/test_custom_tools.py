@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import httpx
@@ -94,6 +95,20 @@ async def test_a_regular_expression_binds_the_input(
     [asked] = frontend.proved
     assert isinstance(asked, AskedCalls) and asked.required
     assert asked.tools[0].schema["properties"]["input"]["pattern"] == "^(?:[a-z]+|[0-9]+)$"
+
+
+async def test_a_lark_grammar_without_nesting_binds_the_input(
+    frontend: FakeFrontend, client: httpx.AsyncClient
+) -> None:
+    definition = 'start: line+\nline: ("+" | "-") /.*/ LF\n%import common.LF'
+    response = await client.post(
+        PATH, json={"messages": [USER], "tools": [custom(**grammar("lark", definition))]}
+    )
+    assert response.status_code == 200 and "warning" not in response.headers
+    [asked] = frontend.proved
+    assert isinstance(asked, AskedCalls) and not asked.required and asked.tools[0].bound
+    pattern = re.compile(asked.tools[0].schema["properties"]["input"]["pattern"])
+    assert pattern.match("+a\n-b\n") and not pattern.match("+a")
 
 
 async def test_a_grammar_that_is_only_told(client: httpx.AsyncClient) -> None:

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 
 from engine_core.protocol import Timing
 from server.errors import Overloaded, Unavailable
+from server.options.reports import ReportOptions
 
 TEXT = ("/v1/completions", {"prompt": "hi", "max_tokens": 20})
 TALK = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 20})
@@ -97,7 +98,7 @@ async def test_usage_has_the_times_where_they_are_asked_for(
 ) -> None:
     frontend.expected = 0.25
     asked = (await post(client, path, **body, include=["timing"]))["usage"]["timing"]
-    async with make_client(make_app(frontend, enable_timing=True)) as enabled:
+    async with make_client(make_app(frontend, reports=ReportOptions(enable_timing=True))) as enabled:
         always = (await post(enabled, path, **body))["usage"]["timing"]
     texts = len(frontend.pooled[-1][0]) if frontend.pooled else 1
     for timing in (asked, always):
@@ -159,7 +160,7 @@ async def test_no_chunk_is_added_for_the_times(
 ) -> None:
     """Clients that did not ask for the usage may rely on a choice in every chunk."""
     asked = {} if by_flag else {"include": ["timing"]}
-    async with make_client(make_app(frontend, enable_timing=by_flag)) as client:
+    async with make_client(make_app(frontend, reports=ReportOptions(enable_timing=by_flag))) as client:
         *chunks, last = await post_stream(client, path, **body, **asked, n=2, temperature=1)
     assert last["choices"][0]["finish_reason"] == "stop"
     check(last["usage"]["timing"], "_ms")
@@ -252,3 +253,25 @@ async def test_a_stream_that_waited_has_the_usual_chunks(
 async def test_only_known_parts_can_be_included(client: httpx.AsyncClient) -> None:
     error = await refusal(client, "/v1/embeddings", input="a", include=["timings"])
     assert error["param"] == "body.include.0" and "'timing'" in error["message"]
+
+
+@pytest.mark.parametrize(("path", "body"), [TEXT, POOLING[0]])
+async def test_times_are_told_in_headers_of_their_own_where_the_operator_wants_them(
+    frontend: FakeFrontend, client: httpx.AsyncClient, path: str, body: dict[str, Any]
+) -> None:
+    plain = await client.post(path, json=body)
+    assert not [name for name in plain.headers if name.startswith("x-facet-")]
+    app = make_app(frontend, reports=ReportOptions(enable_timing_headers=True))
+    async with make_client(app) as enabled:
+        told = (await enabled.post(path, json=body)).headers
+        listed = (await enabled.get("/v1/models")).headers
+        stream = (await enabled.post(TEXT[0], json={**TEXT[1], "stream": True})).headers
+    texts = len(frontend.pooled[-1][0]) if frontend.pooled else 1
+    expected = {
+        "queue-ms": "250.000",
+        "prefill-ms": "125.000",
+        "decode-ms": "62.500",
+        "cached-tokens": f"{texts}",
+    }
+    assert {name: told[f"x-facet-{name}"] for name in expected} == expected
+    assert "x-facet-queue-ms" not in listed and "x-facet-queue-ms" not in stream

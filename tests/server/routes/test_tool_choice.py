@@ -249,6 +249,15 @@ async def test_calls_that_no_grammar_tells_from_text(
     assert error["param"] == "tools" and "`tool_choice` required" in error["message"]
 
 
+async def test_gpt_oss_is_held_to_a_form_beside_calls(frontend: FakeFrontend) -> None:
+    with_tokens(frontend, "<|channel|>", "<|message|>", "<|call|>", "<|start|>", "<|end|>")
+    client = serving(frontend, "text", tool_call_parser="openai", reasoning_parser="openai_gptoss")
+    response = await client.post(PATH, json={"messages": [USER], "tools": [STRICT, G], **FORM})
+    assert response.status_code == 200 and "warning" not in response.headers
+    bound = grammar(frontend)
+    assert bound is not None and "@answer | @calls" in bound.text and "final" in bound.text
+
+
 async def test_a_budget_of_thinking(frontend: FakeFrontend) -> None:
     tokens = with_tokens(frontend, "<tool_call>", "<think>", "</think>")
     client = serving(frontend, "text", reasoning_parser="qwen3")

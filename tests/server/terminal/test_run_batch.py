@@ -14,7 +14,7 @@ from scripted_server import Request, scripted, whole
 
 from server.options.reader import OptionError
 from server.terminal.batch import command
-from server.terminal.batch.lines import Output, answered, is_final, read_requests
+from server.terminal.batch.lines import Output, answered, body_of, is_final, read_requests
 from server.terminal.batch.own_server import own_server
 from server.terminal.command import BAD_USAGE, FAILED, run
 from server.terminal.connection import Server, ServerError
@@ -106,6 +106,7 @@ def test_another_file_is_not_taken_for_an_output(tmp_path: Path) -> None:
         ('{"custom_id": "b", "url": "/x"}', "needs custom_id and url as strings"),
         (json.dumps(request("a")), "custom_id 'a' stands there twice"),
         (json.dumps({**request("b"), "method": "GET"}), "method must be POST"),
+        (json.dumps(request("\ud800")), "custom_id has half a character"),
         (json.dumps(request("b", "https://h/v1/x")), "url is a path"),
         (json.dumps(request("b", stream=True)), "cannot be streamed"),
     ],
@@ -130,6 +131,24 @@ def test_options_that_contradict_are_refused(
     source = write(tmp_path / "in.jsonl", request("a"))
     assert batch(source, tmp_path / "out.jsonl", *more) == BAD_USAGE
     assert reason in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "kept"),
+    [
+        (b'{"data":[0.125,1e-7],"text":"a\\nb"}', {"data": [0.125, 1e-7], "text": "a\nb"}),
+        (b'{\n  "data": 1\n}', {"data": 1}),
+        (b'{"data": tru', '{"data": tru'),
+        ("502: Übung".encode("latin-1"), "502: \ufffdbung"),
+        (b"", ""),
+    ],
+)
+def test_a_body_stands_in_one_line_whatever_it_is(tmp_path: Path, content: bytes, kept: object) -> None:
+    output = Output(tmp_path / "out.jsonl")
+    output.add(answered("a", 200, body_of(content), None))
+    output.close()
+    (line,) = (tmp_path / "out.jsonl").read_text("utf-8").splitlines()
+    assert json.loads(line)["response"]["body"] == kept
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,9 @@ def test_what_changes_it(folder: Path, tmp_path: Path) -> None:
         {"model_impl": "transformers"},
         {"dtype": "float16"},
         {"dtype": "float16", "place": Place(tensor_size=2)},
+        {"place": Place(tensor_size=2, expert_size=2)},
+        {"place": Place(tensor_size=4, expert_size=4)},
+        {"place": Place(tensor_size=2, expert_size=2, expert_placement="round_robin")},
     ]
     found = [printed(configured(folder, **each)) for each in given]
     found += [printed(configured(changed))]

@@ -12,9 +12,13 @@ from sizes import MODEL, worker_config
 from models import ops
 from models.ops import reference
 from models.quantization.saved import SavedQuantization
+from worker.devices import selection
+from worker.devices.base import Device
 from worker.devices.cpu import Cpu
-from worker.devices.selection import choose_dtype, open_device
+from worker.devices.cuda import Cuda
+from worker.devices.selection import choose_cache_dtype, choose_dtype, open_device
 from worker.kernels.cpu import operations
+from worker.kernels.cuda.card import Card
 
 
 @pytest.fixture
@@ -51,6 +55,35 @@ def test_quantization_is_for_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert open_device(worker_config(quantization="int8", device="cpu")).name == "cpu"
 
 
+@pytest.mark.parametrize(
+    ("asked", "rows"),
+    [
+        ({}, 256),
+        ({"max_cudagraph_capture_size": 32}, 32),
+        ({"max_cudagraph_capture_size": 32, "enforce_eager": True}, 0),
+    ],
+)
+def test_the_largest_graph_is_chosen(
+    monkeypatch: pytest.MonkeyPatch, asked: dict[str, int], rows: int
+) -> None:
+    made: list[tuple[int, int, int]] = []
+
+    def make(*sizes: int, fp8: bool) -> Cpu:
+        made.append((sizes[0], sizes[1], sizes[2]))
+        return Cpu(1)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(selection, "Cuda", make)
+    open_device(worker_config(device="cuda", **asked))
+    assert made == [(0, MODEL.head_dim, rows)]
+
+
+@pytest.mark.usefixtures("no_cuda")
+def test_fp8_is_made_on_cuda_alone() -> None:
+    with pytest.raises(ValueError, match="fp8 is made on CUDA alone: choose int8"):
+        open_device(worker_config(quantization="fp8"))
+
+
 def test_dtype_is_the_checkpoints_unless_asked() -> None:
     device = Cpu(1)
     assert choose_dtype(worker_config(), device) == torch.float32
@@ -72,3 +105,33 @@ def test_float16_on_the_cpu_works_and_warns(caplog: pytest.LogCaptureFixture) ->
     with caplog.at_level(logging.WARNING):
         assert choose_dtype(worker_config(dtype="float16"), Cpu(1)) == torch.float16
     assert "--dtype" in caplog.text
+
+
+def card(capability: int) -> Cuda:
+    """A card of which only the name and the capability are known."""
+    device = object.__new__(Cuda)
+    device.name = "cuda (a card)"
+    device._card = Card(capability, 1)  # pyright: ignore[reportPrivateUsage]
+    return device
+
+
+def test_the_cache_has_the_type_of_the_model_unless_asked() -> None:
+    def choose(device: Device, asked: str) -> torch.dtype:
+        return choose_cache_dtype(worker_config(kv_cache_dtype=asked), device, torch.bfloat16)
+
+    assert choose(Cpu(1), "auto") == torch.bfloat16
+    assert choose(card(90), "fp8") == choose(card(89), "fp8_e4m3") == torch.float8_e4m3fn
+    assert choose(card(80), "fp8_e5m2") == torch.float8_e5m2
+    with pytest.raises(ValueError, match=r"is for CUDA devices .* leave it out on the CPU"):
+        choose(Cpu(1), "fp8")
+    with pytest.raises(
+        ValueError, match=r"needs compute capability 8\.9, and .* has 8\.6: pass fp8_e5m2, or"
+    ):
+        choose(card(86), "fp8")
+    with pytest.raises(ValueError, match=r"needs compute capability 8\.0, and .* has 7\.5: leave it out"):
+        choose(card(75), "fp8_e5m2")
+    latent = structs.replace(MODEL, raw={"kv_lora_rank": 512, "qk_rope_head_dim": 64})
+    with pytest.raises(ValueError, match=r"caches latents, .* leave it out"):
+        choose_cache_dtype(worker_config(model=latent, kv_cache_dtype="fp8"), card(90), torch.bfloat16)
+    with pytest.raises(ValueError, match="'int8': choose auto, fp8, fp8_e4m3, fp8_e5m2"):
+        choose(card(90), "int8")

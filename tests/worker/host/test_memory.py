@@ -16,8 +16,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from models.checkpoint.files import open_source
-from worker.host.memory import Arena, PageToucher, huge_pages, release_after_loading
+from models.checkpoint.files import Cut, open_source
+from models.checkpoint.weights import open_weights
+from worker.host.memory import Arena, PageToucher, ReadPages, huge_pages, release_after_loading
 from worker.protocol import SeqStep, StepInput
 
 _ENABLED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -183,3 +184,44 @@ def test_what_was_read_once_is_given_back(tmp_path: Path, linked: bool) -> None:
     release_after_loading(folder)
     assert resident(stored) < values.nbytes // 4
     assert torch.equal(kept, values)
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="this system has no /proc")
+def test_pages_are_given_back_while_others_are_read(tmp_path: Path) -> None:
+    stored, values = tmp_path / "model.safetensors", torch.randn(256, 1024)
+    save_file({str(number): values + number for number in range(8)}, stored)
+    source, pages = open_source(tmp_path, "auto"), ReadPages(tmp_path)
+    read: list[Tensor] = []
+    for number in range(8):
+        read.append(source.tensors[str(number)].read(None))
+        assert read[-1].sum().isfinite()
+        pages.follow((number + 1) / 8)
+        assert resident(stored) <= values.nbytes
+    assert all(torch.equal(tensor, values + number) for number, tensor in enumerate(read))
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="this system has no /proc")
+def test_a_large_matrix_is_converted_by_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    piece = 1 << 20
+    monkeypatch.setattr("models.checkpoint.files.CONVERTED_AT_ONCE", piece)
+    stored, values = tmp_path / "model.safetensors", torch.randn(8001, 1024).half()  # no whole pieces
+    save_file({"head": values}, stored)
+    pages, held, reports = ReadPages(tmp_path), list[int](), list[float]()
+
+    def report(fraction: float) -> None:
+        reports.append(fraction)
+        held.append(resident(stored))
+        pages.follow(fraction)
+
+    def take(cut: Cut | None, dtype: torch.dtype) -> Tensor:
+        weights = open_weights(tmp_path, device=torch.device("cpu"), dtype=dtype, report=report)
+        return weights.take("head", values.shape, cut)
+
+    taken = take(None, torch.bfloat16)
+    assert torch.equal(taken, values.bfloat16())
+    assert len(reports) == 16
+    assert reports == sorted(reports)
+    assert reports[-1] == 1.0
+    assert max(held) < values.nbytes // 2  # a piece, and what the system maps around it
+    for cut in (Cut(0, 5, 4003), Cut(1, 3, 1021)):
+        assert torch.equal(take(cut, torch.float32), cut.of(values).float())

@@ -6,18 +6,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from laid_out import LaidOut
 from sizes import worker_config
 from tiny import tiny_checkpoint
 
 from models.config import read_config
 from models.conversion.served_as import resolve_conversion
 from models.pooling.config import read_pooling
-from worker.batch import Batch, build
 from worker.devices.cpu import Cpu
 from worker.pooling.hidden import HiddenStore
 from worker.pooling.plan import gather_hidden
 from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, StepInput, WorkerFacts
 from worker.runner import Runner
+from worker.steps.batch import plan
 from worker.tables.slots import Slots
 from worker.tables.staging import Staging
 
@@ -80,8 +81,8 @@ class Table:
         self.slots = Slots(self.device.target, 4, 20, block_size=4, paged=paged)
         self.staging = Staging(self.device.staging_buffer, steps_ahead=1, words=8)
 
-    def step(self, *seqs: SeqStep, new: list[NewSeq] | None = None) -> Batch:
-        return build(
+    def step(self, *seqs: SeqStep, new: list[NewSeq] | None = None) -> LaidOut:
+        batch = plan(
             StepInput(number=1, new=new or [], seqs=list(seqs)),
             self.slots,
             self.staging.open(),
@@ -89,6 +90,7 @@ class Table:
             vocab_size=100,
             needs_all_rows=lambda params: params == WHOLE,
         )
+        return LaidOut.of(batch)
 
 
 def new(slot: int, count: int, params: Pooling | Sampling) -> NewSeq:
@@ -99,7 +101,7 @@ def seq(slot: int, start: int, count: int, blocks: list[int] | None = None, *, p
     return SeqStep(slot=slot, start=start, count=count, blocks=blocks or [], samples=False, pools=pools)
 
 
-def states(batch: Batch) -> torch.Tensor:
+def states(batch: LaidOut) -> torch.Tensor:
     """Hidden states whose numbers are their token ids."""
     return batch.ids[:, None].float().expand(-1, 3)
 

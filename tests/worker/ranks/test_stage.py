@@ -10,11 +10,11 @@ import torch
 from ranks import Layout
 from torch import Tensor
 
-from worker.batch import SampleTargets
 from worker.protocol import NewSeq, Sampling, SeqStep, StepInput
 from worker.ranks.groups import Links, Transfer
 from worker.ranks.stage import Stage
 from worker.sampling.sampler import SamplingPlan
+from worker.steps.batch import SampleTargets
 
 IN_FLIGHT = 3
 WIDTH = 4

@@ -15,6 +15,7 @@ from worker.devices.cpu import Cpu
 from worker.protocol import Bound, NewSeq, Sampling, StepBounds
 from worker.sampling import bounds, sampler
 from worker.sampling.bounds import BoundsReader, RowBits, row_bits
+from worker.sampling.draw import draw_fully, draw_lazily
 from worker.sampling.groups import BY_TORCH
 from worker.sampling.logprobs import unpack_logprobs
 from worker.sampling.sampler import SampledTokens, plan_sampling
@@ -104,7 +105,7 @@ def sample(
     with torch.inference_mode():
         return sampler.sample(
             *(logits.clone(), plan, slots.tokens, scan),
-            may_sync=not by_torch,
+            draw=draw_fully if by_torch else draw_lazily,
             forbid=None if bits is None else lambda x: write(x, bits),
         )
 

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from worker.devices.cpu import Cpu
 from worker.protocol import NewSeq, Sampling
 from worker.sampling import sampler
-from worker.sampling.draw import mix, uniform
+from worker.sampling.draw import draw_fully, draw_lazily
 from worker.sampling.groups import BY_TORCH, GroupedLogits
 from worker.sampling.logprobs import unpack_logprobs
 from worker.sampling.mass import FullMass, LazyMass
+from worker.sampling.points import mix, uniform
 from worker.sampling.sampler import SampledTokens, SamplingPlan, plan_sampling
 from worker.tables.slots import SampleRows, Slots
 from worker.tables.staging import Staging
@@ -63,7 +64,8 @@ def sample(rows: list[Row], *, may_sync: bool = True, first_slot: int = 0) -> Sa
     step = Step.of(rows, first_slot)
     scan = Cpu(1).scan if may_sync else BY_TORCH
     with torch.inference_mode():
-        return sampler.sample(step.logits, step.plan, step.slots.tokens, scan, may_sync=may_sync)
+        draw = draw_lazily if may_sync else draw_fully
+        return sampler.sample(step.logits, step.plan, step.slots.tokens, scan, draw=draw)
 
 
 def masked(row: Row) -> np.ndarray:

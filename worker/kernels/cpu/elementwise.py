@@ -1,4 +1,4 @@
-"""Norms, sums and activations by the C kernels: `csrc/norm.c`, `csrc/sum.c` and `csrc/activation.c`.
+"""Norms, sums, means and activations by C kernels: `csrc/norm.c`, `sum.c`, `pooling.c` and `activation.c`.
 
 The reference computes what the kernels cannot (float16, weights in another type than they expect).
 """
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.ops import reference
+from models.ops import latent_reference, reference
 from worker.kernels.cpu import portable
 from worker.kernels.cpu.library import FLOAT, INT, LONG, POINTER, Library
 from worker.kernels.cpu.packing import FLOAT32, KINDS
@@ -20,6 +20,8 @@ from worker.kernels.cpu.shapes import refuse
 
 FUNCTIONS = {None: 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4}
 """The activations that kernels compute: `function` in `csrc/functions.h`."""
+GATES = FUNCTIONS | {"clamped": 5}
+"""The activations of gates."""
 
 
 def bind(library: Library) -> dict[str, Callable[..., Any]]:
@@ -27,8 +29,10 @@ def bind(library: Library) -> dict[str, Callable[..., Any]]:
     return (
         _rms_norms(library)
         | _spread_norms(library)
+        | _front_norms(library)
         | _layer_norms(library)
         | _sums(library)
+        | _means(library)
         | activations(library)
     )
 
@@ -105,6 +109,32 @@ def _spread_norms(library: Library) -> dict[str, Callable[..., Any]]:
     return {"sum_squares": sum_squares, "spread_rms_norm": spread_rms_norm}
 
 
+def _front_norms(library: Library) -> dict[str, Callable[..., Any]]:
+    run = library.function(
+        "front_rms_norm",
+        *(POINTER, LONG, POINTER, POINTER, LONG, LONG, LONG),  # x, weight, out, sizes
+        *(FLOAT, INT, INT),  # eps, kinds
+        quick=True,
+    )
+
+    def front_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        front = len(weight)
+        if x.dim() != 2 or front > x.shape[1]:
+            refuse("front_rms_norm", x=x, weight=weight)
+        kinds = _kinds("front_rms_norm", x[:, :front], weight)
+        if kinds is None:
+            return latent_reference.front_rms_norm(x, weight, eps)
+        x, stride, rows, width = _rows(x)
+        out = empty(x.shape, x.dtype)
+        run(
+            *(x.data_ptr(), stride, weight.data_ptr(), out.data_ptr(), rows, front, width - front),
+            *(eps, *kinds),
+        )
+        return out
+
+    return {"front_rms_norm": front_rms_norm}
+
+
 def _layer_norms(library: Library) -> dict[str, Callable[..., Any]]:
     run = library.function(
         "layer_norm",
@@ -147,6 +177,9 @@ def _layer_norms(library: Library) -> dict[str, Callable[..., Any]]:
 def _sums(library: Library) -> dict[str, Callable[..., Any]]:
     run = library.function("add", POINTER, LONG, POINTER, LONG, POINTER, LONG, LONG, INT, quick=True)
     multiply = library.function("scale", POINTER, LONG, POINTER, LONG, LONG, FLOAT, INT, quick=True)
+    grow = library.function(
+        "scale_by_position", POINTER, LONG, POINTER, POINTER, LONG, LONG, FLOAT, FLOAT, INT, quick=True
+    )
 
     def add(x: Tensor, y: Tensor) -> Tensor:
         if x.dtype not in KINDS or x.dtype != y.dtype or y.shape not in (x.shape, x.shape[-1:]):
@@ -166,7 +199,41 @@ def _sums(library: Library) -> dict[str, Callable[..., Any]]:
         multiply(x.data_ptr(), stride, out.data_ptr(), rows, width, factor, KINDS[x.dtype])
         return out
 
-    return {"add": add, "scale": scale}
+    def scale_by_position(x: Tensor, positions: Tensor, rate: float, length: int) -> Tensor:
+        known = positions.dtype == torch.int64 and positions.shape == x.shape[:1]
+        if x.dtype not in KINDS or not (known and positions.is_contiguous()):
+            return reference.scale_by_position(x, positions, rate, length)
+        x, stride, rows, width = _rows(x)
+        out = empty(x.shape, x.dtype)
+        grow(
+            *(x.data_ptr(), stride, positions.data_ptr(), out.data_ptr(), rows, width),
+            *(rate, float(length), KINDS[x.dtype]),
+        )
+        return out
+
+    return {"add": add, "scale": scale, "scale_by_position": scale_by_position}
+
+
+def _means(library: Library) -> dict[str, Callable[..., Any]]:
+    add_up = library.function("mean", POINTER, LONG, LONG, LONG, POINTER, INT)
+    scale = library.function("normalize", POINTER, LONG, LONG, LONG, POINTER, quick=True)
+
+    def mean(rows: Tensor) -> Tensor:
+        kind, (count, width) = KINDS.get(rows.dtype), rows.shape
+        if kind is None or rows.stride(1) != 1:
+            return reference.mean(rows)
+        out = empty((1, width), torch.float32)
+        add_up(rows.data_ptr(), rows.stride(0), count, width, out.data_ptr(), kind)
+        return out
+
+    def normalize(rows: Tensor) -> Tensor:
+        if rows.dtype != torch.float32 or rows.stride(1) != 1:
+            return reference.normalize(rows)
+        out = empty(rows.shape, torch.float32)
+        scale(rows.data_ptr(), rows.stride(0), *rows.shape, out.data_ptr())
+        return out
+
+    return {"mean": mean, "normalize": normalize}
 
 
 def activations(library: Library) -> dict[str, Callable[..., Any]]:
@@ -181,13 +248,13 @@ def activations(library: Library) -> dict[str, Callable[..., Any]]:
         return out
 
     def gated(gate_up: Tensor, kind: str) -> Tensor:
-        if gate_up.dtype not in KINDS or kind not in FUNCTIONS:
+        if gate_up.dtype not in KINDS or kind not in GATES:
             return portable.gated(gate_up, kind)
         if gate_up.shape[-1] % 2:
             refuse("gated", gate_up=gate_up)
         x, stride, rows, width = _rows(gate_up)
         out = empty((*x.shape[:-1], width // 2), x.dtype)
-        run(x.data_ptr(), stride, out.data_ptr(), rows, width // 2, 1, FUNCTIONS[kind], KINDS[x.dtype])
+        run(x.data_ptr(), stride, out.data_ptr(), rows, width // 2, 1, GATES[kind], KINDS[x.dtype])
         return out
 
     return {"activation": activation, "gated": gated}

@@ -1,4 +1,4 @@
-"""Token embeddings and rotary angles, with which a model begins, by `csrc/embedding.c`."""
+"""Token embeddings and rotary angles, with which a model begins: `csrc/embedding.c`, `embed_packed.c`."""
 
 from __future__ import annotations
 
@@ -9,18 +9,30 @@ import torch
 from torch import Tensor
 
 from models.ops import reference
+from models.quantization.coding import LEVELS
+from worker.kernels.cpu import quantized
 from worker.kernels.cpu.library import FLOAT, LONG, POINTER, Library
+from worker.kernels.cpu.packing import CODES, Packed
+from worker.kernels.cpu.quantized import Quantized
 from worker.kernels.cpu.recording.outputs import empty
 
 
 def bind(library: Library) -> dict[str, Callable[..., Any]]:
     """The operations of this module by name, for `models.ops.use`."""
     look_up = library.function("embed", POINTER, POINTER, POINTER, LONG, LONG, LONG, quick=True)
+    widen = library.function("embed_packed", POINTER, POINTER, POINTER, POINTER, LONG, quick=True)
+    levels = {kind: torch.tensor(numbers, dtype=torch.float32) for kind, numbers in LEVELS.items()}
     turn = library.function("angles", POINTER, POINTER, POINTER, LONG, LONG, FLOAT, quick=True)
 
     def embed(ids: Tensor, weight: Tensor) -> Tensor:
-        if not (_are_numbers(ids) and weight.is_contiguous()):
-            return reference.embed(ids, weight)
+        if type(weight) is Packed:
+            table = levels.get(CODES[weight.described.codes])
+            out, ids = empty((len(ids), weight.inputs), weight.numbers), ids.contiguous()
+            known = None if table is None else table.data_ptr()
+            widen(ids.data_ptr(), weight.address, known, out.data_ptr(), len(ids))
+            return out
+        if type(weight) is Quantized or not (_are_numbers(ids) and weight.is_contiguous()):
+            return quantized.embed(ids, weight)
         known, width = weight.shape
         out = empty((len(ids), width), weight.dtype)
         look_up(ids.data_ptr(), weight.data_ptr(), out.data_ptr(), len(ids), known, width * weight.itemsize)

@@ -70,6 +70,8 @@ _ROOM = 8 << 20
 """Bytes that a build needs; objects and library together have a fifth of it."""
 _LONGEST_BUILD = 120.0
 """Seconds to wait for another process that compiles the same; it may have been stopped meanwhile."""
+_SCRATCH = "build-"
+"""How the names of the temporary folders of builds begin."""
 
 
 class BuildError(RuntimeError):
@@ -204,8 +206,9 @@ def build(level: Level, folder: Path) -> Path:
         raise BuildError("there is no C compiler (cc)")
     started = time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(folder)
     # In a temporary folder, and then moved: another process may be doing the same.
-    with tempfile.TemporaryDirectory(dir=folder, prefix="build-") as scratch:
+    with tempfile.TemporaryDirectory(dir=folder, prefix=_SCRATCH) as scratch:
         check_room(Path(scratch), _ROOM)
         try:
             result = _compile(compiler, level, Path(scratch))
@@ -216,6 +219,14 @@ def build(level: Level, folder: Path) -> Path:
         path = result.replace(folder / _file_name(level))
     logger.info("compiled the C kernels for this processor in %.1f s: %s", time.monotonic() - started, path)
     return path
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove the temporary folders of builds whose processes were killed."""
+    for scratch in folder.glob(f"{_SCRATCH}*"):
+        with suppress(OSError):  # its build has just ended
+            if time.time() - scratch.stat().st_mtime > 2 * _LONGEST_BUILD:
+                shutil.rmtree(scratch)
 
 
 def _compile(compiler: str, level: Level, scratch: Path) -> Path:

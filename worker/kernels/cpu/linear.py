@@ -10,10 +10,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from worker.kernels.cpu import quantized
-from worker.kernels.cpu.elementwise import FUNCTIONS, activations
+from worker.kernels.cpu import experts, quantized
+from worker.kernels.cpu.elementwise import GATES, activations
 from worker.kernels.cpu.library import INT, LONG, POINTER, Library
-from worker.kernels.cpu.packing import KINDS, Packed, Packer
+from worker.kernels.cpu.packing import KINDS, Packed, Packer, word_splitter
 from worker.kernels.cpu.portable import Table
 from worker.kernels.cpu.quantized import Scheme
 from worker.kernels.cpu.recording.outputs import empty
@@ -21,7 +21,7 @@ from worker.kernels.cpu.shapes import refuse
 
 
 def bind(library: Library, scheme: Scheme | None = None) -> Table:
-    """`pack`, `linear` and `gated_linear`, for `models.ops.use`. `scheme`: how `pack` quantizes matrices."""
+    """The operations that read packed matrices, for `models.ops.use`. `scheme`: how `pack` quantizes them."""
     other = quantized.table(scheme)
     linear = _linear(library, other)
     gated = activations(library)["gated"]
@@ -33,7 +33,13 @@ def bind(library: Library, scheme: Scheme | None = None) -> Table:
             return gated(linear(x, weight, bias), kind)
         return linear(x, weight, bias, kind=kind)
 
-    return {"pack": Packer(library, scheme, other), "linear": linear, "gated_linear": gated_linear}
+    return {
+        "split_words": word_splitter(library),
+        "pack": Packer(library, scheme, other),
+        "linear": linear,
+        "gated_linear": gated_linear,
+        **experts.bind(library, linear, gated_linear),
+    }
 
 
 def _linear(library: Library, other: Table) -> Callable[..., Tensor]:
@@ -63,7 +69,7 @@ def _linear(library: Library, other: Table) -> Callable[..., Tensor]:
             own_bias = None if bias is None else bias.data_ptr() + first * bias.itemsize
             run(
                 *(part.address, x.data_ptr(), stride, own_bias, out.data_ptr() + first * out.itemsize),
-                *(weight.columns, rows, KINDS[out.dtype], FUNCTIONS[kind]),
+                *(weight.columns, rows, KINDS[out.dtype], GATES[kind]),
             )
             first += part.columns
         return out

@@ -8,7 +8,8 @@ import logging
 import torch
 
 from worker.kernels import check
-from worker.kernels.cpu import attention, elementwise, embedding, linear, pooling, portable, quantized
+from worker.kernels.cpu import elementwise, embedding, linear, portable, quantized
+from worker.kernels.cpu.attention import heads, latent
 from worker.kernels.cpu.library import INT, BuildError, Library, levels_here, open_library
 from worker.kernels.cpu.portable import Table
 
@@ -30,7 +31,7 @@ def open_kernels(threads: int, quantization: str | None = None) -> Table:
 
 def bind(library: Library) -> Table:
     """All operations of a library."""
-    binds = embedding.bind, linear.bind, elementwise.bind, attention.bind, pooling.bind
+    binds = embedding.bind, linear.bind, elementwise.bind, heads.bind, latent.bind
     return {name: operation for bind in binds for name, operation in bind(library).items()}
 
 

@@ -6,28 +6,42 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
-from models.quantization.coding import E4M3
-from models.quantization.matrix import Grouped, Matrix, alike
-from worker.host.memory import Arena
+from models.ops import reference
+from models.quantization.coding import E2M1, E4M3, IQ4, WHOLE
+from models.quantization.matrix import Grouped, Matrix, alike, widen
+from worker.host.memory import Arena, huge_pages
 from worker.kernels.cpu.library import INT, LONG, POINTER, Library
 from worker.kernels.cpu.portable import Table
 from worker.kernels.cpu.quantized import HEAD, Scheme
 from worker.kernels.cpu.shapes import refuse
 
+logger = logging.getLogger(__name__)
+
 FLOAT32, BFLOAT16 = 0, 1
 KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 """The number types that kernels compute with: `kind` in `csrc/vec.h`."""
-SCALE_KINDS = {**KINDS, torch.float16: 2}
-"""The number types of scales: `scale` in `csrc/weights.h`."""
+SCALE_KINDS = {
+    **KINDS,
+    torch.float16: 2,
+    torch.float8_e8m0fnu: 3,
+    torch.uint8: 4,
+    torch.int8: 5,
+}
+"""The number types of scales, and of minimums and factors: `scale` in `csrc/weights.h`."""
+CODES = (WHOLE, E4M3, E2M1, IQ4)
+"""The kinds of codes: `codes` in `csrc/weights.h`."""
 
 _LEAST_GROUP = 8
+_UNITS = {5: 32, 6: 16}
+"""Codes of so many bits lie in units of so many inputs: `csrc/weights.h`."""
 
 
 class _Weights(ctypes.Structure):
@@ -43,9 +57,12 @@ class _Weights(ctypes.Structure):
         ("bits", ctypes.c_int),
         ("group", ctypes.c_int),
         ("input_bits", ctypes.c_int),
+        ("codes", ctypes.c_int),
         ("scale", ctypes.c_int),
         ("offsets", ctypes.c_int),
-        ("e4m3", ctypes.c_int),
+        ("minimums", ctypes.c_int),
+        ("run", ctypes.c_int),
+        ("factor", ctypes.c_int),
         ("order", ctypes.c_void_p),
     ]
 
@@ -65,6 +82,8 @@ class _GroupedPart(ctypes.Structure):
         ("column_step", ctypes.c_long),
         ("scales", ctypes.c_void_p),
         ("offsets", ctypes.c_void_p),
+        ("minimums", ctypes.c_void_p),
+        ("factors", ctypes.c_void_p * 2),
         ("rows", ctypes.c_long),
     ]
 
@@ -101,11 +120,31 @@ class _Plan:
     order: Tensor | None = None
 
 
+def word_splitter(library: Library) -> Callable[..., Tensor]:
+    """`split_words` for `models.ops.use`."""
+    split = library.function("split_words", POINTER, LONG, LONG, LONG, LONG, INT, POINTER, POINTER)
+
+    def split_words(words: Tensor, bits: int, order: Sequence[int] | None = None) -> Tensor:
+        known = bits == 4 or (bits == 8 and order is None)
+        if not known or words.dtype != torch.int32 or words.device.type != "cpu":
+            return reference.split_words(words, bits, order)
+        rows, columns = len(words), words.shape[1] * 32 // bits
+        codes = huge_pages(rows * columns).view(rows, columns)  # small pages take longer to make than to fill
+        places = bytes(range(8) if order is None else order)
+        split(words.data_ptr(), *words.stride(), *words.shape, bits, places, codes.data_ptr())
+        return codes
+
+    return split_words
+
+
 class Packer:
     """`pack` for `models.ops.use`."""
 
     def __init__(self, library: Library, scheme: Scheme | None, other: Table) -> None:
-        """`scheme`: how plain matrices are quantized. `other` packs what the kernels cannot read."""
+        """`scheme`: how all matrices are quantized; None keeps each as it is.
+
+        `other` packs what the kernels cannot read.
+        """
         self._scheme = scheme
         self._other: Callable[..., Tensor] = other["pack"]
         self._size = library.function("packed_bytes", POINTER, result=LONG)
@@ -113,42 +152,62 @@ class Packer:
         self._quantize = library.function("pack_quantized", POINTER, POINTER, POINTER, INT)
         self._keep = library.function("pack_grouped", POINTER, POINTER)
         self._arena = Arena()
+        self._told: set[tuple[int, int]] = set()
 
     def __call__(
-        self, *parts: Matrix, gated: bool = False, wide: bool = False, sections: int | None = None
+        self,
+        *parts: Matrix,
+        gated: bool = False,
+        wide: bool = False,
+        sections: int | None = None,
+        plain: bool = False,
     ) -> Tensor:
+        if self._scheme is not None:
+            parts = tuple(widen(part) for part in parts)
         plans = None
         if all(part.dtype in KINDS and part.device.type == "cpu" for part in parts):
-            plans = self._plans(parts, gated, wide, sections)
+            scheme = None if plain else HEAD if wide and self._scheme is not None else self._scheme
+            plans = self._plans(parts, gated, scheme, sections)
         if plans is None:
-            return self._other(*parts, gated=gated, wide=wide, sections=sections)
+            return self._other(*parts, gated=gated, wide=wide, sections=sections, plain=plain)
+        memory, packed = self._filled(plans)
+        return packed[0] if len(packed) == 1 else _joined(packed, memory)
+
+    def as_they_are(self, *matrices: Tensor) -> tuple[Tensor, list[Packed]]:
+        """Pack matrices of any sizes, none of them quantized; -> the memory of all, and each."""
+        return self._filled([self._plan_plain([matrix], False, None, 1) for matrix in matrices])
+
+    def _filled(self, plans: Sequence[_Plan]) -> tuple[Tensor, list[Packed]]:
+        """Pack what is planned into one piece of memory."""
         sizes = [self._size(ctypes.addressof(plan.described)) for plan in plans]
         memory = self._arena.take(sum(sizes))
         pieces = memory.split(sizes)
-        packed = [_packed(plan, piece) for plan, piece in zip(plans, pieces, strict=True)]
-        return packed[0] if len(packed) == 1 else _joined(packed, memory)
+        return memory, [_packed(plan, piece) for plan, piece in zip(plans, pieces, strict=True)]
 
     def _plans(
-        self, parts: Sequence[Matrix], gated: bool, wide: bool, sections: int | None
+        self, parts: Sequence[Matrix], gated: bool, scheme: Scheme | None, sections: int | None
     ) -> list[_Plan] | None:
         """Plan one matrix, or one for each part if their forms differ; None if kernels know no such form."""
         if _all_plain(parts):
-            return [self._plan_plain(parts, gated, wide, sections or 1)]
+            return [self._plan_plain(parts, gated, scheme, sections or 1)]
         if _all_grouped(parts) and all(alike(parts[0], part) for part in parts):
             count = None if parts[0].order is not None else sections
-            fitted = [part.in_groups(count) for part in parts]
-            return None if fitted[0].group < _LEAST_GROUP else [self._plan_grouped(fitted, gated, count or 1)]
-        alone = [self._plans([part], False, wide, sections) for part in parts]
+            fitted = [self._fitted(part, count) for part in parts]
+            return [self._plan_grouped(fitted, gated, count or 1)] if _is_known(fitted[0]) else None
+        alone = [self._plans([part], False, scheme, sections) for part in parts]
         return None if None in alone else [plan for plans in alone for plan in plans or ()]
 
-    def _plan_plain(self, parts: Sequence[Tensor], gated: bool, wide: bool, sections: int) -> _Plan:
+    def _plan_plain(
+        self, parts: Sequence[Tensor], gated: bool, chosen: Scheme | None, sections: int
+    ) -> _Plan:
         dtype, outputs, inputs = parts[0].dtype, sum(map(len, parts)), parts[0].shape[1]
         fits = all(part.shape[1:] == (inputs,) and part.dtype == dtype for part in parts)
         if not fits or (gated and outputs % 2) or inputs % (2 * sections if sections > 1 else 1):
             refuse("pack", **{f"part {number}": part for number, part in enumerate(parts)})
-        chosen = HEAD if wide and self._scheme is not None else self._scheme
-        numbers = (0, 0, 0) if chosen is None else (chosen.bits, chosen.group, chosen.input_bits)
-        described = _Weights(None, outputs, inputs, KINDS[dtype], gated, sections, *numbers, BFLOAT16)
+        described = _Weights(None, outputs, inputs, KINDS[dtype], gated, sections, scale=BFLOAT16)
+        if chosen is not None:
+            described.bits, described.group = chosen.bits, chosen.group
+            described.input_bits = chosen.input_bits
         held = [part.contiguous() for part in parts]  # the plan holds them until they are read
         matrix = (_Part * len(held))(*((part.data_ptr(), len(part)) for part in held))
 
@@ -166,23 +225,45 @@ class Packer:
         if gated and outputs % 2:
             refuse("pack", **{f"part {number}": part.codes for number, part in enumerate(parts)})
         order = None if first.order is None else first.order.int().contiguous()
+        factors = first.factors
         described = _Weights(
             *(None, outputs, first.codes.shape[1], KINDS[first.dtype], gated, sections),
-            *(first.bits, first.group, first.input_bits, SCALE_KINDS[first.scales.dtype]),
-            *(any(part.offsets is not None for part in parts), first.kind == E4M3),
-            None if order is None else order.data_ptr(),
+            *(first.bits, first.group, first.input_bits, CODES.index(first.kind)),
+            scale=SCALE_KINDS[first.scales.dtype],
+            offsets=any(part.offsets is not None for part in parts),
+            minimums=first.minimums is not None,
+            run=0 if factors is None else factors.run,
+            factor=FLOAT32 if factors is None else SCALE_KINDS[factors.scales.dtype],
+            order=None if order is None else order.data_ptr(),
         )
-        held = [
-            (p.codes, p.scales.contiguous(), None if p.offsets is None else p.offsets.contiguous())
-            for p in parts
-        ]
-        matrix = (_GroupedPart * len(parts))(*(_grouped_part(*tensors) for tensors in held))
+        held = [part.of([part.codes, *(x.contiguous() for x in part.tensors()[1:])]) for part in parts]
+        matrix = (_GroupedPart * len(parts))(*(_grouped_part(part) for part in held))
 
         def fill(address: int) -> None:
             self._keep(address, ctypes.addressof(matrix))
 
         before = sum(part.plain_bytes for part in parts)
         return _Plan(described, _holding(fill, held), first.dtype, first.inputs, before, order)
+
+    def _fitted(self, matrix: Grouped, sections: int | None) -> Grouped:
+        """The same matrix as kernels read it: codes of 5 and 6 bits fill units, or become bytes."""
+        fitted = matrix.in_groups(sections)
+        bits, group = fitted.bits, fitted.group
+        unit = _UNITS.get(bits, 1)
+        if group % unit == 0:
+            return fitted
+        if (bits, group) not in self._told:  # once, for such matrices are many
+            self._told.add((bits, group))
+            logger.info(
+                "codes of %d bits take 8 where groups have %d inputs: kernels read them in units of %d",
+                *(bits, group, unit),
+            )
+        return fitted.in_bytes()
+
+
+def described_in_one(matrices: Sequence[Packed]) -> ctypes.Array[_Weights]:
+    """Copies of the descriptions of matrices, one after the other in memory."""
+    return (_Weights * len(matrices))(*(matrix.described for matrix in matrices))
 
 
 def _holding(fill: Callable[[int], None], held: object) -> Callable[[int], None]:
@@ -194,9 +275,18 @@ def _holding(fill: Callable[[int], None], held: object) -> Callable[[int], None]
     return run
 
 
-def _grouped_part(codes: Tensor, scales: Tensor, offsets: Tensor | None) -> tuple[int | None, ...]:
-    first = None if offsets is None else offsets.data_ptr()
-    return codes.data_ptr(), *codes.stride(), scales.data_ptr(), first, len(codes)
+def _grouped_part(part: Grouped) -> tuple[Any, ...]:
+    factors = () if part.factors is None else (part.factors.scales, part.factors.minimums)
+    return (
+        *(part.codes.data_ptr(), *part.codes.stride()),
+        *(_address(numbers) for numbers in (part.scales, part.offsets, part.minimums)),
+        (ctypes.c_void_p * 2)(*(_address(numbers) for numbers in factors)),
+        len(part),
+    )
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 def _packed(plan: _Plan, memory: Tensor) -> Packed:
@@ -218,6 +308,16 @@ def _joined(parts: list[Packed], memory: Tensor) -> Packed:
     whole.outputs = whole.columns = sum(part.outputs for part in parts)
     whole.bytes_before = sum(part.bytes_before for part in parts)
     return whole
+
+
+def _is_known(matrix: Grouped) -> bool:
+    """Whether kernels can read a form."""
+    factors = matrix.factors
+    return (
+        matrix.group >= _LEAST_GROUP
+        and (matrix.offsets is None or matrix.minimums is None)
+        and (factors is None or factors.run.bit_count() == 1)
+    )
 
 
 def _all_plain(parts: Sequence[Matrix]) -> TypeGuard[Sequence[Tensor]]:

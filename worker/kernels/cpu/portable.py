@@ -6,7 +6,7 @@ in any batch. In half precision torch's own operations keep to that, and are use
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,13 @@ Table = Mapping[str, Callable[..., Any]]
 """Operations by name, for `models.ops.use`."""
 
 
-def pack(*parts: Tensor, gated: bool = False, wide: bool = False, sections: int | None = None) -> Tensor:
+def pack(
+    *parts: Tensor,
+    gated: bool = False,
+    wide: bool = False,
+    sections: int | None = None,
+    plain: bool = False,
+) -> Tensor:
     """Pack as the reference does, but in half precision without sections.
 
     torch rounds each product in half precision, so it would have to widen the matrix in every step.
@@ -64,8 +70,50 @@ def activation(x: Tensor, kind: str) -> Tensor:
 
 
 def gated(gate_up: Tensor, kind: str) -> Tensor:
+    if kind == "clamped":
+        return reference.gated(gate_up, kind)
     gate, up = gate_up.chunk(2, dim=-1)
     return activation(gate, kind) * up
+
+
+def experts_by(gated_linear: Callable[..., Tensor], linear: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The operation `experts`, by these two: those that were chosen, each for its own tokens."""
+
+    def experts(
+        x: Tensor,
+        ids: Tensor,
+        weights: Tensor,
+        gate_up: Sequence[Tensor],
+        down: Sequence[Tensor],
+        kind: str,
+        *,
+        gate_up_bias: Tensor | None = None,
+        down_bias: Tensor | None = None,
+        places: Tensor | None = None,
+        wide: bool = False,
+    ) -> Tensor:
+        chosen = ids.shape[1]
+        held = ids.flatten() if places is None else places[ids.flatten().long()]
+        order = held.argsort(stable=True)  # expert by expert, and tokens in their order
+        elsewhere, *counts = (held + 1).bincount(minlength=len(gate_up) + 1).tolist()
+        total = torch.zeros(x.shape, dtype=torch.promote_types(x.dtype, torch.float32))
+        shares = weights.flatten().to(total.dtype)
+        start = elsewhere
+        for number, count in enumerate(counts):
+            if not count:
+                continue
+            choices = order[start : start + count]
+            rows = choices // chosen
+            bias = None if gate_up_bias is None else gate_up_bias[number]
+            inner = gated_linear(x[rows], gate_up[number], bias, kind)
+            result = linear(inner, down[number], wide=True)
+            if down_bias is not None:
+                result = result + down_bias[number]
+            total[rows] += result * shares[choices].unsqueeze(1)  # no token has an expert twice
+            start += count
+        return total if wide else total.to(x.dtype)
+
+    return experts
 
 
 def _silu(x: Tensor) -> Tensor:
@@ -88,6 +136,7 @@ TABLE: Table = {
     "pack": pack,
     "linear": linear,
     "gated_linear": gated_linear,
+    "experts": experts_by(gated_linear, linear),
     "activation": activation,
     "gated": gated,
 }

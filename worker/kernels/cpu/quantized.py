@@ -1,23 +1,24 @@
 """Quantized linear layers in plain torch: how matrices are quantized, and the operations that read them.
 
-The operations here are the specification of `csrc/quantized.h`, which computes with exactly the numbers that
-`quantize` makes, or that a checkpoint holds. They replace it on processors, systems and number types that the
-C kernels do not know.
+The operations here are the specification of `csrc/tile_quantized.c`, which computes with exactly the numbers
+that `quantize` makes, or that a checkpoint holds. They replace it on processors, systems and number types
+that the C kernels do not know.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.ops import reference
 from models.parallel.tree import add_in_pairs
-from models.quantization.coding import E4M3, WHOLE
-from models.quantization.matrix import Grouped, Matrix, stacked
+from models.quantization.coding import E4M3
+from models.quantization.matrix import Grouped, Matrix, stacked, widen
 from worker.kernels.cpu import portable
 
 
@@ -59,28 +60,26 @@ def find_scheme(name: str) -> Scheme:
     return SCHEMES[name]
 
 
-def quantize(weight: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
-    """[N, K] -> whole numbers [N, K] int8, and the scale of each group [N, groups] bfloat16."""
+def quantize(weight: Tensor, scheme: Scheme) -> Grouped:
+    """Quantize a plain matrix [N, K]; its scales become bfloat16."""
     outputs, inputs = weight.shape
-    values = torch.empty(outputs, inputs, dtype=torch.int8)
+    codes = torch.empty(outputs, inputs, dtype=torch.uint8)
     scales = torch.empty(outputs, -(-inputs // scheme.group), dtype=torch.bfloat16)
     for rows in _slices(outputs, inputs):
         groups = _in_groups(weight[rows], scheme)  # [n, groups, group]
         whole, scale = _nearest([_rounded(groups, largest, scheme) for largest in scheme.largest], groups)
-        values[rows] = whole.flatten(1)[:, :inputs]
+        codes[rows] = (whole + (1 << (scheme.bits - 1))).flatten(1)[:, :inputs]
         scales[rows] = scale.squeeze(-1)
-    return values, scales
-
-
-def widen(values: Tensor, scales: Tensor, scheme: Scheme, zeros: Tensor | None = None) -> Tensor:
-    """Whole numbers [N, K] and the scales of their groups as a float32 matrix [N, K].
-
-    `zeros` [N, groups] uint8 are the codes that stand for 0, where it is not the middle one of each group.
-    """
-    groups = _in_groups(values, scheme)
-    if zeros is not None:
-        groups = groups - (zeros.float() - (1 << (scheme.bits - 1))).unsqueeze(-1)
-    return (groups * scales.float().unsqueeze(-1)).flatten(1)[:, : values.shape[1]]
+    return Grouped(
+        codes=codes,
+        bits=scheme.bits,
+        group=scheme.group,
+        scales=scales,
+        offsets=None,
+        inputs=inputs,
+        dtype=weight.dtype,
+        input_bits=scheme.input_bits,
+    )
 
 
 def round_inputs(x: Tensor, scheme: Scheme) -> Tensor:
@@ -93,96 +92,96 @@ def round_inputs(x: Tensor, scheme: Scheme) -> Tensor:
 
 
 class Quantized(nn.Parameter):
-    """A matrix of bytes: in each row its numbers (of 4 bits, two in a byte), its scales, and zeros if any.
+    """A matrix of bytes: in each row its codes (of 4 bits, two in a byte), and the numbers of its groups.
 
     The sections of a matrix with several lie one below the other.
     """
 
-    scheme: Scheme
-    inputs: int
-    """The inputs of a section."""
+    form: Grouped
+    """The form of the sections, whose tensors have no rows."""
     sections: int
     bytes_before: int
-    scale_type: torch.dtype
-    has_zeros: bool
     order: Tensor | None
     """The order of the inputs, as `Grouped` has it."""
-    kind: str
-    """What codes mean, as `Grouped` has it."""
 
     @classmethod
     def of(cls, weight: Tensor, scheme: Scheme, sections: int = 1) -> Quantized:
         """Quantize a plain matrix."""
-        values, scales = quantize(torch.cat(weight.chunk(sections, dim=1)), scheme)
-        return cls._made(values, scales, None, scheme, sections, weight.nbytes)
+        return cls._made(quantize(torch.cat(weight.chunk(sections, dim=1)), scheme), sections, weight.nbytes)
 
     @classmethod
     def kept(cls, matrix: Grouped, sections: int | None = None) -> Quantized:
         """Keep the numbers of a matrix that is quantized already. One with an order has no sections."""
-        matrix = matrix.in_groups(sections if matrix.order is None else None)
-        sections = 1 if matrix.order is not None else sections or 1
-        if matrix.kind == E4M3:
-            values = matrix.codes.contiguous().view(torch.int8)
-        else:
-            values = (matrix.codes.short() - (1 << (matrix.bits - 1))).to(torch.int8)
-        offsets = None if matrix.offsets is None else torch.cat(matrix.offsets.chunk(sections, dim=1))
-        values, scales = (torch.cat(x.chunk(sections, dim=1)) for x in (values, matrix.scales))
-        scheme = Scheme(matrix.bits, matrix.group, matrix.input_bits, ())
-        made = cls._made(values, scales, offsets, scheme, sections, matrix.plain_bytes)
-        made.order, made.kind = matrix.order, matrix.kind
-        return made
+        sections = sections if matrix.order is None else None
+        whole = matrix.in_groups(sections)
+        below = whole.each(lambda tensor: torch.cat(tensor.chunk(sections or 1, dim=1)))
+        return cls._made(below, sections or 1, matrix.plain_bytes)
 
     @classmethod
-    def _made(
-        cls,
-        values: Tensor,
-        scales: Tensor,
-        zeros: Tensor | None,
-        scheme: Scheme,
-        sections: int,
-        bytes_before: int,
-    ) -> Quantized:
-        inputs = values.shape[1]
-        if scheme.bits == 4:
-            low, high = F.pad(values, (0, inputs % 2)).unflatten(1, (-1, 2)).unbind(-1)
-            values = low & 15 | high << 4
-        columns = [values, scales.contiguous().view(torch.int8)]
-        columns += [] if zeros is None else [zeros.contiguous().view(torch.int8)]
+    def _made(cls, matrix: Grouped, sections: int, bytes_before: int) -> Quantized:
+        codes = matrix.codes
+        if matrix.bits == 4:
+            low, high = F.pad(codes, (0, codes.shape[1] % 2)).unflatten(1, (-1, 2)).unbind(-1)
+            codes = low | high << 4
+        columns = [tensor.contiguous().view(torch.uint8) for tensor in (codes, *matrix.tensors()[1:])]
         packed = cls(torch.cat(columns, dim=1), requires_grad=False)
-        packed.scheme, packed.inputs, packed.sections = scheme, inputs, sections
-        packed.scale_type, packed.has_zeros = scales.dtype, zeros is not None
-        packed.bytes_before, packed.order, packed.kind = bytes_before, None, WHOLE
+        packed.form, packed.sections = replace(matrix.each(lambda tensor: tensor[:0]), order=None), sections
+        packed.bytes_before, packed.order = bytes_before, matrix.order
         return packed
+
+    @property
+    def scheme(self) -> Scheme:
+        return Scheme(self.form.bits, self.form.group, self.form.input_bits, ())
 
     def parts(self, section: int) -> Iterator[Tensor]:
         """A section of the matrix in float32, some rows at a time."""
-        groups = -(-self.inputs // self.scheme.group)
-        sizes = [self.scale_type.itemsize * groups, groups if self.has_zeros else 0]
         data = self.data.chunk(self.sections)[section]
-        for rows in _slices(len(data), self.inputs):
-            piece = data[rows]
-            values, scales, zeros = piece.split([piece.shape[1] - sum(sizes), *sizes], dim=1)
-            if self.scheme.bits == 4:
-                values = torch.stack([values << 4 >> 4, values >> 4], dim=-1).flatten(1)[:, : self.inputs]
-            if self.kind == E4M3:
-                values = values.contiguous().view(torch.float8_e4m3fn)
-            scales = scales.clone(memory_format=torch.contiguous_format).view(self.scale_type)
-            of_zero = zeros.contiguous().view(torch.uint8) if self.has_zeros else None
-            yield widen(values, scales, self.scheme, of_zero)
+        for rows in _slices(len(data), self.form.codes.shape[1]):
+            yield self.widened(data[rows])
+
+    def widened(self, rows: Tensor) -> Tensor:
+        """Widen rows of a section, given as their bytes, to float32."""
+        inputs = self.form.codes.shape[1]
+        widths = [tensor.shape[1] * tensor.itemsize for tensor in self.form.tensors()[1:]]
+        codes, *numbers = rows.split([rows.shape[1] - sum(widths), *widths], dim=1)
+        if self.form.bits == 4:
+            codes = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(1)[:, :inputs]
+        pairs = zip([codes, *numbers], self.form.tensors(), strict=True)
+        return self.form.of(_of_type(stored, like.dtype) for stored, like in pairs).widened(torch.float32)
+
+
+def _of_type(stored: Tensor, dtype: torch.dtype) -> Tensor:
+    return stored.clone(memory_format=torch.contiguous_format).view(dtype)
 
 
 def table(scheme: Scheme | None) -> Mapping[str, Callable[..., Any]]:
-    """The operations of linear layers for `models.ops.use`. `scheme`: how `pack` quantizes plain matrices."""
+    """The operations of linear layers for `models.ops.use`.
 
-    def pack(*parts: Matrix, gated: bool = False, wide: bool = False, sections: int | None = None) -> Tensor:
+    `scheme`: how `pack` quantizes all matrices; None keeps each as it is.
+    """
+
+    def pack(
+        *parts: Matrix,
+        gated: bool = False,
+        wide: bool = False,
+        sections: int | None = None,
+        plain: bool = False,
+    ) -> Tensor:
         matrix = stacked(parts)
+        if scheme is not None and not plain:
+            return Quantized.of(widen(matrix), HEAD if wide else scheme, sections or 1)
         if isinstance(matrix, Grouped):
             return Quantized.kept(matrix, sections)
-        if scheme is None:
-            return portable.pack(matrix, sections=sections)
-        return Quantized.of(matrix, HEAD if wide else scheme, sections or 1)
+        return portable.pack(matrix, sections=sections)
 
-    return {"pack": pack, "linear": linear, "gated_linear": gated_linear}
+    experts = portable.experts_by(gated_linear, linear)
+    return {"pack": pack, "linear": linear, "gated_linear": gated_linear, "embed": embed, "experts": experts}
+
+
+def embed(ids: Tensor, weight: Tensor) -> Tensor:
+    if type(weight) is not Quantized:
+        return reference.embed(ids, weight)
+    return weight.widened(weight.data[ids]).to(weight.form.dtype)
 
 
 def linear(
@@ -222,7 +221,7 @@ def _multiply(x: Tensor, weight: Quantized, bias: Tensor | None) -> Tensor:
     if weight.order is not None:
         x = F.pad(x, (0, 1))[:, weight.order.long()]  # the place -1 is the zero behind the last input
     pieces = x.float().chunk(weight.sections, dim=1)
-    if weight.kind == WHOLE:
+    if weight.form.kind != E4M3:
         pieces = [round_inputs(piece, weight.scheme) for piece in pieces]
     out = add_in_pairs(
         [

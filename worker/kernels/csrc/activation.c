@@ -19,8 +19,8 @@ INLINE void activate(const activation_task *t, long row, function f, kind k) {
     char *out = at_out(t->out, row * t->width, k);
     for (long i = 0; i < t->width; i += LANES) {
         long left = t->width - i;
-        vec y = vec_function(vec_load_upto(at(x, i, k), left, k), f, k);
-        if (t->gated) y = vec_mul(y, vec_load_upto(at(values, i, k), left, k));
+        vec y = vec_load_upto(at(x, i, k), left, k);
+        y = t->gated ? vec_gate(y, vec_load_upto(at(values, i, k), left, k), f, k) : vec_function(y, f, k);
         vec_store_upto(at_out(out, i, k), y, left, k);
     }
 }
@@ -42,6 +42,9 @@ static void activate_rows(const void *task, long first, long last) {
                 break;
             case GELU_TANH:
                 activate_with(t, row, GELU_TANH);
+                break;
+            case CLAMPED:
+                activate_with(t, row, CLAMPED);
                 break;
             default:
                 activate_with(t, row, RELU);

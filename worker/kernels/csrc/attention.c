@@ -19,6 +19,7 @@ typedef struct {
     const int *query_starts;    // [rows + 1]
     const int *kv_lens;         // [rows]
     const int *block_table;     // [rows, table_width]
+    const float *sinks;         // [heads], or NULL
     long table_width, rows, heads, kv_heads, block_size;
     long window;  // 0: none
     scoring scoring;
@@ -31,6 +32,7 @@ typedef struct {
 
 INLINE long group_of(const paged *p) { return p->heads / p->kv_heads; }
 INLINE long new_tokens(const paged *p, long row) { return p->query_starts[row + 1] - p->query_starts[row]; }
+INLINE const float *sinks_of(const paged *p, long head) { return p->sinks ? p->sinks + head * group_of(p) : NULL; }
 INLINE int is_single(const paged *p, long row) { return new_tokens(p, row) == 1 && p->scoring.dim % LANES == 0; }
 
 // The first position that a query sees.
@@ -79,6 +81,7 @@ INLINE void attend_tile(const paged *p, scoring s, const unit *u, long head) {
         long i = least(r, rows - 1) / group, place = (token + i) * p->heads + head * group + least(r, rows - 1) % group;
         t->query_rows[r] = at(p->q, place * s.dim, s.kind);
         t->out_rows[r] = at_out(p->out, place * s.dim, s.kind);
+        if (p->sinks) t->sinks[r] = p->sinks[place % p->heads] * LOG2_E;
         t->first[r] = (float)first_seen(p, position + i);
         t->last[r] = (float)(position + i);
     }
@@ -129,7 +132,7 @@ INLINE void attend_split(const paged *p, scoring s, row_memory *m, const unit *u
     attend_chunk(p, s, m, u, head, u->first, u->first + u->count, next, parts + (u->first / CHUNK - before) * size);
     if (__atomic_sub_fetch(&p->missing[of], 1, __ATOMIC_ACQ_REL) > 0) return;
     for (long c = 1; c < ceil_div(length, CHUNK) - before; c++) merge_parts(parts, parts + c * size, s, group);
-    finish_parts(out, parts, s, group);
+    finish_parts(out, parts, s, group, sinks_of(p, head));
 }
 
 // Computes the new token of a row that has only one.
@@ -148,7 +151,7 @@ INLINE void attend_row(const paged *p, scoring s, const unit *u, long head, cons
         attend_chunk(p, s, m, u, head, start, stop, next, start == u->first ? m->parts : m->parts + size);
         if (start != u->first) merge_parts(m->parts, m->parts + size, s, group);
     }
-    finish_parts(out, m->parts, s, group);
+    finish_parts(out, m->parts, s, group, sinks_of(p, head));
 }
 
 INLINE void do_units(const paged *p, long first, long last, kind k) {
@@ -223,14 +226,16 @@ static void run_split(paged *p, unit *units, unit *sorted) {
 }
 
 // q and out [tokens, heads, dim], kv [2, blocks, kv_heads, block_size, dim], all contiguous. dim is a multiple of 8 up
-// to MAX_DIM, and up to TILE heads share a key head. softcap and window are 0 if there are none.
+// to MAX_DIM, and up to TILE heads share a key head. softcap and window are 0 if there are none, and sinks [heads] NULL.
 EXPORT void attention(const void *q, void *out, const void *kv, long blocks, long kv_heads, long block_size, long dim,
                       long heads, const int *query_starts, const int *kv_lens, const int *block_table,
-                      long table_width, long rows, float scale, float softcap, long window, int kind) {
+                      long table_width, long rows, float scale, float softcap, long window, int kind,
+                      const float *sinks) {
     paged p = {.q = q, .out = out, .keys = kv, .values = at(kv, blocks * kv_heads * block_size * dim, kind),
                .query_starts = query_starts, .kv_lens = kv_lens, .block_table = block_table,
                .table_width = table_width, .rows = rows, .heads = heads, .kv_heads = kv_heads,
-               .block_size = block_size, .window = window, .scoring = {kind, dim, scale * LOG2_E, softcap, 0}};
+               .block_size = block_size, .window = window, .sinks = sinks,
+               .scoring = {kind, dim, scale * LOG2_E, softcap, 0, sinks != NULL}};
     long most = rows + query_starts[rows] / (TILE / group_of(&p));  // units, if none is split
     for (long row = 0; row < rows; row++) {
         long chunks = ceil_div(kv_lens[row], CHUNK);
@@ -248,5 +253,5 @@ EXPORT void attention(const void *q, void *out, const void *kv, long blocks, lon
 EXPORT void attention_words(const word *a) {
     attention(a[0].pointer, a[1].pointer, a[2].pointer, a[3].whole, a[4].whole, a[5].whole, a[6].whole, a[7].whole,
               a[8].pointer, a[9].pointer, a[10].pointer, a[11].whole, a[12].whole, a[13].real, a[14].real,
-              a[15].whole, (int)a[16].whole);
+              a[15].whole, (int)a[16].whole, a[17].pointer);
 }

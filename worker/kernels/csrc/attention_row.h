@@ -91,8 +91,6 @@ INLINE void score_keys(const row_memory *m, scoring s, long group, span k) {
             score_square(m, s, group, m->rows + key, i, m->scores + k.first + key);
 }
 
-INLINE float exp2_of(float x) { return vec_lane(vec_exp2(vec_all(x), FLOAT32)); }
-
 // Turns a block's scores into weights, in place.
 INLINE void weigh_block(float *scores, long keys, scoring s, float *decay, float *part) {
     vec largest = vec_all(LOWEST), total = vec_zero();
@@ -212,9 +210,11 @@ INLINE void merge_parts(float *into, const float *next, scoring s, long group) {
     }
 }
 
-INLINE void finish_parts(void *out, const float *parts, scoring s, long group) {
+// Writes the results; `sinks` are the heads', if there are any.
+INLINE void finish_parts(void *out, const float *parts, scoring s, long group, const float *sinks) {
     for (long head = 0; head < group; head++, parts += part_size(s)) {
-        vec share = vec_all(1.0f / parts[1]);
+        vec sink = vec_all(s.sinking ? sinks[head] * LOG2_E : 0);
+        vec share = share_of(vec_all(parts[0]), vec_all(parts[1]), sink, s.sinking);
         for (long dim = 0; dim < s.dim; dim += LANES) {
             vec sum = vec_fma(vec_load(parts + 2 + dim, FLOAT32), share, vec_zero());
             vec_store(at_out(out, head * s.dim + dim, s.kind), sum, s.kind);

@@ -14,6 +14,7 @@
 // - A dimension of the values is summed over words of keys in their order, from the decayed sum on.
 // - The states of chunks are merged in ascending order into that of the first; each is multiplied by 2 to the power of
 //   (its largest score - the larger one). At the end the sum of values is multiplied by 1 / the sum of weights.
+// - A sink is one more key whose value is zero. It is merged last, into the sum of weights alone.
 // - Keys, blocks and chunks that a query does not see have weights of 0 and leave its bits unchanged, so it does not
 //   matter which of them are computed for the sake of other rows. (A -0 may become 0 on the way, but 0 is added last.)
 //
@@ -42,6 +43,7 @@ typedef struct {
     float scale;    // times log2(e): all scores here are exponents of 2
     float softcap;  // 0: scores are not capped
     int biased;     // whether a tile's `bias` is added
+    int sinking;    // whether rows have sinks
 } scoring;
 
 // The states of the rows after some keys: the largest score, the sum of weights, and the sum of weighted values.
@@ -57,6 +59,7 @@ typedef struct {
     float decay[TILE];                                     // what a block multiplies the sums before it by
     tile_state states[2], *chunk, *merged;                 // this chunk's; that of the chunks before it, or NULL
     float first[TILE], last[TILE];                         // positions that each row sees, in ascending order
+    float sinks[TILE];                                     // the scores of sinks, if rows have them
     const void *query_rows[TILE];                          // past the tile's last row, another one is repeated
     void *out_rows[TILE];
     const void *key_rows[KEYS + TALL], *value_rows[KEYS];  // rows of a block
@@ -76,6 +79,8 @@ INLINE vec load_words(const void *row, long i, long left, scoring s) {
 INLINE vec words_fma(vec a, vec b, vec sum, scoring s) {
     return in_pairs(s.kind) ? pairs_fma(a, b, sum) : vec_fma(a, b, sum);
 }
+
+INLINE float exp2_of(float x) { return vec_lane(vec_exp2(vec_all(x), FLOAT32)); }
 
 // softcap * tanh(score / softcap)
 INLINE vec vec_cap(vec score, float softcap) {
@@ -285,11 +290,19 @@ INLINE void tile_merge(tile *t, scoring s, long rows) {
     tile_fresh(t, next);
 }
 
+// What the sums of values are multiplied by at the end, from the largest scores, the sums of weights and the sinks.
+INLINE vec share_of(vec largest, vec total, vec sink, int sinking) {
+    if (!sinking) return vec_div(vec_all(1.0f), total);
+    vec top = vec_max(largest, sink), kept = vec_exp2(vec_sub(largest, top), FLOAT32);
+    return vec_div(kept, vec_add(vec_mul(total, kept), vec_exp2(vec_sub(sink, top), FLOAT32)));
+}
+
 // Ends the last chunk. Adding zero turns -0 into 0, as a key that is not seen does.
 INLINE void tile_end(tile *t, scoring s, long rows) {
     tile_merge(t, s, rows);
     for (long row = 0; row < rows; row += LANES) {
-        vec share = vec_div(vec_all(1.0f), vec_load(t->merged->total + row, FLOAT32));
+        vec largest = vec_load(t->merged->largest + row, FLOAT32), total = vec_load(t->merged->total + row, FLOAT32);
+        vec share = share_of(largest, total, vec_load(t->sinks + row, FLOAT32), s.sinking);
         for (long dim = 0; dim < s.dim; dim += LANES) {
             vec square[LANES];
             for (int d = 0; d < LANES; d++) {  // past the last dimension are garbage values, which are not stored

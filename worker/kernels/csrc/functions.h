@@ -3,7 +3,7 @@
 
 #include "vec.h"
 
-typedef enum { NONE, SILU, GELU, GELU_TANH, RELU } function;
+typedef enum { NONE, SILU, GELU, GELU_TANH, RELU, CLAMPED } function;  // CLAMPED: of gates only
 
 INLINE vec vec_sigmoid(vec x) {
     return vec_div(vec_all(1.0f), vec_add(vec_all(1.0f), vec_exp(vec_sub(vec_zero(), x))));
@@ -47,4 +47,13 @@ INLINE vec vec_function(vec x, function f, kind k) {
         default:
             return x;
     }
+}
+
+// A value and its gate, which CLAMPED keeps small.
+INLINE vec vec_gate(vec gate, vec value, function f, kind k) {
+    if (f != CLAMPED) return vec_mul(vec_function(gate, f, k), value);
+    vec most = vec_all(7.0f), one = vec_all(1.0f);
+    gate = vec_min(most, gate);
+    value = vec_min(most, vec_max(vec_all(-7.0f), value));
+    return vec_mul(vec_add(value, one), vec_mul(gate, vec_sigmoid(vec_mul(gate, vec_all(1.702f)))));
 }

@@ -7,26 +7,10 @@
 #if defined(__AMX_BF16__)
 #include "linear_amx.h"
 #endif
+#include "method.h"
 #include "product.h"
-#include "quantized.h"
 #include "threads.h"
-#include "tile.h"
-#include "tile_e4m3.h"
 #include "words.h"
-
-// The functions that compute a tile: by vectors, or from a quantized matrix.
-typedef struct {
-    long rows;    // the most rows of a tile
-    long dwords;  // the size of a row as `lay` writes it
-    void (*lay)(uint32_t *to, const char *x, long stride, long rows, const weights *w);
-    void (*multiply)(const uint32_t *x, long rows, const weights *w, long panel, fetch ahead, float *sums);
-} method;
-
-static method method_for(const weights *w) {
-    if (w->e4m3) return (method){TILE_ROWS, e4m3_dwords(w), lay_e4m3, multiply_e4m3};
-    if (w->bits) return (method){quantized_rows(w), quantized_dwords(w), lay_quantized, multiply_quantized};
-    return (method){TILE_ROWS, laid_dwords(w), lay_dwords, multiply_vec};
-}
 
 typedef struct {
     product product;
@@ -48,28 +32,26 @@ static void lay_tiles(const void *task, long first, long last) {
     }
 }
 
-enum { AHEAD_BYTES = 4096 };
-
-// The memory that a tile prefetches: its own panel, a little ahead; or if this panel is in the cache because it has
-// several tiles, its share of the next panel.
-INLINE fetch fetch_for(const weights *w, long panel, long tile, long tiles) {
-    long lines = panel_bytes(w) / (PANEL * 4), step = PANEL * 4 / tiles;
-    if (tiles == 1) return (fetch){(const char *)panel_of(w, panel) + AHEAD_BYTES, step};
-    return (fetch){(const char *)panel_of(w, panel + 1) + tile * step * lines, step};
-}
-
 static void multiply(const void *task, long first, long last) {
     const job *j = task;
     const product *p = &j->product;
-    float sums[MOST_SUMS * TILE_ROWS * PANEL] __attribute__((aligned(64)));
+    float sums[TILES_AT_ONCE][MOST_SUMS * TILE_ROWS * PANEL] __attribute__((aligned(64)));
     for (long unit = first; unit < last; unit++) {
         long panel = unit / j->groups, group = unit % j->groups;
         long begin = j->tiles * group / j->groups, end = j->tiles * (group + 1) / j->groups;
-        for (long tile = begin; tile < end; tile++) {
-            long start = tile_start(j, tile), rows = tile_start(j, tile + 1) - start;
-            fetch ahead = fetch_for(p->w, panel, tile - begin, end - begin);
-            j->method.multiply(j->laid + start * j->method.dwords, rows, p->w, panel, ahead, sums);
-            finish_tile(p, sums, start, rows, panel);
+        tiles t = {.all = end - begin};
+        for (long tile = begin; tile < end; tile += t.count) {
+            t.first = tile - begin;
+            t.count = least(j->method.tiles, end - tile);
+            for (long i = 0; i < t.count; i++) {
+                long start = tile_start(j, tile + i);
+                t.rows[i] = tile_start(j, tile + i + 1) - start;
+                t.x[i] = j->laid + start * j->method.dwords;
+                t.sums[i] = sums[i];
+            }
+            j->method.multiply(&t, p->w, panel);
+            for (long i = 0; i < t.count; i++)
+                finish_tile(p, sums[i], tile_start(j, tile + i), t.rows[i], panel);
         }
     }
 }

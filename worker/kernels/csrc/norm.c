@@ -19,6 +19,7 @@ typedef struct {
     int centred;
     const float *squares;  // NULL: the mean of the squares is that of the row; else their sums, one for each row
     long count;            // the numbers in each of these sums
+    long passed;           // numbers behind those of a row that are copied as they are
 } norm;
 
 // Writes x + residual, rounded, if there is a residual; -> the row to be normalised.
@@ -64,7 +65,8 @@ INLINE void normalise(const norm *n, long row, kind k, kind weight_kind) {
     const char *x = add_row(n, row, k);
     float mean = n->centred ? mean_of(x, n->width, k) : 0.0f;
     vec centre = vec_all(mean), scale = vec_all(1.0f / sqrtf(mean_square(n, row, x, mean, k) + n->eps));
-    char *out = at_out(n->out, row * n->width, k);
+    char *out = at_out(n->out, row * (n->width + n->passed), k);
+    if (n->passed) memcpy(at_out(out, n->width, k), at(x, n->width, k), n->passed * width_of(k));
     for (long i = 0; i < n->width; i += LANES) {
         long left = n->width - i;
         vec value = vec_mul(vec_sub(vec_load_upto(at(x, i, k), left, k), centre), scale);
@@ -96,6 +98,20 @@ EXPORT void rms_norm(const void *x, long x_stride, const void *residual, long re
 EXPORT void rms_norm_words(const word *a) {
     rms_norm(a[0].pointer, a[1].whole, a[2].pointer, a[3].whole, a[4].pointer, a[5].pointer, a[6].pointer,
              a[7].whole, a[8].whole, a[9].real, (int)a[10].whole, (int)a[11].whole);
+}
+
+// The norm of the first `width` numbers of each row; `passed` others are copied.
+EXPORT void front_rms_norm(const void *x, long x_stride, const void *weight, void *out, long rows, long width,
+                           long passed, float eps, int kind, int weight_kind) {
+    norm n = {.x = x, .x_stride = x_stride, .weight = weight, .out = out, .width = width, .eps = eps, .k = kind};
+    n.weight_kind = weight_kind;
+    n.passed = passed;
+    spread(rows, grain_of(GRAIN, width), normalise_rows, &n);
+}
+
+EXPORT void front_rms_norm_words(const word *a) {
+    front_rms_norm(a[0].pointer, a[1].whole, a[2].pointer, a[3].pointer, a[4].whole, a[5].whole, a[6].whole, a[7].real,
+                   (int)a[8].whole, (int)a[9].whole);
 }
 
 // The bias has the weight's type.

@@ -8,6 +8,8 @@ typedef struct {
     long row_step, column_step;  // of codes, in bytes
     const char *scales;          // [rows, groups] of the type that `weights` names
     const uint8_t *offsets;      // [rows, groups], or NULL: all are in the middle
+    const char *minimums;        // [rows, groups] of the type of scales, if there are any
+    const char *factors[2];      // [rows, runs] of scales and of minimums, if there are any
     long rows;
 } grouped_part;
 
@@ -29,21 +31,124 @@ INLINE place place_of(const packing *p, long row) {
     return (place){part, row};
 }
 
-// Packs the column of a group: the first of its inputs, of those of all sections, is `start`.
-INLINE void pack_column(uint8_t *to, place from, long column, long start, long number, long index, const weights *w) {
+// Copies a number of a row to its column, or a zero for a row that is none. numbers: [rows, each].
+INLINE void pack_number(uint8_t *to, place from, const char *numbers, long column, long index, long each, long width) {
+    if (from.part == NULL) memset(to + column * width, 0, width);
+    else memcpy(to + column * width, numbers + (from.row * each + index) * width, width);
+}
+
+// Packs the numbers of a column of a group.
+INLINE void pack_head(uint8_t *to, place from, long column, long index, const weights *w) {
     uint8_t middle = (uint8_t)(1 << (w->bits - 1));
-    long width = scales_bytes(w) / PANEL, count = inputs_in(w, number), step = 8 / w->bits;
-    uint8_t *codes = to + group_head_bytes(w), *offset = to + scales_bytes(w) + column;
     const grouped_part *part = from.part;
-    long at_group = from.row * groups_of(w) + index;
-    if (part == NULL) memset(to + column * width, 0, width);
-    else memcpy(to + column * width, part->scales + at_group * width, width);
-    if (w->offsets) *offset = part == NULL || part->offsets == NULL ? middle : part->offsets[at_group];
-    for (long i = 0; i < quads_in(w, number) * 4; i++) {
-        long quad = i / 4;
-        uint8_t *byte = codes + (quad / step * PANEL + column) * 4 + i % 4, code = middle;
-        if (part != NULL && i < count) code = part->codes[from.row * part->row_step + (start + i) * part->column_step];
-        *byte = quad % step ? (uint8_t)(*byte | code << 4) : code;
+    long groups = groups_of(w), width = number_bytes(w->scale);
+    pack_number(to, from, part ? part->scales : NULL, column, index, groups, width);
+    to += scales_bytes(w);
+    if (w->offsets)
+        to[column] = part == NULL || part->offsets == NULL ? middle : part->offsets[from.row * groups + index];
+    else if (w->minimums) pack_number(to, from, part ? part->minimums : NULL, column, index, groups, width);
+}
+
+// Packs the factors of all runs of a section.
+INLINE void pack_factors(uint8_t *to, const place *rows, long section, const weights *w) {
+    long runs = w->run ? ceil_div(section_groups(w), w->run) : 0, width = number_bytes(w->factor);
+    for (long run = 0; run < runs; run++) {
+        for (int which = 0; which <= w->minimums; which++, to += PANEL * width) {
+            for (long column = 0; column < PANEL; column++) {
+                const grouped_part *part = rows[column].part;
+                const char *factors = part ? part->factors[which] : NULL;
+                pack_number(to, rows[column], factors, column, section * runs + run, w->sections * runs, width);
+            }
+        }
+    }
+}
+
+enum { SIDE = 16 };  // rows of a panel whose codes may lie side by side: also its gates, or their values
+
+// A dword of a panel: four codes, or eight, of which the later ones are in the high nibbles.
+INLINE uint32_t dword_of(const uint8_t *codes, int bits) {
+    uint32_t low, high;
+    memcpy(&low, codes, 4);
+    if (bits == 8) return low;
+    memcpy(&high, codes + 4, 4);
+    return low | high << 4;
+}
+
+// Packs dwords of a column whose codes lie one behind the other.
+INLINE void pack_behind(uint32_t *to, const uint8_t *codes, long dwords, int bits) {
+    for (long d = 0; d < dwords; d++) to[d * PANEL] = dword_of(codes + d * (32 / bits), bits);
+}
+
+// Packs dwords of SIDE columns whose codes lie side by side.
+INLINE void pack_beside(uint32_t *to, const uint8_t *codes, long step, long dwords, int bits) {
+    for (long d = 0; d < dwords; d++) {
+        uint32_t found[SIDE] = {0};
+        for (long i = 0; i < 32 / bits; i++) {
+            const uint8_t *from = codes + (d * (32 / bits) + i) * step;
+            for (long c = 0; c < SIDE; c++) found[c] |= (uint32_t)from[c] << (i % 4 * 8 + i / 4 * 4);
+        }
+        memcpy(to + d * PANEL, found, sizeof found);
+    }
+}
+
+// Packs dwords of a column, some codes of which may be missing: only the first `count` are there.
+INLINE void pack_some(uint32_t *to, place from, long start, long count, long dwords, int bits) {
+    const grouped_part *part = from.part;
+    for (long d = 0; d < dwords; d++) {
+        uint8_t codes[8];
+        for (long i = 0; i < 32 / bits; i++) {
+            int there = part != NULL && d * (32 / bits) + i < count;
+            long input = start + d * (32 / bits) + i;
+            codes[i] = (uint8_t)(1 << (bits - 1));
+            if (there) codes[i] = part->codes[from.row * part->row_step + input * part->column_step];
+        }
+        to[d * PANEL] = dword_of(codes, bits);
+    }
+}
+
+// Whether the codes of these rows of a panel lie side by side.
+INLINE int are_beside(const place *rows) {
+    const grouped_part *part = rows->part;
+    if (part == NULL || part->row_step != 1) return 0;
+    for (long c = 1; c < SIDE; c++)
+        if (rows[c].part != part || rows[c].row != rows->row + c) return 0;
+    return 1;
+}
+
+// Packs the codes of a group, whose first input of those of all sections is `start`.
+INLINE void pack_codes(uint32_t *to, const place *rows, long start, long count, long dwords, int bits) {
+    long whole = count / (32 / bits), rest = dwords - whole, next = whole * (32 / bits);
+    for (long side = 0; side < PANEL; side += SIDE) {
+        int beside = are_beside(rows + side);
+        if (beside) {
+            const grouped_part *part = rows[side].part;
+            pack_beside(to + side, part->codes + rows[side].row + start * part->column_step, part->column_step, whole, bits);
+        }
+        for (long column = side; column < side + SIDE; column++) {
+            place from = rows[column];
+            const grouped_part *part = from.part;
+            if (part != NULL && part->column_step == 1 && !beside)
+                pack_behind(to + column, part->codes + from.row * part->row_step + start, whole, bits);
+            else if (!beside) pack_some(to + column, from, start, count, whole, bits);
+            pack_some(to + whole * PANEL + column, from, start + next, count - next, rest, bits);
+        }
+    }
+}
+
+// Packs the codes of 5 or 6 bits of a group, in units.
+INLINE void pack_units(uint8_t *to, const place *rows, long start, long count, const weights *w) {
+    long units = unit_quads(w->bits), row_bytes = PANEL * 4, more = w->bits - 4;
+    memset(to, 0, ceil_div(count, 4 * units) * units * PANEL * w->bits / 2);
+    for (long i = 0; i < count; i++) {
+        long in_unit = i / 4 % units;
+        uint8_t *unit = to + i / 4 / units * (units * PANEL * w->bits / 2) + i % 4;
+        for (long column = 0; column < PANEL; column++, unit += 4) {
+            const grouped_part *part = rows[column].part;
+            if (part == NULL) continue;
+            uint8_t code = part->codes[rows[column].row * part->row_step + (start + i) * part->column_step];
+            unit[in_unit / 2 * row_bytes] |= (uint8_t)((code & 15) << in_unit % 2 * 4);
+            unit[units / 2 * row_bytes] |= (uint8_t)(code >> 4 << in_unit * more);
+        }
     }
 }
 
@@ -56,10 +161,17 @@ static void pack_panels(const void *task, long first, long last) {
         for (long column = 0; column < PANEL; column++) rows[column] = place_of(p, row_at(w, panel, column));
         for (long index = 0; index < groups_of(w); index++) {
             long number = index % section_groups(w), section = index / section_groups(w);
-            long start = section * section_inputs(w) + number * w->group;
-            for (long column = 0; column < PANEL; column++)
-                pack_column(to, rows[column], column, start, number, index, w);
-            to += group_head_bytes(w) + quads_in(w, number) * PANEL * w->bits / 2;
+            long start = section * section_inputs(w) + number * w->group, dwords = quads_in(w, number) * w->bits / 8;
+            if (number == 0) {
+                pack_factors(to, rows, section, w);
+                to += section_head_bytes(w);
+            }
+            for (long column = 0; column < PANEL; column++) pack_head(to, rows[column], column, index, w);
+            uint32_t *codes = (uint32_t *)(to + group_head_bytes(w));
+            if (w->bits == 8) pack_codes(codes, rows, start, inputs_in(w, number), dwords, 8);
+            else if (w->bits == 4) pack_codes(codes, rows, start, inputs_in(w, number), dwords, 4);
+            else pack_units((uint8_t *)codes, rows, start, inputs_in(w, number), w);
+            to += bytes_in(w, number);
         }
     }
 }

@@ -40,7 +40,7 @@ INLINE void finish_gated_rows(const product *p, const float *sums, long start, l
         for (long i = 0; i < width; i += LANES) {
             vec gate = add_bias(p, vec_load(sums + i, FLOAT32), first + i, width - i);
             vec value = add_bias(p, vec_load(sums + half + i, FLOAT32), columns + first + i, width - i);
-            vec_store_upto(at_out(row, i, k), vec_mul(vec_function(gate, f, k), value), width - i, k);
+            vec_store_upto(at_out(row, i, k), vec_gate(gate, value, f, k), width - i, k);
         }
     }
 }
@@ -55,5 +55,5 @@ INLINE void finish_gated_rows(const product *p, const float *sums, long start, l
         break;
 
 static void finish_tile(const product *p, const float *sums, long start, long rows, long panel) {
-    switch (p->function) { FINISH(NONE) FINISH(SILU) FINISH(GELU) FINISH(GELU_TANH) FINISH(RELU) }
+    switch (p->function) { FINISH(NONE) FINISH(SILU) FINISH(GELU) FINISH(GELU_TANH) FINISH(RELU) FINISH(CLAMPED) }
 }

@@ -1,35 +1,45 @@
 // The rows of a tile as they are multiplied with a quantized matrix: rounded to whole numbers, side by side. First
 // come, for each group of inputs, the scales of the rows, the values that their sums start with, and if the matrix has
-// offsets the totals of the inputs; then one part or two, which have a dword of each row for each quad of inputs.
+// offsets or minimums the totals of the inputs; then the parts of each quad of inputs, which have a dword of each row.
 #pragma once
 
+#include "chunk.h"
 #include "rows.h"
-#include "weights.h"
 
+// Inputs of 8 bits are bytes where the processor multiplies bytes: a quad is one part. Other inputs are words: the two
+// even ones of a quad are a part, and the two odd ones, for so the bytes of a matrix are widened by one instruction.
 #if defined(__AVX512VNNI__)
-// Parts are bytes. Inputs of 16 bits have two parts, each with its sums: 256 times the first plus the second.
-enum { BYTES = 1, QUANTIZED_ROWS = 12 };
-INLINE int parts_of(const weights *w) { return w->input_bits / 8; }
-INLINE int sums_of(const weights *w) { return parts_of(w); }
+enum { QUANTIZED_ROWS = 12 };
+INLINE int are_bytes(const weights *w) { return w->input_bits == 8; }
+INLINE void store_numbers(void *p, whole a, int bytes) {
+    if (bytes) _mm_storeu_si128(p, _mm512_cvtepi32_epi8((__m512i)a));
+    else whole_store_parts(p, a);
+}
 #else
-// Parts are words of 16 bits. The even inputs are one part and the odd ones the other, and all have one sum.
-enum { BYTES = 0, QUANTIZED_ROWS = LANES == 16 ? 6 : 2 };
-INLINE int parts_of(const weights *w) { return (void)w, 2; }
-INLINE int sums_of(const weights *w) { return (void)w, 1; }
+enum { QUANTIZED_ROWS = LANES == 16 ? 6 : 2 };
+INLINE int are_bytes(const weights *w) { return (void)w, 0; }
+INLINE void store_numbers(void *p, whole a, int bytes) { (void)bytes, whole_store_parts(p, a); }
 #endif
-
-INLINE long quantized_rows(const weights *w) { return QUANTIZED_ROWS / sums_of(w); }
+INLINE int parts_of(const weights *w) { return are_bytes(w) ? 1 : 2; }
 
 // The dwords of a row that come for each group.
-INLINE long head_of(const weights *w) { return 1 + sums_of(w) + w->offsets; }
+INLINE long head_of(const weights *w) { return 2 + (w->offsets || w->minimums); }
 INLINE long head_dwords(const weights *w) { return groups_of(w) * head_of(w); }
 
 // The size of a row as `lay_quantized` writes it.
 INLINE long quantized_dwords(const weights *w) { return head_dwords(w) + quads_of(w) * parts_of(w); }
 
-// Rounds `count` inputs to whole numbers up to `most`, with zeros up to whole vectors; -> the scale. Inputs that are
-// not finite make `finite` NaN.
-INLINE float round_inputs(int16_t *to, const char *x, long count, kind k, float most, vec *finite) {
+// The inputs of a chunk are rounded before they are laid. A row may be written past its end by less than a vector.
+typedef struct {
+    uint32_t rows[16][CHUNK / 2];  // which is what `transpose_rows` takes
+    uint32_t beyond[LANES];
+} rounded;
+
+// Rounds `count` inputs to whole numbers, with zeros up to whole vectors, and adds them up in `total`; -> the scale.
+// Inputs that are not finite make `finite` NaN.
+INLINE float round_inputs(uint32_t *to, const char *x, long count, const weights *w, int32_t *total, vec *finite) {
+    float most = w->input_bits == 16 ? 32639.0f : 127.0f;
+    kind k = w->kind;
     vec largest = vec_zero();
     for (long i = 0; i < count; i += LANES) {
         vec v = vec_load_upto(at(x, i, k), count - i, k);
@@ -38,41 +48,14 @@ INLINE float round_inputs(int16_t *to, const char *x, long count, kind k, float 
     }
     float top = vec_largest(largest);
     vec inverse = vec_all(top > 1e-30f ? most / top : 0.0f);
-    for (long i = 0; i < count; i += LANES)
-        vec_store_words(to + i, vec_mul(vec_load_upto(at(x, i, k), count - i, k), inverse));
-    return top * (1.0f / most);
-}
-
-enum { CHUNK = 256 };  // inputs that are rounded before they are laid; whole groups
-
-typedef struct {
-    uint32_t parts[2][16][CHUNK / 4];  // of up to 16 rows, which is what `transpose_rows` takes
-} rounded;
-
-// Splits a group of one row into parts, and computes what each sum would be with a matrix of ones.
-INLINE void split(rounded *to, long row, long quad, const int16_t *words, long quads, int32_t *sums, const weights *w) {
-    uint32_t *first = &to->parts[0][row][quad], *second = &to->parts[1][row][quad];
-    int8_t upper[GROUP_MOST], lower[GROUP_MOST];
-    int16_t even[GROUP_MOST / 2], odd[GROUP_MOST / 2];
-    sums[0] = sums[1] = 0;
-    if (BYTES && parts_of(w) == 2) {
-        for (long i = 0; i < quads * 4; i++) {
-            sums[0] += upper[i] = (int8_t)((words[i] + 128) >> 8);
-            sums[1] += lower[i] = (int8_t)words[i];
-        }
-        memcpy(first, upper, quads * 4);
-        memcpy(second, lower, quads * 4);
-    } else if (BYTES) {
-        for (long i = 0; i < quads * 4; i++) sums[0] += lower[i] = (int8_t)words[i];
-        memcpy(first, lower, quads * 4);
-    } else {
-        for (long i = 0; i < quads * 2; i++) {
-            sums[0] += even[i] = words[2 * i];
-            sums[0] += odd[i] = words[2 * i + 1];
-        }
-        memcpy(first, even, quads * 4);
-        memcpy(second, odd, quads * 4);
+    whole sum = whole_all(0);
+    for (long i = 0; i < count; i += LANES, to += LANES / 4 * parts_of(w)) {
+        whole numbers = whole_of_vec(vec_mul(vec_load_upto(at(x, i, k), count - i, k), inverse));
+        sum += numbers;
+        store_numbers(to, numbers, are_bytes(w));
     }
+    *total = whole_sum(sum);
+    return top * (1.0f / most);
 }
 
 // The inputs of a group; gathered in `to` if they have an order.
@@ -89,24 +72,25 @@ INLINE const char *inputs_of(char *to, const char *x, long group, const weights 
     return to;
 }
 
-// Rounds up to CHUNK inputs of a row of a section, from `group` on. Elements of the matrix are stored without a sign,
-// too high by 2^(bits - 1), so sums start with the negative of that times the inputs.
-INLINE void round_row(rounded *to, uint32_t *head, const char *x, long row, long rows, long group, const weights *w) {
-    int16_t words[GROUP_MOST + LANES];
+// Rounds up to CHUNK inputs of a row of a section, from `group` on. Bytes of the matrix are too high by `excess_of`, so
+// sums start with the negative of that times the inputs.
+INLINE void round_row(uint32_t *to, uint32_t *head, const char *x, long rows, long group, const weights *w) {
     char inputs[GROUP_MOST * 4];
-    float most = w->input_bits == 16 ? 32639.0f : 127.0f, scale = 0.0f;  // of 32639 the upper byte is 127
+    float scale = 0.0f;
     vec finite = vec_zero();
-    head += group * head_of(w) * rows + row;
+    head += group * head_of(w) * rows;
     for (long quad = 0; quad < CHUNK / 4 && group < section_groups(w); quad += w->group / 4, group++) {
-        int32_t sums[2];
+        int32_t sum;
         const char *from = inputs_of(inputs, x, group, w);
-        scale = round_inputs(words, from, inputs_in(w, group), w->kind, most, &finite);
-        split(to, row, quad, words, quads_in(w, group), sums, w);
+        long count = inputs_in(w, group), dwords = quads_in(w, group) * parts_of(w);
+        if (count < quads_in(w, group) * 4) memset(to, 0, dwords * 4);
+        scale = round_inputs(to, from, count, w, &sum, &finite);
+        to += dwords;
         memcpy(head, &scale, 4);
-        for (int s = 0; s < sums_of(w); s++) head[(1 + s) * rows] = (uint32_t)-(sums[s] << (w->bits - 1));
-        if (w->offsets) {
-            float total = scale * (float)(sums_of(w) == 2 ? sums[0] * 256 + sums[1] : sums[0]);
-            memcpy(head + (1 + sums_of(w)) * rows, &total, 4);
+        head[rows] = (uint32_t)-(sum * excess_of(w));
+        if (w->offsets || w->minimums) {
+            float total = scale * (float)sum;
+            memcpy(head + 2 * rows, &total, 4);
         }
         head += head_of(w) * rows;
     }
@@ -117,16 +101,14 @@ INLINE void round_row(rounded *to, uint32_t *head, const char *x, long row, long
 INLINE void lay_section(uint32_t *head, uint32_t *parts, const char *x, long stride, long rows, const weights *w) {
     rounded chunk;
     for (long start = 0; start < section_quads(w); start += CHUNK / 4) {
-        long quads = least(CHUNK / 4, section_quads(w) - start), done;
-        for (long r = 0; r < rows; r++) round_row(&chunk, head, x + r * stride, r, rows, start * 4 / w->group, w);
-        for (int p = 0; p < parts_of(w); p++) {
-            const uint32_t *from = chunk.parts[p][0];
-            uint32_t *part = parts + (p * quads_of(w) + start) * rows;
-            for (done = 0; done + 16 <= quads; done += 16)
-                transpose_rows(part + done * rows, (const char *)(from + done), CHUNK, rows);
-            for (long r = 0; r < rows; r++)
-                for (long i = done; i < quads; i++) part[i * rows + r] = from[r * CHUNK / 4 + i];
-        }
+        long dwords = least(CHUNK / 4, section_quads(w) - start) * parts_of(w), done = 0;
+        for (long r = 0; r < rows; r++) round_row(chunk.rows[r], head + r, x + r * stride, rows, start * 4 / w->group, w);
+        if (rows == 1) memcpy(parts, chunk.rows[0], (done = dwords) * 4);
+        for (; done + 16 <= dwords; done += 16)
+            transpose_rows(parts + done * rows, (const char *)(chunk.rows[0] + done), sizeof chunk.rows[0], rows);
+        for (long r = 0; r < rows; r++)
+            for (long i = done; i < dwords; i++) parts[i * rows + r] = chunk.rows[r][i];
+        parts += dwords * rows;
     }
 }
 
@@ -135,7 +117,7 @@ static void lay_quantized(uint32_t *to, const char *x, long stride, long rows, c
     for (long section = 0; section < w->sections; section++) {
         lay_section(head, parts, x, stride, rows, w);
         head += section_groups(w) * head_of(w) * rows;
-        parts += section_quads(w) * rows;
+        parts += section_quads(w) * parts_of(w) * rows;
         x += section_inputs(w) * width_of(w->kind);
     }
 }

@@ -55,9 +55,9 @@ INLINE void transpose_rows(uint32_t *to, const char *x, long stride, long rows) 
 }
 #endif
 
-static void lay_widened(uint32_t *to, const char *x, long stride, long rows, const weights *w) {
+static void lay_widened(uint32_t *to, const char *x, long stride, long rows, long dwords, const weights *w) {
     for (long r = 0; r < rows; r++) {
-        for (long i = 0; i < dwords_of(w); i++) {
+        for (long i = 0; i < dwords; i++) {
             uint32_t pair = pair_at(x + r * stride, i, w->inputs);
             to[2 * i * rows + r] = pair << 16;
             to[(2 * i + 1) * rows + r] = pair & 0xffff0000u;
@@ -65,10 +65,10 @@ static void lay_widened(uint32_t *to, const char *x, long stride, long rows, con
     }
 }
 
-// Lays rows side by side: the first dword of each row, then the second of each.
-static void lay_dwords(uint32_t *to, const char *x, long stride, long rows, const weights *w) {
+// Lays so many dwords of rows side by side: the first dword of each row, then the second of each.
+static void lay_first_dwords(uint32_t *to, const char *x, long stride, long rows, long dwords, const weights *w) {
     if (widened(w)) {
-        lay_widened(to, x, stride, rows, w);
+        lay_widened(to, x, stride, rows, dwords, w);
         return;
     }
     long whole = w->inputs * width_of(w->kind) / 4, done = 0;
@@ -77,6 +77,10 @@ static void lay_dwords(uint32_t *to, const char *x, long stride, long rows, cons
     for (long r = 0; r < rows; r++) {
         const char *row = x + r * stride;
         for (long i = done; i < whole; i++) memcpy(&to[i * rows + r], row + i * 4, 4);
-        if (whole < dwords_of(w)) to[whole * rows + r] = pair_at(row, whole, w->inputs);
+        if (whole < dwords) to[whole * rows + r] = pair_at(row, whole, w->inputs);
     }
+}
+
+static void lay_dwords(uint32_t *to, const char *x, long stride, long rows, const weights *w) {
+    lay_first_dwords(to, x, stride, rows, dwords_of(w), w);
 }

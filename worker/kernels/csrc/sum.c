@@ -1,4 +1,4 @@
-// Sums of rows where no norm follows, and rows times a number.
+// Sums of rows where no norm follows, and rows times a number, one for all or one that grows with their position.
 #include "threads.h"
 #include "words.h"
 
@@ -75,4 +75,35 @@ EXPORT void scale(const void *x, long x_stride, void *out, long rows, long width
 
 EXPORT void scale_words(const word *a) {
     scale(a[0].pointer, a[1].whole, a[2].pointer, a[3].whole, a[4].whole, a[5].real, (int)a[6].whole);
+}
+
+typedef struct {
+    const void *x;
+    long x_stride;
+    const int64_t *positions;
+    void *out;
+    long width;
+    float rate, length;
+    kind k;
+} growth;
+
+static void grow_rows(const void *task, long first, long last) {
+    const growth *g = task;
+    for (long row = first; row < last; row++) {
+        float before = floorf((float)g->positions[row] / g->length);
+        scaling s = {g->x, g->x_stride, g->out, g->width, 1.0f + g->rate * logf(1.0f + before), g->k};
+        scale_rows(&s, row, row + 1);
+    }
+}
+
+// positions [rows]; out is contiguous.
+EXPORT void scale_by_position(const void *x, long x_stride, const int64_t *positions, void *out, long rows,
+                              long width, float rate, float length, int kind) {
+    growth g = {x, x_stride, positions, out, width, rate, length, kind};
+    spread(rows, grain_of(GRAIN, width), grow_rows, &g);
+}
+
+EXPORT void scale_by_position_words(const word *a) {
+    scale_by_position(a[0].pointer, a[1].whole, a[2].pointer, a[3].pointer, a[4].whole, a[5].whole, a[6].real,
+                      a[7].real, (int)a[8].whole);
 }

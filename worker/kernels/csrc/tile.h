@@ -17,7 +17,17 @@ typedef struct {
     long step;
 } fetch;
 
-#define COLUMNS (PANEL / LANES)  // vectors in a row of a panel
+// Tiles of rows that are multiplied with the same panel, one after the other or together.
+enum { TILES_AT_ONCE = 8 };
+typedef struct {
+    long count;
+    // The number of the first one among all that this thread multiplies with the panel, and how many those are; none
+    // if the panel is in the cache already, and nothing is to be prefetched.
+    long first, all;
+    const uint32_t *x[TILES_AT_ONCE];
+    long rows[TILES_AT_ONCE];
+    float *sums[TILES_AT_ONCE];  // [rows, 32] each, and room for those that wait
+} tiles;
 
 INLINE vec broadcast(const uint32_t *x) {
     float value;
@@ -110,10 +120,22 @@ INLINE void tile_of(int rows, kind k, const uint32_t *x, const uint32_t *panel, 
         else tile_of(n, FLOAT32, x, panel, w, ahead, sums);                      \
         break;
 
-// sums [rows, 32] and room for those that wait; x as `lay_dwords` wrote it.
-static void multiply_vec(const uint32_t *x, long rows, const weights *w, long number, fetch ahead, float *sums) {
-    const uint32_t *panel = panel_of(w, number);
-    switch (rows) {
+enum { AHEAD_BYTES = 4096 };
+
+// The memory that a tile prefetches: its own panel, a little ahead; or if this panel is in the cache because it has
+// several tiles, its share of the next panel.
+INLINE fetch fetch_for(const weights *w, long panel, const tiles *t) {
+    if (t->all <= 1) return (fetch){(const char *)panel_of(w, panel) + AHEAD_BYTES, t->all * PANEL * 4};
+    long lines = panel_bytes(w) / (PANEL * 4), step = PANEL * 4 / t->all;
+    return (fetch){(const char *)panel_of(w, panel + 1) + t->first * step * lines, step};
+}
+
+// Multiplies one tile, whose rows are as `lay_dwords` wrote them.
+static void multiply_vec(const tiles *t, const weights *w, long number) {
+    const uint32_t *panel = panel_of(w, number), *x = t->x[0];
+    fetch ahead = fetch_for(w, number, t);
+    float *sums = t->sums[0];
+    switch (t->rows[0]) {
         TILE(1) TILE(2) TILE(3)
 #if TILE_ROWS > 3
         TILE(4) TILE(5) TILE(6) TILE(7) TILE(8) TILE(9) TILE(10) TILE(11) TILE(12)

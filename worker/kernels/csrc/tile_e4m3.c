@@ -1,93 +1,234 @@
-// A tile of rows times a panel of bytes in e4m3 (one sign, four bits of exponent, three of mantissa).
+// Tiles of rows times a panel of bytes in e4m3 (one sign, four bits of exponent, three of mantissa).
 //
-// A byte is widened to float32, which holds all its values, those without a leading 1 among them. Inputs are float32
-// too, so only sums are rounded: each group is added up in the order of its inputs, multiplied by its scale and added to
-// the output. That order is the same for any number of rows and on every kind of processor.
+// A chunk of a panel is widened once for all tiles, or if a few rows are all there is, in registers: to pairs of
+// bfloat16, which hold every number of e4m3, where inputs are bfloat16 and the processor multiplies those, else to
+// float32. Inputs are not rounded. Each group is added up in the order of its inputs, multiplied by its scale and added
+// to the output, for any number of rows in the same way.
 #include "tile_e4m3.h"
 
-// Lays rows side by side in float32: the first input of each row, then the second of each. Sections end with zeros.
+#include "chunk.h"
+
+enum { FLOATS = 128 };  // inputs of a chunk: whole groups
+
+typedef struct {
+    vec codes[FLOATS * COLUMNS];
+    vec scales[FLOATS / 8][COLUMNS];
+} floats;
+
+INLINE int in_pairs(const weights *w) { return DOTS && w->kind == BFLOAT16; }
+INLINE long flat_dwords(const weights *w) { return ceil_div(w->inputs * width_of(w->kind), 4); }
+
+long e4m3_dwords(const weights *w) { return flat_dwords(w) * (widened(w) ? 2 : 1); }
+
+// Several sections of bfloat16 are even, so no pair belongs to two.
 void lay_e4m3(uint32_t *to, const char *x, long stride, long rows, const weights *w) {
-    long inputs = section_inputs(w), laid = section_quads(w) * 4;
-    for (long section = 0; section < w->sections; section++, to += laid * rows, x += inputs * width_of(w->kind)) {
-        for (long r = 0; r < rows; r++) {
-            float vector[LANES];
-            for (long i = 0; i < laid; i += LANES) {
-                vec v = i < inputs ? vec_load_upto(at(x + r * stride, i, w->kind), inputs - i, w->kind) : vec_zero();
-                vec_store(vector, v, FLOAT32);
-                for (long lane = 0; lane < least(LANES, laid - i); lane++)
-                    memcpy(&to[(i + lane) * rows + r], vector + lane, 4);
-            }
-        }
-    }
+    lay_first_dwords(to, x, stride, rows, flat_dwords(w), w);
 }
 
-#if LANES == 16
-INLINE vec exponents_apart(__m512i bits) {  // the byte on top of each lane, spread to the fields of a float32
-    __m512i fields = _mm512_and_si512(_mm512_srai_epi32(bits, 4), _mm512_set1_epi32((int)0x87f00000u));
-    return _mm512_castsi512_ps(fields);
+// The exponents of float32 begin at -127 and those of e4m3 at -7: so fields that are moved to their places mean 2^120
+// times too little. A product makes numbers right that have no leading 1, too.
+INLINE vec widened_byte(whole quad, int byte) {
+    whole fields = (whole_up(quad, 24 - 8 * byte) >> 4) & whole_all(0x87f00000u);
+    return vec_mul(vec_of_bits(fields), vec_all(0x1p120f));
 }
-INLINE vec byte_on_top(whole quad, int byte) {
-    return exponents_apart(_mm512_slli_epi32((__m512i)quad, (unsigned)(24 - 8 * byte)));
+
+INLINE void widen_to_floats(vec *to, const whole *from, long quads) {
+    for (long quad = 0; quad < quads; quad++, from += COLUMNS)
+        for (int byte = 0; byte < 4; byte++, to += COLUMNS)
+            for (int c = 0; c < COLUMNS; c++) to[c] = widened_byte(whole_load(from + c), byte);
+}
+
+#if DOTS
+// The two bytes of bfloat16 are looked up by the upper and the lower half of a code; those of numbers without a leading
+// 1 by their mantissa. First, the pairs of inputs that belong into a vector are brought into the same half of each lane.
+INLINE void widen_quads(vec *first, vec *second, whole quads) {
+    const __m512i halves = _mm512_set4_epi32(0x0f0e0b0a, 0x07060302, 0x0d0c0908, 0x05040100);
+    const __m512i upper = _mm512_set4_epi32((int)0xc3c2c1c0, (int)0xbfbebdbc, 0x43424140, 0x3f3e3d3c);
+    const __m512i lower = _mm512_set4_epi32((int)0xf0e0d0c0, (int)0xb0a09080, 0x70605040, 0x30201000);
+    const __m512i small_upper = _mm512_set4_epi32(0, 0, 0x3c3c3c3c, 0x3b3b3b00);
+    const __m512i small_lower = _mm512_set4_epi32(0, 0, 0x60402000, (int)0xc0800000);
+    const __m512i nibble = _mm512_set1_epi8(15), sign = _mm512_set1_epi8(-128), exponent = _mm512_set1_epi8(0x78);
+    __m512i codes = _mm512_shuffle_epi8((__m512i)quads, halves);
+    __m512i low = _mm512_and_si512(codes, nibble);
+    __m512i high = _mm512_and_si512(_mm512_srli_epi16(codes, 4), nibble);
+    __mmask64 small = _mm512_testn_epi8_mask(codes, exponent);
+    __m512i below = _mm512_mask_shuffle_epi8(_mm512_shuffle_epi8(lower, low), small, small_lower, low);
+    __m512i above = _mm512_mask_shuffle_epi8(_mm512_shuffle_epi8(upper, high), small, small_upper, low);
+    above = _mm512_or_si512(above, _mm512_and_si512(codes, sign));
+    *first = _mm512_castsi512_ps(_mm512_unpacklo_epi8(below, above));
+    *second = _mm512_castsi512_ps(_mm512_unpackhi_epi8(below, above));
 }
 #else
-INLINE vec exponents_apart(__m256i bits) {
-    __m256i fields = _mm256_and_si256(_mm256_srai_epi32(bits, 4), _mm256_set1_epi32((int)0x87f00000u));
-    return _mm256_castsi256_ps(fields);
-}
-INLINE vec byte_on_top(whole quad, int byte) {
-    return exponents_apart(_mm256_slli_epi32((__m256i)quad, 24 - 8 * byte));
-}
+INLINE void widen_quads(vec *first, vec *second, whole quads) { *first = *second = vec_of_bits(quads); }
 #endif
 
-// The exponents of float32 begin at -127 and those of e4m3 at -7: so what is spread is too small by 2^120.
-INLINE vec e4m3_widened(whole quad, int byte) { return vec_mul(byte_on_top(quad, byte), vec_all(0x1p120f)); }
-
-INLINE void e4m3_tile(int rows, const uint32_t *x, const weights *w, const char *panel, fetch ahead, float *out) {
-    long scale_bytes = scales_bytes(w);
-    for (long section = 0; section < w->sections; section++) {
-        float *total = place_of_section(out, rows, w, section);
-        memset(total, 0, sizeof *total * PANEL * rows);
-        for (long group = 0; group < section_groups(w); group++) {
-            const char *scales = panel;
-            vec sums[TILE_ROWS][COLUMNS];
-            for (int r = 0; r < rows; r++)
-                for (int c = 0; c < COLUMNS; c++) sums[r][c] = vec_zero();
-            panel += scale_bytes;
-            ahead.from += ahead.step * scale_bytes / (PANEL * 4);
-            for (long left = quads_in(w, group); left > 0; left--, panel += PANEL * 4) {
-                _mm_prefetch(ahead.from, _MM_HINT_T0);
-                _mm_prefetch(ahead.from + 64, _MM_HINT_T0);
-                ahead.from += ahead.step;
-                for (int byte = 0; byte < 4; byte++, x += rows) {
-                    vec codes[COLUMNS];
-                    for (int c = 0; c < COLUMNS; c++) codes[c] = e4m3_widened(whole_load((const whole *)panel + c), byte);
-                    add_products(sums, x, rows, codes);
-                }
-            }
-            for (int c = 0; c < COLUMNS; c++) {
-                vec scale = load_scale(scales, c * LANES, w);
-                for (int r = 0; r < rows; r++) {
-                    float *to = total + r * PANEL + c * LANES;
-                    vec_store(to, vec_fma(sums[r][c], scale, vec_load(to, FLOAT32)), FLOAT32);
-                }
-            }
-        }
-        join_section(out, rows, w, section);
+INLINE void widen_to_pairs(vec *to, const whole *from, long quads) {
+    for (long i = 0; i < quads * COLUMNS; i++) {
+        vec *pair = to + i / COLUMNS * 2 * COLUMNS + i % COLUMNS;
+        widen_quads(pair, pair + COLUMNS, whole_load(from + i));
     }
 }
 
-#define E4M3(n)                                  \
-    case n:                                      \
-        e4m3_tile(n, x, w, panel, ahead, sums); \
-        break;
+// Widens groups; -> the beginning of the next one.
+INLINE const char *widen_groups(floats *to, const groups *from, const weights *w) {
+    const char *panel = from->panel;
+    vec *codes = to->codes, minimums[COLUMNS];
+    for (long group = from->group; group < from->end; group++) {
+        const whole *bytes = (const whole *)(panel + group_head_bytes(w));
+        long quads = quads_in(w, group);
+        load_head(to->scales[group - from->group], minimums, panel, NULL, w);
+        if (in_pairs(w)) widen_to_pairs(codes, bytes, quads);
+        else widen_to_floats(codes, bytes, quads);
+        codes += quads * (in_pairs(w) ? 2 : 4) * COLUMNS;
+        panel += bytes_in(w, group);
+    }
+    return panel;
+}
 
-// sums [rows, 32] and room for those that wait; x as `lay_e4m3` wrote it.
-void multiply_e4m3(const uint32_t *x, long rows, const weights *w, long number, fetch ahead, float *sums) {
-    const char *panel = (const char *)panel_of(w, number);
+typedef struct {
+    const uint32_t *x;
+    fetch ahead;
+} tile_place;
+
+// Multiplies a tile with widened groups.
+INLINE tile_place add_floats(int rows, int pairs, tile_place at, const floats *from, const groups *which,
+                             const weights *w, float *out) {
+    const vec *codes = from->codes;
+    for (long group = which->group; group < which->end; group++) {
+        vec sums[TILE_ROWS][COLUMNS];
+        for (int r = 0; r < rows; r++)
+            for (int c = 0; c < COLUMNS; c++) sums[r][c] = vec_zero();
+        long inputs = inputs_in(w, group), dwords = pairs ? ceil_div(inputs, 2) : inputs;
+        for (long d = 0; d < dwords; d++, at.x += rows) {
+            const uint32_t *row = (const uint32_t *)(codes + d * COLUMNS);
+            _mm_prefetch(at.ahead.from, _MM_HINT_T0);
+            at.ahead.from += at.ahead.step;
+            if (pairs) step_bfloat16(sums, at.x, rows, row);
+            else step_float32(sums, at.x, rows, row);
+        }
+        codes += quads_in(w, group) * (pairs ? 2 : 4) * COLUMNS;
+        for (int r = 0; r < rows; r++) {
+            for (int c = 0; c < COLUMNS; c++) {
+                float *to = out + r * PANEL + c * LANES;
+                vec scale = from->scales[group - which->group][c];
+                vec_store(to, vec_fma(sums[r][c], scale, vec_load(to, FLOAT32)), FLOAT32);
+            }
+        }
+    }
+    return at;
+}
+
+#define FLOATS_OF(n)                                                                    \
+    case n:                                                                             \
+        if (in_pairs(w)) return add_floats(n, DOTS, at, from, which, w, out);      \
+        return add_floats(n, 0, at, from, which, w, out);
+
+static tile_place add_floats_of(long rows, tile_place at, const floats *from, const groups *which, const weights *w,
+                                float *out) {
     switch (rows) {
-        E4M3(1) E4M3(2) E4M3(3)
+        FLOATS_OF(1) FLOATS_OF(2) FLOATS_OF(3)
 #if TILE_ROWS > 3
-        E4M3(4) E4M3(5) E4M3(6) E4M3(7) E4M3(8) E4M3(9) E4M3(10) E4M3(11) E4M3(12)
+        FLOATS_OF(4) FLOATS_OF(5) FLOATS_OF(6) FLOATS_OF(7) FLOATS_OF(8)
+        FLOATS_OF(9) FLOATS_OF(10) FLOATS_OF(11) FLOATS_OF(12)
 #endif
+    }
+    return at;
+}
+
+// The most rows of a tile for which panels are widened in registers.
+enum { DIRECT_PAIRS = DOTS ? 8 : 1, DIRECT_FLOATS = LANES == 16 ? 4 : 2 };
+INLINE long direct_rows(const weights *w) { return in_pairs(w) ? DIRECT_PAIRS : DIRECT_FLOATS; }
+
+// Adds the products of a quad of each row with those of the columns, which are widened in registers.
+INLINE void add_quad(vec sums[][COLUMNS], const uint32_t *x, int rows, int pairs, const whole *codes) {
+    vec wide[2][COLUMNS];
+    for (int c = 0; pairs && c < COLUMNS; c++) widen_quads(&wide[0][c], &wide[1][c], whole_load(codes + c));
+    for (int i = 0; i < (pairs ? 2 : 4); i++, x += rows) {
+        for (int c = 0; !pairs && c < COLUMNS; c++) wide[0][c] = widened_byte(whole_load(codes + c), i);
+        if (pairs) step_bfloat16(sums, x, rows, (const uint32_t *)wide[i]);
+        else add_products(sums, x, rows, wide[0]);
+    }
+}
+
+// Multiplies rows with a group; -> where the rows go on.
+INLINE const uint32_t *add_directly(int rows, int pairs, const uint32_t *x, const groups *from, const weights *w, float *out) {
+    vec sums[TILE_ROWS][COLUMNS], scales[COLUMNS], minimums[COLUMNS];
+    const char *codes = from->panel + group_head_bytes(w);
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < COLUMNS; c++) sums[r][c] = vec_zero();
+    for (long left = quads_in(w, from->group); left > 0; left--, codes += PANEL * 4, x += (pairs ? 2 : 4) * rows) {
+        _mm_prefetch(codes + AHEAD_BYTES, _MM_HINT_T0);
+        _mm_prefetch(codes + AHEAD_BYTES + 64, _MM_HINT_T0);
+        add_quad(sums, x, rows, pairs, (const whole *)codes);
+    }
+    load_head(scales, minimums, from->panel, NULL, w);
+    for (int r = 0; r < rows; r++) {
+        for (int c = 0; c < COLUMNS; c++) {
+            float *to = out + r * PANEL + c * LANES;
+            vec_store(to, vec_fma(sums[r][c], scales[c], vec_load(to, FLOAT32)), FLOAT32);
+        }
+    }
+    return x;
+}
+
+#define DIRECTLY(n, pairs) \
+    case n: return add_directly(n, pairs, x, from, w, out);
+
+static const uint32_t *add_directly_of(long rows, const uint32_t *x, const groups *from, const weights *w, float *out) {
+#if DOTS
+    if (in_pairs(w)) {
+        switch (rows) {
+            DIRECTLY(1, 1) DIRECTLY(2, 1) DIRECTLY(3, 1) DIRECTLY(4, 1)
+            DIRECTLY(5, 1) DIRECTLY(6, 1) DIRECTLY(7, 1) DIRECTLY(8, 1)
+        }
+    }
+#endif
+    switch (rows) {
+        DIRECTLY(1, 0) DIRECTLY(2, 0)
+#if LANES == 16
+        DIRECTLY(3, 0) DIRECTLY(4, 0)
+#endif
+    }
+    return x;
+}
+
+// Multiplies a tile with the groups of a section that are whole quads, which are all but perhaps the last.
+INLINE const uint32_t *add_whole_groups(long rows, const uint32_t *x, groups *from, const weights *w, float *out) {
+    long end = section_groups(w) - (section_inputs(w) % 4 != 0);
+    for (; from->group < end; from->group++) {
+        x = add_directly_of(rows, x, from, w, out);
+        from->panel += bytes_in(w, from->group);
+    }
+    return x;
+}
+
+enum { FLOATS_AHEAD = 2048 };  // bytes from the end of a chunk to what is prefetched first meanwhile
+
+INLINE float *out_of(const tiles *t, long tile, const weights *w, long section) {
+    return place_of_section(t->sums[tile], t->rows[tile], w, section);
+}
+
+// Multiplies tiles, whose rows are as `lay_e4m3` wrote them.
+void multiply_e4m3(const tiles *t, const weights *w, long panel) {
+    floats wide;
+    tile_place places[TILES_AT_ONCE];
+    long step = PANEL * (in_pairs(w) ? 2 : 1) / t->count, share = FLOATS * PANEL / t->count;
+    groups from = {.panel = (const char *)panel_of(w, panel)};
+    for (long i = 0; i < t->count; i++) places[i].x = t->x[i];
+    for (long section = 0; section < w->sections; section++) {
+        for (long i = 0; i < t->count; i++)
+            memset(out_of(t, i, w, section), 0, sizeof(float) * PANEL * t->rows[i]);
+        from.group = 0;
+        if (t->count == 1 && t->rows[0] <= direct_rows(w))
+            places[0].x = add_whole_groups(t->rows[0], places[0].x, &from, w, out_of(t, 0, w, section));
+        for (; from.group < section_groups(w); from.group = from.end) {
+            from.end = least(from.group + shifted(FLOATS, w->group), section_groups(w));
+            from.panel = widen_groups(&wide, &from, w);
+            for (long i = 0; i < t->count; i++) {
+                places[i].ahead = (fetch){from.panel + FLOATS_AHEAD + i * share, step};
+                places[i] = add_floats_of(t->rows[i], places[i], &wide, &from, w, out_of(t, i, w, section));
+            }
+        }
+        for (long i = 0; i < t->count; i++) join_section(t->sums[i], t->rows[i], w, section);
     }
 }

@@ -8,9 +8,11 @@
 // Inputs that can be cut over ranks are divided into sections of equal length, which are added up apart (`sections.h`).
 // A section begins with a dword, a tile and a group of its own, so a rank that holds some of them computes the same.
 //
-// In a quantized matrix a dword is a quad: four elements of 8 bits, or the four-bit elements of two quads, the first in
-// the low nibbles. Its panels are divided into groups of inputs, each of which begins with 32 scales and, if the matrix
-// has offsets, 32 bytes with the codes that stand for 0; else that is 2^(bits - 1).
+// In a quantized matrix a dword is a quad, four elements of 8 bits. Those of fewer bits lie in units: of 4 bits, two
+// quads, the first in the low nibbles; of 5 and 6 bits, the low nibbles of eight or four quads in this way, and then a
+// dword with the other bits, those of the first quad lowest. Panels are divided into groups of inputs. Each begins with
+// 32 scales and, if the matrix has them, 32 bytes with the codes that stand for 0, and 32 minimums. Where these numbers
+// are small whole ones, a section begins with the factors of its runs of groups: 32 for scales, and 32 for minimums.
 //
 // A matrix that was quantized before may have its inputs in another order, which `order` names: then they are gathered
 // while rows are laid out. Such a matrix has one section.
@@ -19,6 +21,7 @@
 #include "vec.h"
 
 #define PANEL 32
+#define COLUMNS (PANEL / LANES)  // vectors in a row of a panel
 
 typedef struct {
     void *panels;
@@ -28,14 +31,20 @@ typedef struct {
     int gated;
     int sections;  // 1, 2, 4 or 8; if several, each has an even number of inputs
     // The next ones are 0 if the matrix is not quantized.
-    int bits;         // bits of an element: 8 or 4
-    int group;        // inputs that share a scale: a power of 2 from 8 to 128
+    int bits;         // bits of an element: 8, 6, 5 or 4
+    int group;        // inputs that share a scale: a power of 2 from 8 to 128, and a multiple of a unit
     int input_bits;   // bits to which inputs are rounded: 16 or 8
-    int scale;        // the type of scales: FLOAT32, BFLOAT16 or FLOAT16
+    int codes;        // what elements mean: WHOLE, E4M3, E2M1 or IQ4
+    int scale;        // the type of scales and minimums
     int offsets;      // whether groups have them
-    int e4m3;          // whether elements are bytes in e4m3, which have no offsets
+    int minimums;     // whether groups have them, which are added to each element; then codes count from 0
+    int run;          // groups that share factors: a power of 2; 0 if there are none
+    int factor;       // the type of factors
     const int *order;  // [inputs] the place of each input in a row of x, or -1 for a zero; NULL: as they come
 } weights;
+
+enum { WHOLE, E4M3, E2M1, IQ4 };                                // `coding.py` says what they mean
+enum { FLOAT16 = BFLOAT16 + 1, POWER, UNSIGNED, SIGNED };  // types of scales only: of 8 bits are all but the first
 
 // A part of the rows of a matrix as it was loaded. Parts lie anywhere; each is contiguous.
 typedef struct {
@@ -55,31 +64,47 @@ enum { PAIRS = 1 };
 #endif
 
 // The size of a section, and then of all of them. Shifted, because a division takes as long as ten products.
-INLINE long section_inputs(const weights *w) { return w->inputs >> __builtin_ctz((unsigned)w->sections); }
+INLINE long shifted(long a, long power) { return a >> __builtin_ctzl((unsigned long)power); }  // a / power of 2
+INLINE long section_inputs(const weights *w) { return shifted(w->inputs, w->sections); }
 INLINE long section_dwords(const weights *w) {
     return w->kind == BFLOAT16 ? ceil_div(section_inputs(w), 2 * PAIRS) * PAIRS : section_inputs(w);
 }
 INLINE long dwords_of(const weights *w) { return w->sections * section_dwords(w); }
 
-enum { FLOAT16 = 2, GROUP_MOST = 128 };  // FLOAT16: a type of scales only
-INLINE long scales_bytes(const weights *w) { return PANEL * (w->scale == FLOAT32 ? 4 : 2); }
-INLINE long group_head_bytes(const weights *w) { return scales_bytes(w) + (w->offsets ? PANEL : 0); }
-INLINE long section_groups(const weights *w) { return ceil_div(section_inputs(w), w->group); }
-INLINE long section_quads(const weights *w) { return ceil_div(section_inputs(w), 32 / w->bits) * (8 / w->bits); }
+enum { GROUP_MOST = 128 };
+INLINE long number_bytes(int type) { return type == FLOAT32 ? 4 : type <= FLOAT16 ? 2 : 1; }
+INLINE long scales_bytes(const weights *w) { return PANEL * number_bytes(w->scale); }
+INLINE long group_head_bytes(const weights *w) {
+    return scales_bytes(w) + (w->offsets ? PANEL : 0) + (w->minimums ? scales_bytes(w) : 0);
+}
+INLINE long unit_quads(int bits) { return bits == 8 ? 1 : bits == 4 ? 2 : bits == 6 ? 4 : 8; }
+INLINE long section_groups(const weights *w) { return shifted(section_inputs(w) + w->group - 1, w->group); }
+INLINE long section_quads(const weights *w) {  // whole units
+    long least = 4 * unit_quads(w->bits) - 1;
+    return ((section_inputs(w) + least) & ~least) / 4;
+}
 INLINE long groups_of(const weights *w) { return w->sections * section_groups(w); }
 INLINE long quads_of(const weights *w) { return w->sections * section_quads(w); }
+INLINE long factors_bytes(const weights *w) { return PANEL * number_bytes(w->factor) * (1 + w->minimums); }  // of a run
+INLINE long section_head_bytes(const weights *w) {
+    return w->run ? shifted(section_groups(w) + w->run - 1, w->run) * factors_bytes(w) : 0;
+}
 
-// The inputs and quads of a group of a section.
+// The inputs, quads and bytes of a group of a section.
 INLINE long inputs_in(const weights *w, long group) {
     return least(w->group, section_inputs(w) - group * w->group);
 }
 INLINE long quads_in(const weights *w, long group) {
     return least(w->group / 4, section_quads(w) - group * w->group / 4);
 }
+INLINE long bytes_in(const weights *w, long group) {
+    return group_head_bytes(w) + quads_in(w, group) * PANEL * w->bits / 2;
+}
 
 INLINE long panel_bytes(const weights *w) {
-    if (w->bits) return groups_of(w) * group_head_bytes(w) + quads_of(w) * PANEL * w->bits / 2;
-    return dwords_of(w) * PANEL * 4;
+    if (!w->bits) return dwords_of(w) * PANEL * 4;
+    long heads = w->sections * section_head_bytes(w) + groups_of(w) * group_head_bytes(w);
+    return heads + quads_of(w) * PANEL * w->bits / 2;
 }
 INLINE long columns_of(const weights *w) { return w->gated ? w->outputs / 2 : w->outputs; }  // columns of the result
 INLINE long panel_columns(const weights *w) { return w->gated ? PANEL / 2 : PANEL; }

@@ -10,7 +10,8 @@ import pytest
 from fake_worker import facts
 from scheduler_bench import Bench, add, config, pool
 
-from engine_core.protocol import Add, CacheMiss, MissReason
+from engine_core.protocol import Add, CacheMiss
+from engine_core.reasons import MissReason
 from engine_core.scheduling.cache.block_pool import BlockPool, RecentHashes
 from engine_core.scheduling.cache.prefix_memory import MOST_TOKENS, OVERHEAD, PrefixMemory
 from engine_core.scheduling.queue.owners import Owner

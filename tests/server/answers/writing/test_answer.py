@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -215,6 +216,42 @@ def test_gpt_oss_thinks_in_a_channel_before_it_calls() -> None:
     assert not accepts(vocabulary, grammar, thought)
     with pytest.raises(Unenforceable):
         writer.possible()
+
+
+def test_gpt_oss_answers_a_form_in_its_final_channel_or_calls() -> None:
+    thinking = THINKING_BY_NAME["openai_gptoss"]
+    format, vocabulary = format_of("openai", thinking=thinking), vocabulary_of("openai", True)
+    token = {name: id for id, name in vocabulary.specials.items()}
+    channel, message, end, start = (token[f"<|{name}|>"] for name in ("channel", "message", "end", "start"))
+    alone = replace(format, thinking=None)
+    calls = AnswerWriter(alone, [CITY], several=True, is_thinking=False).required().lark
+    assert format.thinking is not None
+    markers = Markers(
+        format.thinking.opens,
+        format.thinking.closes,
+        {mark: id for id, mark in format.marks.items()},
+        is_open=False,
+        then=format.thinking.then,
+        answers=format.thinking.answers,
+    )
+    grammar = behind_thinking(OBJECT, markers, Built("lark", calls)).text
+    thought = [channel, "analysis", message, "so", end, start, "assistant"]
+    called = [channel, "commentary to=functions.f ", token["<|constrain|>"], "json", message, '{"city": "x"}']
+    answer = [channel, "final", message, '{"name": "x"}']
+    for text in (answer, called, [*thought, *answer], [*thought, *called]):
+        assert accepts(vocabulary, grammar, text)
+    remark = [channel, "commentary", message, "I look.", end, start, "assistant"]
+    free, wrong = [channel, "final", message, "no"], [*called[:-1], '{"city": 1}']
+    for text in (free, wrong, thought, [*remark, *answer], [*answer, *called], ['{"name": "x"}']):
+        assert not accepts(vocabulary, grammar, text)
+    called_at_all: set[bool] = set()
+    for number in range(30):
+        if (ids := walk(vocabulary, grammar, random.Random(number))) is not None:
+            read = read_back(format, [CITY], vocabulary.text(ids, dict(format.marks)))
+            called_at_all.add(bool(read.calls))
+            if not read.calls:
+                jsonschema.validate(json.loads(read.text), json.loads(OBJECT.text))
+    assert called_at_all == {True, False}
 
 
 @pytest.mark.parametrize("name", [each.name for each in DIALECTS])

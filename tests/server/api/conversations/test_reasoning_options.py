@@ -69,7 +69,11 @@ def test_a_wrong_value_is_refused(fields: dict[str, Any]) -> None:
         chat(**fields)
 
 
-def test_a_prompt_of_text_has_no_budget() -> None:
-    with pytest.raises(BadRequest, match="/v1/chat/completions") as caught:
-        CompletionRequest.model_validate({"prompt": "hi", "thinking_token_budget": 3})
-    assert caught.value.param == "thinking_token_budget"
+@pytest.mark.parametrize("name", ["thinking_token_budget", "reasoning_budget"])
+def test_a_prompt_of_text_has_a_budget_too(name: str) -> None:
+    assert CompletionRequest.model_validate({"prompt": "hi", name: 3}).thinking_budget == 3
+    assert CompletionRequest.model_validate({"prompt": "hi", name: -1}).thinking_budget is None
+    with pytest.raises(BadRequest, match="different things"):
+        CompletionRequest.model_validate(
+            {"prompt": "hi", name: 3, "thinking_token_budget": 4, "reasoning_budget": 5}
+        )

@@ -121,6 +121,13 @@ def test_custom_tools_are_functions_of_one_text() -> None:
     assert look.for_template()["function"] == {key: FUNCTION[key] for key in FUNCTION if key != "type"}
     [function] = [call.function for call in body.chat.messages[0].tool_calls or []]
     assert json.loads(str(function.arguments)) == {"input": 'a"b'}
+    assert patch.held_to == "^(?:(?:(?:(?:a))))$" and body.warnings == []
+
+
+def test_a_grammar_that_leads_back_to_itself_is_only_told() -> None:
+    format = {"type": "grammar", "syntax": "lark", "definition": 'start: "(" start ")" | "x"'}
+    body = parsed(input="hi", tools=[{"type": "custom", "name": "patch", "format": format}])
+    assert body.chat.tools and body.chat.tools[0].held_to is None
     assert body.warnings == ["grammars told to the model but not enforced: patch"]
 
 

@@ -148,7 +148,6 @@ async def test_what_codex_sends(frontend: FakeFrontend, client: httpx.AsyncClien
     warnings = response.headers.get_list("warning")
     assert [text.partition('"')[2].partition(":")[0] for text in warnings] == [
         "tools left out, which this server does not run",
-        "grammars told to the model but not enforced",
         "items left out, which no model here reads",
     ]
     *_, last = named_events(response.text)

@@ -83,6 +83,26 @@ def test_windows_and_capped_scores(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("new", "total"), STEPS)
+def test_sinks_take_their_share(table: Table, dtype: torch.dtype, new: list[int], total: list[int]) -> None:
+    """Some sinks outweigh all keys, and some weigh nothing; the heads of a key head have different ones."""
+    step = make_step(new, total, block_size=16)
+    kv, q = make_cache(step, 2, 64, dtype), queries(step, 8, 64, dtype)
+    sinks = torch.tensor([-300.0, -3.0, 0.0, 0.5, 2.0, 5.0, 90.0, 300.0])
+    for window in (None, 50):
+        limits: dict[str, Any] = {"scale": 0.3, "window": window, "sinks": sinks}
+        exact = reference.attention(q.double(), kv.double(), step, **limits)
+        assert_near(table["attention"](q, kv, step, **limits), exact)
+
+
+def test_sinks_of_other_heads_are_refused(table: Table) -> None:
+    step = make_step([1], [9], block_size=16)
+    kv, q = make_cache(step, 1, 32, torch.float32), queries(step, 2, 32, torch.float32)
+    with pytest.raises(ValueError, match="sinks"):
+        table["attention"](q, kv, step, scale=0.1, sinks=torch.zeros(3))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_a_sequence_has_the_same_bits_in_any_batch(level: str, table: Table, dtype: torch.dtype) -> None:
     step = make_step([1, 40, 1, 2, 129], [700, 40, 30, 300, 300], block_size=32)
     kv, q = make_cache(step, 2, 64, dtype), queries(step, 6, 64, dtype)

@@ -44,11 +44,14 @@ class Prompt:
         return torch.cat([self.rows([*pair]) for pair in pairwise(ends)])
 
 
-def make_prompt(table: Table, length: int, dtype: torch.dtype, dim: int, **limits: Any) -> Prompt:
+def make_prompt(
+    table: Table, length: int, dtype: torch.dtype, dim: int, *, sunk: bool = False, **limits: Any
+) -> Prompt:
     group, kv_heads = random.choice([(1, 2), (2, 1), (3, 2), (4, 1), (5, 1), (8, 1)])
     whole = make_step([length], [length], random.choice([4, 16, 32]))
     q = 2 * torch.randn(length, group * kv_heads, dim).to(dtype)
-    return Prompt(table, whole, q, make_cache(whole, kv_heads, dim, dtype), {"scale": dim**-0.5, **limits})
+    limits |= {"scale": dim**-0.5, "sinks": torch.randn(group * kv_heads) if sunk else None}
+    return Prompt(table, whole, q, make_cache(whole, kv_heads, dim, dtype), limits)
 
 
 def cut(length: int, piece: int) -> list[int]:
@@ -74,13 +77,13 @@ def level(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("dim", DIMS)
 def test_a_query_has_the_same_bits_in_any_row(level: str, dtype: torch.dtype, dim: int) -> None:
-    for length, window, softcap in (
-        (random.randint(1, 64), None, None),
-        (random.randint(65, 200), random.choice([1, 7, 63, 64]), None),
-        (random.randint(257, 300), None, random.choice([0.7, 50.0])),
-        (random.randint(513, 530), random.randint(200, 300), 5.0),
+    for length, window, softcap, sunk in (
+        (random.randint(1, 64), None, None, False),
+        (random.randint(65, 200), random.choice([1, 7, 63, 64]), None, True),
+        (random.randint(257, 300), None, random.choice([0.7, 50.0]), False),
+        (random.randint(513, 530), random.randint(200, 300), 5.0, True),
     ):
-        prompt = make_prompt(table_of(level), length, dtype, dim, window=window, softcap=softcap)
+        prompt = make_prompt(table_of(level), length, dtype, dim, window=window, softcap=softcap, sunk=sunk)
         at_once = prompt.rows([0, length])
         use_threads(level, random.randint(1, 2))
         assert_same_bits(prompt.rows(cut(length, 1)), at_once)

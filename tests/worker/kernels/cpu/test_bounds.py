@@ -121,3 +121,33 @@ def test_attention(
         table["encoder_attention"](k, k, v, step, scale=0.1, window=5),
     ]
     assert all(out.isfinite().all() for out in outs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("heads", "rank", "rope", "nope", "value"), [(5, 16, 2, 3, 7), (70, 80, 10, 8, 40), (16, 112, 64, 33, 16)]
+)
+@pytest.mark.parametrize(("new", "total"), [([1], [700]), ([1, 2, 33, 1], [20, 2, 90, 300])])
+def test_latent_attention(
+    table: Table,
+    dtype: torch.dtype,
+    heads: int,
+    rank: int,
+    rope: int,
+    nope: int,
+    value: int,
+    new: list[int],
+    total: list[int],
+) -> None:
+    step, tokens = make_step(new, total, block_size=7), sum(new)
+    for name in ("query_starts", "kv_lens", "block_table", "slot_mapping"):
+        setattr(step, name, at_the_end(getattr(step, name)))
+    up = table["pack_latent"](values(heads * (nope + value), rank, dtype=dtype), heads, nope, rank)
+    for matrix in (up.of_keys, up.of_values):
+        matrix.data = at_the_end(matrix.data)
+        matrix.described.panels = matrix.data_ptr()
+    q, latent = values(tokens, heads, nope + rope, dtype=dtype), values(tokens, rank + rope, dtype=dtype)
+    cache = values(step.block_table.numel(), 7, rank + rope, dtype=dtype)
+    turned = values(tokens, rope, dtype=torch.float32)
+    out = table["latent_attention"](q, latent, up, cache, step, turned, scale=0.1)
+    assert out.isfinite().all()

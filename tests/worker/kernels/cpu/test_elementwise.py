@@ -44,6 +44,9 @@ def test_norms_equal_the_formula(table: Table, dtype: torch.dtype, weights: torc
     normed, added = table["add_rms_norm"](x, residual, weight, EPS)
     assert torch.equal(added, total)
     assert torch.equal(normed, table["rms_norm"](total, weight, EPS))
+    wider = torch.cat([x, residual[:, :3]], dim=1)
+    normed = torch.cat([table["rms_norm"](x, weight, EPS), residual[:, :3]], dim=1)
+    assert torch.equal(table["front_rms_norm"](wider, weight, EPS), normed)
 
     exact = reference.layer_norm(x.double(), weight.double(), bias.double(), EPS)
     assert_near_layer_norm(table["layer_norm"](x, weight, bias, EPS), exact)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+from forms import FORMS, Shape
 from kernel_levels import NAMES, table_of, use_threads
 
 from models.ops import reference
+from worker.kernels.cpu import quantized
 from worker.kernels.cpu.operations import Table
+from worker.kernels.cpu.packing import Packed
 
 
 @pytest.fixture(params=NAMES)
@@ -52,3 +57,17 @@ def test_a_position_has_the_same_bits_in_every_batch(table: Table) -> None:
     whole = table["angles"](positions, frequencies, 1.0)
     for at in (0, 77, 4999):
         assert torch.equal(table["angles"](positions[at : at + 1], frequencies, 1.0)[0], whole[at])
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_quantized_embeddings_are_widened(table: Table, name: str, dtype: torch.dtype) -> None:
+    """Rows are those of the plain matrix, bit for bit, and logits come from the same bytes."""
+    matrix = replace(FORMS[name](Shape(70, 720)), dtype=dtype)
+    packed, ids = table["pack"](matrix, wide=True), torch.tensor([0, 69, 31, 32, 5, 5])
+    assert type(packed) is Packed
+    rows = table["embed"](ids, packed)
+    assert torch.equal(rows, matrix.widened()[ids])
+    assert table["embed"](torch.tensor([3, 70, -1]), packed).isnan().all(1).tolist() == [False, True, True]
+    plain = quantized.table(None)
+    assert torch.equal(plain["embed"](ids, plain["pack"](matrix, wide=True)), rows)

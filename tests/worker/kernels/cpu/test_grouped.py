@@ -105,6 +105,17 @@ def test_the_kernels_compute_what_is_specified(
                     torch.testing.assert_close(out, expected, rtol=0, atol=2e-4 * expected.abs().max().item())
 
 
+@pytest.mark.parametrize("rows", [1, 4, 12])
+def test_the_largest_sums_fit(table: Table, rows: int) -> None:
+    """The largest inputs times the largest codes of the largest groups: no sum of whole numbers overflows."""
+    matrix = drawn(64, 256, bits=8, group=128)
+    matrix.codes[:] = torch.tensor([0, 255], dtype=torch.uint8).repeat(32)[:, None]
+    for sign in (1.0, -1.0):
+        x = torch.full((rows, 256), sign)
+        out = table["linear"](x, table["pack"](matrix), wide=True)
+        torch.testing.assert_close(out, exact(x, matrix).float(), rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize("scale_type", [torch.float16, torch.bfloat16, torch.float32])
 def test_scales_are_not_rounded(table: Table, scale_type: torch.dtype) -> None:
     """Scales that are subnormal in float16 keep their digits."""
@@ -211,12 +222,25 @@ def test_infinity_and_nan_stay_in_their_row(table: Table) -> None:
         assert torch.equal(out, clean)
 
 
-def test_codes_lie_anywhere(table: Table) -> None:
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("inputs", [1, 64, 77, 133])
+def test_codes_lie_anywhere(table: Table, bits: int, gated: bool, inputs: int) -> None:
     """A format may hold codes by inputs, and a part may be a piece of a larger tensor."""
-    matrix, x = drawn(50, 64), torch.randn(3, 64)
-    expected = table["linear"](x, table["pack"](matrix))
-    for codes in (matrix.codes.t().contiguous().t(), torch.cat([matrix.codes, matrix.codes], dim=1)[:, :64]):
-        assert torch.equal(table["linear"](x, table["pack"](replace(matrix, codes=codes))), expected)
+    matrix = drawn(100, inputs, bits=bits)
+    both = torch.stack([matrix.codes, matrix.codes], dim=2)
+    everywhere = (
+        matrix.codes,
+        matrix.codes.t().contiguous().t(),
+        torch.cat([matrix.codes, matrix.codes], dim=1)[:, :inputs],
+        both[..., 0],
+        both.transpose(0, 1).contiguous().transpose(0, 1)[..., 1],
+    )
+    packed = [table["pack"](replace(matrix, codes=codes), gated=gated) for codes in everywhere]
+    assert all(torch.equal(packed[0], other) for other in packed[1:])
+    x = torch.randn(3, inputs)
+    if not gated:
+        assert_same_sums(table["linear"](x, packed[0]), PLAIN["linear"](x, PLAIN["pack"](matrix)))
 
 
 def test_what_kernels_do_not_know_is_computed_by_torch(table: Table) -> None:
@@ -244,3 +268,22 @@ def test_memory_is_that_of_the_checkpoint(table: Table) -> None:
     large = torch.empty(1 << 28, dtype=torch.uint8)
     assert describe_sizes([large, packed]) == "0.3 GiB of weights stand for 0.3"
     assert describe_sizes([large]).startswith("widened to 0.2 GiB")
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("order", [None, (2, 0, 3, 1)])
+@pytest.mark.parametrize("shape", [(1, 1), (31, 9), (33, 8), (70, 25)])
+def test_words_are_split(
+    table: Table, bits: int, order: tuple[int, ...] | None, shape: tuple[int, int]
+) -> None:
+    words = torch.randint(-(1 << 31), 1 << 31, shape, dtype=torch.int32)
+    places = order if order is None or bits == 8 else (*order, *(place + 4 for place in order))
+    each = 32 // bits
+    for given in (words, words.t(), words[:, 1:], words[::2]):
+        found = table["split_words"](given, bits, places)
+        for row, column in ((0, 0), (len(given) - 1, given.shape[1] * each - 1)):
+            if not found.numel():
+                continue
+            place = column % each if places is None else places[column % each]
+            assert found[row, column] == int(given[row, column // each]) >> place * bits & (1 << bits) - 1
+        assert torch.equal(found, reference.split_words(given, bits, places))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from models.layers.linear import frozen
 from models.ops import reference
+from models.quantization.matrix import Grouped
 from worker.kernels import check
 from worker.kernels.cpu import linear, quantized
 from worker.kernels.cpu.operations import Table
@@ -21,7 +23,6 @@ from worker.kernels.cpu.quantized import (
     describe_savings,
     find_scheme,
     quantize,
-    widen,
 )
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -71,10 +72,11 @@ def assert_same_sums(out: Tensor, expected: Tensor) -> None:
 
 def test_an_element_is_off_by_half_a_step_at_most() -> None:
     weight = torch.randn(50, 200) * torch.logspace(-3, 3, 50).unsqueeze(1)
-    values, scales = quantize(weight, SCHEMES["int8"])
-    assert (values.shape, scales.shape) == ((50, 200), (50, 2))
+    matrix = quantize(weight, SCHEMES["int8"])
+    scales = matrix.scales
+    assert (matrix.codes.shape, scales.shape) == ((50, 200), (50, 2))
     steps = scales.float().abs().repeat_interleave(128, dim=1)[:, :200]
-    assert ((widen(values, scales, SCHEMES["int8"]) - weight).abs() <= steps * 0.5001 + 1e-9).all()
+    assert ((matrix.widened() - weight).abs() <= steps * 0.5001 + 1e-9).all()
     largest = torch.nn.functional.pad(weight, (0, 56)).unflatten(1, (2, 128)).abs().amax(-1)
     torch.testing.assert_close(scales.float().abs() * 127, largest, rtol=2**-8, atol=0)
 
@@ -82,19 +84,17 @@ def test_an_element_is_off_by_half_a_step_at_most() -> None:
 def test_four_bits_have_a_small_error() -> None:
     torch.manual_seed(0)
     weight = torch.randn(200, 256)
-    values, scales = quantize(weight, SCHEMES["int4"])
-    assert (values.min(), values.max()) == (-8, 7)
+    matrix = quantize(weight, SCHEMES["int4"])
+    assert (matrix.codes.min(), matrix.codes.max()) == (0, 15)
     groups = weight.unflatten(1, (-1, 32))
     step = groups.abs().amax(-1, keepdim=True) / 7  # without a choice of scales
     plainly = relative_error(((groups / step).round() * step).flatten(1), weight)
-    assert relative_error(widen(values, scales, SCHEMES["int4"]), weight) < 0.9 * plainly
+    assert relative_error(matrix.widened(), weight) < 0.9 * plainly
 
 
 def test_zeros_stay_zeros() -> None:
     for scheme in SCHEMES.values():
-        values, scales = quantize(torch.zeros(3, 70), scheme)
-        assert not values.any()
-        assert not widen(values, scales, scheme).any()
+        assert not quantize(torch.zeros(3, 70), scheme).widened().any()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -218,6 +218,31 @@ def test_memory_is_saved(table: Table, plain: Table, name: str) -> None:
         assert describe_savings(name, kept).startswith(f"quantization {name}: 8 MiB of weights became 8 MiB")
 
 
+def test_matrices_of_eight_bits_are_quantized_anew(table: Table, name: str) -> None:
+    """They become what their plain numbers would become, whatever their groups."""
+    one = Grouped(
+        codes=torch.randint(0, 256, (40, 130), dtype=torch.uint8),
+        bits=8,
+        group=64,
+        scales=torch.rand(40, 3).half(),
+        offsets=torch.randint(0, 256, (40, 3), dtype=torch.uint8),
+        inputs=130,
+        dtype=torch.float32,
+    )
+    other = replace(one, group=0, scales=one.scales[:, :1], offsets=None)
+    x = torch.randn(3, 130)
+    for parts in ([one], [one, other]):
+        expected = table["linear"](x, table["pack"](*(part.widened() for part in parts)))
+        packed = table["pack"](*parts)
+        assert packed.bytes_before == sum(part.plain_bytes for part in parts)
+        assert torch.equal(table["linear"](x, packed), expected)
+    half = replace(one, dtype=torch.float16)
+    torch.testing.assert_close(
+        table["linear"](x.half(), table["pack"](half)),
+        table["linear"](x.half(), table["pack"](half.widened())),
+    )
+
+
 def test_a_model_without_our_layers_is_refused() -> None:
     with pytest.raises(ValueError, match="leave the option out"):
         describe_savings("int8", [nn.Parameter(torch.empty(3))])
@@ -239,7 +264,7 @@ def test_the_check_at_start_distinguishes_schemes(table: Table, plain: Table, na
     assert check.wrong(table, plain) == []
     for other in SCHEMES.keys() - {name}:
         found = check.wrong(table, quantized.table(SCHEMES[other]))
-        assert found == ["gated_linear", "linear"] or {name, other} == {"int8", "int8-dynamic"}
+        assert found == ["experts", "gated_linear", "linear"] or {name, other} == {"int8", "int8-dynamic"}
 
 
 def test_an_unknown_scheme_names_the_known() -> None:

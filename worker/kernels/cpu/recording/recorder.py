@@ -21,12 +21,13 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from models.context import ForwardContext, context, use_context
+from models.context import context, use_context
 from models.model import Forward
 from worker.host.memory import huge_pages
 from worker.kernels.cpu.library import FLOAT, LONG, POINTER, Library
 from worker.kernels.cpu.recording.outputs import Memory, allocated_by
 from worker.kernels.cpu.recording.positions import MOST_TOKENS, Layout
+from worker.steps.recordings import UnreadStep, Unrecordable
 
 logger = logging.getLogger(__name__)
 
@@ -35,10 +36,6 @@ RESULT_BYTES = 512 << 20
 
 _SIZES = ((1, 1), (3, 2), (MOST_TOKENS, MOST_TOKENS - 1))
 """Tokens and rows of the steps that are written down: the least, and two in which all numbers differ."""
-
-
-class Unrecordable(Exception):
-    """The model cannot be recorded; the message says why."""
 
 
 def recorded(forward: Forward, library: Library, layout: Layout) -> Forward:
@@ -91,7 +88,7 @@ def _write_down(
     forward: Forward, library: Library, layout: Layout, buffer: Tensor, tokens: int, rows: int
 ) -> _Script:
     ids, step = layout.small_batch(tokens, rows)
-    step = _UnreadStep(**{field.name: getattr(step, field.name) for field in fields(step)})
+    step = UnreadStep(**{field.name: getattr(step, field.name) for field in fields(step)})
     script = _Script(tokens, rows, Memory(buffer))
     with use_context(step), library.record_to(script.call), allocated_by(script.empty), _OpWatcher():
         script.hidden = forward(ids, step.positions, None)
@@ -137,18 +134,6 @@ def _word(kind: Any, value: Any) -> int:
     if kind is FLOAT:
         return int.from_bytes(struct.pack("<f", value), "little")
     return 0 if value is None else int(value)
-
-
-class _UnreadStep(ForwardContext):
-    """A step whose lengths must not be read on the host.
-
-    By them a model may choose to compute something else next time, of which a recording would know nothing.
-    """
-
-    def __getattribute__(self, name: str) -> Any:
-        if name in ("query_lens_host", "kv_lens_host"):
-            raise Unrecordable(f"it reads {name}")
-        return super().__getattribute__(name)
 
 
 _aten = torch.ops.aten

@@ -21,6 +21,7 @@ from models.families.encoders.encoder import Encoder
 from worker.kernels.cpu.recording import recorder
 from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, StepInput
 from worker.runner import Runner
+from worker.steps.compute import Compute
 
 pytestmark = pytest.mark.skipif(not NAMES, reason="there are no C kernels for this processor")
 
@@ -52,7 +53,9 @@ def test_any_mix_of_steps(llama: Path, dtype: str, quantization: str | None, thr
     )
     runner = Runner(config, lambda stage, fraction: None)
     model = runner._model
-    runner._forward = compared = Compared(model.forward, runner._lay_out, model.attention_layers())
+    compute = plain_of(runner)
+    compared = Compared(model.forward, compute.lay_out, model.attention_layers())
+    compute.forward = compared
     scheduler = RandomScheduler(runner, slots=SLOTS, block_size=BLOCK, seed=threads)
     for _ in range(250):
         scheduler.turn()
@@ -60,6 +63,11 @@ def test_any_mix_of_steps(llama: Path, dtype: str, quantization: str | None, thr
     assert set(decodes) >= set(range(1, 16))
     assert len(decodes) < compared.replays < len(compared.sizes)  # others were replayed too, the largest not
     runner.close()
+
+
+def plain_of(runner: Runner) -> Compute:
+    assert isinstance(runner._compute, Compute)
+    return runner._compute
 
 
 def longest_by_list() -> int:
@@ -104,7 +112,7 @@ def test_a_model_that_branches_by_the_length_is_not_recorded(
         monkeypatch.setattr(DecoderAttention, "forward", forward)
         runner = Runner(config, lambda stage, fraction: None)
         if name == "unrecorded":
-            runner._forward = runner._model.forward
+            plain_of(runner).forward = runner._model.forward
         texts[name] = generated(runner, 25)
     assert texts["recorded"] == texts["unrecorded"] != texts["always rotated"]
     assert texts["recorded"][:12] == texts["always rotated"][:12]
@@ -144,9 +152,10 @@ def test_texts_are_replayed(tmp_path: Path, refuse: Callable[[], None]) -> None:
     conversion = Conversion(runner="pooling", convert="embed", architecture=model.architecture)
     config = worker_config(folder=str(folder), model=model, conversion=conversion, cpu_threads=1)
     runner = Runner(config, lambda stage, fraction: None)
-    replayed, runner._forward = runner._forward, runner._model.forward
+    compute = plain_of(runner)
+    replayed, compute.forward = compute.forward, runner._model.forward
     expected = runner.launch(embeds([5, 6, 7], [8, 9])).result().pooled
-    runner._forward = replayed
+    compute.forward = replayed
     refuse()
     assert runner.launch(embeds([5, 6, 7], [8, 9])).result().pooled == expected
     assert len(expected) == 2

@@ -1,0 +1,68 @@
+"""Composite checkpoints: models of images and text, of which the text part is served by a family's own class.
+
+This says what text they have, where its weights lie, and which weights beside it are not read. No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import cast
+
+TRUNKS = ("language_model.model", "model.language_model", "model", "")
+"""The scopes in which a trunk may lie: two of composites, that beside a head, and that of a trunk alone."""
+HEADS = ("language_model.lm_head", "lm_head")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Composite:
+    """What is known of a composite architecture."""
+
+    texts: Mapping[str, str]
+    """The model_types of the texts that are served, and the architecture whose class computes each."""
+    beside: tuple[str, ...]
+    """The scopes of weights that text does not need."""
+    defaults: Mapping[str, object] = field(default_factory=dict)
+    """Fields that published files leave out of their text_config, because transformers has these values."""
+
+
+_VISION_TOWER = (
+    "vision_tower",
+    "multi_modal_projector",
+    "model.vision_tower",
+    "model.multi_modal_projector",
+)
+
+COMPOSITES: Mapping[str, Composite] = {
+    "Gemma3ForConditionalGeneration": Composite(
+        texts={"gemma3_text": "Gemma3ForCausalLM"},
+        beside=_VISION_TOWER,
+        defaults={
+            "vocab_size": 262_208,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "max_position_embeddings": 131_072,
+        },
+    ),
+    "Mistral3ForConditionalGeneration": Composite(
+        texts={"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"}, beside=_VISION_TOWER
+    ),
+    "Qwen3VLForConditionalGeneration": Composite(
+        texts={"qwen3_vl_text": "Qwen3ForCausalLM"}, beside=("model.visual",)
+    ),
+    "Qwen3VLMoeForConditionalGeneration": Composite(
+        texts={"qwen3_vl_moe_text": "Qwen3VLMoeForConditionalGeneration"}, beside=("model.visual",)
+    ),
+}
+
+
+def text_part(whole: Mapping[str, object]) -> Mapping[str, object] | None:
+    """The text_config of config.json, with what its architecture leaves out; None if there is none."""
+    text = whole.get("text_config")
+    if not isinstance(text, Mapping):
+        return None
+    names = whole.get("architectures")
+    name = cast("object", names[0]) if isinstance(names, list) and names else None
+    known = COMPOSITES.get(name) if isinstance(name, str) else None
+    return {**(known.defaults if known else {}), **cast("Mapping[str, object]", text)}

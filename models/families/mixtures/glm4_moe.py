@@ -1,0 +1,121 @@
+"""GLM-4.5 and dots.llm1: sigmoid scores with a correction, groups of experts, and shared ones."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from models.config import ModelConfig, Size, family_fields
+from models.families.decoders.decoder import DecoderFields, DecoderForCausalLM, LayerSpec
+from models.layers.moe import ExpertSpec, SharedExpert
+from models.layers.rotary import read_rope
+from models.model import ModelSetup
+from models.ops.routing import Routing
+
+
+class DeepSeekExperts(DecoderFields, frozen=True, kw_only=True):
+    """The fields of experts that DeepSeek named first, and the choice by sigmoid scores of its V3."""
+
+    correction: ClassVar[str] = "gate.e_score_correction_bias"
+
+    n_routed_experts: Size
+    num_experts_per_tok: Size
+    moe_intermediate_size: Size
+    n_shared_experts: int | None = None
+    n_group: Size | None = 1
+    topk_group: Size | None = 1
+    norm_topk_prob: bool | None = True
+    routed_scaling_factor: float = 1.0
+    first_k_dense_replace: int | None = 0
+    """The number of first layers that have an MLP instead."""
+    moe_layer_freq: Size = 1
+    """The distance of layers with experts, counted from the first layer of all."""
+    mlp_layer_types: tuple[str, ...] | None = None
+    """The kind of each layer, where transformers wrote it: "dense" or "sparse"."""
+
+    def has_experts(self, index: int) -> bool:
+        if self.mlp_layer_types is not None:
+            return self.mlp_layer_types[index] == "sparse"
+        return index >= (self.first_k_dense_replace or 0) and index % self.moe_layer_freq == 0
+
+    def experts(self, index: int) -> ExpertSpec | None:
+        if not self.has_experts(index):
+            return None
+        shared = None
+        if self.n_shared_experts:
+            shared = SharedExpert("shared_experts", self.n_shared_experts * self.moe_intermediate_size)
+        return ExpertSpec(
+            routing=self.routing(),
+            width=self.moe_intermediate_size,
+            activation=self.hidden_act,
+            correction=self.correction,
+            shared=shared,
+        )
+
+    def routing(self) -> Routing:
+        return Routing(
+            experts=self.n_routed_experts,
+            chosen=self.num_experts_per_tok,
+            scores="sigmoid",
+            normalised=bool(self.norm_topk_prob),
+            epsilon=1e-20,
+            factor=self.routed_scaling_factor,
+            groups=self.n_group or 1,
+            kept_groups=self.topk_group or 1,
+        )
+
+
+class Glm4MoeFields(DeepSeekExperts, frozen=True, kw_only=True):
+    use_qk_norm: bool = False
+    first_k_dense_replace: int | None = 1
+
+
+class Dots1Fields(DeepSeekExperts, frozen=True, kw_only=True):
+    norm_topk_prob: bool | None = False
+    sliding_window: int | None = 4096
+    max_window_layers: int | None = 62
+    """The number of lower layers that have no window."""
+
+    def has_window(self, config: ModelConfig, index: int) -> bool:
+        if self.layer_types is not None:
+            return self.layer_types[index] == "sliding_attention"
+        return self.max_window_layers is not None and index >= self.max_window_layers
+
+
+class Glm4MoeForCausalLM(DecoderForCausalLM):
+    def __init__(self, setup: ModelSetup) -> None:
+        config = setup.config
+        fields = family_fields(config, Glm4MoeFields)
+        rope = read_rope(config.raw, config.head_dim, setup.max_len)
+        layers = tuple(
+            LayerSpec(rope=rope, experts=fields.experts(index)) for index in range(config.num_layers)
+        )
+        spec = fields.spec(
+            config,
+            layers,
+            qk_norm="head" if fields.use_qk_norm else None,
+            qkv_bias=fields.attention_bias,
+        )
+        super().__init__(setup, spec)
+
+
+class Dots1ForCausalLM(DecoderForCausalLM):
+    def __init__(self, setup: ModelSetup) -> None:
+        config = setup.config
+        fields = family_fields(config, Dots1Fields)
+        rope = read_rope(config.raw, config.head_dim, setup.max_len)
+        layers = tuple(
+            LayerSpec(
+                rope=rope,
+                window=fields.sliding_window if fields.has_window(config, index) else None,
+                experts=fields.experts(index),
+            )
+            for index in range(config.num_layers)
+        )
+        spec = fields.spec(
+            config,
+            layers,
+            qk_norm="head",
+            qkv_bias=fields.attention_bias,
+            o_bias=fields.attention_bias,
+        )
+        super().__init__(setup, spec)

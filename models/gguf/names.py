@@ -1,0 +1,340 @@
+"""What GGUF calls a model's tensors, and what its converter changes in them: a table for each architecture.
+
+No torch. A tensor whose name is in no table keeps it; loading tells that it has no place in the model.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+
+from models.checkpoint.headers import shown
+from models.checkpoint.plain_files import FileError
+from models.gguf.codings import PLAIN, QUANTIZED
+from models.gguf.file import GgufFile, GgufTensor, Value
+
+_LAYER = re.compile(r"blk\.(\d{1,6})\.((?:nextn\.)?\w+)\.(\w+)")
+_CONFIG_TENSORS = ("rope_freqs", "rope_factors_long", "rope_factors_short")
+"""Tensors that say how a rotation is stretched: the config has their numbers."""
+_MOST_EXPERTS = 4096
+"""Experts of a layer beyond which a file is taken for broken: eight times any model's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """The names of modules in the checkpoints of a family, by those of GGUF, and the changes to undo."""
+
+    modules: Mapping[str, str]
+    """The modules outside of layers."""
+    layers: str = "model.layers"
+    """The scope of the layers."""
+    parts: Mapping[str, str]
+    """The modules of a layer."""
+    neighbours: tuple[str, ...] = ()
+    """Parts whose rows are ordered for a rotation of neighbours: halves of each head are interleaved."""
+    shifted_norms: bool = False
+    """Whether 1 was added to the weights of norms."""
+    transposed: tuple[str, ...] = ()
+    """Parts that the checkpoint stores as [inputs, outputs] and GGUF as [outputs, inputs]."""
+    experts: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    """The modules of an expert by the parts that hold those of all. If two, each has half of the rows."""
+    tensors: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Names of tensors in a layer by their parts and kinds, where the kind is not the last word."""
+    of_one_row: tuple[str, ...] = ()
+    """Parts that are a matrix of one row, which some files have as a vector."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A tensor's name in the checkpoint, and what was changed in it."""
+
+    name: str
+    heads: int = 0
+    """The heads whose rows were interleaved; 0: rows are as they were."""
+    shift: float = 0.0
+    """A number that was added."""
+    transposed: bool = False
+    first: int = 0
+    """The first of the numbers in the file's tensor that belong to this one."""
+    shape: tuple[int, ...] | None = None
+    """The shape of these numbers; None: that of the file's tensor, all of whose numbers they are."""
+
+
+_DECODER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_ATTENTION = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+}
+_HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+_MLP = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+_NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+_LATE_NORMS = {
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_SANDWICH = {"attn_norm": "input_layernorm", "ffn_norm": "pre_feedforward_layernorm", **_LATE_NORMS}
+
+_PLAIN = Architecture(modules=_DECODER, parts={**_NORMS, **_ATTENTION, **_MLP})
+_LLAMA = replace(_PLAIN, neighbours=("attn_q", "attn_k"))
+_GEMMA = replace(_PLAIN, shifted_norms=True)
+_GEMMA_2 = replace(_GEMMA, parts={**_SANDWICH, **_ATTENTION, **_MLP})
+
+
+def _experts(scope: str, gate: str, up: str, down: str) -> dict[str, tuple[str, ...]]:
+    """The modules of an expert, in whose names {} stands for its number."""
+    gate, up, down = (f"{scope}.experts.{{}}.{name}" for name in (gate, up, down))
+    return {
+        "ffn_gate_exps": (gate,),
+        "ffn_up_exps": (up,),
+        "ffn_gate_up_exps": (gate, up),
+        "ffn_down_exps": (down,),
+    }
+
+
+def _shared(scope: str) -> dict[str, str]:
+    names = ("gate_proj", "up_proj", "down_proj")
+    return {
+        f"{part}_shexp": f"{scope}.{name}"
+        for part, name in zip(("ffn_gate", "ffn_up", "ffn_down"), names, strict=True)
+    }
+
+
+_PROJECTIONS = _experts("mlp", "gate_proj", "up_proj", "down_proj")
+_MIXTURE = Architecture(
+    modules=_DECODER,
+    parts={**_NORMS, **_ATTENTION, **_MLP, "ffn_gate_inp": "mlp.gate"},
+    experts=_PROJECTIONS,
+)
+_MIXTURE_QK = replace(_MIXTURE, parts={**_MIXTURE.parts, **_HEAD_NORMS})
+_LATE_NAME = {"post_attention_norm": "post_attention_layernorm"}
+_CORRECTED = {"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"}
+_BLOCK_SPARSE = {**_NORMS, **_ATTENTION, "ffn_gate_inp": "block_sparse_moe.gate"}
+_NEXT = {
+    f"nextn.{name}": name.replace("shared_head_", "shared_head.")
+    for name in ("eh_proj", "embed_tokens", "enorm", "hnorm", "shared_head_head", "shared_head_norm")
+}
+"""Layers for multi-token prediction, which the files number on after the last layer of the model."""
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "llama": replace(
+        _LLAMA,
+        parts={**_LLAMA.parts, "ffn_gate_inp": "block_sparse_moe.gate"},
+        experts=_experts("block_sparse_moe", "w1", "w3", "w2"),
+    ),
+    "granite": _LLAMA,
+    "internlm2": _LLAMA,  # its converter takes the one matrix of q, k and v apart
+    "smollm3": _LLAMA,
+    "qwen2": _PLAIN,
+    "qwen3": replace(_PLAIN, parts={**_PLAIN.parts, **_HEAD_NORMS}),
+    "gemma": _GEMMA,
+    "gemma2": _GEMMA_2,
+    "gemma3": replace(_GEMMA_2, parts={**_GEMMA_2.parts, **_HEAD_NORMS}),
+    "olmo2": replace(_PLAIN, parts={**_ATTENTION, **_HEAD_NORMS, **_MLP, **_LATE_NORMS}),
+    "phi3": replace(
+        _PLAIN,
+        parts={
+            **_NORMS,
+            "attn_qkv": "self_attn.qkv_proj",
+            "attn_output": "self_attn.o_proj",
+            "ffn_up": "mlp.gate_up_proj",
+            "ffn_down": "mlp.down_proj",
+        },
+    ),
+    "gpt2": Architecture(
+        modules={
+            "token_embd": "transformer.wte",
+            "position_embd": "transformer.wpe",
+            "output_norm": "transformer.ln_f",
+            "output": "lm_head",
+        },
+        layers="transformer.h",
+        parts={
+            "attn_norm": "ln_1",
+            "attn_qkv": "attn.c_attn",
+            "attn_output": "attn.c_proj",
+            "ffn_norm": "ln_2",
+            "ffn_up": "mlp.c_fc",
+            "ffn_down": "mlp.c_proj",
+        },
+        transposed=("attn_qkv", "attn_output", "ffn_up", "ffn_down"),
+    ),
+    "bert": Architecture(
+        modules={
+            "token_embd": "embeddings.word_embeddings",
+            "position_embd": "embeddings.position_embeddings",
+            "token_types": "embeddings.token_type_embeddings",
+            "token_embd_norm": "embeddings.LayerNorm",
+            "cls": "pooler.dense",
+            "cls.output": "classifier",
+        },
+        layers="encoder.layer",
+        of_one_row=("cls.output",),
+        parts={
+            "attn_q": "attention.self.query",
+            "attn_k": "attention.self.key",
+            "attn_v": "attention.self.value",
+            "attn_output": "attention.output.dense",
+            "attn_output_norm": "attention.output.LayerNorm",
+            "ffn_up": "intermediate.dense",
+            "ffn_down": "output.dense",
+            "layer_output_norm": "output.LayerNorm",
+        },
+    ),
+    "nomic-bert": Architecture(
+        modules={
+            "token_embd": "embeddings.word_embeddings",
+            "token_types": "embeddings.token_type_embeddings",
+            "token_embd_norm": "emb_ln",
+        },
+        layers="encoder.layers",
+        parts={
+            "attn_qkv": "attn.Wqkv",
+            "attn_output": "attn.out_proj",
+            "attn_output_norm": "norm1",
+            "ffn_up": "mlp.fc11",
+            "ffn_gate": "mlp.fc12",
+            "ffn_down": "mlp.fc2",
+            "layer_output_norm": "norm2",
+        },
+    ),
+    "qwen2moe": replace(
+        _MIXTURE,
+        parts={
+            **_MIXTURE.parts,
+            **_shared("mlp.shared_expert"),
+            "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+        },
+        of_one_row=("ffn_gate_inp_shexp",),
+    ),
+    "qwen3moe": _MIXTURE_QK,
+    "olmoe": _MIXTURE_QK,
+    "granitemoe": replace(
+        _LLAMA,
+        parts={
+            **_LLAMA.parts,
+            **_shared("shared_mlp"),
+            "ffn_gate_inp": "block_sparse_moe.router.layer",
+            "ffn_down_shexp": "shared_mlp.output_linear",
+        },
+        experts=_experts("block_sparse_moe", "gate_proj", "up_proj", "down_proj"),
+    ),
+    "gpt-oss": replace(
+        _MIXTURE,
+        parts={**_MIXTURE.parts, **_LATE_NAME, "ffn_gate_inp": "mlp.router"},
+        tensors={"attn_sinks.weight": "self_attn.sinks"},
+    ),
+    "glm4moe": replace(
+        _MIXTURE_QK,
+        parts={**_MIXTURE_QK.parts, **_LATE_NAME, **_shared("mlp.shared_experts"), **_NEXT},
+        tensors=_CORRECTED,
+    ),
+    "dots1": replace(
+        _MIXTURE_QK,
+        parts={**_MIXTURE_QK.parts, **_shared("mlp.shared_experts")},
+        tensors=_CORRECTED,
+    ),
+    "ernie4_5-moe": replace(
+        _MIXTURE,
+        parts={**_MIXTURE.parts, **_shared("mlp.shared_experts")},
+        tensors={"exp_probs_b.bias": "mlp.moe_statics.e_score_correction_bias"},
+    ),
+    "minimax-m2": Architecture(
+        modules=_DECODER,
+        parts={**_BLOCK_SPARSE, **_HEAD_NORMS},
+        experts=_experts("block_sparse_moe", "w1", "w3", "w2"),
+        tensors={"exp_probs_b.bias": "block_sparse_moe.e_score_correction_bias"},
+    ),
+}
+"""The architectures that are read, by the name that the field `general.architecture` has."""
+
+
+def placed_tensors(file: GgufFile) -> Iterator[tuple[Place, GgufTensor]]:
+    """All tensors of a file that belong to the model's weights. Raises FileError if one cannot be read."""
+    name = file.metadata.get("general.architecture")
+    known = ARCHITECTURES.get(name) if isinstance(name, str) else None
+    if known is None:
+        raise FileError(
+            f"{file.path}: general.architecture is {name!r}, which is not read from GGUF files, but only "
+            f"{', '.join(ARCHITECTURES)}: use the model's own checkpoint"
+        )
+    for tensor in file.tensors.values():
+        if tensor.name.partition(".")[0] in _CONFIG_TENSORS:
+            continue
+        if tensor.coding not in (*PLAIN, *QUANTIZED):
+            raise FileError(
+                f"{tensor.file}: the tensor {shown(tensor.name)} is stored as {tensor.coding}, which is not "
+                f"read, but only {', '.join((*PLAIN, *QUANTIZED))}: use another file of the model, such as "
+                "one of Q4_K_M or Q8_0"
+            )
+        for place in _places(tensor, known, f"{name}", file.metadata):
+            yield place, tensor
+
+
+def _places(
+    tensor: GgufTensor, known: Architecture, scope: str, metadata: Mapping[str, Value]
+) -> Iterator[Place]:
+    """The places of what a tensor holds: one, unless it holds something of each expert of a layer."""
+    found = _LAYER.fullmatch(tensor.name)
+    if found is None or found[2] not in known.experts:
+        yield _place(tensor, known, f"{scope}.attention", metadata)
+        return
+    modules, field = known.experts[found[2]], f"{scope}.expert_count"
+    count = next(iter(tensor.shape), 0)
+    if metadata.get(field) != count:
+        raise FileError(
+            f"{tensor.file}: {tensor.name} has something of {count} experts, and {field} is "
+            f"{metadata.get(field)}"
+        )
+    rows, rest = divmod(tensor.shape[1] if len(tensor.shape) > 1 else 0, len(modules))
+    divided = len(tensor.shape) < 3 and tensor.coding not in PLAIN  # a block may lie in two modules
+    if rest or divided or not prod(tensor.shape) or count > _MOST_EXPERTS:
+        raise FileError(
+            f"{tensor.file}: {tensor.name} has the shape {list(tensor.shape)}, not one of experts"
+        )
+    shape = (rows, *tensor.shape[2:])
+    for number in range(count):
+        for index, module in enumerate(modules):
+            name = f"{known.layers}.{found[1]}.{module.format(number)}.{found[3]}"
+            yield Place(name, first=(number * len(modules) + index) * prod(shape), shape=shape)
+
+
+def _place(tensor: GgufTensor, known: Architecture, scope: str, metadata: Mapping[str, Value]) -> Place:
+    shift = 1.0 if known.shifted_norms and tensor.name.endswith("norm.weight") else 0.0
+    found = _LAYER.fullmatch(tensor.name)
+    if found is None:
+        module, _, kind = tensor.name.rpartition(".")
+        name = f"{known.modules[module]}.{kind}" if module in known.modules else tensor.name
+        is_row = module in known.of_one_row and kind == "weight" and len(tensor.shape) == 1
+        return Place(name, 0, shift, shape=(1, *tensor.shape) if is_row else None)
+    layer, part, kind = found.groups()
+    if f"{part}.{kind}" in known.tensors:
+        return Place(f"{known.layers}.{layer}.{known.tensors[f'{part}.{kind}']}")
+    if part not in known.parts:
+        return Place(tensor.name)
+    heads = 0
+    if part in known.neighbours:
+        field = "head_count_kv" if part == "attn_k" else "head_count"
+        heads = _heads(metadata, scope, field, int(layer), tensor)
+    place = Place(f"{known.layers}.{layer}.{known.parts[part]}.{kind}", heads, shift)
+    if part in known.of_one_row and len(tensor.shape) == 1:
+        return replace(place, shape=(1, *tensor.shape))
+    return replace(place, transposed=part in known.transposed and kind == "weight")
+
+
+def _heads(metadata: Mapping[str, Value], scope: str, field: str, layer: int, tensor: GgufTensor) -> int:
+    """The number of heads whose rows a tensor has. Without one for keys, it is that of queries."""
+    value = metadata.get(f"{scope}.{field}", metadata.get(f"{scope}.head_count"))
+    if isinstance(value, array):  # one for each layer
+        value = value[layer] if layer < len(value) else None
+    rows = tensor.shape[0]
+    if not isinstance(value, int) or value < 1 or rows % (2 * value):
+        raise FileError(
+            f"{tensor.file}: {tensor.name} has {rows} rows, which are no even number of rows for each of "
+            f"{value} heads ({scope}.{field})"
+        )
+    return value

@@ -1,0 +1,139 @@
+"""A mixture of experts in place of an MLP: a router, the experts it chooses from, and a shared one."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from models import ops
+from models.checkpoint.weights import Weights, load
+from models.layers.experts import Experts, SavedExperts
+from models.layers.linear import frozen
+from models.layers.mlp import GatedMLP, gate_kind
+from models.ops.routing import Routing
+from models.parallel.parallel import Parallel
+
+
+@dataclass(frozen=True)
+class SharedExpert:
+    """An MLP beside the experts, for all tokens, and its names in the checkpoint."""
+
+    scope: str
+    """The module's name within the mixture, or within the layer if `beside`."""
+    width: int
+    _: KW_ONLY
+    beside: bool = False
+    gate: str = ""
+    """The matrix [1, H] that says by how much a token takes of it; "" means that all take all."""
+    fused: tuple[str, str] | None = None
+    """The modules of gate and up in one and of down, if it has such."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertSpec:
+    """The mixture of experts of one layer, and its names in the checkpoint."""
+
+    routing: Routing
+    width: int
+    """The inner features of an expert."""
+    activation: str
+    scope: str = "mlp"
+    router: str = "gate"
+    router_bias: bool = False
+    correction: str = ""
+    """The tensor that is added to scores for the choice alone; "" means that there is none."""
+    saved: SavedExperts = field(default_factory=SavedExperts)
+    biased: bool = False
+    """Whether experts have biases."""
+    shared: SharedExpert | None = None
+
+
+class Router(nn.Module):
+    """Chooses experts. It is computed in float32 and never quantized, and every rank has all of it."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    correction: nn.Parameter | None
+
+    def __init__(self, size: int, spec: ExpertSpec) -> None:
+        super().__init__()
+        self.size = size
+        self.spec = spec
+
+    def pull(self, weights: Weights) -> None:
+        """Read the router; `weights` is the scope of the layer's mixture."""
+        spec, count = self.spec, self.spec.routing.experts
+        scope = weights / spec.router
+        matrix = scope.plain_matrix((count, self.size), None, scope.dtype)
+        self.weight = frozen(ops.pack(matrix, plain=True))
+        self.bias = frozen(scope.take("bias", [count])) if spec.router_bias else None
+        self.correction = None
+        if spec.correction:
+            stored = weights.stored_shape(spec.correction)
+            shape = [1, count] if stored == (1, count) else [count]
+            correction = weights.take(spec.correction, shape, dtype=torch.float32)
+            self.correction = frozen(correction.reshape(count))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x [T, H] -> the numbers of experts [T, k], and their weights."""
+        return ops.route(x, self.weight, self.bias, self.correction, self.spec.routing)
+
+
+class MoeMLP(nn.Module):
+    """x [T, H] -> what the chosen experts make of it, added up, and the shared one's part."""
+
+    shared_gate: nn.Parameter | None
+
+    def __init__(self, size: int, spec: ExpertSpec, parallel: Parallel) -> None:
+        super().__init__()
+        self.size = size
+        self.spec = spec
+        self.router = Router(size, spec)
+        self.experts = Experts(
+            size,
+            spec.width,
+            spec.routing.experts,
+            parallel,
+            kind=gate_kind(spec.activation),
+            saved=spec.saved,
+            biased=spec.biased,
+        )
+        self.shared = None
+        if spec.shared is not None:
+            self.shared = GatedMLP(
+                size,
+                spec.shared.width,
+                parallel,
+                activation=spec.activation,
+                bias=False,
+                fused=False,
+            )
+
+    def pull(self, weights: Weights) -> None:
+        scope = weights.sibling(self.spec.scope)
+        self.router.pull(scope)
+        self.experts.pull(scope)
+        self.shared_gate = None
+        if (spec := self.spec.shared) is None or self.shared is None:
+            return
+        shared = (weights.sibling("") if spec.beside else scope) / spec.scope
+        if spec.fused is None:
+            load(self.shared, shared)
+        else:
+            if not (shared / "gate_proj").has_matrix:  # a GGUF file has it apart from up
+                self.shared.gate_up_proj.sources = ()
+            for module, name in zip(self.shared.children(), spec.fused, strict=True):
+                load(module, shared / name)
+        if spec.gate:
+            self.shared_gate = frozen((scope / spec.gate).take("weight", [1, self.size])[0])
+
+    def forward(self, x: Tensor) -> Tensor:
+        routed = self.experts(x, *self.router(x))
+        if self.shared is None:
+            return routed
+        shared = self.shared(x)
+        if self.shared_gate is None:
+            return ops.add(routed, shared)
+        return ops.add_gated(x, shared, self.shared_gate, routed)

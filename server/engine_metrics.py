@@ -1,0 +1,103 @@
+"""The engines' own numbers as metrics: read from what they told last, when somebody asks for the page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from engine_core.client.replica import Replica
+from engine_core.protocol import Stats
+from engine_core.rates import STEP_ROWS, STEP_SECONDS, STEP_TOKENS
+
+LABELS = ["model_name", "engine"]
+
+
+class EngineNumbers(Collector):
+    """Metrics of each engine that runs, labelled with its number."""
+
+    def __init__(self, model_name: str, replicas: Callable[[], Sequence[Replica]]) -> None:
+        self._model = model_name
+        self._replicas = replicas
+
+    def collect(self) -> Iterator[Metric]:
+        replicas = self._replicas()
+        alive = GaugeMetricFamily("facet:replicas_alive", "Engines that can work.", labels=["model_name"])
+        alive.add_metric([self._model], sum(one.works for one in replicas))
+        yield alive
+        stats_of = {str(one.number): one.stats for one in replicas if one.stats is not None}
+        if not stats_of:
+            return
+        for kind, name, field, text in _NUMBERS:
+            family = kind(name, text, labels=LABELS)
+            for number, stats in stats_of.items():
+                family.add_metric([self._model, number], getattr(stats, field))
+            yield family
+        yield self._waiting(stats_of)
+        yield from self._steps(stats_of)
+
+    def _waiting(self, stats_of: Mapping[str, Stats]) -> Metric:
+        """The requests that wait, by vLLM's two reasons."""
+        family = GaugeMetricFamily(
+            "vllm:num_requests_waiting_by_reason",
+            "Requests that wait: for room, or deferred until their grammar is compiled.",
+            labels=[*LABELS, "reason"],
+        )
+        for number, stats in stats_of.items():
+            family.add_metric([self._model, number, "capacity"], stats.waiting - stats.deferred)
+            family.add_metric([self._model, number, "deferred"], stats.deferred)
+        return family
+
+    def _steps(self, stats_of: Mapping[str, Stats]) -> Iterator[Metric]:
+        """Histograms over the steps that have landed."""
+        for name, field, bounds, text in _STEP_HISTOGRAMS:
+            family = HistogramMetricFamily(name, text, labels=LABELS)
+            names = [*map(floatToGoString, bounds), "+Inf"]
+            for number, stats in stats_of.items():
+                if stats.landed is not None:
+                    buckets = getattr(stats.landed, field)
+                    counts = zip(names, accumulate(buckets.counts), strict=True)
+                    family.add_metric([self._model, number], list(counts), buckets.total)
+            yield family
+
+
+_NUMBERS = (
+    (GaugeMetricFamily, "vllm:num_requests_running", "running", "Requests in the running batch."),
+    (GaugeMetricFamily, "vllm:num_requests_waiting", "waiting", "Requests that wait for a place."),
+    (GaugeMetricFamily, "facet:waiting_tokens", "waiting_tokens", "Tokens that waiting requests need first."),
+    (GaugeMetricFamily, "vllm:kv_cache_usage_perc", "kv_usage", "Share of the KV cache in use, 1 is all."),
+    (
+        CounterMetricFamily,
+        "vllm:prefix_cache_queries",
+        "prefix_queries",
+        "Prompt tokens sought in caches.",
+    ),
+    (CounterMetricFamily, "vllm:prefix_cache_hits", "prefix_hits", "Prompt tokens found in caches."),
+    (CounterMetricFamily, "vllm:num_preemptions", "preemptions", "Requests put back for want of memory."),
+    (CounterMetricFamily, "facet:engine_busy_seconds", "busy", "Seconds spent on steps."),
+    (GaugeMetricFamily, "facet:expected_wait_seconds", "expected_wait", "Until a new request's first token."),
+    (
+        CounterMetricFamily,
+        "facet:kernel_compilations",
+        "kernel_compilations",
+        "Kernels that a worker has compiled.",
+    ),
+)
+"""Kind of metric, its name, the field of Stats that it shows, its help text."""
+
+_STEP_HISTOGRAMS = (
+    ("facet:step_seconds", "seconds", STEP_SECONDS, "Seconds of a step."),
+    ("vllm:iteration_tokens_total", "tokens", STEP_TOKENS, "Tokens that a step computes."),
+    ("facet:step_decode_rows", "decoding", STEP_ROWS, "Answers that get a further token in a step."),
+    ("facet:step_prompt_rows", "prompts", STEP_ROWS, "Prompts, or chunks of them, read in a step."),
+    ("facet:step_pooled_rows", "texts", STEP_ROWS, "Texts to be pooled in a step."),
+)
+"""Name, the field of StepBuckets that it shows, its bounds, its help text."""

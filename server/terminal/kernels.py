@@ -1,0 +1,76 @@
+"""`facet kernels compile`: makes the kernels of a model ahead of its start and without a card."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+
+from models.checkpoint.hub import HubError, resolve
+from models.config import ConfigError, read_config
+from server.options.reader import OptionError
+from server.terminal.options import parser_of
+
+CAPABILITIES = (80, 86, 87, 89, 90, 100, 103, 120, 121)
+"""The compute capabilities whose shared memory is known, as whole numbers: 90 for 9.0."""
+_DTYPES = ("auto", "bfloat16", "float16", "float32")
+_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2")
+
+
+def run(arguments: Sequence[str], command: str, api_key: str | None) -> int:
+    """Starts a process that compiles, and returns its exit code. It needs Triton, and no card."""
+    parser = parser_of(
+        command, "Compile a model's CUDA kernels ahead of its start.", "compile MODEL [options]"
+    )
+    parser.add_argument("action", choices=("compile",))
+    parser.add_argument("model", metavar="MODEL", help="A folder or a hub id, of which the config is read.")
+    parser.add_argument(
+        "--capability",
+        dest="capabilities",
+        nargs="+",
+        type=_capability,
+        required=True,
+        metavar="N",
+        help="Compute capabilities of the cards, such as 9.0.",
+    )
+    parser.add_argument("--dtype", choices=_DTYPES, default="auto", help="As for serve (auto).")
+    parser.add_argument(
+        "--kv-cache-dtype", choices=_CACHE_DTYPES, default="auto", help="As for serve (auto)."
+    )
+    parser.add_argument("--block-size", type=int, default=64, metavar="N", help="As for serve (64).")
+    given = parser.parse_args(arguments)
+    if find_spec("triton") is None:
+        raise OptionError("Triton is not installed: it comes with torch for CUDA, or by pip install triton")
+    _check_cache(given.kv_cache_dtype, given.capabilities)
+    try:
+        folder = resolve(given.model, None, None, lambda part: None, load_format="dummy")
+        read_config(folder)
+    except (HubError, ConfigError) as error:
+        raise OptionError(str(error)) from None
+    options = ["--dtype", given.dtype, "--kv-cache-dtype", given.kv_cache_dtype]
+    options += ["--block-size", str(given.block_size)]
+    program = [sys.executable, "-P", "-m", "worker.kernels.cuda.compile", str(folder)]
+    return subprocess.run([*program, *map(str, given.capabilities), *options]).returncode
+
+
+def _capability(text: str) -> int:
+    """9.0, 90 and sm_90 mean 90."""
+    digits = text.removeprefix("sm_").replace(".", "")
+    number = int(digits) if digits.isdecimal() else 0
+    if number not in CAPABILITIES:
+        known = ", ".join(f"{each // 10}.{each % 10}" for each in CAPABILITIES)
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no compute capability that is known: there are {known}"
+        )
+    return number
+
+
+def _check_cache(asked: str, capabilities: Sequence[int]) -> None:
+    older = [f"{each // 10}.{each % 10}" for each in capabilities if each < 89]
+    if asked in ("fp8", "fp8_e4m3") and older:
+        raise OptionError(
+            f"--kv-cache-dtype {asked} needs compute capability 8.9, and {older[0]} was asked for: pass "
+            "fp8_e5m2, or leave it out"
+        )

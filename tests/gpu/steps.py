@@ -1,0 +1,88 @@
+"""Steps as graphs on this card: the same bits as the same work as it comes, and what a step costs."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from measures import SMALL, Ceilings, Dummy, Result, Shape
+
+from worker.protocol import Sampling, SeqStep
+
+GREEDY = Sampling(max_tokens=10_000, temperature=0)
+DRAWN = Sampling(max_tokens=10_000, temperature=0.8, top_p=0.9, seed=1)
+REPORTED = Sampling(max_tokens=10_000, temperature=1.1, top_k=50, seed=2, logprobs=2, presence_penalty=0.5)
+KINDS = {"from form to token": [GREEDY, DRAWN, DRAWN], "up to the logits": [GREEDY, DRAWN, REPORTED]}
+
+
+class Eager:
+    """A stand-in for the capture of graphs: each replay computes anew, and puts results in their place."""
+
+    def __init__(self, target: torch.device) -> None:
+        """Like `CudaCapture`."""
+
+    def __call__(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        result = work()
+
+        def replay() -> None:
+            for old, new in zip(result, work(), strict=True):
+                old.copy_(new)
+
+        return result, replay
+
+
+def measure_steps(
+    target: torch.device, ceilings: Ceilings, shape: Shape = SMALL, steps: int = 200
+) -> Iterator[Result]:
+    """Steps of three rows: in graphs, and as they come."""
+    for name, rows in KINDS.items():
+        replayed, caches, graphs = _run(shape, target, rows, steps)
+        with _no_graphs(target):
+            eager, others, _ = _run(shape, target, rows, steps)
+        differ = sum(one != other for one, other in zip(replayed, eager, strict=True))
+        differ += sum(not torch.equal(one, other) for one, other in zip(caches, others, strict=True))
+        yield Result(f"graphs {name}, {steps} steps", "differ" if differ else "the same bits", wrong=differ)
+        yield from graphs
+
+
+def _no_graphs(target: torch.device) -> Any:
+    """Let workers compute what graphs would."""
+    if target.type != "cuda":
+        return patch.dict(sys.modules)
+    from worker.kernels.cuda.steps import capture
+
+    return patch.object(capture, "CudaCapture", Eager)
+
+
+def _run(
+    shape: Shape, target: torch.device, rows: list[Sampling], steps: int
+) -> tuple[list[Any], list[torch.Tensor], list[Result]]:
+    """The outputs of decoding steps, the cache at the end, and what was measured."""
+    with tempfile.TemporaryDirectory() as folder:
+        dummy = Dummy(shape, Path(folder), target, pools=False, rows=len(rows), blocks=512)
+        started = time.perf_counter()
+        made = sum(1 for _ in iter(dummy.runner.prepare, False))
+        results = [Result("graphs made when idle", str(made + 1), time.perf_counter() - started, "s")]
+        for layer in dummy.layers():
+            layer.bound().zero_()  # what nobody writes shall be equal, too
+        for slot, params in enumerate(rows):
+            dummy.prefill(slot, 20, steps + 1, params)
+        outputs: list[Any] = []
+        host = 0.0
+        for step in range(steps):
+            seqs = [SeqStep(slot, 20 + step, 1, [], True, step + 1) for slot in range(len(rows))]
+            started = time.perf_counter()
+            under_way = dummy.start(seqs, [])
+            host += time.perf_counter() - started
+            output = under_way.result()
+            outputs.append((output.tokens, output.logprobs))
+        results.append(Result("the host's part of a step", "", 1e6 * host / steps, "us"))
+        caches = [layer.bound().clone() for layer in dummy.layers()]
+        dummy.runner.close()
+        return outputs, caches, results

@@ -1,0 +1,75 @@
+"""`make gpu-check` where there is no card: it says so; and its measurements, made small on a CPU."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from measures import Ceilings, Shape, measure_ceilings, measure_model, measure_texts
+from products import measure_experts, measure_products, measure_small_cache
+from steps import measure_steps
+
+from models import ops
+
+CPU = torch.device("cpu")
+TINY = Shape("tiny", 64, 96, 2, 4, 2, vocabulary=320, head_dim=16)
+CEILINGS = Ceilings(1e12, 1e14)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
+def test_without_a_card_it_says_so() -> None:
+    run = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("check.py"))],
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert (run.returncode, run.stderr) == (2, "")
+    assert run.stdout == "gpu-check: torch finds no CUDA device here, so nothing was checked\n"
+
+
+def test_models_are_measured() -> None:
+    found = list(measure_model(TINY, CPU, CEILINGS, rows=(1, 3), prompts=(40,), length=20, steps=3))
+    assert [result.name for result in found] == [
+        "tiny decoding, 1 rows, likeliest",
+        "tiny decoding, 1 rows, drawn",
+        "tiny decoding, 3 rows, likeliest",
+        "tiny decoding, 3 rows, drawn",
+        "tiny prompt of 40",
+    ]
+    assert all(result.value > 0 and result.share for result in found)
+
+
+def test_steps_are_compared_with_the_same_work_as_it_comes() -> None:
+    found = list(measure_steps(CPU, CEILINGS, TINY, steps=4))
+    compared = [result for result in found if result.name.startswith("graphs ") and not result.value]
+    assert [(result.text, result.wrong) for result in compared] == [("the same bits", 0)] * 2
+
+
+def test_texts_are_measured() -> None:
+    names = [result.name for result in measure_texts(TINY, CPU, CEILINGS, texts=2, length=9)]
+    assert names == ["tiny embeddings, 2 x 9", "tiny embeddings, 1 x 32"]
+
+
+def test_products_and_experts_are_measured() -> None:
+    operations = ops.SPECIFIED
+    found = list(measure_products(operations, CPU, CEILINGS, side=128))
+    found += measure_experts(operations, CPU, CEILINGS, size=32, inner=32, counts=(1, 3))
+    found += measure_small_cache(operations, CPU, CEILINGS, torch.float8_e4m3fn, sizes=((2, 70),))
+    names = [result.name for result in found]
+    assert len(names) == len(set(names)) == 4 * 5 + 2 * 2 + 1
+    assert names[1] == "product, 4 bits, groups of 128, 1 rows"
+    assert names[-1] == "decoding, 2 x 70, float8_e4m3fn"
+    assert all(result.value > 0 and result.share for result in found)
+
+
+def test_ceilings_are_positive() -> None:
+    found = measure_ceilings(CPU, numbers=1000, side=16)
+    assert found.bytes_per_second > 0
+    assert found.operations_per_second > 0

@@ -1,0 +1,242 @@
+"""The text of tiny random composites has the logits of transformers' composite classes."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from drive import Driver, load_ranks, run_in_chunks
+from safetensors.torch import load_file, save_file
+from tiny import BOS_ID, EOS_ID, GROWING_QUERIES, PAD_ID, VOCAB_SIZE, randomise
+from torch import Tensor
+
+from models.checkpoint.files import WeightsError
+from models.config import read_config
+from models.conversion.composites import COMPOSITES
+from models.loader import LoadOptions, load_model
+from models.parallel.parallel import Parallel
+from models.registry import UnknownArchitecture
+
+PROMPT = random.Random(2).choices(range(5, 300), k=19)
+_WINDOW = 6
+_TEXT: dict[str, object] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "bos_token_id": BOS_ID,
+    "eos_token_id": EOS_ID,
+    "pad_token_id": PAD_ID,
+}
+_ENCODER: dict[str, object] = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+_QWEN_VISION: dict[str, object] = {
+    "depth": 1,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_heads": 2,
+    "out_hidden_size": 32,
+    "num_position_embeddings": 16,
+    "deepstack_visual_indexes": [0],
+}
+_MULTI_AXIS = {
+    "rope_type": "default",
+    "rope_theta": 5e6,
+    "mrope_section": [4, 2, 2],
+    "mrope_interleaved": True,
+}
+_QWEN_TEXT: dict[str, object] = {**_TEXT, "rope_parameters": _MULTI_AXIS}
+
+
+def _mistral(**text: object) -> dict[str, Any]:
+    return {
+        "text_config": {**_TEXT, **text},
+        "vision_config": {**_ENCODER, "model_type": "pixtral", "head_dim": 8},
+        "tie_word_embeddings": False,
+    }
+
+
+_PARTS: dict[str, dict[str, Any]] = {
+    "Gemma3ForConditionalGeneration": {
+        "text_config": {
+            **_TEXT,
+            "query_pre_attn_scalar": 12,
+            "sliding_window": _WINDOW,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+        "vision_config": {**_ENCODER, "model_type": "siglip_vision_model"},
+        "mm_tokens_per_image": 4,
+    },
+    "Mistral3ForConditionalGeneration": _mistral(model_type="mistral", sliding_window=None),
+    "Mistral3ForConditionalGeneration of Ministral 3": _mistral(
+        model_type="ministral3", rope_parameters=GROWING_QUERIES
+    ),
+    "Qwen3VLForConditionalGeneration": {"text_config": _QWEN_TEXT, "vision_config": _QWEN_VISION},
+    "Qwen3VLMoeForConditionalGeneration": {
+        "text_config": {
+            **_QWEN_TEXT,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+        },
+        "vision_config": _QWEN_VISION,
+    },
+}
+
+
+class Composite:
+    """A tiny checkpoint of a composite, and what transformers makes of PROMPT with it."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self.folder = folder
+        architecture = kind.partition(" ")[0]
+        made: Any = getattr(transformers, architecture)
+        parts = {"dtype": "float32", "architectures": [architecture], **_PARTS[kind]}
+        model = made._from_config(made.config_class(**parts), attn_implementation="eager").eval()
+        randomise(model, seed=0, scale=0.3)
+        model.save_pretrained(folder)
+        with torch.inference_mode():
+            tokens = torch.tensor([PROMPT])
+            self.expected: Tensor = model(input_ids=tokens, use_cache=False).logits[0].float()
+
+
+@pytest.fixture(scope="module", params=_PARTS)
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Composite:
+    return Composite(request.param, tmp_path_factory.mktemp("composite"))
+
+
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory: pytest.TempPathFactory) -> Composite:
+    return Composite("Gemma3ForConditionalGeneration", tmp_path_factory.mktemp("gemma"))
+
+
+@pytest.fixture(scope="module")
+def mistral(tmp_path_factory: pytest.TempPathFactory) -> Composite:
+    return Composite("Mistral3ForConditionalGeneration", tmp_path_factory.mktemp("mistral"))
+
+
+def rewritten(
+    composite: Composite, folder: Path, rename: Callable[[str], str] = str, **fields: object
+) -> Path:
+    """Write the checkpoint with other names of tensors, and other fields of config.json."""
+    config = json.loads((composite.folder / "config.json").read_text()) | fields
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = load_file(composite.folder / "model.safetensors")
+    save_file({rename(name): tensor for name, tensor in tensors.items()}, folder / "model.safetensors")
+    return folder
+
+
+def assert_expected(folder: Path, expected: Tensor, ranks: int = 1) -> None:
+    logits = run_in_chunks(Driver(load_ranks(folder, ranks)), 0, PROMPT, 7)
+    torch.testing.assert_close(logits.log_softmax(-1), expected.log_softmax(-1), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_its_logits_are_those_of_transformers(built: Composite, ranks: int) -> None:
+    assert built.expected.std() > 0.3
+    assert_expected(built.folder, built.expected, ranks)
+
+
+def as_on_the_hub(name: str) -> str:
+    """The name that a tensor had before transformers 4.52."""
+    if name.startswith("lm_head."):
+        return f"language_model.{name}"
+    if name.startswith("model.language_model."):
+        return name.replace("model.language_model.", "language_model.model.", 1)
+    return name.removeprefix("model.")
+
+
+def as_since(name: str) -> str:
+    """The name that a tensor has since then, if it was saved under that name."""
+    if name.startswith("language_model.lm_head."):
+        return name.removeprefix("language_model.")
+    if name.startswith("language_model.model."):
+        return name.replace("language_model.model.", "model.language_model.", 1)
+    return name if name.startswith(("model.", "lm_head.")) else f"model.{name}"
+
+
+@pytest.mark.parametrize("rename", [as_on_the_hub, as_since])
+@pytest.mark.parametrize("family", ["gemma", "mistral"])
+def test_both_ways_of_naming_its_tensors_are_read(
+    family: str, rename: Callable[[str], str], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    composite: Composite = request.getfixturevalue(family)
+    assert_expected(rewritten(composite, tmp_path, rename), composite.expected)
+
+
+def test_every_composite_is_built() -> None:
+    assert {kind.partition(" ")[0] for kind in _PARTS} == set(COMPOSITES)
+
+
+def test_the_log_says_how_much_is_not_read(built: Composite, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "models"):
+        options = LoadOptions(read_config(built.folder), built.folder, dtype=torch.float32)
+        load_model(options)
+        of_others = Parallel(stage=1, stages=2)
+        load_model(LoadOptions(options.config, built.folder, dtype=torch.float32, parallel=of_others))
+    line = "text alone is served: 0.00 GiB of weights for images are not read"
+    said = [record.getMessage() for record in caplog.records]
+    assert [each for each in said if "text alone" in each] == [line]
+
+
+def test_what_has_no_known_name_is_an_error(gemma: Composite, tmp_path: Path) -> None:
+    def rename(name: str) -> str:
+        return name.replace("multi_modal_projector", "audio_projector")
+
+    folder = rewritten(gemma, tmp_path, rename)
+    with pytest.raises(WeightsError, match=r"audio_projector.* has no place in the model"):
+        load_ranks(folder)
+
+
+def test_a_text_of_another_kind_is_refused_by_name(mistral: Composite, tmp_path: Path) -> None:
+    text = json.loads((mistral.folder / "config.json").read_text())["text_config"]
+    folder = rewritten(mistral, tmp_path, text_config={**text, "model_type": "qwen3"})
+    served = "only that of 'mistral' and 'ministral3' is served"
+    with pytest.raises(UnknownArchitecture, match=f"model_type 'qwen3', and {served}"):
+        load_ranks(folder)
+
+
+@pytest.mark.parametrize("top", [True, False, None])
+def test_a_head_of_its_own_is_used_whatever_the_top_level_says(
+    mistral: Composite, tmp_path: Path, top: bool | None
+) -> None:
+    text = json.loads((mistral.folder / "config.json").read_text())["text_config"]
+    text["tie_word_embeddings"] = False
+    folder = rewritten(mistral, tmp_path, text_config=text, tie_word_embeddings=top)
+    assert_expected(folder, mistral.expected)
+
+
+def test_fields_that_gemmas_files_leave_out_have_the_values_of_transformers(tmp_path: Path) -> None:
+    text = {"model_type": "gemma3_text", "hidden_size": 2560, "num_hidden_layers": 34}
+    whole = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "dtype": "bfloat16",
+        "eos_token_id": [1, 106],
+        "text_config": {**text, "intermediate_size": 10240, "sliding_window": 1024},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    config = read_config(tmp_path)
+    config.require()
+    theirs = transformers.Gemma3TextConfig(**text)
+    assert config.vocab_size == theirs.vocab_size
+    assert config.num_heads == theirs.num_attention_heads
+    assert config.num_kv_heads == theirs.num_key_value_heads
+    assert config.head_dim == theirs.head_dim
+    assert config.max_len == theirs.max_position_embeddings
+    assert config.eos_token_ids == (1, 106)

@@ -1,0 +1,197 @@
+"""GGUF files have the logits that transformers computes from the plain checkpoints they mean."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from drive import Driver, run_in_chunks
+from encoded import TEXTS, assert_near, hf_hidden, run
+from gguf_blocks import KINDS, in_blocks
+from gguf_pairs import FAMILIES, Pair, Recipe, load_pair, write_pair
+from gguf_writer import write_gguf
+from safetensors.torch import load_file
+from tiny import hf_logits
+
+from models.checkpoint.files import Cut, open_source
+from models.checkpoint.weights import Reading, Weights, WeightsError
+from models.gguf.codings import CODINGS, QUANTIZED
+from models.gguf.file import read_gguf
+from models.gguf.source import GgufSource
+from models.quantization.formats.registry import FORMATS
+from models.quantization.matrix import widen
+from models.quantization.methods.gguf import Gguf, GgufFields
+from models.quantization.saved import SavedQuantization
+
+PROMPT = random.Random(1).choices(range(5, 300), k=23)
+SHAPE = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+}
+"""Sizes of whole blocks of 256, which pieces of ranks divide."""
+
+Q4_K_M = Recipe("Q4_K", {"attn_v": "Q6_K", "ffn_down": "Q6_K", "output.": "Q6_K"})
+RECIPES = [Recipe("F32"), Recipe("F16"), Recipe("BF16"), *map(Recipe, KINDS), Q4_K_M]
+DECODERS = [name for name in FAMILIES if name.endswith(("ForCausalLM", "GPT2LMHeadModel"))]
+ENCODERS = [name for name in FAMILIES if name.endswith("BertModel")]
+WITH_WIDTHS: dict[str, dict[str, object]] = {
+    "Qwen2MoeForCausalLM": {"shared_expert_intermediate_size": 64},
+    "Qwen3MoeForCausalLM": {},
+    "Glm4MoeForCausalLM": {},
+    "Dots1ForCausalLM": {},
+    "Ernie4_5_MoeForCausalLM": {},
+    "GraniteMoeSharedForCausalLM": {"shared_intermediate_size": 64, "attention_multiplier": 0.2},
+}
+"""The mixtures whose experts have widths of their own, and shared experts too."""
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_blocks_are_written_as_llama_cpp_reads_them(name: str) -> None:
+    matrix = np.random.default_rng(0).standard_normal((8, 512)) * np.linspace(0, 3, 8)[:, None]
+    data, meant = in_blocks(matrix, name)
+    kind = gguf.GGMLQuantizationType(KINDS[name].number)
+    read = gguf.quants.dequantize(np.frombuffer(data, np.uint8).reshape(8, -1), kind)
+    np.testing.assert_array_equal(read, meant)
+
+
+def test_all_codings_that_are_read_are_written() -> None:
+    assert set(KINDS) == set(QUANTIZED) == {name for name in FORMATS if name.startswith(("Q", "IQ", "MX"))}
+    assert all(CODINGS[kind.number].name == name for name, kind in KINDS.items())
+
+
+def assert_same_logits(pair: Pair, ranks: tuple[int, ...] = (1,)) -> None:
+    expected = hf_logits(pair.plain, PROMPT).log_softmax(-1)
+    for size in ranks:
+        logits = run_in_chunks(Driver(load_pair(pair, size)), 0, PROMPT, 7)
+        torch.testing.assert_close(logits.log_softmax(-1), expected, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=str)
+def test_every_coding(recipe: Recipe, tmp_path: Path) -> None:
+    assert_same_logits(write_pair(tmp_path, "LlamaForCausalLM", recipe, **SHAPE), (1, 2, 4))
+
+
+@pytest.mark.parametrize("arch", DECODERS)
+def test_every_family_of_decoders(arch: str, tmp_path: Path) -> None:
+    assert_same_logits(write_pair(tmp_path, arch, Recipe("Q8_0", {"ffn_down": "F16"}), **sizes(arch)), (1, 2))
+
+
+def sizes(arch: str) -> dict[str, object]:
+    """Sizes of whole blocks of 32."""
+    if arch == "GPT2LMHeadModel":
+        return {"n_embd": 64, "n_inner": 96}
+    found: dict[str, object] = {"hidden_size": 64, "intermediate_size": 96}
+    if arch in WITH_WIDTHS:
+        found["moe_intermediate_size"] = 64
+    return found | WITH_WIDTHS.get(arch, {})
+
+
+@pytest.mark.parametrize("arch", ENCODERS)
+def test_every_family_of_encoders(arch: str, tmp_path: Path) -> None:
+    pair = write_pair(tmp_path, arch, Recipe("Q8_0"), hidden_size=64, intermediate_size=96)
+    expected = [hf_hidden(pair.plain, text) for text in TEXTS]
+    for size in (1, 2):
+        assert_near(run(load_pair(pair, size), TEXTS), expected)
+
+
+def test_files_that_were_split(tmp_path: Path) -> None:
+    recipe = Recipe("Q8_0", parts=3)
+    assert_same_logits(write_pair(tmp_path, "LlamaForCausalLM", recipe, hidden_size=64, intermediate_size=96))
+
+
+def weights_of(pair: Pair, load_format: str = "auto") -> Weights:
+    """The whole file as one scope."""
+    source = GgufSource(pair.file) if load_format == "auto" else open_source(pair.file, load_format)
+    codings = {"model.layers.0.mlp.down_proj": "Q4_K", "model.layers.0.self_attn.q_proj": "Q4_K"}
+    method = Gguf(SavedQuantization(pair.file.name, {}), GgufFields(codings=codings))
+    return Weights(Reading(source, device=torch.device("cpu"), dtype=torch.float32, quantization=method))
+
+
+@pytest.fixture(scope="module")
+def blocks(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """A model in blocks of 256."""
+    return write_pair(tmp_path_factory.mktemp("blocks"), "LlamaForCausalLM", Recipe("Q4_K"), **SHAPE)
+
+
+def test_a_piece_reads_no_more_than_its_blocks(blocks: Pair) -> None:
+    down = weights_of(blocks) / "model.layers.0.mlp.down_proj"
+    whole = widen(down.matrix((256, 512)))
+    assert down.reading.bytes_read == 256 * 2 * 144
+    rows = weights_of(blocks) / "model.layers.0.mlp.down_proj"
+    assert torch.equal(widen(rows.matrix((256, 512), Cut(0, 64, 72))), whole[64:72])
+    assert rows.reading.bytes_read == 8 * 2 * 144
+    for start, stop, count in ((0, 256, 1), (128, 256, 1), (250, 260, 2), (256, 512, 1), (320, 416, 1)):
+        columns = weights_of(blocks) / "model.layers.0.mlp.down_proj"
+        assert torch.equal(widen(columns.matrix((256, 512), Cut(1, start, stop))), whole[:, start:stop])
+        assert columns.reading.bytes_read == 256 * count * 144
+
+
+def test_rows_of_part_of_a_head_are_those_of_the_whole(blocks: Pair) -> None:
+    scope = weights_of(blocks) / "model.layers.0.self_attn.q_proj"
+    whole = widen(scope.matrix((256, 256)))
+    assert torch.equal(widen(scope.matrix((256, 256), Cut(0, 37, 90))), whole[37:90])
+    plain = load_file(blocks.plain / "model.safetensors")["model.layers.0.self_attn.q_proj.weight"]
+    torch.testing.assert_close(whole, plain, rtol=1e-6, atol=1e-7)
+
+
+def test_dummy_weights_have_valid_blocks(blocks: Pair) -> None:
+    for cut in (None, Cut(1, 128, 384), Cut(0, 8, 16)):
+        scope = weights_of(blocks, "dummy") / "model.layers.0.mlp.down_proj"
+        matrix = widen(scope.matrix((256, 512), cut))
+        assert 0 < matrix.abs().max() < 2
+        assert matrix.shape == (torch.empty(256, 512) if cut is None else cut.of(torch.empty(256, 512))).shape
+
+
+def spoilt(pair: Pair, folder: Path, change: Callable[[bytearray], None]) -> Pair:
+    """The same pair with changed bytes in a copy of its file."""
+    data = bytearray(pair.file.read_bytes())
+    change(data)
+    copy = folder / pair.file.name
+    copy.write_bytes(data)
+    return Pair(copy, pair.plain)
+
+
+def test_wrong_files_are_refused_by_tensor_and_reason(blocks: Pair, tmp_path: Path) -> None:
+    tensor = read_gguf(blocks.file).tensors["blk.1.ffn_up.weight"]
+
+    def not_a_number(data: bytearray) -> None:
+        data[tensor.offset : tensor.offset + 2] = b"\xff\xff"
+
+    with pytest.raises(
+        WeightsError, match=r"layers\.1\.mlp\.up_proj.weight has .*\(Q4_K\) .* NaN or infinite; download"
+    ):
+        load_pair(spoilt(blocks, tmp_path, not_a_number))
+    with pytest.raises(WeightsError, match=r"blk\.1\.ffn_up\.weight.* lies up to byte .* cut off"):
+        GgufSource(
+            spoilt(blocks, tmp_path, lambda data: data.__delitem__(slice(tensor.offset + 5, None))).file
+        )
+    with pytest.raises(WeightsError, match=r"stored as Q2_K, which is not read, but only F32, .*Q4_K"):
+        GgufSource(
+            spoilt(blocks, tmp_path, partial(change_kind, name=b"blk.1.ffn_up.weight", number=10)).file
+        )
+
+
+def change_kind(data: bytearray, name: bytes, number: int) -> None:
+    """Give a matrix another coding in the header."""
+    place = data.index(name) + len(name) + 4 + 2 * 8
+    data[place : place + 4] = number.to_bytes(4, "little")
+
+
+def test_sizes_that_do_not_fit_the_config_are_refused(blocks: Pair) -> None:
+    with pytest.raises(WeightsError, match=r"model\.gguf has the shape \[512, 256\], not \[256, 256\]"):
+        load_pair(blocks, overrides={"intermediate_size": 256})
+
+
+def test_an_unknown_architecture_is_refused(blocks: Pair, tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "model.gguf", {"general.architecture": "rwkv7"})
+    with pytest.raises(WeightsError, match=r"general\.architecture is 'rwkv7', .* but only llama, .*qwen3"):
+        GgufSource(file)

@@ -1,0 +1,62 @@
+"""`facet kernels compile`: what it refuses, and that it compiles a model from its config alone."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from tiny import tiny_checkpoint
+
+from server.options.reader import OptionError
+from server.terminal import kernels
+
+COMMAND = "facet kernels"
+
+
+def run(*arguments: str) -> int:
+    return kernels.run(["compile", *arguments], COMMAND, None)
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere at all", "--capability", "9.0"], "'nowhere at all' is not a folder here"),
+        (
+            ["demo", "--capability", "9.0", "sm_80", "--kv-cache-dtype", "fp8"],
+            r"needs compute capability 8\.9, and 8\.0 was asked for: pass fp8_e5m2",
+        ),
+        (["demo", "--capability", "6.1"], r"'6\.1' is no compute capability that is known: there are 8\.0"),
+        (["demo"], "--capability"),
+    ],
+)
+def test_what_cannot_be_is_refused(arguments: list[str], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        run(*arguments)
+
+
+def test_without_triton_it_says_where_that_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find_nothing(name: str) -> None:
+        return None
+
+    monkeypatch.setattr(kernels, "find_spec", find_nothing)
+    with pytest.raises(OptionError, match="Triton is not installed: it comes with torch for CUDA"):
+        run("demo", "--capability", "9.0")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+def test_a_model_is_compiled_from_its_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tiny_checkpoint("LlamaForCausalLM", tmp_path / "model", num_hidden_layers=1)
+    for file in folder.glob("*.safetensors"):
+        file.unlink()
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "made"))
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    assert run(str(folder), "--capability", "8.9", "--kv-cache-dtype", "fp8", "--dtype", "bfloat16") == 0
+    said = capfd.readouterr().out
+    assert "attend" in said
+    assert "variants in" in said and str(tmp_path / "made") in said
+    assert any((tmp_path / "made").rglob("*.cubin"))

@@ -1,0 +1,171 @@
+"""The metadata that llama.cpp's converter makes of a checkpoint's config.json and tokenizer.json.
+
+Nothing of the code under test is used.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gguf_writer import ARRAY as _ARRAY
+from gguf_writer import F32, I32, Typed
+
+Fields = dict[str, object]
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+BLANK = "\u2581"
+
+ARCHES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "llama",
+    "GraniteForCausalLM": "granite",
+    "SmolLM3ForCausalLM": "smollm3",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "Olmo2ForCausalLM": "olmo2",
+    "Phi3ForCausalLM": "phi3",
+    "GemmaForCausalLM": "gemma",
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3",
+    "GPT2LMHeadModel": "gpt2",
+    "MixtralForCausalLM": "llama",
+    "Qwen2MoeForCausalLM": "qwen2moe",
+    "Qwen3MoeForCausalLM": "qwen3moe",
+    "OlmoeForCausalLM": "olmoe",
+    "GraniteMoeForCausalLM": "granitemoe",
+    "GraniteMoeSharedForCausalLM": "granitemoe",
+    "GptOssForCausalLM": "gpt-oss",
+    "Glm4MoeForCausalLM": "glm4moe",
+    "Dots1ForCausalLM": "dots1",
+    "Ernie4_5_MoeForCausalLM": "ernie4_5-moe",
+    "MiniMaxM2ForCausalLM": "minimax-m2",
+    "BertModel": "bert",
+    "RobertaForSequenceClassification": "bert",
+    "NomicBertModel": "nomic-bert",
+}
+_KEYS = {
+    "context_length": ("max_position_embeddings", "n_positions"),
+    "embedding_length": ("hidden_size", "n_embd"),
+    "block_count": ("num_hidden_layers", "n_layer"),
+    "feed_forward_length": ("intermediate_size", "n_inner"),
+    "attention.head_count": ("num_attention_heads", "n_head"),
+    "attention.head_count_kv": ("num_key_value_heads",),
+    "attention.key_length": ("head_dim",),
+    "attention.value_length": ("head_dim",),
+    "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
+    "attention.layer_norm_epsilon": ("layer_norm_eps", "layer_norm_epsilon"),
+    "attention.sliding_window": ("sliding_window",),
+    "attention.scale": ("attention_multiplier",),
+    "embedding_scale": ("embedding_multiplier",),
+    "residual_scale": ("residual_multiplier",),
+    "logit_scale": ("logits_scaling",),
+    "attn_logit_softcapping": ("attn_logit_softcapping",),
+    "final_logit_softcapping": ("final_logit_softcapping",),
+    "expert_count": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
+    "expert_used_count": ("num_experts_per_tok", "moe_k"),
+    "expert_feed_forward_length": ("moe_intermediate_size",),
+    "expert_shared_feed_forward_length": ("shared_expert_intermediate_size", "shared_intermediate_size"),
+    "expert_shared_count": ("n_shared_experts", "moe_num_shared_experts"),
+    "expert_weights_scale": ("routed_scaling_factor",),
+    "expert_group_count": ("n_group",),
+    "expert_group_used_count": ("topk_group",),
+    "leading_dense_block_count": ("first_k_dense_replace", "moe_layer_start_index"),
+    "interleave_moe_layer_step": ("moe_layer_interval",),
+    "nextn_predict_layers": ("num_nextn_predict_layers",),
+}
+
+
+def model_fields(folder: Path) -> Fields:
+    """The fields that describe the model of a checkpoint."""
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    arch = ARCHES[config["architectures"][0]]
+    fields: Fields = {"general.architecture": arch}
+    for key, names in _KEYS.items():
+        value = next((config[name] for name in names if config.get(name) is not None), None)
+        if value is not None:
+            fields[f"{arch}.{key}"] = Typed(F32, value) if isinstance(value, float) else value
+    if arch == "qwen2":
+        fields.pop("qwen2.attention.sliding_window", None)
+    if arch == "gemma3":
+        slides = [kind == "sliding_attention" for kind in config["layer_types"]]
+        fields["gemma3.attention.sliding_window_pattern"] = slides
+    if arch in ("gpt-oss", "minimax-m2"):
+        fields[f"{arch}.expert_feed_forward_length"] = config["intermediate_size"]
+    if arch in ("glm4moe", "dots1"):
+        fields[f"{arch}.expert_weights_norm"] = config["norm_topk_prob"]
+        fields[f"{arch}.block_count"] = config["num_hidden_layers"] + config.get(
+            "num_nextn_predict_layers", 0
+        )
+    if arch in ("glm4moe", "dots1", "minimax-m2"):
+        fields[f"{arch}.expert_gating_func"] = 2
+    return fields | _rope(arch, config)
+
+
+def _rope(arch: str, config: Mapping[str, Any]) -> Fields:
+    given = config.get("rope_parameters") or {}
+    rope = given.get("full_attention", given)
+    fields: Fields = {}
+    if theta := rope.get("rope_theta", config.get("rotary_emb_base")):
+        fields[f"{arch}.rope.freq_base"] = float(theta)
+    if part := rope.get("partial_rotary_factor"):
+        width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        fields[f"{arch}.rope.dimension_count"] = int(part * width)
+    if rope.get("rope_type") in ("linear", "yarn"):
+        fields[f"{arch}.rope.scaling.type"] = rope["rope_type"]
+        fields[f"{arch}.rope.scaling.factor"] = float(rope["factor"])
+    if original := rope.get("original_max_position_embeddings"):
+        fields[f"{arch}.rope.scaling.original_context_length"] = original
+    return fields
+
+
+def tokenizer_fields(folder: Path, pre: str = "gpt-2") -> Fields:
+    """The fields that hold the tokenizer of a checkpoint: byte-level BPE, unigrams, or word pieces."""
+    made: dict[str, Any] = json.loads((folder / "tokenizer.json").read_text())
+    settings: dict[str, Any] = {}
+    if (folder / "tokenizer_config.json").exists():
+        settings = json.loads((folder / "tokenizer_config.json").read_text())
+    model, added = made["model"], {one["content"]: one for one in made["added_tokens"]}
+    scores: dict[str, float] = {}
+    if model["type"] == "Unigram":
+        ids = {token: id for id, (token, _) in enumerate(model["vocab"])}
+        scores = dict(model["vocab"])
+    else:
+        ids = dict(model["vocab"])
+    ids |= {token: one["id"] for token, one in added.items()}
+    tokens = [""] * (max(ids.values()) + 1)
+    kinds = [NORMAL] * len(tokens)
+    for token, id in ids.items():
+        tokens[id] = token
+        if token in added:
+            kinds[id] = CONTROL if added[token]["special"] else USER_DEFINED
+    fields: Fields = {"tokenizer.ggml.pre": pre}
+    match model["type"]:
+        case "BPE":
+            fields["tokenizer.ggml.model"] = "gpt2"
+            merges = [one if isinstance(one, str) else " ".join(one) for one in model["merges"]]
+            fields["tokenizer.ggml.merges"] = merges
+        case "WordPiece":
+            fields["tokenizer.ggml.model"] = "bert"
+            tokens = [
+                token if kind == CONTROL else token[2:] if token.startswith("##") else BLANK + token
+                for token, kind in zip(tokens, kinds, strict=True)
+            ]
+        case _:
+            fields["tokenizer.ggml.model"] = "t5"
+            kinds[model["unk_id"]] = UNKNOWN
+            fields["tokenizer.ggml.scores"] = [float(scores.get(token, 0.0)) for token in tokens]
+    fields["tokenizer.ggml.tokens"] = tokens
+    fields["tokenizer.ggml.token_type"] = Typed(_ARRAY, kinds, I32)
+    names = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
+    names |= {"cls": "cls_token", "seperator": "sep_token", "mask": "mask_token"}
+    for name, key in names.items():
+        text = settings.get(key)
+        text = text.get("content") if isinstance(text, dict) else text
+        if text in ids:
+            fields[f"tokenizer.ggml.{name}_token_id"] = ids[text]
+    if template := settings.get("chat_template"):
+        fields["tokenizer.chat_template"] = template
+    return fields

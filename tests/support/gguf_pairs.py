@@ -1,0 +1,232 @@
+"""GGUF files of tiny models, written as llama.cpp's converter does, beside the plain checkpoints they mean.
+
+Names of tensors are those of the package `gguf`, by which the converter goes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from drive import ThreadGroup
+from gguf_blocks import KINDS, Array, in_blocks
+from gguf_experts import take_stacks
+from gguf_metadata import model_fields, tokenizer_fields
+from gguf_writer import Blob, write_gguf
+from safetensors.torch import load_file, save_file
+from tiny import PAD_ID, tiny_checkpoint
+from torch import Tensor
+
+from models.config import read_config
+from models.gguf.folder import make_folder
+from models.loader import LoadOptions, load_model
+from models.parallel.parallel import Parallel
+
+_PLAIN = {"F32": (0, torch.float32), "F16": (1, torch.float16), "BF16": (30, torch.bfloat16)}
+
+
+@dataclass(frozen=True)
+class Family:
+    arch: gguf.MODEL_ARCH
+    interleaved: bool = False
+    """Whether the rows of q and k are interleaved, for a rotation of neighbours."""
+    shifted: bool = False
+    """Whether 1 is added to the weights of norms."""
+    transposed: tuple[str, ...] = ()
+    """Ends of the names of matrices that are stored the other way round."""
+    left_out: tuple[str, ...] = ()
+    first_position: int = 0
+    """The rows of position embeddings ahead of the first that is used: the file leaves them out."""
+
+
+_NAMES = gguf.MODEL_ARCH
+FAMILIES = {
+    "LlamaForCausalLM": Family(_NAMES.LLAMA, interleaved=True),
+    "MistralForCausalLM": Family(_NAMES.LLAMA, interleaved=True),
+    "GraniteForCausalLM": Family(_NAMES.GRANITE, interleaved=True),
+    "SmolLM3ForCausalLM": Family(_NAMES.SMOLLM3, interleaved=True),
+    "Qwen2ForCausalLM": Family(_NAMES.QWEN2),
+    "Qwen3ForCausalLM": Family(_NAMES.QWEN3),
+    "Olmo2ForCausalLM": Family(_NAMES.OLMO2),
+    "Phi3ForCausalLM": Family(_NAMES.PHI3),
+    "GemmaForCausalLM": Family(_NAMES.GEMMA, shifted=True),
+    "Gemma2ForCausalLM": Family(_NAMES.GEMMA2, shifted=True),
+    "Gemma3ForCausalLM": Family(_NAMES.GEMMA3, shifted=True),
+    "GPT2LMHeadModel": Family(
+        _NAMES.GPT2, transposed=("c_attn.weight", "c_proj.weight", "c_fc.weight"), left_out=("lm_head",)
+    ),
+    "MixtralForCausalLM": Family(_NAMES.LLAMA, interleaved=True),
+    "Qwen2MoeForCausalLM": Family(_NAMES.QWEN2MOE),
+    "Qwen3MoeForCausalLM": Family(_NAMES.QWEN3MOE),
+    "OlmoeForCausalLM": Family(_NAMES.OLMOE),
+    "GraniteMoeForCausalLM": Family(_NAMES.GRANITE_MOE, interleaved=True),
+    "GraniteMoeSharedForCausalLM": Family(_NAMES.GRANITE_MOE, interleaved=True),
+    "GptOssForCausalLM": Family(_NAMES.GPT_OSS),
+    "Glm4MoeForCausalLM": Family(_NAMES.GLM4_MOE),
+    "Dots1ForCausalLM": Family(_NAMES.DOTS1),
+    "Ernie4_5_MoeForCausalLM": Family(_NAMES.ERNIE4_5_MOE),
+    "MiniMaxM2ForCausalLM": Family(_NAMES.MINIMAXM2),
+    "BertModel": Family(_NAMES.BERT, left_out=("pooler",)),
+    "RobertaForSequenceClassification": Family(_NAMES.BERT, first_position=PAD_ID + 1),
+    "NomicBertModel": Family(_NAMES.NOMIC_BERT),
+}
+
+
+_SAID: dict[str, dict[str, object]] = {
+    "Qwen2ForCausalLM": {"use_sliding_window": False},
+    "Gemma2ForCausalLM": {"query_pre_attn_scalar": 16},
+    "Gemma3ForCausalLM": {"query_pre_attn_scalar": 16},
+    "Qwen2MoeForCausalLM": {"use_sliding_window": False, "mlp_only_layers": []},
+    "Qwen3MoeForCausalLM": {"decoder_sparse_step": 1},
+}
+"""Fields of the plain checkpoints whose tiny values no metadata could say."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    file: Path
+    """The GGUF file."""
+    plain: Path
+    """The folder of the checkpoint that it means."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    kind: str
+    """The coding of matrices."""
+    others: Mapping[str, str] = field(default_factory=dict)
+    """The codings of matrices whose names in the file contain a word."""
+    parts: int = 1
+    """The files that it is split into."""
+    fused: bool = False
+    """Whether gates and ups of experts are put into one tensor."""
+    fields: Mapping[str, object] = field(default_factory=dict)
+    """More of the metadata."""
+    blobs: Sequence[Blob] = ()
+    """More of tensors."""
+
+    def kind_of(self, name: str, shape: Sequence[int]) -> str:
+        plain = name.startswith(("position_embd", "token_types")) or "ffn_gate_inp" in name
+        if len(shape) < 2 or plain or not name.endswith(".weight"):
+            return "F32"
+        return next((kind for word, kind in self.others.items() if word in name), self.kind)
+
+    def __str__(self) -> str:
+        return "-".join([self.kind, *(f"{word}_{kind}" for word, kind in self.others.items())])
+
+
+def interleaved(matrix: Tensor, heads: int) -> list[int]:
+    """List for each row which one it is in the model's own checkpoint: the halves of heads take turns."""
+    size = len(matrix) // heads
+    rows: list[int] = []
+    for head in range(heads):
+        for pair in range(size // 2):
+            rows += [head * size + pair, head * size + size // 2 + pair]
+    return rows
+
+
+def write_pair(folder: Path, arch: str, recipe: Recipe, **shape: object) -> Pair:
+    """Write a tiny model of `arch` as a GGUF file, and its plain checkpoint as what that means."""
+    tiny_checkpoint(arch, folder / "plain", **{**_SAID.get(arch, {}), **shape})
+    return convert(folder, recipe)
+
+
+def convert(folder: Path, recipe: Recipe) -> Pair:
+    """Write the checkpoint in the folder `plain` as a GGUF file, and rewrite it into what that means."""
+    plain = folder / "plain"
+    config = json.loads((plain / "config.json").read_text())
+    tensors = load_file(plain / "model.safetensors")
+    family = FAMILIES[config["architectures"][0]]
+    layers = config.get("num_hidden_layers", config.get("n_layer"))
+    names = gguf.get_tensor_name_map(family.arch, layers)
+    blobs = list(recipe.blobs)
+    others, stacks = take_stacks(tensors, recipe.fused)
+    for stack in stacks:
+        number, data, meant = _encoded(stack.tensor, recipe.kind_of(stack.name, stack.tensor.shape))
+        blobs.append(Blob(stack.name, tuple(stack.tensor.shape), number, data))
+        stack.write(meant)
+    for name, tensor in tensors.items():
+        known = name.removeprefix("bert.").removeprefix("nomic_bert.").removeprefix("roberta.")
+        if known.startswith(family.left_out) or name in others:
+            continue
+        stored = names.get_name(known, try_suffixes=(".weight", ".bias"))
+        assert stored is not None, name
+        first = family.first_position if "position_embeddings" in name else 0
+        blob, meant = _converted(name, stored, tensor[first:].float(), family, recipe, config)
+        blobs.append(blob)
+        tensors[name] = torch.cat([tensor[:first], meant])
+    save_file({name: t.contiguous() for name, t in tensors.items()}, plain / "model.safetensors")
+    return Pair(_write(folder, blobs, recipe), plain)
+
+
+def _converted(
+    name: str, stored: str, tensor: Tensor, family: Family, recipe: Recipe, config: Mapping[str, int]
+) -> tuple[Blob, Tensor]:
+    """A tensor as the file has it, and what that means."""
+    turned, shifted = (
+        name.endswith(family.transposed or ("-",)),
+        family.shifted and name.endswith("norm.weight"),
+    )
+    tensor = tensor.t() if turned else tensor + 1 if shifted else tensor
+    rows: list[int] | None = None
+    if family.interleaved and ("q_proj" in name or "k_proj" in name):
+        heads = config["num_key_value_heads" if "k_proj" in name else "num_attention_heads"]
+        rows = interleaved(tensor, heads)
+        tensor = tensor[rows]
+    kind = recipe.kind_of(stored, tensor.shape)
+    number, data, meant = _encoded(tensor, kind)
+    blob = Blob(stored, tuple(tensor.shape), number, data)
+    if rows is not None:
+        back = torch.empty_like(meant)
+        back[rows] = meant
+        meant = back
+    return blob, meant.t() if turned else meant - 1 if shifted else meant
+
+
+def _encoded(tensor: Tensor, kind: str) -> tuple[int, bytes, Tensor]:
+    if kind in _PLAIN:
+        number, dtype = _PLAIN[kind]
+        values = tensor.to(dtype).contiguous()
+        return number, values.view(torch.uint8).numpy().tobytes(), values.float()
+    array: Array = tensor.contiguous().numpy()
+    data, meant = in_blocks(array, kind)
+    return KINDS[kind].number, data, torch.from_numpy(np.ascontiguousarray(meant))
+
+
+def _write(folder: Path, blobs: list[Blob], recipe: Recipe) -> Path:
+    plain, parts = folder / "plain", recipe.parts
+    fields = {**model_fields(plain), **tokenizer_fields(plain), **recipe.fields}
+    if parts == 1:
+        return write_gguf(folder / "model.gguf", fields, blobs)
+    files: list[Path] = []
+    for part in range(parts):
+        split = {"split.no": part, "split.count": parts, "split.tensors.count": len(blobs)}
+        path = folder / f"model-{part + 1:05}-of-{parts:05}.gguf"
+        files.append(write_gguf(path, {**(fields if part == 0 else {}), **split}, blobs[part::parts]))
+    return files[0]
+
+
+def load_pair(
+    pair: Pair, size: int = 1, load_format: str = "auto", overrides: Mapping[str, object] | None = None
+) -> list[Any]:
+    """Load the file as so many ranks, with what it says; `overrides` are other fields of the config."""
+    folder = make_folder(pair.file, pair.file.parent)
+    config, group = read_config(folder, overrides), ThreadGroup(size)
+    return [
+        load_model(
+            LoadOptions(
+                config,
+                folder,
+                dtype=torch.float32,
+                load_format=load_format,
+                parallel=Parallel(rank, size, group.at(rank)),
+            )
+        )
+        for rank in range(size)
+    ]

@@ -1,0 +1,70 @@
+"""Triton's interpreter, in which kernels for CUDA run on a CPU, line by line in numpy.
+
+It must be chosen before Triton is imported, so tests import this module before any kernel. On a machine with
+a CUDA device, the same tests run compiled kernels there.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import fields, replace
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from models.context import ForwardContext
+
+if find_spec("triton") is None:  # it is made for Linux, and comes with the extra `dev`
+    pytest.skip("Triton is not installed", allow_module_level=True)
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _interpret() -> None:
+    # A library that other tests use may have imported Triton to compile. What it holds of it stays as it is.
+    for name in [each for each in sys.modules if each.split(".")[0] == "triton"]:
+        if not name.startswith("triton._C"):  # a module in C cannot be loaded twice
+            del sys.modules[name]
+    os.environ["TRITON_INTERPRET"] = "1"
+    import triton.language as tl
+    from triton import knobs
+    from triton.runtime import interpreter
+
+    del os.environ["TRITON_INTERPRET"]  # it is meant for no other process
+    knobs.runtime.interpret = True
+    create_dot = interpreter.InterpreterBuilder.create_dot
+
+    def widened(operand: Any) -> Any:
+        """The same numbers in float32: numpy has no bfloat16, and would multiply the bits as integers."""
+        if operand.dtype.scalar != tl.bfloat16:
+            return operand
+        bits = operand.data.astype(np.uint32) << 16
+        return interpreter.TensorHandle(bits.view(np.float32), tl.float32)
+
+    def dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        return create_dot(self, widened(a), widened(b), *rest)
+
+    setattr(interpreter.InterpreterBuilder, "create_dot", dot)  # noqa: B010 (its types are too narrow)
+
+
+if DEVICE.type == "cpu":
+    _interpret()
+
+
+def on_device(step: ForwardContext) -> ForwardContext:
+    """The same step with its tensors on the device."""
+    values = {field.name: getattr(step, field.name) for field in fields(step)}
+    tensors = {name: value.to(DEVICE) for name, value in values.items() if isinstance(value, Tensor)}
+    return replace(step, **tensors)
+
+
+def assert_near(out: Tensor, expected: Tensor) -> None:
+    """Compare results; the interpreter cuts bfloat16 off instead of rounding it."""
+    assert out.dtype == expected.dtype
+    tolerance = 2e-5 if out.dtype == torch.float32 else 2**-5
+    torch.testing.assert_close(out.float().cpu(), expected.float().cpu(), atol=tolerance, rtol=tolerance)

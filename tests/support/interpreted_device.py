@@ -1,0 +1,44 @@
+"""A device in the host's memory that computes with the kernels of CUDA, interpreted, and may replay steps."""
+
+from __future__ import annotations
+
+from interpreted import DEVICE  # before any kernel is imported
+from recorded_graphs import RecordedGraphs
+from torch import Tensor
+
+from worker.devices.base import Fetch
+from worker.devices.cpu import Cpu
+from worker.kernels.cuda import table
+from worker.kernels.cuda.card import Card
+from worker.kernels.cuda.sampling.draw import draw, draw_into
+from worker.kernels.cuda.steps.graphs import Graphs
+from worker.kernels.cuda.steps.layout import Layout
+from worker.sampling.groups import BY_TORCH
+from worker.steps.compute import Compute, Computing
+
+CARD = Card(90, 132)
+ON_A_CARD = DEVICE.type != "cpu"
+"""Whether workers use these kernels anyway."""
+
+
+class Interpreted(Cpu):
+    """What is sent to this device reaches its tables by the packets of steps, as on a card."""
+
+    def __init__(self, most_rows: int = 0, *, draws: bool = True) -> None:
+        """`most_rows`: the rows of the largest step that is replayed."""
+        super().__init__(1)
+        self.kernels, self.scan, self.draw = table.bind(CARD), BY_TORCH, draw
+        self.graphs = RecordedGraphs()
+        self._most_rows = most_rows
+        self._draw_into = draw_into if draws else None
+
+    def fetch(self, values: Tensor) -> Fetch:
+        """Copy: the next replay writes to the same memory, and comes after this on a card."""
+        return Fetch(values.clone(), None)
+
+    def quickened(self, compute: Compute, *, replays: bool) -> Computing:
+        compute.slots.host_tables = None
+        if self._most_rows and replays:
+            return Graphs(compute, CARD, self.graphs, self._draw_into, most=self._most_rows)
+        compute.lay_out = Layout(CARD)
+        return compute

@@ -1,0 +1,74 @@
+"""What a CUDA device says of itself, as far as no card is needed to ask."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from models.layers.attention import Attention
+from worker.devices.base import Fetch
+from worker.devices.cuda import Cuda
+from worker.devices.plain_attention import plain_attention_bytes
+
+interpreted = pytest.importorskip("interpreted")
+
+
+@pytest.fixture
+def device() -> Cuda:
+    """A device whose card is the host."""
+    made = Cuda.__new__(Cuda)
+    made.target = torch.device("cpu")
+    return made
+
+
+def test_a_device_that_still_computes_is_not_lost(device: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda target: None)
+    assert not device.lost(RuntimeError("odd input"))
+
+
+@pytest.mark.parametrize(
+    ("probed", "lost"),
+    [
+        (RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"), True),
+        (torch.OutOfMemoryError("CUDA out of memory"), False),
+    ],
+)
+def test_the_probe_of_a_device_decides(
+    device: Cuda, monkeypatch: pytest.MonkeyPatch, probed: Exception, lost: bool
+) -> None:
+    def synchronize(target: torch.device) -> None:
+        raise probed
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    assert device.lost(RuntimeError("whatever the class of this one is")) == lost
+
+
+def test_who_waits_names_the_device_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[object] = []
+
+    class Done:
+        def synchronize(self) -> None:
+            calls.append("waits")
+
+    monkeypatch.setattr(torch.cuda, "set_device", calls.append)
+    target = torch.device("cuda", 1)
+    fetch = Fetch(torch.ones(2), Done(), target)  # pyright: ignore[reportArgumentType]
+    assert fetch.wait().tolist() == [1, 1]
+    assert calls == [target, "waits"]
+
+
+def layer(head_dim: int) -> Attention:
+    return Attention(heads=8, kv_heads=2, head_dim=head_dim, scale=1.0)
+
+
+def test_masks_take_memory_only_where_torch_attends(device: Cuda) -> None:
+    from worker.kernels.cuda.card import Card
+
+    device._card = Card(90, 132)  # pyright: ignore[reportPrivateUsage]
+    device.kernels = {"attention": lambda: None}
+    sizes = (8192, 131072, torch.bfloat16)
+    own = device.attention_bytes([layer(128)], *sizes)
+    assert own < 512 << 20
+    for layers, kernels in (([layer(128), layer(512)], device.kernels), ([layer(128)], {})):
+        device.kernels = kernels
+        assert device.attention_bytes(layers, *sizes) == plain_attention_bytes(layers, *sizes) > own

@@ -1,0 +1,124 @@
+"""All forms of quantized matrices: what computes with them, against exact products in float64."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+import torch
+from forms import FORMS, Shape
+from kernel_levels import NAMES, library_of, use_threads
+from torch import Tensor
+
+from models.ops import reference
+from models.quantization.coding import E2M1, IQ4, LEVELS
+from models.quantization.matrix import Grouped
+from worker.kernels.cpu import linear, quantized
+from worker.kernels.cpu.operations import Table
+from worker.kernels.cpu.packing import Packed
+from worker.kernels.cpu.quantized import Quantized
+
+PLAIN = quantized.table(None)
+
+
+def exact(x: Tensor, matrix: Grouped) -> Tensor:
+    """The product in float64, of the inputs as they are."""
+    return reference.linear(x.double(), matrix.widened(torch.float64)).float()
+
+
+def assert_near(out: Tensor, expected: Tensor) -> None:
+    """Inputs of 16 bits are as good as exact ones."""
+    torch.testing.assert_close(out, expected, rtol=0, atol=2e-4 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("sections", [None, 1, 2, 8])
+def test_plain_torch_computes_with_the_numbers_as_they_are(name: str, sections: int | None) -> None:
+    torch.manual_seed(0)
+    matrix, x = FORMS[name](Shape(70, 720)), torch.randn(3, 720)
+    packed = PLAIN["pack"](matrix, sections=sections)
+    assert isinstance(packed, Quantized)
+    assert_near(PLAIN["linear"](x, packed), exact(x, matrix))
+
+
+@pytest.fixture(params=NAMES)
+def table(request: pytest.FixtureRequest) -> Iterator[Table]:
+    torch.manual_seed(0)
+    use_threads(request.param, 2)
+    yield linear.bind(library_of(request.param))
+    use_threads(request.param, 1)
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("sections", [None, 8])
+def test_the_kernels_compute_what_is_specified(table: Table, name: str, sections: int | None) -> None:
+    """Inputs of 8 bits are rounded as plain torch rounds them; 704 inputs leave a rest everywhere."""
+    for dtype, input_bits in ((torch.float32, 16), (torch.bfloat16, 8)):
+        matrix = FORMS[name](Shape(70, 704, dtype, input_bits))
+        packed, specified = (each["pack"](matrix, sections=sections) for each in (table, PLAIN))
+        assert isinstance(packed, Packed)
+        for rows in (1, 13):
+            x = torch.randn(rows, 704).to(dtype)
+            out = table["linear"](x, packed, wide=True)
+            expected = PLAIN["linear"](x, specified, wide=True)
+            torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item())
+            if input_bits == 16:
+                assert_near(out, exact(x, matrix))
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_row_has_the_same_bits_everywhere(name: str) -> None:
+    """Alone, in any batch, and on every kind of processor."""
+    torch.manual_seed(0)
+    matrix, x = FORMS[name](Shape(70, 515)), torch.randn(110, 515)
+    found: list[Tensor] = []
+    for level in NAMES:
+        table = linear.bind(library_of(level))
+        packed = table["pack"](matrix)
+        found.append(table["linear"](x, packed))
+        for rows in (1, 2, 7, 13):
+            assert torch.equal(table["linear"](x[-rows:], packed), found[0][-rows:]), (level, rows)
+    assert all(torch.equal(other, found[0]) for other in found[1:])
+
+
+@pytest.mark.parametrize("kind", [E2M1, IQ4])
+def test_every_code_of_four_bits_is_exact(table: Table, kind: str) -> None:
+    """A 1 becomes 32639 and a scale when inputs are rounded, whose product may be off by the last digit."""
+    codes = torch.arange(16, dtype=torch.uint8).expand(5, 16)
+    matrix = Grouped(codes, 4, 16, torch.ones(5, 1), None, 16, torch.float32, kind=kind)
+    found = table["linear"](torch.eye(16), table["pack"](matrix))
+    torch.testing.assert_close(
+        found[:, 3], torch.tensor(LEVELS[kind], dtype=torch.float32), rtol=3e-7, atol=0
+    )
+
+
+def test_the_least_powers_of_two_are_exact(table: Table) -> None:
+    """2^-127 has no leading 1 in float32; E2M1 needs half of it."""
+    scales = torch.arange(4, dtype=torch.uint8).unsqueeze(1).view(torch.float8_e8m0fnu)
+    codes = torch.full((4, 32), 7, dtype=torch.uint8)
+    matrix = Grouped(codes, 4, 32, scales, None, 32, torch.float32, kind=E2M1)
+    x = torch.zeros(1, 32)
+    x[0, 5] = 2.0**100
+    expected = torch.tensor([[6 * 2.0 ** (code - 27) for code in range(4)]])
+    torch.testing.assert_close(table["linear"](x, table["pack"](matrix)), expected, rtol=3e-7, atol=0)
+
+
+@pytest.mark.parametrize(("name", "most"), [("Q4_K", 4.7), ("Q5_K", 5.7), ("Q6_K", 6.6), ("mxfp4", 4.3)])
+def test_memory_is_that_of_the_file(table: Table, name: str, most: float) -> None:
+    """A matrix takes so many bits for each element: at most 3 % more than GGUF's blocks."""
+    packed = table["pack"](FORMS[name](Shape(320, 1024)))
+    assert packed.nbytes * 8 / (320 * 1024) < most
+
+
+def test_codes_of_five_bits_become_bytes_in_small_groups(
+    table: Table, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Sections of 48 inputs cut groups of 32 to 16, and units of 5 bits have 32. The log says so once."""
+    caplog.set_level(logging.INFO)
+    matrix, x = FORMS["Q5_K"](Shape(40, 8 * 48)), torch.randn(3, 8 * 48)
+    packed, _ = table["pack"](matrix, sections=8), table["pack"](matrix, sections=8)
+    told = [message for message in caplog.messages if message.startswith("codes of 5 bits")]
+    assert told == ["codes of 5 bits take 8 where groups have 16 inputs: kernels read them in units of 32"]
+    assert isinstance(packed, Packed)
+    assert_near(table["linear"](x, packed), exact(x, matrix))

@@ -1,0 +1,173 @@
+"""Steps that are replayed as graphs, here by a stand-in that makes recorded calls again, interpreted."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from bits_traffic import answers
+from interpreted_device import ON_A_CARD, Interpreted
+from recorded_graphs import RecordedGraphs
+from sizes import engine_config, worker_config
+from tiny import tiny_checkpoint
+
+from engine_core.engine import Engine
+from engine_core.protocol import Add
+from models import ops
+from models.config import read_config
+from models.context import context
+from models.families.decoders.decoder import DecoderAttention
+from worker import runner as runner_module
+from worker.kernels.cuda.steps.graphs import SIZES, graph_bytes, sizes_up_to
+from worker.protocol import Sampling
+from worker.runner import Runner
+from worker.tables.forms import Form
+
+SHARED = [5, 6, 7, 8, 9, 10, 11, 12]
+REQUESTS = [
+    Add(0, [*SHARED, 40], Sampling(max_tokens=7, temperature=0)),
+    Add(1, [41, 42], Sampling(max_tokens=6, temperature=0.8, top_p=0.9, seed=7)),
+    Add(2, [*SHARED, 43, 44], Sampling(max_tokens=6, temperature=1.2, top_k=20, min_p=0.01, seed=8)),
+    Add(3, [*SHARED, 45], Sampling(max_tokens=5, temperature=0.9, seed=9, logprobs=2, logit_bias={3: 4.0})),
+    Add(4, [*SHARED, 40], Sampling(max_tokens=4, temperature=0.7, seed=1)),
+]
+
+pytestmark = pytest.mark.skipif(ON_A_CARD, reason="on a card, workers use its kernels anyway")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint("Qwen3ForCausalLM", tmp_path_factory.mktemp("qwen3"), num_hidden_layers=1)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Interpreted]:
+    """The device that the next workers open."""
+    device = Interpreted(most_rows=3)
+
+    def open_device(_: object) -> Interpreted:
+        ops.use(device.kernels)
+        return device
+
+    monkeypatch.setattr(runner_module, "open_device", open_device)
+    yield device
+    ops.use({})
+
+
+def generated(folder: Path, steps_ahead: int) -> tuple[dict[int, list[int]], int]:
+    """The tokens of all requests, and how often one lost its place: three fit, and their blocks do not."""
+    config = engine_config(
+        folder,
+        steps_ahead=steps_ahead,
+        max_num_seqs=3,
+        block_size=4,
+        max_model_len=20,
+        num_gpu_blocks_override=7,
+        cpu_threads=1,
+        enable_prefix_caching=True,
+        device="cpu",
+    )
+    engine = Engine.start(config, lambda _: None)
+    try:
+        while engine.prepare(wait=True):
+            pass
+        results = answers(engine, REQUESTS)
+        return {id: result.tokens for id, result in results.items()}, engine.stats().preemptions
+    finally:
+        engine.stop()
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> dict[int, list[int]]:
+    tokens, _ = generated(folder, steps_ahead=1)
+    assert [len(tokens[add.id]) for add in REQUESTS] == [7, 6, 6, 5, 4]
+    return tokens
+
+
+@pytest.mark.parametrize("steps_ahead", [0, 1, 2])
+def test_tokens_are_those_of_the_cpu(
+    folder: Path, expected: dict[int, list[int]], device: Interpreted, steps_ahead: int
+) -> None:
+    tokens, preemptions = generated(folder, steps_ahead)
+    assert tokens == expected
+    assert preemptions > 0
+    assert len(device.graphs.captured) == 6  # of 3, 2 and 1 rows, with the draw and up to the logits
+    replayed = device.graphs.replayed
+    assert min(replayed) < 3 <= max(replayed), "steps of both kinds were replayed"
+    assert len(replayed) > 5
+
+
+def opened(folder: Path) -> Runner:
+    config = worker_config(
+        folder=str(folder),
+        model=read_config(folder),
+        max_num_seqs=3,
+        block_size=4,
+        max_model_len=20,
+        num_gpu_blocks_override=9,
+    )
+    return Runner(config, lambda phase, part: None)
+
+
+def found(runner: Runner) -> list[Form]:
+    """The forms that a runner has recorded, when all is prepared."""
+    while runner.prepare():
+        pass
+    forms = runner._compute.forms  # pyright: ignore[reportPrivateUsage]
+    assert forms is not None
+    known = [forms.find(rows, whole=whole) for whole in (True, False) for rows in (1, 2, 3)]
+    return [form for form in known if form is not None]
+
+
+def test_a_model_that_reads_lengths_on_the_host_runs_as_before(
+    folder: Path, device: Interpreted, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    attend = DecoderAttention.forward
+
+    def forward(self: DecoderAttention, *inputs: torch.Tensor) -> torch.Tensor:
+        assert max(context().kv_lens_host) > 0
+        return attend(self, *inputs)
+
+    monkeypatch.setattr(DecoderAttention, "forward", forward)
+    with caplog.at_level(logging.WARNING):
+        runner = opened(folder)
+        assert not runner.facts.has_idle_work
+        assert found(runner) == []
+    assert caplog.messages == ["steps are not replayed as CUDA graphs: it reads kv_lens_host"]
+    runner.close()
+
+
+def test_a_graph_that_does_not_fit_is_left_out(
+    folder: Path, device: Interpreted, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    capture = RecordedGraphs.__call__
+    short = iter([True])  # at the first, the largest
+
+    def limited(self: RecordedGraphs, work: Callable[[], Any]) -> Any:
+        if next(short, False):
+            raise torch.OutOfMemoryError
+        return capture(self, work)
+
+    monkeypatch.setattr(RecordedGraphs, "__call__", limited)
+    with caplog.at_level(logging.WARNING):
+        runner = opened(folder)
+    assert runner.facts.has_idle_work
+    assert found(runner) == [Form(1, True), Form(2, True), Form(1, False), Form(2, False), Form(3, False)]
+    assert caplog.messages == ["no memory for a CUDA graph of 3 rows: such steps run as they are"]
+    runner.close()
+
+
+def test_sizes_end_with_the_largest_step() -> None:
+    assert sizes_up_to(256) == list(SIZES)
+    assert sizes_up_to(20) == [1, 2, 4, 8, 16, 20]
+    assert sizes_up_to(300) == list(SIZES)
+    assert sizes_up_to(0) == []
+
+
+def test_graphs_take_what_their_largest_step_takes_and_a_little_for_each() -> None:
+    assert graph_bytes(256, 1000) == 256 * 1000 + 2 * 15 * (4 << 20)
+    assert graph_bytes(0, 1000) == 0

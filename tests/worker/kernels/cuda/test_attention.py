@@ -1,0 +1,153 @@
+"""Attention by Triton against the reference, with NaN in everything that must not be read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from interpreted import DEVICE, assert_near, on_device
+from paged import make_cache, make_step
+from torch import Tensor
+
+from models.context import ForwardContext
+from models.ops import reference
+from worker.kernels.cuda import attention
+from worker.kernels.cuda.card import Card
+
+OPERATIONS = attention.bind(Card(90, 132))
+DTYPES = [torch.float32, torch.bfloat16]
+FEW_PROCESSORS = attention.bind(Card(80, 1))
+"""A card on which no keys are split."""
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:  # pyright: ignore[reportUnusedFunction]
+    torch.manual_seed(0)
+
+
+def queries(step: ForwardContext, heads: int, dim: int, dtype: torch.dtype) -> Tensor:
+    """Queries beside other columns of the projection that they come from."""
+    return torch.randn(len(step.positions), heads + 2, dim).to(dtype).to(DEVICE)[:, :heads]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("new", "total", "group", "kv_heads", "dim", "block_size"),
+    [
+        ([1, 1, 1], [37, 5, 130], 4, 2, 64, 16),
+        ([1], [700], 2, 1, 40, 64),  # its keys are split
+        ([1, 7, 40, 1], [33, 7, 64, 100], 4, 1, 32, 16),  # prompts beside decoding rows
+        ([2, 9], [20, 60], 7, 2, 80, 12),  # nothing is a power of two
+        ([70], [200], 1, 1, 96, 64),  # a tile of keys lies in one block
+        ([1, 3], [9, 20], 20, 1, 16, 16),  # one token's heads take more than the least tile
+        ([5, 1], [5, 300], 2, 1, 256, 16),
+    ],
+)
+def test_attention_is_the_references(
+    dtype: torch.dtype,
+    new: list[int],
+    total: list[int],
+    group: int,
+    kv_heads: int,
+    dim: int,
+    block_size: int,
+) -> None:
+    step = on_device(make_step(new, total, block_size))
+    kv = make_cache(step, kv_heads, dim, dtype).to(DEVICE)
+    q = queries(step, group * kv_heads, dim, dtype)
+    out = OPERATIONS["attention"](q, kv, step, scale=0.2)
+    assert_near(out, reference.attention(q, kv, step, scale=0.2))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("limits", [{"window": 24}, {"window": 1}, {"softcap": 5.0}])
+def test_windows_and_caps(dtype: torch.dtype, limits: dict[str, float]) -> None:
+    step = on_device(make_step([1, 20, 1], [90, 64, 600], 16))
+    kv = make_cache(step, 2, 32, dtype).to(DEVICE)
+    q = queries(step, 4, 32, dtype)
+    out = OPERATIONS["attention"](q, kv, step, scale=0.2, **limits)
+    assert_near(out, reference.attention(q, kv, step, scale=0.2, **limits))  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sinks_take_their_share_once(dtype: torch.dtype) -> None:
+    step = on_device(make_step([1, 20, 1], [90, 64, 600], 16))
+    kv = make_cache(step, 2, 32, dtype).to(DEVICE)
+    q, sinks = queries(step, 4, 32, dtype), torch.randn(4).to(dtype).to(DEVICE) + 2
+    out = OPERATIONS["attention"](q, kv, step, scale=0.2, window=300, sinks=sinks)
+    assert_near(out, reference.attention(q, kv, step, scale=0.2, window=300, sinks=sinks))
+
+
+def test_splits_change_nothing_but_digits() -> None:
+    step = on_device(make_step([1, 2], [900, 600], 64))
+    other = replace(step)
+    kv = make_cache(step, 1, 32, torch.float32).to(DEVICE)
+    q = queries(step, 2, 32, torch.float32)
+    split = OPERATIONS["attention"](q, kv, step, scale=0.2)
+    whole = FEW_PROCESSORS["attention"](q, kv, other, scale=0.2)
+    assert [launch.splits for launches in (step.plan or {}).values() for launch in launches] == [2]
+    assert [launch.splits for launches in (other.plan or {}).values() for launch in launches] == [1]
+    assert_near(split, whole)
+
+
+def test_blocks_of_no_row_write_nothing() -> None:
+    """A graph has room for more rows than a step may bring."""
+    step = on_device(make_step([1, 1], [600, 600], 64))
+    kv = make_cache(step, 1, 32, torch.float32).to(DEVICE)
+    q = queries(step, 2, 32, torch.float32)
+    expected = OPERATIONS["attention"](q, kv, step, scale=0.2)
+    assert step.plan is not None
+    for launches in step.plan.values():
+        launches[0].rows[1] = -1
+    # Memory that nobody writes is not defined, so the row that is left is all that can be compared.
+    assert_near(OPERATIONS["attention"](q, kv, step, scale=0.2)[:1], expected[:1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("lengths", "group", "kv_heads", "dim", "window", "reach"),
+    [
+        ([9, 33, 1, 70], 4, 2, 32, None, None),
+        ([9, 33, 1, 70], 1, 4, 40, 8, None),
+        ([70, 5], 1, 3, 24, None, 6),
+        ([70, 5], 2, 1, 64, 20, 30),
+    ],
+)
+def test_encoders_see_both_sides(
+    dtype: torch.dtype,
+    lengths: list[int],
+    group: int,
+    kv_heads: int,
+    dim: int,
+    window: int | None,
+    reach: int | None,
+) -> None:
+    step = on_device(make_step(lengths, lengths, 16))
+    heads = group * kv_heads
+    projected = torch.randn(sum(lengths), heads + 2 * kv_heads, dim).to(dtype).to(DEVICE)
+    q, k, v = projected.split([heads, kv_heads, kv_heads], dim=1)
+    bias = None if reach is None else torch.randn(heads, 2 * reach + 1).to(DEVICE)
+    out = OPERATIONS["encoder_attention"](q, k, v, step, scale=0.2, window=window, bias=bias)
+    expected = reference.encoder_attention(q, k, v, step, scale=0.2, window=window, bias=bias)
+    assert_near(out, expected)
+
+
+def test_what_the_kernels_do_not_know_is_left_to_the_reference() -> None:
+    step = on_device(make_step([3], [5], 4))
+    kv = make_cache(step, 1, 320, torch.float32).to(DEVICE)
+    q = queries(step, 1, 320, torch.float32)
+    out = OPERATIONS["attention"](q, kv, step, scale=0.2)
+    assert_near(out, reference.attention(q, kv, step, scale=0.2))
+    assert step.plan is None
+
+
+@pytest.mark.parametrize("cached", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_cache_of_8_bits_is_widened(cached: torch.dtype, dtype: torch.dtype) -> None:
+    step = on_device(make_step([1, 7, 1], [37, 20, 700], 16))
+    kv = make_cache(step, 2, 40, cached).to(DEVICE)
+    q = queries(step, 6, 40, dtype)
+    out = OPERATIONS["attention"](q, kv, step, scale=0.2)
+    assert_near(out, reference.attention(q, kv.to(dtype), step, scale=0.2))
+    assert_near(out, reference.attention(q, kv, step, scale=0.2))

@@ -1,0 +1,126 @@
+"""Every variant of a model's kernels compiles for cards that are not here, and fits them.
+
+The interpreter runs kernels in the process of these tests, so the compiler has one of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from packed import change_config
+from tiny import tiny_checkpoint
+
+PROGRAM = """
+import sys
+from pathlib import Path
+import torch
+from models.config import read_config
+from worker.kernels.cuda.compile import compile_ahead, faults, model_calls
+
+folder, capability = Path(sys.argv[1]), int(sys.argv[2])
+calls = model_calls(read_config(folder), folder, torch.bfloat16, capability)
+for made in compile_ahead(calls, capability):
+    print(made.name.partition("(")[0], made.matrix_unit, faults(made, capability), sep=";")
+"""
+SECONDS = 150
+ROOT = Path(__file__).parents[4]
+DECODER = (
+    "norm",
+    "prepare_and_cache",
+    "attend",
+    "norm",
+    "activate",
+    "attend",
+    "join",
+    "attend",
+    "lay_out_rows",
+    "draw_row",
+)
+QUANTIZED: dict[str, dict[str, object]] = {
+    "awq": {"bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"},
+    "fp8": {"weight_block_size": [128, 128], "activation_scheme": "dynamic"},
+}
+
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+
+
+def compiled(folder: Path, capability: int) -> list[list[str]]:
+    """The name, the instructions of the matrix unit and the faults of each variant."""
+    run = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(folder), str(capability)],
+        cwd=ROOT,
+        env={**os.environ, "TRITON_INTERPRET": "0"},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    return [line.split(";") for line in run.stdout.splitlines()]
+
+
+@pytest.mark.parametrize(
+    "capability", [90, *(pytest.param(other, marks=pytest.mark.slow) for other in (80, 89))]
+)
+def test_a_decoder_compiles_ahead(tmp_path: Path, capability: int) -> None:
+    shape = {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16, "head_dim": 128}
+    tiny_checkpoint("Qwen3ForCausalLM", tmp_path, **shape, num_key_value_heads=8, num_hidden_layers=1)
+    found = compiled(tmp_path, capability)
+    assert tuple(name for name, _, _ in found) == DECODER
+    assert [fault for _, _, fault in found if fault] == []
+    assert all(int(matrix_unit) > 0 for name, matrix_unit, _ in found if name == "attend")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 86, 89, 90, 100, 120])
+@pytest.mark.parametrize("method", QUANTIZED)
+def test_a_quantized_decoder_compiles_ahead(tmp_path: Path, capability: int, method: str) -> None:
+    tiny_checkpoint("Qwen3ForCausalLM", tmp_path, hidden_size=256, intermediate_size=384)
+    change_config(tmp_path, quantization_config={"quant_method": method, **QUANTIZED[method]})
+    found = compiled(tmp_path, capability)
+    assert {"multiply", "widen_rows"} <= {name for name, _, _ in found}
+    assert [fault for _, _, fault in found if fault] == []
+    assert all(int(matrix_unit) > 0 for name, matrix_unit, _ in found if name == "multiply")
+
+
+@pytest.mark.slow
+def test_a_mixture_compiles_ahead(tmp_path: Path) -> None:
+    tiny_checkpoint("Qwen3MoeForCausalLM", tmp_path, hidden_size=256)
+    found = compiled(tmp_path, 90)
+    assert {"sort_pairs", "multiply", "add_pairs"} <= {name for name, _, _ in found}
+    assert [fault for _, _, fault in found if fault] == []
+
+
+@pytest.mark.slow
+def test_an_encoder_compiles_ahead(tmp_path: Path) -> None:
+    shape = {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16}
+    tiny_checkpoint("BertModel", tmp_path, **shape, num_hidden_layers=1)
+    found = compiled(tmp_path, 90)
+    assert sorted({name for name, _, _ in found}) == ["activate", "attend", "norm"]
+    assert [fault for _, _, fault in found if fault] == []
+
+
+def test_a_cpu_needs_no_triton(tmp_path: Path) -> None:
+    tiny_checkpoint("LlamaForCausalLM", tmp_path)
+    program = """
+import sys
+from pathlib import Path
+from sizes import worker_config
+from models.config import read_config
+from worker.runner import Runner
+
+folder = Path(sys.argv[1])
+Runner(worker_config(folder=str(folder), model=read_config(folder)), lambda phase, part: None).close()
+assert "triton" not in sys.modules
+"""
+    subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "tests" / "support")},
+        check=True,
+        timeout=SECONDS,
+    )

@@ -1,0 +1,117 @@
+"""Norms, rotations, activations and the check at start by Triton, against the reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from interpreted import DEVICE, assert_near, on_device
+from paged import make_cache, make_step
+from torch import Tensor
+
+from models.ops import reference
+from models.ops.head_prep import HeadPrep
+from worker.kernels import check
+from worker.kernels.cuda import table
+from worker.kernels.cuda.card import Card
+
+OPERATIONS = table.bind(Card(90, 132))
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:  # pyright: ignore[reportUnusedFunction]
+    torch.manual_seed(0)
+
+
+def values(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape).to(dtype).to(DEVICE)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("weight_type", DTYPES)
+@pytest.mark.parametrize("width", [16, 67, 1100])
+def test_norms(dtype: torch.dtype, weight_type: torch.dtype, width: int) -> None:
+    wide = values(5, width + 3, dtype=dtype)
+    x, residual = wide[:, :width], values(5, width, dtype=dtype)
+    weight = values(width, dtype=weight_type)
+    bias = values(width, dtype=dtype)
+    assert_near(OPERATIONS["rms_norm"](x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
+    added = OPERATIONS["add_rms_norm"](x, residual, weight, 1e-5)
+    for mine, other in zip(added, reference.add_rms_norm(x, residual, weight, 1e-5), strict=True):
+        assert_near(mine, other)
+    weight = weight.to(dtype)
+    for given in (bias, None):
+        assert_near(
+            OPERATIONS["layer_norm"](x, weight, given, 1e-5), reference.layer_norm(x, weight, given, 1e-5)
+        )
+        added = OPERATIONS["add_layer_norm"](x, residual, weight, given, 1e-5)
+        expected = reference.add_layer_norm(x, residual, weight, given, 1e-5)
+        for mine, other in zip(added, expected, strict=True):
+            assert_near(mine, other)
+
+
+def test_the_sum_is_rounded_before_it_is_normalised() -> None:
+    """The next layer adds to the rounded sum, so the norm must be that of the same numbers."""
+    x, residual = values(4, 64, dtype=torch.bfloat16), 100 * values(4, 64, dtype=torch.bfloat16)
+    weight = torch.ones(64, device=DEVICE)
+    normed, total = OPERATIONS["add_rms_norm"](x, residual, weight, 1e-5)
+    again = OPERATIONS["rms_norm"](total, weight, 1e-5)
+    assert torch.equal(normed, again)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dim", "rotated"), [(64, 64), (40, 24), (96, 96), (32, 0)])
+@pytest.mark.parametrize("normed", [True, False])
+def test_heads_are_prepared_and_cached(dtype: torch.dtype, dim: int, rotated: int, normed: bool) -> None:
+    step = on_device(make_step([1, 5], [9, 5], 4))
+    projected = values(6, 8, dim, dtype=dtype)
+    q, k, v = projected.split([4, 2, 2], dim=1)
+    prep = HeadPrep(
+        cos_sin=values(6, rotated) if rotated else None,
+        q_norm=values(dim, dtype=dtype) if normed else None,
+        k_norm=values(dim, dtype=dtype) if normed else None,
+        eps=1e-6,
+    )
+    mine = make_cache(step, 2, dim, dtype).to(DEVICE)
+    other = mine.clone()
+    out = OPERATIONS["rotary_and_cache"](q, k, v, mine, step, prep)
+    assert_near(out, reference.rotary_and_cache(q, k, v, other, step, prep))
+    assert_near(mine.nan_to_num(77.0), other.nan_to_num(77.0))
+    if prep.cos_sin is not None:
+        assert_near(OPERATIONS["rotate"](q, prep.cos_sin), reference.rotate(q, prep.cos_sin))
+
+
+@pytest.mark.filterwarnings("ignore:overflow")  # numpy warns of infinity, by which a gate is closed
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh", "relu"])
+def test_activations(dtype: torch.dtype, kind: str) -> None:
+    x = torch.cat([3 * values(3, 1290, dtype=dtype), values(1, 1290, dtype=dtype) * 40])
+    assert_near(OPERATIONS["activation"](x, kind), reference.activation(x, kind))
+    assert_near(OPERATIONS["gated"](x, kind), reference.gated(x, kind))
+
+
+def test_an_unknown_activation_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="no activation 'swish'"):
+        OPERATIONS["activation"](values(2, 4), "swish")
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # rows for other ranks' experts are never written
+def test_the_check_at_start_finds_what_is_wrong() -> None:
+    assert check.wrong(OPERATIONS, target=DEVICE) == []
+    off = {**OPERATIONS, "rms_norm": lambda x, weight, eps: reference.rms_norm(x, weight, eps) * 1.5}
+    assert check.wrong(off, target=DEVICE) == ["rms_norm"]
+
+
+@pytest.mark.parametrize(("cached", "most"), [(torch.float8_e4m3fn, 448), (torch.float8_e5m2, 57344)])
+def test_a_cache_of_8_bits_is_written(cached: torch.dtype, most: int) -> None:
+    """Numbers are those of the type, which the interpreter rounds wrongly, or too large for it."""
+    step = on_device(make_step([1, 5], [9, 5], 4))
+    q, k, v = (values(6, heads, 40).to(cached).to(torch.bfloat16) for heads in (4, 2, 2))
+    k[0, 0, 0], v[0, 0, 0] = 1e6, -1e6
+    mine = make_cache(step, 2, 40, cached).to(DEVICE)
+    other = mine.clone()
+    OPERATIONS["rotary_and_cache"](q, k, v, mine, step)
+    reference.rotary_and_cache(q, k, v, other, step)
+    found, expected = (kv.float().nan_to_num(77.0).cpu() for kv in (mine, other))
+    assert torch.equal(found, expected)
+    assert (found.max(), found.min()) == (most, -most)

@@ -1,0 +1,187 @@
+"""The flat tensors that models read, made from a step's slots and counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from laid_out import LaidOut
+
+from worker.devices.cpu import Cpu
+from worker.protocol import NewSeq, Sampling, SeqStep, StepInput
+from worker.steps.batch import plan
+from worker.tables.slots import Slots
+from worker.tables.staging import Packet, Staging
+
+GREEDY = Sampling(max_tokens=9, temperature=0)
+BLOCKS = 10
+
+
+@pytest.fixture(params=["written by the host", "sent to a device"], autouse=True)
+def tables(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """New tokens and blocks reach the tables in one of two ways. The device is the host in both."""
+    if request.param == "sent to a device":
+        make = Slots.__init__
+
+        def made(self: Slots, *args: Any, **options: Any) -> None:
+            make(self, *args, **options)
+            self.host_tables = None
+
+        monkeypatch.setattr(Slots, "__init__", made)
+
+
+class Table:
+    """A table of four slots of up to 20 tokens, in blocks of 4, and the steps that change it."""
+
+    def __init__(self) -> None:
+        device = Cpu(1)
+        self.slots = Slots(device.target, 4, 20, block_size=4)
+        self.staging = Staging(device.staging_buffer, steps_ahead=1, words=8)  # too few: packets must grow
+        self.number = 0
+
+    def step(self, *seqs: SeqStep, new: list[NewSeq] | None = None) -> LaidOut:
+        self.number += 1
+        step = StepInput(number=self.number, new=new or [], seqs=list(seqs))
+        batch = plan(
+            step,
+            self.slots,
+            self.staging.open(),
+            num_blocks=BLOCKS,
+            vocab_size=100,
+            needs_all_rows=lambda params: params.task != "embed",
+        )
+        return LaidOut.of(batch)
+
+
+def new(slot: int, tokens: list[int], prompt_len: int | None = None, params: Sampling = GREEDY) -> NewSeq:
+    return NewSeq(slot=slot, tokens=tokens, prompt_len=prompt_len or len(tokens), params=params)
+
+
+def seq(slot: int, start: int, count: int, blocks: list[int] | None = None, samples: bool = True) -> SeqStep:
+    return SeqStep(slot=slot, start=start, count=count, blocks=blocks or [], samples=samples)
+
+
+def test_chunked_prefill_and_decode_in_one_step() -> None:
+    table = Table()
+    table.step(seq(2, 0, 5, [7, 3]), new=[new(2, [50, 51, 52, 53, 54])])
+    table.slots.tokens[2, 5] = 59  # as the sampler does
+    first = table.step(
+        seq(2, 5, 1), seq(0, 0, 6, [1, 0], samples=False), new=[new(0, [10, 11, 12, 13, 14, 15, 16])]
+    )
+    assert first.ids.tolist() == [59, 10, 11, 12, 13, 14, 15]
+    assert first.context.positions.tolist() == [5, 0, 1, 2, 3, 4, 5]
+    assert first.context.query_starts.tolist() == [0, 1, 7]
+    assert first.context.kv_lens.tolist() == [6, 6]
+    assert first.context.block_table.tolist() == [[7, 3], [1, 0]]
+    assert first.context.slot_mapping.tolist() == [13, 4, 5, 6, 7, 0, 1]
+    assert first.context.query_lens_host == [1, 6]
+    assert first.context.kv_lens_host == [6, 6]
+    assert first.sampled is not None
+    assert first.sampled.rows == [0]
+    assert first.sampled.last.tolist() == [0]
+    assert first.sampled.flat.tolist() == [2 * 21 + 6]
+
+    last = table.step(seq(0, 6, 1))
+    assert last.ids.tolist() == [16]
+    assert last.context.slot_mapping.tolist() == [2]
+    assert last.context.block_table.tolist() == [[1, 0]]
+
+
+def test_dtypes_are_those_of_the_contract() -> None:
+    context = Table().step(seq(0, 0, 1, [5]), new=[new(0, [1])]).context
+    assert context.positions.dtype == context.slot_mapping.dtype == torch.int64
+    assert context.query_starts.dtype == context.kv_lens.dtype == context.block_table.dtype == torch.int32
+
+
+def test_a_row_without_samples_plans_none() -> None:
+    batch = Table().step(seq(0, 0, 2, [5], samples=False), new=[new(0, [1, 2, 3])])
+    assert batch.sampled is None
+
+
+def test_a_slot_that_is_used_again_starts_with_an_empty_table() -> None:
+    table = Table()
+    table.step(seq(1, 0, 8, [4, 5]), new=[new(1, list(range(8)))])
+    batch = table.step(seq(1, 0, 2, [9]), new=[new(1, [70, 71])])
+    assert batch.ids.tolist() == [70, 71]
+    assert batch.context.block_table.tolist() == [[9]]
+    assert table.slots.blocks[1] == 1
+
+
+def test_resumed_sequence_brings_what_it_had_produced() -> None:
+    table = Table()
+    batch = table.step(seq(3, 0, 5, [2, 6]), new=[new(3, [1, 2, 3, 4, 5], prompt_len=2)])
+    assert batch.ids.tolist() == [1, 2, 3, 4, 5]
+    assert table.slots.prompt_len[3] == 2
+
+
+def test_prompt_logprobs_cover_the_prompt_but_its_first_token() -> None:
+    table = Table()
+    asks = Sampling(max_tokens=9, temperature=0, prompt_logprobs=1)
+    tokens = [30, 31, 32, 33, 34, 35]  # the last one was sampled before a preemption
+    first = table.step(
+        seq(0, 0, 2, [0]), seq(1, 0, 3, [1], samples=False), new=[new(0, [1, 2]), new(1, tokens, 5, asks)]
+    )
+    (asked,) = first.prompt_logprobs
+    assert (asked.slot, asked.hidden, asked.tokens) == (1, slice(2, 5), slice(1, 4))
+    (asked,) = table.step(seq(1, 3, 3, [2])).prompt_logprobs
+    assert (asked.hidden, asked.tokens) == (slice(0, 1), slice(4, 5))
+    assert table.step(seq(1, 6, 1)).prompt_logprobs == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        seq(0, 2, 3),  # five tokens, one block of four
+        seq(0, 20, 1, [2, 3, 4, 5]),  # beyond the slot
+        seq(0, 2, 0),
+        seq(0, 2, 1, [2, 3, 4, 5, 6]),  # six blocks, a slot has five
+        seq(0, 2, 1, [BLOCKS + 1]),
+        seq(0, 2, 1, [-1]),
+    ],
+)
+def test_plans_that_contradict_the_tables_change_nothing(wrong: SeqStep) -> None:
+    table = Table()
+    table.step(seq(0, 0, 2, [1]), seq(1, 0, 2, [8]), new=[new(0, [1, 2]), new(1, [3, 4])])
+    before = table.slots.block_table.clone(), list(table.slots.blocks)
+    with pytest.raises(ValueError, match="step 2"):
+        table.step(wrong)
+    assert (table.slots.block_table == before[0]).all()
+    assert table.slots.blocks == before[1]
+
+
+@pytest.mark.parametrize("bad", [new(5, [1]), new(-1, [1]), new(0, []), new(0, [1] * 21)])
+def test_sequences_that_fit_no_slot_are_refused(bad: NewSeq) -> None:
+    with pytest.raises(ValueError, match=r"slot"):
+        Table().step(seq(0, 0, 1, [1]), new=[bad])
+
+
+def test_an_empty_step_is_refused() -> None:
+    with pytest.raises(ValueError, match="no rows"):
+        Table().step()
+
+
+class TwoSided(Cpu):
+    """A device whose memory is not the host's, like CUDA's."""
+
+    def staging_buffer(self, words: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.zeros(words, dtype=torch.int32), torch.zeros(words, dtype=torch.int32)
+
+
+@pytest.mark.parametrize("device", [Cpu(1), TwoSided(1)])
+def test_a_packet_brings_everything_even_when_it_grows(device: Cpu) -> None:
+    packet = Packet(device.staging_buffer, words=4)
+    for _ in range(2):  # the second time in the larger buffer
+        packet.reset()
+        parts = [packet.ints([1, 2, 3]), packet.ints(range(100)), packet.ints([])]
+        floats = packet.floats([0.5, -1.25])
+        packet.send()
+        assert [part.tolist() for part in parts] == [[1, 2, 3], list(range(100)), []]
+        assert floats.tolist() == [0.5, -1.25]
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+def test_buffers_of_the_steps_ahead_are_left_alone(ahead: int) -> None:
+    staging = Staging(Cpu(1).staging_buffer, ahead, words=4)
+    flying = [staging.open().ints([step]) for step in range(ahead + 1)]
+    assert [part.tolist() for part in flying] == [[step] for step in range(ahead + 1)]

@@ -1,0 +1,22 @@
+// The ways to compute tiles of rows times a panel, one for each form of a matrix.
+#pragma once
+
+#include "tile_e4m3.h"
+#include "tile_quantized.h"
+
+// The functions that compute tiles: by vectors, or from a quantized matrix.
+typedef struct {
+    long rows;    // the most rows of a tile
+    long dwords;  // the size of a row as `lay` writes it
+    long tiles;   // the most that are multiplied together
+    void (*lay)(uint32_t *to, const char *x, long stride, long rows, const weights *w);
+    void (*multiply)(const tiles *t, const weights *w, long panel);
+} method;
+
+static method method_for(const weights *w) {
+    if (!w->bits) return (method){TILE_ROWS, laid_dwords(w), 1, lay_dwords, multiply_vec};
+    if (w->codes == E4M3) return (method){TILE_ROWS, e4m3_dwords(w), TILES_AT_ONCE, lay_e4m3, multiply_e4m3};
+    method whole = {QUANTIZED_ROWS, quantized_dwords(w), 1, lay_quantized, multiply_in_place};
+    if (!is_read_in_place(w)) whole.tiles = TILES_AT_ONCE, whole.multiply = multiply_unpacked;
+    return whole;
+}

@@ -1,0 +1,217 @@
+// Tiles of rows times a panel of a quantized matrix: whole numbers multiplied and added up without rounding.
+//
+// The inputs are rounded to whole numbers too, each group of a row with its own scale: to 16 bits, which beside
+// elements of 8 bits loses nothing that could be measured, or to 8, which takes half the time. A group's sum is exact,
+// so it is the same with any instructions; groups are added up in their order, in float32. So a row has the same bits
+// alone, in any batch, and on every kind of processor.
+#include "tile_quantized.h"
+
+// Columns whose elements are widened together, so that a number of a row is loaded once for all. Where registers are few,
+// both parts of one column come one after the other instead.
+#if defined(__AVX512VNNI__)
+// An instruction waits for the last one with the same sum: so a few rows have two for each product, one for each part.
+enum { TOGETHER = COLUMNS, CHAINS_MOST = 2 };
+INLINE int chains_of(int rows, int parts) { return rows > 5 ? 1 : parts; }
+INLINE whole add_bytes(whole sum, whole w, whole x) {
+    return (whole)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, (__m512i)x);
+}
+#else
+enum { TOGETHER = LANES == 16 ? COLUMNS : 1, CHAINS_MOST = 1 };
+INLINE int chains_of(int rows, int parts) { return (void)rows, (void)parts, 1; }
+INLINE whole add_bytes(whole sum, whole w, whole x) { return (void)w, (void)x, sum; }  // `are_bytes` is never true
+#endif
+
+// Adds the products of a part of each row with those of some columns.
+INLINE void add_part(whole sums[][COLUMNS], const uint32_t *x, int rows, int parts, int first, const whole *w) {
+    for (int r = 0; r < rows; r++) {
+        whole row = whole_all(x[r]);
+        for (int c = 0; c < TOGETHER; c++) {
+            whole *sum = &sums[r][first + c];
+            *sum = parts == 1 ? add_bytes(*sum, w[c], row) : add_words(*sum, w[c], row);
+        }
+    }
+}
+
+// The elements of a part, which are bytes if it is the only one, and else words; of 4 bits, those of the first or of the
+// second quad that bytes hold.
+INLINE whole elements(whole bytes, int bits, int table, whole levels, int quad, int part, int parts) {
+    int down = 8 * part;
+    if (bits == 4 && (table || parts == 1)) {
+        bytes = quad ? high_nibbles(bytes) : low_nibbles(bytes);
+        if (table) bytes = looked_up(levels, bytes);
+        bits = 8;
+    } else {
+        down += 4 * quad;
+    }
+    if (parts == 1) return bytes;
+    if (down) bytes = words_down(bytes, down);
+    return down + bits < 16 ? words_below(bytes, (1 << bits) - 1) : bytes;
+}
+
+// Adds the products of the quads that four bytes of each column hold: one of 8 bits, or two of 4 bits. One part is
+// widened after the other, because the sums of a large tile leave few registers.
+INLINE void step(whole sums[][QUANTIZED_ROWS][COLUMNS], const uint32_t *x, int rows, int parts, int bits, int table,
+                 whole levels, const whole *codes) {
+    for (int quad = 0; quad < 8 / bits; quad++, x += parts * rows) {
+        for (int first = 0; first < COLUMNS; first += TOGETHER) {
+            for (int part = 0; part < parts; part++) {
+                whole w[TOGETHER];
+                for (int c = 0; c < TOGETHER; c++)
+                    w[c] = elements(whole_load(codes + first + c), bits, table, levels, quad, part, parts);
+                add_part(sums[part % chains_of(rows, parts)], x + part * rows, rows, parts, first, w);
+            }
+        }
+    }
+}
+
+// Where a tile is: in the numbers of its rows, and in what it prefetches for a row of codes; and the bytes that it
+// prefetches for the head of a group.
+typedef struct {
+    const uint32_t *head, *x;
+    fetch ahead;
+    long head_step;
+} tile_place;
+
+// Adds the sums of a group, scaled, to the outputs, and before them the minimums times what the inputs add up to.
+INLINE void add_group(float *out, whole sums[][QUANTIZED_ROWS][COLUMNS], int chains, int rows, const vec *scales,
+                      const vec *minimums, const uint32_t *head) {
+    for (int r = 0; r < rows; r++, out += PANEL) {
+        for (int c = 0; c < COLUMNS; c++) {
+            vec before = vec_load(out + c * LANES, FLOAT32);
+            if (minimums) before = vec_fma(minimums[c], broadcast(head + 2 * rows + r), before);
+            whole all = sums[0][r][c];
+            for (int i = 1; i < chains; i++) all += sums[i][r][c];
+            vec sum = vec_mul(vec_of_whole(all), scales[c]);
+            vec_store(out + c * LANES, vec_fma(sum, broadcast(head + r), before), FLOAT32);
+        }
+    }
+}
+
+// Multiplies a tile with groups. table: whether codes are looked up. alone: whether groups have scales alone; those of
+// small groups take a good part of the time.
+INLINE tile_place add_groups(int rows, int parts, int bits, int table, int alone, tile_place at, const groups *from,
+                             const weights *w, float *out) {
+    const int chains = chains_of(rows, parts);
+    const uint32_t *head = at.head, *x = at.x;
+    const char *panel = from->panel;
+    // Stores to outputs might change what pointers lead to, as far as a compiler knows: so it is read beforehand.
+    const long head_dwords = (alone ? 2 : head_of(w)) * rows, line = 8 / bits * parts * rows;
+    const long head_bytes = group_head_bytes(w);
+    const long end = from->end, quads = w->group / 4;
+    const int type = w->scale, low = w->offsets || w->minimums;
+    long rest = section_quads(w) - from->group * quads;
+    whole levels = levels_of(w);
+    fetch ahead = at.ahead;
+    for (long group = from->group; group < end; group++, head += head_dwords, rest -= quads) {
+        const char *start = panel;
+        whole sums[CHAINS_MOST][QUANTIZED_ROWS][COLUMNS];
+        // A compiler must not keep outputs from group to group, for which there are no registers.
+        __asm__ volatile("" : "+m"(*(float(*)[rows * PANEL]) out));
+        for (int r = 0; r < rows; r++)
+            for (int i = 0; i < chains; i++)
+                for (int c = 0; c < COLUMNS; c++) sums[i][r][c] = whole_all(i ? 0 : head[rows + r]);
+        _mm_prefetch(ahead.from, _MM_HINT_T0);
+        ahead.from += at.head_step;
+        panel += head_bytes;
+        for (long left = least(quads, rest); left > 0; left -= 8 / bits, panel += PANEL * 4, x += line) {
+            _mm_prefetch(ahead.from, _MM_HINT_T0);
+            _mm_prefetch(ahead.from + 64, _MM_HINT_T0);
+            ahead.from += ahead.step;
+            step(sums, x, rows, parts, bits, table, levels, (const whole *)panel);
+        }
+        vec scales[COLUMNS], minimums[COLUMNS];
+        if (alone) {
+            load_scales(scales, start, type);
+            add_group(out, sums, chains, rows, scales, NULL, head);
+            continue;
+        }
+        load_head(scales, minimums, start, factors_for(from, group, w), w);
+        if (low) add_group(out, sums, chains, rows, scales, minimums, head);
+        else add_group(out, sums, chains, rows, scales, NULL, head);
+    }
+    return (tile_place){head, x, ahead, at.head_step};
+}
+
+#define QUANTIZED(n, parts)                                                                            \
+    case n:                                                                                            \
+        if (w->bits == 8)                                                                              \
+            return alone ? add_groups(n, parts, 8, 0, 1, at, from, w, out)                             \
+                         : add_groups(n, parts, 8, 0, 0, at, from, w, out);                            \
+        if (w->codes != WHOLE) return add_groups(n, parts, 4, 1, 0, at, from, w, out);                 \
+        return alone ? add_groups(n, parts, 4, 0, 1, at, from, w, out)                                 \
+                     : add_groups(n, parts, 4, 0, 0, at, from, w, out);
+
+#define QUANTIZED_TO_6(parts) \
+    QUANTIZED(1, parts) QUANTIZED(2, parts) QUANTIZED(3, parts) QUANTIZED(4, parts) QUANTIZED(5, parts) QUANTIZED(6, parts)
+#define QUANTIZED_TO_12(parts)                                                                            \
+    QUANTIZED_TO_6(parts) QUANTIZED(7, parts) QUANTIZED(8, parts) QUANTIZED(9, parts) QUANTIZED(10, parts) \
+    QUANTIZED(11, parts) QUANTIZED(12, parts)
+
+static tile_place add_groups_of(long rows, tile_place at, const groups *from, const weights *w, float *out) {
+    int alone = has_scales_alone(w);
+#if defined(__AVX512VNNI__)
+    if (are_bytes(w)) {
+        switch (rows) { QUANTIZED_TO_12(1) }
+    }
+    switch (rows) { QUANTIZED_TO_12(2) }
+#elif LANES == 16
+    switch (rows) { QUANTIZED_TO_6(2) }
+#else
+    switch (rows) { QUANTIZED(1, 2) QUANTIZED(2, 2) }
+#endif
+    return at;
+}
+
+// The rows of a tile, as `lay_quantized` wrote them, where a section begins.
+INLINE tile_place place_in_section(const tiles *t, long tile, const weights *w, long section) {
+    long rows = t->rows[tile];
+    const uint32_t *x = t->x[tile] + (head_dwords(w) + section * section_quads(w) * parts_of(w)) * rows;
+    const uint32_t *head = t->x[tile] + section * section_groups(w) * head_of(w) * rows;
+    return (tile_place){.head = head, .x = x};
+}
+
+void multiply_in_place(const tiles *t, const weights *w, long panel) {
+    const char *from = (const char *)panel_of(w, panel);
+    float *sums = t->sums[0];
+    long rows = t->rows[0], head_step = t->all ? group_head_bytes(w) / t->all : 0;
+    fetch ahead = fetch_for(w, panel, t);
+    for (long section = 0; section < w->sections; section++) {
+        groups whole = {0, section_groups(w), from + section_head_bytes(w), from};
+        tile_place at = place_in_section(t, 0, w, section);
+        float *out = place_of_section(sums, rows, w, section);
+        at.ahead = ahead;
+        at.head_step = head_step;
+        memset(out, 0, sizeof *out * PANEL * rows);
+        ahead = add_groups_of(rows, at, &whole, w, out).ahead;
+        join_section(sums, rows, w, section);
+        from = whole.panel + section_groups(w) * group_head_bytes(w) + section_quads(w) * PANEL * w->bits / 2;
+    }
+}
+
+void multiply_unpacked(const tiles *t, const weights *w, long panel) {
+    enum { AHEAD = 2048 };  // bytes from the end of a chunk to what is prefetched first meanwhile
+    char room[UNPACKED_BYTES] __attribute__((aligned(64)));
+    const weights bytes = in_bytes(w);
+    const char *next = (const char *)panel_of(w, panel);
+    long head_step = group_head_bytes(w) / t->count, step = PANEL * w->bits / 2 / t->count;
+    long count = shifted(CHUNK, w->group), share = count * head_step + CHUNK / 4 * step;
+    tile_place at[TILES_AT_ONCE];
+    for (long section = 0; section < w->sections; section++) {
+        groups from = {.panel = next + section_head_bytes(w), .factors = next};
+        for (long i = 0; i < t->count; i++) {
+            at[i] = place_in_section(t, i, w, section);
+            at[i].head_step = head_step;
+            memset(place_of_section(t->sums[i], t->rows[i], w, section), 0, sizeof(float) * PANEL * t->rows[i]);
+        }
+        for (; from.group < section_groups(w); from.group = from.end, from.panel = next) {
+            from.end = least(from.group + count, section_groups(w));
+            next = unpack(room, &from, w);
+            groups unpacked = {from.group, from.end, room, NULL};
+            for (long i = 0; i < t->count; i++) {
+                at[i].ahead = (fetch){next + AHEAD + i * share, step};
+                at[i] = add_groups_of(t->rows[i], at[i], &unpacked, &bytes, place_of_section(t->sums[i], t->rows[i], w, section));
+            }
+        }
+        for (long i = 0; i < t->count; i++) join_section(t->sums[i], t->rows[i], w, section);
+    }
+}

@@ -1,0 +1,255 @@
+"""Attention in Triton: one kernel for prompts, decoding rows and encoders, and one that joins splits.
+
+A program computes a block of queries: as many new tokens of one sequence as fit BM rows, with all query heads
+that share a key head side by side. It reads keys in tiles of BN, first those that all its queries see, then
+those that need a mask. Where few rows would leave multiprocessors idle, the keys of a block are split over
+several programs, whose results `join` adds up. Everything is computed in float32 but the products of tiles.
+
+What is known when a model is loaded is a constant of a variant: HEADS key heads, GROUP query heads for each,
+DIM numbers of a head, filled up to WIDE, a power of two; PAGE tokens of a cache block, or 0 for keys that lie
+one after the other; WINDOW, or -1 for none; REACH of a bias by distance, or -1 for none; SINKS, if any.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language import constexpr
+
+from worker.kernels.cuda.tiles import LEAST_KEYS
+
+LEAST = constexpr(LEAST_KEYS)
+
+
+@triton.jit
+def _keys_of(first, last, before, length, BN: constexpr, CAUSAL: constexpr, WINDOW: constexpr):
+    """The positions [low, high) that the tokens [first, last) see, which follow `before` others.
+
+    With a window, a token of a prompt sees so many positions, its own included, and one of an encoder so many
+    on each side.
+    """
+    low = 0
+    high = length
+    if CAUSAL:
+        high = tl.minimum(length, before + last)
+        if WINDOW >= 0:
+            low = tl.maximum(0, before + first - WINDOW + 1) // BN * BN
+    elif WINDOW >= 0:
+        low = tl.maximum(0, first - WINDOW) // BN * BN
+        high = tl.minimum(length, last + WINDOW)
+    return low, high
+
+
+@triton.jit
+def _split_size(low, high, splits, BN: constexpr):
+    """The keys of each split, whole tiles and not too few; the last splits may have none."""
+    return tl.maximum(tl.cdiv(tl.cdiv(high - low, BN), splits) * BN, LEAST)
+
+
+@triton.jit
+def _tiles_of(
+    first, new, before, length, split, splits, TOKENS: constexpr, BN: constexpr, SPLIT: constexpr,
+    CAUSAL: constexpr, WINDOW: constexpr,
+):  # fmt: skip
+    """The keys [low, high) of a block or of one split of it; the tiles of [low, plain) need no mask."""
+    last = tl.minimum(first + TOKENS, new)
+    low, high = _keys_of(first, last, before, length, BN, CAUSAL, WINDOW)  # pyright: ignore
+    if SPLIT:
+        size = _split_size(low, high, splits, BN)
+        low += split * size
+        high = tl.minimum(high, low + size)
+    plain = high
+    if CAUSAL:
+        plain = tl.minimum(high, before + first + 1)  # the first query sees all of them
+    if WINDOW >= 0:
+        plain = low
+    return low, low + tl.maximum(plain - low, 0) // BN * BN, high
+
+
+@triton.jit
+def _places(
+    table, start, high, head, stride, HEADS: constexpr, DIM: constexpr, PAGE: constexpr, BN: constexpr
+):
+    """Where the keys [BN] of a tile begin, counted in numbers."""
+    position = start + tl.arange(0, BN)
+    if PAGE == 0:
+        return position.to(tl.int64) * stride + head * DIM
+    if PAGE % BN == 0:  # the whole tile lies in one page
+        page = tl.load(table + start // PAGE).to(tl.int64)
+        return ((page * HEADS + head) * PAGE + start % PAGE + tl.arange(0, BN)) * DIM
+    page = tl.load(table + position // PAGE, mask=position < high, other=0).to(tl.int64)
+    return ((page * HEADS + head) * PAGE + position % PAGE) * DIM
+
+
+@triton.jit
+def _visible(seen, position, high, CAUSAL: constexpr, WINDOW: constexpr):
+    """The mask [BM, BN] of the keys that each query sees, which stands at the position `seen` itself."""
+    mask = (position < high)[None, :]
+    if CAUSAL:
+        mask = mask & (position[None, :] <= seen[:, None])
+        if WINDOW >= 0:
+            mask = mask & (position[None, :] > seen[:, None] - WINDOW)
+    elif WINDOW >= 0:
+        near = (position[None, :] <= seen[:, None] + WINDOW) & (position[None, :] >= seen[:, None] - WINDOW)
+        mask = mask & near
+    return mask
+
+
+@triton.jit
+def _add_tile(
+    largest, total, result, q, start, high, seen, head, bias, table, k_ptr, v_ptr, k_stride, v_stride, scale,
+    softcap, HEADS: constexpr, DIM: constexpr, WIDE: constexpr, PAGE: constexpr, BN: constexpr,
+    CAUSAL: constexpr, WINDOW: constexpr, CAPPED: constexpr, REACH: constexpr, MASKED: constexpr,
+):  # fmt: skip
+    """Add one tile of keys and values to each query's largest score, sum of weights and result."""
+    position = start + tl.arange(0, BN)
+    dims = tl.arange(0, WIDE)
+    k_at = _places(table, start, high, head, k_stride, HEADS, DIM, PAGE, BN)
+    v_at = _places(table, start, high, head, v_stride, HEADS, DIM, PAGE, BN)
+    if MASKED or DIM != WIDE:
+        held = position < high
+        keys = tl.load(
+            k_ptr + k_at[None, :] + dims[:, None], mask=held[None, :] & (dims < DIM)[:, None], other=0.0
+        )
+        values = tl.load(
+            v_ptr + v_at[:, None] + dims[None, :], mask=held[:, None] & (dims < DIM)[None, :], other=0.0
+        )
+    else:
+        keys = tl.load(k_ptr + k_at[None, :] + dims[:, None])
+        values = tl.load(v_ptr + v_at[:, None] + dims[None, :])
+    keys, values = keys.to(q.dtype), values.to(q.dtype)  # a cache may have 8 bits
+    scores = tl.dot(q, keys, input_precision="ieee") * scale  # in units of log 2
+    if CAPPED:  # softcap * tanh(score / softcap)
+        turned = tl.exp2(scores * (2.8853900817779268 / softcap))
+        scores = softcap * (1.0 - 2.0 / (turned + 1.0)) * 1.4426950408889634
+    if REACH >= 0:
+        distance = tl.minimum(tl.maximum(position[None, :] - seen[:, None], -REACH), REACH)
+        scores += tl.load(bias[:, None] + distance + REACH).to(tl.float32) * 1.4426950408889634
+    if MASKED:
+        scores = tl.where(_visible(seen, position, high, CAUSAL, WINDOW), scores, float("-inf"))
+    top = tl.maximum(largest, tl.max(scores, 1))
+    base = tl.where(top == float("-inf"), 0.0, top)  # a query may see no key of this tile
+    weights = tl.exp2(scores - base[:, None])
+    kept = tl.exp2(largest - base)
+    result = tl.dot(weights.to(q.dtype), values, result * kept[:, None], input_precision="ieee")
+    return top, total * kept + tl.sum(weights, 1), result
+
+
+@triton.jit
+def _start(sinks_ptr, query_head, used, first_split, BM: constexpr, SINKS: constexpr):
+    """The largest score and the sum of weights [BM] before any key: those of sinks, in the first split."""
+    if SINKS:
+        sink = tl.load(sinks_ptr + query_head, mask=used & first_split, other=float("-inf"))
+        top = sink.to(tl.float32) * 1.4426950408889634
+        return top, tl.where(top == float("-inf"), 0.0, 1.0)
+    return tl.full([BM], float("-inf"), tl.float32), tl.zeros([BM], tl.float32)
+
+
+@triton.jit
+def _token_of_splits(lane, BM: constexpr, GROUP: constexpr):
+    """The place [BM] of each token among those of all blocks, which are filled up."""
+    return tl.program_id(0).to(tl.int64) * (BM // GROUP) + lane // GROUP
+
+
+@triton.jit
+def _write(
+    out_ptr, partial_ptr, logs_ptr, place, used, top, total, result, split, splits, DIM: constexpr,
+    WIDE: constexpr, SPLIT: constexpr,
+):  # fmt: skip
+    """Write the heads of a block to their places, counted in heads of the step, or of the split blocks."""
+    dims = tl.arange(0, WIDE)
+    there = used[:, None] & (dims < DIM)[None, :]
+    result = result / tl.where(total > 0, total, 1.0)[:, None]
+    if SPLIT:
+        place = place * splits + split
+        tl.store(partial_ptr + place[:, None] * DIM + dims[None, :], result, mask=there)
+        log = tl.where(total > 0, top + tl.log2(tl.where(total > 0, total, 1.0)), float("-inf"))
+        tl.store(logs_ptr + place, log, mask=used)
+    else:
+        at = out_ptr + place[:, None] * DIM + dims[None, :]
+        tl.store(at, result.to(out_ptr.dtype.element_ty), mask=there)
+
+
+@triton.jit(do_not_specialize=["table_stride", "splits"])
+def attend(
+    q_ptr, k_ptr, v_ptr, out_ptr, partial_ptr, logs_ptr, bias_ptr, sinks_ptr, table_ptr, lens_ptr, starts_ptr,
+    rows_ptr, tokens_ptr, scale, softcap, q_stride, k_stride, v_stride, table_stride, splits,
+    HEADS: constexpr, GROUP: constexpr, DIM: constexpr, WIDE: constexpr, PAGE: constexpr, BM: constexpr,
+    BN: constexpr, SPLIT: constexpr, CAUSAL: constexpr, WINDOW: constexpr, CAPPED: constexpr,
+    REACH: constexpr, SINKS: constexpr,
+):  # fmt: skip
+    """Compute one block of queries [BM] of one key head, or one split of its keys.
+
+    `rows` and `tokens`: a block's row of the step, -1 for none, and the first of its tokens. With a cap,
+    `scale` gives scores as they are, else in units of log 2.
+    """
+    head, split = tl.program_id(1), tl.program_id(2)
+    row = tl.load(rows_ptr + tl.program_id(0))
+    if row < 0:  # a graph is replayed for a smaller step
+        return
+    first = tl.load(tokens_ptr + tl.program_id(0))
+    begin = tl.load(starts_ptr + row)
+    new = tl.load(starts_ptr + row + 1) - begin
+    length = tl.load(lens_ptr + row) if PAGE > 0 else new
+    before = length - new
+    lane, dims = tl.arange(0, BM), tl.arange(0, WIDE)
+    token, query_head = first + lane // GROUP, head * GROUP + lane % GROUP
+    used = (token < new) & (lane < BM // GROUP * GROUP)
+    at = (begin + token).to(tl.int64)
+    there = used[:, None] & (dims < DIM)[None, :]
+    q = tl.load(q_ptr + (at * q_stride + query_head * DIM)[:, None] + dims[None, :], mask=there, other=0.0)
+    low, plain, high = _tiles_of(  # pyright: ignore
+        first, new, before, length, split, splits, BM // GROUP, BN, SPLIT, CAUSAL, WINDOW
+    )
+    k_ptr, v_ptr = k_ptr + begin.to(tl.int64) * k_stride, v_ptr + begin.to(tl.int64) * v_stride  # 0 for pages
+    table = table_ptr + row.to(tl.int64) * table_stride
+    bias = bias_ptr if REACH < 0 else bias_ptr + tl.where(used, query_head, 0) * (2 * REACH + 1)
+    top, total = _start(sinks_ptr, query_head, used, split == 0, BM, SINKS)  # pyright: ignore
+    result = tl.zeros([BM, WIDE], tl.float32)
+    for start in range(low, plain, BN):
+        top, total, result = _add_tile(
+            top, total, result, q, start, high, before + token, head, bias, table, k_ptr, v_ptr, k_stride,
+            v_stride, scale, softcap, HEADS, DIM, WIDE, PAGE, BN, CAUSAL, WINDOW, CAPPED, REACH, False,
+        )  # fmt: skip
+    for start in range(plain, high, BN):
+        top, total, result = _add_tile(
+            top, total, result, q, start, high, before + token, head, bias, table, k_ptr, v_ptr, k_stride,
+            v_stride, scale, softcap, HEADS, DIM, WIDE, PAGE, BN, CAUSAL, WINDOW, CAPPED, REACH, True,
+        )  # fmt: skip
+    if low < high or not SPLIT:
+        place = (_token_of_splits(lane, BM, GROUP) if SPLIT else at) * (HEADS * GROUP) + query_head
+        _write(
+            out_ptr, partial_ptr, logs_ptr, place, used, top, total, result, split, splits, DIM, WIDE, SPLIT
+        )
+
+
+@triton.jit(do_not_specialize=["splits"])
+def join(
+    partial_ptr, logs_ptr, out_ptr, lens_ptr, starts_ptr, rows_ptr, tokens_ptr, splits, HEADS: constexpr,
+    DIM: constexpr, WIDE: constexpr, TOKENS: constexpr, BN: constexpr, MOST: constexpr, WINDOW: constexpr,
+):  # fmt: skip
+    """Join the splits, MOST at most, of one token and query head of HEADS; a block has TOKENS tokens."""
+    block, head = tl.program_id(0) // TOKENS, tl.program_id(1)
+    row = tl.load(rows_ptr + block)
+    if row < 0:
+        return
+    first = tl.load(tokens_ptr + block)
+    token = first + tl.program_id(0) % TOKENS
+    begin = tl.load(starts_ptr + row)
+    new = tl.load(starts_ptr + row + 1) - begin
+    if token >= new:
+        return
+    length = tl.load(lens_ptr + row)
+    last = tl.minimum(first + TOKENS, new)
+    low, high = _keys_of(first, last, length - new, length, BN, True, WINDOW)  # pyright: ignore
+    split = tl.arange(0, MOST)
+    dims = tl.arange(0, WIDE)
+    made = low + split * _split_size(low, high, splits, BN) < high  # others had no keys, and wrote nothing
+    place = (tl.program_id(0).to(tl.int64) * HEADS + head) * splits + split
+    logs = tl.load(logs_ptr + place, mask=made, other=float("-inf"))
+    weights = tl.exp2(logs - tl.max(logs, 0))
+    there = made[:, None] & (dims < DIM)[None, :]
+    parts = tl.load(partial_ptr + place[:, None] * DIM + dims[None, :], mask=there, other=0.0)
+    result = tl.sum(parts * weights[:, None], 0) / tl.sum(weights, 0)
+    at = out_ptr + ((begin + token).to(tl.int64) * HEADS + head) * DIM + dims
+    tl.store(at, result.to(out_ptr.dtype.element_ty), mask=dims < DIM)

@@ -1,0 +1,263 @@
+"""Compiles all variants of kernels that a model needs on a card, without that card or any other.
+
+Which variants these are is not written down: the model, built from its config alone, takes steps of each kind
+on tensors without memory, and the kernels that it would start are compiled with the arguments that they would
+get. They lie in Triton's cache afterwards, under the names by which a server looks for them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from models import ops
+from models.config import ModelConfig, read_config
+from models.context import ForwardContext, use_context
+from models.loader import LoadOptions, load_model
+from models.model import ServedModel
+from models.ops.narrow import CACHE_DTYPES
+from worker.kernels.cuda import table
+from worker.kernels.cuda.card import SHARED_KIB, Card
+from worker.kernels.cuda.launch import Call, collecting
+from worker.kernels.cuda.sampling.draw import draw, filters
+from worker.kernels.cuda.steps.rows import Rows, lay_out
+from worker.sampling.groups import BY_TORCH, GroupedLogits
+from worker.tables.slots import Slots
+from worker.tables.states import States
+
+logger = logging.getLogger(__name__)
+
+NOWHERE = torch.device("meta")
+_PROCESSORS = 132
+_MOST_THREADS = 16
+_STEPS = (
+    ([1], [64]),
+    ([1], [8192]),  # so many keys are split
+    ([1, 40], [20, 40]),  # more rows than the narrowest tile of a product has, and fewer than are widened for
+    ([1, 1500], [20, 1500]),
+)
+"""New tokens and all tokens of each row, for steps that need every variant of attention."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What the compiler made of one variant."""
+
+    name: str
+    registers: int
+    spills: int
+    """Instructions that keep registers in memory: each costs time in an inner loop."""
+    shared: int
+    """Bytes of shared memory of a block of threads."""
+    matrix_unit: int
+    """Instructions of the matrix unit."""
+
+
+class _NoDevice:
+    """Triton's view of a card that is not there: all that it asks for in order to compile."""
+
+    def __init__(self, capability: int) -> None:
+        self._capability = capability
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self._capability, 32)
+
+    def get_current_device(self) -> int:
+        return self._capability  # the key of Triton's caches of kernels
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def model_calls(
+    config: ModelConfig,
+    folder: Path,
+    dtype: torch.dtype,
+    capability: int,
+    block_size: int = 64,
+    cache_dtype: torch.dtype | None = None,
+    kernels: Mapping[str, Callable[..., Any]] | None = None,
+) -> list[Call]:
+    """The calls of kernels that a model makes, one for each variant; a cache has its type by default.
+
+    `kernels`: the operations that are bound already, and stay so; None: those of any card with this
+    capability.
+    """
+    with torch.inference_mode(), collecting() as calls:
+        ops.use(table.bind(Card(capability, _PROCESSORS)) if kernels is None else kernels)
+        try:
+            options = LoadOptions(config, folder, dtype=dtype, device=NOWHERE, load_format="dummy")
+            model = load_model(options)
+            for layer in model.attention_layers():
+                layer.kv = _nowhere(layer.cache_shape(8, block_size), cache_dtype or dtype)
+            for new, total in _STEPS:
+                _take_step(model, new, total if model.causal else new, block_size)
+            if model.causal:
+                _choose_tokens(config.vocab_size, block_size)
+        finally:
+            ops.use({} if kernels is None else kernels)
+    return list({describe(call): call for call in calls}.values())
+
+
+def compile_ahead(calls: Sequence[Call], capability: int, threads: int = 1) -> Iterator[Compiled]:
+    """Compile these calls' variants for a compute capability such as 90, in their order.
+
+    Nothing can be computed on a device in this process afterwards.
+    """
+    driver.set_active(_NoDevice(capability))  # pyright: ignore[reportArgumentType]
+    with ThreadPoolExecutor(threads) as pool:
+        yield from pool.map(_compile, calls)
+
+
+@contextmanager
+def compiling(make_calls: Callable[[], Sequence[Call]], target: torch.device | None) -> Iterator[None]:
+    """Compile calls' variants in threads, for the card of this process, and wait for them at the end.
+
+    A variant that fails to compile, or whose call is not made here, is compiled when it is first started.
+    """
+    threads = max(1, min(_MOST_THREADS, (os.cpu_count() or 1) - 1))
+    begin = None if target is None else partial(torch.cuda.set_device, target)
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="compile", initializer=begin)
+    made: list[Future[Any]] = []
+    try:
+        try:
+            made = [pool.submit(call.prepare) for call in make_calls()]
+        except Exception as error:
+            logger.warning("no kernels are compiled while weights load, but when first started: %s", error)
+        yield
+        errors = [error for one in made if (error := one.exception()) is not None]
+        if errors:
+            logger.warning(
+                "%d of %d kernels did not compile while weights loaded: %s", len(errors), len(made), errors[0]
+            )
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def describe(call: Call) -> str:
+    """The name of a call's variant: its kernel, and the arguments that differ between variants."""
+    words = [_word(*pair) for pair in zip(call.kernel.params, call.arguments, strict=True)]
+    return f"{call.kernel.fn.__name__}({', '.join(words)}) {call.options}"
+
+
+def faults(made: Compiled, capability: int) -> str:
+    """What is wrong with a variant on a card; "" if nothing is."""
+    limit = SHARED_KIB[capability] * 1024
+    if made.shared > limit:
+        return f"it takes {made.shared} bytes of shared memory, and there are {limit}"
+    return f"{made.spills} registers are spilled" if made.spills else ""
+
+
+def _take_step(model: ServedModel, new: list[int], total: list[int], block_size: int) -> None:
+    rows, tokens = len(new), sum(new)
+    blocks = -(-max(total) // block_size)
+    positions = _nowhere((tokens,), torch.int64)
+    context = ForwardContext(
+        positions=positions,
+        query_starts=_nowhere((rows + 1,), torch.int32),
+        kv_lens=_nowhere((rows,), torch.int32),
+        block_table=_nowhere((rows, blocks), torch.int32),
+        slot_mapping=_nowhere((tokens,), torch.int64),
+        block_size=block_size,
+        query_lens_host=new,
+        kv_lens_host=total,
+    )
+    with use_context(context):
+        model.forward(_nowhere((tokens,), torch.int64), positions, None)
+
+
+def _choose_tokens(vocab_size: int, block_size: int) -> None:
+    """Lay out a step of single tokens, as a graph does, and draw its tokens."""
+    slots = Slots(NOWHERE, 4, 8 * block_size, block_size)
+    rows = Rows.make(NOWHERE, 4, slots.most_blocks)
+    lay_out(_nowhere((64,), torch.int32), States(slots).table, slots, rows)
+    draw(GroupedLogits(_nowhere((4, vocab_size), torch.float32), BY_TORCH), filters(NOWHERE))
+
+
+def _nowhere(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device=NOWHERE)
+
+
+def _word(parameter: Any, argument: Any) -> str:
+    """What a variant is compiled for: a constant, a type, or whether 16 divides a number or it is 1."""
+    if isinstance(argument, Tensor):
+        return str(argument.dtype).removeprefix("torch.")
+    if parameter.is_constexpr or argument is None:
+        return str(argument)
+    if isinstance(argument, float) or parameter.do_not_specialize:
+        return type(argument).__name__
+    return "1" if argument == 1 else "int16" if argument % 16 == 0 else "int"
+
+
+def _compile(call: Call) -> Compiled:
+    made = call.prepare()
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made.asm["cubin"])
+        file.flush()
+        usage, code = _read_cubin("-res-usage", file.name), _read_cubin("-sass", file.name)
+    registers = re.search(r"REG:(\d+)", usage)
+    return Compiled(
+        describe(call),
+        registers=int(registers[1]) if registers else 0,
+        spills=len(re.findall(r"\b(?:LDL|STL)\b", code)),
+        shared=made.metadata.shared,
+        matrix_unit=len(re.findall(r"\b(?:HMMA|HGMMA|UTCHMMA|UTCQMMA)\b", code)),
+    )
+
+
+def _read_cubin(option: str, path: str) -> str:
+    program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    return subprocess.run([program, option, path], capture_output=True, text=True, check=True).stdout
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Compile for `facet kernels compile`, which checks arguments. Returns 1 if a variant fits no card."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("capabilities", type=int, nargs="+")
+    parser.add_argument("--dtype", required=True)
+    parser.add_argument("--kv-cache-dtype", required=True)
+    parser.add_argument("--block-size", type=int, required=True)
+    given = parser.parse_args(arguments)
+    config = read_config(given.folder)
+    dtype = getattr(torch, config.dtype if given.dtype == "auto" else given.dtype)
+    cache_dtype = CACHE_DTYPES.get(given.kv_cache_dtype)
+    too_large = False
+    for capability in given.capabilities:
+        started = time.monotonic()
+        calls = model_calls(config, given.folder, dtype, capability, given.block_size, cache_dtype)
+        made = compile_ahead(calls, capability, threads=os.cpu_count() or 1)
+        for number, variant in enumerate(made, start=1):
+            fault = faults(variant, capability)
+            too_large = too_large or variant.shared > SHARED_KIB[capability] * 1024
+            name = variant.name.partition("(")[0]
+            print(
+                f"{capability / 10}  {number}/{len(calls)}  {name}{': ' if fault else ''}{fault}", flush=True
+            )
+        took = time.monotonic() - started
+        print(f"{capability / 10}: {len(calls)} variants in {took:.1f} s, in {knobs.cache.dir}", flush=True)
+    return int(too_large)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

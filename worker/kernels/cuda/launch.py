@@ -1,0 +1,87 @@
+"""The one way to start a kernel. Calls can be collected instead, to compile their variants ahead of time.
+
+It also counts the kernels that this process has compiled: none should be while requests run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+from triton import knobs
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A kernel with arguments that decide its variant: types, constants, and which numbers 16 divides."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: tuple[Any, ...]
+    options: dict[str, int]
+
+    def start(self) -> None:
+        self.kernel[self.grid](*self.arguments, **self.options)
+
+    def prepare(self) -> Any:
+        """Compile the kernel for this call, or find it in a cache, and do not start it."""
+        return self.kernel.warmup(*self.arguments, grid=self.grid, **self.options)
+
+
+_take: Callable[[Call], None] | None = None
+_compiled = 0
+_counts = False
+_counting = Lock()  # kernels are compiled in threads
+
+
+def compilations() -> int:
+    """The kernels that this process has compiled since it counts, without those found in Triton's cache."""
+    return _compiled
+
+
+def count_compilations() -> None:
+    """Count from now on what Triton compiles, whoever asks for it."""
+    global _counts
+    if _counts:
+        return
+    _counts = True
+    other = knobs.compilation.listener
+
+    def heard(**told: Any) -> None:
+        global _compiled
+        with _counting:
+            _compiled += not told["cache_hit"]
+        if other is not None:
+            other(**told)
+
+    knobs.compilation.listener = heard
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: int) -> None:
+    """Start a kernel of so many programs. `options` are Triton's: `num_warps`, `num_stages`."""
+    if _take is None:
+        kernel[grid](*arguments, **options)
+    else:
+        _take(Call(kernel, grid, arguments, options))
+
+
+@contextmanager
+def taking(take: Callable[[Call], None]) -> Iterator[None]:
+    """Give the kernels that would be started to `take`."""
+    global _take
+    outer, _take = _take, take
+    try:
+        yield
+    finally:
+        _take = outer
+
+
+@contextmanager
+def collecting() -> Iterator[list[Call]]:
+    """Collect the kernels that would be started, which may then have tensors without memory (`meta`)."""
+    calls: list[Call] = []
+    with taking(calls.append):
+        yield calls

@@ -1,0 +1,188 @@
+"""Quantized matrices as the kernels of this folder read them: all parts of one in one piece of memory."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import gcd
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.quantization.coding import E2M1, E4M3, IQ4, WHOLE
+from models.quantization.coding import LEVELS as LEVELS_OF
+from models.quantization.matrix import Grouped
+from worker.kernels.cuda.products import kernel
+
+logger = logging.getLogger(__name__)
+
+_ALIGNED = 16
+"""The bytes at a multiple of which each part of a matrix begins: Triton compiles anew for any other."""
+_LEAST_TILE, _MOST_TILE = {4: 32, 8: 16}, {4: 128, 8: 64}
+"""The inputs of a tile, by bits of a code. The matrix unit takes 16 at a time, and the halves of a tile of 4
+bits are multiplied one after the other."""
+_KINDS = {WHOLE: kernel.WHOLE, E4M3: kernel.E4M3, IQ4: kernel.LEVELS, E2M1: kernel.HALVES}
+_CENTRE = 128
+"""The byte that stands for 0 where codes have levels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What is compiled into the kernels for a matrix."""
+
+    zero: int
+    """The byte that means 0 where there are no offsets."""
+    bits: int
+    kind: int
+    group: int
+    """The columns that share a scale."""
+    run: int
+    """The groups that share factors; 0 for none."""
+    powers: bool
+    """Whether scales are exponents of 2."""
+    levels: tuple[int, ...]
+    """The 16 levels as bytes, four in a word."""
+    tile: int
+    """The columns of a tile."""
+
+    @property
+    def constants(self) -> tuple[int | bool, ...]:
+        """The arguments of kernels from ZERO to W3."""
+        return self.zero, self.bits, self.kind, self.group, self.run, self.powers, *self.levels
+
+
+class Packed(nn.Parameter):
+    """A quantized matrix [outputs, inputs]: bytes that only the operations of this folder can read."""
+
+    form: Form
+    parts: tuple[Tensor | None, ...]
+    """Views of the bytes: codes [outputs, ...], then scales, minimums, factors of both, and offsets, each
+    [groups, outputs]."""
+    width: int
+    """The bytes of a row of codes."""
+    inputs: int
+    """The columns, those of no input among them."""
+    outputs: int
+    numbers: torch.dtype
+    order: Tensor | None
+    """[columns] int64: the input of each column, or one behind the last for none; None: as they come."""
+    padded: bool
+    """Whether there are columns of no input."""
+    bytes_before: int
+    """The bytes of the matrix in the number type of the model."""
+
+    def move(self, memory: Tensor) -> None:
+        """Give the matrix other memory of as many bytes, to which its own are copied."""
+        memory.copy_(self.data)
+        self.parts = _views(memory, self.parts)
+        self.data = memory
+
+
+class Mixed(nn.Parameter):
+    """A matrix whose parts differ in form: bytes of all of them, one below the other."""
+
+    apart: tuple[Tensor, ...]
+    """The parts, packed or plain."""
+    bytes_before: int
+
+
+def pack(matrix: Grouped) -> Packed | None:
+    """Pack a matrix; None if it has groups that kernels do not know."""
+    bits = matrix.bits
+    if bits in (5, 6) or (bits == 4 and matrix.kind == WHOLE and _tile(matrix) < _LEAST_TILE[4]):
+        matrix = matrix.in_bytes()
+    tile = _tile(matrix)
+    if tile < _LEAST_TILE[matrix.bits]:
+        return None
+    codes = _laid(matrix.codes, matrix.bits, tile)
+    scales, factors = matrix.scales, matrix.factors
+    powers = scales.dtype == torch.float8_e8m0fnu
+    numbers = (
+        scales.view(torch.uint8) if powers else scales,
+        matrix.minimums,
+        None if factors is None else factors.scales,
+        None if factors is None else factors.minimums,
+        matrix.offsets,
+    )
+    given = (codes, *(None if part is None else part.t() for part in numbers))
+    memory = codes.new_empty(sum(_aligned(part.nbytes) for part in given if part is not None))
+    packed = Packed(memory, requires_grad=False)
+    packed.parts = _views(memory, given)
+    for place, part in zip(packed.parts, given, strict=True):
+        if place is not None and part is not None:
+            place.copy_(part)
+    packed.form = _form(matrix, tile, powers=powers)
+    packed.width, packed.outputs, packed.inputs = codes.shape[1], len(matrix), matrix.codes.shape[1]
+    packed.numbers, packed.bytes_before = matrix.dtype, matrix.plain_bytes
+    _order(packed, matrix)
+    return packed
+
+
+def pack_apart(parts: Sequence[Packed | Tensor]) -> Mixed:
+    """Join parts that differ in form."""
+    sizes = [_aligned(part.nbytes) for part in parts]
+    mixed = Mixed(torch.empty(sum(sizes), dtype=torch.uint8, device=parts[0].device), requires_grad=False)
+    apart: list[Tensor] = []
+    for part, memory in zip(parts, mixed.data.split(sizes), strict=True):
+        if isinstance(part, Packed):
+            part.move(memory)
+            apart.append(part)
+        else:
+            apart.append(memory[: part.nbytes].view(part.dtype).view(part.shape).copy_(part))
+    mixed.apart = tuple(apart)
+    mixed.bytes_before = sum(getattr(part, "bytes_before", part.nbytes) for part in parts)
+    return mixed
+
+
+def _tile(matrix: Grouped) -> int:
+    most = _MOST_TILE[4 if matrix.bits == 4 else 8]
+    return gcd(matrix.group, most) if matrix.group else most
+
+
+def _form(matrix: Grouped, tile: int, *, powers: bool) -> Form:
+    columns = -(-matrix.codes.shape[1] // tile) * tile
+    kind, factors = _KINDS[matrix.kind], matrix.factors
+    words, zero = (0,) * 4, matrix.zero_code
+    if levels := LEVELS_OF.get(matrix.kind):
+        unit = 2 if kind == kernel.HALVES else 1
+        found = bytes(int(level * unit) + _CENTRE for level in levels)
+        words = tuple(int.from_bytes(found[at : at + 4], "little", signed=True) for at in range(0, 16, 4))
+        zero = _CENTRE
+    run = 0 if factors is None else factors.run
+    return Form(zero, matrix.bits, kind, matrix.group or columns, run, powers, words, tile)
+
+
+def _laid(codes: Tensor, bits: int, tile: int) -> Tensor:
+    """Codes [N, K] as bytes in the order of the kernels, filled up to whole tiles."""
+    codes = F.pad(codes, (0, -codes.shape[1] % tile))
+    if bits == 8:
+        return codes
+    low, high = codes.unflatten(1, (-1, 2, tile // 2)).unbind(2)
+    return (low | high << 4).flatten(1)
+
+
+def _views(memory: Tensor, like: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """Tensors in a piece of memory, one behind the other, of these types and shapes."""
+    found: list[Tensor | None] = []
+    start = 0
+    for part in like:
+        if part is None:
+            found.append(None)
+            continue
+        found.append(memory[start : start + part.nbytes].view(part.dtype).view(part.shape))
+        start += _aligned(part.nbytes)
+    return tuple(found)
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNED) * _ALIGNED
+
+
+def _order(packed: Packed, matrix: Grouped) -> None:
+    packed.order, packed.padded = None, False
+    if matrix.order is not None:
+        order, inputs = matrix.order.long(), matrix.inputs
+        packed.padded = len(order) != inputs or (not order.is_meta and bool((order < 0).any()))
+        packed.order = torch.where(order < 0, inputs, order)

@@ -1,0 +1,154 @@
+"""The work on heads between projections and attention, by Triton: `rotary_and_cache` and `rotate`.
+
+A program prepares one head of one token: norm, rotation, and its place in the cache, so that queries and keys
+are read once and written once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language import constexpr
+
+from models.context import ForwardContext
+from models.ops import reference
+from models.ops.head_prep import AS_PROJECTED, HeadPrep
+from models.ops.narrow import CACHE_DTYPES
+from worker.kernels.cuda.attention import fits, padded
+from worker.kernels.cuda.launch import launch
+from worker.kernels.cuda.plan import Heads
+
+
+@triton.jit
+def _prepared(
+    x_ptr, norm_ptr, angles_ptr, token, eps, DIM: constexpr, WIDE: constexpr, ROTATED: constexpr,
+    NORMED: constexpr,
+):  # fmt: skip
+    """One head [WIDE] in float32, normalised and rotated; pair i is the dimensions i and i + ROTATED / 2."""
+    dims = tl.arange(0, WIDE)
+    there = dims < DIM
+    x = tl.load(x_ptr + dims, mask=there, other=0.0).to(tl.float32)
+    factor = 1.0
+    if NORMED:
+        factor = 1.0 / tl.sqrt(tl.sum(x * x, 0) / DIM + eps)
+        x = x * factor * tl.load(norm_ptr + dims, mask=there, other=0.0).to(tl.float32)
+    if ROTATED > 0:
+        half: constexpr = ROTATED // 2
+        turned = dims < ROTATED
+        partner = tl.where(dims < half, dims + half, dims - half)
+        other = tl.load(x_ptr + partner, mask=turned, other=0.0).to(tl.float32)
+        if NORMED:
+            other = other * factor * tl.load(norm_ptr + partner, mask=turned, other=0.0).to(tl.float32)
+        pair = angles_ptr + token * ROTATED + dims % half
+        cosine = tl.load(pair, mask=turned, other=1.0)
+        sine = tl.load(pair + half, mask=turned, other=0.0)
+        x = x * cosine + tl.where(dims < half, -other, other) * sine
+    return x
+
+
+@triton.jit
+def _bounded(x, MOST: constexpr):
+    """Numbers from -MOST to MOST, as the type of a cache holds them; those that are none stay so."""
+    if MOST > 0:
+        x = tl.where(x > MOST, MOST, tl.where(x < -MOST, -MOST, x))
+    return x
+
+
+@triton.jit
+def prepare_and_cache(
+    q_ptr, k_ptr, v_ptr, out_ptr, keys_ptr, values_ptr, slots_ptr, angles_ptr, q_norm_ptr, k_norm_ptr,
+    q_stride, k_stride, v_stride, eps, QUERIES: constexpr, KEYS: constexpr, DIM: constexpr, WIDE: constexpr,
+    PAGE: constexpr, ROTATED: constexpr, NORMED: constexpr, MOST: constexpr,
+):  # fmt: skip
+    """Prepare one head of one token: those of queries come first, then keys, then values, which pass.
+
+    MOST is the largest number of a cache of 8 bits, or 0.
+    """
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    dims = tl.arange(0, WIDE)
+    there = dims < DIM
+    if head < QUERIES:
+        x_ptr = q_ptr + token * q_stride + head * DIM
+        x = _prepared(x_ptr, q_norm_ptr, angles_ptr, token, eps, DIM, WIDE, ROTATED, NORMED)
+        tl.store(out_ptr + (token * QUERIES + head) * DIM + dims, x.to(out_ptr.dtype.element_ty), mask=there)
+    else:
+        head = head - QUERIES
+        slot = tl.load(slots_ptr + token)
+        if head < KEYS:
+            place = ((slot // PAGE * KEYS + head) * PAGE + slot % PAGE) * DIM + dims
+            x_ptr = k_ptr + token * k_stride + head * DIM
+            x = _prepared(x_ptr, k_norm_ptr, angles_ptr, token, eps, DIM, WIDE, ROTATED, NORMED)
+            tl.store(keys_ptr + place, _bounded(x, MOST).to(keys_ptr.dtype.element_ty), mask=there)
+        else:
+            head = head - KEYS
+            place = ((slot // PAGE * KEYS + head) * PAGE + slot % PAGE) * DIM + dims
+            value = tl.load(v_ptr + token * v_stride + head * DIM + dims, mask=there, other=0.0)
+            if MOST > 0:
+                value = _bounded(value.to(tl.float32), MOST)
+            tl.store(values_ptr + place, value.to(values_ptr.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def turn(
+    x_ptr, out_ptr, angles_ptr, x_stride, HEADS: constexpr, DIM: constexpr, WIDE: constexpr,
+    ROTATED: constexpr,
+):  # fmt: skip
+    """Rotate one head of one token."""
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    dims = tl.arange(0, WIDE)
+    x_ptr += token * x_stride + head * DIM
+    x = _prepared(x_ptr, x_ptr, angles_ptr, token, 0.0, DIM, WIDE, ROTATED, False)
+    tl.store(out_ptr + (token * HEADS + head) * DIM + dims, x.to(out_ptr.dtype.element_ty), mask=dims < DIM)
+
+
+def bind() -> dict[str, Callable[..., Any]]:
+    """The operations of this module by name, for `models.ops.use`."""
+    return {"rotary_and_cache": rotary_and_cache, "rotate": rotate}
+
+
+def rotary_and_cache(
+    q: Tensor, k: Tensor, v: Tensor, kv: Tensor, context: ForwardContext, prep: HeadPrep = AS_PROJECTED
+) -> Tensor:
+    heads, cos_sin = Heads(q.shape[1], k.shape[1], q.shape[2]), prep.cos_sin
+    q_norm, k_norm = prep.q_norm, prep.k_norm
+    normed = q_norm is not None and k_norm is not None
+    weights = (q_norm, k_norm) if normed else ()
+    if not (
+        fits(heads, q, k, v)
+        and kv.dtype in (q.dtype, *CACHE_DTYPES.values())
+        and kv.is_contiguous()
+        and (cos_sin is None or cos_sin.is_contiguous())
+        and all(weight is not None and weight.is_contiguous() for weight in weights)
+    ):
+        return reference.rotary_and_cache(q, k, v, kv, context, prep)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    launch(
+        prepare_and_cache,
+        (len(q), heads.queries + 2 * heads.keys),
+        *(q, k, v, out, kv[0], kv[1], context.slot_mapping, cos_sin, q_norm, k_norm),
+        *(q.stride(0), k.stride(0), v.stride(0), prep.eps),
+        *(heads.queries, heads.keys, heads.dim, padded(heads.dim), context.block_size),
+        *(0 if cos_sin is None else cos_sin.shape[1], normed),
+        torch.finfo(kv.dtype).max if kv.dtype.itemsize == 1 else 0.0,
+        num_warps=1,
+    )
+    return out
+
+
+def rotate(x: Tensor, cos_sin: Tensor) -> Tensor:
+    tokens, count, dim = x.shape
+    if not (fits(Heads(count, count, dim), x) and cos_sin.is_contiguous()):
+        return reference.rotate(x, cos_sin)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    launch(
+        turn,
+        (tokens, count),
+        *(x, out, cos_sin, x.stride(0), count, dim, padded(dim), cos_sin.shape[1]),
+        num_warps=1,
+    )
+    return out

@@ -1,0 +1,263 @@
+"""A step as the device computes it, planned on the host from the step as the engine sees it.
+
+This is the only code that knows both layouts: `StepInput`, lists of slots and counts, and the flat tensors of
+packed tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from worker.pooling.plan import PoolPlan, plan_pools
+from worker.protocol import NewSeq, Pooling, SeqStep, StepInput
+from worker.sampling.logprobs import PromptLogprobPlan
+from worker.sampling.sampler import GREEDY, SamplingPlan, plan_sampling
+from worker.tables.forms import Form, Forms, find_form, send_form
+from worker.tables.positions import Columns, LayOut, StepTokens, lay_out
+from worker.tables.slots import SampleRows, Slots
+from worker.tables.staging import Packet
+
+
+@dataclass(frozen=True, slots=True)
+class SampleTargets:
+    """The rows of a step that sample a token: where their logits come from and where their tokens go."""
+
+    last: Tensor | None  # [R] index of each row's last token in the step; None: they are all its tokens
+    flat: Tensor  # [R] flat indices of the new tokens in the table of tokens; none where a recording has them
+    rows: list[int]  # index of each row in StepInput.seqs
+    plan: SamplingPlan
+    bound: dict[int, int]
+    """slot -> row of the logits, for those whose bounds follow the step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """All that the device must be told of a step, on the way there."""
+
+    step: StepInput
+    lay_out: Callable[[], StepTokens]
+    """The function that writes the tables and lays the tokens out, on the device. It is called once."""
+    sampled: SampleTargets | None
+    prompt_logprobs: list[PromptLogprobPlan]
+    pooled: PoolPlan | None
+    form: Form | None = None
+    """The recorded form in which the step is sent. It is laid out, then, by the recording."""
+
+
+def plan(
+    step: StepInput,
+    slots: Slots,
+    packet: Packet,
+    *,
+    num_blocks: int,
+    vocab_size: int,
+    needs_all_rows: Callable[[Pooling], bool],
+    lay_out: LayOut = lay_out,
+    forms: Forms | None = None,
+) -> Batch:
+    """Note the step's new sequences and blocks, and send what the device must know of it."""
+    for new in step.new:
+        slots.admit(new)
+    _check(step, slots, num_blocks)
+    columns = Columns.of(step.seqs)
+    if forms is not None:
+        if step.fresh:
+            forms.states.forget()
+        if not step.new and (form := find_form(forms, step.seqs, slots)) is not None:
+            return _plan_form(forms, form, step, columns, slots, packet, vocab_size)
+
+    write_tables = _stage_tables(step, slots, packet)
+    write_states = forms.states.stage(packet, step.seqs) if forms is not None else _nothing
+    finish = lay_out(columns, slots, packet)
+    token_types = _token_types(columns, slots, packet)
+    sampled = _plan_samples(step.seqs, columns, slots, packet, vocab_size)
+    pooled = _plan_pools(step.seqs, columns, slots, packet, needs_all_rows)
+    packet.send()  # from here on, the tensors made above hold their values
+
+    def lay_tokens_out() -> StepTokens:
+        write_tables()
+        write_states()
+        ids, context = finish()
+        if token_types is not None:
+            context.token_types = token_types.long()
+        return ids, context
+
+    return Batch(step, lay_tokens_out, sampled, _prompt_logprobs(columns, slots), pooled)
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
+def _plan_form(
+    forms: Forms,
+    form: Form,
+    step: StepInput,
+    columns: Columns,
+    slots: Slots,
+    packet: Packet,
+    vocab_size: int,
+) -> Batch:
+    """Send a step as a form, and behind it what sampling needs if the recording ends with the logits."""
+    send_form(forms, form, step.seqs, slots, packet)
+    if form.whole:
+        sampled = SampleTargets(None, forms.buffer[:0], list(range(len(step.seqs))), GREEDY, {})
+    else:
+        sampled = _plan_samples(step.seqs, columns, slots, packet, vocab_size)
+    packet.send()
+    return Batch(step, _not_laid_out, sampled, [], None, form)
+
+
+def _not_laid_out() -> StepTokens:
+    raise ValueError("a step was sent as a form, and nobody replays it")
+
+
+def _check(step: StepInput, slots: Slots, num_blocks: int) -> None:
+    """Refuse a step that contradicts the tables, before it writes into other sequences."""
+    if not step.seqs:
+        raise ValueError(f"step {step.number} has no rows")
+    for seq in step.seqs:
+        start, end, held = seq.start, seq.start + seq.count, slots.blocks[seq.slot] + len(seq.blocks)
+        has_room = end <= held * slots.block_size if slots.paged else start == 0
+        if not (0 <= start < end <= slots.max_len and has_room and held <= slots.most_blocks):
+            raise ValueError(
+                f"step {step.number}: {seq} does not fit: a slot has {slots.max_len} positions and "
+                f"{slots.most_blocks} blocks of {slots.block_size}, this one would hold {held}"
+            )
+        if seq.blocks and not 0 <= min(seq.blocks) <= max(seq.blocks) <= num_blocks:
+            raise ValueError(f"step {step.number} names a cache block beyond the {num_blocks} there are")
+
+
+def _stage_tables(step: StepInput, slots: Slots, packet: Packet) -> Callable[[], None]:
+    """Stage new tokens and blocks. The returned function writes them, once the packet is on the device.
+
+    Tables that the host can reach are written at once.
+    """
+    grown = [seq for seq in step.seqs if seq.blocks]
+    if slots.host_tables is not None:
+        tokens, blocks = slots.host_tables
+        for new in step.new:
+            tokens[new.slot, : len(new.tokens)] = new.tokens
+        for seq in grown:
+            first = slots.blocks[seq.slot]
+            blocks[seq.slot, first : first + len(seq.blocks)] = seq.blocks
+            slots.blocks[seq.slot] += len(seq.blocks)
+        return lambda: None
+    staged: list[tuple[Tensor, Tensor, Tensor]] = []
+    if step.new:
+        staged.append((slots.tokens, *_stage(packet, *_new_tokens(step.new, slots))))
+    if grown:
+        staged.append((slots.block_table, *_stage(packet, *_new_blocks(grown, slots))))
+
+    def write() -> None:
+        for table, flat, values in staged:
+            table.view(-1)[flat] = values
+
+    return write
+
+
+def _stage(packet: Packet, flat: ArrayLike, values: ArrayLike) -> tuple[Tensor, Tensor]:
+    return packet.ints(flat), packet.ints(values)
+
+
+def _new_tokens(new: list[NewSeq], slots: Slots) -> tuple[np.ndarray, list[int]]:
+    """Flat indices in the table of tokens, and the tokens to write there."""
+    lengths = np.array([len(each.tokens) for each in new], np.int64)
+    firsts = np.array([each.slot for each in new], np.int64) * slots.width
+    starts = np.cumsum(lengths) - lengths
+    flat = np.arange(lengths.sum()) + np.repeat(firsts - starts, lengths)
+    return flat, [token for each in new for token in each.tokens]
+
+
+def _new_blocks(grown: list[SeqStep], slots: Slots) -> tuple[list[int], list[int]]:
+    """Flat indices in the block table, and the blocks to write there."""
+    flat: list[int] = []
+    blocks: list[int] = []
+    for seq in grown:
+        first = seq.slot * slots.most_blocks + slots.blocks[seq.slot]
+        flat += range(first, first + len(seq.blocks))
+        blocks += seq.blocks
+        slots.blocks[seq.slot] += len(seq.blocks)
+    return flat, blocks
+
+
+def _plan_samples(
+    seqs: list[SeqStep], columns: Columns, slots: Slots, packet: Packet, vocab_size: int
+) -> SampleTargets | None:
+    chosen = [row for row, seq in enumerate(seqs) if seq.samples]
+    if not chosen:
+        return None
+    bound = {seqs[row].slot: at for at, row in enumerate(chosen) if seqs[row].bound}
+    held, ends = [columns.slots[row] for row in chosen], [columns.ends[row] for row in chosen]
+    plan = GREEDY
+    if not slots.demanding.isdisjoint(held):
+        output_index = np.array([seqs[row].output_index for row in chosen], np.int64)
+        rows = SampleRows(np.array(held), np.array(ends), output_index, bound.values())
+        plan = plan_sampling(packet, slots, rows, vocab_size)
+    last = [columns.query_starts[row + 1] - 1 for row in chosen]
+    return SampleTargets(
+        last=None if len(chosen) == columns.query_starts[-1] else packet.ints(last),
+        flat=packet.ints([slot * slots.width + end for slot, end in zip(held, ends, strict=True)]),
+        rows=chosen,
+        plan=plan,
+        bound=bound,
+    )
+
+
+def _plan_pools(
+    seqs: list[SeqStep],
+    columns: Columns,
+    slots: Slots,
+    packet: Packet,
+    needs_all_rows: Callable[[Pooling], bool],
+) -> PoolPlan | None:
+    chosen = [row for row, seq in enumerate(seqs) if seq.pools]
+    if not chosen:
+        return None
+    asked = [params for row in chosen if (params := slots.pooling[seqs[row].slot]) is not None]
+    if len(asked) < len(chosen):
+        raise ValueError("a step pools a sequence that was not admitted for it")
+    needs_all = [needs_all_rows(params) for params in asked]
+    if len(chosen) == len(seqs) and all(needs_all) and not any(columns.starts):  # an encoder's texts
+        return PoolPlan(chosen, asked, columns.counts, None)
+    return plan_pools(
+        packet,
+        rows=np.array(chosen),
+        params=asked,
+        needs_all=np.array(needs_all),
+        slots=np.array(columns.slots)[chosen],
+        starts=np.array(columns.starts)[chosen],
+        ends=np.array(columns.ends)[chosen],
+        query_starts=np.array(columns.query_starts)[chosen],
+    )
+
+
+def _token_types(columns: Columns, slots: Slots, packet: Packet) -> Tensor | None:
+    """The token types [T]: 1 in the second text of a pair, else 0. None for decoders and without a pair."""
+    if slots.paged:
+        return None
+    begins = [params.second_at if (params := slots.pooling[slot]) else 0 for slot in columns.slots]
+    if not any(begins):
+        return None
+    lengths = zip(begins, columns.counts, strict=True)  # a text is computed whole
+    return packet.ints([0 < second <= at for second, count in lengths for at in range(count)])
+
+
+def _prompt_logprobs(columns: Columns, slots: Slots) -> list[PromptLogprobPlan]:
+    """The hidden state of position p predicts token p + 1, as long as that belongs to the prompt."""
+    plans: list[PromptLogprobPlan] = []
+    if slots.wants_prompt_logprobs.isdisjoint(columns.slots):
+        return plans
+    for row, slot in enumerate(columns.slots):
+        start, first = columns.starts[row], columns.query_starts[row]
+        stop = min(columns.ends[row], int(slots.prompt_len[slot]) - 1)
+        count = slots.params[slot].prompt_logprobs
+        if slot in slots.wants_prompt_logprobs and count is not None and start < stop:
+            rows, tokens = slice(first, first + stop - start), slice(start + 1, stop + 1)
+            plans.append(PromptLogprobPlan(slot, rows, tokens, count))
+    return plans

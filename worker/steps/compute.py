@@ -1,0 +1,130 @@
+"""What the device computes of a step, between the packet that comes and the output that goes.
+
+`Compute` is the plain way. A device may put one of its own in its place, which replays recordings of steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from models.context import ForwardContext, use_context
+from models.model import Forward, ServedModel
+from worker.pooling.hidden import HiddenStore
+from worker.ranks.stage import Stage
+from worker.sampling.draw import Draw
+from worker.sampling.groups import Scan
+from worker.sampling.logprobs import prompt_logprob_table
+from worker.sampling.sampler import SampledTokens, sample
+from worker.steps.batch import Batch, SampleTargets
+from worker.tables.forms import Forms
+from worker.tables.positions import LayOut, lay_out
+from worker.tables.slots import Slots
+
+WriteBounds = Callable[[Tensor], None]
+"""The type of a function that waits for the bounds of a step and writes them into its logits [R, V]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    ids: Tensor  # [T] int64
+    hidden: Tensor  # [T, H] the last hidden states, or what the next stage gets
+    tokens: SampledTokens | None
+    prompt_tables: list[Tensor]  # one for each of Batch.prompt_logprobs
+
+
+class Computing(Protocol):
+    """The type of `Compute`, and of what a device puts in its place."""
+
+    lay_out: LayOut
+    forms: Forms | None
+    """The recordings for which steps may be planned."""
+
+    def __call__(self, batch: Batch, write_bounds: WriteBounds) -> Outcome: ...
+
+    def prepare(self) -> bool:
+        """Do some work, for a fraction of a second, that makes later steps quicker -> whether more is left.
+
+        Called when the first steps are over, and no other is under way.
+        """
+        ...
+
+    urgent: int
+    """How often `prepare` is called before the first request."""
+
+
+class Compute:
+    """Computes step after step. A device that only has a quicker layout or forward pass sets these here."""
+
+    def __init__(
+        self,
+        model: ServedModel,
+        slots: Slots,
+        *,
+        vocab_size: int,
+        scan: Scan,
+        draw: Draw,
+        hidden: HiddenStore | None,
+        stage: Stage | None,
+        generates: bool,
+    ) -> None:
+        """`hidden`: where all last hidden states are stored, if some task reads those of earlier steps.
+
+        `generates`: whether there are steps that sample.
+        """
+        self.lay_out: LayOut = lay_out
+        self.forms: Forms | None = None
+        self.urgent = 0
+        self.generates = generates
+        self.forward: Forward = model.forward
+        self.model = model
+        self.slots = slots
+        self.vocab_size = vocab_size
+        self.scan = scan
+        self._draw = draw
+        self._hidden = hidden
+        self._stage = stage
+
+    def __call__(self, batch: Batch, write_bounds: WriteBounds) -> Outcome:
+        ids, context = batch.lay_out()
+        hidden = self.compute_hidden(ids, context)
+        if self._stage and not self._stage.last:
+            return Outcome(ids, hidden, None, [])
+        tables = [
+            prompt_logprob_table(hidden, plan, self.slots.tokens, self.model.logits, self.vocab_size)
+            for plan in batch.prompt_logprobs
+        ]
+        sampled = batch.sampled
+        if sampled is None:
+            return Outcome(ids, hidden, None, tables)
+        logits = self.model.logits(hidden if sampled.last is None else hidden[sampled.last])
+        return Outcome(ids, hidden, self.choose(logits, sampled, write_bounds), tables)
+
+    def prepare(self) -> bool:
+        return False
+
+    def compute_hidden(self, ids: Tensor, context: ForwardContext) -> Tensor:
+        """The last hidden states [T, H], which are stored if there is a store."""
+        stream = self._stage.receive_stream(len(ids)) if self._stage else None
+        with use_context(context):
+            hidden = self.forward(ids, context.positions, stream)
+        if self._hidden is not None:
+            self._hidden.write(hidden, context)
+        return hidden
+
+    def choose(self, logits: Tensor, sampled: SampleTargets, write_bounds: WriteBounds) -> SampledTokens:
+        """Sample from logits [R, V], which are overwritten, and note the tokens in the table."""
+        table = self.slots.tokens
+        tokens = sample(
+            logits,
+            sampled.plan,
+            table,
+            self.scan,
+            draw=self._draw,
+            forbid=write_bounds if sampled.bound else None,
+        )
+        table.view(-1)[sampled.flat] = tokens.tokens
+        return tokens

@@ -1,0 +1,119 @@
+"""The output of a step: packed into one tensor on the device, unpacked on the host once that has arrived."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from worker.devices.base import Device, Fetch
+from worker.pooling.plan import PooledVectors
+from worker.protocol import StepInput, StepOutput, TokenLogprobs, Vectors
+from worker.sampling.logprobs import unpack_logprobs
+from worker.sampling.sampler import SampledTokens
+from worker.steps.batch import Batch
+
+NOT_FINITE = "the model produced non-finite logits"
+NOT_FINITE_VALUES = "the model produced non-finite values"
+
+
+def fetch_output(
+    device: Device,
+    batch: Batch,
+    tokens: SampledTokens | None,
+    prompt_tables: list[Tensor],
+    pooled: PooledVectors,
+) -> StepHandle:
+    """Start the one copy to the host. Slots may have other sequences when the handle is read."""
+    tables = [*(tokens.logprobs if tokens else []), *prompt_tables]
+    parts = [tokens.packed.flatten()] if tokens else []
+    parts += [table.flatten() for table in tables]
+    if pooled.vectors:
+        parts.append(torch.cat([vectors.flatten() for vectors in pooled.vectors]).view(torch.int32))
+    if not parts:
+        parts = [torch.empty(0, dtype=torch.int32, device=device.target)]
+    packed = torch.cat(parts) if len(parts) > 1 else parts[0]
+    shapes = [(table.shape[0], table.shape[1]) for table in tables]
+    vectors = [(row, tuple(vectors.shape)) for row, vectors in zip(pooled.rows, pooled.vectors, strict=True)]
+    compiled = device.kernel_compilations
+    return StepHandle(batch.step, batch, shapes, vectors, pooled.failed, compiled, device.fetch(packed))
+
+
+@dataclass(frozen=True, slots=True)
+class StepHandle:
+    """A step under way, with all that reading its output needs."""
+
+    _step: StepInput
+    _batch: Batch
+    _shapes: list[tuple[int, int]]
+    _vectors: list[tuple[int, tuple[int, ...]]]
+    """Index in StepInput.seqs and shape of each pooled sequence's vectors."""
+    _refused: dict[int, str]
+    _compiled: int
+    """How many kernels the worker has compiled so far."""
+    _fetch: Fetch
+
+    def result(self) -> StepOutput:
+        """Wait for the output of this step, but not for later steps."""
+        words = self._fetch.wait()
+        sampled = self._batch.sampled
+        seqs = self._step.seqs
+        rows = sampled.rows if sampled else []
+        tokens = [-1] * len(seqs)
+        failed = {seqs[row].slot: reason for row, reason in self._refused.items()}
+        chosen, finite = words[: len(rows)].tolist(), words[len(rows) : 2 * len(rows)].tolist()
+        for row, token, good in zip(rows, chosen, finite, strict=True):
+            if good:
+                tokens[row] = token
+            else:
+                failed[seqs[row].slot] = NOT_FINITE
+
+        tables = self._tables(words[2 * len(rows) :])
+        pooled = self._pooled(words, failed)
+        return StepOutput(
+            number=self._step.number,
+            tokens=tokens,
+            logprobs=self._logprobs(tables),
+            prompt_logprobs={
+                wanted.slot: unpack_logprobs(next(tables)) for wanted in self._batch.prompt_logprobs
+            },
+            failed=failed,
+            pooled=pooled,
+            kernel_compilations=self._compiled,
+        )
+
+    def _tables(self, words: np.ndarray) -> Iterator[np.ndarray]:
+        start = 0
+        for rows, width in self._shapes:
+            yield words[start : start + rows * width].reshape(rows, width)
+            start += rows * width
+
+    def _pooled(self, words: np.ndarray, failed: dict[int, str]) -> dict[int, Vectors]:
+        """Pooled vectors are the last int32 words of the copy. One that is not finite fails its sequence."""
+        pooled: dict[int, Vectors] = {}
+        start = len(words) - sum(prod(shape) for _, shape in self._vectors)
+        all_finite = np.isfinite(words[start:].view(np.float32)).all()
+        for row, shape in self._vectors:
+            stop = start + prod(shape)
+            numbers = words[start:stop].view(np.float32)
+            slot = self._step.seqs[row].slot
+            if all_finite or np.isfinite(numbers).all():
+                pooled[slot] = Vectors(data=numbers.tobytes(), shape=shape)
+            else:
+                failed[slot] = NOT_FINITE_VALUES
+            start = stop
+        return pooled
+
+    def _logprobs(self, tables: Iterator[np.ndarray]) -> list[TokenLogprobs | None]:
+        sampled = self._batch.sampled
+        if sampled is None or not sampled.plan.logprobs:
+            return []
+        entries: list[TokenLogprobs | None] = [None] * len(self._step.seqs)
+        for wanted in sampled.plan.logprobs:
+            for row, entry in zip(wanted.rows_host, unpack_logprobs(next(tables)), strict=True):
+                entries[sampled.rows[row]] = entry
+        return entries
