@@ -34,7 +34,7 @@ def stream(server: LiveServer, body: dict[str, object]) -> Iterator[Iterator[str
 
 def connection(server: LiveServer, stack: ExitStack) -> http.client.HTTPConnection:
     """A connection that is opened by its first request, and closed with the stack."""
-    return stack.enter_context(closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)))
+    return stack.enter_context(closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)))
 
 
 def end(server: LiveServer, number: int = signal.SIGTERM) -> tuple[int, float]:
@@ -88,14 +88,14 @@ def test_clients_are_told_to_go_elsewhere() -> None:
 
 
 def test_a_delay_lets_load_balancers_notice_first() -> None:
-    with serving("demo", *SMALL, "--drain-delay", "1.5") as server:
+    with serving("demo", *SMALL, "--drain-delay", "4") as server:
         server.process.send_signal(signal.SIGTERM)
         asked = time.monotonic()
         wait_until(lambda: server.get("/ready").status_code == 503, 5)
         body = {"prompt": "x", "max_tokens": 1}
         assert server.post("/v1/completions", body).status_code == 200, "it is taken until the delay is over"
         assert server.process.wait(40) == 0
-        assert time.monotonic() - asked >= 1.5
+        assert time.monotonic() - asked >= 4
 
 
 def test_a_second_signal_cuts_streams_off() -> None:

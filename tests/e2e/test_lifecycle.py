@@ -123,7 +123,7 @@ def test_port_in_use_is_one_line():
         taken.listen()
         port = str(taken.getsockname()[1])
         command = [*COMMAND, "demo", "--port", port]
-        refused = subprocess.run(command, capture_output=True, text=True, timeout=20)
+        refused = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert refused.returncode == 98
     assert len(refused.stderr.strip().splitlines()) == 1 and port in refused.stderr
 

@@ -17,7 +17,7 @@ ASK = {"prompt": "x", "max_tokens": 2}
 
 def ask_for_live(server: LiveServer, times: int) -> None:
     """Sends requests on one connection, each of which is a line in the log, and reads all answers."""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
         for _ in range(times // 8):
             connection.sendall(b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n" * 8)
             answers = b""

@@ -157,7 +157,7 @@ def browser() -> Iterator[Tab]:
             os.close(commands)  # at which it ends
             os.close(answers)
             try:
-                process.wait(20)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

@@ -31,7 +31,7 @@ class ThreadGroup:
     """Collectives for ranks that are threads: `group.at(rank)` is what that rank gets."""
 
     def __init__(self, size: int) -> None:
-        self._barrier = threading.Barrier(size, timeout=20)
+        self._barrier = threading.Barrier(size, timeout=60)
         self._held: list[Tensor] = [torch.empty(0)] * size
         self.sent = 0
         """The bytes that each rank has given to others."""

@@ -51,7 +51,7 @@ class LiveServer:
             )
 
     def get(self, path: str) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=10)
+        return httpx.get(self.url + path, timeout=60)
 
     def post(self, path: str, body: object, timeout: float = 60) -> httpx.Response:
         return httpx.post(self.url + path, json=body, timeout=timeout)
@@ -141,7 +141,7 @@ class LiveServer:
             self.terminate()
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait(10)
+            self.process.wait(60)
         finally:
             self.log.unlink(missing_ok=True)
 
@@ -159,11 +159,13 @@ def serving(
 
 PATIENCE = 4
 """How much longer than on a machine that does nothing else something may take before a test fails."""
+_LEAST_WAIT = 30.0
+"""Seconds for which a test waits at least: a machine shared with others may stand still for many."""
 
 
 def wait_until(condition: Callable[[], bool], seconds: float, message: Callable[[], str] | str = "") -> None:
     """Wait for what takes at most so many seconds on a machine that does nothing else."""
-    deadline = time.monotonic() + PATIENCE * seconds
+    deadline = time.monotonic() + max(PATIENCE * seconds, _LEAST_WAIT)
     while not condition():
         if time.monotonic() > deadline:
             raise TimeoutError(message() if callable(message) else message)

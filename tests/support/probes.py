@@ -31,7 +31,7 @@ class Probes:
         return next(at for at, seen in self.seen[path] if at >= since and seen == what) - since
 
     def ask(self, path: str) -> int | str:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             connection.request("GET", path)
             return connection.getresponse().status

@@ -38,7 +38,7 @@ class Script:
 
     async def received(self, count: int) -> list[Request]:
         requests: list[Request] = []
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while len(requests) < count:
                 requests += self._end.requests.read()
                 await asyncio.sleep(0.001)
@@ -72,7 +72,7 @@ class Replicated:
         return found[0].lost or ("works" if found[0].works else "begins")
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not condition():
                 await asyncio.sleep(0.001)
 

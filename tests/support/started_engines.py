@@ -14,7 +14,7 @@ Start = Callable[..., Awaitable[tuple[EngineProcesses, EngineClient]]]
 """The type of the function with which a test starts engines and their client."""
 
 
-async def soon(awaitable: Awaitable[object], seconds: float = 10) -> None:
+async def soon(awaitable: Awaitable[object], seconds: float = 60) -> None:
     await asyncio.wait_for(awaitable, seconds)  # pyright: ignore[reportArgumentType]
 
 
@@ -23,7 +23,7 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-async def collect(stream: Stream, seconds: float = 10) -> list[Tokens | Failed]:
+async def collect(stream: Stream, seconds: float = 60) -> list[Tokens | Failed]:
     async with asyncio.timeout(seconds):
         return [output async for output in stream]
 
@@ -34,5 +34,5 @@ def text(outputs: list[Tokens | Failed]) -> list[int]:
 
 async def first(stream: Stream) -> None:
     """Wait until the request has its first token."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert isinstance(await anext(stream), Tokens)

@@ -130,7 +130,7 @@ def test_without_the_kernels_help_the_lifeline_suffices(modules: Path) -> None:
     until(up)
     popen = process._process  # pyright: ignore[reportPrivateUsage]
     del process
-    assert popen.wait(timeout=2) == 1
+    assert popen.wait(timeout=60) == 1
 
 
 BREAKING = """

@@ -100,7 +100,7 @@ def in_a_process(code: str, stderr: TextIO | int) -> subprocess.CompletedProcess
         stdout=subprocess.PIPE,
         stderr=stderr,
         text=True,
-        timeout=20,
+        timeout=60,
     )
 
 
@@ -142,7 +142,7 @@ def test_a_process_without_a_stderr_keeps_its_number_from_others() -> None:
         ["sh", "-c", 'exec "$@" 2>&-', "sh", sys.executable, "-c", BEGIN + code],
         stdout=subprocess.PIPE,
         text=True,
-        timeout=20,
+        timeout=60,
     )
     assert (done.returncode, done.stdout) == (0, "True\n")
 

@@ -141,14 +141,14 @@ async def test_an_engine_that_cannot_go_on_is_not_the_client_s_fault(address: Ad
     stream = found.client.submit([1], Sampling(max_tokens=5))
     await first.received(1)
     first.answer(stream, 8)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         assert await anext(stream) == Tokens(id=stream.id, tokens=[8])
     found.client.engine_exited(0, -9)
     found.end(first)
     again = await found.start(0)
     await again.received(1)
     again.send(Outputs([Failed(stream.id, 400, "prompt and max_tokens need 9 blocks")]))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         [failed] = [output async for output in stream]
     assert isinstance(failed, Failed) and failed.code == 503
     found.close()

@@ -41,7 +41,7 @@ class One(Replicated):
     async def adds(self, count: int) -> list[Add]:
         """The requests that the engine gets, in the order in which they come."""
         found: list[Add] = []
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while len(found) < count:
                 for request in await self.script.received(1):
                     found += request.adds if isinstance(request, AddMany) else []
@@ -59,7 +59,7 @@ class One(Replicated):
         """Let the engine give tokens, and wait until they have come."""
         for token in tokens:
             self.script.answer(stream, token)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while (read := await anext(stream)).tokens[-1] != tokens[-1]:
                 assert isinstance(read, Tokens)
 
@@ -77,7 +77,7 @@ async def one(address: Address) -> AsyncIterator[One]:
 
 
 async def last(stream: Stream) -> object:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         return [output async for output in stream][-1]
 
 

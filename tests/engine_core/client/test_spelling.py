@@ -42,7 +42,7 @@ async def test_an_engine_that_was_started_again_learns_it_again(address: Address
     stream = both.client.submit([1], PARAMS, grammar=GRAMMAR)
     await engine.received(2)
     engine.answer(stream, 8)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         assert await anext(stream) == Tokens(id=stream.id, tokens=[8])
     both.client.engine_exited(0, -9)
     both.end(engine)
@@ -59,7 +59,7 @@ async def test_a_grammar_that_fails_in_an_answer_is_the_client_s_fault(address: 
     await engine.received(2)
     engine.answer(stream, 8)
     engine.send(Outputs([Failed(stream.id, 400, "too complex at output token 2")]))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         outputs = [output async for output in stream]
     assert outputs[-1] == Failed(stream.id, 400, "too complex at output token 2")
     both.close()

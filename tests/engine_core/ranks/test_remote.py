@@ -122,7 +122,7 @@ def test_steps_reach_both_machines(cluster: Cluster) -> None:
     assert (cluster.there / "place-1").read_text() == f"tensor 1/2 stage 0/1 local 0/1 at {NODE}"
     assert ("import", 0.0, "waiting for node 1 of 1") in cluster.told
     cluster.executor.stop()
-    assert node.wait(5) == 0
+    assert node.wait(60) == 0
     assert (cluster.there / "closed-1").exists()
 
 
@@ -178,7 +178,7 @@ def test_an_engine_that_is_lost_before_it_begins_is_told(cluster: Cluster) -> No
     while "connected to the engine" not in (line := node.stderr.readline()):
         assert line, "the node has ended"
     cluster.vanish()
-    assert node.wait(5) == 1
+    assert node.wait(60) == 1
     assert "the engine has gone before it sent the options" in node.stderr.read()
 
 
@@ -187,7 +187,7 @@ def test_an_engine_that_is_lost_ends_its_ranks_elsewhere(cluster: Cluster) -> No
     rank = int((cluster.there / "pid-1").read_text())
     cluster.vanish()
     began = time.monotonic()
-    assert node.wait(5) == 1
+    assert node.wait(60) == 1
     assert_gone(rank)
     assert time.monotonic() - began < 2 * PATIENCE
     assert node.stderr is not None and "the engine has gone" in node.stderr.read()
@@ -202,7 +202,7 @@ def test_a_rank_that_dies_elsewhere_is_named_with_its_machine(cluster: Cluster) 
         "tensor 'lm_head.weight' is missing"
     )
     cluster.executor.stop()
-    assert cluster.nodes[0].wait(5) == 1
+    assert cluster.nodes[0].wait(60) == 1
 
 
 def test_another_model_elsewhere_is_refused(cluster: Cluster) -> None:
@@ -210,7 +210,7 @@ def test_another_model_elsewhere_is_refused(cluster: Cluster) -> None:
     config.write_text(config.read_text().replace('"hidden_size": 8', '"hidden_size": 16'))
     with pytest.raises(ExecutorDead, match=r"rank 1 .*elsewhere/model is not the model that the engine has"):
         cluster.start()
-    assert cluster.nodes[0].wait(5) == 2
+    assert cluster.nodes[0].wait(60) == 2
 
 
 def test_a_node_that_leaves_before_it_is_needed_can_come_again(cluster: Cluster) -> None:

@@ -148,4 +148,4 @@ def node() -> Iterator[Callable[[EngineConfig], None]]:
 
     yield start
     for process in started:
-        assert process.wait(5) == 0, "it ends when its engine does"
+        assert process.wait(60) == 0, "it ends when its engine does"

@@ -47,7 +47,7 @@ def test_the_engine_ends_with_the_program(end: str, code: int):
             program.kill()
         program.stdout.close()
         errors = program.stderr.read()
-        assert program.wait(20) == code, errors
+        assert program.wait(60) == code, errors
     wait_until(lambda: not alive(int(pid)), 10, f"the engine {pid} lives on")
     assert "Warning" not in errors and ("KeyError" in errors) == (end == "raises")
     if end != "is killed":

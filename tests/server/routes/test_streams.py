@@ -93,7 +93,7 @@ async def test_a_client_that_leaves_its_stream_ends_it_in_the_engine(
 ) -> None:
     frontend.gate = asyncio.Event()
     frontend.delay = 0.0 if after else 60.0
-    pieces = await asyncio.wait_for(leave(app, path, {**body, "stream": True}, after=after), 5)
+    pieces = await asyncio.wait_for(leave(app, path, {**body, "stream": True}, after=after), 60)
     assert (frontend.running, frontend.finished) == (0, 0)
     assert frontend.most_running == (2 if path == TEXTS[0] and isinstance(body.get("prompt"), list) else 1)
     assert bool(pieces) == bool(after)
@@ -105,7 +105,7 @@ async def test_a_client_that_leaves_before_its_answer_ends_it_in_the_engine(
     frontend: FakeFrontend, app: ASGIApp, path: str, body: dict[str, Any]
 ) -> None:
     frontend.gate = asyncio.Event()
-    pieces = await asyncio.wait_for(leave(app, path, body, after=0), 5)
+    pieces = await asyncio.wait_for(leave(app, path, body, after=0), 60)
     assert pieces == []
     assert (frontend.running, frontend.finished) == (0, 0)
     assert frontend.most_running >= 1

@@ -210,7 +210,7 @@ async def messages_until_asked(app: ASGIApp, path: str, body: dict[str, Any], co
         "headers": [(b"content-type", b"application/json"), (b"host", b"localhost")],
         "query_string": b"",
     }
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await app(scope, receive, send)
     return sent
 

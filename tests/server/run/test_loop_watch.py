@@ -27,7 +27,7 @@ class Watched:
 
     async def turns(self, count: int) -> None:
         seen = len(self.lags)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while len(self.lags) < seen + count:
                 await asyncio.sleep(0.01)
 

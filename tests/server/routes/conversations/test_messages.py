@@ -241,14 +241,14 @@ async def test_a_silent_stream_is_kept_alive_by_pings(
     monkeypatch.setattr(sse, "OPEN_AFTER", 0.01)
     frontend.gate = asyncio.Event()  # nothing comes after the first tokens
     app = make_app(frontend, sse_keep_alive_interval=0.01)
-    begin, *silence = await asyncio.wait_for(leave(app, PATH, {**BODY, "stream": True}, after=3), 20)
+    begin, *silence = await asyncio.wait_for(leave(app, PATH, {**BODY, "stream": True}, after=3), 60)
     assert b"message_start" in begin
     assert all(piece.endswith(b'event: ping\ndata: {"type":"ping"}\n\n') for piece in silence)
 
 
 async def test_a_client_that_leaves_ends_its_request(app: ASGIApp, frontend: FakeFrontend) -> None:
     frontend.gate = asyncio.Event()
-    await asyncio.wait_for(leave(app, PATH, {**BODY, "stream": True}, after=1), 20)
+    await asyncio.wait_for(leave(app, PATH, {**BODY, "stream": True}, after=1), 60)
     assert (frontend.running, frontend.finished) == (0, 0)
 
 

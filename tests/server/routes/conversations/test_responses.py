@@ -197,7 +197,7 @@ async def test_headers_may_be_sent_before_an_error(frontend: FakeFrontend, clien
 
 async def test_a_client_that_leaves_ends_its_request(app: ASGIApp, frontend: FakeFrontend) -> None:
     frontend.gate = asyncio.Event()
-    await asyncio.wait_for(leave(app, PATH, {"input": "hi", "stream": True}, after=1), 20)
+    await asyncio.wait_for(leave(app, PATH, {"input": "hi", "stream": True}, after=1), 60)
     assert (frontend.running, frontend.finished) == (0, 0)
 
 
