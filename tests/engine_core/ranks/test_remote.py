@@ -220,7 +220,7 @@ def test_a_node_that_leaves_before_it_is_needed_can_come_again(cluster: Cluster)
         assert line, "the node has ended"
     first.kill()
     first.wait()
-    time.sleep(0.5)  # another thread notices that the connection has ended
+    assert cluster.remote._monitor.poll(60_000), "the connection has ended"  # pyright: ignore[reportPrivateUsage]
     cluster.start()
     assert cluster.executor.submit(read([5, 6])).result().tokens == reference([5, 6], 1)
 
