@@ -7,11 +7,12 @@ from models.gguf.codings import PLAIN
 from models.gguf.families import DENSE
 from models.gguf.fields import Fields
 from models.gguf.file import GgufFile
+from models.gguf.latent.metadata import LATENT
 from models.gguf.mixtures import MIXTURES
 from models.gguf.names import placed_tensors
 from models.quantization.methods.gguf import module_of_all
 
-FAMILIES = {**DENSE, **MIXTURES}
+FAMILIES = {**DENSE, **MIXTURES, **LATENT}
 """The architectures that are read, by the name that the field `general.architecture` has."""
 
 _RANKS = 4

@@ -65,7 +65,7 @@ def any_decoder(fields: Fields, raw: Mapping[str, object]) -> dict[str, object]:
         raise fields.wrong(
             "attention.value_length", f"is {value}, but keys have {head_dim}, and both must be of one width"
         )
-    found: dict[str, object] = {"head_dim": head_dim, **_rope(fields)}
+    found: dict[str, object] = {"head_dim": head_dim, **rotation(fields)}
     if (turned := fields.number("rope.dimension_count")) not in (None, head_dim):
         found["partial_rotary_factor"] = cast("float", turned) / head_dim
     if fields.has_bias("attn_q"):
@@ -75,7 +75,7 @@ def any_decoder(fields: Fields, raw: Mapping[str, object]) -> dict[str, object]:
     return found
 
 
-def _rope(fields: Fields) -> dict[str, object]:
+def rotation(fields: Fields) -> dict[str, object]:
     """The scaling of the rotation. Llama 3's is a tensor of factors, one for each pair of dimensions."""
     original = fields.number("rope.scaling.original_context_length")
     if (factors := fields.factors("rope_freqs.weight")) is not None:

@@ -77,7 +77,7 @@ def gguf_parts(folder: Path) -> list[Path]:
 def _digest(files: list[Path]) -> str:
     """A name that changes with the files, and with the code that reads them."""
     digest = hashlib.sha256()
-    for source in sorted(Path(__file__).parent.glob("*.py")):
+    for source in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(source.read_bytes())
     for file in files:
         found = file.stat()

@@ -12,7 +12,7 @@ from models.gguf.families import DECODER, GRANITE, HEADS, Family, any_decoder, w
 from models.gguf.fields import Fields
 
 _ROUTED = {"num_experts_per_tok": "expert_used_count"}
-_SOFTMAX, _SIGMOID = 1, 2
+SOFTMAX, SIGMOID = 1, 2
 """llama.cpp's numbers of functions that make weights of a router's scores."""
 _GLM_EXPERTS = {
     **DECODER,
@@ -32,7 +32,7 @@ _GLM_OTHERS = {
 
 def _mixture(fields: Fields, raw: Mapping[str, object]) -> dict[str, object]:
     """A mixture whose router's scores are made weights by softmax."""
-    fields.expect("expert_gating_func", _SOFTMAX)
+    fields.expect("expert_gating_func", SOFTMAX)
     return any_decoder(fields, raw)
 
 
@@ -48,7 +48,7 @@ def _gpt_oss(fields: Fields, raw: Mapping[str, object]) -> dict[str, object]:
 
 
 def _sigmoid(fields: Fields, raw: Mapping[str, object]) -> dict[str, object]:
-    fields.expect("expert_gating_func", _SIGMOID)
+    fields.expect("expert_gating_func", SIGMOID)
     return any_decoder(fields, raw)
 
 

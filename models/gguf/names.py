@@ -114,6 +114,17 @@ _MIXTURE_QK = replace(_MIXTURE, parts={**_MIXTURE.parts, **_HEAD_NORMS})
 _LATE_NAME = {"post_attention_norm": "post_attention_layernorm"}
 _CORRECTED = {"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"}
 _BLOCK_SPARSE = {**_NORMS, **_ATTENTION, "ffn_gate_inp": "block_sparse_moe.gate"}
+_LATENT = {
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_k_b": "self_attn.k_b_proj",
+    "attn_v_b": "self_attn.v_b_proj",
+}
+"""Older files have one matrix of keys and values, newer ones its halves, which are joined in `latent/`."""
 _NEXT = {
     f"nextn.{name}": name.replace("shared_head_", "shared_head.")
     for name in ("eh_proj", "embed_tokens", "enorm", "hnorm", "shared_head_head", "shared_head_norm")
@@ -231,6 +242,16 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "glm4moe": replace(
         _MIXTURE_QK,
         parts={**_MIXTURE_QK.parts, **_LATE_NAME, **_shared("mlp.shared_experts"), **_NEXT},
+        tensors=_CORRECTED,
+    ),
+    "deepseek2": replace(
+        _MIXTURE,
+        parts={
+            **_MIXTURE.parts,
+            **_LATENT,
+            **_shared("mlp.shared_experts"),
+            **_NEXT,
+        },
         tensors=_CORRECTED,
     ),
     "dots1": replace(

@@ -18,6 +18,7 @@ from models.checkpoint.files import Cut, Stored, WeightsError
 from models.checkpoint.plain_files import FileError
 from models.gguf.codings import CODINGS, BlockSize
 from models.gguf.file import GgufTensor, read_gguf
+from models.gguf.latent.halves import joined_halves
 from models.gguf.names import Place, placed_tensors
 
 _NUMBERS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
@@ -37,9 +38,9 @@ class GgufSource:
             raise WeightsError(str(error)) from None
         self.place = path.name if len(file.parts) == 1 else f"{path.name} and {len(file.parts) - 1} more"
         mapped = {part: _mapped(part) for part in file.parts}
-        self.tensors: Mapping[str, Stored] = {
-            place.name: _Piece(tensor, place, mapped[tensor.file]).stored() for place, tensor in found
-        }
+        self.tensors: Mapping[str, Stored] = joined_halves(
+            {place.name: _Piece(tensor, place, mapped[tensor.file]).stored() for place, tensor in found}
+        )
 
     def find(self, name: str, shape: tuple[int, ...], kinds: Sequence[str]) -> Stored | None:
         return self.tensors.get(name)

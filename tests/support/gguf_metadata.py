@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gguf_latent import latent_fields
 from gguf_writer import ARRAY as _ARRAY
 from gguf_writer import F32, I32, Typed
 
@@ -42,6 +43,10 @@ ARCHES = {
     "Dots1ForCausalLM": "dots1",
     "Ernie4_5_MoeForCausalLM": "ernie4_5-moe",
     "MiniMaxM2ForCausalLM": "minimax-m2",
+    "DeepseekV2ForCausalLM": "deepseek2",
+    "DeepseekV3ForCausalLM": "deepseek2",
+    "Glm4MoeLiteForCausalLM": "deepseek2",
+    "YoutuForCausalLM": "deepseek2",
     "BertModel": "bert",
     "RobertaForSequenceClassification": "bert",
     "NomicBertModel": "nomic-bert",
@@ -78,8 +83,8 @@ _KEYS = {
 }
 
 
-def model_fields(folder: Path) -> Fields:
-    """The fields that describe the model of a checkpoint."""
+def model_fields(folder: Path, *, joined: bool = False) -> Fields:
+    """The fields that describe the model of a checkpoint; `joined` as older files of latent attention do."""
     config: dict[str, Any] = json.loads((folder / "config.json").read_text())
     arch = ARCHES[config["architectures"][0]]
     fields: Fields = {"general.architecture": arch}
@@ -101,7 +106,11 @@ def model_fields(folder: Path) -> Fields:
         )
     if arch in ("glm4moe", "dots1", "minimax-m2"):
         fields[f"{arch}.expert_gating_func"] = 2
-    return fields | _rope(arch, config)
+    fields |= _rope(arch, config)
+    if arch == "deepseek2":
+        fields.pop(f"{arch}.nextn_predict_layers", None)  # the converter leaves such layers out
+        fields |= {f"{arch}.{key}": value for key, value in latent_fields(config, joined=joined).items()}
+    return fields
 
 
 def _rope(arch: str, config: Mapping[str, Any]) -> Fields:

@@ -17,6 +17,7 @@ import torch
 from drive import ThreadGroup
 from gguf_blocks import KINDS, Array, in_blocks
 from gguf_experts import take_stacks
+from gguf_latent import take_halves
 from gguf_metadata import model_fields, tokenizer_fields
 from gguf_writer import Blob, write_gguf
 from safetensors.torch import load_file, save_file
@@ -72,6 +73,10 @@ FAMILIES = {
     "Dots1ForCausalLM": Family(_NAMES.DOTS1),
     "Ernie4_5_MoeForCausalLM": Family(_NAMES.ERNIE4_5_MOE),
     "MiniMaxM2ForCausalLM": Family(_NAMES.MINIMAXM2),
+    "DeepseekV2ForCausalLM": Family(_NAMES.DEEPSEEK2),
+    "DeepseekV3ForCausalLM": Family(_NAMES.DEEPSEEK2),
+    "Glm4MoeLiteForCausalLM": Family(_NAMES.DEEPSEEK2),
+    "YoutuForCausalLM": Family(_NAMES.DEEPSEEK2),
     "BertModel": Family(_NAMES.BERT, left_out=("pooler",)),
     "RobertaForSequenceClassification": Family(_NAMES.BERT, first_position=PAD_ID + 1),
     "NomicBertModel": Family(_NAMES.NOMIC_BERT),
@@ -106,6 +111,8 @@ class Recipe:
     """The files that it is split into."""
     fused: bool = False
     """Whether gates and ups of experts are put into one tensor."""
+    joined: bool = False
+    """Whether latent attention is written as before there were halves of the matrix of keys and values."""
     fields: Mapping[str, object] = field(default_factory=dict)
     """More of the metadata."""
     blobs: Sequence[Blob] = ()
@@ -147,6 +154,9 @@ def convert(folder: Path, recipe: Recipe) -> Pair:
     names = gguf.get_tensor_name_map(family.arch, layers)
     blobs = list(recipe.blobs)
     others, stacks = take_stacks(tensors, recipe.fused)
+    if not recipe.joined:
+        split, halves = take_halves(tensors, config)
+        others, stacks = others | split, stacks + halves
     for stack in stacks:
         number, data, meant = _encoded(stack.tensor, recipe.kind_of(stack.name, stack.tensor.shape))
         blobs.append(Blob(stack.name, tuple(stack.tensor.shape), number, data))
@@ -201,7 +211,7 @@ def _encoded(tensor: Tensor, kind: str) -> tuple[int, bytes, Tensor]:
 
 def _write(folder: Path, blobs: list[Blob], recipe: Recipe) -> Path:
     plain, parts = folder / "plain", recipe.parts
-    fields = {**model_fields(plain), **tokenizer_fields(plain), **recipe.fields}
+    fields = {**model_fields(plain, joined=recipe.joined), **tokenizer_fields(plain), **recipe.fields}
     if parts == 1:
         return write_gguf(folder / "model.gguf", fields, blobs)
     files: list[Path] = []

@@ -17,6 +17,7 @@ from models.gguf.codings import CODINGS
 from models.quantization.coding import Coding
 from models.quantization.formats.scope import Scope, covering, refuse
 from models.quantization.matrix import Factors, Grouped, from_column, stacked
+from models.quantization.methods.gguf import CODINGS as GGUF_CODINGS
 
 MAIN = "weight"
 _SIZES = {size.name: size for size in CODINGS.values()}
@@ -68,6 +69,12 @@ def read(scope: Scope, coding: Coding, shape: tuple[int, int], cut: Cut | None) 
     if scope.is_real and not all(map(_are_finite, matrix.tensors()[1:])):
         raise refuse(scope, MAIN, f"has blocks ({coding.format}) with scales that are NaN or infinite")
     return from_column(matrix, columns_cut.start if columns_cut else 0)
+
+
+def widened_blocks(blocks: Tensor, name: str) -> Tensor:
+    """Rows of blocks [N, bytes] in GGML's coding `name` -> their numbers [N, numbers] in float32."""
+    numbers = _LAYOUTS[name].unpack(blocks.unflatten(1, (-1, _SIZES[name].nbytes)))
+    return _grouped(numbers, GGUF_CODINGS[name], slice(None), torch.float32).widened()
 
 
 def _are_finite(scales: Tensor) -> bool:

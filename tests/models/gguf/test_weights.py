@@ -41,7 +41,9 @@ SHAPE = {
 
 Q4_K_M = Recipe("Q4_K", {"attn_v": "Q6_K", "ffn_down": "Q6_K", "output.": "Q6_K"})
 RECIPES = [Recipe("F32"), Recipe("F16"), Recipe("BF16"), *map(Recipe, KINDS), Q4_K_M]
-DECODERS = [name for name in FAMILIES if name.endswith(("ForCausalLM", "GPT2LMHeadModel"))]
+LATENT = [name for name, family in FAMILIES.items() if family.arch == gguf.MODEL_ARCH.DEEPSEEK2]
+"""The families with latent attention, which test_latent.py is about."""
+DECODERS = [name for name in FAMILIES if name.endswith(("CausalLM", "LMHeadModel")) and name not in LATENT]
 ENCODERS = [name for name in FAMILIES if name.endswith("BertModel")]
 WITH_WIDTHS: dict[str, dict[str, object]] = {
     "Qwen2MoeForCausalLM": {"shared_expert_intermediate_size": 64},
