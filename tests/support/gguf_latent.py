@@ -1,4 +1,4 @@
-"""Latent attention as llama.cpp's converter writes it now, with the two halves of one matrix, and as it did before.
+"""Latent attention as llama.cpp's converter writes it: now with the halves of a matrix, and before without.
 
 Nothing of the code under test is used.
 """

@@ -126,7 +126,7 @@ def test_dummy_weights_have_the_same_bytes(v3: Pair) -> None:
 
 
 def metadata(pair: Pair, folder: Path, changed: Fields, rows: int = 0) -> dict[str, object]:
-    """The config of the same file with other fields, of which None leaves one out, and `rows` of embeddings."""
+    """The config of the same file with other fields (None: left out) and so many rows of embeddings."""
     file = read_gguf(pair.file)
     fields = {
         name: value for name, value in file.metadata.items() if name.startswith(("general", "deepseek2"))
