@@ -84,8 +84,8 @@ async def test_one_that_kills_is_found_in_three_restarts(kept: Kept, replicas: i
 async def test_one_whose_steps_never_end_is_found_in_three_restarts(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine_core.watch.rules.STALL_SECONDS", 0.5)
-    monkeypatch.setattr("engine_core.watch.rules.KILL_SECONDS", 1.0)
+    monkeypatch.setattr("engine_core.watch.rules.STALL_SECONDS", 1.5)
+    monkeypatch.setattr("engine_core.watch.rules.KILL_SECONDS", 3.0)
     _, client, codes = await kept(max_num_seqs=16)
     streams = [client.submit([n], Sampling(max_tokens=40)) for n in range(15)]
     bad = client.submit([HANGS_STEP], Sampling(max_tokens=40))

@@ -7,7 +7,7 @@ import statistics
 from itertools import islice, pairwise
 
 import pytest
-from scripted_server import Request, completes, scripted, whole
+from scripted_server import Reply, Request, completes, scripted, whole
 
 from server.bench.load.datasets import endless
 from server.bench.load.endpoints import Sender
@@ -27,37 +27,48 @@ async def run(load: Load, url: str, options: LoadOptions = OPTIONS) -> list[Outc
     return outcomes
 
 
+def together(count: int) -> Reply:
+    """A reply that comes once so many requests have come."""
+    came = 0
+    all_came = asyncio.Event()
+
+    async def reply(request: Request, writer: asyncio.StreamWriter) -> None:
+        nonlocal came
+        came += 1
+        if came == count:
+            all_came.set()
+        await all_came.wait()
+        await completes(request, writer)
+
+    return reply
+
+
 @pytest.mark.parametrize("concurrency", [1, 4])
 async def test_a_closed_loop_keeps_so_many_running(concurrency: int) -> None:
-    async with scripted(completes) as server:
+    async with scripted(together(concurrency)) as server:
         outcomes = await run(Load(concurrency=concurrency, requests=20), server.url)
     assert [outcome.error for outcome in outcomes] == [None] * 20
     assert server.most_running == server.connections == concurrency
     assert {(o.input_tokens, o.output_tokens, len(o.times)) for o in outcomes} == {(5, 3, 1)}
 
 
-async def slow(request: Request, writer: asyncio.StreamWriter) -> None:
-    await asyncio.sleep(0.2)
-    await completes(request, writer)
-
-
 async def test_without_bounds_all_go_at_once() -> None:
-    async with scripted(slow) as server:
+    async with scripted(together(12)) as server:
         assert len(await run(Load(requests=12), server.url)) == 12
     assert server.most_running == 12
 
 
 async def test_a_duration_ends_both_loops() -> None:
     async with scripted(completes) as server:
-        closed = await run(Load(concurrency=2, seconds=0.05), server.url)
-        opened = await run(Load(rate=200, seconds=0.05), server.url)
-    assert 2 <= len(closed) <= 50
-    assert 2 <= len(opened) <= 30
+        closed = await run(Load(concurrency=2, seconds=0.3), server.url)
+        opened = await run(Load(rate=200, seconds=0.3), server.url)
+    assert 2 <= len(closed) <= 300
+    assert 2 <= len(opened) <= 150
     assert len(server.requests) == len(closed) + len(opened)
 
 
 async def test_an_open_loop_does_not_wait_for_answers() -> None:
-    async with scripted(slow) as server:
+    async with scripted(together(10)) as server:
         await run(Load(rate=500, requests=10), server.url)
     assert server.most_running == 10
 

@@ -28,6 +28,14 @@ LONG = 16 << 20
 """Bytes that no socket takes by itself."""
 
 Connect = Callable[[], socket.socket]
+PATIENT = ("FIRST_BYTE_SECONDS", "HEAD_SECONDS", "READER_SECONDS")
+
+
+@pytest.fixture
+def hurried(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has the server wait for nobody for long."""
+    for name in PATIENT:
+        monkeypatch.setattr(limits, name, 0.3)
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +54,11 @@ def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def connect(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Connect]:
-    """A server with short deadlines; what is yielded connects to it."""
-    for name in ("FIRST_BYTE_SECONDS", "HEAD_SECONDS", "KEEP_ALIVE_SECONDS", "READER_SECONDS"):
-        monkeypatch.setattr(limits, name, 0.3)
+    """A server that soon closes connections which nobody uses; what is yielded connects to it."""
+    monkeypatch.setattr(limits, "KEEP_ALIVE_SECONDS", 0.3)
     monkeypatch.setattr(limits, "LINGER_SECONDS", 0.1)
+    for name in PATIENT:
+        monkeypatch.setattr(limits, name, 60.0)
     listener = socket.socket(socket.AF_UNIX if request.param == "unix" else socket.AF_INET)
     sockets.set_options(listener)
     listener.bind(str(tmp_path / "s") if request.param == "unix" else ("127.0.0.1", 0))
@@ -119,6 +128,7 @@ def error_of(client: socket.socket) -> int:
     return status
 
 
+@pytest.mark.usefixtures("hurried")
 def test_half_a_request_and_none(connect: Connect) -> None:
     silent, half = connect(), connect()
     half.sendall(GET[:20])
@@ -163,6 +173,7 @@ def test_an_answer_is_read_whole(connect: Connect) -> None:
     assert len(read(client).partition(b"\r\n\r\n")[2]) == LONG + 2
 
 
+@pytest.mark.usefixtures("hurried")
 def test_a_reader_that_takes_nothing_is_given_up(connect: Connect) -> None:
     client = connect()
     client.sendall(GET)
