@@ -29,7 +29,7 @@ class Interpreted(Cpu):
         super().__init__(1)
         self.kernels, self.scan, self.draw = table.bind(CARD), BY_TORCH, draw
         self.graphs = RecordedGraphs()
-        self._most_rows = most_rows
+        self.most_rows = most_rows
         self._draw_into = draw_into if draws else None
 
     def fetch(self, values: Tensor) -> Fetch:
@@ -38,7 +38,7 @@ class Interpreted(Cpu):
 
     def quickened(self, compute: Compute, *, replays: bool) -> Computing:
         compute.slots.host_tables = None
-        if self._most_rows and replays:
-            return Graphs(compute, CARD, self.graphs, self._draw_into, most=self._most_rows)
+        if self.most_rows and replays:
+            return Graphs(compute, CARD, self.graphs, self._draw_into, most=self.most_rows)
         compute.lay_out = Layout(CARD)
         return compute

@@ -138,12 +138,24 @@ class Cuda:
         self, layers: Sequence[CachedAttention], tokens: int, longest: int, dtype: torch.dtype
     ) -> int:
         """Without masks and scores, unless torch computes some layer."""
-        from worker.kernels.cuda.attention import knows, split_bytes  # imports Triton, as `__init__` does
+        from worker.kernels.cuda import attention  # imports Triton, as `__init__` does
+        from worker.kernels.cuda.latent import attention as latent
 
-        if "attention" not in self.kernels or not all(map(knows, layers)):
+        def by_kernels(layer: CachedAttention) -> bool:
+            plain = "attention" in self.kernels and attention.knows(layer)
+            return plain or ("latent_attention" in self.kernels and latent.knows(layer))
+
+        if not all(map(by_kernels, layers)):
             return plain_attention_bytes(layers, tokens, longest, dtype)
-        prepared = max((layer.step_bytes(tokens, 0, 0, dtype.itemsize) for layer in layers), default=0)
-        return prepared + split_bytes(self._card)
+        prepared = max(
+            (
+                layer.step_bytes(tokens, 0, 0, dtype.itemsize)
+                + latent.prepared_bytes(layer, tokens, dtype.itemsize)
+                for layer in layers
+            ),
+            default=0,
+        )
+        return prepared + attention.split_bytes(self._card)
 
     def cache_budget(self, share: float | None, reserve: int) -> CacheBudget:
         """The wanted share of all memory, less the bytes in use and those that a step needs."""

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from models.layers.attention import Attention
+from models.layers.latent_attention import LatentAttention, LatentSpec
+from models.parallel.shares import Span
 from worker.devices.base import Fetch
 from worker.devices.cuda import Cuda
 from worker.devices.plain_attention import plain_attention_bytes
@@ -72,3 +74,18 @@ def test_masks_take_memory_only_where_torch_attends(device: Cuda) -> None:
     for layers, kernels in (([layer(128), layer(512)], device.kernels), ([layer(128)], {})):
         device.kernels = kernels
         assert device.attention_bytes(layers, *sizes) == plain_attention_bytes(layers, *sizes) > own
+
+
+def test_keys_and_values_of_latents_take_memory_only_where_torch_makes_them(device: Cuda) -> None:
+    from worker.kernels.cuda.card import Card
+
+    device._card = Card(90, 132)  # pyright: ignore[reportPrivateUsage]
+    device.kernels = {"latent_attention": lambda: None}
+    sizes = (8192, 131072, torch.bfloat16)
+    spec = LatentSpec(query_rank=None, rank=512, nope=128, rope=64, value=128)
+    layers = [LatentAttention(Span.whole(16), spec, scale=1.0)]
+    own = device.attention_bytes(layers, *sizes)
+    wide = 8192 * 16 * 2 * (512 + 512 + 64)
+    assert wide < own < wide + (512 << 20)
+    device.kernels = {}
+    assert device.attention_bytes(layers, *sizes) == plain_attention_bytes(layers, *sizes)

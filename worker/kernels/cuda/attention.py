@@ -21,7 +21,7 @@ from worker.kernels.cuda.attention_kernel import attend, join
 from worker.kernels.cuda.card import Card
 from worker.kernels.cuda.launch import launch
 from worker.kernels.cuda.plan import MOST_SPLITS, Blocks, Heads, plan_prompts_and_decodes, plan_texts
-from worker.kernels.cuda.tiles import SHORT_ROWS, Tiles, attention_tiles
+from worker.kernels.cuda.tiles import SHORT_ROWS, Tiles, attention_tiles, latent_tiles
 
 MOST_DIM, MOST_GROUP = 256, 64
 """The widest head, and the most query heads that share a key head."""
@@ -48,10 +48,15 @@ def plan_step(
 ) -> list[tuple[Blocks, Tiles]]:
     """The blocks of a step for one kind of heads, on the host."""
     heads, dtype, paged = key
-    long = attention_tiles(card.capability, dtype, heads.dim, heads.group, short=False)
+    if heads.latent:
+        short, long = (latent_tiles(dtype, short=short) for short in (True, False))
+    else:
+        short, long = (
+            attention_tiles(card.capability, dtype, heads.dim, heads.group, short=short)
+            for short in (True, False)
+        )
     if not paged:
         return [(blocks, long) for blocks in plan_texts(new, heads, long)]
-    short = attention_tiles(card.capability, dtype, heads.dim, heads.group, short=True)
     planned = plan_prompts_and_decodes(new, total, heads, short, long, card.processors)
     return [(blocks, short if blocks.short else long) for blocks in planned]
 

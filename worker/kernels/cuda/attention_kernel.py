@@ -47,7 +47,7 @@ def _split_size(low, high, splits, BN: constexpr):
 
 
 @triton.jit
-def _tiles_of(
+def tiles_of(
     first, new, before, length, split, splits, TOKENS: constexpr, BN: constexpr, SPLIT: constexpr,
     CAUSAL: constexpr, WINDOW: constexpr,
 ):  # fmt: skip
@@ -82,7 +82,7 @@ def _places(
 
 
 @triton.jit
-def _visible(seen, position, high, CAUSAL: constexpr, WINDOW: constexpr):
+def visible(seen, position, high, CAUSAL: constexpr, WINDOW: constexpr):
     """The mask [BM, BN] of the keys that each query sees, which stands at the position `seen` itself."""
     mask = (position < high)[None, :]
     if CAUSAL:
@@ -126,7 +126,7 @@ def _add_tile(
         distance = tl.minimum(tl.maximum(position[None, :] - seen[:, None], -REACH), REACH)
         scores += tl.load(bias[:, None] + distance + REACH).to(tl.float32) * 1.4426950408889634
     if MASKED:
-        scores = tl.where(_visible(seen, position, high, CAUSAL, WINDOW), scores, float("-inf"))
+        scores = tl.where(visible(seen, position, high, CAUSAL, WINDOW), scores, float("-inf"))
     top = tl.maximum(largest, tl.max(scores, 1))
     base = tl.where(top == float("-inf"), 0.0, top)  # a query may see no key of this tile
     weights = tl.exp2(scores - base[:, None])
@@ -146,13 +146,13 @@ def _start(sinks_ptr, query_head, used, first_split, BM: constexpr, SINKS: const
 
 
 @triton.jit
-def _token_of_splits(lane, BM: constexpr, GROUP: constexpr):
+def token_of_splits(lane, BM: constexpr, GROUP: constexpr):
     """The place [BM] of each token among those of all blocks, which are filled up."""
     return tl.program_id(0).to(tl.int64) * (BM // GROUP) + lane // GROUP
 
 
 @triton.jit
-def _write(
+def write(
     out_ptr, partial_ptr, logs_ptr, place, used, top, total, result, split, splits, DIM: constexpr,
     WIDE: constexpr, SPLIT: constexpr,
 ):  # fmt: skip
@@ -198,7 +198,7 @@ def attend(
     at = (begin + token).to(tl.int64)
     there = used[:, None] & (dims < DIM)[None, :]
     q = tl.load(q_ptr + (at * q_stride + query_head * DIM)[:, None] + dims[None, :], mask=there, other=0.0)
-    low, plain, high = _tiles_of(  # pyright: ignore
+    low, plain, high = tiles_of(  # pyright: ignore
         first, new, before, length, split, splits, BM // GROUP, BN, SPLIT, CAUSAL, WINDOW
     )
     k_ptr, v_ptr = k_ptr + begin.to(tl.int64) * k_stride, v_ptr + begin.to(tl.int64) * v_stride  # 0 for pages
@@ -217,8 +217,8 @@ def attend(
             v_stride, scale, softcap, HEADS, DIM, WIDE, PAGE, BN, CAUSAL, WINDOW, CAPPED, REACH, True,
         )  # fmt: skip
     if low < high or not SPLIT:
-        place = (_token_of_splits(lane, BM, GROUP) if SPLIT else at) * (HEADS * GROUP) + query_head
-        _write(
+        place = (token_of_splits(lane, BM, GROUP) if SPLIT else at) * (HEADS * GROUP) + query_head
+        write(
             out_ptr, partial_ptr, logs_ptr, place, used, top, total, result, split, splits, DIM, WIDE, SPLIT
         )
 

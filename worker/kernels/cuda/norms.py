@@ -1,4 +1,4 @@
-"""Norms by Triton: `rms_norm`, `layer_norm`, and both with the sum that comes before.
+"""Norms by Triton: `rms_norm`, `layer_norm`, both with the sum that comes before, and `front_rms_norm`.
 
 A program computes one row, in float32, and reads it once. Weights may be float32 beside a narrower row. As in
 the reference, a sum is rounded before it is normalised, because the next layer adds to what was rounded.
@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr
 
-from models.ops import reference
+from models.ops import latent_reference, reference
 from worker.kernels.cuda.launch import launch
 
 _MOST_WIDTH = 1 << 16
@@ -46,6 +46,19 @@ def norm(
     tl.store(out_ptr + row * width + at, x.to(out_ptr.dtype.element_ty), mask=there)
 
 
+@triton.jit
+def norm_front(x_ptr, weight_ptr, out_ptr, x_stride, front, width, eps, BLOCK: constexpr):
+    """Normalise the first numbers [front] of one row [width]; the others pass."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    there, normed = at < width, at < front
+    x = tl.load(x_ptr + row * x_stride + at, mask=there, other=0.0).to(tl.float32)
+    factor = 1.0 / tl.sqrt(tl.sum(tl.where(normed, x * x, 0.0), 0) / front + eps)
+    factors = factor * tl.load(weight_ptr + at, mask=normed, other=0.0).to(tl.float32)
+    x = tl.where(normed, x * factors, x)
+    tl.store(out_ptr + row * width + at, x.to(out_ptr.dtype.element_ty), mask=there)
+
+
 def bind() -> dict[str, Callable[..., Any]]:
     """The operations of this module by name, for `models.ops.use`."""
     return {
@@ -53,6 +66,7 @@ def bind() -> dict[str, Callable[..., Any]]:
         "add_rms_norm": add_rms_norm,
         "layer_norm": layer_norm,
         "add_layer_norm": add_layer_norm,
+        "front_rms_norm": front_rms_norm,
     }
 
 
@@ -82,6 +96,21 @@ def add_layer_norm(
     return _run(x, residual, weight, bias, eps, centred=True)
 
 
+def front_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    front, width = len(weight), x.shape[-1]
+    if not (_fit(x[:, :front], weight) and width <= _MOST_WIDTH and x.stride(1) == 1):
+        return latent_reference.front_rms_norm(x, weight, eps)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    block = _block(width)
+    launch(
+        norm_front,
+        (len(x),),
+        *(x, weight, out, x.stride(0), front, width, eps, block),
+        num_warps=_warps(block),
+    )
+    return out
+
+
 def _run(
     x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, *, centred: bool
 ) -> tuple[Tensor, Tensor]:
@@ -91,15 +120,23 @@ def _run(
     residual_rows = rows if residual is None else _rows(residual)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     total = out if residual is None else torch.empty_like(out)
-    block = max(16, 1 << (width - 1).bit_length())
+    block = _block(width)
     launch(
         norm,
         (len(rows),),
         *(rows, residual_rows, weight, bias, out, total, rows.stride(0), residual_rows.stride(0), width, eps),
         *(residual is not None, centred, bias is not None, block),
-        num_warps=min(16, max(1, block // 512)),
+        num_warps=_warps(block),
     )
     return out, total
+
+
+def _block(width: int) -> int:
+    return max(16, 1 << (width - 1).bit_length())
+
+
+def _warps(block: int) -> int:
+    return min(16, max(1, block // 512))
 
 
 def _rows(x: Tensor) -> Tensor:

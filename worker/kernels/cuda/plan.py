@@ -23,6 +23,8 @@ class Heads:
     queries: int
     keys: int
     dim: int
+    latent: bool = False
+    """Whether these are parts of the heads of latent attention, whose cached rows are `dim` wide."""
 
     @property
     def group(self) -> int:

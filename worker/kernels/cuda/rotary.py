@@ -25,7 +25,7 @@ from worker.kernels.cuda.plan import Heads
 
 
 @triton.jit
-def _prepared(
+def prepared(
     x_ptr, norm_ptr, angles_ptr, token, eps, DIM: constexpr, WIDE: constexpr, ROTATED: constexpr,
     NORMED: constexpr,
 ):  # fmt: skip
@@ -74,7 +74,7 @@ def prepare_and_cache(
     there = dims < DIM
     if head < QUERIES:
         x_ptr = q_ptr + token * q_stride + head * DIM
-        x = _prepared(x_ptr, q_norm_ptr, angles_ptr, token, eps, DIM, WIDE, ROTATED, NORMED)
+        x = prepared(x_ptr, q_norm_ptr, angles_ptr, token, eps, DIM, WIDE, ROTATED, NORMED)
         tl.store(out_ptr + (token * QUERIES + head) * DIM + dims, x.to(out_ptr.dtype.element_ty), mask=there)
     else:
         head = head - QUERIES
@@ -82,7 +82,7 @@ def prepare_and_cache(
         if head < KEYS:
             place = ((slot // PAGE * KEYS + head) * PAGE + slot % PAGE) * DIM + dims
             x_ptr = k_ptr + token * k_stride + head * DIM
-            x = _prepared(x_ptr, k_norm_ptr, angles_ptr, token, eps, DIM, WIDE, ROTATED, NORMED)
+            x = prepared(x_ptr, k_norm_ptr, angles_ptr, token, eps, DIM, WIDE, ROTATED, NORMED)
             tl.store(keys_ptr + place, _bounded(x, MOST).to(keys_ptr.dtype.element_ty), mask=there)
         else:
             head = head - KEYS
@@ -102,7 +102,7 @@ def turn(
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     dims = tl.arange(0, WIDE)
     x_ptr += token * x_stride + head * DIM
-    x = _prepared(x_ptr, x_ptr, angles_ptr, token, 0.0, DIM, WIDE, ROTATED, False)
+    x = prepared(x_ptr, x_ptr, angles_ptr, token, 0.0, DIM, WIDE, ROTATED, False)
     tl.store(out_ptr + (token * HEADS + head) * DIM + dims, x.to(out_ptr.dtype.element_ty), mask=dims < DIM)
 
 

@@ -11,6 +11,7 @@ import torch
 from worker.kernels import check
 from worker.kernels.cuda import attention, linear, norms, rotary
 from worker.kernels.cuda.card import Card
+from worker.kernels.cuda.latent import attention as latent
 from worker.kernels.cuda.products import experts
 
 logger = logging.getLogger(__name__)
@@ -21,7 +22,8 @@ Table = dict[str, Callable[..., Any]]
 def bind(card: Card, *, fp8: bool = False) -> Table:
     """All operations that have kernels, by name. `fp8`: whether `pack` makes e4m3 of plain matrices."""
     linears = linear.bind(card, fp8=fp8)
-    return attention.bind(card) | norms.bind() | rotary.bind() | linears | experts.bind(linear.gated)
+    cached = attention.bind(card) | latent.bind(card) | rotary.bind()
+    return cached | norms.bind() | linears | experts.bind(linear.gated)
 
 
 def open_kernels(card: Card, target: torch.device, dim: int, *, fp8: bool = False) -> Table:

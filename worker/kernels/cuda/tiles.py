@@ -58,6 +58,13 @@ def _large(capability: int, dim: int) -> Tiles:
     return Tiles(128, 64, 8, 2 if capability == BLACKWELL and dim <= 64 else 3)
 
 
+def latent_tiles(dtype: torch.dtype, *, short: bool) -> Tiles:
+    """The tiles for latent attention on every card: whole latents of queries fill the registers."""
+    if dtype == torch.float32:
+        return Tiles(SHORT_ROWS, 16, 8, 1)
+    return Tiles(SHORT_ROWS, 32, 4, 2) if short else Tiles(2 * SHORT_ROWS, 32, 8, 2)
+
+
 @dataclass(frozen=True, slots=True)
 class ProductTiles:
     """The sizes of a tile of a product, whose inputs the form of the matrix decides."""

@@ -87,6 +87,22 @@ def test_a_quantized_decoder_compiles_ahead(tmp_path: Path, capability: int, met
     assert all(int(matrix_unit) > 0 for name, matrix_unit, _ in found if name == "multiply")
 
 
+@pytest.mark.parametrize(
+    "capability", [90, *(pytest.param(other, marks=pytest.mark.slow) for other in (80, 89))]
+)
+def test_latent_attention_compiles_ahead(tmp_path: Path, capability: int) -> None:
+    """The widths are those of DeepSeek's models, the number of heads is no power of two."""
+    widths = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+    shape = {"num_attention_heads": 20, "num_key_value_heads": 20, "num_hidden_layers": 1}
+    tiny_checkpoint("YoutuForCausalLM", tmp_path, **widths, **shape)
+    found = compiled(tmp_path, capability)
+    names = [name for name, _, _ in found]
+    assert {"norm_front", "prepare_latent", "join"} <= set(names)
+    assert names.count("attend_latent") == 3, "decoding rows, split or not, and prompts"
+    assert [fault for _, _, fault in found if fault] == []
+    assert all(int(matrix_unit) > 0 for name, matrix_unit, _ in found if name == "attend_latent")
+
+
 @pytest.mark.slow
 def test_a_mixture_compiles_ahead(tmp_path: Path) -> None:
     tiny_checkpoint("Qwen3MoeForCausalLM", tmp_path, hidden_size=256)

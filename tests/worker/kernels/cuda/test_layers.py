@@ -8,7 +8,7 @@ from interpreted import DEVICE, assert_near, on_device
 from paged import make_cache, make_step
 from torch import Tensor
 
-from models.ops import reference
+from models.ops import latent_reference, reference
 from models.ops.head_prep import HeadPrep
 from worker.kernels import check
 from worker.kernels.cuda import table
@@ -48,6 +48,16 @@ def test_norms(dtype: torch.dtype, weight_type: torch.dtype, width: int) -> None
         expected = reference.add_layer_norm(x, residual, weight, given, 1e-5)
         for mine, other in zip(added, expected, strict=True):
             assert_near(mine, other)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("front", "behind"), [(48, 10), (512, 64), (7, 0)])
+def test_the_front_of_rows_is_normalised(dtype: torch.dtype, front: int, behind: int) -> None:
+    x = values(5, front + behind + 3, dtype=dtype)[:, : front + behind]
+    weight = values(front, dtype=dtype)
+    out = OPERATIONS["front_rms_norm"](x, weight, 1e-5)
+    assert_near(out, latent_reference.front_rms_norm(x, weight, 1e-5))
+    assert torch.equal(out[:, front:], x[:, front:])
 
 
 def test_the_sum_is_rounded_before_it_is_normalised() -> None:

@@ -68,8 +68,11 @@ def tokens(folder: Path) -> list[list[int]]:
     return found
 
 
-def test_tokens_are_those_of_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tiny_checkpoint("Qwen3ForCausalLM", tmp_path)
+@pytest.mark.parametrize("architecture", ["Qwen3ForCausalLM", "YoutuForCausalLM"])
+def test_tokens_are_those_of_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str
+) -> None:
+    folder = tiny_checkpoint(architecture, tmp_path)
     expected = tokens(folder)
     assert [len(each) for each in expected] == [7, 7, 6]
 

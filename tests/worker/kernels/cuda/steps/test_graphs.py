@@ -11,7 +11,7 @@ import pytest
 import torch
 from bits_traffic import answers
 from interpreted_device import ON_A_CARD, Interpreted
-from recorded_graphs import RecordedGraphs
+from recorded_graphs import RecordedGraphs, launches
 from sizes import engine_config, worker_config
 from tiny import tiny_checkpoint
 
@@ -99,6 +99,19 @@ def test_tokens_are_those_of_the_cpu(
     replayed = device.graphs.replayed
     assert min(replayed) < 3 <= max(replayed), "steps of both kinds were replayed"
     assert len(replayed) > 5
+
+
+def test_latent_attention_is_replayed(tmp_path: Path, device: Interpreted) -> None:
+    """The tokens are those of a worker that makes no graphs."""
+    folder = tiny_checkpoint("YoutuForCausalLM", tmp_path, num_hidden_layers=1)
+    replayed, _ = generated(folder, steps_ahead=1)
+    assert len(device.graphs.replayed) > 5
+    captured = launches(device.graphs.captured[0])
+    assert captured.count("attend_latent") == 1
+    device.graphs.captured.clear()
+    device.most_rows = 0
+    assert generated(folder, steps_ahead=1)[0] == replayed
+    assert device.graphs.captured == []
 
 
 def opened(folder: Path) -> Runner:

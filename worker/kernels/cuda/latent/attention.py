@@ -1,0 +1,160 @@
+"""Latent attention by Triton: the operation `latent_attention`, as products with latents themselves.
+
+cuBLAS brings queries to the width of a latent before the kernel, and what it adds up to the width of values
+after it; keys and values of cached tokens are never made. The reference computes what the kernels cannot:
+latents of more than 512 numbers, and tensors that lie otherwise in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.context import ForwardContext
+from models.layers.attention import CachedAttention
+from models.layers.latent_attention import LatentAttention
+from models.ops import latent_reference
+from worker.kernels.cuda.attention import DTYPES, LOG2E, Launch, launches, padded
+from worker.kernels.cuda.attention_kernel import join
+from worker.kernels.cuda.card import Card
+from worker.kernels.cuda.latent.kernel import attend_latent, prepare_latent
+from worker.kernels.cuda.launch import launch
+from worker.kernels.cuda.plan import MOST_SPLITS, Heads
+from worker.kernels.cuda.tiles import SHORT_ROWS
+
+_MOST_RANK, _MOST_ROPE = 512, 128
+"""The widest latent and the widest rotated key."""
+
+
+def bind(card: Card) -> dict[str, Callable[..., Any]]:
+    """The operations of this module by name, for `models.ops.use`."""
+
+    def latent_attention(
+        q: Tensor,
+        latent: Tensor,
+        up: Tensor,
+        cache: Tensor,
+        context: ForwardContext,
+        cos_sin: Tensor | None,
+        *,
+        scale: float,
+    ) -> Tensor:
+        if not _fits(q, latent, up, cache, cos_sin):
+            return latent_reference.latent_attention(q, latent, up, cache, context, cos_sin, scale=scale)
+        (tokens, heads, width), (_, each, rank) = q.shape, up.shape
+        nope = width - (latent.shape[1] - rank)
+        turned = _prepare(q, latent, cache, context, cos_sin, nope, rank)
+        wide = torch.empty(tokens, heads, rank, dtype=q.dtype, device=q.device)
+        torch.bmm(q[:, :, :nope].transpose(0, 1), up[:, :nope], out=wide.transpose(0, 1))
+        sums = torch.empty_like(wide)
+        parted = _in_parts(heads, latent.shape[1])
+        for blocks in launches(card, context, (parted, q.dtype, True)):
+            _run(blocks, parted, wide, turned, cache, sums, context, scale)
+        out = torch.empty(tokens, heads, each - nope, dtype=q.dtype, device=q.device)
+        torch.bmm(sums.transpose(0, 1), up[:, nope:].transpose(1, 2), out=out.transpose(0, 1))
+        return out
+
+    return {"latent_attention": latent_attention}
+
+
+def knows(layer: CachedAttention) -> bool:
+    """Whether the kernels compute the attention of a layer."""
+    return isinstance(layer, LatentAttention) and _known(layer.spec.rank, layer.spec.rope)
+
+
+def prepared_bytes(layer: CachedAttention, tokens: int, itemsize: int) -> int:
+    """The bytes of queries and sums of a step that are as wide as latents; 0 for other layers."""
+    if not isinstance(layer, LatentAttention):
+        return 0
+    return tokens * layer.heads.length * (2 * layer.spec.rank + layer.spec.rope) * itemsize
+
+
+def _in_parts(heads: int, width: int) -> Heads:
+    """The heads, in equal parts that fit the least tile, as if each part had a key head of its own."""
+    parts = -(-heads // SHORT_ROWS)
+    return Heads(parts * -(-heads // parts), parts, width, latent=True)
+
+
+def _known(rank: int, rope: int) -> bool:
+    return rank <= _MOST_RANK and 0 < rope <= _MOST_ROPE
+
+
+def _fits(q: Tensor, latent: Tensor, up: Tensor, cache: Tensor, cos_sin: Tensor | None) -> bool:
+    """Whether the kernels know these widths, and rows and heads lie as they read them."""
+    rank = up.shape[2]
+    rope = latent.shape[1] - rank
+    return (
+        _known(rank, rope)
+        and q.dtype in DTYPES
+        and all(x.dtype == q.dtype for x in (latent, up, cache))
+        and q.stride()[1:] == (q.shape[2], 1)
+        and latent.stride(1) == 1
+        and cache.is_contiguous()
+        and (cos_sin is None or cos_sin.is_contiguous())
+    )
+
+
+def _prepare(
+    q: Tensor,
+    latent: Tensor,
+    cache: Tensor,
+    context: ForwardContext,
+    cos_sin: Tensor | None,
+    nope: int,
+    rank: int,
+) -> Tensor:
+    """Cache the rows of the step -> the rotated parts of its queries [T, heads, rope]."""
+    tokens, heads, width = q.shape
+    rope = width - nope
+    out = torch.empty(tokens, heads, rope, dtype=q.dtype, device=q.device)
+    launch(
+        prepare_latent,
+        (tokens, heads + 1),
+        *(q, latent, out, cache, context.slot_mapping, cos_sin, q.stride(0), latent.stride(0)),
+        *(heads, nope, rope, padded(rope), rank, padded(rank)),
+        0 if cos_sin is None else cos_sin.shape[1],
+        num_warps=1,
+    )
+    return out
+
+
+def _run(
+    blocks: Launch,
+    parted: Heads,
+    q: Tensor,
+    q_rope: Tensor,
+    cache: Tensor,
+    out: Tensor,
+    context: ForwardContext,
+    scale: float,
+) -> None:
+    """Compute the blocks of one launch: q and out [T, heads, rank], q_rope [T, heads, rope]."""
+    (_, heads, rank), rope, table = q.shape, q_rope.shape[2], context.block_table
+    tiles, splits, wide = blocks.tiles, blocks.splits, padded(rank)
+    each = tiles.queries // parted.group
+    partial = logs = None
+    if splits > 1:
+        places = (len(blocks.rows) * each, heads, splits)
+        partial = torch.empty(*places, rank, dtype=torch.float32, device=q.device)
+        logs = torch.empty(places, dtype=torch.float32, device=q.device)
+    launch(
+        attend_latent,
+        (len(blocks.rows), parted.keys, splits),
+        *(q, q_rope, cache, out, partial, logs, table, context.kv_lens, context.query_starts),
+        *(blocks.rows, blocks.tokens, scale * LOG2E, table.stride(0), splits),
+        *(heads, parted.group, rank, wide, rope, padded(rope), context.block_size),
+        *(tiles.queries, tiles.keys, splits > 1),
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+    )
+    if splits > 1:
+        launch(
+            join,
+            (len(blocks.rows) * each, heads),
+            *(partial, logs, out, context.kv_lens, context.query_starts, blocks.rows, blocks.tokens, splits),
+            *(heads, rank, wide, each, tiles.keys, MOST_SPLITS, -1),
+            num_warps=8 if wide > 128 else 2,
+        )
