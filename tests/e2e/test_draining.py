@@ -46,22 +46,27 @@ def end(server: LiveServer, number: int = signal.SIGTERM) -> tuple[int, float]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
 def test_streams_finish_and_nobody_is_refused_a_connection(number: int) -> None:
-    with serving("demo", *SMALL) as server, probing(server.port, "/live", "/ready", "/v1/models") as probes:
+    with (
+        ThreadPoolExecutor(1) as pool,
+        serving("demo", *SMALL) as server,
+        probing(server.port, "/live", "/ready", "/v1/models") as probes,
+    ):
+        gone = pool.submit(lambda: (server.process.wait(), time.monotonic()))  # a thread that is never late
         with stream(server, LONG) as data:
             asked = time.monotonic()
             server.process.send_signal(number)
             rest = list(data)
         finished = time.monotonic()
-        assert server.process.wait() == 0  # with a time-out it would look now and then only
-        gone = time.monotonic()
+        code, ended = gone.result()
         wait_until(lambda: probes.refused == 3, 5)
+    assert code == 0
     assert rest[-1] == "[DONE]" and json.loads(rest[-2])["choices"][0]["finish_reason"] == "length"
-    refused = [probes.first(path, "ConnectionRefusedError", finished) for path in probes.seen]
-    assert min(refused) > gone - finished - 0.15, "the port closes with the process"
+    refused = [asked + probes.first(path, "ConnectionRefusedError", asked) for path in probes.seen]
+    assert min(refused) > ended - 0.15 * PATIENCE, "the port closes with the process"
     assert probes.first("/ready", 503, asked) < PATIENCE
     live = probes.counts("/live")
     assert live.total() - live[200] <= 2, "one probe may meet the last moment, and the last one nobody"
-    assert gone - finished < 3 * PATIENCE, "half a second on a machine that does nothing else"
+    assert ended - finished < 3 * PATIENCE, "half a second on a machine that does nothing else"
 
 
 def test_clients_are_told_to_go_elsewhere() -> None:
