@@ -6,9 +6,10 @@ from collections import deque
 
 from bound_life import POISON, BoundExecutor, Life
 from fake_worker import VOCAB, facts, reference
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from toy_language import Language, ToyWalker
+from untimed import untimed
 
 from engine_core.protocol import Add, Failed, Tokens
 from worker.protocol import Sampling
@@ -26,7 +27,7 @@ languages = st.one_of(
 prompts = st.lists(st.sampled_from([*range(1, 40), POISON]), min_size=1, max_size=12)
 
 
-@settings(max_examples=400, deadline=None)
+@untimed(400)
 @given(data=st.data())
 def test_every_bound_step_is_told_its_bounds_and_every_text_is_in_its_language(data: st.DataObject) -> None:
     found = facts(

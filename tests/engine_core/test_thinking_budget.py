@@ -7,9 +7,10 @@ from collections import deque
 import pytest
 from bound_life import BoundExecutor, Life
 from fake_worker import VOCAB, facts, text_after
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from toy_language import Language, ToyWalker
+from untimed import untimed
 
 from engine_core.protocol import Add, Failed, Thinking
 from worker.protocol import Pooling, Sampling
@@ -43,7 +44,7 @@ def reference(thinking: Thinking, language: Language | None, most: int) -> list[
 sets = st.sets(st.integers(5, VOCAB - 1), max_size=6).map(lambda ids: tuple((id,) for id in sorted(ids)))
 
 
-@settings(max_examples=200, deadline=None)
+@untimed(200)
 @given(
     thinking=st.builds(
         Thinking,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from untimed import untimed
 
 from engine_core.experts.balance import balance, first_map, improve
 
@@ -17,7 +18,7 @@ PUBLISHED = [
     [7, 10, 6, 8, 6, 11, 8, 9, 2, 4, 5, 1, 5, 0, 3, 1],
 ]
 
-SEVERAL = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SEVERAL = untimed(150)
 
 
 @pytest.mark.parametrize("layer", [0, 1])

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sizes import MODEL, worker_config
 from toy_language import bound_of
+from untimed import untimed
 
 from engine_core.config import EngineConfig
 from engine_core.ranks.executor import RanksExecutor
@@ -38,6 +39,7 @@ def smallest(bound: Bound, vocab: int) -> Bound:
     return found[0]
 
 
+@untimed()
 @given(st.sets(st.integers(0, 999)), st.sampled_from([1000, 992, 2000]))
 def test_the_same_tokens_may_come(ids: set[int], vocab: int) -> None:
     within = sorted(id for id in ids if id < vocab)

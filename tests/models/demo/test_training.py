@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, GenerationConfig, LlamaForCausalLM
+from untimed import untimed
 
 from models.demo.training import arithmetic, skills, tools
 from models.demo.training.corpus import Document, Message, documents
@@ -152,7 +153,7 @@ def test_config_says_what_the_engine_must_know() -> None:
     assert generation["eos_token_id"] == [CODEC.id_of(TURN_END), CODEC.id_of(END_OF_TEXT)]
 
 
-@settings(max_examples=200, deadline=None)
+@untimed(200)
 @given(st.text())
 def test_any_text_survives_the_round_trip(text: str) -> None:
     assert CODEC.decode(CODEC.encode(text)) == text

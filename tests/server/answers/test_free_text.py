@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from untimed import untimed
 
 from server.answers.free_text import FreeText
 
@@ -27,6 +28,7 @@ def read(pieces: list[str]) -> list[str]:
 CHARACTERS = st.characters(exclude_categories=["Cs"])
 
 
+@untimed()
 @given(st.text(CHARACTERS), st.lists(st.integers(0, 1000)), st.booleans())
 def test_the_text_is_the_same_however_it_was_cut(text: str, cuts: list[int], escapes: bool) -> None:
     arguments = json.dumps({"input": text}, ensure_ascii=escapes)

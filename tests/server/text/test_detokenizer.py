@@ -10,6 +10,7 @@ import tokenizers
 import zoo
 from hypothesis import given
 from hypothesis import strategies as st
+from untimed import untimed
 
 from server.text.detokenizer import BROKEN
 from server.text.tokenizer import Tokenizer
@@ -44,6 +45,7 @@ CUTS = st.lists(st.integers(1, 3), max_size=60)
 
 
 @pytest.mark.parametrize("kind", EXACT)
+@untimed()
 @given(seeds=st.lists(st.integers(0, 10_000), max_size=40), cuts=CUTS, skip=st.booleans())
 def test_any_tokens_give_the_text_of_all_at_once(
     kind: str, seeds: list[int], cuts: list[int], skip: bool
@@ -55,6 +57,7 @@ def test_any_tokens_give_the_text_of_all_at_once(
 
 
 @pytest.mark.parametrize("kind", zoo.KINDS)
+@untimed()
 @given(text=st.text(max_size=30), cuts=CUTS)
 def test_encoded_text_streams_in_whole_characters(kind: str, text: str, cuts: list[int]) -> None:
     ids = raw(kind).encode(text).ids
@@ -64,6 +67,7 @@ def test_encoded_text_streams_in_whole_characters(kind: str, text: str, cuts: li
     assert sum(piece.count(BROKEN) for piece in out) == expected.count(BROKEN)
 
 
+@untimed()
 @given(words=st.lists(st.sampled_from(["▁the", "fox", "▁", "▁▁", "é", "日本", "<plain>", "</s>"])), cuts=CUTS)
 def test_sentencepiece_spaces(words: list[str], cuts: list[int]) -> None:
     ids = [raw("sentencepiece").token_to_id(word) for word in words]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from untimed import untimed
 
 from server.text.stop_strings import StopStrings
 
@@ -19,6 +20,7 @@ def first_to_end(text: str, stops: list[str]) -> tuple[int, str] | None:
     return None
 
 
+@untimed()
 @given(
     text=st.text("abc", max_size=20),
     stops=st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=4),

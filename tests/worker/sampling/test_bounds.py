@@ -7,9 +7,10 @@ from collections import deque
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from toy_language import FORMS, bound_of
+from untimed import untimed
 
 from worker.devices.cpu import Cpu
 from worker.protocol import Bound, NewSeq, Sampling, StepBounds
@@ -35,6 +36,7 @@ def bits_of(bounds: StepBounds, bound: dict[int, int], vocab: int) -> RowBits:
     return bits
 
 
+@untimed()
 @given(allowed=st.sets(st.integers(0, 69)), vocab=st.sampled_from([70, 64, 96]))
 def test_all_forms_mean_the_same(allowed: set[int], vocab: int) -> None:
     within = sorted(token for token in allowed if token < vocab)
@@ -131,7 +133,7 @@ options = st.builds(
 )
 
 
-@settings(max_examples=250, deadline=None)
+@untimed(250)
 @given(
     rows=st.lists(
         st.tuples(options, st.one_of(st.none(), st.lists(ids, min_size=1, max_size=6, unique=True))),

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from untimed import untimed
 
 from worker.devices.cpu import Cpu
 from worker.protocol import NewSeq, Sampling
@@ -150,7 +151,7 @@ filters = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@untimed(150)
 @given(many=st.lists(edits, min_size=1, max_size=6), seed=st.integers(0, 2**32))
 def test_masks_and_penalties_equal_the_oracle(many: list[Sampling], seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -166,7 +167,7 @@ def test_masks_and_penalties_equal_the_oracle(many: list[Sampling], seed: int) -
         assert expected[int(sample([row]).tokens[0])] == pytest.approx(expected.max(), abs=1e-4)
 
 
-@settings(max_examples=60, deadline=None)
+@untimed(60)
 @given(many=st.lists(filters, min_size=1, max_size=40), seed=st.integers(0, 2**32), may_sync=st.booleans())
 def test_draws_equal_the_oracle(many: list[Sampling], seed: int, may_sync: bool) -> None:
     rng = np.random.default_rng(seed)
