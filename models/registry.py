@@ -62,6 +62,7 @@ ARCHITECTURES: dict[str, str] = {
     "MiniCPM3ForCausalLM": "latent.minicpm3:MiniCPM3ForCausalLM",
     "MiniMaxM2ForCausalLM": "mixtures.minimax_m2:MiniMaxM2ForCausalLM",
     "Ministral3ForCausalLM": "decoders.llama:Ministral3ForCausalLM",
+    "Mistral4ForCausalLM": "latent.mistral4:Mistral4ForCausalLM",
     "MistralForCausalLM": "decoders.llama:MistralForCausalLM",
     "MixtralForCausalLM": "mixtures.mixtral:MixtralForCausalLM",
     "ModernBertForMaskedLM": "encoders.modernbert:ModernBertModel",
@@ -163,7 +164,8 @@ def _computed_as(config: ModelConfig) -> str:
         return config.architecture
     kind = config.raw.get("model_type")
     if not isinstance(kind, str) or kind not in composite.texts:
-        served = " and ".join(map(repr, composite.texts))
+        *others, last = map(repr, composite.texts)
+        served = f"{', '.join(others)} and {last}" if others else last
         raise UnknownArchitecture(
             f"The text of this {config.architecture} is of the model_type {kind!r}, and only that of "
             f"{served} is served."

@@ -46,7 +46,12 @@ COMPOSITES: Mapping[str, Composite] = {
         },
     ),
     "Mistral3ForConditionalGeneration": Composite(
-        texts={"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"}, beside=_VISION_TOWER
+        texts={
+            "mistral": "MistralForCausalLM",
+            "ministral3": "Ministral3ForCausalLM",
+            "mistral4": "Mistral4ForCausalLM",
+        },
+        beside=_VISION_TOWER,
     ),
     "Qwen3VLForConditionalGeneration": Composite(
         texts={"qwen3_vl_text": "Qwen3ForCausalLM"}, beside=("model.visual",)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,19 @@ from models.context import context
 from models.layers.linear import cut_of, frozen
 from models.ops.head_prep import AS_PROJECTED, HeadPrep
 from models.parallel.shares import Span
+
+
+@dataclass(frozen=True)
+class QueryGrowth:
+    """Queries are larger the later they are, so that attention stays as sharp over long texts."""
+
+    rate: float
+    length: int
+    """The tokens of a text after which queries begin to grow."""
+
+    def of(self, q: Tensor) -> Tensor:
+        """The queries [T, F] of this step as large as their positions make them."""
+        return ops.scale_by_position(q, context().positions, self.rate, self.length)
 
 
 class CachedAttention(nn.Module, ABC):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from models import ops
 from models.checkpoint.weights import Weights
 from models.context import context
-from models.layers.attention import CachedAttention
+from models.layers.attention import CachedAttention, QueryGrowth
 from models.layers.linear import Linear, Pairs, RowLinear, cut_of, frozen
 from models.layers.norm import FrontRMSNorm, RMSNorm
 from models.parallel.parallel import Parallel
@@ -99,7 +99,16 @@ class LatentSelfAttention(nn.Module):
 
     ignored = ("rotary_emb.inv_freq",)  # old checkpoints carry the rope frequencies
 
-    def __init__(self, size: int, heads: int, spec: LatentSpec, parallel: Parallel, *, scale: float) -> None:
+    def __init__(
+        self,
+        size: int,
+        heads: int,
+        spec: LatentSpec,
+        parallel: Parallel,
+        *,
+        scale: float,
+        growth: QueryGrowth | None = None,
+    ) -> None:
         super().__init__()
         share, width = parallel.share_heads(heads), spec.nope + spec.rope
         of_heads, of_row = None, None
@@ -127,6 +136,7 @@ class LatentSelfAttention(nn.Module):
         self.attention = LatentAttention(share, spec, scale=scale)
         self.o_proj = RowLinear(share.times(spec.value), size, parallel, bias=spec.bias)
         self.compresses = spec.query_rank is not None
+        self.growth = growth
 
     def forward(self, x: Tensor, cos_sin: Tensor | None) -> Tensor:
         if self.compresses:
@@ -135,4 +145,7 @@ class LatentSelfAttention(nn.Module):
         else:
             q, latent = x, self.kv_a_proj(x)
         latent = self.kv_a_layernorm(latent)
-        return self.o_proj(self.attention(self.queries(q), latent, cos_sin))
+        q = self.queries(q)
+        if self.growth is not None:
+            q = self.growth.of(q)
+        return self.o_proj(self.attention(q, latent, cos_sin))

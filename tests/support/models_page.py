@@ -18,9 +18,11 @@ from transformers.utils import logging
 from models.conversion.composites import COMPOSITES
 from models.registry import ARCHITECTURES
 
-OWN = ARCHITECTURES | {
-    name: ARCHITECTURES[text] for name, composite in COMPOSITES.items() for text in composite.texts.values()
-}
+_TEXTS = [
+    (name, ARCHITECTURES[text]) for name, composite in COMPOSITES.items() for text in composite.texts.values()
+]
+"""Composite architectures with the classes that compute their texts, of which one may have several."""
+OWN = ARCHITECTURES | dict(_TEXTS)
 """The classes of our own, with those that compute the texts of composites."""
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 VERSION_LINE = f"The second and third list were made with transformers {transformers.__version__}."
@@ -67,12 +69,12 @@ def row(architecture: str, found: str) -> str:
 
 
 def own_rows() -> Iterator[str]:
-    def module(architecture: str) -> str:
-        return OWN[architecture].partition(":")[0]
+    def module(entry: tuple[str, str]) -> str:
+        return entry[1].partition(":")[0]
 
-    for name, served in groupby(sorted(OWN, key=module), module):
+    for name, served in groupby(sorted([*ARCHITECTURES.items(), *_TEXTS], key=module), module):
         path = name.replace(".", "/")
-        listed = ", ".join(f"`{architecture}`" for architecture in served)
+        listed = ", ".join(f"`{architecture}`" for architecture in dict(served))
         yield f"| [{path}.py](../models/families/{path}.py) | {listed} |"
 
 

@@ -11,6 +11,7 @@ import json
 import re
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -79,6 +80,7 @@ _SHARED_EXPERTS = {
     "n_shared_experts": 2,
     "first_k_dense_replace": 1,
 }
+_GROUPED = {**_LATENT, **_SHARED_EXPERTS, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5}
 _FAMILIES: dict[str, dict[str, object]] = {
     "LlamaForCausalLM": _SHAPE,
     "MistralForCausalLM": {**_SHAPE, "head_dim": 16, "sliding_window": _WINDOW},
@@ -219,17 +221,11 @@ _FAMILIES: dict[str, dict[str, object]] = {
             "original_max_position_embeddings": 128,
         },
     },
-    "DeepseekV2ForCausalLM": {
-        **_LATENT,
-        **_SHARED_EXPERTS,
-        "topk_method": "group_limited_greedy",
-        "n_group": 4,
-        "topk_group": 2,
-        "routed_scaling_factor": 2.5,
-    },
-    "DeepseekV3ForCausalLM": {**_LATENT, **_SHARED_EXPERTS, "n_group": 4, "topk_group": 2},
+    "DeepseekV2ForCausalLM": {**_GROUPED, "topk_method": "group_limited_greedy"},
+    "DeepseekV3ForCausalLM": _GROUPED,
     "Glm4MoeLiteForCausalLM": {**_LATENT, **_SHARED_EXPERTS, "n_shared_experts": 1, "v_head_dim": 20},
     "YoutuForCausalLM": _LATENT,
+    "Mistral4ForCausalLM": {**_GROUPED, "rope_parameters": {**GROWING_QUERIES, "partial_rotary_factor": 0.4}},
     "MiniCPM3ForCausalLM": {
         **_LATENT,
         "v_head_dim": None,
@@ -282,7 +278,7 @@ def tiny_checkpoint(arch: str, folder: Path, **overrides: object) -> Path:
     model_class = getattr(transformers, arch)
     config = model_class.config_class(
         **{
-            **_shape(arch),
+            **shape_of(arch),
             "vocab_size": VOCAB_SIZE,
             "bos_token_id": BOS_ID,
             "eos_token_id": EOS_ID,
@@ -302,7 +298,8 @@ def tiny_checkpoint(arch: str, folder: Path, **overrides: object) -> Path:
     return folder
 
 
-def _shape(arch: str) -> dict[str, object]:
+def shape_of(arch: str) -> dict[str, object]:
+    """The fields of the tiny config of an architecture."""
     if arch in _FAMILIES:
         return _FAMILIES[arch]
     return _ENCODERS[re.sub("(Model|For[A-Z].*)$", "", arch)]
@@ -366,12 +363,18 @@ def randomise(model: nn.Module, seed: int, scale: float) -> None:
             buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
 
 
+_IN_NO_TABLE = ("Mistral4ForCausalLM",)
+"""Causal language models that `AutoModelForCausalLM` does not know."""
+
+
 @cache
-def hf_model(folder: Path) -> nn.Module:
-    """Hugging Face's model in float32 with its plainest attention, which knows soft-caps and windows."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
-    )
+def hf_model(folder: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """Hugging Face's model with its plainest attention, which knows soft-caps and windows."""
+    architecture = json.loads((folder / "config.json").read_text()).get("architectures", [""])[0]
+    made: Any = transformers.AutoModelForCausalLM
+    if architecture in _IN_NO_TABLE:
+        made = getattr(transformers, architecture)
+    model = made.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
     return model.eval()
 
 

@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from models import ops
 from models.checkpoint.weights import Weights, load
 from models.config import Eps, ModelConfig, Size
-from models.context import context
 from models.conversion.composites import HEADS, TRUNKS
 from models.conversion.served_as import looks_ahead
-from models.layers.attention import Attention, CachedAttention
+from models.layers.attention import Attention, CachedAttention, QueryGrowth
 from models.layers.embedding import Embedding, LMHead
 from models.layers.encoder_attention import EncoderAttention
 from models.layers.latent_attention import LatentSelfAttention, LatentSpec
@@ -61,15 +60,6 @@ class LayerSpec:
     window: int | None = None
     experts: ExpertSpec | None = None
     """The mixture of experts; None means that this layer has an MLP."""
-
-
-@dataclass(frozen=True)
-class QueryGrowth:
-    """Queries are larger the later they are, so that attention stays as sharp over long texts."""
-
-    rate: float
-    length: int
-    """The tokens of a text after which queries begin to grow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +164,7 @@ class DecoderAttention(nn.Module):
         if self.qk_norm == "projection":
             q, k = self.q_norm(q), self.k_norm(k)
         if (growth := self.query_growth) is not None:
-            q = ops.scale_by_position(q, context().positions, growth.rate, growth.length)
+            q = growth.of(q)
         return self.o_proj(self.attention(q, k, v, prep))
 
 
@@ -295,7 +285,12 @@ def _attention(
     if looks_ahead(config):
         raise ValueError(f"{config.architecture} with latent attention cannot attend in both directions")
     return LatentSelfAttention(
-        config.hidden_size, config.num_heads, spec.latent, parallel, scale=spec.attention_scale
+        config.hidden_size,
+        config.num_heads,
+        spec.latent,
+        parallel,
+        scale=spec.attention_scale,
+        growth=spec.query_growth,
     )
 
 

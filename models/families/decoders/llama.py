@@ -12,8 +12,8 @@ from models.families.decoders.decoder import (
     DecoderForCausalLM,
     DecoderSpec,
     LayerSpec,
-    QueryGrowth,
 )
+from models.layers.attention import QueryGrowth
 from models.layers.rotary import read_rope
 from models.model import ModelSetup
 

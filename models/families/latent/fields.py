@@ -32,15 +32,17 @@ def latent_spec(
     experts: Callable[[int], ExpertSpec | None],
     *,
     turns_neighbours: bool | None = None,
+    part_of: int | None = None,
     **others: Any,
 ) -> DecoderSpec:
     """The decoder of a family's fields; `experts` gives the mixture of the layer with a number, or None.
 
-    `turns_neighbours` is a rule of the family; None means that config.json says it. `others` go to the spec.
+    `turns_neighbours` is a rule of the family; None means that config.json says it. `part_of` is the width
+    that 'partial_rotary_factor' counts of; None means 'qk_rope_head_dim'. `others` go to the spec.
     """
     config = setup.config
     widths = family_fields(config, LatentFields)
-    rope = _rope(config, widths.qk_rope_head_dim, setup.max_len)
+    rope = _rope(config, widths.qk_rope_head_dim, part_of or widths.qk_rope_head_dim, setup.max_len)
     layers = tuple(LayerSpec(rope=rope, experts=experts(index)) for index in range(config.num_layers))
     latent = LatentSpec(
         query_rank=widths.q_lora_rank,
@@ -59,11 +61,11 @@ def no_experts(index: int) -> None:
     """Give the layer `index` an MLP."""
 
 
-def _rope(config: ModelConfig, width: int, max_len: int) -> Rope:
-    rope = read_rope(config.raw, width, max_len)
+def _rope(config: ModelConfig, width: int, part_of: int, max_len: int) -> Rope:
+    rope = read_rope(config.raw, part_of, max_len)
     if 2 * len(rope.frequencies) != width:
         raise ConfigError(
             f"config.json of this {config.architecture} rotates {2 * len(rope.frequencies)} of {width} "
-            "dimensions ('partial_rotary_factor' of 'qk_rope_head_dim'), and all of them must be"
+            "dimensions of a key ('partial_rotary_factor', 'qk_rope_head_dim'), and all of them must be"
         )
     return rope

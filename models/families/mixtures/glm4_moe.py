@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from models.config import ModelConfig, Size, family_fields
 from models.families.decoders.decoder import DecoderFields, DecoderForCausalLM, LayerSpec
+from models.layers.experts import SavedExperts
 from models.layers.moe import ExpertSpec, SharedExpert
 from models.layers.rotary import read_rope
 from models.model import ModelSetup
@@ -16,6 +17,7 @@ class DeepSeekExperts(DecoderFields, frozen=True, kw_only=True):
     """The fields of experts that DeepSeek named first, and the choice by sigmoid scores of its V3."""
 
     correction: ClassVar[str] = "gate.e_score_correction_bias"
+    saved: ClassVar[SavedExperts] = SavedExperts()
 
     n_routed_experts: Size
     num_experts_per_tok: Size
@@ -48,6 +50,7 @@ class DeepSeekExperts(DecoderFields, frozen=True, kw_only=True):
             width=self.moe_intermediate_size,
             activation=self.hidden_act,
             correction=self.correction,
+            saved=self.saved,
             shared=shared,
         )
 

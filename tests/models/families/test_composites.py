@@ -13,7 +13,7 @@ import torch
 import transformers
 from drive import Driver, load_ranks, run_in_chunks
 from safetensors.torch import load_file, save_file
-from tiny import BOS_ID, EOS_ID, GROWING_QUERIES, PAD_ID, VOCAB_SIZE, randomise
+from tiny import BOS_ID, EOS_ID, GROWING_QUERIES, PAD_ID, VOCAB_SIZE, randomise, shape_of
 from torch import Tensor
 
 from models.checkpoint.files import WeightsError
@@ -86,6 +86,12 @@ _PARTS: dict[str, dict[str, Any]] = {
     "Mistral3ForConditionalGeneration": _mistral(model_type="mistral", sliding_window=None),
     "Mistral3ForConditionalGeneration of Ministral 3": _mistral(
         model_type="ministral3", rope_parameters=GROWING_QUERIES
+    ),
+    "Mistral3ForConditionalGeneration of Mistral 4": _mistral(
+        **{name: value for name, value in shape_of("Mistral4ForCausalLM").items() if name not in _TEXT},
+        model_type="mistral4",
+        head_dim=20,
+        num_key_value_heads=4,
     ),
     "Qwen3VLForConditionalGeneration": {"text_config": _QWEN_TEXT, "vision_config": _QWEN_VISION},
     "Qwen3VLMoeForConditionalGeneration": {
@@ -207,7 +213,7 @@ def test_what_has_no_known_name_is_an_error(gemma: Composite, tmp_path: Path) ->
 def test_a_text_of_another_kind_is_refused_by_name(mistral: Composite, tmp_path: Path) -> None:
     text = json.loads((mistral.folder / "config.json").read_text())["text_config"]
     folder = rewritten(mistral, tmp_path, text_config={**text, "model_type": "qwen3"})
-    served = "only that of 'mistral' and 'ministral3' is served"
+    served = "only that of 'mistral', 'ministral3' and 'mistral4' is served"
     with pytest.raises(UnknownArchitecture, match=f"model_type 'qwen3', and {served}"):
         load_ranks(folder)
 

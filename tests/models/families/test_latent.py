@@ -93,6 +93,15 @@ def test_kimi_k2_as_published(built: Path, v3: Path) -> None:
     assert_near(run_in_chunks(driver, 0, PROMPT, 9), hf_logits(built, PROMPT))
 
 
+def test_mistral_4_without_the_part_of_heads_that_is_rotated(tmp_path: Path) -> None:
+    """The width of the rotated part says the same."""
+    folder = tiny_checkpoint("Mistral4ForCausalLM", tmp_path)
+    expected = hf_logits(folder, PROMPT)
+    rope = json.loads((folder / "config.json").read_text())["rope_parameters"]
+    change(folder, rope_parameters={key: rope[key] for key in rope if key != "partial_rotary_factor"})
+    assert_near(run_in_chunks(Driver(load_ranks(folder)), 0, PROMPT, 9), expected)
+
+
 def test_every_rank_caches_one_row_for_all_heads(built: Path) -> None:
     """What a token takes is as wide as the latent and the key, however many heads and ranks there are."""
     for ranks in (1, 2, 4):
@@ -166,6 +175,13 @@ class TestRefused:
     def test_keys_that_are_rotated_in_part(self, v3: Path) -> None:
         change(v3, "rope_parameters", partial_rotary_factor=0.5)
         assert "rotates 4 of 8 dimensions" in refusal(v3)
+
+    def test_heads_of_mistral_4_that_are_rotated_in_another_part(self, tmp_path: Path) -> None:
+        folder = tiny_checkpoint("Mistral4ForCausalLM", tmp_path)
+        rope = json.loads((folder / "config.json").read_text())["rope_parameters"]
+        assert rope["partial_rotary_factor"] == 0.4
+        change(folder, rope_parameters=rope | {"partial_rotary_factor": 0.2})
+        assert "rotates 4 of 8 dimensions of a key" in refusal(folder)
 
     def test_both_directions(self, v3: Path) -> None:
         assert "cannot attend in both directions" in refusal(change(v3, is_causal=False))

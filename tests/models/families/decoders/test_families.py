@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from drive import Driver, load_ranks, run_in_chunks
-from tiny import hf_logits, tiny_checkpoint
+from tiny import hf_logits, hf_model, tiny_checkpoint
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 
 @dataclass(frozen=True)
@@ -57,6 +56,17 @@ SHARPENED: dict[str, object] = {
     }
 }
 
+NO_GROWTH: dict[str, object] = {
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "partial_rotary_factor": 0.4,
+        "llama_4_scaling_beta": 0.0,
+        "original_max_position_embeddings": 128,
+    }
+}
+
 CASES = [
     Case("LlamaForCausalLM"),
     Case("LlamaForCausalLM", "yarn", YARN),
@@ -96,6 +106,17 @@ CASES = [
     Case("Ernie4_5_MoeForCausalLM"),
     Case("MiniMaxM2ForCausalLM"),
     Case("GptOssForCausalLM"),
+    Case("Mistral4ForCausalLM"),
+    Case(
+        "Mistral4ForCausalLM",
+        "halves",
+        {"rope_interleave": False, "norm_topk_prob": False, "n_group": 1, "topk_group": 1} | NO_GROWTH,
+    ),
+    Case(
+        "Mistral4ForCausalLM",
+        "plain queries",
+        {"q_lora_rank": None, "attention_bias": True, "first_k_dense_replace": 0},
+    ),
     Case("DeepseekV2ForCausalLM"),
     Case("DeepseekV2ForCausalLM", "lite", {"topk_method": "greedy", "q_lora_rank": None} | SHARPENED),
     Case("DeepseekV3ForCausalLM"),
@@ -191,9 +212,7 @@ def test_bfloat16_is_as_near_to_float32_as_hugging_faces(built: Built) -> None:
     driver = Driver(load_ranks(built.folder, dtype=torch.bfloat16), dtype=torch.bfloat16)
     logits = driver.step({0: PROMPT})[0]
     assert logits.dtype == torch.float32
-    theirs = AutoModelForCausalLM.from_pretrained(
-        built.folder, dtype=torch.bfloat16, attn_implementation="eager"
-    )
+    theirs = hf_model(built.folder, torch.bfloat16)
     with torch.inference_mode():
         limit = 1.3 * distance(theirs(torch.tensor([PROMPT])).logits[0].float(), built.expected)
     assert 0 < distance(logits, built.expected) < limit

@@ -1,0 +1,57 @@
+"""Mistral 4: latent attention whose queries grow with their position, and experts by softmax scores.
+
+Where config.json says `mscale_all_dim`, YaRN sharpens scores, as in transformers; docs/roadmap.md has doubts.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from models.config import family_fields
+from models.families.decoders.decoder import DecoderForCausalLM
+from models.families.decoders.llama import GrowthFields
+from models.families.latent.fields import latent_spec
+from models.families.mixtures.glm4_moe import DeepSeekExperts
+from models.layers.experts import SavedExperts
+from models.model import ModelSetup
+from models.ops.routing import Routing
+
+
+class Mistral4Rope(GrowthFields, frozen=True):
+    """The rope parameters that families with latent attention do not share."""
+
+    partial_rotary_factor: float | None = None
+    """The part of a whole head that is rotated; None means that 'qk_rope_head_dim' says it."""
+
+
+class Mistral4Fields(DeepSeekExperts, frozen=True, kw_only=True):
+    correction: ClassVar[str] = ""
+    saved: ClassVar[SavedExperts] = SavedExperts(in_one=True)
+
+    n_shared_experts: int | None = 1
+    rope_parameters: Mistral4Rope
+
+    def routing(self) -> Routing:
+        return Routing(
+            experts=self.n_routed_experts,
+            chosen=self.num_experts_per_tok,
+            normalised=bool(self.norm_topk_prob),
+            epsilon=1e-20,
+            factor=self.routed_scaling_factor,
+            groups=self.n_group or 1,
+            kept_groups=self.topk_group or 1,
+        )
+
+
+class Mistral4ForCausalLM(DecoderForCausalLM):
+    def __init__(self, setup: ModelSetup) -> None:
+        fields = family_fields(setup.config, Mistral4Fields)
+        rope = fields.rope_parameters
+        spec = latent_spec(
+            setup,
+            fields,
+            fields.experts,
+            part_of=setup.config.head_dim if rope.partial_rotary_factor is not None else None,
+            query_growth=rope.growth(setup.max_len),
+        )
+        super().__init__(setup, spec)
