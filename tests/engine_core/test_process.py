@@ -188,7 +188,7 @@ async def test_a_second_sigterm_does_not_wait(start: Start) -> None:
     stream = client.submit([1, 2], Sampling(max_tokens=120))
     await first(stream)
     engines.engines[0].process.terminate()
-    await asyncio.sleep(0.05)
+    await soon(until(lambda: client.replicas[0].leaving))
     engines.engines[0].process.terminate()
     await soon(exit_of(engines.engines[0].process), 20)
     assert isinstance((await collect(stream))[-1], Failed)

@@ -209,7 +209,8 @@ async def test_a_stop_string_ends_its_choice_alone(client: FakeClient, ready: Ge
     frontend = await ready()
     task = await started(frontend.generate([1], SamplingParams(n=2, stop=["x"])))
     client.submitted[0].say(ids(frontend, "axb"))
-    await asyncio.sleep(0.01)
+    while not client.aborted:
+        await asyncio.sleep(0)
     assert client.aborted == [1]
     client.submitted[1].say(ids(frontend, "ab"), finish="length")
     deltas = await task

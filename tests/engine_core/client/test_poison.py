@@ -65,7 +65,8 @@ class One(Replicated):
 
     async def runs_alone(self, stream: Stream) -> None:
         self.script.send(Outputs([Alone(stream.id)]))
-        await asyncio.sleep(0.02)  # in which the notice arrives
+        one = self.client._dispatcher._in_flight[stream.id]  # pyright: ignore[reportPrivateUsage]
+        await self.until(lambda: one.runs_alone)
 
 
 @pytest_asyncio.fixture

@@ -12,7 +12,7 @@ from server.http.heap import HeapTrimmer
 
 
 async def test_once_for_many_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heap, "TRIM_AFTER", 0.01)
+    monkeypatch.setattr(heap, "TRIM_AFTER", 0.5)
     trims, trimmed = 0, asyncio.Event()
 
     def trim() -> None:

@@ -49,7 +49,7 @@ async def idle(engine: AsyncLLM) -> None:
     """Waits until the engine process itself has nothing to do."""
     assert engine._connection is not None
     client = engine._connection.client
-    for _ in range(500):
+    for _ in range(6000):
         if not live(engine) and client.stats is not None and client.stats.running == 0:
             return
         await asyncio.sleep(0.01)
