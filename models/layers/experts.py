@@ -14,7 +14,7 @@ from models.checkpoint.weights import Weights
 from models.layers.linear import cut_of, frozen
 from models.parallel.parallel import Parallel
 from models.parallel.shares import Span
-from models.quantization.formats import mxfp4
+from models.quantization.formats import fp8, mxfp4
 from models.quantization.matrix import Grouped, Matrix
 
 ReadParts = Callable[[int], list[Matrix]]
@@ -123,14 +123,14 @@ class Experts(nn.Module):
         return gate_up, down
 
     def _in_one(self, weights: Weights) -> tuple[ReadParts, ReadMatrix]:
-        """The same functions for tensors that hold the matrices of all experts, plain ones or in mxfp4."""
+        """The same functions for tensors that hold the matrices of all experts, plain, in mxfp4 or in fp8."""
         inner, saved = self.share, self.saved
         transposed = saved.transposed and not self._is_turned(weights.stored_shape(saved.all_gate_up))
 
         def read(name: str, shape: tuple[int, int], dim: int, start: int, stop: int, number: int) -> Matrix:
-            if f"{name}{mxfp4.BLOCKS}" in weights:
-                cut = Cut(dim, start, stop, number)
-                return mxfp4.read_member(weights, name, self.count, shape, cut)
+            for ending, form in ((mxfp4.BLOCKS, mxfp4), (fp8.STACK_SCALES, fp8)):
+                if f"{name}{ending}" in weights:
+                    return form.read_member(weights, name, self.count, shape, Cut(dim, start, stop, number))
             if transposed:
                 shape, dim = (shape[1], shape[0]), 1 - dim
             piece = weights.take(name, [self.count, *shape], Cut(dim, start, stop, number))

@@ -6,11 +6,14 @@ import torch
 from torch import Tensor
 
 from models.checkpoint.files import Cut
-from models.quantization.coding import Coding
+from models.quantization.coding import E4M3, Coding
 from models.quantization.formats.scope import SCALES, Scope, covering, refuse
 from models.quantization.matrix import Grouped, from_column
 
 MAIN, KINDS = "weight", ("float8_e4m3fn",)
+STACK_SCALES = "_scale_inv"
+"""What the name of a stack's scales ends with."""
+_BITS = 8
 _NAN = 127
 """The bits of the two codes that are no number, without their sign."""
 
@@ -21,20 +24,38 @@ def read(scope: Scope, coding: Coding, shape: tuple[int, int], cut: Cut | None) 
     stored = scope.stored(MAIN, shape, KINDS, cut)
     if scope.headers_only:
         return None
+    group = coding.group if scales.shape[1] > 1 else 0
+    return from_column(_grouped(scope, MAIN, stored, scales, group), cut.start if cut and cut.dim == 1 else 0)
+
+
+def read_member(scope: Scope, name: str, members: int, shape: tuple[int, int], cut: Cut) -> Grouped | Tensor:
+    """Read a piece of one matrix [outputs, inputs] of a stack; zeros if only headers are compared.
+
+    The stack is saved as bytes [members, outputs, inputs], with one scale for each member [members, 1, 1].
+    """
+    stored = scope.stored(name, [members, *shape], KINDS, cut)
+    scales = scope.stored(f"{name}{STACK_SCALES}", [members, 1, 1], SCALES, Cut(0, 0, 1, cut.member))
+    if scope.headers_only:
+        zeros = torch.zeros((), device=stored.device, dtype=scope.dtype)
+        return zeros.expand(cut.shape_of([members, *shape]))
+    return _grouped(scope, name, stored, scales.float().expand(len(stored), 1), group=0)
+
+
+def _grouped(scope: Scope, name: str, stored: Tensor, scales: Tensor, group: int) -> Grouped:
+    """Make the form of bytes, which were read from the tensor `name`, and of their scales [N, G]."""
     codes = stored.view(torch.uint8)
     if scope.is_real and ((codes & _NAN) == _NAN).any():
-        raise refuse(scope, MAIN, "has numbers that are NaN")
-    matrix = Grouped(
+        raise refuse(scope, name, "has numbers that are NaN")
+    return Grouped(
         codes=codes,
-        bits=coding.bits,
-        group=coding.group if scales.shape[1] > 1 else 0,
+        bits=_BITS,
+        group=group,
         scales=scales,
         offsets=None,
         inputs=codes.shape[1],
         dtype=scope.dtype,
-        kind=coding.codes,
+        kind=E4M3,
     )
-    return from_column(matrix, cut.start if cut and cut.dim == 1 else 0)
 
 
 def _scales(scope: Scope, coding: Coding, shape: tuple[int, int], cut: Cut | None) -> Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from models.checkpoint.weights import Weights
 
-_ENDINGS = tuple(f".{name}_scale" for name in ("q", "k", "v", "kv", "input", "output"))
+_ENDINGS = (*(f".{name}_scale" for name in ("q", "k", "v", "kv", "input", "output")), "activation_scale")
 """The cache has the number type of the model, and inputs are rounded group by group, finer than is asked."""
 
 

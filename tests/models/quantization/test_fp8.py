@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from drive import Driver, load_ranks
+from packed import change_config
 from packed_floats import FLOAT_CASES, write_floats
 from safetensors.torch import load_file, save_file
 from tiny import hf_logits, tiny_checkpoint
@@ -29,6 +31,54 @@ def test_logits_are_those_of_the_plain_checkpoint(name: str, llama: Path, tmp_pa
     for ranks in (1, 2, 4):
         logits = Driver(load_ranks(packed, ranks)).step({0: PROMPT})[0]
         torch.testing.assert_close(logits.log_softmax(-1), expected, atol=1e-4, rtol=0)
+
+
+def write_stacks(folder: Path) -> tuple[Path, Path]:
+    """Write a tiny Mistral 4 as it is published: a scale for each expert, and one for any other matrix.
+
+    The second is the plain checkpoint that the first means.
+    """
+    plain = tiny_checkpoint("Mistral4ForCausalLM", folder / "plain")
+    packed = shutil.copytree(plain, folder / "packed")
+    tensors = load_file(plain / "model.safetensors")
+    small = dict(tensors)
+    for name, tensor in list(tensors.items()):
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            scales = tensor.abs().amax((1, 2), keepdim=True) / 440
+        elif name.endswith(("_proj.weight", "_proj_with_mqa.weight")):
+            scales = tensor.abs().max() / 440
+        else:
+            continue
+        scales = scales.bfloat16()
+        small[name] = (tensor / scales.float()).to(torch.float8_e4m3fn)
+        small[f"{name}_scale_inv"] = scales
+        inputs = f"{name}_" if name.endswith("proj") else name.removesuffix("weight")
+        small[f"{inputs}activation_scale"] = 2 * scales.flatten()
+        tensors[name] = small[name].float() * scales.float()
+    save_file(small, packed / "model.safetensors", {"format": "pt"})
+    save_file(tensors, plain / "model.safetensors", {"format": "pt"})
+    fields = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None}
+    change_config(packed, quantization_config=fields | {"modules_to_not_convert": ["lm_head"]})
+    return packed, plain
+
+
+def test_experts_in_one_tensor(tmp_path: Path) -> None:
+    packed, plain = write_stacks(tmp_path)
+    expected = hf_logits(plain, PROMPT).log_softmax(-1)
+    for ranks in (1, 2, 4):
+        models = load_ranks(packed, ranks)
+        logits = Driver(models).step({0: PROMPT})[0]
+        torch.testing.assert_close(logits.log_softmax(-1), expected, atol=1e-4, rtol=0)
+
+
+def test_experts_in_one_tensor_with_scales_of_another_shape_are_refused(tmp_path: Path) -> None:
+    packed, _ = write_stacks(tmp_path)
+    tensors = load_file(packed / "model.safetensors")
+    name = "model.layers.1.mlp.experts.down_proj_scale_inv"
+    tensors[name] = tensors[name].expand(-1, 2, -1).contiguous()
+    save_file(tensors, packed / "model.safetensors", {"format": "pt"})
+    with pytest.raises(WeightsError, match=r"_scale_inv in .* has the shape \[8, 2, 1\], not \[8, 1, 1\]"):
+        load_ranks(packed)
 
 
 def test_numbers_that_are_none_are_refused(llama: Path, tmp_path: Path) -> None:
