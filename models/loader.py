@@ -135,13 +135,20 @@ def _ignore_unused(weights: Weights, config: ModelConfig, quantization: Quantiza
 def _open(options: LoadOptions) -> Source:
     if options.load_format != "dummy" and (parts := gguf_parts(options.folder)):
         return GgufSource(parts[0])
-    if (
-        options.load_format == "dummy"
-        and options.device.type == "meta"
-        and options.config.quantization is None
-    ):
-        return Shapes(options.seed)
+    if options.load_format == "dummy" and options.device.type == "meta":
+        return Shapes(options.seed, _stored_types(options))
     return open_source(options.folder, options.load_format, options.seed)
+
+
+def _stored_types(options: LoadOptions) -> dict[str, str]:
+    """The number types of a quantized checkpoint's tensors by name; none where its files are not there."""
+    if options.config.quantization is None:
+        return {}
+    try:
+        tensors = open_source(options.folder, "auto").tensors
+    except WeightsError:
+        return {}
+    return {name: stored.dtype for name, stored in tensors.items()}
 
 
 def _check_layers(config: ModelConfig, source: Source) -> None:

@@ -148,15 +148,25 @@ class Dummy:
 
 
 class Shapes(Dummy):
-    """Weights of which only the shapes exist, for models that are never run."""
+    """Weights of which only the shapes exist, for models that are never run.
+
+    Their number types are those of a checkpoint, as far as there is one.
+    """
+
+    def __init__(self, seed: int, types: Mapping[str, str]) -> None:
+        """`types`: the number types of the checkpoint's tensors by name."""
+        super().__init__(seed)
+        self.types = types
 
     def find(self, name: str, shape: tuple[int, ...], kinds: Sequence[str]) -> Stored:
         def read(cut: Cut | None) -> Tensor:
             size = list(shape) if cut is None else cut.shape_of(shape)
             return torch.empty(size, dtype=dtype, device="meta")
 
-        dtype = cast("torch.dtype", getattr(torch, kinds[0]))
-        return Stored(shape, kinds[0], self.place, read)
+        stored = self.types.get(name, "")
+        kind = stored if stored in kinds else kinds[0]
+        dtype = cast("torch.dtype", getattr(torch, kind))
+        return Stored(shape, kind, self.place, read)
 
 
 def _dummy_values(count: int, dtype: torch.dtype, positive: bool, generator: torch.Generator) -> Tensor:

@@ -19,7 +19,7 @@ from typing import Protocol, cast, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from models.checkpoint.files import DAMAGED, Cut, Source, Stored, WeightsError, convert, open_source
+from models.checkpoint.files import DAMAGED, Cut, Shapes, Source, Stored, WeightsError, convert, open_source
 from models.checkpoint.headers import shown
 from models.quantization.coding import Coding, Quantization
 from models.quantization.formats.registry import FORMATS
@@ -65,13 +65,16 @@ class Reading:
         self._total = sum(stored.elements for stored in source.tensors.values())
         self._sorted = sorted(source.tensors)
         self._passed = 0
+        shapes_only = isinstance(source, Shapes)
+        self._types = source.types if shapes_only else {n: each.dtype for n, each in source.tensors.items()}
         self._taken: set[str] = set()
         self._ignored: set[str] = set()
         self._problems: list[str] = []
 
     @property
     def names(self) -> Collection[str]:
-        return self._source.tensors.keys()
+        """The names of all tensors; none if they are made up, and nothing is known of a checkpoint."""
+        return self._types.keys()
 
     @property
     def is_real(self) -> bool:
@@ -84,8 +87,7 @@ class Reading:
 
     def stored_type(self, name: str) -> str | None:
         """The type of a tensor's numbers; None if there is no such tensor."""
-        stored = self._source.tensors.get(name)
-        return None if stored is None else stored.dtype
+        return self._types.get(name)
 
     def take(
         self,
@@ -312,7 +314,7 @@ class Weights:
         """The coding of this scope's matrix; None if it is plain, also if it was to be quantized."""
         quantization = self.reading.quantization
         coding = None if quantization is None else quantization.coding_of(self.path)
-        if coding is None or not self.reading.is_real:
+        if coding is None or not self.reading.names:
             return coding
         format = FORMATS[coding.format]
         return coding if self.reading.stored_type(self._join(format.main)) in format.kinds else None

@@ -83,8 +83,8 @@ class Experts(nn.Module):
         in_one = self._is_in_one(weights)
         gate_up_of, down_of = (self._in_one if in_one else self._apart)(weights)
         sections = self.parallel.sections(self.share)
-        gate_up = [frozen(ops.pack(*gate_up_of(number), gated=True)) for number in self.numbers]
-        down = [frozen(ops.pack(down_of(number), sections=sections)) for number in self.numbers]
+        gate_up = self._each(weights, lambda number: frozen(ops.pack(*gate_up_of(number), gated=True)))
+        down = self._each(weights, lambda number: frozen(ops.pack(down_of(number), sections=sections)))
         self.matrices = nn.ParameterList([*gate_up, *down])  # so that they are counted
         self.gate_up, self.down = ops.collect_experts(gate_up), ops.collect_experts(down)
         biases = (None, None)
@@ -92,6 +92,12 @@ class Experts(nn.Module):
             biases = (self._biases_in_one if in_one else self._biases_apart)(weights)
         self.gate_up_bias, self.down_bias = biases
         self.places = None if len(self.numbers) == self.count else self._find_places(weights.device)
+
+    def _each(self, weights: Weights, make: Callable[[int], nn.Parameter]) -> list[nn.Parameter]:
+        """Make a matrix of each expert of this rank. Where only shapes are read, the first stands for all."""
+        if weights.device.type == "meta" and not weights.is_real:
+            return [make(number) for number in self.numbers[:1]] * len(self.numbers)
+        return [make(number) for number in self.numbers]
 
     def _find_places(self, device: torch.device) -> Tensor:
         places = torch.full((self.count,), -1, dtype=torch.int32)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -98,11 +98,9 @@ class Cuda:
         dtypes: tuple[torch.dtype, torch.dtype],
         block_size: int,
     ) -> AbstractContextManager[None]:
-        """Compile the model's kernels. To find those of a quantized one would take as long as to load it."""
+        """Compile the model's kernels."""
         from worker.kernels.cuda.compile import compiling, model_calls  # imports Triton, as `__init__` does
 
-        if config.quantization is not None:
-            return nullcontext()
         dtype, cache_dtype = dtypes
         config = msgspec.structs.replace(config, warnings=())  # the log has them when weights load
         calls = partial(

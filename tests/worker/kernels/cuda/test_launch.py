@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from tiny import tiny_checkpoint
+from packed import Recipe, write_pair
 
 PROGRAM = """
 import torch
@@ -91,9 +91,8 @@ with compiling(lambda: [Broken()], None):
 
 
 def test_kernels_compile_while_weights_load_and_what_fails_stops_nothing(tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    tiny_checkpoint("Qwen3ForCausalLM", folder)
+    recipe = Recipe(method="awq", group=32, symmetric=False)
+    folder = write_pair(tmp_path, recipe, "Qwen3ForCausalLM", hidden_size=64, intermediate_size=96).packed
     run = subprocess.run(
         [sys.executable, "-c", LOADING, str(folder)],
         cwd=Path(__file__).parents[4],
@@ -105,6 +104,7 @@ def test_kernels_compile_while_weights_load_and_what_fails_stops_nothing(tmp_pat
     assert run.returncode == 0, run.stderr[-2000:]
     compiled, rest = run.stdout.split(maxsplit=1)
     assert int(compiled) >= 8
+    assert any((tmp_path / "cache").rglob("multiply.cubin")), "also those of quantized matrices"
     assert rest.split() == ["True", "loads", "loads"]
     assert "when first started: odd config" in run.stderr
     assert "1 of 1 kernels did not compile while weights loaded: odd kernel" in run.stderr
