@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 import pytest
 from deploy_tools import DEPLOY, run, tool
-from live import free_port, wait_until
+from live import wait_until
+from ports import free_ports
 
 from server.options.table import OPTIONS
 
@@ -99,7 +100,7 @@ def start_envoy(folder: Path, upstream: int, port: int) -> list[str]:
 def test_events_arrive_one_by_one(
     start: Callable[[Path, int, int], list[str]], upstream: Upstream, tmp_path: Path
 ) -> None:
-    port = free_port()
+    port = free_ports()
     command = start(tmp_path, upstream.port, port)
     log = (tmp_path / "log").open("wb")
     proxy = subprocess.Popen(command, stdout=log, stderr=log)

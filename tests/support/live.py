@@ -16,14 +16,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
+from ports import free_ports
 
 COMMAND = [sys.executable, "-P", "-c", "from server.main import serve; serve()"]
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 class LiveServer:
@@ -35,7 +30,7 @@ class LiveServer:
         output: int | None = None,
     ) -> None:
         """`output` is a descriptor for what the server prints; without it that goes to `self.log`."""
-        self.port = free_port()
+        self.port = free_ports()
         self.url = f"http://127.0.0.1:{self.port}"
         descriptor, path = tempfile.mkstemp(prefix="serve-", suffix=".log")
         os.close(descriptor)

@@ -18,6 +18,7 @@ import zmq
 from fake_worker import facts, reference
 from live import PATIENCE
 from msgspec.structs import replace
+from ports import free_ports
 
 from engine_core.config import EngineConfig
 from engine_core.executor import ExecutorDead
@@ -48,7 +49,7 @@ class Cluster:
             tensor_parallel_size=2,
             nnodes=2,
             master_addr=ENGINE,
-            master_port=free_port(),
+            master_port=free_ports(address=ENGINE),
             cluster_key="a" * 32,
         )
         self.told: Told = []
@@ -101,12 +102,6 @@ def cluster(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     cluster = Cluster(model, tmp_path)
     yield cluster
     cluster.stop()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((ENGINE, 0))
-        return probe.getsockname()[1]
 
 
 def read(tokens: list[int]) -> StepInput:
