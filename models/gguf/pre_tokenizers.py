@@ -21,6 +21,12 @@ _GPT_4O = (
     rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_SHORTENED}?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_DEEPSEEK_3 = (
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u30ff]+",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
 
 
 @dataclass(frozen=True)
@@ -50,9 +56,10 @@ CUTTINGS: Mapping[str, Cutting] = dict(
             "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2",
             Cutting((_GPT_4,), whole_words=True, adds_bos=True),
         ),
-        ("dbrx smaug-bpe", Cutting((_GPT_4,))),
+        ("dbrx smaug-bpe glm4 chatglm-bpe", Cutting((_GPT_4,))),
         ("qwen2", Cutting((_QWEN_2,), composed=True)),
         ("deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open", Cutting((_QWEN_2,))),
+        ("deepseek-v3 hunyuan-dense", Cutting(_DEEPSEEK_3)),
         ("gpt-4o kanana2", Cutting((_GPT_4O,))),
         ("tekken", Cutting((_TEKKEN,), whole_words=True, adds_bos=True)),
         (

@@ -238,6 +238,8 @@ def test_unigrams(tmp_path: Path) -> None:
         ("tekken", "aBcDE 12", ["a", "Bc", "DE", " ", "1", "2"]),
         ("gpt-4o", "heLLo'S 1234", ["he", "LLo'S", " ", "123", "4"]),
         ("default", "a+b 1234", ["a", "+", "b", " ", "123", "4"]),
+        ("glm4", "I'LL pay 1234", ["I", "'LL", " pay", " ", "123", "4"]),
+        ("deepseek-v3", "don't!!\n1234 日本は[x", ["don", "'t", "!!\n", "123", "4", " ", "日本は", "[x"]),
     ],
 )
 def test_texts_are_cut_as_the_name_says(name: str, text: str, pieces: list[str], tiny: Path) -> None:
