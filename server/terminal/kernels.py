@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 
 from models.checkpoint.hub import HubError, resolve
-from models.config import ConfigError, read_config
+from models.config import read_config
+from models.parallel.shares import check_cut
 from server.options.reader import OptionError
 from server.terminal.options import parser_of
 
@@ -40,17 +41,23 @@ def run(arguments: Sequence[str], command: str, api_key: str | None) -> int:
         "--kv-cache-dtype", choices=_CACHE_DTYPES, default="auto", help="As for serve (auto)."
     )
     parser.add_argument("--block-size", type=int, default=64, metavar="N", help="As for serve (64).")
+    parser.add_argument(
+        "--tensor-parallel-size", "-tp", type=int, default=1, metavar="N", help="As for serve (1)."
+    )
     given = parser.parse_args(arguments)
+    if given.tensor_parallel_size < 1:
+        raise OptionError(f"--tensor-parallel-size is {given.tensor_parallel_size}, but must be at least 1")
     if find_spec("triton") is None:
         raise OptionError("Triton is not installed: it comes with torch for CUDA, or by pip install triton")
     _check_cache(given.kv_cache_dtype, given.capabilities)
     try:
         folder = resolve(given.model, None, None, lambda part: None, load_format="dummy")
-        read_config(folder)
-    except (HubError, ConfigError) as error:
+        check_cut(read_config(folder), given.tensor_parallel_size, stages=1)
+    except (HubError, ValueError) as error:
         raise OptionError(str(error)) from None
     options = ["--dtype", given.dtype, "--kv-cache-dtype", given.kv_cache_dtype]
     options += ["--block-size", str(given.block_size)]
+    options += ["--tensor-parallel-size", str(given.tensor_parallel_size)]
     program = [sys.executable, "-P", "-m", "worker.kernels.cuda.compile", str(folder)]
     return subprocess.run([*program, *map(str, given.capabilities), *options]).returncode
 

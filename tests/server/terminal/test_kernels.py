@@ -36,6 +36,16 @@ def test_what_cannot_be_is_refused(arguments: list[str], said: str) -> None:
         run(*arguments)
 
 
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize(
+    ("ranks", "said"), [("3", "4 attention heads cannot be divided evenly"), ("0", "at least 1")]
+)
+def test_a_model_that_cannot_be_cut_so_is_refused(ranks: str, said: str, tmp_path: Path) -> None:
+    folder = tiny_checkpoint("LlamaForCausalLM", tmp_path / "model", num_hidden_layers=1)
+    with pytest.raises(OptionError, match=said):
+        run(str(folder), "--capability", "9.0", "-tp", ranks)
+
+
 def test_without_triton_it_says_where_that_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
     def find_nothing(name: str) -> None:
         return None
@@ -55,7 +65,10 @@ def test_a_model_is_compiled_from_its_config(
         file.unlink()
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "made"))
     monkeypatch.setenv("TRITON_INTERPRET", "0")
-    assert run(str(folder), "--capability", "8.9", "--kv-cache-dtype", "fp8", "--dtype", "bfloat16") == 0
+    assert (
+        run(str(folder), "--capability", "8.9", "--kv-cache-dtype", "fp8", "--dtype", "bfloat16", "-tp", "2")
+        == 0
+    )
     said = capfd.readouterr().out
     assert "attend" in said
     assert "variants in" in said and str(tmp_path / "made") in said

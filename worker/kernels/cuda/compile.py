@@ -36,6 +36,7 @@ from models.context import ForwardContext, use_context
 from models.loader import LoadOptions, load_model
 from models.model import ServedModel
 from models.ops.narrow import CACHE_DTYPES
+from models.parallel.parallel import Parallel
 from worker.kernels.cuda import table
 from worker.kernels.cuda.card import SHARED_KIB, Card
 from worker.kernels.cuda.launch import Call, collecting
@@ -73,6 +74,21 @@ class Compiled:
     """Instructions of the matrix unit."""
 
 
+class _OtherRanks:
+    """Ranks that are not there: what this one would send them comes back in the shape of the answer."""
+
+    exact = False
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return x
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        return torch.cat([x] * self._size, dim=-1)
+
+
 class _NoDevice:
     """Triton's view of a card that is not there: all that it asks for in order to compile."""
 
@@ -97,6 +113,7 @@ def model_calls(
     block_size: int = 64,
     cache_dtype: torch.dtype | None = None,
     kernels: Mapping[str, Callable[..., Any]] | None = None,
+    parallel: Parallel = Parallel(),
 ) -> list[Call]:
     """The calls of kernels that a model makes, one for each variant; a cache has its type by default.
 
@@ -106,7 +123,9 @@ def model_calls(
     with torch.inference_mode(), collecting() as calls:
         ops.use(table.bind(Card(capability, _PROCESSORS)) if kernels is None else kernels)
         try:
-            options = LoadOptions(config, folder, dtype=dtype, device=NOWHERE, load_format="dummy")
+            options = LoadOptions(
+                config, folder, dtype=dtype, device=NOWHERE, load_format="dummy", parallel=parallel
+            )
             model = load_model(options)
             for layer in model.attention_layers():
                 layer.kv = _nowhere(layer.cache_shape(8, block_size), cache_dtype or dtype)
@@ -117,6 +136,16 @@ def model_calls(
         finally:
             ops.use({} if kernels is None else kernels)
     return list({describe(call): call for call in calls}.values())
+
+
+def calls_of_ranks(make_calls: Callable[..., list[Call]], ranks: int) -> list[Call]:
+    """The calls that so many ranks make which share each layer, one for each variant.
+
+    `make_calls` is `model_calls` with all arguments but `parallel`.
+    """
+    group = _OtherRanks(ranks)
+    made = [make_calls(parallel=Parallel(rank, ranks, group)) for rank in range(ranks)]
+    return list({describe(call): call for calls in made for call in calls}.values())
 
 
 def compile_ahead(calls: Sequence[Call], capability: int, threads: int = 1) -> Iterator[Compiled]:
@@ -238,6 +267,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--dtype", required=True)
     parser.add_argument("--kv-cache-dtype", required=True)
     parser.add_argument("--block-size", type=int, required=True)
+    parser.add_argument("--tensor-parallel-size", type=int, required=True)
     given = parser.parse_args(arguments)
     config = read_config(given.folder)
     dtype = getattr(torch, config.dtype if given.dtype == "auto" else given.dtype)
@@ -245,7 +275,8 @@ def main(arguments: Sequence[str]) -> int:
     too_large = False
     for capability in given.capabilities:
         started = time.monotonic()
-        calls = model_calls(config, given.folder, dtype, capability, given.block_size, cache_dtype)
+        model = partial(model_calls, config, given.folder, dtype, capability, given.block_size, cache_dtype)
+        calls = calls_of_ranks(model, given.tensor_parallel_size)
         made = compile_ahead(calls, capability, threads=os.cpu_count() or 1)
         for number, variant in enumerate(made, start=1):
             fault = faults(variant, capability)

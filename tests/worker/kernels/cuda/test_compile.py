@@ -112,6 +112,37 @@ def test_a_mixture_compiles_ahead(tmp_path: Path) -> None:
     assert [fault for _, _, fault in found if fault] == []
 
 
+RANKS = """
+import sys
+from functools import partial
+from pathlib import Path
+import torch
+from models.config import read_config
+from worker.kernels.cuda.compile import calls_of_ranks, model_calls
+
+folder = Path(sys.argv[1])
+model = partial(model_calls, read_config(folder), folder, torch.bfloat16, 90)
+for ranks in (1, 2, 4):
+    calls = [dict(zip(call.kernel.arg_names, call.arguments)) for call in calls_of_ranks(model, ranks)]
+    print(sorted({(each["HEADS"], each["GROUP"]) for each in calls if "GROUP" in each}))
+"""
+
+
+def test_ranks_have_the_variants_of_their_heads(tmp_path: Path) -> None:
+    """Four heads share two key heads, and of four ranks two have the same key head."""
+    tiny_checkpoint("Qwen3ForCausalLM", tmp_path)
+    run = subprocess.run(
+        [sys.executable, "-c", RANKS, str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "TRITON_INTERPRET": "0"},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert run.stdout.splitlines() == ["[(2, 2)]", "[(1, 2)]", "[(1, 1)]"]
+
+
 @pytest.mark.slow
 def test_an_encoder_compiles_ahead(tmp_path: Path) -> None:
     shape = {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16}
