@@ -355,7 +355,8 @@ def randomise(model: nn.Module, seed: int, scale: float) -> None:
         if name.endswith(("sinks", "e_score_correction_bias")):
             parameter.copy_(noise if name.endswith("sinks") else 0.2 * noise)
         elif parameter.dim() == 1:
-            parameter.add_(0.1 * noise)
+            drawn = parameter.min() != parameter.max()  # by transformers, and otherwise in each process
+            parameter.copy_(0.1 * noise if drawn else parameter + 0.1 * noise)
         else:
             parameter.copy_((0.1 if parameter in embeddings else scale) * noise)
     for name, buffer in model.named_buffers():
