@@ -96,6 +96,17 @@ def visible(seen, position, high, CAUSAL: constexpr, WINDOW: constexpr):
 
 
 @triton.jit
+def add_scores(largest, total, result, scores, values):
+    """Add keys by their scores [BM, BN] and their values to largest scores, sums of weights and results."""
+    top = tl.maximum(largest, tl.max(scores, 1))
+    base = tl.where(top == float("-inf"), 0.0, top)  # a query may see no key of this tile
+    weights = tl.exp2(scores - base[:, None])
+    kept = tl.exp2(largest - base)
+    result = tl.dot(weights.to(values.dtype), values, result * kept[:, None], input_precision="ieee")
+    return top, total * kept + tl.sum(weights, 1), result
+
+
+@triton.jit
 def _add_tile(
     largest, total, result, q, start, high, seen, head, bias, table, k_ptr, v_ptr, k_stride, v_stride, scale,
     softcap, HEADS: constexpr, DIM: constexpr, WIDE: constexpr, PAGE: constexpr, BN: constexpr,
@@ -127,12 +138,7 @@ def _add_tile(
         scores += tl.load(bias[:, None] + distance + REACH).to(tl.float32) * 1.4426950408889634
     if MASKED:
         scores = tl.where(visible(seen, position, high, CAUSAL, WINDOW), scores, float("-inf"))
-    top = tl.maximum(largest, tl.max(scores, 1))
-    base = tl.where(top == float("-inf"), 0.0, top)  # a query may see no key of this tile
-    weights = tl.exp2(scores - base[:, None])
-    kept = tl.exp2(largest - base)
-    result = tl.dot(weights.to(q.dtype), values, result * kept[:, None], input_precision="ieee")
-    return top, total * kept + tl.sum(weights, 1), result
+    return add_scores(largest, total, result, scores, values)  # pyright: ignore
 
 
 @triton.jit

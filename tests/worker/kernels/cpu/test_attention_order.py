@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
-from kernel_levels import NAMES, table_of, use_threads
+from equal_bits import assert_same_bits
+from kernel_levels import table_of, use_threads
 from paged import make_cache, make_step
 from torch import Tensor
 
@@ -56,22 +56,6 @@ def make_prompt(
 
 def cut(length: int, piece: int) -> list[int]:
     return [*range(0, length, piece), length]
-
-
-def assert_same_bits(one: Tensor, other: Tensor) -> None:
-    """-0 and 0 differ."""
-    whole = torch.int16 if one.dtype == torch.bfloat16 else torch.int32
-    assert one.isfinite().all()
-    assert torch.equal(one.view(whole), other.view(whole))
-
-
-@pytest.fixture(params=NAMES)
-def level(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A level of processor, and random shapes that depend on the test's name alone."""
-    torch.manual_seed(0)
-    random.seed(request.node.name)
-    yield request.param
-    use_threads(request.param, 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

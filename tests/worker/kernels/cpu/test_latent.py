@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
 import torch
-from kernel_levels import NAMES, table_of, use_threads
+from equal_bits import assert_same_bits
+from kernel_levels import table_of, use_threads
+from latent_sizes import Sizes
 from paged import make_step, rows_of
 from torch import Tensor
 
@@ -20,15 +21,6 @@ from worker.kernels.cpu.operations import Table
 
 DTYPES = [torch.float32, torch.bfloat16]
 _SCALE = 0.2
-
-
-@dataclass(frozen=True)
-class Sizes:
-    heads: int
-    rank: int
-    rope: int
-    nope: int
-    value: int
 
 
 SHAPES = (
@@ -89,22 +81,6 @@ class Layer:
 def assert_near(out: Tensor, expected: Tensor) -> None:
     tolerance = 2e-5 if out.dtype == torch.float32 else 2**-5
     torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=tolerance, equal_nan=True)
-
-
-def assert_same_bits(one: Tensor, other: Tensor) -> None:
-    """-0 and 0 differ."""
-    whole = torch.int16 if one.dtype == torch.bfloat16 else torch.int32
-    assert one.isfinite().all()
-    assert torch.equal(one.view(whole), other.view(whole))
-
-
-@pytest.fixture(params=NAMES)
-def level(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A level of processor, and random shapes that depend on the test's name alone."""
-    torch.manual_seed(0)
-    random.seed(request.node.name)
-    yield request.param
-    use_threads(request.param, 1)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from triton.language import constexpr
 
-from worker.kernels.cuda.attention_kernel import tiles_of, token_of_splits, visible, write
+from worker.kernels.cuda.attention_kernel import add_scores, tiles_of, token_of_splits, visible, write
 from worker.kernels.cuda.rotary import prepared
 
 
@@ -72,12 +72,7 @@ def _add_tile(
     scores = tl.dot(q, tl.trans(latents), scores, input_precision="ieee") * scale  # in units of log 2
     if MASKED:
         scores = tl.where(visible(seen, position, high, True, -1), scores, float("-inf"))
-    top = tl.maximum(largest, tl.max(scores, 1))
-    base = tl.where(top == float("-inf"), 0.0, top)  # a query may see no row of this tile
-    weights = tl.exp2(scores - base[:, None])
-    kept = tl.exp2(largest - base)
-    result = tl.dot(weights.to(q.dtype), latents, result * kept[:, None], input_precision="ieee")
-    return top, total * kept + tl.sum(weights, 1), result
+    return add_scores(largest, total, result, scores, latents)  # pyright: ignore
 
 
 @triton.jit(do_not_specialize=["table_stride", "splits"])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
 from interpreted import DEVICE, assert_near, on_device
+from latent_sizes import Sizes
 from paged import make_step
 from torch import Tensor
 
@@ -19,15 +20,6 @@ ATTEND = bind(Card(90, 132))["latent_attention"]
 ON_FEW_PROCESSORS = bind(Card(80, 1))["latent_attention"]
 """The operation for a card on which no rows are split."""
 DTYPES = [torch.float32, torch.bfloat16]
-
-
-@dataclass(frozen=True)
-class Sizes:
-    heads: int
-    rank: int
-    rope: int
-    nope: int
-    value: int
 
 
 ODD = Sizes(5, 48, 10, 7, 72)

@@ -1,0 +1,14 @@
+"""The sizes of a layer with latent attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Sizes:
+    heads: int
+    rank: int
+    rope: int
+    nope: int
+    value: int
