@@ -35,6 +35,10 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     expert_size: int = 1
     """The number of ranks that share whole experts; 1: each rank has a piece of every expert."""
     expert_placement: Placement = "linear"
+    expert_replicas: int = 1
+    """The number of replicas that share whole experts, all on one machine; they take every step together."""
+    expert_rendezvous: str = ""
+    """The address at which ranks of all these replicas find each other; file:///..."""
 
     @property
     def rank(self) -> int:

@@ -111,6 +111,11 @@ class StepInput(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=Fa
     After a failure no other step is computed: its rows may be those of sequences that the failed step was to
     bring, and would be written into the blocks of whoever had their slots before.
     """
+    replica_tokens: list[int] = []
+    """The tokens that each replica computes in this step, in order, if replicas share experts; else nothing.
+
+    A step without rows of its own takes part in the others' experts alone.
+    """
 
 
 class Bound(msgspec.Struct, frozen=True, gc=False):
