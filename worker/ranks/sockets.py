@@ -1,31 +1,17 @@
-"""Carries tensors between the ranks of one machine through Unix sockets.
-
-They lie in a folder of the user who runs the ranks, so nobody else can connect, as anybody could to a TCP
-port of loopback. Each pair of ranks has a connection of its own, whose end is noticed at once.
-"""
+"""Carries tensors between the ranks of one machine through Unix sockets, one for each pair of ranks."""
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 import threading
-import time
 from contextlib import suppress
 from queue import SimpleQueue
 
 import torch
 from torch import Tensor
 
-_RANK_BYTES = 4
-_RETRY = 0.005
-"""Seconds after which a rank looks again whether another one listens."""
-_BUFFER = 1 << 22
-"""Bytes that should fit on their way from one rank to another; the system may grant fewer."""
-
-
-class RankLostError(RuntimeError):
-    """Another rank has ended, or has not answered in time."""
+from worker.ranks.mesh import RankLostError, connect_all
 
 
 class Sending:
@@ -57,7 +43,7 @@ class SocketCarrier:
     def __init__(self, prefix: str, rank: int, size: int, timeout: float) -> None:
         """`prefix` begins the paths of all ranks' sockets. `timeout`: seconds to wait for another rank."""
         self._rank, self._size, self._timeout = rank, size, timeout
-        self._peers = _connect(prefix, rank, size, timeout)
+        self._peers = connect_all(prefix, rank, size, timeout)
         self._waiting: SimpleQueue[Sending | None] = SimpleQueue()
         self._last: Sending | None = None
         """The tensor that the thread sends last, if there is one."""
@@ -167,43 +153,3 @@ def _bytes_of(x: Tensor) -> memoryview:
 
 def _lost(rank: int) -> RankLostError:
     return RankLostError(f"rank {rank} of the same group has ended")
-
-
-def _connect(prefix: str, rank: int, size: int, timeout: float) -> dict[int, socket.socket]:
-    """Connections to all other ranks: each calls those before it, and is called by those after it."""
-    until = time.monotonic() + timeout
-    own = f"{prefix}-{rank}"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        listener.bind(own)
-        listener.listen(size)
-        peers = {other: _call(f"{prefix}-{other}", rank, until) for other in range(rank)}
-        while len(peers) < size - 1:
-            listener.settimeout(max(0.001, until - time.monotonic()))
-            try:
-                peer, _ = listener.accept()
-            except TimeoutError as error:
-                raise RankLostError(
-                    f"{size - 1 - len(peers)} ranks have not come in {timeout:g} s"
-                ) from error
-            peer.settimeout(timeout)
-            peers[int.from_bytes(peer.recv(_RANK_BYTES, socket.MSG_WAITALL), "little")] = peer
-    os.unlink(own)
-    for peer in peers.values():
-        peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
-        peer.setblocking(False)
-    return peers
-
-
-def _call(path: str, rank: int, until: float) -> socket.socket:
-    while True:
-        peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            peer.connect(path)
-        except (FileNotFoundError, ConnectionRefusedError) as error:  # it does not listen yet
-            peer.close()
-            if time.monotonic() > until:
-                raise RankLostError(f"the rank that listens at {path} has not come") from error
-            time.sleep(_RETRY)
-        else:
-            peer.sendall(rank.to_bytes(_RANK_BYTES, "little"))
-            return peer

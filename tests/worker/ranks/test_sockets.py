@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from worker.ranks.sockets import RankLostError, SocketCarrier
+from worker.ranks.mesh import RankLostError
+from worker.ranks.sockets import SocketCarrier
 
 LARGE = 3_000_001
 """More bytes than a socket holds on their way."""
