@@ -55,7 +55,7 @@ class Grouped:
     input_bits: int = 16
     """The bits to which a kernel may round inputs: 16, which loses nothing that could be measured, or 8."""
     kind: str = WHOLE
-    """What codes mean, as in `coding.py`. Only WHOLE has offsets, and inputs of E4M3 are not rounded."""
+    """What codes mean, as in `coding.py`. Only WHOLE has offsets."""
     minimums: Tensor | None = None
     """[N, groups] as scales: what is added to each element of a group. Then codes count from 0."""
     factors: Factors | None = None

@@ -16,7 +16,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support"), str(Path(__file__).parent)]
 
 from measures import Ceilings, Result, measure_ceilings, measure_engine, measure_kernels  # noqa: E402
-from products import measure_experts, measure_products, measure_small_cache  # noqa: E402
+from products import measure_experts, measure_products, measure_rounding, measure_small_cache  # noqa: E402
 from steps import measure_steps  # noqa: E402
 
 NO_CARD, MOST_WRONG = 2, 100
@@ -60,12 +61,20 @@ def right(target: torch.device, ceilings: Ceilings) -> Iterator[Result]:
 
 
 def products(target: torch.device, ceilings: Ceilings) -> Iterator[Result]:
-    """Quantized matrices, experts, and a cache of 8 bits."""
+    """Quantized matrices, with inputs of 16 and of 8 bits, experts, and a cache of 8 bits."""
     from worker.kernels.cuda import table
     from worker.kernels.cuda.card import Card
+    from worker.kernels.cuda.products.rounded import multiply_in_8_bits
 
     card = Card.of(target)
     operations = table.bind(card)
+    if card.rounds_inputs:
+        keeps = table.bind(replace(card, capability=80))  # a card that rounds no inputs
+        ways = {"16 bits": keeps["linear"]} | {
+            name: partial(multiply_in_8_bits, bias=None, card=replace(card, scaled_mm=by_torch), wide=False)
+            for name, by_torch in (("8 bits by torch", True), ("8 bits by Triton", False))
+        }
+        yield from measure_rounding(operations["pack"], ways, target, ceilings)
     yield from measure_products(operations, target, ceilings)
     yield from measure_experts(operations, target, ceilings)
     cached = torch.float8_e4m3fn if card.capability >= 89 else torch.float8_e5m2
@@ -76,7 +85,7 @@ SECTIONS: dict[str, tuple[float, Callable[[torch.device, Ceilings], Iterator[Res
     "card": (15, card),
     "right": (240, right),
     "kernels": (60, measure_kernels),
-    "products": (60, products),
+    "products": (90, products),
     "steps": (60, measure_steps),
     "engine": (200, measure_engine),
 }

@@ -5,7 +5,7 @@ A product of few rows cannot take less time than it takes to read its matrix; ex
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -24,6 +24,8 @@ FORMS = {"4 bits, groups of 128": (4, 128, WHOLE), "4 bits, groups of 32": (4, 3
     "e4m3, groups of 128": (8, 128, E4M3),
 }
 EXPERTS, CHOSEN = 64, 8
+ROUNDED = 0.04
+"""How far results may be from those whose inputs were not rounded, relative to their size."""
 
 
 def grouped(bits: int, group: int, kind: str, outputs: int, inputs: int, target: torch.device) -> Grouped:
@@ -49,6 +51,45 @@ def measure_products(
                 2 * rows * side**2 / ceilings.operations_per_second,
             )
             yield Result(f"product, {name}, {rows} rows", "", took * 1e6, "us", floor / took)
+
+
+Multiply = Callable[[Tensor, Tensor], Tensor]
+
+
+def measure_rounding(
+    pack: Callable[[Grouped], Tensor],
+    ways: Mapping[str, Multiply],
+    target: torch.device,
+    ceilings: Ceilings,
+    side: int = 8192,
+    counts: tuple[int, ...] = (1, 16, 64, 256, 2048),
+) -> Iterator[Result]:
+    """Products in e4m3 whose inputs keep their bits, beside those that round them, which come after it."""
+    for form, group in (("rows", 0), ("blocks of 128", 128)):
+        matrix = pack(small_floats(side, group, target))
+        for rows in counts:
+            x = torch.randn(rows, side, device=target).to(BF16)
+            kept: Tensor | None = None
+            for way, multiply in ways.items():
+                out = multiply(x, matrix).float()
+                kept = out if kept is None else kept
+                apart = ((out - kept).norm() / kept.norm()).item()
+                took = seconds_of(lambda x=x, matrix=matrix, multiply=multiply: multiply(x, matrix), target)
+                operations = 2 * rows * side**2 / ceilings.operations_per_second
+                floor = max(matrix.nbytes / ceilings.bytes_per_second, operations)
+                said = f"differs by {apart:.1%}" if apart else ""
+                wrong = int(not apart < ROUNDED)
+                name = f"e4m3, {form}, {way}, {rows} rows"
+                yield Result(name, said, took * 1e6, "us", floor / took, wrong)
+
+
+def small_floats(side: int, group: int, target: torch.device) -> Grouped:
+    """A square matrix in e4m3 whose inputs may be rounded, with a scale for each row, or block of 128."""
+    codes = torch.randn(side, side, device=target).to(torch.float8_e4m3fn).view(torch.uint8)
+    scales = torch.rand(side, -(-side // group) if group else 1, device=target) + 0.5
+    if group:
+        scales = scales[::group].repeat_interleave(group, 0)[:side]
+    return Grouped(codes, 8, group, scales, None, side, BF16, input_bits=8, kind=E4M3)
 
 
 def measure_experts(

@@ -12,7 +12,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 
 from measures import Ceilings, Shape, measure_ceilings, measure_model, measure_texts
-from products import measure_experts, measure_products, measure_small_cache
+from products import measure_experts, measure_products, measure_rounding, measure_small_cache
 from steps import measure_steps
 
 from models import ops
@@ -67,6 +67,19 @@ def test_products_and_experts_are_measured() -> None:
     assert names[1] == "product, 4 bits, groups of 128, 1 rows"
     assert names[-1] == "decoding, 2 x 70, float8_e4m3fn"
     assert all(result.value > 0 and result.share for result in found)
+
+
+def test_rounding_is_compared_with_inputs_of_16_bits() -> None:
+    linear = ops.SPECIFIED["linear"]
+    ways = {"16 bits": linear, "8 bits": lambda x, matrix: linear(x * 1.03, matrix), "wrong": lambda x, _: -x}
+    found = list(measure_rounding(ops.SPECIFIED["pack"], ways, CPU, CEILINGS, side=128, counts=(1, 3)))
+    assert [result.name for result in found[:2]] == [
+        "e4m3, rows, 16 bits, 1 rows",
+        "e4m3, rows, 8 bits, 1 rows",
+    ]
+    assert len(found) == 2 * 2 * 3
+    assert [result.wrong for result in found] == [0, 0, 1] * 4
+    assert all("differs by" in result.text for result in found[1::3])
 
 
 def test_ceilings_are_positive() -> None:

@@ -49,7 +49,19 @@ def _interpret() -> None:
     def dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
         return create_dot(self, widened(a), widened(b), *rest)
 
-    setattr(interpreter.InterpreterBuilder, "create_dot", dot)  # noqa: B010 (its types are too narrow)
+    convert = interpreter.InterpreterBuilder.create_fp_to_fp
+    small = {tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
+
+    def converted(self: Any, source: Any, kind: Any, rounding: Any) -> Any:
+        """Round to 8 bits as cards do: the interpreter halves what rounds up to a power of two."""
+        if kind.scalar not in small or source.dtype.scalar != tl.float32:
+            return convert(self, source, kind, rounding)
+        rounded = torch.from_numpy(np.ascontiguousarray(source.data)).to(small[kind.scalar])
+        return interpreter.TensorHandle(rounded.view(torch.uint8).numpy(), kind.scalar)
+
+    # Their types are too narrow.
+    setattr(interpreter.InterpreterBuilder, "create_dot", dot)  # noqa: B010
+    setattr(interpreter.InterpreterBuilder, "create_fp_to_fp", converted)  # noqa: B010
 
 
 if DEVICE.type == "cpu":

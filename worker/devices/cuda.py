@@ -109,9 +109,15 @@ class Cuda:
         return compiling(calls, self.target if self.target.type == "cuda" else None)
 
     def after_loading(self, weights: Iterable[Tensor]) -> None:
-        """Say what was saved, if weights were to be quantized."""
+        """Say what was saved, if weights were to be quantized, and which inputs are rounded."""
+        from worker.kernels.cuda.products.grouped import MANY_ROWS  # imports Triton, as `__init__` does
+        from worker.kernels.cuda.products.rounded import describe_rounding
+
+        weights = list(weights)
         if self._fp8:
             logger.info("%s", describe_savings(MADE_ON_CUDA, weights))
+        if self._card.rounds_inputs and (line := describe_rounding(weights, MANY_ROWS)):
+            logger.info("%s", line)
 
     def quickened(self, compute: Compute, *, replays: bool) -> Computing:
         """Replay steps of single tokens as graphs, and send plans of attention along with all others."""

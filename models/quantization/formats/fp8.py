@@ -25,7 +25,8 @@ def read(scope: Scope, coding: Coding, shape: tuple[int, int], cut: Cut | None) 
     if scope.headers_only:
         return None
     group = coding.group if scales.shape[1] > 1 else 0
-    return from_column(_grouped(scope, MAIN, stored, scales, group), cut.start if cut and cut.dim == 1 else 0)
+    matrix = _grouped(scope, MAIN, stored, scales, group, coding.input_bits)
+    return from_column(matrix, cut.start if cut and cut.dim == 1 else 0)
 
 
 def read_member(scope: Scope, name: str, members: int, shape: tuple[int, int], cut: Cut) -> Grouped | Tensor:
@@ -41,7 +42,9 @@ def read_member(scope: Scope, name: str, members: int, shape: tuple[int, int], c
     return _grouped(scope, name, stored, scales.float().expand(len(stored), 1), group=0)
 
 
-def _grouped(scope: Scope, name: str, stored: Tensor, scales: Tensor, group: int) -> Grouped:
+def _grouped(
+    scope: Scope, name: str, stored: Tensor, scales: Tensor, group: int, input_bits: int = 16
+) -> Grouped:
     """Make the form of bytes, which were read from the tensor `name`, and of their scales [N, G]."""
     codes = stored.view(torch.uint8)
     if scope.is_real and ((codes & _NAN) == _NAN).any():
@@ -54,6 +57,7 @@ def _grouped(scope: Scope, name: str, stored: Tensor, scales: Tensor, group: int
         offsets=None,
         inputs=codes.shape[1],
         dtype=scope.dtype,
+        input_bits=input_bits,
         kind=E4M3,
     )
 

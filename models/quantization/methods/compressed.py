@@ -143,7 +143,8 @@ class Compressed:
         weights = group.weights
         if weights is None or format == "dense":
             return None
-        place = f"{self._place}: group {name!r}"
+        place, activations = f"{self._place}: group {name!r}", group.input_activations
+        inputs = 8 if activations is not None and activations.num_bits <= 8 else 16
         if format not in _FORMATS or weights.type != _FORMATS[format]:
             raise ConfigError(
                 f"{place}: 'format' {format!r} with {weights.type} weights is not read, "
@@ -152,7 +153,7 @@ class Compressed:
         if format == _MXFP4:
             return _mxfp4_form(place, weights)
         if weights.type == "float":
-            return _float_form(place, weights)
+            return _float_form(place, weights, inputs)
         if weights.num_bits not in (4, 8):
             raise ConfigError(
                 f"{place}: 'num_bits' is {weights.num_bits}, but must be 4 or 8: use another checkpoint of "
@@ -164,18 +165,17 @@ class Compressed:
                 f"{place}: 'strategy' is {strategy!r} with a group_size of {weights.group_size}, but must be "
                 "tensor, channel, or group with a size"
             )
-        inputs = group.input_activations
         return Coding(
             format=format,
             bits=weights.num_bits,
             group=max(0, weights.group_size or 0) if strategy == "group" else 0,
             symmetric=weights.symmetric,
             ordered=weights.actorder in ("group", "dynamic", True),
-            input_bits=8 if inputs is not None and inputs.num_bits <= 8 else 16,
+            input_bits=inputs,
         )
 
 
-def _float_form(place: str, weights: _Weights) -> Coding:
+def _float_form(place: str, weights: _Weights, inputs: int) -> Coding:
     rows, columns = weights.block_structure or (0, 0)
     strategies = ("block",) if rows else ("tensor", "channel", None)
     if weights.num_bits != 8 or weights.strategy not in strategies or not weights.symmetric:
@@ -183,7 +183,7 @@ def _float_form(place: str, weights: _Weights) -> Coding:
             f"{place}: {weights.num_bits} bits with the strategy {weights.strategy!r} are not read, "
             "but 8 by tensor, channel or block are: use such a checkpoint of floats"
         )
-    return Coding(format="fp8", bits=8, group=columns, rows=rows, codes=E4M3)
+    return Coding(format="fp8", bits=8, group=columns, rows=rows, codes=E4M3, input_bits=inputs)
 
 
 def _mxfp4_form(place: str, weights: _Weights) -> Coding:

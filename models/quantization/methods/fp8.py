@@ -33,7 +33,7 @@ class Fp8:
                 f"{saved.place}: 'fmt' is {fields.fmt!r}, but must be e4m3: use another checkpoint"
             )
         rows, columns = fields.weight_block_size or (0, 0)
-        self._form = Coding(format="fp8", bits=8, group=columns, rows=rows, codes=E4M3)
+        self._form = Coding(format="fp8", bits=8, group=columns, rows=rows, codes=E4M3, input_bits=8)
         self._plain = [*(fields.modules_to_not_convert or []), *(fields.ignored_layers or [])]
 
     def coding_of(self, module: str) -> Coding | None:

@@ -228,7 +228,8 @@ class Packer:
         factors = first.factors
         described = _Weights(
             *(None, outputs, first.codes.shape[1], KINDS[first.dtype], gated, sections),
-            *(first.bits, first.group, first.input_bits, CODES.index(first.kind)),
+            *(first.bits, first.group, 16 if first.kind == E4M3 else first.input_bits),  # kernels round none
+            CODES.index(first.kind),
             scale=SCALE_KINDS[first.scales.dtype],
             offsets=any(part.offsets is not None for part in parts),
             minimums=first.minimums is not None,

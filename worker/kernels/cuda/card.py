@@ -9,6 +9,9 @@ import torch
 SHARED_KIB = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99, 121: 99}
 """Shared memory of a block of threads, by compute capability."""
 
+LEAST_E4M3 = 89
+"""The first capability whose matrix unit multiplies numbers of 8 bits in e4m3."""
+
 
 @dataclass(frozen=True, slots=True)
 class Card:
@@ -16,6 +19,13 @@ class Card:
     """The compute capability as one number: 90 for 9.0."""
     processors: int
     """The number of multiprocessors."""
+    scaled_mm: bool = True
+    """Whether torch's own products of numbers of 8 bits are right on this card."""
+
+    @property
+    def rounds_inputs(self) -> bool:
+        """Whether the matrix unit multiplies numbers in e4m3."""
+        return self.capability >= LEAST_E4M3
 
     @classmethod
     def of(cls, target: torch.device) -> Card:

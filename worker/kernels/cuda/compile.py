@@ -250,7 +250,7 @@ def _compile(call: Call) -> Compiled:
         registers=int(registers[1]) if registers else 0,
         spills=len(re.findall(r"\b(?:LDL|STL)\b", code)),
         shared=made.metadata.shared,
-        matrix_unit=len(re.findall(r"\b(?:HMMA|HGMMA|UTCHMMA|UTCQMMA)\b", code)),
+        matrix_unit=len(re.findall(r"\b(?:HMMA|HGMMA|QMMA|QGMMA|UTCHMMA|UTCQMMA)\b", code)),
     )
 
 

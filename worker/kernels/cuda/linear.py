@@ -56,7 +56,7 @@ def bind(card: Card, *, fp8: bool = False) -> dict[str, Callable[..., Any]]:
     """The operations of this module by name, for `models.ops.use`."""
 
     def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, *, wide: bool = False) -> Tensor:
-        return _multiply(x, weight, bias, wide=wide, processors=card.processors)
+        return _multiply(x, weight, bias, wide=wide, card=card)
 
     def linear(
         x: Tensor, weight: Tensor, bias: Tensor | None = None, *, kind: str | None = None, wide: bool = False
@@ -130,13 +130,13 @@ def embed(ids: Tensor, weight: Tensor) -> Tensor:
     return look_up(ids, weight) if type(weight) is Packed else reference.embed(ids, weight)
 
 
-def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None, *, wide: bool, processors: int) -> Tensor:
+def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None, *, wide: bool, card: Card) -> Tensor:
     """x [T, in] times a matrix in any form."""
     if type(weight) is Packed:
-        return multiply_grouped(x, weight, bias, wide=wide, processors=processors)
+        return multiply_grouped(x, weight, bias, wide=wide, card=card)
     if type(weight) is not Mixed:
         return multiply_plain(x, weight, bias, wide=wide)
-    pieces = [_multiply(x, part, None, wide=wide, processors=processors) for part in weight.apart]
+    pieces = [_multiply(x, part, None, wide=wide, card=card) for part in weight.apart]
     out = torch.cat(pieces, dim=1)
     return out if bias is None else out + bias
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from worker.kernels.cuda import attention, linear, norms, rotary
 from worker.kernels.cuda.card import Card
 from worker.kernels.cuda.latent import attention as latent
 from worker.kernels.cuda.products import experts
+from worker.kernels.cuda.products.rounded import torch_multiplies
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +33,8 @@ def open_kernels(card: Card, target: torch.device, dim: int, *, fp8: bool = Fals
 
     `dim`: the width of the model's heads, so that its variants are compiled, which it needs anyway.
     """
+    if card.rounds_inputs:
+        card = replace(card, scaled_mm=torch_multiplies(card, target))
     table = bind(card)
     names = check.wrong(table, target=target, dim=dim)
     if names:

@@ -75,6 +75,11 @@ class ProductTiles:
     stages: int
 
 
+def rounded_tiles(capability: int) -> ProductTiles:
+    """The tiles for products of many rows with both sides in e4m3."""
+    return ProductTiles(64 if capability == BLACKWELL else 128, 128, 8, 3)
+
+
 FEW_ROWS = 16
 """Rows up to which a product takes its narrowest tile."""
 

@@ -83,9 +83,12 @@ def test_a_quantized_decoder_compiles_ahead(tmp_path: Path, capability: int, met
     (tmp_path / "model.safetensors").unlink()  # it is not quantized
     change_config(tmp_path, quantization_config={"quant_method": method, **QUANTIZED[method]})
     found = compiled(tmp_path, capability)
-    assert {"multiply", "widen_rows"} <= {name for name, _, _ in found}
+    many = {"widen_rows"}
+    if method == "fp8" and capability >= 89:  # torch multiplies blocks on 9.0
+        many = {"round_rows"} if capability == 90 else {"round_rows", "multiply_rounded"}
+    assert {"multiply", *many} <= {name for name, _, _ in found}
     assert [fault for _, _, fault in found if fault] == []
-    assert all(int(matrix_unit) > 0 for name, matrix_unit, _ in found if name == "multiply")
+    assert all(int(matrix_unit) > 0 for name, matrix_unit, _ in found if "multiply" in name)
 
 
 @pytest.mark.parametrize(

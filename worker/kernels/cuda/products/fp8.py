@@ -17,4 +17,6 @@ def quantize_rows(weight: Tensor) -> Grouped:
     """Round a plain matrix [N, K]: the largest number of each row becomes the largest of the type."""
     scales = (weight.abs().amax(1, keepdim=True).float() / _LARGEST).clamp_min(_LEAST)
     codes = (weight.float() / scales).clamp(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn)
-    return Grouped(codes.view(torch.uint8), 8, 0, scales, None, weight.shape[1], weight.dtype, kind=E4M3)
+    return Grouped(
+        codes.view(torch.uint8), 8, 0, scales, None, weight.shape[1], weight.dtype, input_bits=8, kind=E4M3
+    )

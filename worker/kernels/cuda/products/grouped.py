@@ -1,4 +1,7 @@
-"""Products with quantized matrices: our own kernel for few rows, and cuBLAS on widened matrices for many."""
+"""Products with quantized matrices: our own kernel for few rows.
+
+For many, cuBLAS multiplies widened matrices, or inputs are rounded to 8 bits where the checkpoint wants that.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from worker.kernels.cuda.card import Card
 from worker.kernels.cuda.launch import launch
 from worker.kernels.cuda.products.kernel import join_splits, multiply, widen_rows
 from worker.kernels.cuda.products.packing import Mixed, Packed
+from worker.kernels.cuda.products.rounded import multiply_in_8_bits
 from worker.kernels.cuda.tiles import product_tiles
 
 MANY_ROWS = 128
-"""Rows from which on a matrix is widened once: its products take longer then than to write its numbers."""
+"""Rows from which on a matrix is widened once, or inputs are rounded: products take longer than either then.
+"""
 _MOST_WIDENED = 1 << 26
 """The numbers of a matrix that are widened at a time, to bound the memory of a step."""
 _MOST_SPLITS, _LEAST_TILES = 16, 8
@@ -31,18 +37,18 @@ def multiply_plain(x: Tensor, weight: Tensor, bias: Tensor | None, *, wide: bool
     return out.float() if wide else out
 
 
-def multiply_grouped(
-    x: Tensor, weight: Packed, bias: Tensor | None, *, wide: bool, processors: int
-) -> Tensor:
+def multiply_grouped(x: Tensor, weight: Packed, bias: Tensor | None, *, wide: bool, card: Card) -> Tensor:
     """x [T, in] times a quantized matrix [out, in] -> [T, out], in float32 if it is wanted `wide`."""
     if x.dtype != weight.numbers:
         raise ValueError(f"inputs of {x.dtype} do not fit a matrix that was packed for {weight.numbers}")
     x = ordered(x, weight)
     if len(x) >= MANY_ROWS:
+        if weight.rounds_inputs and card.rounds_inputs:
+            return multiply_in_8_bits(x, weight, bias, card, wide=wide)
         return _multiply_widened(x, weight, bias, wide=wide)
     out = torch.empty(len(x), weight.outputs, dtype=torch.float32 if wide else x.dtype, device=x.device)
     if len(x):
-        _multiply(x, weight, bias, out, processors)
+        _multiply(x, weight, bias, out, card.processors)
     return out
 
 

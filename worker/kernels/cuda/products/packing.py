@@ -15,6 +15,7 @@ from models.quantization.coding import E2M1, E4M3, IQ4, WHOLE
 from models.quantization.coding import LEVELS as LEVELS_OF
 from models.quantization.matrix import Grouped
 from worker.kernels.cuda.products import kernel
+from worker.kernels.cuda.products.rounding_kernel import GROUP
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +25,8 @@ _LEAST_TILE, _MOST_TILE = {4: 32, 8: 16}, {4: 128, 8: 64}
 """The inputs of a tile, by bits of a code. The matrix unit takes 16 at a time, and the halves of a tile of 4
 bits are multiplied one after the other."""
 _KINDS = {WHOLE: kernel.WHOLE, E4M3: kernel.E4M3, IQ4: kernel.LEVELS, E2M1: kernel.HALVES}
+_IN_BLOCKS = 4
+"""The multiple to which the scales of a row of blocks are filled up."""
 _CENTRE = 128
 """The byte that stands for 0 where codes have levels."""
 
@@ -72,6 +75,11 @@ class Packed(nn.Parameter):
     """Whether there are columns of no input."""
     bytes_before: int
     """The bytes of the matrix in the number type of the model."""
+    rounds_inputs: bool
+    """Whether inputs may be rounded to e4m3 where the card multiplies such numbers."""
+    blocks: Tensor | None
+    """The scales [inputs / 128 and up to 3 more, outputs / 128] if all rows of a block have the same, as
+    torch's product of blocks reads them; else None."""
 
     def move(self, memory: Tensor) -> None:
         """Give the matrix other memory of as many bytes, to which its own are copied."""
@@ -117,6 +125,8 @@ def pack(matrix: Grouped) -> Packed | None:
     packed.width, packed.outputs, packed.inputs = codes.shape[1], len(matrix), matrix.codes.shape[1]
     packed.numbers, packed.bytes_before = matrix.dtype, matrix.plain_bytes
     _order(packed, matrix)
+    packed.rounds_inputs = _rounds_inputs(matrix)
+    packed.blocks = _blocks(matrix, packed.width) if packed.rounds_inputs else None
     return packed
 
 
@@ -152,6 +162,29 @@ def _form(matrix: Grouped, tile: int, *, powers: bool) -> Form:
         zero = _CENTRE
     run = 0 if factors is None else factors.run
     return Form(zero, matrix.bits, kind, matrix.group or columns, run, powers, words, tile)
+
+
+def _rounds_inputs(matrix: Grouped) -> bool:
+    """Whether the checkpoint wants inputs of 8 bits, and the kernels know the form of the matrix for them."""
+    return (
+        matrix.kind == E4M3
+        and matrix.input_bits == 8
+        and matrix.order is None
+        and (matrix.scales.shape[1] == 1 or matrix.group == GROUP)
+        and matrix.scales.dtype == torch.float32
+        and matrix.dtype in (torch.bfloat16, torch.float16)
+    )
+
+
+def _blocks(matrix: Grouped, width: int) -> Tensor | None:
+    """The scales of blocks of 128 x 128, if the matrix consists of such."""
+    outputs, groups = matrix.scales.shape
+    if groups == 1 or outputs % GROUP or width % GROUP:
+        return None
+    rows = matrix.scales.unflatten(0, (-1, GROUP))
+    if not (rows.is_meta or bool((rows == rows[:, :1]).all())):
+        return None
+    return F.pad(rows[:, 0], (0, -groups % _IN_BLOCKS)).contiguous().t()
 
 
 def _laid(codes: Tensor, bits: int, tile: int) -> Tensor:

@@ -1,0 +1,151 @@
+"""Products in 8 bits on both sides: inputs are rounded to e4m3, row by row or in groups of 128.
+
+For steps of many rows, whose products take as long as the matrix unit needs for them: it computes twice as
+many numbers of 8 bits as of 16. torch multiplies where it knows the form of the scales, else our own kernel.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import ScalingType, scaled_mm
+
+from worker.kernels.cuda.card import Card
+from worker.kernels.cuda.launch import launch
+from worker.kernels.cuda.products.packing import Packed
+from worker.kernels.cuda.products.rounding_kernel import GROUP, multiply_rounded, round_rows
+from worker.kernels.cuda.tiles import HOPPER, rounded_tiles
+
+logger = logging.getLogger(__name__)
+
+_FILLED = 16
+"""The multiple to which rows are filled up, so that scales of groups begin at a multiple of 64 bytes."""
+_OUTPUTS = 16
+"""The multiple of outputs that torch's product of rows asks for."""
+_BLOCK = 1024
+_TOLERANCE = 2**-7
+
+
+def multiply_in_8_bits(x: Tensor, weight: Packed, bias: Tensor | None, card: Card, *, wide: bool) -> Tensor:
+    """x [T, in], rounded, times a matrix [out, in] in e4m3 whose `rounds_inputs` says that it may be."""
+    numbers, scales = round_inputs(x, weight)
+    if card.scaled_mm and not wide and x.dtype == torch.bfloat16:
+        out = _by_torch(numbers, scales, weight, card)
+        if out is not None:
+            return out[: len(x)] if bias is None else out[: len(x)] + bias
+    return _by_triton(x, numbers, scales, weight, bias, card, wide=wide)
+
+
+def round_inputs(x: Tensor, weight: Packed) -> tuple[Tensor, Tensor]:
+    """Round x [T, in] -> numbers [T', width] in e4m3 and scales [T', groups], which lie group by group.
+
+    T' is the next multiple of 16; nothing is written to the rows behind the last of x.
+    """
+    filled = -(-len(x) // _FILLED) * _FILLED
+    groups = len(_scales(weight))
+    numbers = torch.empty(filled, weight.width, dtype=torch.float8_e4m3fn, device=x.device)
+    scales = torch.empty(groups, filled, dtype=torch.float32, device=x.device)
+    launch(
+        round_rows,
+        (len(x), -(-weight.width // _BLOCK) if groups > 1 else 1),
+        *(x, numbers, scales, x.stride(0), x.shape[1], weight.width, filled, groups > 1, _BLOCK),
+        num_warps=4,
+    )
+    return numbers, scales.t() if groups > 1 else scales.view(-1, 1)
+
+
+def _by_torch(numbers: Tensor, scales: Tensor, weight: Packed, card: Card) -> Tensor | None:
+    """The product [T', out] in bfloat16; None if torch knows no such form on this card."""
+    matrix, of_matrix = _codes(weight).t(), _scales(weight)
+    if len(of_matrix) == 1:
+        if weight.outputs % _OUTPUTS:
+            return None
+        return scaled_mm(numbers, matrix, scales, ScalingType.RowWise, of_matrix, ScalingType.RowWise)
+    if card.capability != HOPPER or weight.blocks is None:
+        return None
+    recipes = ScalingType.BlockWise1x128, ScalingType.BlockWise128x128
+    return scaled_mm(numbers, matrix, scales, recipes[0], weight.blocks, recipes[1])
+
+
+def _by_triton(
+    x: Tensor, numbers: Tensor, scales: Tensor, weight: Packed, bias: Tensor | None, card: Card, *, wide: bool
+) -> Tensor:
+    rows, outputs, groups = len(x), weight.outputs, len(_scales(weight))
+    out = torch.empty(rows, outputs, dtype=torch.float32 if wide else x.dtype, device=x.device)
+    tiles = rounded_tiles(card.capability)
+    launch(
+        multiply_rounded,
+        (-(-outputs // tiles.outputs), -(-rows // tiles.rows)),
+        *(numbers, scales, _codes(weight), _scales(weight), bias, out, rows, len(numbers), outputs),
+        *(weight.width, groups > 1, tiles.rows, tiles.outputs, GROUP if weight.width % GROUP == 0 else 64),
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+    )
+    return out
+
+
+def _codes(weight: Packed) -> Tensor:
+    """The numbers [out, width] of a matrix."""
+    codes = weight.parts[0]
+    assert codes is not None  # every matrix has them
+    return codes.view(torch.float8_e4m3fn)
+
+
+def _scales(weight: Packed) -> Tensor:
+    """The scales [groups, out] of a matrix."""
+    scales = weight.parts[1]
+    assert scales is not None  # every matrix has them
+    return scales
+
+
+def torch_multiplies(card: Card, target: torch.device) -> bool:
+    """Whether torch's products in 8 bits are right on this card: asked once, when it is opened."""
+    try:
+        for expected, *given in _known_products(card, target):
+            out = scaled_mm(*given).float()
+            if not (out - expected).norm() < _TOLERANCE * expected.norm():
+                raise ValueError("a product differs from what it should be")
+    except (RuntimeError, ValueError, NotImplementedError) as error:
+        logger.error("torch's products in 8 bits fail on this card, so our own kernel multiplies: %s", error)
+        return False
+    return True
+
+
+def _known_products(card: Card, target: torch.device) -> Iterator[tuple[Any, ...]]:
+    """Products in float32, and what torch is to be given for each of them: of rows, and of blocks if any."""
+    rows, blocks = 3 * _FILLED, 2
+    outputs = inputs = blocks * GROUP
+    made = torch.Generator().manual_seed(0)
+
+    def scales(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=made).to(target) + 0.5
+
+    x, matrix = (
+        torch.randn(count, inputs, generator=made).to(target, torch.float8_e4m3fn)
+        for count in (rows, outputs)
+    )
+    of_x, of_matrix = scales(rows, 1), scales(outputs, 1)
+    expected = (x.float() * of_x) @ (matrix.float() * of_matrix).t()
+    yield expected, x, matrix.t(), of_x, ScalingType.RowWise, of_matrix.t(), ScalingType.RowWise
+    if card.capability != HOPPER:
+        return
+    of_x, of_matrix = scales(blocks, rows).t(), scales(blocks, 4).t()  # groups fill up a multiple of four
+    wide = x.float() * of_x.repeat_interleave(GROUP, 1)
+    spread = of_matrix[:blocks].repeat_interleave(GROUP, 0).repeat_interleave(GROUP, 1)
+    forms = ScalingType.BlockWise1x128, ScalingType.BlockWise128x128
+    yield wide @ (matrix.float().t() * spread), x, matrix.t(), of_x, forms[0], of_matrix, forms[1]
+
+
+def describe_rounding(weights: Iterable[Tensor], rows: int) -> str | None:
+    """Say how many matrices have inputs that are rounded in steps of so many rows; None if none has."""
+    count = sum(getattr(weight, "rounds_inputs", False) for weight in weights)
+    if not count:
+        return None
+    return (
+        f"inputs of {count} matrices in e4m3 are rounded to 8 bits in steps of {rows} tokens and more; in "
+        "shorter ones they keep 16"
+    )
