@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -25,22 +27,45 @@ class ForwardContext:
     kv_lens_host: list[int]  # [B]
     token_types: Tensor | None = None  # [T] int64: 1 for tokens of the second text of a pair; None: all are 0
     plan: dict[Any, Any] | None = None  # the device's plan of this step, which only its own kernels read
+    replica_tokens: list[int] = field(default_factory=list[int])  # T of each replica, if they share experts
 
 
-_current: ForwardContext | None = None
+def context_without_rows(replica_tokens: list[int], device: torch.device) -> ForwardContext:
+    """The context of a step in which only other replicas have tokens."""
+    none, none_wide = torch.empty(0, dtype=torch.int32, device=device), torch.empty(0, dtype=torch.int64)
+    return ForwardContext(
+        positions=none_wide.to(device),
+        query_starts=none,
+        kv_lens=none,
+        block_table=none.view(0, 0),
+        slot_mapping=none_wide.to(device),
+        block_size=1,
+        query_lens_host=[],
+        kv_lens_host=[],
+        replica_tokens=replica_tokens,
+    )
+
+
+class _OfThread(threading.local):
+    """The step that the layers of a thread compute."""
+
+    current: ForwardContext | None = None
+
+
+_of_thread = _OfThread()
 
 
 @contextmanager
 def use_context(context: ForwardContext) -> Iterator[None]:
-    global _current
-    outer, _current = _current, context
+    outer, _of_thread.current = _of_thread.current, context
     try:
         yield
     finally:
-        _current = outer
+        _of_thread.current = outer
 
 
 def context() -> ForwardContext:
-    if _current is None:
+    current = _of_thread.current
+    if current is None:
         raise RuntimeError("a layer that reads the step's context ran outside use_context()")
-    return _current
+    return current

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from models.config import ModelConfig
 from models.layers.attention import CachedAttention
@@ -59,6 +59,10 @@ class CausalLM(Protocol):
 
     def parameters(self) -> Iterator[Tensor]:
         """All tensors that were loaded; tied ones come once."""
+        ...
+
+    def modules(self) -> Iterator[nn.Module]:
+        """All parts of the model, in the order in which a step computes them."""
         ...
 
 

@@ -6,7 +6,7 @@ import msgspec
 
 from models.config import ModelConfig
 from models.conversion.served_as import Conversion
-from models.parallel.experts import Placement
+from models.parallel.experts import Placement, Transport
 from models.plugins import Registrations
 from models.pooling.config import PoolingConfig
 from worker.options import WorkerOptions
@@ -35,6 +35,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     expert_size: int = 1
     """The number of ranks that share whole experts; 1: each rank has a piece of every expert."""
     expert_placement: Placement = "linear"
+    expert_transport: Transport = "allgather_reducescatter"
     expert_replicas: int = 1
     """The number of replicas that share whole experts, all on one machine; they take every step together."""
     expert_rendezvous: str = ""
@@ -47,6 +48,11 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def size(self) -> int:
         return self.stages * self.tensor_size
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other rank takes part in what this one computes."""
+        return self.size == 1 and self.expert_replicas == 1
 
     @property
     def returns_outputs(self) -> bool:

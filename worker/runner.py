@@ -20,10 +20,12 @@ import msgspec
 import torch
 from torch import Tensor
 
+from models.context import context_without_rows, use_context
+from models.layers.moe import MoeMLP
 from models.loader import LoadOptions, load_model
 from models.model import ServedModel
 from models.parallel.experts import ExpertPlace
-from models.parallel.parallel import Parallel
+from models.parallel.parallel import Parallel, Replicas
 from models.quantization.config import MADE_ON_LOADING, read_quantization
 from models.quantization.matrix import describe_sizes
 from worker.config import Place, WorkerConfig
@@ -96,7 +98,8 @@ class Runner:
         self._staging = Staging(self._device.staging_buffer, steps_behind, limits.staged_words)
         self._queries = QueryStore()
         self._bounds = BoundsReader()
-        self._compute = self._device.quickened(self._make_compute(tasks), replays=place.size == 1)
+        self._compute = self._device.quickened(self._make_compute(tasks), replays=place.alone)
+        self._mixtures = [each for each in self._model.modules() if isinstance(each, MoeMLP)]
         self._failed = False
         """Whether the last step has failed, or is under way."""
         report("cache", 1.0)
@@ -115,6 +118,8 @@ class Runner:
         if self._failed and not step.fresh:
             raise RuntimeError("a step before it failed")
         self._failed = True  # until it has come to its end
+        if not step.seqs:
+            return self._take_part(step)
         if self._cache.page_toucher is not None:
             self._cache.page_toucher.follow(step)
         stage = self._stage
@@ -145,6 +150,14 @@ class Runner:
         handle = self._finish(batch, outcome)
         self._failed = False
         return handle if self._config.place.returns_outputs else SilentStep(step.number)
+
+    def _take_part(self, step: StepInput) -> SilentStep:
+        """Compute what this rank's experts make of the tokens of other replicas."""
+        with use_context(context_without_rows(step.replica_tokens, self._device.target)):
+            for mixture in self._mixtures:
+                mixture.take_part(self._dtype, self._device.target)
+        self._failed = False
+        return SilentStep(step.number)
 
     @torch.inference_mode()
     def prepare(self) -> bool:
@@ -225,7 +238,7 @@ class Runner:
     def _while_loading(self, block_size: int) -> AbstractContextManager[None]:
         """The device's work meanwhile; it knows the kernels of our own models, and of whole ones."""
         config = self._config
-        if config.place.size > 1 or config.options.model_impl == "transformers":
+        if not config.place.alone or config.options.model_impl == "transformers":
             return nullcontext()
         dtypes = self._dtype, self._cache_dtype
         return self._device.while_loading(config.model, Path(config.folder), dtypes, block_size)
@@ -240,7 +253,7 @@ class Runner:
         pools = tasks != ("generate",)
         step = step_bytes(config.model, limits, dtype, pools=pools, ranks=place.tensor_size)
         step += device.attention_bytes(layers, limits.max_num_batched_tokens, limits.max_model_len, dtype)
-        if place.size == 1 and "generate" in tasks:
+        if place.alone and "generate" in tasks:
             step += device.recording_bytes(row_bytes(config.model, dtype), limits.max_num_seqs)
         size = size_cache(
             config,
@@ -300,7 +313,8 @@ class Runner:
         Raises ValueError if the numbers that come out are not finite: no request would fare better.
         """
         timed: list[tuple[int, float]] = []
-        for step in warm_up_steps(self.facts, slot=self._slots.dummy):
+        replicas = self._config.place.expert_replicas
+        for step in warm_up_steps(self.facts, self._slots.dummy, replicas):
             started = time.monotonic()
             for reason in self.launch(step).result().failed.values():
                 raise ValueError(
@@ -315,7 +329,18 @@ def _parallel(place: Place, groups: Groups) -> Parallel:
     """The position of this rank, as the model's layers see it."""
     experts = None
     if place.expert_size > 1:
-        experts = ExpertPlace(place.expert_rank, place.expert_size, place.expert_placement)
+        experts = ExpertPlace(
+            place.expert_rank, place.expert_size, place.expert_placement, place.expert_transport
+        )
+    replicas = None
+    if groups.replicas is not None and place.replica is not None:
+        replicas = Replicas(place.replica, place.expert_replicas, groups.replicas)
     return Parallel(
-        place.tensor_rank, place.tensor_size, groups.tensor, place.stage, place.stages, experts=experts
+        place.tensor_rank,
+        place.tensor_size,
+        groups.tensor,
+        place.stage,
+        place.stages,
+        experts=experts,
+        replicas=replicas,
     )

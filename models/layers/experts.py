@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from models import ops
 from models.checkpoint.files import Cut
 from models.checkpoint.weights import Weights
+from models.layers.expert_transport import ApartTransport, sum_over_replicas
 from models.layers.linear import cut_of, frozen
 from models.parallel.parallel import Parallel
 from models.parallel.shares import Span
@@ -52,6 +53,8 @@ class Experts(nn.Module):
     down_bias: nn.Parameter | None
     places: Tensor | None
     """The places of all experts [E] among those that this rank holds; None if it holds a piece of each."""
+    apart: ApartTransport | None
+    """What brings tokens to experts and their results back one by one; None if ranks return sums."""
 
     def __init__(
         self,
@@ -69,7 +72,7 @@ class Experts(nn.Module):
         self.count = count
         if parallel.experts is None:
             self.share = parallel.share(inner, "features of an expert")
-            self.numbers = range(count)
+            self.numbers = list(range(count))
         else:
             self.share = Span.whole(inner)
             self.numbers = parallel.experts.numbers(count)
@@ -91,7 +94,13 @@ class Experts(nn.Module):
         if self.biased:
             biases = (self._biases_in_one if in_one else self._biases_apart)(weights)
         self.gate_up_bias, self.down_bias = biases
-        self.places = None if len(self.numbers) == self.count else self._find_places(weights.device)
+        self.places = self.apart = None
+        if (place := self.parallel.experts) is None:
+            return
+        if place.transport == "all_to_all":
+            self.apart = ApartTransport(place, self.parallel, self.count, weights.device)
+        else:
+            self.places = self._find_places(weights.device)
 
     def _each(self, weights: Weights, make: Callable[[int], nn.Parameter]) -> list[nn.Parameter]:
         """Make a matrix of each expert of this rank. Where only shapes are read, the first stands for all."""
@@ -198,9 +207,20 @@ class Experts(nn.Module):
     def forward(self, x: Tensor, ids: Tensor, shares: Tensor) -> Tensor:
         """x [T, H] and what `route` chose for it -> [T, H]."""
         parallel = self.parallel
+        if self.apart is not None:
+            return self.apart(x, ids, shares, self._add_up).to(x.dtype)
+        if parallel.replicas is None:
+            total = self._add_up(x, ids, shares)
+        else:
+            total = sum_over_replicas(parallel.replicas, x, ids, shares, self._add_up)
+        return parallel.all_reduce(total).to(x.dtype)
+
+    def _add_up(self, x: Tensor, ids: Tensor, shares: Tensor) -> Tensor:
+        """Send rows through those of their experts that this rank holds, and add their results up."""
+        parallel = self.parallel
         enters = parallel.rank == 0 or parallel.experts is not None  # each bias must enter the sum once
         bias = self.down_bias if enters else None
-        total = ops.experts(
+        return ops.experts(
             x,
             ids,
             shares,
@@ -210,9 +230,8 @@ class Experts(nn.Module):
             gate_up_bias=self.gate_up_bias,
             down_bias=bias,
             places=self.places,
-            wide=parallel.size > 1 and parallel.exact,
+            wide=self.apart is not None or parallel.adds_wide,
         )
-        return total if parallel.size == 1 else parallel.all_reduce(total).to(x.dtype)
 
 
 def describe_experts(model: nn.Module) -> str:
@@ -223,7 +242,7 @@ def describe_experts(model: nn.Module) -> str:
     first = layers[0]
     held = sum(parameter.nbytes for layer in layers for parameter in layer.parameters())
     others = sum(parameter.nbytes for parameter in model.parameters()) - held
-    if first.places is None:
+    if first.parallel.experts is None:
         piece = "" if first.share.is_whole else f", 1/{first.parallel.size} of the width of each,"
         which = f"{first.count} experts{piece}"
     else:

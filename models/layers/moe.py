@@ -129,6 +129,11 @@ class MoeMLP(nn.Module):
         if spec.gate:
             self.shared_gate = frozen((scope / spec.gate).take("weight", [1, self.size])[0])
 
+    def take_part(self, dtype: torch.dtype, device: torch.device) -> None:
+        """Compute what experts here make of the tokens of other replicas, in a step without own ones."""
+        chosen = torch.empty(0, self.spec.routing.chosen, device=device)
+        self.experts(torch.empty(0, self.size, dtype=dtype, device=device), chosen.int(), chosen)
+
     def forward(self, x: Tensor) -> Tensor:
         routed = self.experts(x, *self.router(x))
         if self.shared is None:

@@ -12,6 +12,10 @@ from models.parallel.shares import kv_heads_of, share_of
 Placement = Literal["linear", "round_robin"]
 """Whether a rank holds neighbouring experts, or every n-th one of n ranks."""
 
+Transport = Literal["allgather_reducescatter", "all_to_all"]
+"""How tokens reach experts on other ranks and results come back: all tokens go to all replicas and each rank
+returns one sum, or a token goes where its experts are and each of them returns its result by itself."""
+
 _COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 """The names that families have in config.json for the number of experts of a layer."""
 
@@ -23,15 +27,21 @@ class ExpertPlace:
     rank: int
     size: int
     placement: Placement = "linear"
+    transport: Transport = "allgather_reducescatter"
 
-    def numbers(self, count: int) -> range:
-        """The experts that this rank holds, of `count` in a layer."""
+    def layout(self, count: int) -> list[int]:
+        """The expert at each place, of `count` in a layer: the places of the first rank, then the next's."""
         if count % self.size:
             raise ValueError(_indivisible(count, self.size))
-        held = count // self.size
         if self.placement == "round_robin":
-            return range(self.rank, count, self.size)
-        return range(self.rank * held, (self.rank + 1) * held)
+            return [expert for rank in range(self.size) for expert in range(rank, count, self.size)]
+        return list(range(count))
+
+    def numbers(self, count: int) -> list[int]:
+        """The experts that this rank holds."""
+        layout = self.layout(count)
+        held = len(layout) // self.size
+        return layout[self.rank * held : (self.rank + 1) * held]
 
 
 def count_experts(model: ModelConfig) -> int:

@@ -6,6 +6,7 @@ decides which processes those are and how bytes travel between them, and passes 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,8 +19,16 @@ PADDING = 64
 """A rank's share of the vocabulary's rows is a multiple of this, for the kernels' sake."""
 
 
+class Exchange(Protocol):
+    """Tensors on their way between the ranks of a group."""
+
+    def wait(self) -> object:
+        """Return when all have come. Who waits for a later exchange of the group waits for this one too."""
+        ...
+
+
 class Collectives(Protocol):
-    """Communication among the ranks of one stage."""
+    """Communication among some ranks: those of one stage, or those of one number in all replicas."""
 
     exact: bool
     """Whether `all_reduce` adds in float32 and in pairs, so that 1, 2, 4 and 8 ranks give the same bits."""
@@ -31,6 +40,22 @@ class Collectives(Protocol):
     def all_gather(self, x: Tensor) -> Tensor:
         """Return the ranks' tensors side by side along the last dimension, in the order of the ranks."""
         ...
+
+    def exchange(self, out: Sequence[Tensor], into: Sequence[Tensor]) -> Exchange:
+        """Begin to send each rank the tensor `out[rank]`, and to fill `into[rank]` with what it sends.
+
+        Both are contiguous. Their own rank's is copied; a tensor without elements is not sent.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """The ranks of this one's number in all replicas that share experts: this is `rank` of `size`."""
+
+    rank: int
+    size: int
+    group: Collectives
 
 
 @dataclass(frozen=True)
@@ -46,6 +71,8 @@ class Parallel:
     """The most ranks, of 8, 4, 2 and 1, over which this model could be cut."""
     experts: ExpertPlace | None = None
     """The position among the ranks that share whole experts; None: each has a piece of every expert."""
+    replicas: Replicas | None = None
+    """The replicas with which this one shares experts; None: there are none."""
 
     @property
     def first(self) -> bool:
@@ -91,6 +118,14 @@ class Parallel:
     def exact(self) -> bool:
         """Whether sums over ranks have the same bits for any number of them that divides 8."""
         return self.size == 1 or self._collectives().exact
+
+    @property
+    def adds_wide(self) -> bool:
+        """Whether sums of experts leave this rank in float32, because those over ranks keep all digits."""
+        groups = [self._collectives()] if self.size > 1 else []
+        if self.replicas is not None:
+            groups.append(self.replicas.group)
+        return bool(groups) and all(group.exact for group in groups)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return x if self.size == 1 else self._collectives().all_reduce(x)

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from models.config import read_config
-from models.context import ForwardContext, use_context
+from models.context import ForwardContext, context_without_rows, use_context
+from models.layers.moe import MoeMLP
 from models.loader import LoadOptions, load_model
 from models.model import CausalLM
-from models.parallel.experts import ExpertPlace, Placement
-from models.parallel.parallel import Parallel
+from models.parallel.experts import ExpertPlace, Placement, Transport
+from models.parallel.parallel import Parallel, Replicas
 from models.parallel.tree import add_in_pairs
 
 Result = TypeVar("Result")
@@ -33,6 +34,7 @@ class ThreadGroup:
     def __init__(self, size: int) -> None:
         self._barrier = threading.Barrier(size, timeout=60)
         self._held: list[Tensor] = [torch.empty(0)] * size
+        self._lists: list[Sequence[Tensor]] = [()] * size
         self.sent = 0
         """The bytes that each rank has given to others."""
 
@@ -46,6 +48,15 @@ class ThreadGroup:
         everyone = list(self._held)
         self._barrier.wait()  # no rank may put its next tensor down before all have read this one
         return everyone
+
+    def swap(self, rank: int, out: Sequence[Tensor], into: Sequence[Tensor]) -> None:
+        """Fill `into` with what the ranks have for this one."""
+        self._lists[rank] = out
+        self.sent += sum(x.nbytes for to, x in enumerate(out) if to != rank == 0)
+        self._barrier.wait()
+        for x, from_rank in zip(into, self._lists, strict=True):
+            x.copy_(from_rank[rank])
+        self._barrier.wait()
 
 
 class RankGroup:
@@ -61,6 +72,15 @@ class RankGroup:
     def all_gather(self, x: Tensor) -> Tensor:
         return torch.cat(self._group.exchange(self._rank, x), dim=-1)
 
+    def exchange(self, out: Sequence[Tensor], into: Sequence[Tensor]) -> Done:
+        self._group.swap(self._rank, out, into)
+        return Done()
+
+
+class Done:
+    def wait(self) -> None:
+        """Return at once."""
+
 
 def load_ranks(
     folder: Path,
@@ -71,9 +91,15 @@ def load_ranks(
     max_len: int | None = None,
     model_impl: str = "auto",
     placement: Placement | None = None,
+    transport: Transport = "allgather_reducescatter",
+    replicas: Sequence[Replicas] | None = None,
 ) -> list[CausalLM]:
-    """`placement`: how whole experts are divided among the ranks; None means that each has pieces of all."""
+    """`placement`: how whole experts are divided among the ranks; None means that each has pieces of all.
+
+    `replicas`: for each rank, its place among those of its number, if experts are shared with others.
+    """
     group = ThreadGroup(size)
+    expert_size = size * (replicas[0].size if replicas else 1)
     return [
         load_model(
             LoadOptions(
@@ -85,13 +111,45 @@ def load_ranks(
                     rank,
                     size,
                     group.at(rank),
-                    experts=None if placement is None else ExpertPlace(rank, size, placement),
+                    experts=None
+                    if placement is None
+                    else ExpertPlace(
+                        rank + (size * replicas[rank].rank if replicas else 0),
+                        expert_size,
+                        placement,
+                        transport,
+                    ),
+                    replicas=replicas[rank] if replicas else None,
                 ),
                 max_len=max_len,
                 model_impl=model_impl,
             )
         )
         for rank in range(size)
+    ]
+
+
+def load_replicas(
+    folder: Path,
+    count: int,
+    size: int = 1,
+    *,
+    placement: Placement = "linear",
+    transport: Transport = "allgather_reducescatter",
+    dtype: torch.dtype = torch.float32,
+) -> list[list[CausalLM]]:
+    """The ranks of replicas that share experts."""
+    groups = [ThreadGroup(count) for _ in range(size)]
+    return [
+        load_ranks(
+            folder,
+            size,
+            dtype=dtype,
+            placement=placement,
+            transport=transport,
+            replicas=[Replicas(number, count, group.at(number)) for group in groups],
+        )
+        for number in range(count)
     ]
 
 
@@ -130,21 +188,31 @@ class Driver:
         return self._run(tokens, lambda model, hidden: hidden)
 
     def _run(
-        self, tokens: Mapping[int, Sequence[int]], finish: Callable[[CausalLM, Tensor], Tensor]
+        self,
+        tokens: Mapping[int, Sequence[int]],
+        finish: Callable[[CausalLM, Tensor], Tensor],
+        replica_tokens: list[int] | None = None,
     ) -> dict[int, Tensor]:
+        if not tokens:
+            _in_threads(lambda model: _take_part(model, replica_tokens or []), self._ranks)
+            return {}
         rows = list(tokens)
         context = self._context(rows, [len(tokens[row]) for row in rows])
+        context.replica_tokens = replica_tokens or []
         ids = torch.tensor([token for row in rows for token in tokens[row]], device=self._device)
 
         def run(model: CausalLM) -> Tensor:
-            with torch.inference_mode():
+            with torch.inference_mode(), use_context(context):
                 return finish(model, model.forward(ids, context.positions))
 
-        with use_context(context):
-            outputs = _in_threads(run, self._ranks)
+        outputs = _in_threads(run, self._ranks)
         for other in outputs[1:]:
             torch.testing.assert_close(other, outputs[0])
         return dict(zip(rows, outputs[0].split(context.query_lens_host), strict=True))
+
+    def step_among(self, tokens: Mapping[int, Sequence[int]], replica_tokens: list[int]) -> dict[int, Tensor]:
+        """The same as `step`, in a step that other replicas take at the same time; without tokens too."""
+        return self._run(tokens, lambda model, hidden: model.logits(hidden), replica_tokens)
 
     def _context(self, rows: list[int], counts: list[int]) -> ForwardContext:
         positions, slots = [], []
@@ -172,6 +240,24 @@ def run_in_chunks(driver: Driver, row: int, tokens: Sequence[int], size: int) ->
     """Runs one sequence alone, `size` tokens a step; -> [T, V]."""
     chunks = [tokens[start : start + size] for start in range(0, len(tokens), size)]
     return torch.cat([driver.step({row: chunk})[row] for chunk in chunks])
+
+
+def step_together(
+    drivers: Sequence[Driver], tokens: Sequence[Mapping[int, Sequence[int]]]
+) -> list[dict[int, Tensor]]:
+    """A step of replicas that share experts, each with its own tokens."""
+    counts = [sum(map(len, own.values())) for own in tokens]
+    with ThreadPoolExecutor(len(drivers)) as pool:
+        return list(pool.map(lambda driver, own: driver.step_among(own, counts), drivers, tokens))
+
+
+def _take_part(model: CausalLM, replica_tokens: list[int]) -> None:
+    device = torch.device("cpu")
+    dtype = next(each.dtype for each in model.parameters() if each.is_floating_point())
+    with torch.inference_mode(), use_context(context_without_rows(replica_tokens, device)):
+        for each in model.modules():
+            if isinstance(each, MoeMLP):
+                each.take_part(dtype, device)
 
 
 def _in_threads(run: Callable[[CausalLM], Result], models: Sequence[CausalLM]) -> list[Result]:

@@ -50,10 +50,10 @@ def run(
 
     def forward(model: Any) -> Tensor:
         assert model.attention_layers() == []
-        with torch.inference_mode():
+        with torch.inference_mode(), use_context(context):
             return model.forward(ids, context.positions)
 
-    with use_context(context), ThreadPoolExecutor(len(ranks)) as pool:
+    with ThreadPoolExecutor(len(ranks)) as pool:
         outputs = list(pool.map(forward, ranks)) if len(ranks) > 1 else [forward(ranks[0])]
     for other in outputs[1:]:
         torch.testing.assert_close(other, outputs[0])

@@ -18,7 +18,7 @@ import rank_process
 import zmq
 
 from engine_core.executor import ReportPhase
-from models.parallel.experts import Placement
+from models.parallel.experts import Placement, Transport
 from worker.config import Place, WorkerConfig
 from worker.protocol import StepInput, StepOutput, WorkerFacts
 
@@ -32,27 +32,40 @@ class Layout:
     stages: int = 1
     experts: Placement | None = None
     """How whole experts are divided among tensor ranks; None: each has a piece of every expert."""
+    transport: Transport = "allgather_reducescatter"
+    replicas: int = 1
+    """The number of replicas that share whole experts."""
 
     def __str__(self) -> str:
-        return f"TP{self.tensor}xPP{self.stages}{self.experts or ''}"
+        shared = f"xDP{self.replicas} {self.transport}" if self.replicas > 1 else ""
+        return f"TP{self.tensor}xPP{self.stages}{self.experts or ''}{shared}"
 
     @property
     def size(self) -> int:
         return self.tensor * self.stages
 
     def places(self, rendezvous: str) -> list[Place]:
+        """The places of all ranks of the only replica."""
+        return self.places_of(0, rendezvous, "")
+
+    def places_of(self, replica: int, rendezvous: str, of_replicas: str) -> list[Place]:
+        """The places of one replica's ranks. `of_replicas`: where those of all replicas meet."""
         return [
             Place(
                 tensor_rank=rank % self.tensor,
                 tensor_size=self.tensor,
                 stage=rank // self.tensor,
                 stages=self.stages,
-                local_rank=rank,
-                local_ranks=self.size,
+                local_rank=replica * self.size + rank,
+                local_ranks=self.size * self.replicas,
                 rendezvous=rendezvous,
-                expert_rank=rank % self.tensor,
-                expert_size=1 if self.experts is None else self.tensor,
+                replica=replica if self.replicas > 1 else None,
+                expert_rank=replica * self.tensor + rank % self.tensor,
+                expert_size=1 if self.experts is None else self.tensor * self.replicas,
                 expert_placement=self.experts or "linear",
+                expert_transport=self.transport,
+                expert_replicas=self.replicas,
+                expert_rendezvous=of_replicas,
             )
             for rank in range(self.size)
         ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol, cast
@@ -38,6 +38,7 @@ class ProcessGroup(Protocol):
     """The methods that torch's groups of gloo and of NCCL share; torch's own stubs do not list them."""
 
     def allreduce(self, tensors: list[Tensor]) -> Transfer: ...
+    def alltoall(self, outputs: list[Tensor], tensors: list[Tensor]) -> Transfer: ...
     def allgather(self, outputs: list[list[Tensor]], tensors: list[Tensor]) -> Transfer: ...
     def send(self, tensors: list[Tensor], to: int, tag: int) -> Transfer: ...
     def recv(self, tensors: list[Tensor], source: int, tag: int) -> Transfer: ...
@@ -74,8 +75,8 @@ class Membership:
 class Carrier(Protocol):
     """Carries tensors in the host's memory between the ranks of a group."""
 
-    def exchange(self, x: Tensor) -> list[Tensor]:
-        """Send a tensor to each other rank, and return the tensors of all, in order."""
+    def swap(self, out: Sequence[Tensor], into: Sequence[Tensor]) -> Transfer:
+        """Begin to send a tensor to each other rank, and to fill one with what each sends here."""
         ...
 
     def send(self, x: Tensor, to: int) -> Transfer: ...
@@ -93,6 +94,7 @@ class HostGroup:
     exact = True
 
     def __init__(self, member: Membership) -> None:
+        self._rank, self._size = member.rank, member.size
         self._carrier: Carrier
         if member.sockets is None:
             self._carrier = GlooCarrier(member)
@@ -101,10 +103,21 @@ class HostGroup:
             self._carrier = SocketCarrier(member.sockets, member.rank, member.size, seconds)
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        return add_in_pairs([each.float() for each in self._carrier.exchange(x)]).to(x.dtype)
+        return add_in_pairs([each.float() for each in self._of_all(x)]).to(x.dtype)
 
     def all_gather(self, x: Tensor) -> Tensor:
-        return torch.cat(self._carrier.exchange(x), dim=-1)
+        return torch.cat(self._of_all(x), dim=-1)
+
+    def exchange(self, out: Sequence[Tensor], into: Sequence[Tensor]) -> Transfer:
+        into[self._rank].copy_(out[self._rank])
+        return self._carrier.swap(out, into)
+
+    def _of_all(self, x: Tensor) -> list[Tensor]:
+        """The tensors of all ranks, which have the shape of this one's."""
+        x = x.contiguous()
+        everyone = [x if rank == self._rank else torch.empty_like(x) for rank in range(self._size)]
+        self._carrier.swap([x] * self._size, everyone).wait()
+        return everyone
 
     def send(self, x: Tensor, to: int) -> Transfer:
         return self._carrier.send(x, to)
@@ -136,15 +149,24 @@ class GlooCarrier:
     def close(self) -> None:
         self._gloo.shutdown()
 
-    def exchange(self, x: Tensor) -> list[Tensor]:
-        x = x.contiguous()
+    def swap(self, out: Sequence[Tensor], into: Sequence[Tensor]) -> Transfer:
         others = [rank for rank in range(self._size) if rank != self._rank]
-        everyone = [x if rank == self._rank else torch.empty_like(x) for rank in range(self._size)]
-        sent = [self._gloo.send([x], rank, 0) for rank in others]
-        received = [self._gloo.recv([everyone[rank]], rank, 0) for rank in others]
-        for work in (*received, *sent):
-            work.wait()
-        return everyone
+        sent = [self._gloo.send([out[rank]], rank, 0) for rank in others if out[rank].numel()]
+        received = [self._gloo.recv([into[rank]], rank, 0) for rank in others if into[rank].numel()]
+        return _Several((*received, *sent), keeps=out)
+
+
+@dataclass(frozen=True, slots=True)
+class _Several:
+    """Several tensors on their way."""
+
+    transfers: Sequence[Transfer]
+    keeps: Sequence[Tensor]
+    """The tensors that are sent, which must live as long."""
+
+    def wait(self) -> None:
+        for transfer in self.transfers:
+            transfer.wait()
 
 
 class DeviceGroup:
@@ -171,6 +193,9 @@ class DeviceGroup:
         self._nccl.allgather([everyone], [x.contiguous()]).wait()
         return torch.cat(everyone, dim=-1)
 
+    def exchange(self, out: Sequence[Tensor], into: Sequence[Tensor]) -> Transfer:
+        return self._nccl.alltoall(list(into), list(out))
+
     def send(self, x: Tensor, to: int) -> Transfer:
         return self._nccl.send([x], to, 0)
 
@@ -196,10 +221,12 @@ class Groups:
     """The groups to which one rank belongs; None where it would be alone."""
 
     world: HostGroup | None = None
-    """All ranks."""
+    """All ranks, those of replicas that share experts too."""
     tensor: Group | None = None
     """The ranks that share each layer of this stage."""
     links: Links | None = None
+    replicas: Group | None = None
+    """The ranks of this one's number in all replicas that share experts."""
 
     def minimum(self, number: int) -> int:
         """The smallest of the numbers with which all ranks call this."""
@@ -209,23 +236,25 @@ class Groups:
 
     def close(self) -> None:
         links = (self.links.stream, self.links.tokens) if self.links else ()
-        for group in (self.world, self.tensor, *links):
+        for group in (self.world, self.tensor, self.replicas, *links):
             if group is not None:
                 group.close()
 
 
 def join_groups(place: Place, open_group: Callable[[Membership], Group], target: torch.device) -> Groups:
     """Find the other ranks. `open_group` makes a group that exchanges tensors of the device `target`."""
+    world, replicas = None, None
+    if place.expert_replicas > 1:
+        size, number = place.expert_replicas, place.replica or 0
+        member = _members(place, place.expert_rendezvous, size * place.size)
+        world = HostGroup(member("world", number * place.size + place.rank, size * place.size))
+        replicas = open_group(member(f"replicas {place.rank}", number, size))
+        replicas.all_reduce(torch.zeros(1, device=target))
     if place.size == 1:
-        return Groups()
-    store = _open_store(place)
-    meeting = urlsplit(place.rendezvous)
-
-    def member(name: str, rank: int, size: int) -> Membership:
-        sockets = f"{meeting.path}-{name}" if meeting.scheme == "file" else None
-        return Membership(name, store, rank, size, place.address, sockets)
-
-    world = HostGroup(member("world", place.rank, place.size))
+        return Groups(world, replicas=replicas)
+    member = _members(place, place.rendezvous, place.size)
+    if world is None:
+        world = HostGroup(member("world", place.rank, place.size))
     tensor, links = None, None
     if place.tensor_size > 1:
         tensor = open_group(member(f"stage {place.stage}", place.tensor_rank, place.tensor_size))
@@ -237,20 +266,29 @@ def join_groups(place: Place, open_group: Callable[[Membership], Group], target:
             for what in ("stream", "tokens")
         )
         links = Links(stream, tokens)
-    return Groups(world, tensor, links)
+    return Groups(world, tensor, links, replicas)
 
 
-def _open_store(place: Place) -> Store:
-    """The store through which the ranks exchange addresses, at the place's rendezvous."""
-    where = urlsplit(place.rendezvous)
+def _members(place: Place, rendezvous: str, size: int) -> Callable[[str, int, int], Membership]:
+    """A function that makes memberships of this rank in groups of the `size` ranks that meet there."""
+    store, meeting = _open_store(place, rendezvous, size), urlsplit(rendezvous)
+
+    def member(name: str, rank: int, size: int) -> Membership:
+        sockets = f"{meeting.path}-{name}" if meeting.scheme == "file" else None
+        return Membership(name, store, rank, size, place.address, sockets)
+
+    return member
+
+
+def _open_store(place: Place, rendezvous: str, size: int) -> Store:
+    """The store through which ranks exchange addresses."""
+    where = urlsplit(rendezvous)
     if where.scheme == "file":
-        store: Store = FileStore(where.path, place.size)
+        store: Store = FileStore(where.path, size)
     elif where.scheme == "tcp" and where.hostname and where.port:
         store = _tcp_store(where.hostname, where.port, place)
     else:
-        raise ValueError(
-            f"{place.rendezvous!r} is no rendezvous for ranks: write file:///path or tcp://host:port"
-        )
+        raise ValueError(f"{rendezvous!r} is no rendezvous for ranks: write file:///path or tcp://host:port")
     store.set_timeout(TIMEOUT)
     return store
 

@@ -102,7 +102,7 @@ class Rank:
         self._channel = channel
         self._progress = progress
         self._returns_outputs = place.returns_outputs
-        self._alone = place.size == 1
+        self._alone = place.alone
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(Order)
         self._steps: deque[StepInput | Prepare] = deque()

@@ -5,7 +5,10 @@ from __future__ import annotations
 import select
 import socket
 import threading
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from queue import SimpleQueue
 
 import torch
@@ -37,28 +40,47 @@ class Sending:
             raise self._error
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Swap:
+    """Tensors on their way between this rank and all others, by rank, as bytes that are left to move."""
+
+    out: dict[int, memoryview]
+    into: dict[int, memoryview]
+    finish: Callable[[Swap], None]
+
+    def wait(self) -> None:
+        self.finish(self)
+
+
 class SocketCarrier:
     """Carries tensors between all pairs of some ranks."""
 
     def __init__(self, prefix: str, rank: int, size: int, timeout: float) -> None:
         """`prefix` begins the paths of all ranks' sockets. `timeout`: seconds to wait for another rank."""
-        self._rank, self._size, self._timeout = rank, size, timeout
+        self._rank, self._timeout = rank, timeout
         self._peers = connect_all(prefix, rank, size, timeout)
         self._waiting: SimpleQueue[Sending | None] = SimpleQueue()
         self._last: Sending | None = None
         """The tensor that the thread sends last, if there is one."""
         self._thread: threading.Thread | None = None
+        self._swaps: deque[Swap] = deque()
 
-    def exchange(self, x: Tensor) -> list[Tensor]:
-        """Send a tensor to each other rank, and return the tensors of all, in order."""
-        x = x.contiguous()
-        everyone = [x if rank == self._rank else torch.empty_like(x) for rank in range(self._size)]
-        if x.numel():
+    def swap(self, out: Sequence[Tensor], into: Sequence[Tensor]) -> Swap:
+        """Begin to send a tensor to each other rank, and to fill one with what each sends here.
+
+        What does not fit on its way is sent while somebody waits.
+        """
+        swap = Swap(
+            {rank: _bytes_of(out[rank]) for rank in self._peers if out[rank].numel()},
+            {rank: _bytes_of(into[rank]) for rank in self._peers if into[rank].numel()},
+            self._finish,
+        )
+        if not self._swaps:
             if self._last is not None:
                 self._last.wait()
-            out = dict.fromkeys(self._peers, _bytes_of(x))
-            self._move(out, {rank: _bytes_of(everyone[rank]) for rank in self._peers})
-        return everyone
+            self._push(swap.out)
+        self._swaps.append(swap)
+        return swap
 
     def send(self, x: Tensor, to: int) -> Sending:
         """Begin to send a tensor. What does not fit on its way is left to a thread, so that nobody waits."""
@@ -82,6 +104,14 @@ class SocketCarrier:
             with suppress(OSError):
                 peer.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits for it
             peer.close()
+
+    def _finish(self, last: Swap) -> None:
+        """Finish the swaps that are under way, up to this one, in the order in which they began."""
+        while last in self._swaps:
+            swap = self._swaps.popleft()
+            self._move(swap.out, swap.into)
+            if self._swaps:
+                self._push(self._swaps[0].out)
 
     def _leave_to_thread(self, sending: Sending) -> None:
         self._last = sending

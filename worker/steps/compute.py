@@ -90,6 +90,7 @@ class Compute:
 
     def __call__(self, batch: Batch, write_bounds: WriteBounds) -> Outcome:
         ids, context = batch.lay_out()
+        context.replica_tokens = batch.step.replica_tokens
         hidden = self.compute_hidden(ids, context)
         if self._stage and not self._stage.last:
             return Outcome(ids, hidden, None, [])

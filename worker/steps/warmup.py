@@ -4,19 +4,28 @@ from __future__ import annotations
 
 from typing import cast
 
+from msgspec.structs import replace
+
 from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, StepInput, Task, WorkerFacts
 
 TOKENS = 16
 
 
-def warm_up_steps(facts: WorkerFacts, slot: int) -> list[StepInput]:
+def warm_up_steps(facts: WorkerFacts, slot: int, replicas: int = 1) -> list[StepInput]:
+    """The steps of a worker that shares experts with those of so many `replicas`, which all take the same."""
     steps: list[StepInput] = []
     if "generate" in facts.tasks:
         steps += _generation(facts, slot)
     pooling = [task for task in facts.tasks if task != "generate"]
     if pooling:
         steps.append(_pooling(facts, slot, cast("Task", pooling[0])))
-    return steps
+    if replicas == 1:
+        return steps
+    return [replace(step, replica_tokens=[_tokens(step)] * replicas) for step in steps]
+
+
+def _tokens(step: StepInput) -> int:
+    return sum(seq.count for seq in step.seqs)
 
 
 def _generation(facts: WorkerFacts, slot: int) -> list[StepInput]:

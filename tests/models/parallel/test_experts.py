@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from drive import Driver, load_ranks, run_in_chunks
+from mixtures import FAMILIES
 from safetensors.torch import load_file
 from tiny import tiny_checkpoint
 
@@ -17,16 +18,6 @@ from models.config import ConfigError, read_config
 from models.parallel.experts import ExpertPlace, Placement, check_experts, count_experts
 
 PROMPT = list(range(40, 63))
-FAMILIES: dict[str, dict[str, object]] = {
-    "Qwen2MoeForCausalLM": {
-        "num_experts": 8,
-        "moe_intermediate_size": 25,
-        "shared_expert_intermediate_size": 40,
-    },
-    "GptOssForCausalLM": {"num_local_experts": 8, "intermediate_size": 33},
-    "GraniteMoeSharedForCausalLM": {"num_local_experts": 4},
-}
-"""Families with experts apart, in one tensor with biases, and in another one; odd widths are not cut."""
 
 
 def test_placements() -> None:

@@ -26,12 +26,19 @@ def close(all_of_them: list[SocketCarrier]) -> None:
         carrier.close()
 
 
+def share(carrier: SocketCarrier, rank: int, piece: torch.Tensor, size: int = 3) -> list[torch.Tensor]:
+    """Give all ranks the same tensor; returns those of all."""
+    everyone = [piece if other == rank else torch.empty_like(piece) for other in range(size)]
+    carrier.swap([piece] * size, everyone).wait()
+    return everyone
+
+
 @pytest.mark.parametrize("count", [0, 1, 1000, LARGE])
 def test_each_rank_gets_what_each_has(tmp_path: Path, count: int) -> None:
     ranks = carriers(tmp_path, 3)
     pieces = [torch.full((count,), rank, dtype=torch.bfloat16) for rank in range(3)]
     with ThreadPoolExecutor(3) as pool:
-        for everyone in pool.map(lambda carrier, piece: carrier.exchange(piece), ranks, pieces):
+        for everyone in pool.map(share, ranks, range(len(ranks)), pieces):
             assert all(torch.equal(got, piece) for got, piece in zip(everyone, pieces, strict=True))
     close(ranks)
 
@@ -56,13 +63,39 @@ def test_an_exchange_comes_after_what_was_sent_before(tmp_path: Path) -> None:
 
     def receive() -> list[torch.Tensor]:
         second.receive(torch.empty(LARGE), 0)
-        return second.exchange(torch.tensor([7]))
+        return share(second, 1, torch.tensor([7]), 2)
 
     with ThreadPoolExecutor(1) as pool:
         theirs = pool.submit(receive)
-        assert [x.item() for x in first.exchange(torch.tensor([5]))] == [5, 7]
+        assert [x.item() for x in share(first, 0, torch.tensor([5]), 2)] == [5, 7]
         assert [x.item() for x in theirs.result()] == [5, 7]
     close([first, second])
+
+
+def test_swaps_of_unequal_pieces_may_be_awaited_later(tmp_path: Path) -> None:
+    """Several are under way, and are finished in their order whoever waits first."""
+    ranks = carriers(tmp_path, 2)
+    sizes = ((LARGE, 3), (0, LARGE), (2, 0))  # what the first sends the second, and back
+
+    def swap(rank: int) -> list[torch.Tensor]:
+        other = 1 - rank
+        came, waiting = [], []
+        for number, counts in enumerate(sizes):
+            out, into = [torch.empty(0)] * 2, [torch.empty(0)] * 2
+            out[other] = torch.full((counts[rank],), 10.0 * number + rank)
+            into[other] = torch.empty(counts[other])
+            waiting.append(ranks[rank].swap(out, into))
+            came.append(into[other])
+        for each in (waiting[1], waiting[0], waiting[2]):
+            each.wait()
+        return came
+
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(swap, range(2)))
+    for rank, came in enumerate(results):
+        for number, (x, counts) in enumerate(zip(came, sizes, strict=True)):
+            assert torch.equal(x, torch.full((counts[1 - rank],), 10.0 * number + 1 - rank))
+    close(ranks)
 
 
 def test_a_rank_that_ends_is_named_by_those_who_wait_for_it(tmp_path: Path) -> None:
