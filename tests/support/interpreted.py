@@ -10,6 +10,7 @@ import os
 import sys
 from dataclasses import fields, replace
 from importlib.util import find_spec
+from inspect import getmembers
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,25 @@ def _interpret() -> None:
     # Their types are too narrow.
     setattr(interpreter.InterpreterBuilder, "create_dot", dot)  # noqa: B010
     setattr(interpreter.InterpreterBuilder, "create_fp_to_fp", converted)  # noqa: B010
+    _find_members_once(interpreter)
+
+
+def _find_members_once(interpreter: Any) -> None:
+    """Half of the interpreter's time goes into listing Triton's modules for each function that is called."""
+    names: dict[Any, list[str]] = {}
+
+    def patch(owner: Any, builder: Any, scope: Any) -> None:
+        if owner not in names:
+            names[owner] = [name for name, member in getmembers(owner) if is_builtin(member)]
+        for name in names[owner]:
+            member = getattr(owner, name)
+            if not is_builtin(member):
+                break  # the function that calls this one has patched all
+            interpreter._patch_attr(owner, name, member, builder, scope)
+
+    from triton.language.core import is_builtin
+
+    interpreter._patch_builtin = patch
 
 
 if DEVICE.type == "cpu":

@@ -39,6 +39,7 @@ DECODER = (
     "join",
     "attend",
     "lay_out_rows",
+    "survey_groups",
     "draw_row",
 )
 QUANTIZED: dict[str, dict[str, object]] = {
@@ -127,7 +128,7 @@ folder = Path(sys.argv[1])
 model = partial(model_calls, read_config(folder), folder, torch.bfloat16, 90)
 for ranks in (1, 2, 4):
     calls = [dict(zip(call.kernel.arg_names, call.arguments)) for call in calls_of_ranks(model, ranks)]
-    print(sorted({(each["HEADS"], each["GROUP"]) for each in calls if "GROUP" in each}))
+    print(sorted({(each["HEADS"], each["GROUP"]) for each in calls if "HEADS" in each and "GROUP" in each}))
 """
 
 
@@ -144,6 +145,38 @@ def test_ranks_have_the_variants_of_their_heads(tmp_path: Path) -> None:
     )
     assert run.returncode == 0, run.stderr[-2000:]
     assert run.stdout.splitlines() == ["[(2, 2)]", "[(1, 2)]", "[(1, 1)]"]
+
+
+DRAW = """
+import sys
+import torch
+from worker.kernels.cuda.compile import NOWHERE, compile_ahead, faults
+from worker.kernels.cuda.launch import collecting
+from worker.kernels.cuda.sampling.draw import draw, filters
+from worker.sampling.groups import BY_TORCH, GroupedLogits
+
+capability = int(sys.argv[1])
+with collecting() as calls:
+    draw(GroupedLogits(torch.empty(4, 151_936, device=NOWHERE), BY_TORCH), filters(NOWHERE))
+for made in compile_ahead(calls, capability):
+    print(made.name.partition("(")[0] + ":" + faults(made, capability))
+"""
+
+
+@pytest.mark.parametrize(
+    "capability", [90, *(pytest.param(other, marks=pytest.mark.slow) for other in (80, 86, 89, 100, 120))]
+)
+def test_a_draw_from_a_wide_vocabulary_compiles_ahead(capability: int) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", DRAW, str(capability)],
+        cwd=ROOT,
+        env={**os.environ, "TRITON_INTERPRET": "0"},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert run.stdout.split() == ["survey_groups:", "draw_row:"], "nothing is wrong with either"
 
 
 @pytest.mark.slow

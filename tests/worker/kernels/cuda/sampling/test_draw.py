@@ -8,26 +8,31 @@ import torch
 from interpreted import DEVICE
 from torch import Tensor
 
+from worker.kernels.cuda.launch import collecting
 from worker.kernels.cuda.sampling import draw as by_triton
 from worker.sampling.draw import Draws, draw_fully
 from worker.sampling.groups import BY_TORCH, GroupedLogits
 from worker.sampling.points import uniform
 
-ROWS, WIDTH = 6, 4096 + 77
+TEMPERATURES = (0.7, 1.0, 1.3, 0.5, 2.0, 1e-3)
+TOP_K = (0, 1, 7, 50, 400, 5000)
+TOP_P = (1.0, 0.3, 0.9, 0.99, 1e-6)
+MIN_P = (0.0, 0.02, 0.3, 1.0)
 
 
-def draws(top_k: list[int], top_p: list[float], min_p: list[float]) -> Draws:
+def draws(top_k: list[int], top_p: list[float], min_p: list[float], temperature: list[float]) -> Draws:
     """Draws of rows that lie in another order than their logits."""
     chance = np.random.default_rng(7)
-    seeds = chance.integers(0, 2**63, ROWS, dtype=np.uint64) * 2 + 1
-    points = uniform(seeds, chance.integers(0, 4000, ROWS))
+    count = len(top_k)
+    seeds = chance.integers(0, 2**63, count, dtype=np.uint64) * 2 + 1
+    points = uniform(seeds, chance.integers(0, 4000, count))
 
     def column(values: object, dtype: torch.dtype) -> Tensor:
         return torch.as_tensor(np.asarray(values), dtype=dtype).to(DEVICE)[:, None]
 
     return Draws(
-        rows=torch.arange(ROWS, dtype=torch.int32, device=DEVICE).flip(0),
-        temperature=column([0.7, 1.0, 1.3, 0.5, 2.0, 1e-3], torch.float32),
+        rows=torch.arange(count, dtype=torch.int32, device=DEVICE).flip(0),
+        temperature=column(temperature, torch.float32),
         top_k=column(top_k, torch.int32),
         top_p=column(top_p, torch.float32),
         min_p=column(min_p, torch.float32),
@@ -39,26 +44,70 @@ def draws(top_k: list[int], top_p: list[float], min_p: list[float]) -> Draws:
     )
 
 
-@pytest.mark.filterwarnings("ignore:invalid value")  # numpy warns where a whole row is forbidden
+def draws_of_all_options(rows: int, share: float) -> Draws:
+    """Draws of which this share has each filter, whatever others it has."""
+    chance = np.random.default_rng(rows)
+    filters = [
+        np.where(chance.random(rows) < share, chance.choice(values, rows), off).tolist()
+        for off, *values in (TOP_K, TOP_P, MIN_P)
+    ]
+    return draws(*filters, chance.choice(TEMPERATURES, rows).tolist())
+
+
+def some_logits(rows: int, width: int, spread: float = 3) -> Tensor:
+    """Logits of which some are forbidden, and many are equal to others."""
+    made = torch.Generator().manual_seed(rows + width)
+    logits = spread * torch.randn(rows, width, generator=made)
+    logits[:, width // 7 : width // 3] = float("-inf")
+    logits[::3] = (logits[::3] * 4).round() / 4
+    return logits.to(DEVICE)
+
+
 @pytest.mark.parametrize(
-    ("top_k", "top_p", "min_p"),
+    ("rows", "share", "width", "spread"),
     [
-        ([0] * 6, [1.0] * 6, [0.0] * 6),
-        ([20] * 6, [1.0] * 6, [0.0] * 6),
-        ([0] * 6, [0.9] * 6, [0.0] * 6),
-        ([0, 1, 50, 5000, 0, 3], [0.8, 1.0, 0.95, 0.5, 1.0, 0.9], [0.0, 0.0, 0.01, 0.0, 0.05, 0.2]),
+        (500, 0.1, 1500 + 77, 3),  # a row with a search takes the interpreter 30 ms
+        (30, 0.7, 4096 + 1, 0.2),  # so flat that all groups are listed
+        (12, 0.7, 64, 2),
+        (6, 0.7, 32_000 + 5, 3),
+        (3, 0.7, 151_936, 4),
     ],
 )
-def test_the_same_tokens_are_drawn(top_k: list[int], top_p: list[float], min_p: list[float]) -> None:
-    torch.manual_seed(3)
-    logits = (3 * torch.randn(ROWS, WIDTH)).to(DEVICE)
-    logits[:, 100:2000] = float("-inf")  # forbidden
-    wanted = draws(top_k, top_p, min_p)
-    grouped = GroupedLogits(logits, BY_TORCH)
+def test_the_same_tokens_are_drawn(rows: int, share: float, width: int, spread: float) -> None:
+    grouped = GroupedLogits(some_logits(rows, width, spread), BY_TORCH)
+    wanted = draws_of_all_options(rows, share)
     assert by_triton.draw(grouped, wanted).tolist() == draw_fully(grouped, wanted).tolist()
 
 
-@pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.parametrize(("top_k", "top_p", "min_p"), [(0, 1.0, 0.0), (20, 1.0, 0.0), (0, 0.9, 0.0)])
+def test_tokens_are_drawn_by_one_filter(top_k: int, top_p: float, min_p: float) -> None:
+    grouped = GroupedLogits(some_logits(6, 4096 + 77), BY_TORCH)
+    wanted = draws([top_k] * 6, [top_p] * 6, [min_p] * 6, [*TEMPERATURES])
+    assert by_triton.draw(grouped, wanted).tolist() == draw_fully(grouped, wanted).tolist()
+
+
+def test_tokens_may_be_written_over_the_likeliest_ones() -> None:
+    """Rows without a temperature keep theirs."""
+    grouped = GroupedLogits(some_logits(4, 200), BY_TORCH)
+    wanted = draws([0, 5, 0, 9], [1.0, 1.0, 0.8, 1.0], [0.0] * 4, [1.0, 0.0, 0.7, 0.0])
+    wanted.rows.copy_(torch.arange(4))
+    likeliest, drawn = grouped.best[0].tolist(), draw_fully(grouped, wanted).tolist()
+    by_triton.draw_into(grouped, wanted, grouped.best[0])
+    assert grouped.best[0].tolist() == [drawn[0], likeliest[1], drawn[2], likeliest[3]]
+
+
+@pytest.mark.parametrize("rows", [1, 64, 200])
+def test_a_draw_is_two_launches_however_many_rows_it_has(rows: int) -> None:
+    """One row alone is surveyed by a program for each kilobyte of its vocabulary."""
+    logits = GroupedLogits(torch.zeros(rows, 151_936, device="meta"), BY_TORCH)
+    with collecting() as calls:
+        by_triton.draw_into(logits, by_triton.filters(torch.device("meta")), torch.empty(rows, device="meta"))
+    assert [(call.kernel.fn.__name__, call.grid) for call in calls] == [
+        ("survey_groups", (rows, 149)),
+        ("draw_row", (rows,)),
+    ]
+
+
 def test_a_draw_that_differs_is_not_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -68,9 +117,10 @@ def test_a_draw_that_differs_is_not_used(
     assert "torch does it" in caplog.text
 
 
-@pytest.mark.filterwarnings("ignore:invalid value")
-def test_a_row_that_allows_nothing_still_ends() -> None:
+@pytest.mark.parametrize("value", [float("-inf"), float("inf"), float("nan")])
+def test_a_row_without_finite_logits_still_ends(value: float) -> None:
     """Its logits are found not to be finite elsewhere, and its token is not used."""
-    logits = torch.full((ROWS, 130), float("-inf"), device=DEVICE)
-    drawn = by_triton.draw(GroupedLogits(logits, BY_TORCH), draws([3] * 6, [0.9] * 6, [0.0] * 6))
+    logits = torch.full((6, 130), value, device=DEVICE)
+    wanted = draws([3] * 6, [0.9] * 6, [0.0] * 6, [1.0] * 6)
+    drawn = by_triton.draw(GroupedLogits(logits, BY_TORCH), wanted)
     assert all(0 <= token < 130 for token in drawn.tolist())
