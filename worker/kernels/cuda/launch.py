@@ -11,7 +11,12 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
+from torch import Tensor
 from triton import knobs
+
+_MOST_READY = 4096
+_ALIGNED = 16
+"""Triton compiles a variant of its own for pointers that this does not divide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,8 @@ class Call:
 
 
 _take: Callable[[Call], None] | None = None
+_ready: dict[tuple[Any, ...], Any] = {}
+"""Compiled kernels by all that was said in a call but addresses and the grid."""
 _compiled = 0
 _counts = False
 _counting = Lock()  # kernels are compiled in threads
@@ -61,11 +68,35 @@ def count_compilations() -> None:
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: int) -> None:
-    """Start a kernel of so many programs. `options` are Triton's: `num_warps`, `num_stages`."""
-    if _take is None:
-        kernel[grid](*arguments, **options)
-    else:
+    """Start a kernel of so many programs. `options` are Triton's: `num_warps`, `num_stages`.
+
+    A call that differs from an earlier one in addresses and the grid alone starts what that one compiled: to
+    find that out takes less than Triton's binder, which looks at each argument's part in the choice of a
+    variant. A process has one card, so its number is no part of the key.
+    """
+    if _take is not None:
         _take(Call(kernel, grid, arguments, options))
+        return
+    addresses, words = 0, [kernel, tuple(options.items())]
+    for argument in arguments:
+        if isinstance(argument, Tensor):
+            addresses |= argument.data_ptr()
+            words.append(argument.dtype)
+        else:
+            words.append(argument if argument.__class__ is int else (argument.__class__, argument))
+    if addresses % _ALIGNED:
+        kernel[grid](*arguments, **options)
+        return
+    key = tuple(words)
+    compiled = _ready.get(key)
+    if compiled is not None:
+        compiled[(*grid, 1, 1)[:3]](*arguments)
+        return
+    compiled = kernel[grid](*arguments, **options)
+    if compiled is not None:  # the interpreter compiles nothing
+        if len(_ready) == _MOST_READY:
+            _ready.clear()
+        _ready[key] = compiled
 
 
 @contextmanager

@@ -53,6 +53,82 @@ def test_what_is_compiled_is_counted_and_what_is_found_is_not(tmp_path: Path) ->
     assert run.stdout.split() == ["1", "[False,", "True]"], "another listener hears of both"
 
 
+AGAIN = """
+import torch
+from triton.runtime import driver
+from worker.kernels.cuda import norms
+from worker.kernels.cuda.compile import _NoDevice
+from worker.kernels.cuda.launch import collecting, compilations, count_compilations, launch
+
+class Utils:
+    def load_binary(self, *_):
+        return 1, 2, 32, 0, 1024  # module, function, registers, spills, threads
+    def get_device_properties(self, device):
+        return {"max_shared_mem": 1 << 18}
+class Launcher:
+    def __init__(self, source, metadata):
+        pass
+    def __call__(self, *arguments):
+        started.append([each.data_ptr() if hasattr(each, "data_ptr") else each for each in arguments])
+class Stub(_NoDevice):
+    utils, launcher_cls = Utils(), Launcher
+
+started, bound, run = [], [], norms.norm.run
+norms.norm.run = lambda *args, **options: (bound.append(1), run(*args, **options))[1]
+count_compilations()
+driver.set_active(Stub(90))
+rms_norm = norms.bind()["rms_norm"]
+memory = torch.empty(4096, dtype=torch.bfloat16)
+weight = torch.empty(64, dtype=torch.bfloat16)
+
+def start(offset, eps=1e-6, rows=4):
+    x = memory[offset:][: rows * 64].view(rows, 64)
+    out = rms_norm(x, weight, eps)
+    grid, pointers = started[-1][:3], started[-1][9:]
+    print(len(bound), compilations(), grid[0] == rows, x.data_ptr() in pointers, out.data_ptr() in pointers)
+
+start(0)
+start(0)
+with collecting() as calls:
+    rms_norm(memory[:256].view(4, 64), weight, 1e-6)
+(call,) = calls
+call.start()
+launch(call.kernel, call.grid, *call.arguments, **call.options)
+bare, direct = started[-2:]
+print(len(bound), bare[:6] == direct[:6], bare[9:] == direct[9:])
+start(64)
+start(0, rows=8)
+start(0, eps=1e-5)
+start(1)
+start(1)
+start(8)
+"""
+
+
+def test_a_call_like_another_starts_the_same_kernel_without_triton_s_binder(tmp_path: Path) -> None:
+    """The lines tell how many calls took the binder, how many kernels are compiled, and what was started."""
+    run = subprocess.run(
+        [sys.executable, "-c", AGAIN],
+        cwd=Path(__file__).parents[4],
+        env={**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert run.stdout.splitlines() == [
+        "1 1 True True True",
+        "1 1 True True True",
+        "2 True True",  # what Triton would start, which was asked once more
+        "2 1 True True True",  # other memory
+        "2 1 True True True",  # other rows
+        "3 1 True True True",  # another number
+        "4 2 True True True",  # memory that 16 does not divide has a kernel of its own
+        "5 2 True True True",  # which the binder finds each time
+        "5 2 True True True",  # and again memory that 16 divides
+    ]
+
+
 LOADING = """
 import sys
 from pathlib import Path
