@@ -151,15 +151,17 @@ def step_bytes(
     *,
     pools: bool,
     ranks: int = 1,
+    replicas: int = 1,
 ) -> int:
     """An upper bound of the bytes that a step takes beside weights and cache, from the shapes alone.
 
     What attention needs depends on the device (`Device.attention_bytes`) and is not among them.
-    `ranks`: the number of ranks that share features of the MLP.
+    `ranks`: the number of ranks that share features of the MLP. `replicas`: the number of those that share
+    experts, all of whose tokens may come to this rank.
     """
     pooled = limits.max_pooled_tokens * model.hidden_size * (dtype.itemsize + 3 * 4) if pools else 0
     return (
-        limits.max_num_batched_tokens * _token_numbers(model, ranks) * dtype.itemsize
+        limits.max_num_batched_tokens * replicas * _token_numbers(model, ranks) * dtype.itemsize
         + 3 * 4 * limits.max_num_seqs * model.vocab_size  # logits; two copies, to cap, mask and rank them
         + 6 * WORKSPACE
         + pooled  # the hidden states, and float32 copies on their way to results

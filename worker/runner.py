@@ -251,7 +251,8 @@ class Runner:
         stores_hidden = bool(whole_tasks(tasks, self._model.pooler)) and place.stage == place.stages - 1
         width = config.model.output_size if stores_hidden else 0
         pools = tasks != ("generate",)
-        step = step_bytes(config.model, limits, dtype, pools=pools, ranks=place.tensor_size)
+        ranks, replicas = place.tensor_size, place.expert_replicas
+        step = step_bytes(config.model, limits, dtype, pools=pools, ranks=ranks, replicas=replicas)
         step += device.attention_bytes(layers, limits.max_num_batched_tokens, limits.max_model_len, dtype)
         if place.alone and "generate" in tasks:
             step += device.recording_bytes(row_bytes(config.model, dtype), limits.max_num_seqs)

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, GraniteMoeConfig, LlamaConfig, Qwen3Config
 
 from models.checkpoint.hub import DEMO
 
@@ -56,6 +56,18 @@ SHAPES = {
         eos_token_id=2,
         tie_word_embeddings=False,
     ),
+    "granite-moe-1.3b": GraniteMoeConfig(
+        vocab_size=49152,
+        hidden_size=1024,
+        intermediate_size=512,
+        num_local_experts=32,
+        num_experts_per_tok=8,
+        num_hidden_layers=24,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        max_position_embeddings=4096,
+        **_ENDS,
+    ),
     "tiny-2m": LlamaConfig(
         vocab_size=16384,
         hidden_size=96,
@@ -77,8 +89,7 @@ def make(name: str, folder: Path) -> None:
     torch.manual_seed(0)
     torch.set_default_dtype(torch.bfloat16)
     write_tokenizer(folder, config.vocab_size)
-    model = Qwen3ForCausalLM(config) if isinstance(config, Qwen3Config) else LlamaForCausalLM(config)
-    model.save_pretrained(folder)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
 
 
 def write_tokenizer(folder: Path, vocab_size: int) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 from server.bench.options import LoadOptions
 
 GENERATIVE = ("llama-135m", "qwen3-0.6b")
-MODELS = (*GENERATIVE, "minilm", "tiny-2m")
+MIXTURE = "granite-moe-1.3b"
+MODELS = (*GENERATIVE, MIXTURE, "minilm", "tiny-2m")
 PARTS = ("generation", "embeddings", "overhead", "startup", "memory")
 
 
@@ -97,11 +98,11 @@ def models(part: str) -> list[Model]:
     """The models with which each part is measured."""
     match part:
         case "generation":
-            return [Model(name) for name in GENERATIVE]
+            return [Model(name) for name in (*GENERATIVE, MIXTURE)]
         case "embeddings":
             return [Model("minilm", "float32"), Model("minilm", "bfloat16")]
         case "startup":
-            return [*models("generation"), Model("minilm", "float32")]
+            return [*map(Model, GENERATIVE), Model("minilm", "float32")]
         case "memory":
             return [Model("tiny-2m"), Model("qwen3-0.6b")]
         case _:

@@ -127,3 +127,10 @@ def test_a_step_has_room_for_the_logits_of_all_rows_three_times() -> None:
         step_bytes(MODEL, replace(LIMITS, max_num_seqs=count), torch.float32, pools=False) for count in (4, 5)
     )
     assert many - few >= 3 * 4 * MODEL.vocab_size
+
+
+def test_a_step_has_room_for_the_tokens_of_all_replicas_that_share_experts() -> None:
+    one, two, three = (
+        step_bytes(MODEL, LIMITS, torch.float32, pools=False, replicas=count) for count in (1, 2, 3)
+    )
+    assert three - two == two - one >= LIMITS.max_num_batched_tokens * 4 * MODEL.hidden_size * 4
