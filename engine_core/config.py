@@ -258,6 +258,10 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The number of this replica among those on this machine, which share its devices and cores."""
     local_engines: int = 1
     """The number of replicas on this machine."""
+    expert_replicas: int = 1
+    """The number of replicas that share experts, this one among them: they step, end and start together."""
+    generation: int = 1
+    """How many times they have been started: each time they meet at other paths than before."""
     folder: str | None = None
     """A folder for files that workers share; it is private to the run and removed at its end."""
     progress_page: str = ""

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from engine_core.config import EngineConfig, ProcessConfig
 from engine_core.executor import Executor, ExecutorDead, MakeExecutor, StepFuture
 from engine_core.grammar.forging import Forging, Key
+from engine_core.lockstep.executor import LockstepExecutor
 from engine_core.protocol import (
     Add,
     Failed,
@@ -61,7 +62,10 @@ class Engine:
         self._times = StepTimes()
         self._scheduler = scheduler
         self._executor = executor
-        self._in_flight: deque[tuple[PlannedStep, StepFuture]] = deque()
+        self._lockstep = executor if isinstance(executor, LockstepExecutor) else None
+        """The executor, if other engines take part in every step."""
+        self._in_flight: deque[tuple[PlannedStep | None, StepFuture]] = deque()
+        """The oldest step comes first. None: another engine planned it, and it has no rows of this one."""
         self._unbound: deque[PlannedStep] = deque()
         """Steps in flight whose bounds have not been told."""
         self._forging: Forging | None = None
@@ -147,7 +151,15 @@ class Engine:
     def idle(self) -> bool:
         """Whether nothing can be done before a request comes, is forged, or goes on that is paused."""
         scheduler = self._scheduler
-        return len(scheduler.live) == len(scheduler.paused) and not (self._in_flight or self._outputs)
+        if self._in_flight or self._outputs or self._may_follow:
+            return False
+        return len(scheduler.live) == len(scheduler.paused)
+
+    def leave(self) -> bool:
+        """Whether an engine that drains may end: nothing is left to do here, nor with other engines."""
+        if self.busy or self._may_follow:
+            return False
+        return self._lockstep is None or self._lockstep.leave()
 
     def stats(self) -> Stats:
         stats = self._scheduler.stats(time.monotonic())
@@ -250,37 +262,80 @@ class Engine:
         Without `wait`, a step that is not done yet is left for a later call.
         """
         planned = None
+        if self._lockstep is not None:
+            self._lockstep.receive()
         if self._forging:
             self._leave_forging(wait=wait and self.idle)
         if (due := self._scheduler.deadlines.next) is not None and time.monotonic() >= due:
             self._collect(self._scheduler.end_overdue(time.monotonic()))
-        if self._scheduler.suspects.groups and not self._in_flight:
+        if self._scheduler.suspects.groups and not self._own_in_flight:
             self._collect(self._scheduler.suspects.announce(time.monotonic()))
-        if not (self._failed and self._in_flight) and self._scheduler.may_plan(len(self._in_flight)):
+        if not (self._failed and self._in_flight) and self._may_plan():
             planned = self._scheduler.schedule(time.monotonic())
         if planned is not None:
-            step = replace(planned.step, fresh=True) if self._failed else planned.step
-            self._failed = False
-            usual = self._times.usual(planned.tokens, planned.expected)
-            self.progress.begin(step.number, planned.tokens, usual)
-            self._in_flight.append((planned, self._executor.submit(step)))
-            if planned.binds:
-                self._unbound.append(planned)
-                self._bind()
-        self._blocked = planned is None or not self._scheduler.may_plan(len(self._in_flight))
+            self._submit(planned)
+        elif self._lockstep is not None:
+            self._follow(self._lockstep)
+        self._blocked = planned is None or not self._may_plan()
         if self._in_flight and self._blocked and (wait or self._in_flight[0][1].done()):
             self._collect(self._finish(*self._in_flight.popleft()))
             self._bind()  # first of all: the forward of the next step may be over
             self._blocked = False
         return self.take_outputs()
 
+    @property
+    def _own_in_flight(self) -> int:
+        """The steps in flight that have rows of this engine."""
+        if self._lockstep is None:
+            return len(self._in_flight)
+        return sum(planned is not None for planned, _ in self._in_flight)
+
+    def _may_plan(self) -> bool:
+        return len(self._in_flight) < self._scheduler.depth and self._scheduler.may_plan(self._own_in_flight)
+
+    @property
+    def _may_follow(self) -> bool:
+        """Whether to take part in a step that another engine has planned, if none can be planned here.
+
+        Not while a step of this engine is in flight: when that has landed, its rows can be in the next one.
+        """
+        if self._lockstep is None or not self._lockstep.is_behind:
+            return False
+        return len(self._in_flight) < self._scheduler.depth and not self._own_in_flight
+
+    def _follow(self, lockstep: LockstepExecutor) -> None:
+        """Take part without rows in the steps that other engines have planned."""
+        while self._may_follow:
+            self.progress.begin(self._scheduler.counters.steps, 0, lockstep.slowest)
+            self._in_flight.append((None, lockstep.follow()))
+
+    def _submit(self, planned: PlannedStep) -> None:
+        step = replace(planned.step, fresh=True) if self._failed else planned.step
+        self._failed = False
+        usual = self._times.usual(planned.tokens, planned.expected)
+        others = 0.0 if self._lockstep is None else self._lockstep.slowest
+        self.progress.begin(step.number, planned.tokens, max(usual, others))
+        if self._lockstep is None:
+            self._in_flight.append((planned, self._executor.submit(step)))
+        else:
+            self._in_flight.append((planned, self._lockstep.submit(step, usual)))
+        if planned.binds:
+            self._unbound.append(planned)
+            self._bind()
+
     def take_outputs(self) -> OutputsByClient:
         """The outputs that are there without another step."""
         outputs, self._outputs = self._outputs, {}
         return outputs
 
-    def _finish(self, planned: PlannedStep, future: StepFuture) -> OutputsByClient:
+    def _finish(self, planned: PlannedStep | None, future: StepFuture) -> OutputsByClient:
         """Wait for a step and turn what it brings into outputs."""
+        if planned is None:
+            try:
+                future.result()
+            finally:
+                self.progress.end()
+            return {}
         try:
             output = self._wait_for(planned, future)
         except ExecutorDead:

@@ -114,7 +114,7 @@ class EngineLoop:
         gc.enable()
         _send_all(self._ends, self._engine.ready)
         self._write({})  # the first statistics say how fast it is
-        while self._engine.busy or self._drain_until is None:
+        while self._drain_until is None or not self._engine.leave():
             self._read()
             if self._drain_until is not None and time.monotonic() >= self._drain_until:
                 self._engine.abort_all()
@@ -170,7 +170,8 @@ class EngineLoop:
         waits = self._engine.waits
         if not idle and not waits:
             return 0
-        times = (None if waits else self._drain_until, self._engine.next_deadline)
+        ends = None if waits or not self._engine.busy else self._drain_until
+        times = (ends, self._engine.next_deadline)
         first = min((at for at in times if at is not None), default=None)
         return None if first is None else max(0, ceil(1000 * (first - time.monotonic())))
 

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from engine_core.config import EngineConfig, ProcessConfig
 from engine_core.executor import Executor, InlineExecutor, MakeExecutor, ReportPhase
+from engine_core.lockstep.executor import LockstepExecutor
 from engine_core.ranks.executor import RankGroup, RanksExecutor
 from engine_core.ranks.layout import backend_of, rank_places
 from engine_core.ranks.local import LocalRanks
@@ -13,6 +14,10 @@ from engine_core.ranks.ray import RayRanks
 from engine_core.ranks.remote import RemoteRanks
 from engine_core.wire.keys import ClusterKeys
 from worker.config import Place, WorkerConfig
+from worker.ranks.mesh import connect_all
+
+_MEETING_SECONDS = 600.0
+"""The longest time that an engine which is ready waits for others that share experts with it."""
 
 
 def make_executor(process: ProcessConfig) -> MakeExecutor:
@@ -29,9 +34,19 @@ def make_executor(process: ProcessConfig) -> MakeExecutor:
     def make(worker: WorkerConfig, report: ReportPhase) -> Executor:
         worker = replace(worker, run_folder=process.folder or "")
         groups = _groups(process, backend, places, report)
-        return RanksExecutor(worker, report, places=places, groups=groups, log_level=process.log_level)
+        ranks = RanksExecutor(worker, report, places=places, groups=groups, log_level=process.log_level)
+        return _in_lockstep(process, ranks) if process.expert_replicas > 1 else ranks
 
     return make
+
+
+def _in_lockstep(process: ProcessConfig, ranks: RanksExecutor) -> LockstepExecutor:
+    """The executor of an engine whose ranks compute experts together with those of other engines."""
+    prefix = f"{process.folder}/lockstep-{process.generation}"
+    size = process.expert_replicas
+    return LockstepExecutor(
+        ranks, process.index, lambda: connect_all(prefix, process.index, size, _MEETING_SECONDS)
+    )
 
 
 def _groups(

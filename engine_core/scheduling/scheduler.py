@@ -152,6 +152,11 @@ class Scheduler:
 
     # A step is planned.
 
+    @property
+    def depth(self) -> int:
+        """The most steps in flight."""
+        return self._config.depth
+
     def may_plan(self, in_flight: int) -> bool:
         """Whether a step may be planned while so many others are in flight: none while suspects run apart.
 

@@ -1,0 +1,133 @@
+"""The other engines that share experts with this one, and what they have announced.
+
+The steps of all these engines together are rounds, numbered from 1. An engine announces each round to all
+others, with the tokens that it computes itself, and knows what to compute when all have announced it.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from collections.abc import Mapping
+from struct import Struct
+
+import zmq
+
+from engine_core.executor import ExecutorDead
+
+_MESSAGE = Struct("<qqd")
+"""A round, the tokens that the sender computes in it, and the seconds within which that usually ends."""
+_LEAVING = -1
+"""The number in place of a round with which an engine says that it has nothing to do and wants to end."""
+
+
+class Peers:
+    """The connections to the other engines, which are read and written without waiting."""
+
+    def __init__(self, sockets: Mapping[int, socket.socket]) -> None:
+        """`sockets`: the number of each other engine, and the connection to it."""
+        self._peers = {number: _Peer(number, sockets[number]) for number in sorted(sockets)}
+        self._leaves = False
+
+    @property
+    def announced(self) -> int:
+        """The last round that any of them has announced."""
+        return max((peer.announced for peer in self._peers.values()), default=0)
+
+    @property
+    def slowest(self) -> float:
+        """The seconds of the longest step that any of them has announced."""
+        return max((peer.slowest for peer in self._peers.values()), default=0.0)
+
+    @property
+    def all_leave(self) -> bool:
+        return all(peer.leaves for peer in self._peers.values())
+
+    def announce(self, number: int, tokens: int, seconds: float) -> None:
+        self._send(_MESSAGE.pack(number, tokens, seconds))
+
+    def leave(self) -> None:
+        """Say that this engine wants to end. It goes on taking part until all others do."""
+        if not self._leaves:
+            self._leaves = True
+            self._send(_MESSAGE.pack(_LEAVING, 0, 0.0))
+
+    def take_round(self) -> dict[int, int] | None:
+        """Each engine's tokens of the oldest round not taken yet; None unless all have announced it."""
+        if not all(peer.tokens for peer in self._peers.values()):
+            return None
+        return {number: peer.tokens.popleft() for number, peer in self._peers.items()}
+
+    def receive(self) -> None:
+        """Read all that has come. Raises ExecutorDead if an engine has ended that others need."""
+        for peer in self._peers.values():
+            peer.receive()
+            if peer.ended and not (peer.leaves and self._leaves):
+                raise _lost(peer.number)
+
+    def register(self, poller: zmq.Poller) -> None:
+        """Let the next poll wake when another engine has announced something, or has ended."""
+        for peer in self._peers.values():
+            poller.register(peer.socket, 0 if peer.ended else zmq.POLLIN)
+
+    def close(self) -> None:
+        for peer in self._peers.values():
+            peer.socket.close()
+
+    def _send(self, message: bytes) -> None:
+        """Send a message to all that live. Each fits, because nobody is many rounds ahead of another."""
+        for peer in self._peers.values():
+            try:
+                whole = peer.ended or peer.socket.send(message) == len(message)
+            except OSError as error:
+                if not (peer.leaves and self._leaves):
+                    raise _lost(peer.number) from error
+            else:
+                if not whole:
+                    raise _lost(peer.number)
+
+
+class _Peer:
+    """What is known of another engine."""
+
+    def __init__(self, number: int, sock: socket.socket) -> None:
+        self.number = number
+        self.socket = sock
+        self.announced = 0
+        """The last round that it has announced."""
+        self.tokens: deque[int] = deque()
+        """Its tokens of the rounds that are not taken yet."""
+        self.slowest = 0.0
+        self.leaves = False
+        self.ended = False
+        self._received = bytearray()
+
+    def receive(self) -> None:
+        """Read all that has come; `ended` says afterwards whether nothing more can."""
+        try:
+            while not self.ended:
+                part = self.socket.recv(1 << 16)
+                self._received += part
+                self.ended = not part
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.ended = True
+        whole = len(self._received) // _MESSAGE.size * _MESSAGE.size
+        for number, tokens, seconds in _MESSAGE.iter_unpack(self._received[:whole]):
+            self._note(number, tokens, seconds)
+        del self._received[:whole]
+
+    def _note(self, number: int, tokens: int, seconds: float) -> None:
+        if number == _LEAVING:
+            self.leaves = True
+            return
+        if number != self.announced + 1:
+            raise ExecutorDead(f"engine {self.number} announced step {number} after {self.announced}")
+        self.announced = number
+        self.tokens.append(tokens)
+        self.slowest = max(self.slowest, seconds)
+
+
+def _lost(number: int) -> ExecutorDead:
+    return ExecutorDead(f"engine {number}, which shares experts with this one, has ended")

@@ -1,0 +1,168 @@
+"""Engines that share experts: whatever comes first, texts and rounds are right, and none waits for ever."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+from fake_worker import facts, reference
+from shared_experts import Group
+from toy_language import Language, ToyWalker
+
+from engine_core.executor import ExecutorDead
+from engine_core.protocol import Add, Failed, Tokens
+from worker.protocol import Sampling, WorkerFacts
+
+Make = Callable[..., Group]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    made: list[Group] = []
+
+    def make(size: int, seed: int = 0, given: WorkerFacts | None = None, **options: object) -> Group:
+        made.append(Group([given or facts()] * size, seed, **options))
+        return made[-1]
+
+    yield make
+    for group in made:
+        group.close()
+
+
+def add(id: int, tokens: list[int], max_tokens: int = 6) -> Add:
+    return Add(id=id, tokens=tokens, params=Sampling(max_tokens=max_tokens))
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2, None])
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("seed", range(4))
+def test_requests_that_come_and_go_anywhere_get_their_texts(
+    make: Make, seed: int, size: int, ahead: int | None
+) -> None:
+    draw = random.Random(seed)
+    small = facts(num_blocks=12, max_num_seqs=3, max_num_batched_tokens=9, max_model_len=40)
+    group = make(size, seed, small, steps_ahead=ahead)
+    language, asked, aborted = Language(shortest=5, width=20), dict[int, Add](), set[int]()
+    for id in range(14):
+        prompt = [draw.randrange(1, 40) for _ in range(draw.choice([1, 2, 5, 14]))]
+        asked[id] = add(id, prompt, draw.choice([1, 4, 12, 20]))
+        index = draw.randrange(size)
+        group.add(index, asked[id], ToyWalker(language) if id % 3 == 2 else None)
+        if draw.random() < 0.2:
+            aborted.add(id)
+            group.engines[index].abort(0, [id])
+        for _ in range(draw.choice([0, 3, 30, 1000])):
+            group.turn()
+    group.run()
+    for id, request in asked.items():
+        last = group.answers[id][-1]
+        assert isinstance(last, Tokens) and last.finish is not None
+        most = 20 if not isinstance(request.params, Sampling) else request.params.max_tokens
+        whole = (language.reference if id % 3 == 2 else reference)(request.tokens, most)
+        assert group.text(id) == (whole[: len(group.text(id))] if id in aborted else whole)
+    assert all(any(tokens) for tokens in group.rounds), "nobody begins a round that has no tokens"
+    assert all(engine.idle for engine in group.engines)
+
+
+def test_memory_that_runs_out_in_one_engine_is_its_own_affair(make: Make) -> None:
+    group = make(2, 1, facts(num_blocks=8, max_model_len=32), steps_ahead=1)
+    for id in range(6):
+        group.add(id % 2, add(id, [id + 1, 2, 3], max_tokens=20))
+    group.run()
+    assert any(engine.stats().preemptions for engine in group.engines)
+    for id in range(6):
+        assert group.text(id) == reference([id + 1, 2, 3], 20)
+    assert len(group.rounds) >= 60 / 3
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_one_that_does_not_plan_ahead_takes_part_in_every_round_of_one_that_does(
+    make: Make, seed: int
+) -> None:
+    group = make(2, seed, steps_ahead=[1, 0])
+    group.add(0, add(0, [1, 2], 30))
+    group.add(1, add(1, [3, 4], 30))
+    group.run()
+    own = [tokens[1] for tokens in group.rounds]
+    begun = own.index(2)
+    assert own[begun : begun + 30] == [2, *[1] * 29], "no round between its steps goes on without it"
+
+
+def test_a_request_that_comes_to_an_idle_engine_is_in_a_round_soon(make: Make) -> None:
+    group = make(2, 3, steps_ahead=1)
+    group.add(0, add(0, [1, 2], 40))
+    while len(group.rounds) < 9:
+        group.turn()
+    assert [tokens[1] for tokens in group.rounds] == [0] * 9
+    group.add(1, add(1, [5, 6], 4))
+    group.run()
+    assert group.text(1) == reference([5, 6], 4)
+    own = [tokens[1] for tokens in group.rounds]
+    assert own.index(2) <= 12, "two steps may be under way, and one announced"
+    assert len(own) <= 42, "it takes part beside the other, and not instead"
+
+
+def test_nobody_begins_a_round_while_there_is_nothing_to_compute(make: Make) -> None:
+    group = make(3)
+    group.run()
+    assert group.rounds == []
+    group.add(2, add(0, [1], 2))
+    group.run()
+    assert [tokens[:2] for tokens in group.rounds] == [[0, 0]] * 2
+    assert not any(group.awake(index) for index in range(3))
+
+
+def test_engines_that_drain_end_when_all_have_nothing_left(make: Make) -> None:
+    group = make(3, steps_ahead=1)
+    group.add(0, add(0, [1, 2], 30))
+    group.add(1, add(1, [3], 4))
+    for engine in group.engines[1:]:
+        engine.drain()
+        assert not engine.leave()
+    group.run()
+    assert group.text(0) == reference([1, 2], 30) and group.text(1) == reference([3], 4)
+    assert group.left == set(), "the first one has not been asked to end"
+    group.add(0, add(2, [7, 8], 5))
+    group.add(1, add(3, [7, 8], 5))
+    group.engines[0].drain()
+    assert not group.engines[0].leave()
+    group.run()
+    assert group.text(2) == reference([7, 8], 5)
+    (refused,) = group.answers[3]
+    assert isinstance(refused, Failed) and refused.code == 503
+    assert group.left == {0, 1, 2}
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_the_end_of_one_is_noticed_by_others_that_sleep_or_wait(make: Make, *, busy: bool) -> None:
+    group = make(3)
+    group.run()
+    if busy:
+        group.add(0, add(0, [1], 2))
+    while group.awake(0):
+        group.engines[0].step(wait=False)
+    group.engines[2].stop()
+    group.left.add(2)
+    for index in range(2):
+        assert group.awake(index)
+        with pytest.raises(ExecutorDead, match=r"engine 2, which shares experts with this one, has ended"):
+            group.engines[index].check()
+
+
+def test_one_that_ends_while_another_is_not_done_is_missed(make: Make) -> None:
+    group = make(2)
+    group.engines[1].drain()
+    assert not group.engines[1].leave()
+    group.engines[1].stop()
+    group.left.add(1)
+    with pytest.raises(ExecutorDead, match="engine 1"):
+        group.run()
+
+
+def test_a_step_that_fails_ends_its_engine(make: Make) -> None:
+    group = make(2)
+    group.add(0, add(0, [1], 2))
+    group.executors[0].fault = "odd input"
+    with pytest.raises(ExecutorDead, match="other engines take part: odd input"):
+        group.run()
