@@ -75,16 +75,14 @@ class Peers:
             peer.socket.close()
 
     def _send(self, message: bytes) -> None:
-        """Send a message to all that live. Each fits, because nobody is many rounds ahead of another."""
+        """Send a message to all. It fits, because nobody is many rounds ahead of another."""
         for peer in self._peers.values():
             try:
-                whole = peer.ended or peer.socket.send(message) == len(message)
+                whole = peer.socket.send(message) == len(message)
             except OSError as error:
-                if not (peer.leaves and self._leaves):
-                    raise _lost(peer.number) from error
-            else:
-                if not whole:
-                    raise _lost(peer.number)
+                raise _lost(peer.number) from error
+            if not whole:
+                raise _lost(peer.number)
 
 
 class _Peer:

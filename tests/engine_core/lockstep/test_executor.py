@@ -159,11 +159,12 @@ def test_rounds_out_of_order_are_an_error(pair: Pair) -> None:
 @pytest.mark.parametrize(("says", "leaves"), [(False, True), (True, False), (True, True)])
 def test_only_who_leaves_with_this_engine_may_end(pair: Pair, says: bool, leaves: bool) -> None:
     peers, theirs = pair
+    if leaves:
+        peers.leave()
+        theirs.recv(100)
     if says:
         theirs.send(struct.pack("<qqd", -1, 0, 0.0))
     theirs.close()
-    if leaves:
-        peers.leave()
     if says and leaves:
         peers.receive()
         assert peers.all_leave
