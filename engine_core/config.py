@@ -12,8 +12,30 @@ from worker.protocol import Task
 WORKERS = "Workers and replicas"
 """A group of options on the reference page."""
 
+_GATHERING = ("naive",)
+_DISPATCHING = (
+    *("pplx", "deepep_high_throughput", "deepep_low_latency", "mori", "mori_high_throughput"),
+    *("mori_low_latency", "nixl_ep", "flashinfer_all2allv", "flashinfer_nvlink_one_sided"),
+    "flashinfer_nvlink_two_sided",
+)
+"""vLLM's other ways for tokens to reach experts: to all ranks, or to those alone that have one of theirs."""
+
 TASKS: tuple[str, ...] = ("generate", *get_args(Task))
 """Every task that an engine may offer."""
+
+
+def _all2all_backend(name: str) -> str:
+    """Refuse names of vLLM that mean nothing here, with the one to use instead."""
+    if name in _GATHERING:
+        raise ValueError(
+            f"{name} is not supported: use allgather_reducescatter, which sends all tokens to all ranks too"
+        )
+    if name in _DISPATCHING:
+        raise ValueError(
+            f"{name} is not supported, since it needs a library for some kinds of networks: use all_to_all, "
+            "which also sends a token only to ranks that have an expert of it"
+        )
+    return name
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +133,17 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             ("linear", "round_robin"),
         ),
     ] = "linear"
+    all2all_backend: Annotated[
+        str | None,
+        Doc(
+            WORKERS,
+            "How tokens reach whole experts on other workers, and results come back: all tokens go to all "
+            "replicas and sums return (allgather_reducescatter, the default), or a token goes where its "
+            "experts are and each of them returns its result by itself (all_to_all).",
+            ("allgather_reducescatter", "all_to_all"),
+            read=_all2all_backend,
+        ),
+    ] = None
     distributed_executor_backend: Annotated[
         str | None,
         Doc(

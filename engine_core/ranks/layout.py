@@ -8,7 +8,7 @@ from typing import get_args
 from engine_core.config import EngineConfig
 from engine_core.wire.key_rules import needed
 from models.config import ConfigError, ModelConfig
-from models.parallel.experts import Placement, check_experts
+from models.parallel.experts import Placement, Transport, check_experts
 from models.parallel.shares import check_cut
 from worker.config import Place
 
@@ -24,9 +24,15 @@ def check_layout(config: EngineConfig, model: ModelConfig) -> None:
                 f"--expert-placement-strategy {config.expert_placement_strategy} goes with "
                 "--enable-expert-parallel: add that, or leave it out"
             )
+        if config.all2all_backend is not None:
+            raise ConfigError(
+                f"--all2all-backend {config.all2all_backend} goes with --enable-expert-parallel: add "
+                "that, or leave it out"
+            )
         return
     check_experts(model, config.tensor_parallel_size)
     placement_of(config)
+    transport_of(config)
     if config.tensor_parallel_size == 1:
         _log.warning(
             "--enable-expert-parallel does nothing: experts are shared among the workers of "
@@ -42,6 +48,14 @@ def placement_of(config: EngineConfig) -> Placement:
         f"--expert-placement-strategy is '{config.expert_placement_strategy}'; it can be "
         f"{' or '.join(get_args(Placement))}"
     )
+
+
+def transport_of(config: EngineConfig) -> Transport:
+    asked = config.all2all_backend or "allgather_reducescatter"
+    for known in get_args(Transport):
+        if asked == known:
+            return known
+    raise ConfigError(f"--all2all-backend is '{asked}'; it can be {' or '.join(get_args(Transport))}")
 
 
 def backend_of(config: EngineConfig, local_engines: int = 1) -> str:
@@ -112,6 +126,7 @@ def rank_places(
             expert_rank=rank % expert_size,
             expert_size=expert_size,
             expert_placement=placement_of(config),
+            expert_transport=transport_of(config),
         )
         for rank in range(config.ranks)
     ]

@@ -47,7 +47,6 @@ _VALUES: dict[str, tuple[str, ...]] = {
     "prefill-context-parallel-size": ("1",),
     "data-parallel-rank": ("0",),
     "data-parallel-backend": ("mp",),
-    "all2all-backend": ("allgather_reducescatter",),
     "eplb-config": (),
     "dbo-decode-token-threshold": ("32",),
     "dbo-prefill-token-threshold": ("512",),

@@ -1,7 +1,7 @@
 """The fingerprint of a served model: it changes with everything that decides the bits of answers.
 
 It is the same for any number of threads, slots and tokens of a step, and of ranks where their sums are exact,
-but not of ranks that hold whole experts.
+but not of ranks that hold whole experts, unless each expert's result returns by itself.
 """
 
 from __future__ import annotations
@@ -43,18 +43,21 @@ def fingerprint(config: WorkerConfig, device: Device, dtype: torch.dtype, max_le
     return "fp_" + hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
-def _ranks_that_count(config: WorkerConfig, device: Device, dtype: torch.dtype) -> int | tuple[int, str]:
-    """The number of ranks if it decides bits, else 1, and how whole experts are divided among them."""
+def _ranks_that_count(config: WorkerConfig, device: Device, dtype: torch.dtype) -> tuple[int | str, ...]:
+    """The number of tensor ranks if it decides bits, else 1, and what decides them of whole experts."""
     place, model = config.place, config.model
-    if place.expert_size > 1:
-        return place.expert_size, place.expert_placement
     ranks = place.tensor_size
     divides = most_ranks_of(model.num_heads, model.num_kv_heads) % ranks == 0
     quantization = read_quantization(model)
     ordered = quantization is not None and quantization.ordered
-    # Dummy weights are drawn for each rank.
-    alike = divides and device.sums_ranks_exactly(dtype) and config.options.load_format != "dummy"
-    return 1 if alike and not ordered else ranks
+    drawn = config.options.load_format == "dummy"  # for each rank
+    alike = divides and device.sums_ranks_exactly(dtype) and not drawn and not ordered
+    of_sums = 1 if alike else ranks
+    if place.expert_size == 1:
+        return (of_sums,)
+    if place.expert_transport == "all_to_all" and not drawn:
+        return of_sums, place.expert_transport
+    return ranks, place.expert_transport, place.expert_size, place.expert_placement
 
 
 def _depends_on_length(raw: object) -> bool:

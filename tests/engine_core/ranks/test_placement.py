@@ -139,6 +139,15 @@ def test_whole_experts_are_shared_by_the_ranks_of_a_stage() -> None:
     assert shares(whole) == [(0, 2, "round_robin"), (1, 2, "round_robin")] * 2
 
 
+def test_the_exchange_of_tokens_reaches_every_rank() -> None:
+    def exchanges(**given: object) -> set[str]:
+        config = asked(2, enable_expert_parallel=True, **given)
+        return {place.expert_transport for place in rank_places(config)}
+
+    assert exchanges() == {"allgather_reducescatter"}
+    assert exchanges(all2all_backend="all_to_all") == {"all_to_all"}
+
+
 def test_layouts_of_experts_that_cannot_be(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = read_config(tiny_checkpoint("Qwen3MoeForCausalLM", tmp_path))
     with pytest.raises(
@@ -147,6 +156,10 @@ def test_layouts_of_experts_that_cannot_be(tmp_path: Path, caplog: pytest.LogCap
         check_layout(asked(2, enable_expert_parallel=True), model)
     with pytest.raises(ValueError, match="round_robin goes with --enable-expert-parallel: add that"):
         check_layout(asked(expert_placement_strategy="round_robin"), model)
+    with pytest.raises(ValueError, match="--all2all-backend all_to_all goes with --enable-expert-parallel"):
+        check_layout(asked(2, all2all_backend="all_to_all"), model)
+    with pytest.raises(ValueError, match="--all2all-backend is 'pplx'; it can be allgather_reducescatter or"):
+        check_layout(asked(enable_expert_parallel=True, all2all_backend="pplx"), model)
     with pytest.raises(ValueError, match="is 'even'; it can be linear or round_robin"):
         check_layout(asked(enable_expert_parallel=True, expert_placement_strategy="even"), model)
     assert not caplog.records

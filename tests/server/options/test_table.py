@@ -225,7 +225,22 @@ def test_neutral_values_of_vllms_flags_are_accepted() -> None:
     assert config == read("m")
     flags = ("--enable-ep-weight-filter", "--all2all-backend", "allgather_reducescatter")
     assert read("m", "-tp", "2", "--enable-expert-parallel", *flags).engine.enable_expert_parallel
-    assert "--all2all-backend" in refusal("m", "--all2all-backend", "deepep_low_latency")
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("naive", "use allgather_reducescatter, which sends all tokens"),
+        ("deepep_low_latency", "use all_to_all, which also sends a token only"),
+        ("flashinfer_nvlink_two_sided", "use all_to_all"),
+        ("carrier_pigeon", "is not one of allgather_reducescatter, all_to_all"),
+    ],
+)
+def test_exchanges_of_vllm_are_refused_with_what_to_use_instead(name: str, instead: str) -> None:
+    said = refusal("m", "--all2all-backend", name)
+    assert "--all2all-backend" in said
+    assert name in said
+    assert instead in said
 
 
 def test_variables_and_files_are_checked_the_same_way(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from sizes import worker_config
 from tiny import tiny_checkpoint
 
 from models.config import read_config
+from models.parallel.experts import Placement
 from worker.config import Place, WorkerConfig
 from worker.devices.fingerprint import fingerprint
 from worker.devices.selection import choose_dtype, open_device
@@ -65,11 +66,42 @@ def test_what_changes_it(folder: Path, tmp_path: Path) -> None:
         {"place": Place(tensor_size=2, expert_size=2)},
         {"place": Place(tensor_size=4, expert_size=4)},
         {"place": Place(tensor_size=2, expert_size=2, expert_placement="round_robin")},
+        {"place": Place(tensor_size=1, expert_size=2, expert_replicas=2)},
+        {"place": Place(tensor_size=1, expert_size=4, expert_replicas=4)},
+        {"place": Place(tensor_size=2, expert_size=4, expert_replicas=2)},
+        {"place": Place(tensor_size=2, expert_size=2, expert_transport="all_to_all")},
     ]
     found = [printed(configured(folder, **each)) for each in given]
     found += [printed(configured(changed))]
     found += [printed(worker_config(folder=str(folder), model=stretched), length) for length in (64, 128)]
     assert len(set(found)) == len(found)
+
+
+def test_where_experts_lie_does_not_change_it_if_each_returns_its_result(folder: Path) -> None:
+    def places(**given: object) -> set[str]:
+        layouts: list[tuple[int, int, Placement]] = [
+            *((2, 2, "linear"), (4, 4, "linear"), (2, 2, "round_robin"), (1, 4, "linear"), (2, 4, "linear"))
+        ]
+        return {
+            printed(
+                configured(
+                    folder,
+                    place=Place(
+                        tensor_size=tensor,
+                        expert_size=size,
+                        expert_replicas=size // tensor,
+                        expert_placement=placement,
+                        expert_transport="all_to_all",
+                    ),
+                    **given,
+                )
+            )
+            for tensor, size, placement in layouts
+        }
+
+    assert len(places()) == 1
+    assert len(places(dtype="float16")) == 3, "1, 2 and 4 tensor ranks, whose sums are not exact"
+    assert len(places(load_format="dummy")) == 5
 
 
 def test_kernels_change_it(folder: Path) -> None:
