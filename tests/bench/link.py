@@ -128,25 +128,35 @@ LINKS = {
 
 @dataclass(frozen=True)
 class Way:
-    """A way to spread a model: ranks that share each layer, or stages into which the layers are cut."""
+    """A way to spread a model: ranks that share each layer, stages into which the layers are cut, or replicas
+    that share experts alone."""
 
     tensor: int = 1
     stages: int = 1
     whole: bool = False
     """Whether ranks have some experts whole, instead of a piece of each."""
+    replicas: int = 1
+    """Replicas of one rank each, which share whole experts."""
+    apart: bool = False
+    """Whether tokens go to the ranks of their experts alone, each of which returns its result by itself."""
 
     def __str__(self) -> str:
+        if self.replicas > 1:
+            return f"DP {self.replicas}, whole experts{', all_to_all' if self.apart else ''}"
         if self.stages > 1:
             return f"PP {self.stages}"
         return f"TP {self.tensor}, whole experts" if self.whole else f"TP {self.tensor}"
 
     @property
     def ranks(self) -> int:
-        return self.tensor * self.stages
+        return self.tensor * self.stages * self.replicas
 
 
 WAYS = [Way(tensor=2), Way(tensor=4), Way(tensor=8), Way(stages=2), Way(stages=4)]
-WHOLE = [Way(tensor=ranks, whole=True) for ranks in (2, 4, 8)]
+WHOLE = [
+    *(Way(tensor=ranks, whole=True) for ranks in (2, 4, 8)),
+    *(Way(replicas=n, whole=True, apart=apart) for apart in (False, True) for n in (2, 4, 8)),
+]
 
 
 @dataclass(frozen=True)
@@ -190,19 +200,34 @@ def sums(shape: Shape) -> int:
 
 
 def sent_bytes(shape: Shape, way: Way, link: Link, *, samples: bool) -> float:
-    """Bytes that one rank sends for each token that is computed."""
+    """Bytes that one rank sends for each token that is computed, of replicas for each of its own."""
     stream = shape.hidden * ITEM
+    if way.replicas > 1:
+        return shape.layers * expert_bytes(shape, way)
     if way.stages > 1:
         return stream
     logits = gather_bytes(link, way.tensor, 4 * shape.vocabulary) if samples else 0.0
     return sums(shape) * sum_bytes(link, way.tensor, stream) + logits
 
 
+def expert_bytes(shape: Shape, way: Way) -> float:
+    """What a replica sends in a layer of experts for a token of its own, and for others' that reach it.
+
+    All of them have equally many tokens, so that the results that it returns are as many as it gets.
+    """
+    others, choice = way.replicas - 1, 4
+    if not way.apart:  # the row with numbers and weights of experts, and a sum of results
+        return others * (2 * shape.hidden * ITEM + 2 * choice * shape.chosen)
+    reached = others * (1 - (1 - 1 / way.replicas) ** shape.chosen)
+    elsewhere = shape.chosen * others / way.replicas
+    return reached * (shape.hidden * ITEM + choice * shape.chosen) + elsewhere * shape.hidden * 4
+
+
 def compute_seconds(shape: Shape, device: Device, rows: float, context: int, way: Way) -> float:
-    """Seconds of a rank's part of a step, by itself."""
-    kv_share = way.stages * min(way.tensor, shape.kv_heads)
+    """Seconds of a rank's part of a step of so many rows, those of all replicas together, by itself."""
+    kv_share = way.stages * min(way.tensor, shape.kv_heads) * way.replicas
     routed = route(shape.experts, shape.chosen, int(rows), way.ranks, way.whole)
-    nbytes = shape.read_bytes / way.ranks + rows * context * shape.kv_bytes / kv_share
+    nbytes = shape.read_bytes * way.replicas / way.ranks + rows * context * shape.kv_bytes / kv_share
     nbytes += routed.touched * shape.expert_parameters * ITEM
     operations = 2 * shape.read_bytes / ITEM * rows / way.ranks
     operations += 2 * shape.expert_parameters * routed.choices
@@ -212,6 +237,8 @@ def compute_seconds(shape: Shape, device: Device, rows: float, context: int, way
 def link_seconds(shape: Shape, link: Link, rows: float, way: Way, *, samples: bool) -> float:
     """Seconds that a rank waits in a step for what others send."""
     times = 1 if way.stages > 1 else sums(shape) + samples
+    if way.replicas > 1:
+        times, rows = shape.layers * (3 if way.apart else 2), rows / way.replicas
     return times * link.latency + rows * sent_bytes(shape, way, link, samples=samples) / link.bandwidth
 
 
@@ -254,7 +281,11 @@ def rows(shape: Shape, device: Device, links: Sequence[str]) -> Iterator[str]:
             ratios = [decode_ratio(shape, device, link, way, batch) for batch in (1, 32, 256)]
             ratios.append(prefill_ratio(shape, device, link, way))
             cells = " | ".join(f"{ratio:.2f}" for ratio in ratios)
-            weights = shape.weight_bytes / way.ranks / 2**30
+            held = shape.weight_bytes / way.ranks
+            if way.replicas > 1:  # all but experts is there in each
+                experts = shape.experts * shape.expert_parameters * ITEM
+                held = shape.weight_bytes - experts + experts / way.ranks
+            weights = held / 2**30
             sent = sent_bytes(shape, way, link, samples=True)
             yield f"| {name} | {way} | {weights:.1f} | {sent:,.0f} | {cells} |"
 

@@ -48,6 +48,20 @@ def test_shape_of_a_checkpoint(link: Any, tied: bool, tmp_path: Path) -> None:
     assert link.read_shape(folder).parameters == matrices
 
 
+def test_replicas_that_share_experts(link: Any) -> None:
+    """Four replicas of one rank, by hand: rows of 2,048 numbers, 8 experts of each token."""
+    shape, nvlink = link.SHAPES["30b-a3b"], link.LINKS["nvlink"]
+    gathered, apart = (link.Way(replicas=4, whole=True, apart=apart) for apart in (False, True))
+    assert link.sent_bytes(shape, gathered, nvlink, samples=True) == 48 * 3 * (2 * 4096 + 64)
+    reached = 3 * (1 - 0.75**8)
+    expected = 48 * (reached * (4096 + 32) + 6 * 8192)
+    assert link.sent_bytes(shape, apart, nvlink, samples=True) == pytest.approx(expected)
+    free, device = link.Link(bandwidth=1e30, latency=0.0), link.DEVICES["h200"]
+    ratios = [link.decode_ratio(shape, device, free, gathered, batch) for batch in (1, 32, 2048)]
+    assert ratios[0] < ratios[1] < ratios[2] < 4  # each reads all but the experts itself
+    assert link.prefill_ratio(shape, device, free, gathered) == pytest.approx(4, rel=0.05)
+
+
 def test_whole_experts_send_as_much_and_wait_for_the_slowest_rank(link: Any) -> None:
     shape, nvlink = link.SHAPES["30b-a3b"], link.LINKS["nvlink"]
     assert shape.parameters == pytest.approx(30.5e9, rel=0.01)
