@@ -236,12 +236,18 @@ class Runner:
         return load_model(options)
 
     def _while_loading(self, block_size: int) -> AbstractContextManager[None]:
-        """The device's work meanwhile; it knows the kernels of our own models, and of whole ones."""
-        config = self._config
-        if not config.place.alone or config.options.model_impl == "transformers":
+        """The device's work meanwhile; it knows the kernels of our own models, within one replica."""
+        config, place = self._config, self._config.place
+        if place.expert_replicas > 1 or config.options.model_impl == "transformers":
             return nullcontext()
-        dtypes = self._dtype, self._cache_dtype
-        return self._device.while_loading(config.model, Path(config.folder), dtypes, block_size)
+        return self._device.while_loading(
+            config.model,
+            Path(config.folder),
+            (self._dtype, self._cache_dtype),
+            block_size,
+            _parallel(place, self._groups),
+            (place.local_rank, place.local_ranks),
+        )
 
     def _make_cache(self, limits: WorkerLimits, tasks: tuple[str, ...]) -> Cache:
         if not self._model.causal:

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 
 from models.checkpoint.hub import HubError, resolve
 from models.config import read_config
+from models.parallel.experts import check_experts
 from models.parallel.shares import check_cut
 from server.options.reader import OptionError
 from server.terminal.options import parser_of
@@ -44,20 +45,30 @@ def run(arguments: Sequence[str], command: str, api_key: str | None) -> int:
     parser.add_argument(
         "--tensor-parallel-size", "-tp", type=int, default=1, metavar="N", help="As for serve (1)."
     )
+    parser.add_argument(
+        "--pipeline-parallel-size", "-pp", type=int, default=1, metavar="N", help="As for serve (1)."
+    )
+    parser.add_argument("--enable-expert-parallel", action="store_true", help="As for serve.")
     given = parser.parse_args(arguments)
-    if given.tensor_parallel_size < 1:
-        raise OptionError(f"--tensor-parallel-size is {given.tensor_parallel_size}, but must be at least 1")
+    ranks, stages = given.tensor_parallel_size, given.pipeline_parallel_size
+    for option, value in (("--tensor-parallel-size", ranks), ("--pipeline-parallel-size", stages)):
+        if value < 1:
+            raise OptionError(f"{option} is {value}, but must be at least 1")
     if find_spec("triton") is None:
         raise OptionError("Triton is not installed: it comes with torch for CUDA, or by pip install triton")
     _check_cache(given.kv_cache_dtype, given.capabilities)
     try:
         folder = resolve(given.model, None, None, lambda part: None, load_format="dummy")
-        check_cut(read_config(folder), given.tensor_parallel_size, stages=1)
+        model = read_config(folder)
+        check_cut(model, ranks, stages)
+        if given.enable_expert_parallel:
+            check_experts(model, ranks)
     except (HubError, ValueError) as error:
         raise OptionError(str(error)) from None
     options = ["--dtype", given.dtype, "--kv-cache-dtype", given.kv_cache_dtype]
     options += ["--block-size", str(given.block_size)]
-    options += ["--tensor-parallel-size", str(given.tensor_parallel_size)]
+    options += ["--tensor-parallel-size", str(ranks), "--pipeline-parallel-size", str(stages)]
+    options += ["--enable-expert-parallel"] * given.enable_expert_parallel
     program = [sys.executable, "-P", "-m", "worker.kernels.cuda.compile", str(folder)]
     return subprocess.run([*program, *map(str, given.capabilities), *options]).returncode
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from models.config import ModelConfig
 from models.layers.attention import CachedAttention
+from models.parallel.parallel import Parallel
 from worker.host.memory import PageToucher
 from worker.ranks.groups import Group, Membership
 from worker.sampling.bounds import Forbid
@@ -97,10 +98,13 @@ class Device(Protocol):
         folder: Path,
         dtypes: tuple[torch.dtype, torch.dtype],
         block_size: int,
+        parallel: Parallel,
+        turn: tuple[int, int],
     ) -> AbstractContextManager[None]:
         """What makes kernels ready in threads while the weights of this model load, and ends when they have.
 
-        `dtypes`: the number types of the model and of its cache.
+        `dtypes`: the number types of the model and of its cache. `parallel`: which of the model's pieces are
+        computed here. `turn`: the number of this worker on its machine, and how many there are.
         """
         ...
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from models.config import ModelConfig
 from models.layers.attention import CachedAttention
+from models.parallel.parallel import Parallel
 from worker.devices.base import GIB, CacheBudget, Defaults, Fetch
 from worker.devices.plain_attention import plain_attention_bytes
 from worker.host.machine import available_memory, total_memory, usable_cores
@@ -70,6 +71,8 @@ class Cpu:
         folder: Path,
         dtypes: tuple[torch.dtype, torch.dtype],
         block_size: int,
+        parallel: Parallel,
+        turn: tuple[int, int],
     ) -> AbstractContextManager[None]:
         """Do nothing: the kernels are there."""
         return nullcontext()

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from models.config import ModelConfig
 from models.layers.attention import CachedAttention
+from models.parallel.parallel import Parallel
 from models.quantization.config import MADE_ON_CUDA
 from worker.devices.base import GIB, CacheBudget, Defaults, Fetch
 from worker.devices.plain_attention import plain_attention_bytes
@@ -97,6 +98,8 @@ class Cuda:
         folder: Path,
         dtypes: tuple[torch.dtype, torch.dtype],
         block_size: int,
+        parallel: Parallel,
+        turn: tuple[int, int],
     ) -> AbstractContextManager[None]:
         """Compile the model's kernels."""
         from worker.kernels.cuda.compile import compiling, model_calls  # imports Triton, as `__init__` does
@@ -104,9 +107,17 @@ class Cuda:
         dtype, cache_dtype = dtypes
         config = msgspec.structs.replace(config, warnings=())  # the log has them when weights load
         calls = partial(
-            model_calls, config, folder, dtype, self.capability, block_size, cache_dtype, self.kernels
+            model_calls,
+            config,
+            folder,
+            dtype,
+            self.capability,
+            block_size,
+            cache_dtype,
+            self.kernels,
+            parallel,
         )
-        return compiling(calls, self.target if self.target.type == "cuda" else None)
+        return compiling(calls, self.target if self.target.type == "cuda" else None, turn)
 
     def after_loading(self, weights: Iterable[Tensor]) -> None:
         """Say what was saved, if weights were to be quantized, and which inputs are rounded."""

@@ -38,12 +38,19 @@ def test_what_cannot_be_is_refused(arguments: list[str], said: str) -> None:
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 @pytest.mark.parametrize(
-    ("ranks", "said"), [("3", "4 attention heads cannot be divided evenly"), ("0", "at least 1")]
+    ("options", "said"),
+    [
+        (["-tp", "3"], "4 attention heads cannot be divided evenly"),
+        (["-tp", "0"], "--tensor-parallel-size is 0, but must be at least 1"),
+        (["-pp", "0"], "--pipeline-parallel-size is 0, but must be at least 1"),
+        (["-pp", "2"], "1 layer"),
+        (["-tp", "2", "--enable-expert-parallel"], "LlamaForCausalLM has no experts"),
+    ],
 )
-def test_a_model_that_cannot_be_cut_so_is_refused(ranks: str, said: str, tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_cut_so_is_refused(options: list[str], said: str, tmp_path: Path) -> None:
     folder = tiny_checkpoint("LlamaForCausalLM", tmp_path / "model", num_hidden_layers=1)
     with pytest.raises(OptionError, match=said):
-        run(str(folder), "--capability", "9.0", "-tp", ranks)
+        run(str(folder), "--capability", "9.0", *options)
 
 
 def test_without_triton_it_says_where_that_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,16 +67,15 @@ def test_without_triton_it_says_where_that_comes_from(monkeypatch: pytest.Monkey
 def test_a_model_is_compiled_from_its_config(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tiny_checkpoint("LlamaForCausalLM", tmp_path / "model", num_hidden_layers=1)
+    shape = {"num_hidden_layers": 2, "num_experts": 8}
+    folder = tiny_checkpoint("Qwen3MoeForCausalLM", tmp_path / "model", **shape)
     for file in folder.glob("*.safetensors"):
         file.unlink()
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "made"))
     monkeypatch.setenv("TRITON_INTERPRET", "0")
-    assert (
-        run(str(folder), "--capability", "8.9", "--kv-cache-dtype", "fp8", "--dtype", "bfloat16", "-tp", "2")
-        == 0
-    )
+    options = ["--capability", "8.9", "--kv-cache-dtype", "fp8", "--dtype", "bfloat16"]
+    assert run(str(folder), *options, "-tp", "2", "-pp", "2", "--enable-expert-parallel") == 0
     said = capfd.readouterr().out
-    assert "attend" in said
+    assert all(name in said for name in ("attend", "sort_pairs", "draw_row"))
     assert "variants in" in said and str(tmp_path / "made") in said
     assert any((tmp_path / "made").rglob("*.cubin"))

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from models.context import ForwardContext, use_context
 from models.loader import LoadOptions, load_model
 from models.model import ServedModel
 from models.ops.narrow import CACHE_DTYPES
+from models.parallel.experts import ExpertPlace
 from models.parallel.parallel import Parallel
 from worker.kernels.cuda import table
 from worker.kernels.cuda.card import SHARED_KIB, Card
@@ -75,7 +76,10 @@ class Compiled:
 
 
 class _OtherRanks:
-    """Ranks that are not there: what this one would send them comes back in the shape of the answer."""
+    """Ranks that are not there: what this one would send them comes back in the shape of the answer.
+
+    It is an exchange with them, too, which has ended.
+    """
 
     exact = False
 
@@ -87,6 +91,12 @@ class _OtherRanks:
 
     def all_gather(self, x: Tensor) -> Tensor:
         return torch.cat([x] * self._size, dim=-1)
+
+    def exchange(self, out: Sequence[Tensor], into: Sequence[Tensor]) -> _OtherRanks:
+        return self
+
+    def wait(self) -> None:
+        return None
 
 
 class _NoDevice:
@@ -118,8 +128,9 @@ def model_calls(
     """The calls of kernels that a model makes, one for each variant; a cache has its type by default.
 
     `kernels`: the operations that are bound already, and stay so; None: those of any card with this
-    capability.
+    capability. `parallel`: the rank whose pieces are computed; no other one takes part.
     """
+    parallel = replace(parallel, group=_OtherRanks(parallel.size))
     with torch.inference_mode(), collecting() as calls:
         ops.use(table.bind(Card(capability, _PROCESSORS)) if kernels is None else kernels)
         try:
@@ -130,21 +141,35 @@ def model_calls(
             for layer in model.attention_layers():
                 layer.kv = _nowhere(layer.cache_shape(8, block_size), cache_dtype or dtype)
             for new, total in _STEPS:
-                _take_step(model, new, total if model.causal else new, block_size)
-            if model.causal:
+                stream = None if parallel.first else _nowhere((sum(new), config.hidden_size), dtype)
+                _take_step(model, new, total if model.causal else new, block_size, stream)
+            if model.causal and parallel.last:
                 _choose_tokens(config.vocab_size, block_size)
         finally:
             ops.use({} if kernels is None else kernels)
     return list({describe(call): call for call in calls}.values())
 
 
-def calls_of_ranks(make_calls: Callable[..., list[Call]], ranks: int) -> list[Call]:
-    """The calls that so many ranks make which share each layer, one for each variant.
+def calls_of_ranks(
+    make_calls: Callable[..., list[Call]], ranks: int, stages: int = 1, *, whole_experts: bool = False
+) -> list[Call]:
+    """The calls that so many ranks of each stage make, one for each variant.
 
-    `make_calls` is `model_calls` with all arguments but `parallel`.
+    `make_calls` is `model_calls` with all arguments but `parallel`. `whole_experts`: whether ranks share
+    experts, instead of the width of each.
     """
-    group = _OtherRanks(ranks)
-    made = [make_calls(parallel=Parallel(rank, ranks, group)) for rank in range(ranks)]
+    places = [
+        Parallel(
+            rank,
+            ranks,
+            stage=stage,
+            stages=stages,
+            experts=ExpertPlace(rank, ranks) if whole_experts and ranks > 1 else None,
+        )
+        for stage in range(stages)
+        for rank in range(ranks)
+    ]
+    made = [make_calls(parallel=place) for place in places]
     return list({describe(call): call for calls in made for call in calls}.values())
 
 
@@ -159,18 +184,25 @@ def compile_ahead(calls: Sequence[Call], capability: int, threads: int = 1) -> I
 
 
 @contextmanager
-def compiling(make_calls: Callable[[], Sequence[Call]], target: torch.device | None) -> Iterator[None]:
+def compiling(
+    make_calls: Callable[[], Sequence[Call]], target: torch.device | None, turn: tuple[int, int] = (0, 1)
+) -> Iterator[None]:
     """Compile calls' variants in threads, for the card of this process, and wait for them at the end.
 
     A variant that fails to compile, or whose call is not made here, is compiled when it is first started.
+    `turn`: the number of this process on its machine, and how many there are. Each begins with another part
+    of the list and goes through all of it, and finds in Triton's cache what others have compiled meanwhile.
     """
-    threads = max(1, min(_MOST_THREADS, (os.cpu_count() or 1) - 1))
+    number, count = turn
+    threads = max(1, min(_MOST_THREADS, ((os.cpu_count() or 1) - 1) // count))
     begin = None if target is None else partial(torch.cuda.set_device, target)
     pool = ThreadPoolExecutor(threads, thread_name_prefix="compile", initializer=begin)
     made: list[Future[Any]] = []
     try:
         try:
-            made = [pool.submit(call.prepare) for call in make_calls()]
+            calls = make_calls()
+            first = len(calls) * number // count
+            made = [pool.submit(call.prepare) for call in [*calls[first:], *calls[:first]]]
         except Exception as error:
             logger.warning("no kernels are compiled while weights load, but when first started: %s", error)
         yield
@@ -197,7 +229,10 @@ def faults(made: Compiled, capability: int) -> str:
     return f"{made.spills} registers are spilled" if made.spills else ""
 
 
-def _take_step(model: ServedModel, new: list[int], total: list[int], block_size: int) -> None:
+def _take_step(
+    model: ServedModel, new: list[int], total: list[int], block_size: int, stream: Tensor | None
+) -> None:
+    """Take a step of so many new tokens of each row. `stream` is what came from an earlier stage."""
     rows, tokens = len(new), sum(new)
     blocks = -(-max(total) // block_size)
     positions = _nowhere((tokens,), torch.int64)
@@ -212,7 +247,7 @@ def _take_step(model: ServedModel, new: list[int], total: list[int], block_size:
         kv_lens_host=total,
     )
     with use_context(context):
-        model.forward(_nowhere((tokens,), torch.int64), positions, None)
+        model.forward(_nowhere((tokens,), torch.int64), positions, stream)
 
 
 def _choose_tokens(vocab_size: int, block_size: int) -> None:
@@ -268,6 +303,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--kv-cache-dtype", required=True)
     parser.add_argument("--block-size", type=int, required=True)
     parser.add_argument("--tensor-parallel-size", type=int, required=True)
+    parser.add_argument("--pipeline-parallel-size", type=int, required=True)
+    parser.add_argument("--enable-expert-parallel", action="store_true")
     given = parser.parse_args(arguments)
     config = read_config(given.folder)
     dtype = getattr(torch, config.dtype if given.dtype == "auto" else given.dtype)
@@ -276,7 +313,8 @@ def main(arguments: Sequence[str]) -> int:
     for capability in given.capabilities:
         started = time.monotonic()
         model = partial(model_calls, config, given.folder, dtype, capability, given.block_size, cache_dtype)
-        calls = calls_of_ranks(model, given.tensor_parallel_size)
+        ranks, stages = given.tensor_parallel_size, given.pipeline_parallel_size
+        calls = calls_of_ranks(model, ranks, stages, whole_experts=given.enable_expert_parallel)
         made = compile_ahead(calls, capability, threads=os.cpu_count() or 1)
         for number, variant in enumerate(made, start=1):
             fault = faults(variant, capability)

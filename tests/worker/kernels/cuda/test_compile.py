@@ -126,17 +126,44 @@ from worker.kernels.cuda.compile import calls_of_ranks, model_calls
 
 folder = Path(sys.argv[1])
 model = partial(model_calls, read_config(folder), folder, torch.bfloat16, 90)
+
+def names(calls):
+    return {call.kernel.fn.__name__ for call in calls}
+
+def values(calls, *parameters):  # what calls give to these parameters of kernels
+    found = [dict(zip(call.kernel.arg_names, call.arguments)) for call in calls]
+    return {tuple(each[name] for name in parameters) for each in found if each.keys() >= {*parameters}}
+"""
+HEADS = """
 for ranks in (1, 2, 4):
-    calls = [dict(zip(call.kernel.arg_names, call.arguments)) for call in calls_of_ranks(model, ranks)]
-    print(sorted({(each["HEADS"], each["GROUP"]) for each in calls if "HEADS" in each and "GROUP" in each}))
+    print(sorted(values(calls_of_ranks(model, ranks), "HEADS", "GROUP")))
+"""
+STAGES = """
+from models.parallel.parallel import Parallel
+
+whole = names(model())
+first, last = (names(model(parallel=Parallel(stage=stage, stages=2))) for stage in range(2))
+print("draw_row" in first, "draw_row" in last, "attend" in first & last, first | last == whole)
+print(names(calls_of_ranks(model, 2, stages=2)) == whole)
+"""
+EXPERTS = """
+from torch import Tensor
+
+def inner_widths(calls):  # the least widths of what experts multiply
+    return [min(x.shape[-1] for x in call.arguments if isinstance(x, Tensor) and x.ndim > 1)
+            for call in calls if call.kernel.fn.__name__ == "multiply"]
+
+whole, cut, shared = (calls_of_ranks(model, ranks, whole_experts=apart)
+                      for ranks, apart in ((1, False), (2, False), (2, True)))
+print(names(whole) == names(cut) == names(shared))
+print(min(inner_widths(cut)) * 2 == min(inner_widths(shared)) == min(inner_widths(whole)))
+print(len(calls_of_ranks(model, 1, whole_experts=True)) == len(whole))
 """
 
 
-def test_ranks_have_the_variants_of_their_heads(tmp_path: Path) -> None:
-    """Four heads share two key heads, and of four ranks two have the same key head."""
-    tiny_checkpoint("Qwen3ForCausalLM", tmp_path)
+def of_ranks(folder: Path, program: str) -> list[str]:
     run = subprocess.run(
-        [sys.executable, "-c", RANKS, str(tmp_path)],
+        [sys.executable, "-c", RANKS + program, str(folder)],
         cwd=ROOT,
         env={**os.environ, "TRITON_INTERPRET": "0"},
         capture_output=True,
@@ -144,7 +171,23 @@ def test_ranks_have_the_variants_of_their_heads(tmp_path: Path) -> None:
         timeout=SECONDS,
     )
     assert run.returncode == 0, run.stderr[-2000:]
-    assert run.stdout.splitlines() == ["[(2, 2)]", "[(1, 2)]", "[(1, 1)]"]
+    return run.stdout.splitlines()
+
+
+def test_ranks_have_the_variants_of_their_heads(tmp_path: Path) -> None:
+    """Four heads share two key heads, and of four ranks two have the same key head."""
+    tiny_checkpoint("Qwen3ForCausalLM", tmp_path)
+    assert of_ranks(tmp_path, HEADS) == ["[(2, 2)]", "[(1, 2)]", "[(1, 1)]"]
+
+
+def test_stages_have_the_kernels_of_their_layers_and_the_last_one_draws(tmp_path: Path) -> None:
+    tiny_checkpoint("Qwen3ForCausalLM", tmp_path, num_hidden_layers=2)
+    assert of_ranks(tmp_path, STAGES) == ["False True True True", "True"]
+
+
+def test_ranks_that_share_whole_experts_have_their_variants(tmp_path: Path) -> None:
+    tiny_checkpoint("Qwen3MoeForCausalLM", tmp_path, num_experts=8)
+    assert of_ranks(tmp_path, EXPERTS) == ["True", "True", "True"]
 
 
 DRAW = """

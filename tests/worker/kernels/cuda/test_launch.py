@@ -130,12 +130,14 @@ def test_a_call_like_another_starts_the_same_kernel_without_triton_s_binder(tmp_
 
 
 LOADING = """
+import os
 import sys
 from pathlib import Path
 import torch
 from triton.runtime import driver
 from models import ops
 from models.config import read_config
+from models.parallel.parallel import Parallel
 from worker.devices.cuda import Cuda
 from worker.kernels.cuda import norms
 from worker.kernels.cuda.card import Card
@@ -149,9 +151,26 @@ driver.set_active(_NoDevice(90))
 device = Cuda.__new__(Cuda)
 device.target, device._card = torch.device("cpu"), Card(90, 132)
 device.kernels = bind(device._card)
-with device.while_loading(read_config(folder), folder, (torch.bfloat16, torch.bfloat16), 64):
+dtypes = torch.bfloat16, torch.bfloat16
+with device.while_loading(read_config(folder), folder, dtypes, 64, Parallel(), (0, 1)):
     pass
-print(compilations(), ops.rms_norm is device.kernels["rms_norm"])
+print(alone := compilations(), ops.rms_norm is device.kernels["rms_norm"])
+for rank in (0, 1):
+    with device.while_loading(read_config(folder), folder, dtypes, 64, Parallel(rank, 2), (rank, 2)):
+        pass
+    print(compilations() - alone)
+
+os.cpu_count = lambda: 1  # one thread, which begins in order
+begun = []
+class Begun:
+    def __init__(self, number):
+        self.number = number
+    def prepare(self):
+        begun.append(self.number)
+for rank in range(3):
+    with compiling(lambda: [Begun(number) for number in range(7)], None, (rank, 3)):
+        pass
+print(begun)
 
 def fail():
     raise ValueError("odd config")
@@ -178,9 +197,12 @@ def test_kernels_compile_while_weights_load_and_what_fails_stops_nothing(tmp_pat
         timeout=150,
     )
     assert run.returncode == 0, run.stderr[-2000:]
-    compiled, rest = run.stdout.split(maxsplit=1)
-    assert int(compiled) >= 8
+    alone, of_first, of_both, begun, *loads = run.stdout.splitlines()
+    compiled, bound = alone.split()
+    assert (int(compiled) >= 8, bound) == (True, "True")
     assert any((tmp_path / "cache").rglob("multiply.cubin")), "also those of quantized matrices"
-    assert rest.split() == ["True", "loads", "loads"]
+    assert 0 < int(of_first) <= int(of_both), "two ranks have other variants than one alone"
+    assert begun == str([*range(7), 2, 3, 4, 5, 6, 0, 1, 4, 5, 6, 0, 1, 2, 3]), "each begins elsewhere"
+    assert loads == ["loads", "loads"]
     assert "when first started: odd config" in run.stderr
     assert "1 of 1 kernels did not compile while weights loaded: odd kernel" in run.stderr
