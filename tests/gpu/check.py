@@ -25,6 +25,7 @@ import torch
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support"), str(Path(__file__).parent)]
 
+from latent import measure_draws, measure_latent  # noqa: E402
 from measures import Ceilings, Result, measure_ceilings, measure_engine, measure_kernels  # noqa: E402
 from products import measure_experts, measure_products, measure_rounding, measure_small_cache  # noqa: E402
 from steps import measure_steps  # noqa: E402
@@ -81,11 +82,26 @@ def products(target: torch.device, ceilings: Ceilings) -> Iterator[Result]:
     yield from measure_small_cache(operations, target, ceilings, cached)
 
 
+def attention_of_latents(target: torch.device, ceilings: Ceilings) -> Iterator[Result]:
+    from worker.kernels.cuda import table
+    from worker.kernels.cuda.card import Card
+
+    yield from measure_latent(table.bind(Card.of(target))["latent_attention"], target, ceilings)
+
+
+def draws(target: torch.device, ceilings: Ceilings) -> Iterator[Result]:
+    from worker.kernels.cuda.sampling.draw import draw
+
+    yield from measure_draws(draw, target, ceilings)
+
+
 SECTIONS: dict[str, tuple[float, Callable[[torch.device, Ceilings], Iterator[Result]]]] = {
     "card": (15, card),
     "right": (240, right),
     "kernels": (60, measure_kernels),
     "products": (90, products),
+    "latent": (40, attention_of_latents),
+    "draws": (20, draws),
     "steps": (60, measure_steps),
     "engine": (200, measure_engine),
 }

@@ -11,11 +11,14 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from latent import measure_draws, measure_latent
+from latent_sizes import Sizes
 from measures import Ceilings, Shape, measure_ceilings, measure_model, measure_texts
 from products import measure_experts, measure_products, measure_rounding, measure_small_cache
 from steps import measure_steps
 
 from models import ops
+from worker.sampling.draw import draw_fully
 
 CPU = torch.device("cpu")
 TINY = Shape("tiny", 64, 96, 2, 4, 2, vocabulary=320, head_dim=16)
@@ -67,6 +70,22 @@ def test_products_and_experts_are_measured() -> None:
     assert names[1] == "product, 4 bits, groups of 128, 1 rows"
     assert names[-1] == "decoding, 2 x 70, float8_e4m3fn"
     assert all(result.value > 0 and result.share for result in found)
+
+
+def test_latent_attention_and_draws_are_measured() -> None:
+    attend = ops.SPECIFIED["latent_attention"]
+    sizes = (Sizes(2, 16, 4, 8, 8), Sizes(4, 16, 4, 8, 8))
+    found = list(measure_latent(attend, CPU, CEILINGS, sizes, decoding=((2, 70),), prompts=(9,)))
+    assert [result.name for result in found] == [
+        "latents, 2 heads, 2 x 70",
+        "latents, 2 heads, prompt of 9",
+        "latents, 4 heads, 2 x 70",
+        "latents, 4 heads, prompt of 9",
+    ]
+    drawn = list(measure_draws(draw_fully, CPU, CEILINGS, rows=(1, 2), width=300))
+    assert len({result.name for result in drawn}) == len(drawn) == 2 * 2 * 3
+    assert drawn[0].name == "draw, 1 rows, sharp, no filter"
+    assert all(result.value > 0 and result.share for result in found + drawn)
 
 
 def test_rounding_is_compared_with_inputs_of_16_bits() -> None:
