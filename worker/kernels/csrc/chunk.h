@@ -8,9 +8,10 @@
 
 enum { CHUNK = 256 };  // inputs: whole groups
 
-// Groups of a section, which lie one after the other.
+// Groups of a section, which lie one after the other; or of several sections, if they are whole.
 typedef struct {
     long group, end;      // the first one, and the one after the last
+    long sections;        // that follow each other, this one included
     const char *panel;    // where the first one is
     const char *factors;  // of the section
 } groups;

@@ -12,7 +12,7 @@
 
 enum {
     BLOCK_TOKENS = 256,    // that are computed at once
-    LAY_WORTH = 64 << 10,  // bytes of rows that are worth handing to another thread
+    LAY_WORTH = 16 << 10,  // bytes of rows that are worth handing to another thread
 };
 
 // The matrices of a layer. Those of an expert have the same sizes, but may differ in form.
@@ -41,18 +41,29 @@ typedef struct {
     const tile *tiles;   // in the order of experts
     const int *first;    // the first tile of each touched expert, and behind the last
     long touched, count;  // the number of touched experts and of tiles
-    int one_row;          // whether there is one token: all tiles have the same row
+    int alike;            // whether a row is laid in the same way for all experts that were chosen
     char *inner;          // [rows, inner features]
-    uint32_t *laid;       // rows of x, then rows of `inner`
+    uint32_t *alone;      // rows of x, laid one by one if they are alike
+    uint32_t *laid;       // rows of x, tile by tile, then rows of `inner`
 } job;
 
-// A section as a matrix of its own, of which only this panel can be read, as its first.
-INLINE weights section_at(const weights *w, long panel, long section) {
-    weights s = *w;
-    s.inputs = section_inputs(w);
-    s.sections = 1;
-    s.panels = (char *)panel_of(w, panel) + section * panel_bytes(&s);
-    return s;
+static void lay_alone(const void *task, long begin, long end) {
+    const job *j = task;
+    const weights *w = &j->of.gate_up[j->tiles[0].expert];
+    for (long token = begin; token < end; token++) {
+        const char *row = j->x + token * j->x_stride;
+        lay_rows(j->alone + token * row_dwords(w), &row, 1, j->x_bytes, w);
+    }
+}
+
+// The row of x that was laid alone for a row in sorted order.
+INLINE const uint32_t *alone_row(const job *j, long row, const weights *w) {
+    return j->alone + j->place[row] / j->chosen * row_dwords(w);
+}
+
+// The rows of a tile as they are multiplied with gates and ups.
+INLINE const uint32_t *inputs_of_tile(const job *j, tile t, const weights *w) {
+    return j->alike && t.rows == 1 ? alone_row(j, t.start, w) : j->laid + t.start * row_dwords(w);
 }
 
 static void lay_inputs(const void *task, long begin, long end) {
@@ -60,9 +71,16 @@ static void lay_inputs(const void *task, long begin, long end) {
     for (long i = begin; i < end; i++) {
         tile t = j->tiles[i];
         const weights *w = &j->of.gate_up[t.expert];
+        uint32_t *to = j->laid + t.start * row_dwords(w);
+        if (j->alike) {
+            const uint32_t *from[MOST_ROWS];
+            for (long r = 0; r < t.rows; r++) from[r] = alone_row(j, t.start + r, w);
+            if (t.rows > 1) lay_laid(to, from, t.rows, row_dwords(w));
+            continue;
+        }
         const char *rows[MOST_ROWS];
         for (long r = 0; r < t.rows; r++) rows[r] = j->x + j->place[t.start + r] / j->chosen * j->x_stride;
-        lay_rows(j->laid + t.start * row_dwords(w), rows, t.rows, j->x_bytes, w);
+        lay_rows(to, rows, t.rows, j->x_bytes, w);
     }
 }
 
@@ -79,8 +97,9 @@ static void gate_units(const void *task, long begin, long end) {
         if (j->of.gate_up_bias) p.bias = j->of.gate_up_bias + expert * w->outputs * width_of(w->kind);
         for (long i = first; i < last; i++) {
             tile t = j->tiles[i];
-            const uint32_t *x = j->laid + (j->one_row ? 0 : t.start * row_dwords(w));
-            multiply_tile(x, t.rows, w, panel, i == first, sums, &shaped);
+            gathered_tile g = {.rows = t.rows, .leads = i == first};
+            g.x = inputs_of_tile(j, t, w);
+            multiply_tile(&g, w, panel, sums, &shaped);
             finish_tile(&p, sums, t.start, t.rows, panel);
         }
     }
@@ -91,74 +110,84 @@ static void lay_inner(const void *task, long begin, long end) {
     const job *j = task;
     for (long i = begin; i < end; i++) {
         tile t = j->tiles[i];
-        const weights *w = &j->of.down[t.expert], s = section_at(w, 0, 0);
-        long row_bytes = columns_of(j->of.gate_up) * width_of(w->kind), bytes = row_bytes / w->sections;
-        uint32_t *to = j->laid + t.start * w->sections * row_dwords(&s);
-        for (long section = 0; section < w->sections; section++, to += t.rows * row_dwords(&s)) {
-            const char *rows[MOST_ROWS];
-            for (long r = 0; r < t.rows; r++) rows[r] = j->inner + (t.start + r) * row_bytes + section * bytes;
-            lay_rows(to, rows, t.rows, bytes, &s);
+        const weights *w = &j->of.down[t.expert];
+        long bytes = columns_of(j->of.gate_up) * width_of(w->kind);
+        const char *rows[MOST_ROWS];
+        for (long r = 0; r < t.rows; r++) rows[r] = j->inner + (t.start + r) * bytes;
+        uint32_t *to = j->laid + t.start * row_dwords(w);
+        lay_rows(to, rows, t.rows, bytes, w);
+        if (!adds_to_totals(w)) continue;
+        float shares[MOST_ROWS];
+        for (long r = 0; r < t.rows; r++) shares[r] = j->shares[j->place[t.start + r]];
+        scale_laid(to, shares, t.rows, w);
+    }
+}
+
+// Adds a bias to totals of the first section, by the shares of rows.
+INLINE void add_bias_to(float *const *totals, const char *bias, const float *shares, long rows, long left, kind k) {
+    for (long c = 0; c < least(left, PANEL); c += LANES) {
+        vec added = vec_load_upto(at(bias, c, k), left - c, k);
+        for (long r = 0; r < rows; r++) {
+            float *total = totals[r] + c;
+            vec_store(total, vec_fma(added, vec_all(shares[r]), vec_load(total, FLOAT32)), FLOAT32);
         }
     }
 }
 
-// Adds the rows of a tile, by their shares, to the totals [T, 32] of a section.
-INLINE void add_tile(float *totals, const float *sums, const char *bias, tile t, long left, const job *j, kind k) {
-    vec added[COLUMNS];
-    for (int c = 0; c < COLUMNS; c++) {
-        long rest = left - c * LANES;
-        added[c] = bias == NULL || rest <= 0 ? vec_zero() : vec_load_upto(at(bias, c * LANES, k), rest, k);
-    }
-    for (long r = 0; r < t.rows; r++) {
-        long place = j->place[t.start + r];
-        float *total = totals + place / j->chosen * PANEL;
-        vec share = vec_all(j->shares[place]);
-        for (int c = 0; c < COLUMNS; c++) {
-            vec sum = vec_add(vec_load(sums + r * PANEL + c * LANES, FLOAT32), added[c]);
-            vec_store(total + c * LANES, vec_fma(sum, share, vec_load(total + c * LANES, FLOAT32)), FLOAT32);
-        }
-    }
-}
-
-// Joins the totals of sections: neighbours, then their sums. All of them are lost but the first.
-static void join_totals(float *totals, long sections, long size) {
-    for (long step = 1; step < sections; step *= 2)
-        for (long s = 0; s + step < sections; s += 2 * step)
-            for (long i = 0; i < size; i += LANES) {
-                float *to = totals + s * size + i;
-                vec sum = vec_add(vec_load(to, FLOAT32), vec_load(to + step * size, FLOAT32));
-                vec_store(to, sum, FLOAT32);
+// Adds the sums of a tile, whose sections lie apart, to totals by the shares of rows.
+INLINE void add_sums_to(float *const *totals, const float *sums, const float *shares, long rows, long sections) {
+    for (long section = 0; section < sections; section++)
+        for (long r = 0; r < rows; r++, sums += PANEL)
+            for (long c = 0; c < PANEL; c += LANES) {
+                float *total = totals[r] + section * PANEL + c;
+                vec sum = vec_fma(vec_load(sums + c, FLOAT32), vec_all(shares[r]), vec_load(total, FLOAT32));
+                vec_store(total, sum, FLOAT32);
             }
+}
+
+// Adds the products of a panel of all experts to the totals [T, sections, 32].
+INLINE void add_experts(const job *j, long panel, int last, float *totals, long *shaped) {
+    float sums[MOST_SUMS * MOST_ROWS * PANEL] __attribute__((aligned(64))), shares[MOST_ROWS];
+    float *rows[MOST_ROWS];
+    long left = least(PANEL, j->of.down->outputs - panel * PANEL), size = j->of.down->sections * PANEL;
+    for (long i = 0; i < j->count; i++) {
+        tile t = j->tiles[i];
+        const weights *w = &j->of.down[t.expert];
+        for (long r = 0; r < t.rows; r++) {
+            long place = j->place[t.start + r];
+            shares[r] = j->shares[place];
+            rows[r] = totals + place / j->chosen * size;
+        }
+        gathered_tile g = {.x = j->laid + t.start * row_dwords(w), .rows = t.rows};
+        g.leads = i == 0 || j->tiles[i - 1].expert != t.expert;
+        if (i + 1 < j->count) g.next = panel_of(&j->of.down[j->tiles[i + 1].expert], panel);
+        else if (!last) g.next = panel_of(&j->of.down[j->tiles[0].expert], panel + 1);
+        if (adds_to_totals(w)) g.totals = rows;
+        multiply_tile(&g, w, panel, sums, shaped);
+        if (!g.totals) add_sums_to(rows, sums, shares, t.rows, w->sections);
+        if (!j->of.down_bias) continue;
+        const char *bias = at(j->of.down_bias, t.expert * w->outputs + panel * PANEL, w->kind);
+        add_bias_to(rows, bias, shares, t.rows, left, w->kind);
+    }
 }
 
 static void down_units(const void *task, long begin, long end) {
     const job *j = task;
     const weights *any = j->of.down;
-    long sections = any->sections, size = j->tokens * PANEL, shaped = 0;
-    float sums[MOST_SUMS * MOST_ROWS * PANEL] __attribute__((aligned(64)));
-    float *totals = (float *)__builtin_alloca_with_align(sections * size * sizeof(float), 512);
+    long sections = any->sections, size = sections * PANEL, bytes = j->tokens * size * sizeof(float), shaped = 0;
+    float *totals = (float *)__builtin_alloca_with_align(bytes, 512);
     for (long panel = begin; panel < end; panel++) {
         long left = least(PANEL, any->outputs - panel * PANEL);
-        memset(totals, 0, sections * size * sizeof(float));
-        for (long i = 0; i < j->count; i++) {
-            tile t = j->tiles[i];
-            const weights *w = &j->of.down[t.expert];
-            const char *bias = NULL;
-            int leads = i == 0 || j->tiles[i - 1].expert != t.expert;
-            if (j->of.down_bias) bias = at(j->of.down_bias, t.expert * w->outputs + panel * PANEL, w->kind);
-            for (long section = 0; section < sections; section++) {
-                weights s = section_at(w, panel, section);
-                const uint32_t *x = j->laid + (t.start * sections + section * t.rows) * row_dwords(&s);
-                multiply_tile(x, t.rows, &s, 0, leads, sums, &shaped);
-                add_tile(totals + section * size, sums, section ? NULL : bias, t, left, j, w->kind);
-            }
-        }
-        join_totals(totals, sections, size);
-        for (long token = 0; token < j->tokens; token++)
+        memset(totals, 0, bytes);
+        add_experts(j, panel, panel == end - 1, totals, &shaped);
+        for (long token = 0; token < j->tokens; token++) {
+            float *total = totals + token * size;
+            join_apart(total, PANEL, sections);
             for (long c = 0; c < left; c += LANES) {
                 char *to = at_out(j->out + token * j->out_stride, panel * PANEL + c, j->out_kind);
-                vec_store_upto(to, vec_load(totals + token * PANEL + c, FLOAT32), left - c, j->out_kind);
+                vec_store_upto(to, vec_load(total + c, FLOAT32), left - c, j->out_kind);
             }
+        }
     }
     release(shaped);
 }
@@ -200,8 +229,9 @@ static char *sort_rows(job *j, const int *ids, const int *places, char *memory) 
     return (char *)(tiles + rows);
 }
 
-// Whether a row is laid in the same way for all experts that were chosen.
+// Whether a row is laid in the same way for all experts that were chosen, one like several.
 static int all_alike(const job *j) {
+    if (j->count == 0 || by_amx(&j->of.gate_up[j->tiles[0].expert])) return 0;
     const char *first = (const char *)&j->of.gate_up[j->tiles[0].expert];
     long skipped = sizeof(void *);  // where the panels lie
     for (long i = 1; i < j->count; i++) {
@@ -211,17 +241,22 @@ static int all_alike(const job *j) {
     return 1;
 }
 
-static void compute(job *j, const int *ids, const int *places, char *memory, long inner_bytes) {
+// dwords: the most that a row has when it is laid.
+static void compute(job *j, const int *ids, const int *places, char *memory, long inner_bytes, long dwords) {
     memory = sort_rows(j, ids, places, memory);
     j->inner = (char *)(((uintptr_t)memory + 63) / 64 * 64);
-    j->laid = (uint32_t *)(((uintptr_t)j->inner + j->tokens * j->chosen * inner_bytes + 63) / 64 * 64);
-    j->one_row = j->tokens == 1 && j->count > 0 && all_alike(j);
+    j->alone = (uint32_t *)(((uintptr_t)j->inner + j->tokens * j->chosen * inner_bytes + 63) / 64 * 64);
+    j->laid = j->alone + (j->tokens * dwords + 15) / 16 * 16;
+    j->alike = all_alike(j);
     long grain = grain_of(LAY_WORTH, j->tokens * j->chosen / (j->count > 0 ? j->count : 1) * j->x_bytes);
-    spread(j->one_row ? 1 : j->count, grain, lay_inputs, j);  // nothing, if all choices are of other ranks
+    if (j->alike) spread(j->tokens, grain_of(LAY_WORTH, j->x_bytes), lay_alone, j);
+    // There are no tiles if all choices are of other ranks.
+    if (j->tokens > 1 || !j->alike) spread(j->count, grain, lay_inputs, j);
     long units = j->touched * panels_of(j->of.gate_up), several = units / (8 * threads);
     spread(units, several > 1 ? several : 1, gate_units, j);
     spread(j->count, grain, lay_inner, j);
-    spread(panels_of(j->of.down), 1, down_units, j);
+    long panels = panels_of(j->of.down), neighbours = panels / (8 * threads);
+    spread(panels, neighbours > 1 ? neighbours : 1, down_units, j);
 }
 
 // ids [T, k] in ascending order and shares [T, k] as `route` wrote them; out [T, outputs of down] is contiguous. places:
@@ -230,17 +265,15 @@ EXPORT void experts(const weights *gate_up, const weights *down, long count, con
                     long width, const int *ids, const int *places, const float *shares, long chosen,
                     const void *gate_up_bias, const void *down_bias, void *out, long tokens, int out_kind, int function) {
     layer of = {gate_up, down, gate_up_bias, down_bias, count};
-    weights section = section_at(down, 0, 0);
     long most = least(tokens, BLOCK_TOKENS), rows = most * chosen, dwords = 0;
     for (long e = 0; e < count; e++) {
-        section = section_at(&down[e], 0, 0);
-        long wanted = down->sections * row_dwords(&section), inputs = row_dwords(&gate_up[e]);
+        long wanted = row_dwords(&down[e]), inputs = row_dwords(&gate_up[e]);
         if (wanted > dwords) dwords = wanted;
         if (inputs > dwords) dwords = inputs;
     }
     long inner_bytes = columns_of(gate_up) * width_of(gate_up->kind), row_bytes = x_stride * width_of(gate_up->kind);
     long lists = (2 * count + 2) * sizeof(int) + rows * (sizeof(int) + sizeof(tile));
-    char *memory = scratch(lists + rows * (inner_bytes + dwords * 4) + 256);
+    char *memory = scratch(lists + rows * (inner_bytes + dwords * 4) + most * dwords * 4 + 256);
     for (long start = 0; start < tokens; start += most) {
         job j = {.of = of, .x_stride = row_bytes, .chosen = chosen, .out_kind = out_kind, .function = function};
         j.x_bytes = width * width_of(gate_up->kind);
@@ -249,7 +282,7 @@ EXPORT void experts(const weights *gate_up, const weights *down, long count, con
         j.shares = shares + start * chosen;
         j.out_stride = down->outputs * width_of(out_kind);
         j.out = (char *)out + start * j.out_stride;
-        compute(&j, ids + start * chosen, places, memory, inner_bytes);
+        compute(&j, ids + start * chosen, places, memory, inner_bytes, dwords);
     }
 }
 

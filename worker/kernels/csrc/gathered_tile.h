@@ -22,17 +22,23 @@ INLINE int by_amx(const weights *w) {
 
 INLINE long tile_rows(const weights *w) { return by_amx(w) ? MOST_ROWS : method_for(w).rows; }
 
-// The size of a row of a section as it is laid.
+// The size of a row as it is laid.
 INLINE long row_dwords(const weights *w) { return by_amx(w) ? dwords_of(w) : method_for(w).dwords; }
 
-// bytes: the size of a row, which may be less than a matrix has inputs, if those have an order.
+// A row for AMX, whose sections are filled up with zeros.
+INLINE void lay_padded_row(uint32_t *to, const char *row, long bytes, const weights *w) {
+    long room = section_dwords(w) * 4;
+    for (long section = 0; section < w->sections; section++) {
+        char *place = (char *)to + section * room;
+        memcpy(place, row + section * bytes, bytes);
+        memset(place + bytes, 0, room - bytes);
+    }
+}
+
+// Lays rows of so many bytes, which may be less than a matrix has inputs, if those have an order.
 INLINE void lay_rows(uint32_t *to, const char *const *rows, long count, long bytes, const weights *w) {
-    long room = row_dwords(w) * 4;
     if (by_amx(w)) {
-        for (long r = 0; r < count; r++) {
-            memcpy((char *)to + r * room, rows[r], bytes);
-            memset((char *)to + r * room + bytes, 0, room - bytes);
-        }
+        for (long r = 0; r < count; r++) lay_padded_row(to + r * dwords_of(w), rows[r], shifted(bytes, w->sections), w);
         return;
     }
     if (count == 1) {
@@ -44,24 +50,36 @@ INLINE void lay_rows(uint32_t *to, const char *const *rows, long count, long byt
     method_for(w).lay(to, gathered[0], bytes, count, w);
 }
 
-// Multiplies a tile with a panel of a matrix of one section. The first tile of a panel reads it from memory. shaped:
-// what AMX was set up for.
-INLINE void multiply_tile(const uint32_t *x, long rows, const weights *w, long panel, int leads, float *sums,
-                          long *shaped) {
+// Whether products are added to totals where they are made, and not stored first.
+INLINE int adds_to_totals(const weights *w) { return w->bits && w->codes != E4M3 && is_read_in_place(w); }
+
+// A tile of gathered rows and what it is multiplied with. The first tile of a panel reads it from memory.
+typedef struct {
+    const uint32_t *x;
+    long rows;
+    int leads;
+    const void *next;      // the panel that is read after this one
+    float *const *totals;  // of `tiles`
+} gathered_tile;
+
+// Multiplies a tile with a panel; the sums of sections are left apart. shaped: what AMX was set up for.
+INLINE void multiply_tile(const gathered_tile *t, const weights *w, long panel, float *sums, long *shaped) {
 #if defined(__AMX_BF16__)
     if (by_amx(w)) {
         const char *from = (const char *)panel_of(w, panel);
-        long steps = dwords_of(w) / PAIRS, stride = dwords_of(w) * 4;
-        stretch s = {.x = (const char *)x, .stride = stride, .rows = rows, .panel = from, .steps = steps};
+        long steps = section_dwords(w) / PAIRS, stride = dwords_of(w) * 4;
+        stretch s = {.x = (const char *)t->x, .stride = stride, .rows = t->rows, .panel = from, .steps = steps};
         s.ahead = from + AHEAD_BYTES;
-        s.lines = leads ? STEP_PANEL / 64 : 0;
-        if (rows != *shaped) shape_tiles(*shaped = rows);
-        multiply_stretch(&s, sums, 1);
+        s.lines = t->leads ? STEP_PANEL / 64 : 0;
+        if (t->rows != *shaped) shape_tiles(*shaped = t->rows);
+        multiply_sections(s, w, 1, sums);
         return;
     }
 #endif
     (void)shaped;
-    tiles one = {.count = 1, .all = leads, .x = {x}, .rows = {rows}, .sums = {sums}};
+    tiles one = {.count = 1, .all = t->leads, .next = t->next, .apart = 1, .x = {t->x}, .rows = {t->rows}};
+    one.sums[0] = sums;
+    one.totals = t->totals;
     method_for(w).multiply(&one, w, panel);
 }
 

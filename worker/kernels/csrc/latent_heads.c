@@ -51,7 +51,8 @@ void multiply_heads(const by_head *h, long first, long last) {
             const uint32_t *x = laid;
             for (long tile = begin; tile < end; tile++) {
                 long start = tile_start(h, tile), rows = tile_start(h, tile + 1) - start;
-                multiply_tile(x, rows, &w, panel, tile == begin, sums, &shaped);
+                gathered_tile t = {.x = x, .rows = rows, .leads = tile == begin};
+                multiply_tile(&t, &w, panel, sums, &shaped);
                 finish_tile(&p, sums, start, rows, panel);
                 x += rows * dwords;
             }

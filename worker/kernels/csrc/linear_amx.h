@@ -74,7 +74,7 @@ static void multiply_panel(const amx_job *j, long panel, tiles_of_chunk tiles, l
             s.x = x + start * s.stride;
             s.rows = least(AMX_ROWS, p->rows - start);
             if (s.rows != *shaped) shape_tiles(*shaped = s.rows);
-            if (p->w->sections > 1) multiply_sections(s, p->w, of_tile);
+            if (p->w->sections > 1) multiply_sections(s, p->w, 0, of_tile);
             else multiply_stretch(&s, of_tile, number == 0);
             if (number == j->stretches - 1) finish_tile(p, of_tile, start, s.rows, panel);
             s.ahead += p->w->sections * s.steps * s.lines * 64;

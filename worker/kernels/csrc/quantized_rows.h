@@ -112,6 +112,20 @@ INLINE void lay_section(uint32_t *head, uint32_t *parts, const char *x, long str
     }
 }
 
+// Multiplies laid rows by a factor each, and so what they are multiplied with.
+static void scale_laid(uint32_t *head, const float *factors, long rows, const weights *w) {
+    long kinds = head_of(w);
+    for (long i = 0; i < head_dwords(w); i++, head += rows) {
+        if (i % kinds == 1) continue;  // what sums of whole numbers start with
+        for (long r = 0; r < rows; r++) {
+            float value;
+            memcpy(&value, head + r, 4);
+            value *= factors[r];
+            memcpy(head + r, &value, 4);
+        }
+    }
+}
+
 static void lay_quantized(uint32_t *to, const char *x, long stride, long rows, const weights *w) {
     uint32_t *head = to, *parts = to + head_dwords(w) * rows;
     for (long section = 0; section < w->sections; section++) {

@@ -21,10 +21,9 @@ INLINE uint32_t pair_at(const char *row, long i, long inputs) {
 }
 
 #if LANES == 16
-// Transposes columns [0, 16) of up to 16 rows: 16 rows of `rows` columns, one directly after the other.
-INLINE void transpose_rows(uint32_t *to, const char *x, long stride, long rows) {
-    __m512i in[16], half[16];
-    for (long r = 0; r < 16; r++) in[r] = r < rows ? _mm512_loadu_si512(x + r * stride) : _mm512_setzero_si512();
+// Transposes 16 rows, of which `rows` are wanted: 16 rows of `rows` columns, one directly after the other.
+INLINE void transpose_loaded(uint32_t *to, __m512i *in, long rows) {
+    __m512i half[16];
     for (int r = 0; r < 16; r += 2) {
         half[r] = _mm512_unpacklo_epi32(in[r], in[r + 1]);
         half[r + 1] = _mm512_unpackhi_epi32(in[r], in[r + 1]);
@@ -48,7 +47,31 @@ INLINE void transpose_rows(uint32_t *to, const char *x, long stride, long rows) 
     __mmask16 kept = lanes_mask(rows);
     for (long i = 0; i < 16; i++) _mm512_mask_storeu_epi32(to + i * rows, kept, in[i]);
 }
+
+// Transposes columns [0, 16) of up to 16 rows.
+INLINE void transpose_rows(uint32_t *to, const char *x, long stride, long rows) {
+    __m512i in[16];
+    for (long r = 0; r < 16; r++) in[r] = r < rows ? _mm512_loadu_si512(x + r * stride) : _mm512_setzero_si512();
+    transpose_loaded(to, in, rows);
+}
+
+// Lays up to 16 rows side by side that were laid alone.
+static void lay_laid(uint32_t *to, const uint32_t *const *from, long rows, long dwords) {
+    long done = 0;
+    for (; done + 16 <= dwords; done += 16) {
+        __m512i in[16];
+        for (long r = 0; r < 16; r++) in[r] = r < rows ? _mm512_loadu_si512(from[r] + done) : _mm512_setzero_si512();
+        transpose_loaded(to + done * rows, in, rows);
+    }
+    for (; done < dwords; done++)
+        for (long r = 0; r < rows; r++) to[done * rows + r] = from[r][done];
+}
 #else
+static void lay_laid(uint32_t *to, const uint32_t *const *from, long rows, long dwords) {
+    for (long i = 0; i < dwords; i++)
+        for (long r = 0; r < rows; r++) to[i * rows + r] = from[r][i];
+}
+
 INLINE void transpose_rows(uint32_t *to, const char *x, long stride, long rows) {
     for (long r = 0; r < rows; r++)
         for (long i = 0; i < 16; i++) memcpy(&to[i * rows + r], x + r * stride + i * 4, 4);

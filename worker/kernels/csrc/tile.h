@@ -15,7 +15,14 @@
 typedef struct {
     const char *from;
     long step;
+    const char *end, *next;  // what lies at `next` comes after `end`; NULL: there is no end
 } fetch;
+
+INLINE void pass_end(fetch *ahead) {
+    if (ahead->next == NULL || ahead->from < ahead->end) return;
+    ahead->from += ahead->next - ahead->end;
+    ahead->next = NULL;
+}
 
 // Tiles of rows that are multiplied with the same panel, one after the other or together.
 enum { TILES_AT_ONCE = 8 };
@@ -24,9 +31,13 @@ typedef struct {
     // The number of the first one among all that this thread multiplies with the panel, and how many those are; none
     // if the panel is in the cache already, and nothing is to be prefetched.
     long first, all;
+    const void *next;  // the panel that this thread reads after this one; NULL: the one that lies behind it
+    int apart;         // whether sums of sections are not added up, but left one behind the other
     const uint32_t *x[TILES_AT_ONCE];
     long rows[TILES_AT_ONCE];
     float *sums[TILES_AT_ONCE];  // [rows, 32] each, and room for those that wait
+    // Of `multiply_in_place`: the rows [sections, 32] to which one tile is added; NULL: its sums are stored.
+    float *const *totals;
 } tiles;
 
 INLINE vec broadcast(const uint32_t *x) {
@@ -83,26 +94,27 @@ INLINE void step_bfloat16(vec sums[][COLUMNS], const uint32_t *x, int rows, cons
 #endif
 
 // `join_section` for sums that are in registers.
-INLINE void store_section(vec sums[][COLUMNS], int rows, const weights *w, long section, float *out) {
-    int levels = __builtin_ctzl(~section);
+INLINE void store_section(vec sums[][COLUMNS], int rows, const weights *w, long section, int apart, float *out) {
+    int levels = apart ? 0 : __builtin_ctzl(~section);
     for (int level = 0; level < levels; level++) {
         const float *others = waiting(out, rows, w, level);
         for (int r = 0; r < rows; r++)
             for (int c = 0; c < COLUMNS; c++)
                 sums[r][c] = vec_add(vec_load(others + r * PANEL + c * LANES, FLOAT32), sums[r][c]);
     }
-    out = waiting(out, rows, w, levels);
+    out = apart ? place_of_section(out, rows, w, section, 1) : waiting(out, rows, w, levels);
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < COLUMNS; c++) vec_store(out + r * PANEL + c * LANES, sums[r][c], FLOAT32);
 }
 
 INLINE void tile_of(int rows, kind k, const uint32_t *x, const uint32_t *panel, const weights *w, fetch ahead,
-                    float *out) {
+                    int apart, float *out) {
     long stride = k == BFLOAT16 && !DOTS ? 2 * rows : rows, dwords = section_dwords(w);
     for (long section = 0; section < w->sections; section++) {
         vec sums[TILE_ROWS][COLUMNS];
         for (int r = 0; r < rows; r++)
             for (int c = 0; c < COLUMNS; c++) sums[r][c] = vec_zero();
+        pass_end(&ahead);
         for (long i = 0; i < dwords; i++, panel += PANEL, x += stride) {
             _mm_prefetch(ahead.from, _MM_HINT_T0);
             _mm_prefetch(ahead.from + 64, _MM_HINT_T0);
@@ -110,24 +122,25 @@ INLINE void tile_of(int rows, kind k, const uint32_t *x, const uint32_t *panel, 
             if (k == BFLOAT16) step_bfloat16(sums, x, rows, panel);
             else step_float32(sums, x, rows, panel);
         }
-        store_section(sums, rows, w, section, out);
+        store_section(sums, rows, w, section, apart, out);
     }
 }
 
 #define TILE(n)                                                                  \
     case n:                                                                      \
-        if (w->kind == BFLOAT16) tile_of(n, BFLOAT16, x, panel, w, ahead, sums); \
-        else tile_of(n, FLOAT32, x, panel, w, ahead, sums);                      \
+        if (w->kind == BFLOAT16) tile_of(n, BFLOAT16, x, panel, w, ahead, t->apart, sums); \
+        else tile_of(n, FLOAT32, x, panel, w, ahead, t->apart, sums);                      \
         break;
 
-enum { AHEAD_BYTES = 4096 };
+enum { AHEAD_BYTES = 8192 };
 
 // The memory that a tile prefetches: its own panel, a little ahead; or if this panel is in the cache because it has
 // several tiles, its share of the next panel.
 INLINE fetch fetch_for(const weights *w, long panel, const tiles *t) {
-    if (t->all <= 1) return (fetch){(const char *)panel_of(w, panel) + AHEAD_BYTES, t->all * PANEL * 4};
+    const char *from = (const char *)panel_of(w, panel), *end = from + panel_bytes(w);
+    if (t->all <= 1) return (fetch){from + AHEAD_BYTES, t->all * PANEL * 4, end, t->next};
     long lines = panel_bytes(w) / (PANEL * 4), step = PANEL * 4 / t->all;
-    return (fetch){(const char *)panel_of(w, panel + 1) + t->first * step * lines, step};
+    return (fetch){end + t->first * step * lines, step, NULL, NULL};
 }
 
 // Multiplies one tile, whose rows are as `lay_dwords` wrote them.

@@ -105,11 +105,11 @@ static void multiply_stretch(const stretch *s, float *sums, int fresh) {
     store_sums(sums, s->rows);
 }
 
-// sums [rows, 32] and room for those that wait; `s` is the first section.
-static void multiply_sections(stretch s, const weights *w, float *sums) {
+// sums [rows, 32] and room for those that wait, or for each section if they stay apart; `s` is the first section.
+static void multiply_sections(stretch s, const weights *w, int apart, float *sums) {
     for (long section = 0; section < w->sections; section++) {
-        multiply_stretch(&s, place_of_section(sums, s.rows, w, section), 1);
-        join_section(sums, s.rows, w, section);
+        multiply_stretch(&s, place_of_section(sums, s.rows, w, section, apart), 1);
+        if (!apart) join_section(sums, s.rows, w, section);
         s.x += s.steps * STEP_BYTES;
         s.panel += s.steps * STEP_PANEL;
         s.ahead += s.steps * s.lines * 64;

@@ -205,7 +205,7 @@ INLINE const uint32_t *add_whole_groups(long rows, const uint32_t *x, groups *fr
 enum { FLOATS_AHEAD = 2048 };  // bytes from the end of a chunk to what is prefetched first meanwhile
 
 INLINE float *out_of(const tiles *t, long tile, const weights *w, long section) {
-    return place_of_section(t->sums[tile], t->rows[tile], w, section);
+    return place_of_section(t->sums[tile], t->rows[tile], w, section, t->apart);
 }
 
 // Multiplies tiles, whose rows are as `lay_e4m3` wrote them.
@@ -225,10 +225,11 @@ void multiply_e4m3(const tiles *t, const weights *w, long panel) {
             from.end = least(from.group + shifted(FLOATS, w->group), section_groups(w));
             from.panel = widen_groups(&wide, &from, w);
             for (long i = 0; i < t->count; i++) {
-                places[i].ahead = (fetch){from.panel + FLOATS_AHEAD + i * share, step};
+                places[i].ahead = (fetch){.from = from.panel + FLOATS_AHEAD + i * share, .step = step};
                 places[i] = add_floats_of(t->rows[i], places[i], &wide, &from, w, out_of(t, i, w, section));
             }
         }
+        if (t->apart) continue;
         for (long i = 0; i < t->count; i++) join_section(t->sums[i], t->rows[i], w, section);
     }
 }

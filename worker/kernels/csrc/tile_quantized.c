@@ -72,10 +72,25 @@ typedef struct {
     long head_step;
 } tile_place;
 
+// Where the rows of a tile are added up, and how far the places of sections are from each other.
+typedef struct {
+    float *rows[QUANTIZED_ROWS];
+    long section;
+} outputs;
+
+// Sums that lie row by row, and in it section by section; they begin with zeros.
+INLINE outputs fresh_sums(float *sums, long rows, long sections) {
+    outputs to = {.section = rows * PANEL};
+    memset(sums, 0, sizeof *sums * PANEL * rows * sections);
+    for (long r = 0; r < rows; r++) to.rows[r] = sums + r * PANEL;
+    return to;
+}
+
 // Adds the sums of a group, scaled, to the outputs, and before them the minimums times what the inputs add up to.
-INLINE void add_group(float *out, whole sums[][QUANTIZED_ROWS][COLUMNS], int chains, int rows, const vec *scales,
-                      const vec *minimums, const uint32_t *head) {
-    for (int r = 0; r < rows; r++, out += PANEL) {
+INLINE void add_group(float *const *outs, long place, whole sums[][QUANTIZED_ROWS][COLUMNS], int chains, int rows,
+                      const vec *scales, const vec *minimums, const uint32_t *head) {
+    for (int r = 0; r < rows; r++) {
+        float *out = outs[r] + place;
         for (int c = 0; c < COLUMNS; c++) {
             vec before = vec_load(out + c * LANES, FLOAT32);
             if (minimums) before = vec_fma(minimums[c], broadcast(head + 2 * rows + r), before);
@@ -90,72 +105,96 @@ INLINE void add_group(float *out, whole sums[][QUANTIZED_ROWS][COLUMNS], int cha
 // Multiplies a tile with groups. table: whether codes are looked up. alone: whether groups have scales alone; those of
 // small groups take a good part of the time.
 INLINE tile_place add_groups(int rows, int parts, int bits, int table, int alone, tile_place at, const groups *from,
-                             const weights *w, float *out) {
+                             const weights *w, const outputs *to) {
     const int chains = chains_of(rows, parts);
     const uint32_t *head = at.head, *x = at.x;
     const char *panel = from->panel;
+    groups here = *from;
     // Stores to outputs might change what pointers lead to, as far as a compiler knows: so it is read beforehand.
     const long head_dwords = (alone ? 2 : head_of(w)) * rows, line = 8 / bits * parts * rows;
     const long head_bytes = group_head_bytes(w);
-    const long end = from->end, quads = w->group / 4;
+    const long end = from->end, quads = w->group / 4, sections = from->sections, step_out = to->section;
     const int type = w->scale, low = w->offsets || w->minimums;
-    long rest = section_quads(w) - from->group * quads;
+    const long section_head = section_head_bytes(w), all_quads = section_quads(w);
     whole levels = levels_of(w);
     fetch ahead = at.ahead;
-    for (long group = from->group; group < end; group++, head += head_dwords, rest -= quads) {
-        const char *start = panel;
-        whole sums[CHAINS_MOST][QUANTIZED_ROWS][COLUMNS];
-        // A compiler must not keep outputs from group to group, for which there are no registers.
-        __asm__ volatile("" : "+m"(*(float(*)[rows * PANEL]) out));
-        for (int r = 0; r < rows; r++)
-            for (int i = 0; i < chains; i++)
-                for (int c = 0; c < COLUMNS; c++) sums[i][r][c] = whole_all(i ? 0 : head[rows + r]);
-        _mm_prefetch(ahead.from, _MM_HINT_T0);
-        ahead.from += at.head_step;
-        panel += head_bytes;
-        for (long left = least(quads, rest); left > 0; left -= 8 / bits, panel += PANEL * 4, x += line) {
+    float *const *outs = to->rows;
+    for (long section = 0, place = 0; section < sections; section++, place += step_out) {
+        long rest = all_quads - here.group * quads;
+        if (section) here.factors = panel, panel += section_head;
+        for (long group = here.group; group < end; group++, head += head_dwords, rest -= quads) {
+            const char *start = panel;
+            whole sums[CHAINS_MOST][QUANTIZED_ROWS][COLUMNS];
+            // A compiler must not keep outputs from group to group, for which there are no registers.
+            __asm__ volatile("" : : : "memory");
+            for (int r = 0; r < rows; r++)
+                for (int i = 0; i < chains; i++)
+                    for (int c = 0; c < COLUMNS; c++) sums[i][r][c] = whole_all(i ? 0 : head[rows + r]);
+            pass_end(&ahead);
             _mm_prefetch(ahead.from, _MM_HINT_T0);
-            _mm_prefetch(ahead.from + 64, _MM_HINT_T0);
-            ahead.from += ahead.step;
-            step(sums, x, rows, parts, bits, table, levels, (const whole *)panel);
+            ahead.from += at.head_step;
+            panel += head_bytes;
+            for (long left = least(quads, rest); left > 0; left -= 8 / bits, panel += PANEL * 4, x += line) {
+                _mm_prefetch(ahead.from, _MM_HINT_T0);
+                _mm_prefetch(ahead.from + 64, _MM_HINT_T0);
+                ahead.from += ahead.step;
+                step(sums, x, rows, parts, bits, table, levels, (const whole *)panel);
+            }
+            vec scales[COLUMNS], minimums[COLUMNS];
+            if (alone) {
+                load_scales(scales, start, type);
+                add_group(outs, place, sums, chains, rows, scales, NULL, head);
+                continue;
+            }
+            load_head(scales, minimums, start, factors_for(&here, group, w), w);
+            if (low) add_group(outs, place, sums, chains, rows, scales, minimums, head);
+            else add_group(outs, place, sums, chains, rows, scales, NULL, head);
         }
-        vec scales[COLUMNS], minimums[COLUMNS];
-        if (alone) {
-            load_scales(scales, start, type);
-            add_group(out, sums, chains, rows, scales, NULL, head);
-            continue;
-        }
-        load_head(scales, minimums, start, factors_for(from, group, w), w);
-        if (low) add_group(out, sums, chains, rows, scales, minimums, head);
-        else add_group(out, sums, chains, rows, scales, NULL, head);
     }
     return (tile_place){head, x, ahead, at.head_step};
 }
 
-#define QUANTIZED(n, parts)                                                                            \
-    case n:                                                                                            \
-        if (w->bits == 8)                                                                              \
-            return alone ? add_groups(n, parts, 8, 0, 1, at, from, w, out)                             \
-                         : add_groups(n, parts, 8, 0, 0, at, from, w, out);                            \
-        if (w->codes != WHOLE) return add_groups(n, parts, 4, 1, 0, at, from, w, out);                 \
-        return alone ? add_groups(n, parts, 4, 0, 1, at, from, w, out)                                 \
-                     : add_groups(n, parts, 4, 0, 0, at, from, w, out);
+// Each number of rows and form is a function of its own, for which registers are shared out well; in one large function
+// counters of loops would lie in memory.
+#define WAY(name, n, parts, bits, table, alone)                                                          \
+    static __attribute__((noinline)) tile_place name(tile_place at, const groups *from, const weights *w, \
+                                                     const outputs *to) {                                \
+        return add_groups(n, parts, bits, table, alone, at, from, w, to);                                \
+    }
+#define WAYS(n, parts)                                 \
+    WAY(bytes_alone_##n##_##parts, n, parts, 8, 0, 1)  \
+    WAY(bytes_##n##_##parts, n, parts, 8, 0, 0)        \
+    WAY(codes_##n##_##parts, n, parts, 4, 1, 0)        \
+    WAY(halves_alone_##n##_##parts, n, parts, 4, 0, 1) \
+    WAY(halves_##n##_##parts, n, parts, 4, 0, 0)
 
-#define QUANTIZED_TO_6(parts) \
-    QUANTIZED(1, parts) QUANTIZED(2, parts) QUANTIZED(3, parts) QUANTIZED(4, parts) QUANTIZED(5, parts) QUANTIZED(6, parts)
-#define QUANTIZED_TO_12(parts)                                                                            \
-    QUANTIZED_TO_6(parts) QUANTIZED(7, parts) QUANTIZED(8, parts) QUANTIZED(9, parts) QUANTIZED(10, parts) \
-    QUANTIZED(11, parts) QUANTIZED(12, parts)
+#define QUANTIZED(n, parts)                                                                                  \
+    case n:                                                                                                  \
+        if (w->bits == 8) return (alone ? bytes_alone_##n##_##parts : bytes_##n##_##parts)(at, from, w, to); \
+        if (w->codes != WHOLE) return codes_##n##_##parts(at, from, w, to);                                  \
+        return (alone ? halves_alone_##n##_##parts : halves_##n##_##parts)(at, from, w, to);
 
-static tile_place add_groups_of(long rows, tile_place at, const groups *from, const weights *w, float *out) {
+#define TO_6(of, parts) of(1, parts) of(2, parts) of(3, parts) of(4, parts) of(5, parts) of(6, parts)
+#define TO_12(of, parts) \
+    TO_6(of, parts) of(7, parts) of(8, parts) of(9, parts) of(10, parts) of(11, parts) of(12, parts)
+#if defined(__AVX512VNNI__)
+TO_12(WAYS, 1)
+TO_12(WAYS, 2)
+#elif LANES == 16
+TO_6(WAYS, 2)
+#else
+WAYS(1, 2) WAYS(2, 2)
+#endif
+
+static tile_place add_groups_of(long rows, tile_place at, const groups *from, const weights *w, const outputs *to) {
     int alone = has_scales_alone(w);
 #if defined(__AVX512VNNI__)
     if (are_bytes(w)) {
-        switch (rows) { QUANTIZED_TO_12(1) }
+        switch (rows) { TO_12(QUANTIZED, 1) }
     }
-    switch (rows) { QUANTIZED_TO_12(2) }
+    switch (rows) { TO_12(QUANTIZED, 2) }
 #elif LANES == 16
-    switch (rows) { QUANTIZED_TO_6(2) }
+    switch (rows) { TO_6(QUANTIZED, 2) }
 #else
     switch (rows) { QUANTIZED(1, 2) QUANTIZED(2, 2) }
 #endif
@@ -170,22 +209,24 @@ INLINE tile_place place_in_section(const tiles *t, long tile, const weights *w, 
     return (tile_place){.head = head, .x = x};
 }
 
+// All sections are computed in one go, each in its own place, and then added up: a call for each would take as long as
+// the products of a short one.
 void multiply_in_place(const tiles *t, const weights *w, long panel) {
     const char *from = (const char *)panel_of(w, panel);
-    float *sums = t->sums[0];
-    long rows = t->rows[0], head_step = t->all ? group_head_bytes(w) / t->all : 0;
-    fetch ahead = fetch_for(w, panel, t);
-    for (long section = 0; section < w->sections; section++) {
-        groups whole = {0, section_groups(w), from + section_head_bytes(w), from};
-        tile_place at = place_in_section(t, 0, w, section);
-        float *out = place_of_section(sums, rows, w, section);
-        at.ahead = ahead;
-        at.head_step = head_step;
-        memset(out, 0, sizeof *out * PANEL * rows);
-        ahead = add_groups_of(rows, at, &whole, w, out).ahead;
-        join_section(sums, rows, w, section);
-        from = whole.panel + section_groups(w) * group_head_bytes(w) + section_quads(w) * PANEL * w->bits / 2;
+    long rows = t->rows[0];
+    groups whole = {0, section_groups(w), w->sections, from + section_head_bytes(w), from};
+    tile_place at = place_in_section(t, 0, w, 0);
+    at.ahead = fetch_for(w, panel, t);
+    at.head_step = t->all ? group_head_bytes(w) / t->all : 0;
+    if (t->totals) {
+        outputs to = {.section = PANEL};
+        memcpy(to.rows, t->totals, rows * sizeof *to.rows);
+        add_groups_of(rows, at, &whole, w, &to);
+        return;
     }
+    outputs to = fresh_sums(t->sums[0], rows, w->sections);
+    add_groups_of(rows, at, &whole, w, &to);
+    if (!t->apart) join_apart(t->sums[0], rows * PANEL, w->sections);
 }
 
 void multiply_unpacked(const tiles *t, const weights *w, long panel) {
@@ -196,22 +237,24 @@ void multiply_unpacked(const tiles *t, const weights *w, long panel) {
     long head_step = group_head_bytes(w) / t->count, step = PANEL * w->bits / 2 / t->count;
     long count = shifted(CHUNK, w->group), share = count * head_step + CHUNK / 4 * step;
     tile_place at[TILES_AT_ONCE];
+    outputs to[TILES_AT_ONCE];
     for (long section = 0; section < w->sections; section++) {
-        groups from = {.panel = next + section_head_bytes(w), .factors = next};
+        groups from = {.sections = 1, .panel = next + section_head_bytes(w), .factors = next};
         for (long i = 0; i < t->count; i++) {
             at[i] = place_in_section(t, i, w, section);
             at[i].head_step = head_step;
-            memset(place_of_section(t->sums[i], t->rows[i], w, section), 0, sizeof(float) * PANEL * t->rows[i]);
+            to[i] = fresh_sums(place_of_section(t->sums[i], t->rows[i], w, section, t->apart), t->rows[i], 1);
         }
         for (; from.group < section_groups(w); from.group = from.end, from.panel = next) {
             from.end = least(from.group + count, section_groups(w));
             next = unpack(room, &from, w);
-            groups unpacked = {from.group, from.end, room, NULL};
+            groups unpacked = {from.group, from.end, 1, room, NULL};
             for (long i = 0; i < t->count; i++) {
-                at[i].ahead = (fetch){next + AHEAD + i * share, step};
-                at[i] = add_groups_of(t->rows[i], at[i], &unpacked, &bytes, place_of_section(t->sums[i], t->rows[i], w, section));
+                at[i].ahead = (fetch){.from = next + AHEAD + i * share, .step = step};
+                at[i] = add_groups_of(t->rows[i], at[i], &unpacked, &bytes, &to[i]);
             }
         }
+        if (t->apart) continue;
         for (long i = 0; i < t->count; i++) join_section(t->sums[i], t->rows[i], w, section);
     }
 }

@@ -115,7 +115,7 @@ class _Script:
         if entry is None:
             raise Unrecordable(f"C cannot replay {name}")
         self.entries.append(entry)
-        self.words.extend((entry, len(arguments), *map(_word, types, arguments)))
+        self.words.extend((entry, len(arguments), *map(as_word, types, arguments)))
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Memory for a result of this step, with room behind it for the most tokens."""
@@ -129,7 +129,7 @@ class _Script:
         return piece[:nbytes].view(dtype).view(shape)
 
 
-def _word(kind: Any, value: Any) -> int:
+def as_word(kind: Any, value: Any) -> int:
     """An argument as the number that `word` of `csrc/words.h` has in its place."""
     if kind is FLOAT:
         return int.from_bytes(struct.pack("<f", value), "little")
