@@ -116,6 +116,11 @@ class StepInput(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=Fa
 
     A step without rows of its own takes part in the others' experts alone.
     """
+    first_halves: list[int] = []
+    """The tokens of each replica's first half, if all of them compute this step in two halves; else nothing.
+
+    A sequence whose tokens are cut there goes on in the second half.
+    """
 
 
 class Bound(msgspec.Struct, frozen=True, gc=False):

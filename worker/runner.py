@@ -194,6 +194,7 @@ class Runner:
             draw=self._device.draw,
             hidden=self._cache.hidden,
             stage=self._stage,
+            replicas=self._groups.replicas,
             generates="generate" in tasks,
         )
 

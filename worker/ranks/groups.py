@@ -23,6 +23,7 @@ from models.parallel.parallel import Collectives
 from models.parallel.tree import add_in_pairs
 from worker.config import Place
 from worker.ranks.sockets import SocketCarrier
+from worker.ranks.turns import TurnGroup
 
 TIMEOUT = timedelta(minutes=10)
 """The longest time that a rank waits for another within a step. Between steps a dead one is seen at once."""
@@ -225,7 +226,7 @@ class Groups:
     tensor: Group | None = None
     """The ranks that share each layer of this stage."""
     links: Links | None = None
-    replicas: Group | None = None
+    replicas: TurnGroup | None = None
     """The ranks of this one's number in all replicas that share experts."""
 
     def minimum(self, number: int) -> int:
@@ -248,7 +249,7 @@ def join_groups(place: Place, open_group: Callable[[Membership], Group], target:
         size, number = place.expert_replicas, place.replica or 0
         member = _members(place, place.expert_rendezvous, size * place.size)
         world = HostGroup(member("world", number * place.size + place.rank, size * place.size))
-        replicas = open_group(member(f"replicas {place.rank}", number, size))
+        replicas = TurnGroup(open_group(member(f"replicas {place.rank}", number, size)), number)
         replicas.all_reduce(torch.zeros(1, device=target))
     if place.size == 1:
         return Groups(world, replicas=replicas)

@@ -5,21 +5,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from models.context import ForwardContext, use_context
 from models.model import Forward, ServedModel
 from worker.pooling.hidden import HiddenStore
 from worker.ranks.stage import Stage
+from worker.ranks.turns import TurnGroup
 from worker.sampling.draw import Draw
 from worker.sampling.groups import Scan
 from worker.sampling.logprobs import prompt_logprob_table
 from worker.sampling.sampler import SampledTokens, sample
 from worker.steps.batch import Batch, SampleTargets
+from worker.steps.halves import cut_step
 from worker.tables.forms import Forms
 from worker.tables.positions import LayOut, lay_out
 from worker.tables.slots import Slots
@@ -69,11 +72,13 @@ class Compute:
         draw: Draw,
         hidden: HiddenStore | None,
         stage: Stage | None,
+        replicas: TurnGroup | None = None,
         generates: bool,
     ) -> None:
         """`hidden`: where all last hidden states are stored, if some task reads those of earlier steps.
 
-        `generates`: whether there are steps that sample.
+        `replicas`: this rank and those with which it may compute halves of steps. `generates`: whether there
+        are steps that sample.
         """
         self.lay_out: LayOut = lay_out
         self.forms: Forms | None = None
@@ -87,11 +92,12 @@ class Compute:
         self._draw = draw
         self._hidden = hidden
         self._stage = stage
+        self._replicas = replicas
 
     def __call__(self, batch: Batch, write_bounds: WriteBounds) -> Outcome:
         ids, context = batch.lay_out()
         context.replica_tokens = batch.step.replica_tokens
-        hidden = self.compute_hidden(ids, context)
+        hidden = self.compute_hidden(ids, context, batch.step.first_halves)
         if self._stage and not self._stage.last:
             return Outcome(ids, hidden, None, [])
         tables = [
@@ -107,14 +113,43 @@ class Compute:
     def prepare(self) -> bool:
         return False
 
-    def compute_hidden(self, ids: Tensor, context: ForwardContext) -> Tensor:
+    def compute_hidden(
+        self, ids: Tensor, context: ForwardContext, first_halves: Sequence[int] = ()
+    ) -> Tensor:
         """The last hidden states [T, H], which are stored if there is a store."""
         stream = self._stage.receive_stream(len(ids)) if self._stage else None
-        with use_context(context):
-            hidden = self.forward(ids, context.positions, stream)
+        if first_halves and self._replicas is not None:
+            hidden = self._compute_halves(self._replicas, ids, context, stream, first_halves)
+        else:
+            with use_context(context):
+                hidden = self.forward(ids, context.positions, stream)
         if self._hidden is not None:
             self._hidden.write(hidden, context)
         return hidden
+
+    def _compute_halves(
+        self,
+        replicas: TurnGroup,
+        ids: Tensor,
+        context: ForwardContext,
+        stream: Tensor | None,
+        first_halves: Sequence[int],
+    ) -> Tensor:
+        """The hidden states of a step whose halves are computed in turns."""
+        first, second = cut_step(context, first_halves, replicas.rank)
+        tokens = len(first.positions)
+
+        def compute(half: ForwardContext, own: slice) -> Tensor:
+            if ids.is_cuda:
+                torch.cuda.set_device(ids.device)  # a thread of its own begins with the first one
+            with torch.inference_mode(), use_context(half):
+                return self.forward(ids[own], half.positions, None if stream is None else stream[own])
+
+        return torch.cat(
+            replicas.compute_both(
+                lambda: compute(first, slice(tokens)), lambda: compute(second, slice(tokens, None))
+            )
+        )
 
     def choose(self, logits: Tensor, sampled: SampleTargets, write_bounds: WriteBounds) -> SampledTokens:
         """Sample from logits [R, V], which are overwritten, and note the tokens in the table."""
