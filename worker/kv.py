@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from models.config import ModelConfig
-from models.layers.attention import CachedAttention
+from models.layers.attention import Attention, CachedAttention
 from worker.config import WorkerConfig
 from worker.devices.base import GIB, CacheBudget, Device
 from worker.host.memory import PageToucher
@@ -142,6 +142,17 @@ def bind_cache(
         parts += layer.cache_parts()
         start = stop
     return parts
+
+
+def describe_small_cache(layers: Sequence[CachedAttention], dtype: torch.dtype) -> str | None:
+    """Say which scales a cache of 8 bits has, or that those of a checkpoint are not needed; None: neither."""
+    scaled = sum(isinstance(layer, Attention) and layer.cache_scales is not None for layer in layers)
+    name = str(dtype).removeprefix("torch.")
+    if dtype.itemsize > 1:
+        return f"the KV cache is in {name}: the checkpoint's scales for fp8 are not used" if scaled else None
+    if not scaled:
+        return f"the KV cache is in {name}: the checkpoint has no scales for it, so 1 is taken"
+    return f"the KV cache is in {name}, by the checkpoint's scales in {scaled} of {len(layers)} layers"
 
 
 def step_bytes(

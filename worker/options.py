@@ -152,9 +152,10 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Doc(
             MEMORY,
-            "Number format of the KV cache; auto is that of the model. 8 bits halve it, on CUDA: fp8 (also "
-            "fp8_e4m3) from compute capability 8.9 on, fp8_e5m2 from 8.0.",
-            ("auto", "fp8", "fp8_e4m3", "fp8_e5m2"),
+            "Number format of the KV cache; auto is that of the model, or fp8 if its checkpoint asks for it. "
+            "8 bits halve it, on CUDA: fp8 (also fp8_e4m3) from compute capability 8.9 on, fp8_e5m2 from "
+            "8.0. One of 16 or 32 bits must be the model's own.",
+            ("auto", "float32", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2"),
         ),
     ] = "auto"
     block_size: Annotated[

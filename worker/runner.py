@@ -26,14 +26,23 @@ from models.loader import LoadOptions, load_model
 from models.model import ServedModel
 from models.parallel.experts import ExpertPlace
 from models.parallel.parallel import Parallel, Replicas
-from models.quantization.config import MADE_ON_LOADING, read_quantization
+from models.quantization.config import MADE_ON_LOADING, MOST_BITS, read_quantization
 from models.quantization.matrix import describe_sizes
 from worker.config import Place, WorkerConfig
 from worker.devices.fingerprint import fingerprint
 from worker.devices.selection import choose_dtypes, dtype_name, open_device
 from worker.host.memory import ReadPages, release_after_loading
 from worker.host.shortage import times_killed
-from worker.kv import Cache, bind_cache, block_bytes, no_cache, row_bytes, size_cache, step_bytes
+from worker.kv import (
+    Cache,
+    bind_cache,
+    block_bytes,
+    describe_small_cache,
+    no_cache,
+    row_bytes,
+    size_cache,
+    step_bytes,
+)
 from worker.limits import WorkerLimits, agree, fit_whole_sequences, resolve_limits
 from worker.pooling.hidden import HiddenStore
 from worker.pooling.late_interaction import QueryStore
@@ -77,7 +86,8 @@ class Runner:
             self._model = self._load(limits, report)
         self._device.after_loading(self._model.parameters())
         quantization = read_quantization(config.model)
-        if quantization is not None and config.options.quantization not in MADE_ON_LOADING:
+        made = config.options.quantization in MADE_ON_LOADING
+        if quantization is not None and quantization.bits <= MOST_BITS and not made:
             logger.info("%s: %s", quantization.describe(), describe_sizes(self._model.parameters()))
         self._fingerprint = fingerprint(config, self._device, self._dtype, limits.max_model_len)
         release_after_loading(Path(config.folder))
@@ -272,6 +282,8 @@ class Runner:
             self._groups.minimum,
             times_killed(config.run_folder, place.name),
         )
+        if place.rank == 0 and (line := describe_small_cache(layers, self._cache_dtype)):
+            logger.info("%s", line)
         parts = bind_cache(size, layers, limits.block_size, self._cache_dtype, device)
         hidden = None
         if stores_hidden:

@@ -13,7 +13,9 @@ from models.checkpoint.weights import Weights
 from models.context import context
 from models.layers.linear import cut_of, frozen
 from models.ops.head_prep import AS_PROJECTED, HeadPrep
+from models.ops.narrow import UNSCALED, CacheScales
 from models.parallel.shares import Span
+from models.quantization.formats.cache_scales import read_cache_scales
 
 
 @dataclass(frozen=True)
@@ -83,8 +85,11 @@ class Attention(CachedAttention):
         self.held_sinks = sinks
         self.sinks: Tensor | None = None  # [heads] float32
         self.kv: Tensor | None = None  # [2, blocks, kv_heads, block_size, head_dim]
+        self.cache_scales: CacheScales | None = None
+        """What the checkpoint has for a cache of 8 bits."""
 
     def pull(self, weights: Weights) -> None:
+        self.cache_scales = read_cache_scales(weights.sibling(""))
         if (heads := self.held_sinks) is not None:
             cut = cut_of(0, heads)
             self.sinks = frozen(weights.sibling("").take("sinks", [heads.size], cut, dtype=torch.float32))
@@ -112,6 +117,7 @@ class Attention(CachedAttention):
     ) -> Tensor:
         """q [T, heads * head_dim], k and v [T, kv_heads * head_dim] -> [T, heads * head_dim]."""
         kv, step, tokens = self.bound(), context(), len(q)
+        scales = self.cache_scales or UNSCALED
         # With -1 in place of `tokens`, heads of another number or width would be read as other tokens.
         q = ops.rotary_and_cache(
             q.view(tokens, self.heads, self.head_dim),
@@ -120,6 +126,7 @@ class Attention(CachedAttention):
             kv,
             step,
             prep,
+            scales,
         )
         out = ops.attention(
             q,
@@ -129,5 +136,6 @@ class Attention(CachedAttention):
             window=self.window,
             softcap=self.softcap,
             sinks=self.sinks,
+            scales=scales,
         )  # [T, heads, head_dim]
         return out.flatten(1)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import torch
 from torch import Tensor
+
+from models.context import ForwardContext
 
 CACHE_DTYPES = {
     "fp8": torch.float8_e4m3fn,
@@ -13,9 +16,34 @@ CACHE_DTYPES = {
 """The number types of 8 bits that a KV cache may have, by the names of `--kv-cache-dtype`."""
 
 
-def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Numbers for a cache: in 8 bits, those that are too large become the largest."""
+class CacheScales(msgspec.Struct, frozen=True):
+    """What the numbers of 8 bits of a layer's cache are to be multiplied with."""
+
+    keys: float
+    values: float
+
+
+UNSCALED = CacheScales(1.0, 1.0)
+
+
+def rounded(x: Tensor, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+    """Numbers for a cache: in 8 bits, divided by the scale, and too large ones become the largest."""
     if x.dtype == dtype or dtype.itemsize > 1:
         return x.to(dtype)
     most = torch.finfo(dtype).max
-    return x.float().clamp(-most, most).to(dtype)
+    return (x.float() / scale).clamp(-most, most).to(dtype)
+
+
+def widened(x: Tensor, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+    """Numbers of a cache in the number type of the model."""
+    return x.to(dtype) if x.dtype.itemsize > 1 else (x.float() * scale).to(dtype)
+
+
+def write_cache(
+    k: Tensor, v: Tensor, kv: Tensor, context: ForwardContext, scales: CacheScales = UNSCALED
+) -> None:
+    """Write k and v [T, G, D] to the places of this step's tokens in kv [2, blocks, G, block_size, D]."""
+    block, offset = context.slot_mapping // context.block_size, context.slot_mapping % context.block_size
+    keys, values = kv.unbind(0)
+    keys[block, :, offset] = rounded(k, kv.dtype, scales.keys)
+    values[block, :, offset] = rounded(v, kv.dtype, scales.values)

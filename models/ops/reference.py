@@ -15,7 +15,7 @@ from torch import Tensor
 
 from models.context import ForwardContext
 from models.ops.head_prep import AS_PROJECTED, HeadPrep
-from models.ops.narrow import rounded
+from models.ops.narrow import UNSCALED, CacheScales, widened, write_cache
 from models.parallel.tree import add_in_pairs
 from models.quantization.matrix import Matrix, widen
 
@@ -199,16 +199,17 @@ def rotary_and_cache(
     kv: Tensor,
     context: ForwardContext,
     prep: HeadPrep = AS_PROJECTED,
+    scales: CacheScales = UNSCALED,
 ) -> Tensor:
     """Do all that lies between the projections and attention: prepare q and k, and cache k and v.
 
-    q [T, H, D]; k, v [T, G, D]; kv as in `attention`. -> q, prepared for `attention`.
+    q [T, H, D]; k, v [T, G, D]; kv and scales as in `attention`. -> q, prepared for `attention`.
     """
     if prep.q_norm is not None and prep.k_norm is not None:
         q, k = rms_norm(q, prep.q_norm, prep.eps), rms_norm(k, prep.k_norm, prep.eps)
     if prep.cos_sin is not None:
         q, k = rotate(q, prep.cos_sin), rotate(k, prep.cos_sin)
-    write_cache(k, v, kv, context)
+    write_cache(k, v, kv, context, scales)
     return q
 
 
@@ -224,13 +225,6 @@ def rotate(x: Tensor, cos_sin: Tensor) -> Tensor:
     return torch.cat([turned, passed], dim=-1) if passed.shape[-1] else turned
 
 
-def write_cache(k: Tensor, v: Tensor, kv: Tensor, context: ForwardContext) -> None:
-    block, offset = context.slot_mapping // context.block_size, context.slot_mapping % context.block_size
-    keys, values = kv.unbind(0)
-    keys[block, :, offset] = rounded(k, kv.dtype)
-    values[block, :, offset] = rounded(v, kv.dtype)
-
-
 def attention(
     q: Tensor,
     kv: Tensor,
@@ -240,14 +234,14 @@ def attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    scales: CacheScales = UNSCALED,
 ) -> Tensor:
     """Causal attention of packed rows over the paged cache: q [T, H, D] -> [T, H, D].
 
-    kv [2, blocks, G, block_size, D] already holds the keys and values of this step, in the type of q or in 8
-    bits. The new tokens of a
-    sequence are its last ones; with a window, a token sees that many positions, its own included. Nothing
-    beyond a sequence's end is used: what lies there may be anything, NaN too. sinks [H] are the scores of one
-    more key of each head, whose value is zero.
+    kv [2, blocks, G, block_size, D] already holds the keys and values of this step, in the type of q, or in 8
+    bits and divided by `scales`. The new tokens of a sequence are its last ones; with a window, a token sees
+    that many positions, its own included. Nothing beyond a sequence's end is used: what lies there may be
+    anything, NaN too. sinks [H] are the scores of one more key of each head, whose value is zero.
     """
     out = torch.empty_like(q)
     start = 0
@@ -255,7 +249,7 @@ def attention(
         # The first position that the first of the new tokens still sees: nothing before it is gathered.
         first = 0 if window is None else max(0, total - new - window + 1)
         gathered = _gather(kv, context.block_table[row], first, total)
-        keys, values = (part.to(q.dtype) for part in gathered)  # [G, K, D] each
+        keys, values = map(widened, gathered, 2 * [q.dtype], (scales.keys, scales.values))  # [G, K, D] each
         queries = q[start : start + new].transpose(0, 1)  # [H, new, D]
         if sinks is None and softcap is None:
             heads = _attend(queries, keys, values, scale=scale, window=window)  # [H, new, D]

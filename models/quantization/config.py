@@ -37,6 +37,8 @@ MADE_ON_CUDA = "fp8"
 """The method that checkpoints have, and that is made of a plain one when it is loaded on CUDA."""
 MADE_ON_LOADING = ("int8", "int8-dynamic", "int4")
 """Values of --quantization for weights that become small, or smaller, while they are loaded."""
+MOST_BITS = 8
+"""The most bits of a quantized matrix; a checkpoint of more has only its cache quantized."""
 _LEAST_BITS = 8
 """The bits that a checkpoint must have for others to be made of its weights."""
 

@@ -18,7 +18,7 @@ from server.terminal.options import parser_of
 CAPABILITIES = (80, 86, 87, 89, 90, 100, 103, 120, 121)
 """The compute capabilities whose shared memory is known, as whole numbers: 90 for 9.0."""
 _DTYPES = ("auto", "bfloat16", "float16", "float32")
-_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2")
+_CACHE_DTYPES = ("auto", *_DTYPES[1:], "fp8", "fp8_e4m3", "fp8_e5m2")
 
 
 def run(arguments: Sequence[str], command: str, api_key: str | None) -> int:

@@ -9,6 +9,7 @@ import torch
 from models import ops
 from models.config import has_latent_cache
 from models.ops.narrow import CACHE_DTYPES
+from models.quantization.cache_scheme import read_cache_scheme
 from models.quantization.config import MADE_ON_CUDA, MADE_ON_LOADING, read_quantization
 from worker.config import WorkerConfig
 from worker.devices.base import Device
@@ -81,12 +82,20 @@ def choose_dtype(config: WorkerConfig, device: Device) -> torch.dtype:
 
 
 def choose_cache_dtype(config: WorkerConfig, device: Device, dtype: torch.dtype) -> torch.dtype:
-    """The number type of the KV cache; auto is `dtype`, the model's. One that the device lacks is refused."""
+    """The number type of the KV cache: that of the model, or 8 bits. One that the device lacks is refused.
+
+    With "auto", a checkpoint of compressed-tensors that asks for fp8 gets it where the device has it.
+    """
     asked = config.options.kv_cache_dtype
     if asked == "auto":
+        return _cache_dtype_of_checkpoint(config, device, dtype)
+    if asked == dtype_name(dtype):
         return dtype
     if asked not in CACHE_DTYPES:
-        raise ValueError(f"unknown --kv-cache-dtype {asked!r}: choose auto, {', '.join(CACHE_DTYPES)}")
+        raise ValueError(
+            f"unknown --kv-cache-dtype {asked!r}: choose auto, {', '.join(CACHE_DTYPES)}, or the model's own "
+            f"type, which is {dtype_name(dtype)}"
+        )
     wanted = CACHE_DTYPES[asked]
     if not isinstance(device, Cuda):
         raise ValueError(
@@ -98,6 +107,12 @@ def choose_cache_dtype(config: WorkerConfig, device: Device, dtype: torch.dtype)
             f"--kv-cache-dtype {asked} is for caches of keys and values, and {config.model.architecture} "
             "caches latents, which are small already: leave it out"
         )
+    scheme = read_cache_scheme(config.model)
+    if scheme is not None and (obstacle := scheme.obstacle):
+        raise ValueError(
+            f"--kv-cache-dtype {asked}: the checkpoint's 'kv_cache_scheme' has {obstacle}: leave the option "
+            "out"
+        )
     there, least = device.capability, _LEAST_CAPABILITY[wanted]
     if there < least:
         other = "pass fp8_e5m2, or " if there >= _LEAST_CAPABILITY[torch.float8_e5m2] else ""
@@ -105,8 +120,37 @@ def choose_cache_dtype(config: WorkerConfig, device: Device, dtype: torch.dtype)
             f"--kv-cache-dtype {asked} needs compute capability {least / 10}, and {device.name} has "
             f"{there / 10}: {other}leave it out"
         )
-    logger.info("the KV cache has numbers of 8 bits (%s); scales of a checkpoint for it are not used", asked)
     return wanted
+
+
+def _cache_dtype_of_checkpoint(config: WorkerConfig, device: Device, dtype: torch.dtype) -> torch.dtype:
+    """What the checkpoint asks for, if it can be had; else the model's own type."""
+    scheme = read_cache_scheme(config.model)
+    if scheme is None:
+        return dtype
+    small = torch.float8_e4m3fn
+    obstacle = scheme.obstacle or _obstacle_to(small, config, device)
+    if obstacle is None:
+        logger.info(
+            "the KV cache is in fp8, as the checkpoint asks: --kv-cache-dtype %s keeps 16 bits",
+            dtype_name(dtype),
+        )
+        return small
+    logger.info(
+        "the KV cache is in %s: the checkpoint's 'kv_cache_scheme' has %s", dtype_name(dtype), obstacle
+    )
+    return dtype
+
+
+def _obstacle_to(small: torch.dtype, config: WorkerConfig, device: Device) -> str | None:
+    """Why a cache in fp8 cannot be had here, as the end of a sentence."""
+    if not isinstance(device, Cuda):
+        return "fp8, which caches on a CPU do not have"
+    if device.capability < _LEAST_CAPABILITY[small]:
+        return f"fp8, which needs compute capability {_LEAST_CAPABILITY[small] / 10}"
+    if has_latent_cache(config.model.raw):
+        return "fp8, which is for keys and values, and this model caches latents"
+    return None
 
 
 def _lacks_kernels(config: WorkerConfig, wanted: str, device: Device) -> bool:

@@ -1,4 +1,4 @@
-"""Tensors of quantized checkpoints that nothing here reads: scales of a cache in 8 bits, and of inputs."""
+"""Tensors of quantized checkpoints that not every model reads: scales of a cache in 8 bits, and of inputs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Collection
 from models.checkpoint.weights import Weights
 
 _ENDINGS = (*(f".{name}_scale" for name in ("q", "k", "v", "kv", "input", "output")), "activation_scale")
-"""The cache has the number type of the model, and inputs are rounded group by group, finer than is asked."""
+"""Layers of attention read those of the cache by other means. Inputs are rounded finer than is asked."""
+_OF_INPUTS = (".input_scale", "activation_scale")
 
 
 def ignore_scales_of_tensors(weights: Weights) -> Collection[str]:
-    """Let all scales but those of weights go unread; returns their names."""
+    """Let all scales but those of weights go unread; returns the names of those of inputs."""
     names = [name for name in weights.reading.names if name.endswith(_ENDINGS)]
     weights.ignore(*names)
-    return names
+    return [name for name in names if name.endswith(_OF_INPUTS)]

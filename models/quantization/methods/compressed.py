@@ -56,6 +56,7 @@ class CompressedFields(msgspec.Struct, frozen=True, kw_only=True):
     format: str = "dense"
     sparsity_config: dict[str, object] | None = None
     transform_config: dict[str, object] | None = None
+    kv_cache_scheme: object = None
 
 
 _EIGHT, _CHANNELS = _Inputs(num_bits=8), _Weights(strategy="channel")
@@ -102,7 +103,7 @@ class Compressed:
             for name in names:
                 if name.startswith("re:"):
                     compiled(name[3:], f"{saved.place}: {field!r}")
-        if not self._groups:
+        if not self._groups and fields.kv_cache_scheme is None:
             raise ConfigError(f"{saved.place}: 'config_groups' names no group of quantized modules")
 
     def coding_of(self, module: str) -> Coding | None:
@@ -128,7 +129,7 @@ class Compressed:
             describe_form(coding.bits, coding.group) + (" and inputs of 8" if coding.input_bits == 8 else "")
             for coding in self._codings
         )
-        return ", ".join((self.method, "; ".join(numbers)))
+        return ", ".join((self.method, "; ".join(numbers) or "plain weights"))
 
     def _rank(self, module: str, names: list[str]) -> int | None:
         """How exactly a module is named: 0 by its own name, 1 by a pattern, 2 by its class; None if not."""

@@ -281,3 +281,10 @@ def test_four_bits_are_not_made_anew(saved: Mapping[str, object], tmp_path: Path
     config = read_config(written(tmp_path, quantization_config=saved))
     with pytest.raises(ConfigError, match=r"has 4 bits already \(.*\): leave the option out"):
         check_quantization(config, "int8")
+
+
+def test_only_the_cache_may_be_quantized(tmp_path: Path) -> None:
+    scheme = {"num_bits": 8, "type": "float", "strategy": "tensor"}
+    found = read(tmp_path, COMPRESSED | {"config_groups": {}, "kv_cache_scheme": scheme})
+    assert (found.coding_of(Q_PROJ), found.bits) == (None, 16)
+    assert found.describe() == "compressed-tensors, plain weights"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from msgspec import structs
 from sizes import MODEL, worker_config
 
 from models import ops
+from models.config import ConfigError
 from models.ops import reference
 from models.quantization.saved import SavedQuantization
 from worker.devices import selection
@@ -133,5 +135,42 @@ def test_the_cache_has_the_type_of_the_model_unless_asked() -> None:
     latent = structs.replace(MODEL, raw={"kv_lora_rank": 512, "qk_rope_head_dim": 64})
     with pytest.raises(ValueError, match=r"caches latents, .* leave it out"):
         choose_cache_dtype(worker_config(model=latent, kv_cache_dtype="fp8"), card(90), torch.bfloat16)
-    with pytest.raises(ValueError, match="'int8': choose auto, fp8, fp8_e4m3, fp8_e5m2"):
+    with pytest.raises(ValueError, match=r"'int8': choose auto, fp8, fp8_e4m3, fp8_e5m2, or .* is bfloat16"):
         choose(card(90), "int8")
+    assert choose(card(90), "bfloat16") == torch.bfloat16
+    with pytest.raises(ValueError, match="unknown --kv-cache-dtype 'float16'"):
+        choose(card(90), "float16")
+
+
+def test_a_checkpoint_may_ask_for_a_small_cache(caplog: pytest.LogCaptureFixture) -> None:
+    """The cache follows the scheme of compressed-tensors with "auto", as in vLLM, if there is fp8."""
+    caplog.set_level(logging.INFO)
+
+    def choose(
+        device: Device, asked: str = "auto", raw: dict[str, Any] | None = None, **scheme: object
+    ) -> torch.dtype:
+        fields = {"config_groups": {}, "kv_cache_scheme": {"num_bits": 8, "type": "float", **scheme}}
+        saved = SavedQuantization("config.json: quantization_config", fields)
+        model = structs.replace(MODEL, quantization=saved, raw=raw or {})
+        return choose_cache_dtype(worker_config(model=model, kv_cache_dtype=asked), device, torch.bfloat16)
+
+    small = torch.float8_e4m3fn
+    assert choose(card(89)) == choose(card(90), strategy="tensor") == choose(card(90), "fp8") == small
+    assert "the KV cache is in fp8, as the checkpoint asks: --kv-cache-dtype bfloat16 keeps" in caplog.text
+    assert choose(card(90), "bfloat16") == torch.bfloat16
+    cases: list[tuple[Device, dict[str, Any], str]] = [
+        (Cpu(1), {}, "fp8, which caches on a CPU do not have"),
+        (card(86), {}, "fp8, which needs compute capability 8.9"),
+        (card(90), {"strategy": "attn_head"}, "a scale for each head, and one for each layer alone is known"),
+        (card(90), {"type": "int"}, "numbers of 8 bits of the type 'int', and fp8 alone is known"),
+        (card(90), {"raw": {"kv_lora_rank": 512, "qk_rope_head_dim": 64}}, "and this model caches latents"),
+    ]
+    for device, scheme, said in cases:
+        assert choose(device, **scheme) == torch.bfloat16
+        assert said in caplog.text
+    with pytest.raises(
+        ValueError, match=r"'kv_cache_scheme' has a scale for each head, .*: leave the option"
+    ):
+        choose(card(90), "fp8", strategy="attn_head")
+    with pytest.raises(ConfigError, match="'kv_cache_scheme': Expected `int`, got `str`"):
+        choose(card(90), num_bits="8")

@@ -16,7 +16,7 @@ from torch import Tensor
 from models.context import ForwardContext
 from models.layers.attention import Attention, CachedAttention
 from models.ops import reference
-from models.ops.narrow import CACHE_DTYPES
+from models.ops.narrow import CACHE_DTYPES, UNSCALED, CacheScales
 from worker.kernels.cuda.attention_kernel import attend, join
 from worker.kernels.cuda.card import Card
 from worker.kernels.cuda.launch import launch
@@ -96,15 +96,17 @@ def _attention(card: Card) -> Callable[..., Tensor]:
         window: int | None = None,
         softcap: float | None = None,
         sinks: Tensor | None = None,
+        scales: CacheScales = UNSCALED,
     ) -> Tensor:
         heads = Heads(q.shape[1], kv.shape[2], q.shape[2])
         if not (fits(heads, q) and kv.dtype in (q.dtype, *CACHE_DTYPES.values()) and kv.is_contiguous()):
             return reference.attention(
-                q, kv, context, scale=scale, window=window, softcap=softcap, sinks=sinks
+                q, kv, context, scale=scale, window=window, softcap=softcap, sinks=sinks, scales=scales
             )
+        of_keys, of_values = (scales.keys, scales.values) if kv.dtype.itemsize == 1 else (1.0, 1.0)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         for blocks in launches(card, context, (heads, q.dtype, True)):
-            limits = _Limits(scale, window, softcap, sinks=sinks)
+            limits = _Limits(scale * of_keys, window, softcap, sinks=sinks, value_scale=of_values)
             _run(blocks, heads, q, kv[0], kv[1], out, context, limits)
         return out
 
@@ -166,6 +168,8 @@ class _Limits:
     softcap: float | None = None
     bias: Tensor | None = None
     sinks: Tensor | None = None
+    value_scale: float = 1.0
+    """What values, and so results, are multiplied with."""
 
 
 def _run(
@@ -193,7 +197,7 @@ def _run(
         (len(blocks.rows), heads.keys, splits),
         *(q, k, v, out, partial, logs, bias, sinks, table, context.kv_lens, context.query_starts),
         *(blocks.rows, blocks.tokens, limits.scale if softcap else limits.scale * LOG2E),
-        *(softcap or 0.0, q.stride(0)),
+        *(softcap or 0.0, limits.value_scale, q.stride(0)),
         *((0, 0) if paged else (k.stride(0), v.stride(0))),
         *(table.stride(0), splits),
         *(heads.keys, heads.group, heads.dim, wide, context.block_size if paged else 0),

@@ -8,6 +8,8 @@ several programs, whose results `join` adds up. Everything is computed in float3
 What is known when a model is loaded is a constant of a variant: HEADS key heads, GROUP query heads for each,
 DIM numbers of a head, filled up to WIDE, a power of two; PAGE tokens of a cache block, or 0 for keys that lie
 one after the other; WINDOW, or -1 for none; REACH of a bias by distance, or -1 for none; SINKS, if any.
+`scale` makes scores of products, as they are where a cap follows, else in units of log 2; results are
+multiplied with `value_scale`, which cached values of 8 bits may have.
 """
 
 from __future__ import annotations
@@ -179,15 +181,14 @@ def write(
 @triton.jit(do_not_specialize=["table_stride", "splits"])
 def attend(
     q_ptr, k_ptr, v_ptr, out_ptr, partial_ptr, logs_ptr, bias_ptr, sinks_ptr, table_ptr, lens_ptr, starts_ptr,
-    rows_ptr, tokens_ptr, scale, softcap, q_stride, k_stride, v_stride, table_stride, splits,
+    rows_ptr, tokens_ptr, scale, softcap, value_scale, q_stride, k_stride, v_stride, table_stride, splits,
     HEADS: constexpr, GROUP: constexpr, DIM: constexpr, WIDE: constexpr, PAGE: constexpr, BM: constexpr,
     BN: constexpr, SPLIT: constexpr, CAUSAL: constexpr, WINDOW: constexpr, CAPPED: constexpr,
     REACH: constexpr, SINKS: constexpr,
 ):  # fmt: skip
     """Compute one block of queries [BM] of one key head, or one split of its keys.
 
-    `rows` and `tokens`: a block's row of the step, -1 for none, and the first of its tokens. With a cap,
-    `scale` gives scores as they are, else in units of log 2.
+    `rows` and `tokens`: a block's row of the step, -1 for none, and the first of its tokens.
     """
     head, split = tl.program_id(1), tl.program_id(2)
     row = tl.load(rows_ptr + tl.program_id(0))
@@ -224,6 +225,7 @@ def attend(
         )  # fmt: skip
     if low < high or not SPLIT:
         place = (token_of_splits(lane, BM, GROUP) if SPLIT else at) * (HEADS * GROUP) + query_head
+        result *= value_scale
         write(
             out_ptr, partial_ptr, logs_ptr, place, used, top, total, result, split, splits, DIM, WIDE, SPLIT
         )

@@ -31,15 +31,16 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from models import ops
-from models.config import ModelConfig, read_config
+from models.config import ModelConfig, has_latent_cache, read_config
 from models.context import ForwardContext, use_context
 from models.loader import LoadOptions, load_model
 from models.model import ServedModel
 from models.ops.narrow import CACHE_DTYPES
 from models.parallel.experts import ExpertPlace
 from models.parallel.parallel import Parallel
+from models.quantization.cache_scheme import read_cache_scheme
 from worker.kernels.cuda import table
-from worker.kernels.cuda.card import SHARED_KIB, Card
+from worker.kernels.cuda.card import LEAST_E4M3, SHARED_KIB, Card
 from worker.kernels.cuda.launch import Call, collecting
 from worker.kernels.cuda.sampling.draw import draw, filters
 from worker.kernels.cuda.steps.rows import Rows, lay_out
@@ -294,6 +295,14 @@ def _read_cubin(option: str, path: str) -> str:
     return subprocess.run([program, option, path], capture_output=True, text=True, check=True).stdout
 
 
+def cache_dtype_on(config: ModelConfig, asked: str, capability: int) -> torch.dtype | None:
+    """The number type of a cache that a server would choose on such a card; None for the model's own."""
+    scheme = read_cache_scheme(config) if asked == "auto" and not has_latent_cache(config.raw) else None
+    if scheme is not None and scheme.obstacle is None and capability >= LEAST_E4M3:
+        return torch.float8_e4m3fn
+    return CACHE_DTYPES.get(asked)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Compile for `facet kernels compile`, which checks arguments. Returns 1 if a variant fits no card."""
     parser = argparse.ArgumentParser()
@@ -308,10 +317,10 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     config = read_config(given.folder)
     dtype = getattr(torch, config.dtype if given.dtype == "auto" else given.dtype)
-    cache_dtype = CACHE_DTYPES.get(given.kv_cache_dtype)
     too_large = False
     for capability in given.capabilities:
         started = time.monotonic()
+        cache_dtype = cache_dtype_on(config, given.kv_cache_dtype, capability)
         model = partial(model_calls, config, given.folder, dtype, capability, given.block_size, cache_dtype)
         ranks, stages = given.tensor_parallel_size, given.pipeline_parallel_size
         calls = calls_of_ranks(model, ranks, stages, whole_experts=given.enable_expert_parallel)

@@ -18,7 +18,7 @@ from triton.language import constexpr
 from models.context import ForwardContext
 from models.ops import reference
 from models.ops.head_prep import AS_PROJECTED, HeadPrep
-from models.ops.narrow import CACHE_DTYPES
+from models.ops.narrow import CACHE_DTYPES, UNSCALED, CacheScales
 from worker.kernels.cuda.attention import fits, padded
 from worker.kernels.cuda.launch import launch
 from worker.kernels.cuda.plan import Heads
@@ -52,9 +52,10 @@ def prepared(
 
 
 @triton.jit
-def _bounded(x, MOST: constexpr):
-    """Numbers from -MOST to MOST, as the type of a cache holds them; those that are none stay so."""
+def _fitted(x, scale, MOST: constexpr):
+    """Numbers divided by the scale, from -MOST to MOST, as the type of a cache holds them; NaN stays so."""
     if MOST > 0:
+        x = x / scale
         x = tl.where(x > MOST, MOST, tl.where(x < -MOST, -MOST, x))
     return x
 
@@ -62,12 +63,12 @@ def _bounded(x, MOST: constexpr):
 @triton.jit
 def prepare_and_cache(
     q_ptr, k_ptr, v_ptr, out_ptr, keys_ptr, values_ptr, slots_ptr, angles_ptr, q_norm_ptr, k_norm_ptr,
-    q_stride, k_stride, v_stride, eps, QUERIES: constexpr, KEYS: constexpr, DIM: constexpr, WIDE: constexpr,
-    PAGE: constexpr, ROTATED: constexpr, NORMED: constexpr, MOST: constexpr,
+    q_stride, k_stride, v_stride, eps, k_scale, v_scale, QUERIES: constexpr, KEYS: constexpr, DIM: constexpr,
+    WIDE: constexpr, PAGE: constexpr, ROTATED: constexpr, NORMED: constexpr, MOST: constexpr,
 ):  # fmt: skip
     """Prepare one head of one token: those of queries come first, then keys, then values, which pass.
 
-    MOST is the largest number of a cache of 8 bits, or 0.
+    MOST is the largest number of a cache of 8 bits, where numbers are divided by scales; or 0.
     """
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     dims = tl.arange(0, WIDE)
@@ -83,13 +84,13 @@ def prepare_and_cache(
             place = ((slot // PAGE * KEYS + head) * PAGE + slot % PAGE) * DIM + dims
             x_ptr = k_ptr + token * k_stride + head * DIM
             x = prepared(x_ptr, k_norm_ptr, angles_ptr, token, eps, DIM, WIDE, ROTATED, NORMED)
-            tl.store(keys_ptr + place, _bounded(x, MOST).to(keys_ptr.dtype.element_ty), mask=there)
+            tl.store(keys_ptr + place, _fitted(x, k_scale, MOST).to(keys_ptr.dtype.element_ty), mask=there)
         else:
             head = head - KEYS
             place = ((slot // PAGE * KEYS + head) * PAGE + slot % PAGE) * DIM + dims
             value = tl.load(v_ptr + token * v_stride + head * DIM + dims, mask=there, other=0.0)
             if MOST > 0:
-                value = _bounded(value.to(tl.float32), MOST)
+                value = _fitted(value.to(tl.float32), v_scale, MOST)
             tl.store(values_ptr + place, value.to(values_ptr.dtype.element_ty), mask=there)
 
 
@@ -112,7 +113,13 @@ def bind() -> dict[str, Callable[..., Any]]:
 
 
 def rotary_and_cache(
-    q: Tensor, k: Tensor, v: Tensor, kv: Tensor, context: ForwardContext, prep: HeadPrep = AS_PROJECTED
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    kv: Tensor,
+    context: ForwardContext,
+    prep: HeadPrep = AS_PROJECTED,
+    scales: CacheScales = UNSCALED,
 ) -> Tensor:
     heads, cos_sin = Heads(q.shape[1], k.shape[1], q.shape[2]), prep.cos_sin
     q_norm, k_norm = prep.q_norm, prep.k_norm
@@ -125,13 +132,13 @@ def rotary_and_cache(
         and (cos_sin is None or cos_sin.is_contiguous())
         and all(weight is not None and weight.is_contiguous() for weight in weights)
     ):
-        return reference.rotary_and_cache(q, k, v, kv, context, prep)
+        return reference.rotary_and_cache(q, k, v, kv, context, prep, scales)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     launch(
         prepare_and_cache,
         (len(q), heads.queries + 2 * heads.keys),
         *(q, k, v, out, kv[0], kv[1], context.slot_mapping, cos_sin, q_norm, k_norm),
-        *(q.stride(0), k.stride(0), v.stride(0), prep.eps),
+        *(q.stride(0), k.stride(0), v.stride(0), prep.eps, scales.keys, scales.values),
         *(heads.queries, heads.keys, heads.dim, padded(heads.dim), context.block_size),
         *(0 if cos_sin is None else cos_sin.shape[1], normed),
         torch.finfo(kv.dtype).max if kv.dtype.itemsize == 1 else 0.0,

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from models.context import ForwardContext
 from models.ops import reference
+from models.ops.narrow import CacheScales
 from worker.kernels.cuda import attention
 from worker.kernels.cuda.card import Card
 
@@ -151,3 +152,17 @@ def test_a_cache_of_8_bits_is_widened(cached: torch.dtype, dtype: torch.dtype) -
     out = OPERATIONS["attention"](q, kv, step, scale=0.2)
     assert_near(out, reference.attention(q, kv.to(dtype), step, scale=0.2))
     assert_near(out, reference.attention(q, kv, step, scale=0.2))
+
+
+@pytest.mark.parametrize("softcap", [None, 20.0])
+def test_scales_of_a_cache_are_multiplied(softcap: float | None) -> None:
+    """Scales of keys are part of the scores' scale, and those of values of the results; splits are joined."""
+    step = on_device(make_step([1, 7, 1], [37, 20, 700], 16))
+    kv = make_cache(step, 2, 40, torch.float8_e4m3fn).to(DEVICE)
+    q, scales = queries(step, 6, 40, torch.float32), CacheScales(0.3, 1.7)
+    meant = kv.float() * torch.tensor([scales.keys, scales.values]).view(2, 1, 1, 1, 1).to(DEVICE)
+    expected = reference.attention(q, meant, step, scale=0.2, softcap=softcap)
+    options = {"scale": 0.2, "softcap": softcap, "scales": scales}
+    assert_near(OPERATIONS["attention"](q, kv, step, **options), expected)
+    assert_near(reference.attention(q, kv, step, **options), expected)
+    assert_near(OPERATIONS["attention"](q, meant, step, **options), expected)  # only 8 bits are scaled

@@ -9,7 +9,8 @@ from paged import make_cache, make_step
 from torch import Tensor
 
 from models.ops import latent_reference, reference
-from models.ops.head_prep import HeadPrep
+from models.ops.head_prep import AS_PROJECTED, HeadPrep
+from models.ops.narrow import UNSCALED, CacheScales
 from worker.kernels import check
 from worker.kernels.cuda import table
 from worker.kernels.cuda.card import Card
@@ -112,16 +113,19 @@ def test_the_check_at_start_finds_what_is_wrong() -> None:
     assert check.wrong(off, target=DEVICE) == ["rms_norm"]
 
 
+@pytest.mark.parametrize("scales", [UNSCALED, CacheScales(0.25, 8.0)], ids=["plain", "scaled"])
 @pytest.mark.parametrize(("cached", "most"), [(torch.float8_e4m3fn, 448), (torch.float8_e5m2, 57344)])
-def test_a_cache_of_8_bits_is_written(cached: torch.dtype, most: int) -> None:
-    """Numbers are those of the type, which the interpreter rounds wrongly, or too large for it."""
+def test_a_cache_of_8_bits_is_written(cached: torch.dtype, most: int, scales: CacheScales) -> None:
+    """Scales are powers of two, so that a quotient is the same however it is divided."""
     step = on_device(make_step([1, 5], [9, 5], 4))
-    q, k, v = (values(6, heads, 40).to(cached).to(torch.bfloat16) for heads in (4, 2, 2))
+    q, k, v = (values(6, heads, 40).to(torch.bfloat16) for heads in (4, 2, 2))
     k[0, 0, 0], v[0, 0, 0] = 1e6, -1e6
     mine = make_cache(step, 2, 40, cached).to(DEVICE)
-    other = mine.clone()
-    OPERATIONS["rotary_and_cache"](q, k, v, mine, step)
-    reference.rotary_and_cache(q, k, v, other, step)
+    other, plain = mine.clone(), mine.clone()
+    OPERATIONS["rotary_and_cache"](q, k, v, mine, step, AS_PROJECTED, scales)
+    reference.rotary_and_cache(q, k, v, other, step, AS_PROJECTED, scales)
+    reference.rotary_and_cache(q, k / scales.keys, v / scales.values, plain, step)
+    assert torch.equal(plain.view(torch.uint8), other.view(torch.uint8))
     found, expected = (kv.float().nan_to_num(77.0).cpu() for kv in (mine, other))
     assert torch.equal(found, expected)
     assert (found.max(), found.min()) == (most, -most)

@@ -14,6 +14,7 @@ from torch import Tensor
 from models.context import ForwardContext
 from models.ops import reference
 from models.ops.head_prep import AS_PROJECTED, HeadPrep
+from models.ops.narrow import UNSCALED, CacheScales
 from worker.kernels.cpu.library import FLOAT, INT, LONG, POINTER, Library
 from worker.kernels.cpu.packing import KINDS
 from worker.kernels.cpu.recording.outputs import empty
@@ -50,6 +51,7 @@ def _rotary_and_cache(library: Library) -> Callable[..., Tensor]:
         kv: Tensor,
         context: ForwardContext,
         prep: HeadPrep = AS_PROJECTED,
+        scales: CacheScales = UNSCALED,
     ) -> Tensor:
         cos_sin, q_norm, k_norm = prep.cos_sin, prep.q_norm, prep.k_norm
         if q_norm is None or k_norm is None:
@@ -60,7 +62,7 @@ def _rotary_and_cache(library: Library) -> Callable[..., Tensor]:
         if q_norm is not None and k_norm is not None and not q_norm.shape == k_norm.shape == q.shape[2:]:
             refuse("rotary_and_cache", q=q, q_norm=q_norm, k_norm=k_norm)
         if not (_fit(q, k, v) and _suits(kv, q) and _agree(q_norm, k_norm, q.dtype) and _plain(cos_sin)):
-            return reference.rotary_and_cache(q, k, v, kv, context, prep)
+            return reference.rotary_and_cache(q, k, v, kv, context, prep, scales)
         tokens, heads, _ = q.shape
         out = empty(q.shape, q.dtype)
         run(
@@ -106,6 +108,7 @@ def _attention(library: Library) -> Callable[..., Tensor]:
         window: int | None = None,
         softcap: float | None = None,
         sinks: Tensor | None = None,
+        scales: CacheScales = UNSCALED,
     ) -> Tensor:
         (tokens, heads, dim), (_, _, kv_heads, size, kv_dim) = q.shape, kv.shape
         if kv_dim != dim or size != context.block_size or context.slot_mapping.shape[0] != tokens:
@@ -119,7 +122,7 @@ def _attention(library: Library) -> Callable[..., Tensor]:
         sunk = sinks is None or (sinks.dtype == torch.float32 and sinks.is_contiguous())
         if not (sunk and _fit(q) and _suits(kv, q)) or heads > _TILE * kv_heads:
             return reference.attention(
-                q, kv, context, scale=scale, window=window, softcap=softcap, sinks=sinks
+                q, kv, context, scale=scale, window=window, softcap=softcap, sinks=sinks, scales=scales
             )
         q = q.contiguous()
         out = empty(q.shape, q.dtype)
