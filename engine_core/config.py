@@ -144,6 +144,27 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             read=_all2all_backend,
         ),
     ] = None
+    enable_dbo: Annotated[
+        bool,
+        Doc(
+            WORKERS,
+            "Compute large steps of replicas that share experts as two halves: while the tokens of one "
+            "travel between replicas, the other is computed.",
+        ),
+    ] = False
+    dbo_decode_token_threshold: Annotated[
+        int,
+        Doc(
+            WORKERS,
+            "With --enable-dbo, the fewest tokens for which a step that reads no prompt has halves. It has "
+            "them only if every replica wants that.",
+            least=1,
+        ),
+    ] = 32
+    dbo_prefill_token_threshold: Annotated[
+        int,
+        Doc(WORKERS, "The same for other steps: the fewest tokens of prompts.", least=1),
+    ] = 512
     distributed_executor_backend: Annotated[
         str | None,
         Doc(

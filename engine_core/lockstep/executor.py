@@ -3,7 +3,8 @@
 Each engine has its own requests, scheduler and cache, but every layer of experts is computed by the ranks of
 all engines together. So engines agree on rounds: whoever has planned a step announces it, and the others
 announce theirs, or that they compute no tokens. Once an engine knows the tokens of all, it submits its step,
-or an empty one. When none has anything to compute nothing is sent, and all sleep.
+or an empty one. When none has anything to compute nothing is sent, and all sleep. If all want halves of a
+round, it is computed in halves.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import zmq
 from msgspec.structs import replace
 
 from engine_core.executor import Executor, ExecutorDead, StepFuture
-from engine_core.lockstep.peers import Peers
+from engine_core.lockstep.halving import Halving
+from engine_core.lockstep.peers import Peers, RoundShare
 from worker.protocol import StepBounds, StepInput, StepOutput, WorkerFacts
 from worker.ranks.mesh import RankLostError
 
@@ -27,11 +29,12 @@ Connect = Callable[[], Mapping[int, socket.socket]]
 class LockstepExecutor:
     """Gives another executor each step when all engines have announced theirs of the same round."""
 
-    def __init__(self, inner: Executor, index: int, connect: Connect) -> None:
-        """`index` is the number of this engine."""
+    def __init__(self, inner: Executor, index: int, connect: Connect, halving: Halving | None = None) -> None:
+        """`index` is the number of this engine. `halving`: None if it never wants halves."""
         self._inner = inner
         self._index = index
         self._connect = connect
+        self._halving = halving
         self._peers = Peers({})
         self._announced = 0
         """The last round that this engine has announced."""
@@ -41,6 +44,8 @@ class LockstepExecutor:
 
     def start(self) -> WorkerFacts:
         facts = self._inner.start()
+        if self._halving is not None:
+            self._halving = self._halving.usable(facts)
         try:
             self._peers = Peers(self._connect())
         except (RankLostError, OSError) as error:
@@ -53,9 +58,10 @@ class LockstepExecutor:
         """Announce a step, which usually ends within so many seconds, and run it when the others do."""
         self.check()
         self._announced += 1
-        future = LockstepFuture(self, step)
+        halves = self._halving.first_half(step) if self._halving is not None else 0
+        future = LockstepFuture(self, step, RoundShare(sum(seq.count for seq in step.seqs), halves))
         self._waiting.append(future)
-        self._peers.announce(self._announced, sum(seq.count for seq in step.seqs), seconds)
+        self._peers.announce(self._announced, future.share, seconds)
         self.receive()
         return future
 
@@ -83,9 +89,10 @@ class LockstepExecutor:
         self._peers.receive()
         while self._waiting and (others := self._peers.take_round()) is not None:
             future = self._waiting.popleft()
-            others[self._index] = sum(seq.count for seq in future.step.seqs)
-            tokens = [others[number] for number in sorted(others)]
-            future.begin(self._inner.submit(replace(future.step, replica_tokens=tokens)))
+            others[self._index] = future.share
+            tokens, halves = map(list, zip(*(others[number] for number in sorted(others)), strict=True))
+            step = replace(future.step, replica_tokens=tokens, first_halves=halves if all(halves) else [])
+            future.begin(self._inner.submit(step))
             if future.bounds is not None:
                 self._inner.bind(future.bounds)
 
@@ -133,8 +140,9 @@ class LockstepExecutor:
 class LockstepFuture:
     """The output of a step that runs when all engines have announced theirs."""
 
-    def __init__(self, executor: LockstepExecutor, step: StepInput) -> None:
+    def __init__(self, executor: LockstepExecutor, step: StepInput, share: RoundShare) -> None:
         self.step = step
+        self.share = share
         self.bounds: StepBounds | None = None
         """Its bounds, if they were known before it could run."""
         self._executor = executor

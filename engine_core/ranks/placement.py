@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from engine_core.config import EngineConfig, ProcessConfig
 from engine_core.executor import Executor, InlineExecutor, MakeExecutor, ReportPhase
 from engine_core.lockstep.executor import LockstepExecutor
+from engine_core.lockstep.halving import Halving, check_halves
 from engine_core.ranks.executor import RankGroup, RanksExecutor
 from engine_core.ranks.layout import backend_of, rank_places
 from engine_core.ranks.local import LocalRanks
@@ -24,6 +25,7 @@ def make_executor(process: ProcessConfig) -> MakeExecutor:
     """A function that makes the executor of this engine process, once the worker's options are known."""
     config = process.engine
     backend = backend_of(config, process.local_engines)
+    check_halves(config, process.expert_replicas)
     replica = None if process.alone else process.index
     places = rank_places(config, process.local_index, process.local_engines, replica)
     if backend == "uni":
@@ -45,7 +47,10 @@ def _in_lockstep(process: ProcessConfig, ranks: RanksExecutor) -> LockstepExecut
     prefix = f"{process.folder}/lockstep-{process.generation}"
     size = process.expert_replicas
     return LockstepExecutor(
-        ranks, process.index, lambda: connect_all(prefix, process.index, size, _MEETING_SECONDS)
+        ranks,
+        process.index,
+        lambda: connect_all(prefix, process.index, size, _MEETING_SECONDS),
+        Halving.asked_for(process.engine),
     )
 
 

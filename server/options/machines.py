@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 
 from engine_core.config import EngineConfig, Replicas
+from engine_core.lockstep.halving import check_halves
 from engine_core.wire.key_rules import check_length, needed
 from server.options.reader import OptionError
 
@@ -37,6 +38,10 @@ def check_nodes(engine: EngineConfig, *, headless: bool, replicas: int, insecure
 def check_replicas(engine: EngineConfig, replicas: Replicas, *, headless: bool) -> None:
     """Check the options that put replicas on several machines."""
     size = replicas.size
+    try:
+        check_halves(engine, size if engine.enable_expert_parallel else 1)
+    except ValueError as error:
+        raise OptionError(str(error)) from error
     if engine.enable_expert_parallel and size > 1:
         raise OptionError(
             f"--enable-expert-parallel shares experts among the workers of one replica, and "

@@ -11,7 +11,7 @@ import json
 from server.options.reader import OptionError, VllmFlag
 
 _SWITCHES = """
-    skip-tokenizer-init enable-prompt-embeds enable-sleep-mode enable-eplb enable-dbo
+    skip-tokenizer-init enable-prompt-embeds enable-sleep-mode enable-eplb
     numa-bind enable-fault-tolerance enable-ssl-refresh enable-auto-tool-choice
     exclude-tools-when-tool-choice-none enable-lora fully-sharded-loras enable-per-request-metrics
     enable-log-outputs log-error-stack grpc enable-offline-docs language-model-only kv-cache-metrics
@@ -48,8 +48,6 @@ _VALUES: dict[str, tuple[str, ...]] = {
     "data-parallel-rank": ("0",),
     "data-parallel-backend": ("mp",),
     "eplb-config": (),
-    "dbo-decode-token-threshold": ("32",),
-    "dbo-prefill-token-threshold": ("512",),
     "device-ids": (),
     "worker-cls": ("auto",),
     "worker-extension-cls": ("",),

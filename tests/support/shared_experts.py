@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import zmq
@@ -19,6 +19,7 @@ from sizes import engine_config
 
 from engine_core.engine import Engine
 from engine_core.lockstep.executor import LockstepExecutor
+from engine_core.lockstep.halving import Halving
 from engine_core.protocol import Add, Failed, OutputsByClient, Tokens
 from engine_core.scheduling.scheduler import Scheduler
 from engine_core.walking.walker import Walker
@@ -101,8 +102,19 @@ class SharedStep:
 class Group:
     """Some engines that share experts, and what they have answered."""
 
-    def __init__(self, facts: list[WorkerFacts], seed: int, **options: object) -> None:
-        """`facts`: those of each engine's worker. `options` are the engines', and lists give each its own."""
+    def __init__(
+        self,
+        facts: list[WorkerFacts],
+        seed: int,
+        *,
+        halvings: Sequence[Halving | None] = (),
+        **options: object,
+    ) -> None:
+        """`facts`: those of each engine's worker. `options` are the engines', and lists give each its own.
+
+        `halvings`: which steps each engine wants in halves; by default none.
+        """
+        self._halvings = halvings or [None] * len(facts)
         self.random = random.Random(seed)
         self.executors = [SharingExecutor(each, self._all_begun) for each in facts]
         sockets: list[dict[int, socket.socket]] = [{} for _ in facts]
@@ -119,7 +131,7 @@ class Group:
 
     def _engine(self, index: int, sockets: dict[int, socket.socket], options: dict[str, object]) -> Engine:
         own = {name: each[index] if isinstance(each, list) else each for name, each in options.items()}
-        executor = LockstepExecutor(self.executors[index], index, lambda: sockets)
+        executor = LockstepExecutor(self.executors[index], index, lambda: sockets, self._halvings[index])
         facts = executor.start()
         return Engine(READY, Scheduler(engine_config("", **own), facts, VOCAB), executor)
 

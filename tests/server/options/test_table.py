@@ -173,6 +173,10 @@ KEY = ["--cluster-key", "a secret of sixteen characters or more"]
         (["-dp", "2", "--data-parallel-size-local", "1"], "FACET_CLUSTER_KEY"),
         (["-dp", "2", "--data-parallel-size-local", "3"], "has the replicas 0 to 1"),
         (["-dp", "2", "--enable-expert-parallel"], "use --tensor-parallel-size instead, or leave one out"),
+        (["-dp", "2", "--enable-dbo"], "it goes with --enable-expert-parallel and --data-parallel-size 2 or"),
+        (["-tp", "2", "--enable-expert-parallel", "--enable-dbo"], "--data-parallel-size 2 or more"),
+        (["--dbo-decode-token-threshold", "64"], "--dbo-decode-token-threshold 64 goes with --enable-dbo"),
+        (["--dbo-prefill-token-threshold", "9"], "--dbo-prefill-token-threshold 9 goes with --enable-dbo"),
         (["-dp", "2", "--data-parallel-start-rank", "1"], "goes with --headless"),
         (["-dp", "2", "--data-parallel-start-rank", "2", "--data-parallel-size-local", "1"], "--headless"),
         (
