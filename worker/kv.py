@@ -182,9 +182,14 @@ def step_bytes(
     )
 
 
-def row_bytes(model: ModelConfig, dtype: torch.dtype, ranks: int = 1) -> int:
-    """An upper bound of the bytes that a row of one token takes in a recorded step, its logits included."""
-    return _token_numbers(model, ranks) * dtype.itemsize + 4 * 4 * model.vocab_size
+def token_bytes(model: ModelConfig, dtype: torch.dtype) -> int:
+    """An upper bound of the bytes that a token takes in a layer, those of attention left out."""
+    return _token_numbers(model, 1) * dtype.itemsize
+
+
+def logits_bytes(model: ModelConfig) -> int:
+    """An upper bound of the bytes that the logits of a row take while they are sampled."""
+    return 4 * 4 * model.vocab_size
 
 
 def _token_numbers(model: ModelConfig, ranks: int) -> int:

@@ -143,11 +143,12 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Doc(
             MEMORY,
-            "Rows of the largest decoding step that runs as a CUDA graph; 0: none does. The CPU has none.",
+            "Tokens of the largest step that runs as a CUDA graph, decoding rows among them; 0: none does. "
+            "The CPU has none.",
             least=0,
-            most=256,
+            most=512,
         ),
-    ] = 256
+    ] = 512
     kv_cache_dtype: Annotated[
         str,
         Doc(

@@ -38,10 +38,11 @@ from worker.kv import (
     bind_cache,
     block_bytes,
     describe_small_cache,
+    logits_bytes,
     no_cache,
-    row_bytes,
     size_cache,
     step_bytes,
+    token_bytes,
 )
 from worker.limits import WorkerLimits, agree, fit_whole_sequences, resolve_limits
 from worker.pooling.hidden import HiddenStore
@@ -270,9 +271,18 @@ class Runner:
         pools = tasks != ("generate",)
         ranks, replicas = place.tensor_size, place.expert_replicas
         step = step_bytes(config.model, limits, dtype, pools=pools, ranks=ranks, replicas=replicas)
-        step += device.attention_bytes(layers, limits.max_num_batched_tokens, limits.max_model_len, dtype)
-        if place.alone and "generate" in tasks:
-            step += device.recording_bytes(row_bytes(config.model, dtype), limits.max_num_seqs)
+
+        def attention(tokens: int) -> int:
+            return device.attention_bytes(layers, tokens, limits.max_model_len, dtype)
+
+        step += attention(limits.max_num_batched_tokens)
+        if place.alone:
+            step += device.recording_bytes(
+                limits.max_num_seqs,
+                per_row=logits_bytes(config.model) if "generate" in tasks else 0,
+                per_token=token_bytes(config.model, dtype),
+                attention=attention,
+            )
         size = size_cache(
             config,
             limits,

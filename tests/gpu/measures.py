@@ -19,7 +19,7 @@ from sizes import worker_config
 
 from models.config import read_config
 from models.conversion.served_as import Conversion
-from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, StepInput
+from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, StepInput, StepOutput
 from worker.runner import Runner
 
 
@@ -167,8 +167,9 @@ class Dummy:
         pools: bool,
         rows: int,
         blocks: int | None = None,
+        eager: bool = False,
     ) -> None:
-        """`blocks` of the cache; None: what fits."""
+        """`blocks` of the cache; None: what fits. `eager`: whether there are no graphs."""
         shape.write(folder)
         model = read_config(folder)
         runner = "pooling" if pools else "generate"
@@ -183,6 +184,7 @@ class Dummy:
                 device=target.type,
                 load_format="dummy",
                 num_gpu_blocks_override=blocks,
+                enforce_eager=eager,
                 **sizes,
             ),
             lambda phase, part: None,
@@ -191,12 +193,16 @@ class Dummy:
         self._number = 0
         self._free = 0
 
+    def make_graphs(self) -> int:
+        """Make all graphs, as an idle engine does; returns how many that were."""
+        return sum(1 for _ in iter(self.runner.prepare, False)) + 1
+
     def layers(self) -> list[Any]:
         """The attention layers, with their caches."""
         return self.runner._model.attention_layers()  # pyright: ignore[reportPrivateUsage]
 
-    def run(self, seqs: list[SeqStep], new: list[NewSeq]) -> None:
-        self.start(seqs, new).result()
+    def run(self, seqs: list[SeqStep], new: list[NewSeq]) -> StepOutput:
+        return self.start(seqs, new).result()
 
     def start(self, seqs: list[SeqStep], new: list[NewSeq]):
         self._number += 1
@@ -210,9 +216,9 @@ class Dummy:
         self._free += count
         return list(range(self._free - count, self._free))
 
-    def prefill(self, slot: int, length: int, room: int, params: Sampling | Pooling) -> None:
+    def prefill(self, slot: int, length: int, room: int, params: Sampling | Pooling) -> StepOutput:
         pools = isinstance(params, Pooling)
-        self.run(
+        return self.run(
             [SeqStep(slot, 0, length, self.blocks(length + room), not pools, pools=pools)],
             [NewSeq(slot, [5] * length, length, params)],
         )
@@ -252,8 +258,7 @@ def measure_model(
     """Decoding and prompts of a dummy model, in its worker alone: no server, no scheduler."""
     with tempfile.TemporaryDirectory() as folder:
         dummy = Dummy(shape, Path(folder), target, pools=False, rows=max(rows))
-        while dummy.runner.prepare():  # all graphs, as an idle engine makes them
-            pass
+        dummy.make_graphs()
         greedy = Sampling(max_tokens=10_000, temperature=0)
         drawn = Sampling(max_tokens=10_000, temperature=0.8, top_p=0.9, seed=1)
         cached = 4 * shape.layers * shape.kv_heads * shape.head_dim  # bytes of a token
@@ -277,6 +282,7 @@ def measure_texts(
     """Embeddings of a dummy model: some texts in a step, and one short text."""
     with tempfile.TemporaryDirectory() as folder:
         dummy = Dummy(shape, Path(folder), target, pools=True, rows=texts)
+        dummy.make_graphs()
         params = Pooling(task="embed")
         for count, tokens in ((texts, length), (1, 32)):
 

@@ -6,12 +6,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
-from measures import SMALL, Ceilings, Dummy, Result, Shape
+from measures import SMALL, Ceilings, Dummy, Result, Shape, seconds_of
 
 from worker.protocol import Sampling, SeqStep
 
@@ -40,7 +41,7 @@ class Eager:
 def measure_steps(
     target: torch.device, ceilings: Ceilings, shape: Shape = SMALL, steps: int = 200
 ) -> Iterator[Result]:
-    """Steps of three rows: in graphs, and as they come."""
+    """Steps of three rows, and a prompt: in graphs, and as they come."""
     for name, rows in KINDS.items():
         replayed, caches, graphs = _run(shape, target, rows, steps)
         with _no_graphs(target):
@@ -49,6 +50,43 @@ def measure_steps(
         differ += sum(not torch.equal(one, other) for one, other in zip(caches, others, strict=True))
         yield Result(f"graphs {name}, {steps} steps", "differ" if differ else "the same bits", wrong=differ)
         yield from graphs
+    yield from _measure_prompt(shape, target)
+
+
+def _measure_prompt(shape: Shape, target: torch.device, length: int = 128) -> Iterator[Result]:
+    """A short prompt alone: in a graph, by the same work anew, and as it comes."""
+    replayed = _run_prompt(shape, target, length)
+    with _no_graphs(target):
+        anew = _run_prompt(shape, target, length)
+    as_it_comes = _run_prompt(shape, target, length, eager=True)
+    pairs = zip(replayed.bits, anew.bits, strict=True)
+    differ = sum(not torch.equal(one, other) for one, other in pairs)
+    name = f"graphs of a prompt of {length}"
+    yield Result(name, "differ" if differ else "the same bits", wrong=differ)
+    yield Result(f"{name}, to its token", "replayed", 1e3 * replayed.seconds, "ms")
+    yield Result(f"a prompt of {length}, to its token", "as it comes", 1e3 * as_it_comes.seconds, "ms")
+
+
+@dataclass(frozen=True)
+class _Prompt:
+    bits: list[torch.Tensor]
+    """The logprobs of all tokens at its first one, and all caches."""
+    seconds: float
+
+
+def _run_prompt(shape: Shape, target: torch.device, length: int, *, eager: bool = False) -> _Prompt:
+    with tempfile.TemporaryDirectory() as folder:
+        dummy = Dummy(shape, Path(folder), target, pools=False, rows=1, blocks=512, eager=eager)
+        dummy.make_graphs()
+        for layer in dummy.layers():
+            layer.bound().zero_()
+        (told,) = dummy.prefill(0, length, 1, Sampling(max_tokens=9, logprobs=-1)).logprobs
+        assert told is not None
+        bits = [torch.tensor(told.ids), torch.tensor(told.values)]
+        bits += [layer.bound().clone() for layer in dummy.layers()]
+        seconds = seconds_of(lambda: dummy.prefill(0, length, 1, GREEDY), target)
+        dummy.runner.close()
+        return _Prompt(bits, seconds)
 
 
 def _no_graphs(target: torch.device) -> Any:
@@ -67,8 +105,8 @@ def _run(
     with tempfile.TemporaryDirectory() as folder:
         dummy = Dummy(shape, Path(folder), target, pools=False, rows=len(rows), blocks=512)
         started = time.perf_counter()
-        made = sum(1 for _ in iter(dummy.runner.prepare, False))
-        results = [Result("graphs made when idle", str(made + 1), time.perf_counter() - started, "s")]
+        made = dummy.make_graphs()
+        results = [Result("graphs made when idle", str(made), time.perf_counter() - started, "s")]
         for layer in dummy.layers():
             layer.bound().zero_()  # what nobody writes shall be equal, too
         for slot, params in enumerate(rows):

@@ -52,7 +52,11 @@ def test_models_are_measured() -> None:
 def test_steps_are_compared_with_the_same_work_as_it_comes() -> None:
     found = list(measure_steps(CPU, CEILINGS, TINY, steps=4))
     compared = [result for result in found if result.name.startswith("graphs ") and not result.value]
-    assert [(result.text, result.wrong) for result in compared] == [("the same bits", 0)] * 2
+    assert [(result.text, result.wrong) for result in compared] == [("the same bits", 0)] * 3
+    assert [result.name for result in found[-2:]] == [
+        "graphs of a prompt of 128, to its token",
+        "a prompt of 128, to its token",
+    ]
 
 
 def test_texts_are_measured() -> None:

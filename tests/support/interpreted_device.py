@@ -24,12 +24,12 @@ ON_A_CARD = DEVICE.type != "cpu"
 class Interpreted(Cpu):
     """What is sent to this device reaches its tables by the packets of steps, as on a card."""
 
-    def __init__(self, most_rows: int = 0, *, draws: bool = True) -> None:
-        """`most_rows`: the rows of the largest step that is replayed."""
+    def __init__(self, most_tokens: int = 0, *, draws: bool = True) -> None:
+        """`most_tokens`: those of the largest step that is replayed."""
         super().__init__(1)
         self.kernels, self.scan, self.draw = table.bind(CARD), BY_TORCH, draw
         self.graphs = RecordedGraphs()
-        self.most_rows = most_rows
+        self.most_tokens = most_tokens
         self._draw_into = draw_into if draws else None
 
     def fetch(self, values: Tensor) -> Fetch:
@@ -38,7 +38,7 @@ class Interpreted(Cpu):
 
     def quickened(self, compute: Compute, *, replays: bool) -> Computing:
         compute.slots.host_tables = None
-        if self.most_rows and replays:
-            return Graphs(compute, CARD, self.graphs, self._draw_into, most=self.most_rows)
+        if self.most_tokens and replays:
+            return Graphs(compute, CARD, self.graphs, self._draw_into, most=self.most_tokens)
         compute.lay_out = Layout(CARD)
         return compute

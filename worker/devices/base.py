@@ -119,8 +119,14 @@ class Device(Protocol):
         """
         ...
 
-    def recording_bytes(self, per_row: int, rows: int) -> int:
-        """The bytes that recorded steps of up to `rows` rows take, beside those of a step that runs."""
+    def recording_bytes(
+        self, rows: int, *, per_row: int, per_token: int, attention: Callable[[int], int]
+    ) -> int:
+        """The bytes that recorded steps of up to `rows` rows take, beside those of a step that runs.
+
+        `per_row`: those of the logits of a row, 0 if no step samples; `per_token`: those of a layer.
+        `attention`: the bytes that the attention of so many tokens takes.
+        """
         ...
 
     def attention_bytes(

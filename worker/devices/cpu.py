@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -96,7 +96,9 @@ class Cpu:
                 compute.forward = recorded(compute.forward, library, layout)
         return compute
 
-    def recording_bytes(self, per_row: int, rows: int) -> int:
+    def recording_bytes(
+        self, rows: int, *, per_row: int, per_token: int, attention: Callable[[int], int]
+    ) -> int:
         """Return 0: a recording's results are memory that is committed as steps write it."""
         return 0
 

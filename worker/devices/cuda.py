@@ -39,13 +39,13 @@ class Cuda:
     scan = BY_TORCH
     forbid = staticmethod(bounds.forbid)
 
-    def __init__(self, index: int, head_dim: int, most_rows: int, *, fp8: bool = False) -> None:
+    def __init__(self, index: int, head_dim: int, most_tokens: int, *, fp8: bool = False) -> None:
         """`index`: the number of the card; `head_dim`: the width of the model's heads.
 
-        `most_rows`: the rows of the largest step that is recorded as a graph; 0 for none. `fp8`: whether
+        `most_tokens`: those of the largest step that is recorded as a graph; 0 for none. `fp8`: whether
         plain weights become e4m3 when they are loaded.
         """
-        self._most_rows, self._fp8 = most_rows, fp8
+        self._most_tokens, self._fp8 = most_tokens, fp8
         there = torch.cuda.device_count()
         if index >= there:
             raise ValueError(
@@ -131,23 +131,28 @@ class Cuda:
             logger.info("%s", line)
 
     def quickened(self, compute: Compute, *, replays: bool) -> Computing:
-        """Replay steps of single tokens as graphs, and send plans of attention along with all others."""
+        """Replay small steps as graphs, and send plans of attention along with all others."""
         from worker.kernels.cuda.sampling.draw import draw, draw_into  # imports Triton, as `__init__` does
         from worker.kernels.cuda.steps.capture import CudaCapture
         from worker.kernels.cuda.steps.graphs import Graphs
         from worker.kernels.cuda.steps.layout import Layout
 
-        most = min(self._most_rows, compute.slots.count)
-        if replays and most and compute.generates:
+        if replays and self._most_tokens:
             drawn = draw_into if self.draw is draw else None
-            return Graphs(compute, self._card, CudaCapture(self.target), drawn, most=most)
+            return Graphs(compute, self._card, CudaCapture(self.target), drawn, most=self._most_tokens)
         compute.lay_out = Layout(self._card)
         return compute
 
-    def recording_bytes(self, per_row: int, rows: int) -> int:
+    def recording_bytes(
+        self, rows: int, *, per_row: int, per_token: int, attention: Callable[[int], int]
+    ) -> int:
         from worker.kernels.cuda.steps.graphs import graph_bytes  # imports Triton, as `__init__` does
 
-        return graph_bytes(min(self._most_rows, rows), per_row)
+        most = self._most_tokens
+        if not most:
+            return 0
+        rows = min(most, rows) if per_row else 0
+        return graph_bytes(rows, most, per_row=per_row, per_token=per_token) + attention(most)
 
     def attention_bytes(
         self, layers: Sequence[CachedAttention], tokens: int, longest: int, dtype: torch.dtype

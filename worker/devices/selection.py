@@ -41,8 +41,8 @@ def _find_device(config: WorkerConfig) -> Device:
                     f"--quantization {made} is for the CPU: pass --device cpu, or leave it "
                     "out to serve the weights as they are on CUDA; fp8 is made there"
                 )
-            most_rows = 0 if asked.enforce_eager else asked.max_cudagraph_capture_size
-            return Cuda(place.local_rank, config.model.head_dim, most_rows, fp8=fp8)
+            most_tokens = 0 if asked.enforce_eager else asked.max_cudagraph_capture_size
+            return Cuda(place.local_rank, config.model.head_dim, most_tokens, fp8=fp8)
         case "auto" | "cpu":
             if fp8:
                 raise ValueError(

@@ -6,7 +6,7 @@ packed tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ from worker.pooling.plan import PoolPlan, plan_pools
 from worker.protocol import NewSeq, Pooling, SeqStep, StepInput
 from worker.sampling.logprobs import PromptLogprobPlan
 from worker.sampling.sampler import GREEDY, SamplingPlan, plan_sampling
-from worker.tables.forms import Form, Forms, find_form, send_form
+from worker.tables.forms import Form, Forms, MixedForm, find_form, send_form
 from worker.tables.positions import Columns, LayOut, StepTokens, lay_out
 from worker.tables.slots import SampleRows, Slots
 from worker.tables.staging import Packet
@@ -45,7 +45,7 @@ class Batch:
     sampled: SampleTargets | None
     prompt_logprobs: list[PromptLogprobPlan]
     pooled: PoolPlan | None
-    form: Form | None = None
+    form: Form | MixedForm | None = None
     """The recorded form in which the step is sent. It is laid out, then, by the recording."""
 
 
@@ -65,16 +65,19 @@ def plan(
         slots.admit(new)
     _check(step, slots, num_blocks)
     columns = Columns.of(step.seqs)
+    types = _token_types(columns, slots)
+    staged = None
     if forms is not None:
         if step.fresh:
             forms.states.forget()
         if not step.new and (form := find_form(forms, step.seqs, slots)) is not None:
             return _plan_form(forms, form, step, columns, slots, packet, vocab_size)
+        staged = forms.stage_mixed(columns, types, packet)
 
     write_tables = _stage_tables(step, slots, packet)
-    write_states = forms.states.stage(packet, step.seqs) if forms is not None else _nothing
-    finish = lay_out(columns, slots, packet)
-    token_types = _token_types(columns, slots, packet)
+    write_states = _stage_states(forms, step.seqs, slots, packet)
+    finish = lay_out(columns, slots, packet) if staged is None else staged.finish
+    token_types = packet.ints(types) if types is not None and staged is None else None
     sampled = _plan_samples(step.seqs, columns, slots, packet, vocab_size)
     pooled = _plan_pools(step.seqs, columns, slots, packet, needs_all_rows)
     packet.send()  # from here on, the tensors made above hold their values
@@ -87,11 +90,16 @@ def plan(
             context.token_types = token_types.long()
         return ids, context
 
-    return Batch(step, lay_tokens_out, sampled, _prompt_logprobs(columns, slots), pooled)
+    form = None if staged is None else staged.form
+    return Batch(step, lay_tokens_out, sampled, _prompt_logprobs(columns, slots), pooled, form)
 
 
-def _nothing() -> None:
-    """Do nothing."""
+def _stage_states(
+    forms: Forms | None, seqs: Sequence[SeqStep], slots: Slots, packet: Packet
+) -> Callable[[], None]:
+    """Stage what recordings must know of sequences, as `States.stage` does: nothing of texts to be pooled."""
+    sampling = [seq for seq in seqs if slots.pooling[seq.slot] is None]
+    return forms.states.stage(packet, sampling) if forms is not None and sampling else lambda: None
 
 
 def _plan_form(
@@ -237,15 +245,15 @@ def _plan_pools(
     )
 
 
-def _token_types(columns: Columns, slots: Slots, packet: Packet) -> Tensor | None:
-    """The token types [T]: 1 in the second text of a pair, else 0. None for decoders and without a pair."""
+def _token_types(columns: Columns, slots: Slots) -> list[int] | None:
+    """The type of each token: 1 in the second text of a pair, else 0. None if all are 0."""
     if slots.paged:
         return None
     begins = [params.second_at if (params := slots.pooling[slot]) else 0 for slot in columns.slots]
     if not any(begins):
         return None
     lengths = zip(begins, columns.counts, strict=True)  # a text is computed whole
-    return packet.ints([0 < second <= at for second, count in lengths for at in range(count)])
+    return [int(0 < second <= at) for second, count in lengths for at in range(count)]
 
 
 def _prompt_logprobs(columns: Columns, slots: Slots) -> list[PromptLogprobPlan]:

@@ -98,6 +98,10 @@ class Compute:
         ids, context = batch.lay_out()
         context.replica_tokens = batch.step.replica_tokens
         hidden = self.compute_hidden(ids, context, batch.step.first_halves)
+        return self.finish(batch, ids, hidden, write_bounds)
+
+    def finish(self, batch: Batch, ids: Tensor, hidden: Tensor, write_bounds: WriteBounds) -> Outcome:
+        """Compute what follows the last hidden states [T, H] of a step with the tokens `ids` [T]."""
         if self._stage and not self._stage.last:
             return Outcome(ids, hidden, None, [])
         tables = [

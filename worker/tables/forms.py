@@ -1,27 +1,45 @@
-"""The forms in which steps of single tokens are sent to a device that has recorded such steps.
+"""The forms in which steps are sent to a device that has recorded such steps.
 
-A form has rows of a few sizes. What a smaller step leaves over belongs to the slot that is nobody's.
+A form has a few sizes. What a smaller step leaves over belongs to the slot that is nobody's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
 from worker.protocol import SeqStep
+from worker.tables.positions import Columns, StepTokens
 from worker.tables.slots import Slots
-from worker.tables.staging import Packet
+from worker.tables.staging import Column, Packet
 from worker.tables.states import States
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
+    """The form of a step in which every row computes one token and samples."""
+
     rows: int
     whole: bool
     """Whether tokens are chosen in the recording, too, which else ends with the logits."""
+
+
+@dataclass(frozen=True, slots=True)
+class MixedForm:
+    """The form of a step of up to so many tokens of any rows, which is recorded up to its hidden states."""
+
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class StagedForm:
+    """A mixed step at the beginning of a packet, and what `worker.tables.positions.LayOut` returns for it."""
+
+    form: MixedForm
+    finish: Callable[[], StepTokens]
 
 
 class Forms(Protocol):
@@ -35,6 +53,15 @@ class Forms(Protocol):
 
     def find(self, rows: int, *, whole: bool) -> Form | None:
         """The smallest recorded form that has so many rows, if that is not far too large."""
+        ...
+
+    def stage_mixed(
+        self, columns: Columns, token_types: Sequence[int] | None, packet: Packet
+    ) -> StagedForm | None:
+        """Begin a packet with the form of any step, if one is recorded that is not far too large.
+
+        `token_types`: those of all tokens, if some are not 0.
+        """
         ...
 
 
@@ -58,5 +85,6 @@ def send_form(forms: Forms, form: Form, seqs: Sequence[SeqStep], slots: Slots, p
     blocks = [seq.blocks[0] if seq.blocks else 0 for seq in seqs]
     for seq in seqs:
         slots.blocks[seq.slot] += len(seq.blocks)
-    packet.begin_form(forms.buffer, form.rows, [(held, slots.dummy), (places, -1), (blocks, 0)])
+    fields = (held, slots.dummy), (places, -1), (blocks, 0)
+    packet.begin_form(forms.buffer, [Column(values, fill, form.rows) for values, fill in fields])
     forms.states.advance(held)

@@ -9,6 +9,8 @@ Every tensor begins at a multiple of 16 bytes: kernels would be compiled anew fo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -23,12 +25,32 @@ _ALIGNED = 4
 """The words of which a tensor's beginning is a multiple."""
 
 
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A part of a form: some numbers, and the one that fills them up to its length."""
+
+    values: Sequence[int] | np.ndarray
+    fill: int
+    length: int
+
+
+def columns_of(buffer: Tensor, lengths: Sequence[int]) -> list[Tensor]:
+    """The columns of a form that begins at the beginning of a buffer."""
+    starts = [0, *accumulate(map(_aligned, lengths))]
+    return [buffer[start : start + length] for start, length in zip(starts, lengths, strict=False)]
+
+
+def _aligned(words: int) -> int:
+    return -(-words // _ALIGNED) * _ALIGNED
+
+
 class Packet:
     def __init__(self, make_buffer: MakeBuffer, words: int) -> None:
         self._make_buffer = make_buffer
         self._own = make_buffer(words)
         self._take(*self._own)
         self._full: list[tuple[Tensor, Tensor]] = []
+        """What is sent, on the host and on the device."""
 
     def reset(self) -> None:
         self._used, self._on_device = 0, self._own[1]
@@ -40,22 +62,25 @@ class Packet:
     def floats(self, values: ArrayLike) -> Tensor:
         return self._put(np.asarray(values, dtype=np.float32).view(np.int32)).view(torch.float32)
 
-    def begin_form(self, buffer: Tensor, rows: int, fields: Sequence[tuple[Sequence[int], int]]) -> None:
-        """Begin with columns of `rows` numbers; each is filled up with its second part.
+    def begin_form(self, buffer: Tensor, columns: Sequence[Column]) -> None:
+        """Begin with some columns, each of which is filled up.
 
-        They lie at the beginning of `buffer`, on the device, in every step: recordings read them there. What
-        follows lies behind them.
+        They lie at the beginning of `buffer`, on the device, in every step: recordings read them there, where
+        `columns_of` finds them. What follows lies behind them.
         """
+        words = sum(_aligned(column.length) for column in columns)
+        if words > len(self._words):  # parts of a form never lie elsewhere
+            self._own = self._make_buffer(2 * words)
+            self._take(*self._own)
         self._on_device = buffer
-        for values, fill in fields:
-            column = np.full(rows, fill, np.int32)
-            column[: len(values)] = values
-            self._put(column)
+        for column in columns:
+            filled = np.full(column.length, column.fill, np.int32)
+            filled[: len(column.values)] = column.values
+            self._put(filled)
 
     def send(self) -> None:
-        if self._host is self._on_device:
-            return
-        for host, on_device in [*self._full, (self._host[: self._used], self._on_device[: self._used])]:
+        self._close_buffer()
+        for host, on_device in self._full:
             on_device.copy_(host, non_blocking=True)
 
     def _put(self, words: np.ndarray) -> Tensor:
@@ -63,14 +88,19 @@ class Packet:
             self._grow(len(words))
         piece = slice(self._used, self._used + len(words))
         self._words[piece] = words
-        self._used = -(-piece.stop // _ALIGNED) * _ALIGNED
+        self._used = _aligned(piece.stop)
         return self._on_device[piece]
 
     def _grow(self, words: int) -> None:
         """Long prompts outgrow the buffer: it is sent as it is, and a larger one is used from now on."""
-        self._full.append((self._host[: self._used], self._on_device[: self._used]))
+        self._close_buffer()
         self._own = self._make_buffer(2 * max(words, len(self._host)))
         self._take(*self._own)
+
+    def _close_buffer(self) -> None:
+        """Have the buffer sent as it is, unless the device computes in it."""
+        if self._host is not self._on_device:
+            self._full.append((self._host[: self._used], self._on_device[: self._used]))
 
     def _take(self, host: Tensor, on_device: Tensor) -> None:
         self._host, self._words, self._on_device = host, host.numpy(), on_device

@@ -58,15 +58,15 @@ def test_quantization_is_for_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "rows"),
+    ("asked", "tokens"),
     [
-        ({}, 256),
+        ({}, 512),
         ({"max_cudagraph_capture_size": 32}, 32),
         ({"max_cudagraph_capture_size": 32, "enforce_eager": True}, 0),
     ],
 )
 def test_the_largest_graph_is_chosen(
-    monkeypatch: pytest.MonkeyPatch, asked: dict[str, int], rows: int
+    monkeypatch: pytest.MonkeyPatch, asked: dict[str, int], tokens: int
 ) -> None:
     made: list[tuple[int, int, int]] = []
 
@@ -77,7 +77,7 @@ def test_the_largest_graph_is_chosen(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(selection, "Cuda", make)
     open_device(worker_config(device="cuda", **asked))
-    assert made == [(0, MODEL.head_dim, rows)]
+    assert made == [(0, MODEL.head_dim, tokens)]
 
 
 @pytest.mark.usefixtures("no_cuda")

@@ -10,6 +10,7 @@ import torch
 from worker.protocol import NewSeq, Sampling, SeqStep, StepInput
 from worker.steps.batch import Batch, plan
 from worker.tables.forms import Form
+from worker.tables.positions import Columns
 from worker.tables.slots import Slots
 from worker.tables.staging import Packet
 from worker.tables.states import LENGTH, States
@@ -32,6 +33,9 @@ class Recorded:
 
     def find(self, rows: int, *, whole: bool) -> Form | None:
         return Form(4, whole) if rows <= 4 else None
+
+    def stage_mixed(self, columns: Columns, token_types: object, packet: Packet) -> None:
+        """Have none."""
 
     def step(self, seqs: list[SeqStep], *new: NewSeq, fresh: bool = False) -> Batch:
         self.packet.reset()

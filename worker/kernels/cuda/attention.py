@@ -20,7 +20,16 @@ from models.ops.narrow import CACHE_DTYPES, UNSCALED, CacheScales
 from worker.kernels.cuda.attention_kernel import attend, join
 from worker.kernels.cuda.card import Card
 from worker.kernels.cuda.launch import launch
-from worker.kernels.cuda.plan import MOST_SPLITS, Blocks, Heads, plan_prompts_and_decodes, plan_texts
+from worker.kernels.cuda.plan import (
+    MOST_SPLITS,
+    Blocks,
+    Heads,
+    Room,
+    plan_prompts_and_decodes,
+    plan_texts,
+    room_for_prompts_and_decodes,
+    room_for_texts,
+)
 from worker.kernels.cuda.tiles import SHORT_ROWS, Tiles, attention_tiles, latent_tiles
 
 MOST_DIM, MOST_GROUP = 256, 64
@@ -37,6 +46,8 @@ class Launch:
     tokens: Tensor  # [N] int32
     splits: int
     tiles: Tiles
+    padded: bool = False
+    """Whether the step has tokens that are in no block, because they were filled up. Their results are 0."""
 
 
 PlanKey = tuple[Heads, torch.dtype, bool]
@@ -47,18 +58,32 @@ def plan_step(
     card: Card, key: PlanKey, new: Sequence[int], total: Sequence[int]
 ) -> list[tuple[Blocks, Tiles]]:
     """The blocks of a step for one kind of heads, on the host."""
-    heads, dtype, paged = key
-    if heads.latent:
-        short, long = (latent_tiles(dtype, short=short) for short in (True, False))
-    else:
-        short, long = (
-            attention_tiles(card.capability, dtype, heads.dim, heads.group, short=short)
-            for short in (True, False)
-        )
+    heads, _, paged = key
+    short, long = _tiles(card, key)
     if not paged:
         return [(blocks, long) for blocks in plan_texts(new, heads, long)]
     planned = plan_prompts_and_decodes(new, total, heads, short, long, card.processors)
     return [(blocks, short if blocks.short else long) for blocks in planned]
+
+
+def plan_room(card: Card, key: PlanKey, tokens: int, rows: int, longest: int) -> list[tuple[Room, Tiles]]:
+    """The launches that take the blocks of any step of up to so many tokens of so many rows."""
+    heads, _, paged = key
+    short, long = _tiles(card, key)
+    if not paged:
+        return [(room, long) for room in room_for_texts(tokens, rows, heads, long)]
+    rooms = room_for_prompts_and_decodes(tokens, rows, longest, heads, long, card.processors)
+    return [(room, short if room.short else long) for room in rooms]
+
+
+def _tiles(card: Card, key: PlanKey) -> tuple[Tiles, Tiles]:
+    """The tiles of blocks of few rows, and of large ones."""
+    heads, dtype, _ = key
+    if heads.latent:
+        return latent_tiles(dtype, short=True), latent_tiles(dtype, short=False)
+    capability, dim, group = card.capability, heads.dim, heads.group
+    short = attention_tiles(capability, dtype, dim, group, short=True)
+    return short, attention_tiles(capability, dtype, dim, group, short=False)
 
 
 def launches(card: Card, context: ForwardContext, key: PlanKey) -> list[Launch]:
@@ -73,6 +98,12 @@ def launches(card: Card, context: ForwardContext, key: PlanKey) -> list[Launch]:
             for blocks, tiles in plan_step(card, key, context.query_lens_host, context.kv_lens_host)
         ]
     return plan[key]
+
+
+def empty_results(planned: Sequence[Launch], q: Tensor) -> Tensor:
+    """Memory for the results of launches, in the shape of queries [T, heads, D]."""
+    make = torch.zeros if any(blocks.padded for blocks in planned) else torch.empty
+    return make(q.shape, dtype=q.dtype, device=q.device)
 
 
 def _sent(numbers: Any, target: torch.device) -> Tensor:
@@ -104,8 +135,9 @@ def _attention(card: Card) -> Callable[..., Tensor]:
                 q, kv, context, scale=scale, window=window, softcap=softcap, sinks=sinks, scales=scales
             )
         of_keys, of_values = (scales.keys, scales.values) if kv.dtype.itemsize == 1 else (1.0, 1.0)
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        for blocks in launches(card, context, (heads, q.dtype, True)):
+        planned = launches(card, context, (heads, q.dtype, True))
+        out = empty_results(planned, q)
+        for blocks in planned:
             limits = _Limits(scale * of_keys, window, softcap, sinks=sinks, value_scale=of_values)
             _run(blocks, heads, q, kv[0], kv[1], out, context, limits)
         return out
@@ -128,8 +160,9 @@ def _encoder_attention(card: Card) -> Callable[..., Tensor]:
         if not fits(heads, q, k, v):
             return reference.encoder_attention(q, k, v, context, scale=scale, window=window, bias=bias)
         added = None if bias is None else bias.to(q.dtype).contiguous()
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        for blocks in launches(card, context, (heads, q.dtype, False)):
+        planned = launches(card, context, (heads, q.dtype, False))
+        out = empty_results(planned, q)
+        for blocks in planned:
             _run(blocks, heads, q, k, v, out, context, _Limits(scale, window, bias=added))
         return out
 

@@ -44,8 +44,10 @@ from worker.kernels.cuda.card import LEAST_E4M3, SHARED_KIB, Card
 from worker.kernels.cuda.launch import Call, collecting
 from worker.kernels.cuda.sampling.draw import draw, filters
 from worker.kernels.cuda.steps.rows import Rows, lay_out
+from worker.kernels.cuda.steps.tokens import Tokens, lay_out_step
 from worker.sampling.groups import BY_TORCH, GroupedLogits
 from worker.tables.slots import Slots
+from worker.tables.staging import columns_of
 from worker.tables.states import States
 
 logger = logging.getLogger(__name__)
@@ -144,6 +146,7 @@ def model_calls(
             for new, total in _STEPS:
                 stream = None if parallel.first else _nowhere((sum(new), config.hidden_size), dtype)
                 _take_step(model, new, total if model.causal else new, block_size, stream)
+            _lay_out_tokens(block_size, paged=model.causal)
             if model.causal and parallel.last:
                 _choose_tokens(config.vocab_size, block_size)
         finally:
@@ -249,6 +252,13 @@ def _take_step(
     )
     with use_context(context):
         model.forward(_nowhere((tokens,), torch.int64), positions, stream)
+
+
+def _lay_out_tokens(block_size: int, *, paged: bool) -> None:
+    """Lay out a step of any rows, as a graph does."""
+    slots = Slots(NOWHERE, 4, 8 * block_size, block_size, paged=paged)
+    held, starts, ends, rows = columns_of(_nowhere((64,), torch.int32), (4, 5, 4, 16))
+    lay_out_step(held, starts, ends, rows, slots, Tokens.make(NOWHERE, 16, 4, slots.most_blocks))
 
 
 def _choose_tokens(vocab_size: int, block_size: int) -> None:

@@ -64,6 +64,37 @@ def plan_prompts_and_decodes(
     return launches
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """One launch with room for the blocks of any step up to some size; a step fills it up with -1."""
+
+    size: int
+    splits: int
+    short: bool
+
+
+def room_for_prompts_and_decodes(
+    tokens: int, rows: int, longest: int, heads: Heads, long: Tiles, processors: int
+) -> list[Room]:
+    """The room that steps of up to so many tokens of so many rows need; no sequence is longer than `longest`.
+
+    A short row is one block. The others have a token more at least, and end with a block that is not full.
+    """
+    few = min(tokens, rows)
+    splits = _splits(few * heads.keys, longest, processors)
+    least = max(1, SHORT_ROWS // heads.group) + 1
+    large = _room_for_large_blocks(tokens, min(rows, tokens // least), long.queries // heads.group)
+    return [Room(few, splits, short=True), *([large] if large.size else [])]
+
+
+def room_for_texts(tokens: int, rows: int, heads: Heads, tiles: Tiles) -> list[Room]:
+    return [_room_for_large_blocks(tokens, min(rows, tokens), tiles.queries // heads.group)]
+
+
+def _room_for_large_blocks(tokens: int, rows: int, each: int) -> Room:
+    return Room((tokens + rows * (each - 1)) // each, splits=1, short=False)
+
+
 def plan_texts(lengths: Sequence[int], heads: Heads, tiles: Tiles) -> list[Blocks]:
     """The launch for whole texts, each of which sees all of itself."""
     counts = np.asarray(lengths)

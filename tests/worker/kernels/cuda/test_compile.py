@@ -38,6 +38,7 @@ DECODER = (
     "attend",
     "join",
     "attend",
+    "lay_out_any",
     "lay_out_rows",
     "survey_groups",
     "draw_row",
@@ -227,7 +228,7 @@ def test_an_encoder_compiles_ahead(tmp_path: Path) -> None:
     shape = {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16}
     tiny_checkpoint("BertModel", tmp_path, **shape, num_hidden_layers=1)
     found = compiled(tmp_path, 90)
-    assert sorted({name for name, _, _ in found}) == ["activate", "attend", "norm"]
+    assert sorted({name for name, _, _ in found}) == ["activate", "attend", "lay_out_any", "norm"]
     assert [fault for _, _, fault in found if fault] == []
 
 

@@ -7,7 +7,14 @@ from collections import Counter
 
 import pytest
 
-from worker.kernels.cuda.plan import Blocks, Heads, plan_prompts_and_decodes, plan_texts
+from worker.kernels.cuda.plan import (
+    Blocks,
+    Heads,
+    plan_prompts_and_decodes,
+    plan_texts,
+    room_for_prompts_and_decodes,
+    room_for_texts,
+)
 from worker.kernels.cuda.tiles import Tiles
 
 SHORT, LONG = Tiles(16, 64, 4, 3), Tiles(128, 64, 8, 3)
@@ -59,3 +66,26 @@ def test_keys_are_split_where_processors_would_be_idle(rows: int, longest: int, 
     heads = Heads(32, 8, 128)
     (blocks,) = plan_prompts_and_decodes([1] * rows, [longest] * rows, heads, SHORT, LONG, 132)
     assert (blocks.size, blocks.splits) == (rows, splits)
+
+
+@pytest.mark.parametrize("group", [1, 2, 7, 16])
+def test_every_step_up_to_some_size_finds_room(group: int) -> None:
+    drawn = random.Random(group)
+    heads = Heads(2 * group, 2, 64)
+    least_left: dict[bool, int] = {}
+    for _ in range(300):
+        tokens, most_rows = drawn.choice([16, 64, 512]), drawn.choice([3, 16, 256])
+        new: list[int] = []
+        longest = drawn.choice([1, 3, SHORT.queries // group + 1, tokens])
+        while len(new) < most_rows and (left := tokens - sum(new)):
+            new.append(drawn.randint(1, min(left, longest)))
+        rooms = room_for_prompts_and_decodes(tokens, most_rows, 4096, heads, LONG, 132)
+        for blocks in plan_prompts_and_decodes(new, new, heads, SHORT, LONG, 132):
+            (room,) = [each for each in rooms if each.short is blocks.short]
+            assert blocks.size <= room.size
+            left = room.size - blocks.size
+            least_left[blocks.short] = min(left, least_left.get(blocks.short, left))
+        (room,) = room_for_texts(tokens, most_rows, heads, LONG)
+        assert plan_texts(new, heads, LONG)[0].size <= room.size
+    assert least_left[True] == 0
+    assert least_left[False] <= 1, "no room is left idle in the fullest step"

@@ -17,7 +17,7 @@ from models.context import ForwardContext
 from models.layers.attention import CachedAttention
 from models.layers.latent_attention import LatentAttention
 from models.ops import latent_reference
-from worker.kernels.cuda.attention import DTYPES, LOG2E, Launch, launches, padded
+from worker.kernels.cuda.attention import DTYPES, LOG2E, Launch, empty_results, launches, padded
 from worker.kernels.cuda.attention_kernel import join
 from worker.kernels.cuda.card import Card
 from worker.kernels.cuda.latent.kernel import attend_latent, prepare_latent
@@ -49,9 +49,10 @@ def bind(card: Card) -> dict[str, Callable[..., Any]]:
         turned = _prepare(q, latent, cache, context, cos_sin, nope, rank)
         wide = torch.empty(tokens, heads, rank, dtype=q.dtype, device=q.device)
         torch.bmm(q[:, :, :nope].transpose(0, 1), up[:, :nope], out=wide.transpose(0, 1))
-        sums = torch.empty_like(wide)
         parted = _in_parts(heads, latent.shape[1])
-        for blocks in launches(card, context, (parted, q.dtype, True)):
+        planned = launches(card, context, (parted, q.dtype, True))
+        sums = empty_results(planned, wide)
+        for blocks in planned:
             _run(blocks, parted, wide, turned, cache, sums, context, scale)
         out = torch.empty(tokens, heads, each - nope, dtype=q.dtype, device=q.device)
         torch.bmm(sums.transpose(0, 1), up[:, nope:].transpose(1, 2), out=out.transpose(0, 1))

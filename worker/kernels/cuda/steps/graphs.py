@@ -1,38 +1,43 @@
-"""Steps of single tokens as CUDA graphs, one for each number of rows: from the form to the tokens.
+"""Steps as CUDA graphs: those of single tokens by rows, small ones of prompts and texts by tokens.
 
-A step in which some row masks, penalises or reports logits is replayed up to its logits, and sampled as any
-other. Steps of more rows, of prompts and of texts are computed as they are.
+A step of single tokens is replayed from its form to its tokens, or up to its logits if some row masks,
+penalises or reports them. Any other step is replayed up to its hidden states, and sampled and pooled as any
+other. Larger ones are computed as they are.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from worker.kernels.cuda.card import Card
+from worker.kernels.cuda.steps import mixed
 from worker.kernels.cuda.steps.capture import Capture
 from worker.kernels.cuda.steps.layout import Layout
+from worker.kernels.cuda.steps.mixed import MixedStep
 from worker.kernels.cuda.steps.rows import Rows, lay_out
+from worker.kernels.cuda.steps.tokens import Tokens
 from worker.sampling.draw import Draws
 from worker.sampling.groups import GroupedLogits
 from worker.sampling.sampler import SampledTokens
 from worker.steps.batch import Batch
 from worker.steps.compute import Compute, Outcome, WriteBounds
 from worker.steps.recordings import UnreadStep
-from worker.tables.forms import Form, Forms
-from worker.tables.positions import LayOut
+from worker.tables.forms import Form, Forms, MixedForm, StagedForm
+from worker.tables.positions import Columns, LayOut
+from worker.tables.staging import Packet
 from worker.tables.states import States
 
 logger = logging.getLogger(__name__)
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 """The rows of graphs."""
-_URGENT = 8
-"""The largest graph that is made before the first request."""
+_URGENT, _URGENT_TOKENS = 8, 64
+"""The largest graphs that are made before the first request, of single tokens and of others."""
 _FORM_WORDS = 1 << 16
 """Room for a form, and for what sampling needs behind it."""
 _GRAPH_BYTES = 4 << 20
@@ -47,16 +52,22 @@ def sizes_up_to(most: int) -> list[int]:
     return [size for size in SIZES if size <= most] + [most] * (0 < most < SIZES[-1] and most not in SIZES)
 
 
-def graph_bytes(most: int, per_row: int) -> int:
-    """An upper bound of the bytes of all graphs: the largest one's results, and the driver's own."""
-    return most * per_row + 2 * len(sizes_up_to(most)) * _GRAPH_BYTES
+def graph_bytes(rows: int, tokens: int, *, per_row: int, per_token: int) -> int:
+    """An upper bound of the bytes of all graphs: what the largest take, and the driver's own.
+
+    `rows`, `tokens`: those of the largest graphs of single tokens, and of others, whose hidden states stay.
+    `per_row`: the bytes of logits. `per_token`: those of layers.
+    """
+    rows = min(rows, SIZES[-1])
+    made = 2 * len(sizes_up_to(rows)) + len(mixed.sizes_up_to(tokens))
+    return rows * (per_row + per_token) + 2 * tokens * per_token + made * _GRAPH_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class _Graph:
-    rows: Rows
-    hidden: Tensor  # [R, H]
-    result: Tensor  # [2, R] as `SampledTokens.packed`, or the logits [R, V]
+    ids: Tensor  # [T]
+    hidden: Tensor  # [T, H]
+    result: Tensor  # [2, R] as `SampledTokens.packed`, the logits [R, V], or the hidden states again
     replay: Callable[[], None]
 
 
@@ -72,13 +83,14 @@ class Graphs:
         *,
         most: int,
     ) -> None:
-        """`most`: the rows of the largest graph.
+        """`most`: the tokens of the largest graph.
 
         `draw`: None if the kernel draws wrong on this card: whole steps take the likeliest tokens only, then.
         """
         slots = compute.slots
+        rows = min(most, slots.count, SIZES[-1]) if compute.generates else 0
         target = slots.tokens.device
-        self._layout = Layout(card)
+        self._card, self._layout = card, Layout(card)
         self.lay_out: LayOut = self._layout
         compute.lay_out = self._layout
         self.forms: Forms | None = self
@@ -86,16 +98,14 @@ class Graphs:
         self.buffer = torch.zeros(_FORM_WORDS, dtype=torch.int32, device=target)
         self._compute, self._capture, self._draw = compute, capture, draw
         self.draws = draw is not None
-        self._rows = Rows.make(target, most, slots.most_blocks)
-        self._starts = torch.arange(most + 1, dtype=torch.int32, device=target)
-        self._logits = torch.empty(most, compute.vocab_size, device=target)
-        self._sizes = sizes_up_to(most)
-        small, others = ([size for size in self._sizes if (size <= _URGENT) is few] for few in (True, False))
-        self._left = [Form(size, whole=True) for size in reversed(small)]
-        self.urgent = len(self._left)
-        self._left += [Form(size, whole=True) for size in reversed(others)]
-        self._left += [Form(size, whole=False) for size in reversed(self._sizes)]
-        self._graphs: dict[Form, _Graph] = {}
+        self._rows = Rows.make(target, rows, slots.most_blocks)
+        self._starts = torch.arange(rows + 1, dtype=torch.int32, device=target)
+        self._logits = torch.empty(rows, compute.vocab_size, device=target)
+        self._tokens = Tokens.make(target, most, min(slots.count, mixed.MOST_ROWS), slots.most_blocks)
+        self._sizes, self._token_sizes = sizes_up_to(rows), mixed.sizes_up_to(most)
+        self._left, self.urgent = _forms_to_make(self._sizes, self._token_sizes)
+        self._graphs: dict[Form | MixedForm, _Graph] = {}
+        self._steps: dict[MixedForm, MixedStep] = {}
 
     def find(self, rows: int, *, whole: bool) -> Form | None:
         """Do not choose a graph of more than twice the rows: what it computes for nobody would cost more."""
@@ -105,32 +115,64 @@ class Graphs:
                 return form
         return None
 
+    def stage_mixed(
+        self, columns: Columns, token_types: Sequence[int] | None, packet: Packet
+    ) -> StagedForm | None:
+        """Do not choose a graph of more than twice the tokens, unless it is the smallest there can be."""
+        count = columns.query_starts[-1]
+        for size in self._token_sizes:
+            form = MixedForm(size)
+            if count <= size <= max(self._token_sizes[0], 2 * count) and form in self._graphs:
+                step = self._steps[form]
+                fits = len(columns.slots) <= step.rows
+                return step.stage(columns, token_types, packet) if fits else None
+        return None
+
     def __call__(self, batch: Batch, write_bounds: WriteBounds) -> Outcome:
-        sampled = batch.sampled
-        if batch.form is None or sampled is None:
+        form, sampled = batch.form, batch.sampled
+        if form is None:
             return self._compute(batch, write_bounds)
-        graph = self._graphs[batch.form]
+        graph = self._graphs[form]
+        if isinstance(form, MixedForm):
+            ids, _ = batch.lay_out()
+            graph.replay()
+            return self._compute.finish(batch, ids, graph.hidden[: len(ids)], write_bounds)
         graph.replay()
-        if batch.form.whole:
+        if form.whole or sampled is None:
             tokens = SampledTokens(graph.result, [])
         else:
             tokens = self._compute.choose(graph.result[: len(sampled.rows)], sampled, write_bounds)
-        return Outcome(graph.rows.ids, graph.hidden, tokens, [])
+        return Outcome(graph.ids, graph.hidden, tokens, [])
 
     def prepare(self) -> bool:
-        """Make the next graph. One that does not fit in memory is left out; other errors end the attempt."""
+        """Make the next graph. One that does not fit in memory is left out; other errors end its kind."""
         if not self._left:
             return False
         form = self._left.pop(0)
         try:
-            self._graphs[form] = self._make(form)
+            self._graphs[form] = self._make_mixed(form) if isinstance(form, MixedForm) else self._make(form)
         except Exception as reason:  # of the model's own code, too
             if _is_short_of_memory(reason):
-                logger.warning("no memory for a CUDA graph of %d rows: such steps run as they are", form.rows)
+                logger.warning("no memory for a CUDA graph of %s: such steps run as they are", _size(form))
             else:
-                logger.warning("steps are not replayed as CUDA graphs: %s", reason)
-                self._left.clear()
+                kind = "prompts and texts" if isinstance(form, MixedForm) else "single tokens"
+                logger.warning("steps of %s are not replayed as CUDA graphs: %s", kind, reason)
+                self._left = [other for other in self._left if type(other) is not type(form)]
         return bool(self._left)
+
+    def _make_mixed(self, form: MixedForm) -> _Graph:
+        compute = self._compute
+        step = self._steps[form] = MixedStep(
+            form, self._card, compute.slots, self._layout.kinds, self.buffer, self._tokens
+        )
+        step.clear()
+
+        def work() -> tuple[Tensor, Tensor]:
+            ids, context = step.lay_out()
+            return ids, compute.compute_hidden(ids, context)
+
+        (ids, hidden), replay = self._capture(work)
+        return _Graph(ids, hidden, hidden, replay)
 
     def _make(self, form: Form) -> _Graph:
         compute, rows = self._compute, self._rows.first(form.rows)
@@ -146,7 +188,7 @@ class Graphs:
             return hidden, self._choose(logits, rows, draws) if form.whole else self._keep(logits)
 
         (hidden, result), replay = self._capture(work)
-        return _Graph(rows, hidden, result, replay)
+        return _Graph(rows.ids, hidden, result, replay)
 
     def _step(self, rows: Rows) -> UnreadStep:
         """The context of a step, whose plan of attention is the same for sequences of any length."""
@@ -175,6 +217,26 @@ class Graphs:
     def _keep(self, logits: Tensor) -> Tensor:
         """Bring logits [R, V] to the memory that all graphs have for them: it is read before another runs."""
         return self._logits[: len(logits)].copy_(logits)
+
+
+def _forms_to_make(sizes: Sequence[int], token_sizes: Sequence[int]) -> tuple[list[Form | MixedForm], int]:
+    """All forms in the order in which they are recorded, and the number of those before the first request.
+
+    The largest of each kind comes first: smaller ones find room in what it leaves in their common pool.
+    """
+    few, many = (
+        [Form(size, whole=True) for size in sizes[::-1] if (size <= _URGENT) is f] for f in (True, False)
+    )
+    small, large = (
+        [MixedForm(size) for size in token_sizes[::-1] if (size <= _URGENT_TOKENS) is f]
+        for f in (True, False)
+    )
+    to_logits = [Form(size, whole=False) for size in sizes[::-1]]
+    return [*few, *small, *large, *many, *to_logits], len(few) + len(small)
+
+
+def _size(form: Form | MixedForm) -> str:
+    return f"{form.tokens} tokens" if isinstance(form, MixedForm) else f"{form.rows} rows"
 
 
 def _is_short_of_memory(error: BaseException | None) -> bool:

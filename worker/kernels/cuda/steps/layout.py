@@ -43,6 +43,11 @@ class Layout:
 
         return finish_with_plan
 
+    @property
+    def kinds(self) -> list[PlanKey]:
+        """The kinds of heads that steps have shown so far."""
+        return list(self._known)
+
     def plan_for(self, counts: list[int], ends: list[int], target: torch.device) -> Plan:
         """A plan that stays on the device, for the kinds of heads that steps have shown so far."""
         return {

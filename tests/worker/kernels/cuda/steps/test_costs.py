@@ -32,7 +32,7 @@ from worker.steps.compute import Compute, Computing
 from worker.steps.warmup import warm_up_steps
 
 LAUNCHES_OF_A_LAYER = 10
-OPERATIONS_REPLAYED = 5
+OPERATIONS_REPLAYED, OPERATIONS_OF_A_MIXED_STEP = 5, 20
 
 pytestmark = pytest.mark.skipif(ON_A_CARD, reason="tensors of no device are no tensors of a card")
 
@@ -132,6 +132,7 @@ def test_a_replayed_step_is_one_copy_and_hardly_an_operation(
     with Counted() as prompts:
         runner.launch(StepInput(1, new, [SeqStep(slot, 0, 3, [2 * slot], True) for slot in range(2)]))
     assert (prompts.sent, device.replays) == (1, 0)
+    assert len(prompts.operations) > OPERATIONS_OF_A_MIXED_STEP, "it was computed as it comes"
     for at in (3, 4):
         counted = decode(runner, at)
         assert counted.sent == 1
@@ -139,13 +140,36 @@ def test_a_replayed_step_is_one_copy_and_hardly_an_operation(
     assert device.replays == 2
 
 
+@pytest.mark.usefixtures("kernels")
+def test_a_replayed_mixed_step_is_one_copy_and_what_follows_its_layers(
+    tmp_path: Path, open_on: Callable[..., Runner]
+) -> None:
+    """A prompt that is sampled, beside a decoding row: tables are written, two rows of logits follow."""
+    device = MetaCuda()
+    runner = open_on(device, tmp_path, 2)
+    while runner.prepare():
+        pass
+    params = Sampling(max_tokens=9, temperature=0.5)
+    first, second = (NewSeq(slot, [5, 6, 7], 3, params) for slot in range(2))
+    with Counted() as counted:
+        runner.launch(StepInput(1, [first], [SeqStep(0, 0, 3, [0], True)]))
+    assert (counted.sent, device.replays) == (1, 1)
+    with Counted() as counted:
+        runner.launch(StepInput(2, [second], [SeqStep(0, 3, 1, [], True, 1), SeqStep(1, 0, 3, [2], True)]))
+    assert (counted.sent, device.replays) == (1, 2)
+    assert len(counted.operations) <= OPERATIONS_OF_A_MIXED_STEP, counted.operations
+
+
 def test_a_layer_is_a_few_launches(tmp_path: Path, open_on: Callable[..., Runner]) -> None:
-    names: list[list[str]] = []
+    """Steps of single tokens have one launch of attention, others two, which begin with zeros."""
+    decoding: list[list[str]] = []
+    mixed: list[list[str]] = []
     for layers in (1, 2):
         (folder := tmp_path / str(layers)).mkdir()
-        device = Interpreted(most_rows=1)
+        device = Interpreted(most_tokens=16)
         open_on(device, folder, layers).close()
-        names.append(launches(device.graphs.captured[0]))
-    fewer, more = names
-    assert "join" in fewer, "keys are split"
-    assert len(more) - len(fewer) <= LAUNCHES_OF_A_LAYER
+        decoding.append(launches(device.graphs.captured[0]))
+        mixed.append(launches(device.graphs.captured[-1]))
+    for (fewer, more), most in ((decoding, LAUNCHES_OF_A_LAYER), (mixed, LAUNCHES_OF_A_LAYER + 2)):
+        assert "join" in fewer, "keys are split"
+        assert len(more) - len(fewer) <= most

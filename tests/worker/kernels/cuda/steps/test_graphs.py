@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Interpreted]:
     """The device that the next workers open."""
-    device = Interpreted(most_rows=3)
+    device = Interpreted(most_tokens=3)
 
     def open_device(_: object) -> Interpreted:
         ops.use(device.kernels)
@@ -95,9 +95,10 @@ def test_tokens_are_those_of_the_cpu(
     tokens, preemptions = generated(folder, steps_ahead)
     assert tokens == expected
     assert preemptions > 0
-    assert len(device.graphs.captured) == 6  # of 3, 2 and 1 rows, with the draw and up to the logits
+    # Of 3, 2 and 1 rows with the draw, of 3 tokens, and up to the logits.
+    assert len(device.graphs.captured) == 3 + 1 + 3
     replayed = device.graphs.replayed
-    assert min(replayed) < 3 <= max(replayed), "steps of both kinds were replayed"
+    assert min(replayed) < 3 < max(replayed), "steps of both kinds were replayed"
     assert len(replayed) > 5
 
 
@@ -109,7 +110,7 @@ def test_latent_attention_is_replayed(tmp_path: Path, device: Interpreted) -> No
     captured = launches(device.graphs.captured[0])
     assert captured.count("attend_latent") == 1
     device.graphs.captured.clear()
-    device.most_rows = 0
+    device.most_tokens = 0
     assert generated(folder, steps_ahead=1)[0] == replayed
     assert device.graphs.captured == []
 
@@ -150,7 +151,10 @@ def test_a_model_that_reads_lengths_on_the_host_runs_as_before(
         runner = opened(folder)
         assert not runner.facts.has_idle_work
         assert found(runner) == []
-    assert caplog.messages == ["steps are not replayed as CUDA graphs: it reads kv_lens_host"]
+    assert caplog.messages == [
+        f"steps of {kind} are not replayed as CUDA graphs: it reads kv_lens_host"
+        for kind in ("single tokens", "prompts and texts")
+    ]
     runner.close()
 
 
@@ -182,5 +186,7 @@ def test_sizes_end_with_the_largest_step() -> None:
 
 
 def test_graphs_take_what_their_largest_step_takes_and_a_little_for_each() -> None:
-    assert graph_bytes(256, 1000) == 256 * 1000 + 2 * 15 * (4 << 20)
-    assert graph_bytes(0, 1000) == 0
+    driver = 4 << 20
+    assert graph_bytes(256, 512, per_row=90, per_token=10) == 256 * 100 + 1024 * 10 + (2 * 15 + 6) * driver
+    assert graph_bytes(1024, 512, per_row=90, per_token=10) == graph_bytes(256, 512, per_row=90, per_token=10)
+    assert graph_bytes(0, 20, per_row=0, per_token=10) == 40 * 10 + 2 * driver

@@ -1,0 +1,279 @@
+"""Steps of prompts, chunks and texts that are replayed as graphs, by the stand-in that makes calls again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from bits_traffic import Result, answers
+from interpreted import DEVICE
+from interpreted_device import CARD, ON_A_CARD, Interpreted
+from recorded_graphs import RecordedGraphs
+from sizes import engine_config, worker_config
+from tiny import tiny_checkpoint
+
+from engine_core.engine import Engine
+from engine_core.protocol import Add
+from models import ops
+from models.config import read_config
+from models.conversion.served_as import Conversion
+from worker import runner as runner_module
+from worker.kernels.cuda.attention import PlanKey, plan_step
+from worker.kernels.cuda.plan import Heads
+from worker.kernels.cuda.steps.graphs import Graphs
+from worker.kernels.cuda.steps.mixed import SIZES, MixedStep, sizes_up_to
+from worker.kernels.cuda.steps.tokens import Tokens
+from worker.protocol import Pooling, Sampling, Vectors
+from worker.runner import Runner
+from worker.steps.compute import Compute
+from worker.tables.forms import MixedForm, StagedForm
+from worker.tables.positions import Columns, lay_out
+from worker.tables.slots import Slots
+from worker.tables.staging import Packet
+
+MOST_TOKENS = 24
+SHARED = [*range(5, 21)]
+GREEDY = Sampling(max_tokens=8, temperature=0, prompt_logprobs=1)
+DRAWN = Sampling(max_tokens=9, temperature=0.8, top_p=0.9, seed=7)
+REPORTED = Sampling(max_tokens=8, temperature=0.9, seed=9, logprobs=2, logit_bias={3: 4.0})
+REQUESTS = [
+    Add(0, [*SHARED, 40], GREEDY),
+    Add(1, [41, 42], DRAWN),
+    Add(2, [*SHARED, 43, 44], REPORTED),
+    Add(3, [*range(60, 91)], Pooling(task="embed", skip=2)),
+    Add(4, [*SHARED, 45, 46], Pooling(task="token_embed")),
+    Add(5, [*SHARED, 40], DRAWN),
+]
+
+pytestmark = pytest.mark.skipif(ON_A_CARD, reason="on a card, workers use its kernels anyway")
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Interpreted]:
+    """The device that the next workers open."""
+    device = Interpreted(most_tokens=MOST_TOKENS)
+
+    def open_device(_: object) -> Interpreted:
+        ops.use(device.kernels)
+        return device
+
+    monkeypatch.setattr(runner_module, "open_device", open_device)
+    yield device
+    ops.use({})
+
+
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The tokens of each step that is computed as it comes."""
+    tokens: list[int] = []
+    compute = Compute.__call__
+
+    def noted(self: Compute, batch: Any, write_bounds: Any) -> Any:
+        tokens.append(sum(seq.count for seq in batch.step.seqs))
+        return compute(self, batch, write_bounds)
+
+    monkeypatch.setattr(Compute, "__call__", noted)
+    return tokens
+
+
+def run(
+    folder: Path, requests: list[Add], computed: list[int] | None = None, **options: Any
+) -> tuple[dict[int, Result], int]:
+    """All results, and how often a sequence lost its place: three fit, and their blocks do not."""
+    sizes = {"max_num_seqs": 3, "block_size": 4, "max_model_len": 36, "max_num_batched_tokens": MOST_TOKENS}
+    config = engine_config(folder, cpu_threads=1, device="cpu", **{**sizes, **options})
+    engine = Engine.start(config, lambda _: None)
+    try:
+        while engine.prepare(wait=True):
+            pass
+        if computed is not None:
+            computed.clear()
+        return answers(engine, requests), engine.stats().preemptions
+    finally:
+        engine.stop()
+
+
+def numbers(vectors: Vectors | None) -> torch.Tensor:
+    return torch.frombuffer(bytearray(vectors.data if vectors else b"\0\0\0\0"), dtype=torch.float32)
+
+
+def assert_same(found: dict[int, Result], expected: dict[int, Result]) -> None:
+    """Compare tokens exactly, and numbers as far as two orders of sums allow."""
+    for id, one in found.items():
+        other = expected[id]
+        assert (one.finish, one.tokens) == (other.finish, other.tokens)
+        torch.testing.assert_close(numbers(one.vectors), numbers(other.vectors), atol=2e-5, rtol=2e-4)
+        mine = [*one.logprobs, *(one.prompt_logprobs or [])]
+        theirs = [*other.logprobs, *(other.prompt_logprobs or [])]
+        assert [each.ids for each in mine] == [each.ids for each in theirs]
+        for a, b in zip(mine, theirs, strict=True):
+            assert a.values == pytest.approx(b.values, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "steps_ahead"),
+    [("Qwen3ForCausalLM", 0), ("Qwen3ForCausalLM", 2), ("YoutuForCausalLM", 1)],
+)
+def test_results_are_those_of_the_cpu(
+    tmp_path: Path, request: pytest.FixtureRequest, architecture: str, steps_ahead: int
+) -> None:
+    """Prompts in chunks beside decoding rows and texts, prefix hits, and sequences that lose their place."""
+    folder = tiny_checkpoint(architecture, tmp_path, num_hidden_layers=1)
+    options = {
+        "steps_ahead": steps_ahead,
+        "num_gpu_blocks_override": 9,
+        "enable_prefix_caching": True,
+        "runner": "generate",
+        "tasks": ["generate", "embed", "token_embed"],
+        "pooler_config": {"pooling_type": "MEAN"},
+    }
+    expected, _ = run(folder, REQUESTS, **options)
+    device: Interpreted = request.getfixturevalue("device")
+    computed: list[int] = request.getfixturevalue("computed")
+    found, preemptions = run(folder, REQUESTS, computed, **options)
+    assert_same(found, expected)
+    assert preemptions > 0
+    assert computed == [], "every step is replayed"
+    assert len(device.graphs.captured) == 3 + 2 + 3  # single tokens, 24 and 16 tokens, up to the logits
+    assert {3, 4} <= set(device.graphs.replayed)
+
+
+def test_texts_of_encoders_are_replayed(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Pairs of texts too, and a text that is too long for graphs is computed as it comes."""
+    folder = tiny_checkpoint("BertModel", tmp_path, num_hidden_layers=2)
+    texts = [
+        Add(id, [*range(5 + id, 5 + id + length)], Pooling(task="embed"))
+        for id, length in enumerate((9, 3, 30))
+    ]
+    pairs = [
+        Add(3 + id, [*range(9, 20)], Pooling(task="embed", second_at=at)) for id, at in enumerate((4, 9))
+    ]
+    options = {"max_num_batched_tokens": 40, "runner": "pooling", "convert": "embed"}
+    expected, _ = run(folder, [*texts, *pairs], **options)
+    device: Interpreted = request.getfixturevalue("device")
+    computed: list[int] = request.getfixturevalue("computed")
+    found, _ = run(folder, [*texts, *pairs], computed, **options)
+    assert_same(found, expected)
+    assert len(device.graphs.captured) == 2
+    assert device.graphs.replayed and computed and min(computed) > MOST_TOKENS
+
+
+KEY: PlanKey = (Heads(8, 2, 64), torch.bfloat16, True)
+SLOTS, BLOCK = 5, 4
+
+
+class Place:
+    """A place for steps of up to so many tokens, and a packet that must grow for it."""
+
+    def __init__(self, tokens: int, max_len: int = 40, rows: int = SLOTS, *, paged: bool = True) -> None:
+        self.slots = Slots(DEVICE, rows, max_len, BLOCK, paged=paged)
+        self.slots.tokens.copy_(torch.randint(5, 300, self.slots.tokens.shape))
+        self.slots.block_table.copy_(
+            torch.arange(self.slots.block_table.numel()).view_as(self.slots.block_table)
+        )
+        self.buffer = torch.zeros(4096, dtype=torch.int32, device=DEVICE)
+        most = Tokens.make(DEVICE, tokens, rows, self.slots.most_blocks)
+        key = (*KEY[:2], paged)
+        self.step = MixedStep(MixedForm(tokens), CARD, self.slots, [key], self.buffer, most)
+        self.step.clear()
+        self._packet = Packet(self._buffers, 8)
+
+    def stage(self, held: list[int], starts: list[int], counts: list[int]) -> StagedForm | None:
+        self._packet.reset()
+        self.columns = columns_of_rows(held, starts, counts)
+        staged = self.step.stage(self.columns, None, self._packet)
+        self._packet.send()
+        return staged
+
+    def _buffers(self, words: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.zeros(words, dtype=torch.int32), torch.zeros(words, dtype=torch.int32, device=DEVICE)
+
+
+def host_buffer(words: int) -> tuple[torch.Tensor, torch.Tensor]:
+    buffer = torch.zeros(words, dtype=torch.int32)
+    return buffer, buffer
+
+
+def columns_of_rows(held: list[int], starts: list[int], counts: list[int]) -> Columns:
+    ends = [start + count for start, count in zip(starts, counts, strict=True)]
+    return Columns(held, starts, counts, ends, [sum(counts[:row]) for row in range(len(counts) + 1)])
+
+
+@pytest.mark.parametrize("paged", [True, False])
+def test_a_smaller_step_is_laid_out_as_any_other(paged: bool) -> None:
+    place = Place(16, paged=paged)
+    for rows in (([3, 0, 1], [7, 0, 20], [1, 11, 2]), ([2], [0], [3])):
+        if not paged:
+            rows = (rows[0], [0] * len(rows[0]), rows[2])
+        staged = place.stage(*rows)
+        assert staged is not None
+        packet = Packet(host_buffer, 999)
+        ids, context = lay_out(place.columns, place.slots, packet)()
+        all_ids, mine = place.step.lay_out()
+        count = len(ids)
+        assert staged.finish()[0].tolist() == all_ids[:count].tolist() == ids.tolist()
+        assert mine.positions.tolist() == context.positions.tolist() + [0] * (16 - count)
+        assert mine.query_starts.tolist() == context.query_starts.tolist() + [count] * (SLOTS - len(rows[0]))
+        assert mine.kv_lens.tolist() == context.kv_lens.tolist() + [0] * (SLOTS - len(rows[0]))
+        if paged:
+            scratch = int(place.slots.block_table[place.slots.dummy, 0]) * BLOCK
+            assert mine.slot_mapping.tolist() == context.slot_mapping.tolist() + [scratch] * (16 - count)
+            for row, end in enumerate(place.columns.ends):
+                blocks = -(-end // BLOCK)
+                assert mine.block_table[row, :blocks].tolist() == context.block_table[row, :blocks].tolist()
+        assert mine.plan is not None
+        (launches,) = mine.plan.values()
+        planned = [blocks for blocks, _ in plan_step(CARD, (*KEY[:2], paged), rows[2], place.columns.ends)]
+        assert [
+            blocks.rows[blocks.rows >= 0].tolist() for blocks in launches if (blocks.rows >= 0).any()
+        ] == [blocks.rows.tolist() for blocks in planned]
+
+
+def test_a_long_sequence_is_not_read_in_far_fewer_splits() -> None:
+    """A lone row of 8192 tokens is split 32 times on this card, and 4 times in a graph of 64 rows."""
+    place = Place(64, 8192, rows=64)
+    assert place.stage([0, 1], [511, 0], [1, 9]) is not None
+    assert place.stage([0, 1], [8191, 0], [1, 9]) is None
+
+
+def test_a_graph_is_at_most_twice_as_large_as_its_step(
+    tmp_path: Path, device: Interpreted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The smallest graph takes every smaller step; a size for which there was no memory is missing."""
+    device.most_tokens = 64
+    folder = tiny_checkpoint("BertModel", tmp_path, num_hidden_layers=1)
+    capture = RecordedGraphs.__call__
+    short = iter([False, True])  # at the second of 64, 32 and 16 tokens
+
+    def limited(self: RecordedGraphs, work: Callable[[], Any]) -> Any:
+        if next(short, False):
+            raise torch.OutOfMemoryError
+        return capture(self, work)
+
+    monkeypatch.setattr(RecordedGraphs, "__call__", limited)
+    config = worker_config(
+        folder=str(folder),
+        model=read_config(folder),
+        conversion=Conversion(runner="pooling", convert="embed", architecture="BertModel"),
+        max_num_seqs=2,
+        max_model_len=128,
+    )
+    runner = Runner(config, lambda phase, part: None)
+    graphs = runner._compute  # pyright: ignore[reportPrivateUsage]
+    assert isinstance(graphs, Graphs)
+    packet = Packet(host_buffer, 999)
+    found: dict[int, int | None] = {}
+    for count in (1, 16, 17, 31, 32, 64, 65):
+        staged = graphs.stage_mixed(columns_of_rows([0], [0], [count]), None, packet)
+        found[count] = None if staged is None else staged.form.tokens
+    assert found == {1: 16, 16: 16, 17: None, 31: None, 32: 64, 64: 64, 65: None}
+    runner.close()
+
+
+def test_sizes_end_with_the_largest_step() -> None:
+    assert sizes_up_to(512) == list(SIZES)
+    assert sizes_up_to(20) == [16, 20]
+    assert sizes_up_to(0) == []

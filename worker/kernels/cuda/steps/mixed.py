@@ -1,0 +1,137 @@
+"""Steps of any rows where graphs read them: one of a few sizes holds every smaller step.
+
+The host sends rows and the plan of attention, both filled up; the positions and places of tokens, whose
+blocks the device alone knows, are laid out in the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+
+import numpy as np
+from torch import Tensor
+
+from worker.kernels.cuda.attention import Launch, PlanKey, plan_room, plan_step
+from worker.kernels.cuda.card import Card
+from worker.kernels.cuda.plan import Room
+from worker.kernels.cuda.steps.layout import Plan
+from worker.kernels.cuda.steps.tokens import Tokens, lay_out_step
+from worker.kernels.cuda.tiles import Tiles
+from worker.steps.recordings import UnreadStep, Unrecordable
+from worker.tables.forms import MixedForm, StagedForm
+from worker.tables.positions import Columns, StepTokens
+from worker.tables.slots import Slots
+from worker.tables.staging import Column, Packet, columns_of
+
+SIZES = (16, 32, 64, 128, 256, 512)
+"""The tokens of graphs."""
+MOST_ROWS = 256
+_FEWER_SPLITS = 4
+"""How many times fewer splits a graph may have than a step by itself: keys of long sequences take as many
+times longer, which soon costs more than launches do."""
+
+
+def sizes_up_to(most: int) -> list[int]:
+    """The tokens of the graphs for steps of up to `most` tokens."""
+    return [size for size in SIZES if size <= most] + [most] * (0 < most < SIZES[-1] and most not in SIZES)
+
+
+class MixedStep:
+    """The place on the device of steps with up to so many tokens."""
+
+    def __init__(
+        self, form: MixedForm, card: Card, slots: Slots, kinds: Sequence[PlanKey], buffer: Tensor, all: Tokens
+    ) -> None:
+        """`kinds` of heads that the model has. `all`: the tensors of the largest step."""
+        self._form, self._card, self._slots, self._buffer = form, card, slots, buffer
+        tokens, rows = form.tokens, min(form.tokens, len(all.block_table))
+        self.rows = rows
+        self._rooms: dict[PlanKey, list[tuple[Room, Tiles]]] = {
+            key: plan_room(card, key, tokens, rows, slots.max_len) for key in kinds
+        }
+        sizes = [room.size for room, _ in chain(*self._rooms.values())]
+        self._fixed = [rows, rows + 1, rows, tokens, *([] if slots.paged else [tokens])]
+        self._lengths = self._fixed + [size for size in sizes for _ in range(2)]
+        if 2 * sum(self._lengths) > len(buffer):
+            raise Unrecordable("its plans of attention have no room in a form")
+        columns = columns_of(buffer, self._lengths)
+        self._held, self._starts, self._ends, self._row_of = columns[:4]
+        self._types = None if slots.paged else columns[4]
+        self._blocks = columns[len(self._fixed) :]
+        self._tokens = all.first(tokens, rows)
+        self._context = self._open_context()
+
+    def clear(self) -> None:
+        """Bring a step without rows to the device."""
+        self._buffer.fill_(-1)
+        self._held.fill_(self._slots.dummy)
+        self._starts.zero_()
+        self._ends.zero_()
+        if self._types is not None:
+            self._types.zero_()
+
+    def lay_out(self) -> StepTokens:
+        """Lay out the tokens of the step that is there."""
+        lay_out_step(self._held, self._starts, self._ends, self._row_of, self._slots, self._tokens)
+        if self._types is not None:
+            self._context.token_types = self._types.long()
+        return self._tokens.ids, self._context
+
+    def stage(self, columns: Columns, token_types: Sequence[int] | None, packet: Packet) -> StagedForm | None:
+        """Begin a packet with a step that this place has room for; None if its keys should be split more."""
+        count, rows = columns.query_starts[-1], len(columns.slots)
+        planned = self._plan_step(columns)
+        if planned is None:
+            return None
+        values: list[Sequence[int] | np.ndarray] = [
+            columns.slots,
+            columns.query_starts,
+            columns.ends,
+            np.repeat(np.arange(rows), columns.counts),
+            *([] if self._slots.paged else [token_types or []]),
+            *planned,
+        ]
+        fills = [self._slots.dummy, count, 0, -1, *([] if self._slots.paged else [0]), *[-1] * len(planned)]
+        packet.begin_form(
+            self._buffer,
+            [Column(*each) for each in zip(values, fills, self._lengths, strict=True)],
+        )
+        return StagedForm(self._form, lambda: (self._tokens.ids[:count], self._context))
+
+    def _open_context(self) -> UnreadStep:
+        """The context that layers read, with launches of attention whose blocks come with each step."""
+        places, tokens = iter(self._blocks), self._tokens
+        plan: Plan = {
+            key: [
+                Launch(next(places), next(places), room.splits, tiles, padded=True) for room, tiles in rooms
+            ]
+            for key, rooms in self._rooms.items()
+        }
+        return UnreadStep(
+            positions=tokens.positions,
+            query_starts=self._starts,
+            kv_lens=self._ends,
+            block_table=tokens.block_table,
+            slot_mapping=tokens.slot_mapping,
+            block_size=self._slots.block_size,
+            query_lens_host=[],
+            kv_lens_host=[],
+            plan=plan,
+        )
+
+    def _plan_step(self, columns: Columns) -> list[np.ndarray] | None:
+        """The rows and the tokens of the blocks of each launch; None if keys should be split more."""
+        planned: list[np.ndarray] = []
+        none = np.empty(0, np.int32)
+        for key, rooms in self._rooms.items():
+            own = [blocks for blocks, _ in plan_step(self._card, key, columns.counts, columns.ends)]
+            for room, _ in rooms:
+                blocks = next((each for each in own if each.short == room.short), None)
+                if blocks is None:
+                    planned += [none, none]
+                    continue
+                if blocks.splits > _FEWER_SPLITS * room.splits:
+                    return None
+                planned += [blocks.rows, blocks.tokens]
+        return planned
