@@ -32,7 +32,7 @@ from worker.steps.compute import Compute, Computing
 from worker.steps.warmup import warm_up_steps
 
 LAUNCHES_OF_A_LAYER = 10
-OPERATIONS_REPLAYED, OPERATIONS_OF_A_MIXED_STEP = 5, 20
+OPERATIONS_REPLAYED, OPERATIONS_OF_A_MIXED_STEP = 5, 25
 
 pytestmark = pytest.mark.skipif(ON_A_CARD, reason="tensors of no device are no tensors of a card")
 
