@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -87,7 +88,12 @@ def pack(
     sections: int | None = None,
     plain: bool = False,
 ) -> Tensor:
-    """Pack without sections, which would bring nothing: NCCL adds ranks up in an order of its own."""
+    """Pack without sections, which would bring nothing: NCCL adds ranks up in an order of its own.
+
+    Inputs of heads are never rounded to 8 bits: they decide between near neighbours.
+    """
+    if wide:
+        parts = tuple(replace(part, input_bits=16) if isinstance(part, Grouped) else part for part in parts)
     grouped = [part for part in parts if isinstance(part, Grouped)]
     if not grouped:
         return reference.pack(*parts)

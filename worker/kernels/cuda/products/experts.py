@@ -87,6 +87,7 @@ def _collect_packed(matrices: Sequence[Packed]) -> ExpertTable:
     memory = torch.empty(len(matrices), first.nbytes, dtype=torch.uint8, device=first.device)
     for matrix, place in zip(matrices, memory, strict=True):
         matrix.move(place)
+        matrix.rounds_inputs = False  # the kernel of experts rounds none
     table.outputs, table.inputs, table.width = first.outputs, first.inputs, first.width
     table.expert_bytes, table.parts, table.form = first.nbytes, first.parts, first.form
     return table

@@ -176,6 +176,11 @@ def test_inputs_are_rounded_only_where_the_checkpoint_wants_it() -> None:
         replace(given, group=64, scales=torch.rand(128, 4)),
     ):
         assert not packed(other).rounds_inputs
+    operations, moved = table.bind(HOPPER), check.moved(given, DEVICE)
+    assert operations["pack"](moved).rounds_inputs
+    assert not operations["pack"](moved, wide=True).rounds_inputs, "a head's inputs keep their bits"
+    experts = operations["collect_experts"]([operations["pack"](moved) for _ in range(2)])
+    assert not any(matrix.rounds_inputs for matrix in experts)
     assert rounded.describe_rounding([packed(given), given.scales], 128) == (
         "inputs of 1 matrices in e4m3 are rounded to 8 bits in steps of 128 tokens and more; in shorter "
         "ones they keep 16"
