@@ -165,6 +165,26 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Doc(WORKERS, "The same for other steps: the fewest tokens of prompts.", least=1),
     ] = 512
+    enable_eplb: Annotated[
+        bool,
+        Doc(
+            WORKERS,
+            "Copy and move whole experts by the load that is measured, while requests run. Results come back "
+            "by all_to_all then, so that no bit of an answer changes.",
+        ),
+    ] = False
+    eplb_config: Annotated[
+        dict[str, object],
+        Doc(
+            WORKERS,
+            "How: num_redundant_experts (0), further copies of experts in each layer; window_size (1000), "
+            "the steps of which load is counted; step_interval (3000) from one measurement to the next; "
+            "log_balancedness (false); use_async (true): one layer is moved before a step, not all.",
+        ),
+    ] = {}
+    show_expert_load: Annotated[
+        bool, Doc(WORKERS, "With --enable-eplb: tell on /metrics how many tokens took each expert.")
+    ] = False
     distributed_executor_backend: Annotated[
         str | None,
         Doc(

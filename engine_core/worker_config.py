@@ -8,6 +8,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from engine_core.config import TASKS, EngineConfig
+from engine_core.experts.options import balancing_of
 from models.checkpoint.hub import resolve
 from models.checkpoint.plain_files import FileError
 from models.config import ConfigError, ModelConfig
@@ -63,6 +64,7 @@ def make_worker_config(config: EngineConfig, model: ModelConfig, folder: Path) -
         tasks=tuple(config.tasks),
         steps_ahead=config.depth - 1,
         registrations=registrations(),
+        balancing=balancing_of(config),
     )
 
 

@@ -9,6 +9,7 @@ from models.conversion.served_as import Conversion
 from models.parallel.experts import Placement, Transport
 from models.plugins import Registrations
 from models.pooling.config import PoolingConfig
+from worker.experts.options import Balancing
 from worker.options import WorkerOptions
 
 
@@ -83,5 +84,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     place: Place = Place()
     registrations: Registrations = Registrations()
     """Classes of models that the program has registered."""
+    balancing: Balancing | None = None
+    """How experts are copied and moved by load; None: they stay where they are."""
     run_folder: str = ""
     """A folder of this run alone, where a worker leaves a note for the one after it; "" means none."""

@@ -28,9 +28,10 @@ from models.parallel.experts import ExpertPlace
 from models.parallel.parallel import Parallel, Replicas
 from models.quantization.config import MADE_ON_LOADING, MOST_BITS, read_quantization
 from models.quantization.matrix import describe_sizes
-from worker.config import Place, WorkerConfig
+from worker.config import WorkerConfig
 from worker.devices.fingerprint import fingerprint
 from worker.devices.selection import choose_dtypes, dtype_name, open_device
+from worker.experts.balancer import Balancer
 from worker.host.memory import ReadPages, release_after_loading
 from worker.host.shortage import times_killed
 from worker.kv import (
@@ -73,13 +74,16 @@ Report = Callable[[str, float], None]
 
 
 class Runner:
+    _balancer: Balancer | None = None
+    """What moves experts by load, once the first steps are done."""
+
     def __init__(self, config: WorkerConfig, report: Report) -> None:
         place = config.place
         self._config = config
         self._device = open_device(config)
         self._dtype, self._cache_dtype = choose_dtypes(config, self._device)
         limits = resolve_limits(config, self._device)
-        self._groups = join_groups(place, self._device.open_group, self._device.target)
+        self._groups = self._join_groups()
         limits = agree(limits, self._groups.minimum)
         steps_behind = config.steps_ahead + place.stages - 1  # steps that may be under way when one starts
         self._stage = self._open_stage(steps_behind + 1)
@@ -118,6 +122,7 @@ class Runner:
         self.facts = self._facts(limits, tasks)
         report("warmup", 0.0)
         self.facts = self._make_ready()
+        self._balancer = self._make_balancer()
         if self._cache.page_toucher is not None:
             self._cache.page_toucher.start()
         report("warmup", 1.0)
@@ -129,6 +134,8 @@ class Runner:
         if self._failed and not step.fresh:
             raise RuntimeError("a step before it failed")
         self._failed = True  # until it has come to its end
+        if self._balancer:
+            self._balancer.before_step()
         if not step.seqs:
             return self._take_part(step)
         if self._cache.page_toucher is not None:
@@ -194,7 +201,21 @@ class Runner:
         if self._stage and outcome.tokens:
             self._stage.send_tokens(outcome.tokens.tokens)
         pooled = self._pool(batch, outcome)
-        return fetch_output(self._device, batch, outcome.tokens, outcome.prompt_tables, pooled)
+        balancer = self._balancer if self._config.place.returns_outputs else None
+        experts = balancer.take_report() if balancer else None
+        return fetch_output(self._device, batch, outcome.tokens, outcome.prompt_tables, pooled, experts)
+
+    def _join_groups(self) -> Groups:
+        config, device = self._config, self._device
+        moves = config.balancing is not None
+        return join_groups(config.place, device.open_group, device.target, moves_experts=moves)
+
+    def _make_balancer(self) -> Balancer | None:
+        """What moves experts by load, which counts from now on."""
+        balancing, place = self._config.balancing, _expert_place(self._config)
+        if balancing is None or place is None or self._groups.experts is None or not self._mixtures:
+            return None
+        return Balancer(self._model, place, self._groups.experts, self._config.place.tensor_size, balancing)
 
     def _make_compute(self, tasks: tuple[str, ...]) -> Compute:
         return Compute(
@@ -223,7 +244,7 @@ class Runner:
         )
 
     def _load(self, limits: WorkerLimits, report: Report) -> ServedModel:
-        config, place = self._config, self._config.place
+        config = self._config
         pages = ReadPages(Path(config.folder))
 
         def loaded(fraction: float) -> None:
@@ -239,7 +260,7 @@ class Runner:
             seed=config.options.seed,
             model_impl=config.options.model_impl,
             trust_remote_code=config.options.trust_remote_code,
-            parallel=_parallel(place, self._groups),
+            parallel=_parallel(config, self._groups),
             max_len=limits.max_model_len,
             conversion=config.conversion,
             pooling=config.pooling,
@@ -257,7 +278,7 @@ class Runner:
             Path(config.folder),
             (self._dtype, self._cache_dtype),
             block_size,
-            _parallel(place, self._groups),
+            _parallel(config, self._groups),
             (place.local_rank, place.local_ranks),
         )
 
@@ -355,14 +376,20 @@ class Runner:
         return tuple(timed)
 
 
-def _parallel(place: Place, groups: Groups) -> Parallel:
+def _expert_place(config: WorkerConfig) -> ExpertPlace | None:
+    """The position of this rank among those that share whole experts, if they do."""
+    place = config.place
+    if place.expert_size == 1:
+        return None
+    redundant = config.balancing.num_redundant_experts if config.balancing else 0
+    return ExpertPlace(
+        place.expert_rank, place.expert_size, place.expert_placement, place.expert_transport, redundant
+    )
+
+
+def _parallel(config: WorkerConfig, groups: Groups) -> Parallel:
     """The position of this rank, as the model's layers see it."""
-    experts = None
-    if place.expert_size > 1:
-        experts = ExpertPlace(
-            place.expert_rank, place.expert_size, place.expert_placement, place.expert_transport
-        )
-    replicas = None
+    place, replicas = config.place, None
     if groups.replicas is not None and place.replica is not None:
         replicas = Replicas(place.replica, place.expert_replicas, groups.replicas)
     return Parallel(
@@ -371,6 +398,6 @@ def _parallel(place: Place, groups: Groups) -> Parallel:
         groups.tensor,
         place.stage,
         place.stages,
-        experts=experts,
+        experts=_expert_place(config),
         replicas=replicas,
     )

@@ -6,9 +6,10 @@ import logging
 from typing import get_args
 
 from engine_core.config import EngineConfig
+from engine_core.experts.options import balancing_of, transport_of
 from engine_core.wire.key_rules import needed
 from models.config import ConfigError, ModelConfig
-from models.parallel.experts import Placement, Transport, check_experts
+from models.parallel.experts import Placement, check_experts
 from models.parallel.shares import check_cut
 from worker.config import Place
 
@@ -18,21 +19,16 @@ _log = logging.getLogger(__name__)
 def check_layout(config: EngineConfig, model: ModelConfig) -> None:
     """Refuse a layout into which the model cannot be cut, before processes are started."""
     check_cut(model, config.tensor_parallel_size, config.pipeline_parallel_size)
+    balancing = balancing_of(config)
     if not config.enable_expert_parallel:
         if config.expert_placement_strategy != "linear":
             raise ConfigError(
                 f"--expert-placement-strategy {config.expert_placement_strategy} goes with "
                 "--enable-expert-parallel: add that, or leave it out"
             )
-        if config.all2all_backend is not None:
-            raise ConfigError(
-                f"--all2all-backend {config.all2all_backend} goes with --enable-expert-parallel: add "
-                "that, or leave it out"
-            )
         return
-    check_experts(model, config.tensor_parallel_size)
+    check_experts(model, config.tensor_parallel_size, balancing.num_redundant_experts if balancing else 0)
     placement_of(config)
-    transport_of(config)
     if config.tensor_parallel_size == 1:
         _log.warning(
             "--enable-expert-parallel does nothing: experts are shared among the workers of "
@@ -48,14 +44,6 @@ def placement_of(config: EngineConfig) -> Placement:
         f"--expert-placement-strategy is '{config.expert_placement_strategy}'; it can be "
         f"{' or '.join(get_args(Placement))}"
     )
-
-
-def transport_of(config: EngineConfig) -> Transport:
-    asked = config.all2all_backend or "allgather_reducescatter"
-    for known in get_args(Transport):
-        if asked == known:
-            return known
-    raise ConfigError(f"--all2all-backend is '{asked}'; it can be {' or '.join(get_args(Transport))}")
 
 
 def backend_of(config: EngineConfig, local_engines: int = 1) -> str:

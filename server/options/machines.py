@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 
 from engine_core.config import EngineConfig, Replicas
+from engine_core.experts.options import balancing_of
 from engine_core.lockstep.halving import check_halves
 from engine_core.wire.key_rules import check_length, needed
 from server.options.reader import OptionError
@@ -36,10 +37,11 @@ def check_nodes(engine: EngineConfig, *, headless: bool, replicas: int, insecure
 
 
 def check_replicas(engine: EngineConfig, replicas: Replicas, *, headless: bool) -> None:
-    """Check the options that put replicas on several machines."""
+    """Check the options that put replicas on several machines, or let them share experts."""
     size = replicas.size
     try:
         check_halves(engine, size if engine.enable_expert_parallel else 1)
+        balancing_of(engine)
     except ValueError as error:
         raise OptionError(str(error)) from error
     if engine.enable_expert_parallel and size > 1:

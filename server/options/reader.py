@@ -51,6 +51,10 @@ class Option:
         return get_origin(self.type) is list
 
     @property
+    def is_object(self) -> bool:
+        return get_origin(self.type) is dict
+
+    @property
     def written_default(self) -> str:
         """The default as the reference page shows it; empty if there is nothing to show."""
         if self.is_switch:
@@ -82,8 +86,8 @@ class Option:
         if self.doc.read is not None and not isinstance(given, bool | None):
             return self.doc.read(str(given))
         if isinstance(given, str):
-            if get_origin(self.type) is dict:
-                return _json_object(given)
+            if self.is_object:
+                return json_object(given)
             if given.strip().lower() in ("none", "null") and self.default is None:
                 return None
         return msgspec.convert(given, self.type, strict=False)
@@ -159,7 +163,7 @@ def _as_list(given: object) -> list[object]:
     return items
 
 
-def _json_object(text: str) -> dict[str, object]:
+def json_object(text: str) -> dict[str, object]:
     try:
         value = json.loads(text)
     except ValueError as error:

@@ -19,6 +19,7 @@ import msgspec
 
 from engine_core.config import WORKERS, EngineConfig, Replicas
 from server.options.access import ACCESS, AccessOptions
+from server.options.dotted import undotted
 from server.options.machines import check_nodes, check_replicas
 from server.options.names import shown_name
 from server.options.reader import (
@@ -308,7 +309,7 @@ def parse(
     parser = build_parser(command, OPTIONS, VLLM_FLAGS, _EPILOG)
     parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="Folder, hub id, GGUF file; or demo.")
     parser.add_argument("--config", metavar="FILE", help="YAML file of options.")
-    given = vars(parser.parse_args(canonical(arguments, parser)))
+    given = vars(parser.parse_args(canonical(undotted(arguments, OPTIONS), parser)))
     for other in VLLM_FLAGS:
         if other.flag in given:
             other.check(given.pop(other.flag))

@@ -11,7 +11,7 @@ import json
 from server.options.reader import OptionError, VllmFlag
 
 _SWITCHES = """
-    skip-tokenizer-init enable-prompt-embeds enable-sleep-mode enable-eplb
+    skip-tokenizer-init enable-prompt-embeds enable-sleep-mode
     numa-bind enable-fault-tolerance enable-ssl-refresh enable-auto-tool-choice
     exclude-tools-when-tool-choice-none enable-lora fully-sharded-loras enable-per-request-metrics
     enable-log-outputs log-error-stack grpc enable-offline-docs language-model-only kv-cache-metrics
@@ -47,7 +47,6 @@ _VALUES: dict[str, tuple[str, ...]] = {
     "prefill-context-parallel-size": ("1",),
     "data-parallel-rank": ("0",),
     "data-parallel-backend": ("mp",),
-    "eplb-config": (),
     "device-ids": (),
     "worker-cls": ("auto",),
     "worker-extension-cls": ("",),

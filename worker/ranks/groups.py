@@ -228,6 +228,13 @@ class Groups:
     links: Links | None = None
     replicas: TurnGroup | None = None
     """The ranks of this one's number in all replicas that share experts."""
+    both: Group | None = None
+    """The ranks of this stage in all replicas that share experts, if those exchange experts."""
+
+    @property
+    def experts(self) -> Collectives | None:
+        """All ranks that share whole experts."""
+        return self.both or self.replicas or self.tensor
 
     def minimum(self, number: int) -> int:
         """The smallest of the numbers with which all ranks call this."""
@@ -237,20 +244,29 @@ class Groups:
 
     def close(self) -> None:
         links = (self.links.stream, self.links.tokens) if self.links else ()
-        for group in (self.world, self.tensor, self.replicas, *links):
+        for group in (self.world, self.tensor, self.replicas, self.both, *links):
             if group is not None:
                 group.close()
 
 
-def join_groups(place: Place, open_group: Callable[[Membership], Group], target: torch.device) -> Groups:
+def join_groups(
+    place: Place,
+    open_group: Callable[[Membership], Group],
+    target: torch.device,
+    *,
+    moves_experts: bool = False,
+) -> Groups:
     """Find the other ranks. `open_group` makes a group that exchanges tensors of the device `target`."""
-    world, replicas = None, None
+    world, replicas, both = None, None, None
     if place.expert_replicas > 1:
         size, number = place.expert_replicas, place.replica or 0
         member = _members(place, place.expert_rendezvous, size * place.size)
         world = HostGroup(member("world", number * place.size + place.rank, size * place.size))
         replicas = TurnGroup(open_group(member(f"replicas {place.rank}", number, size)), number)
         replicas.all_reduce(torch.zeros(1, device=target))
+        if moves_experts and place.tensor_size > 1:
+            both = open_group(member(f"experts {place.stage}", place.expert_rank, place.expert_size))
+            both.all_reduce(torch.zeros(1, device=target))
     if place.size == 1:
         return Groups(world, replicas=replicas)
     member = _members(place, place.rendezvous, place.size)
@@ -267,7 +283,7 @@ def join_groups(place: Place, open_group: Callable[[Membership], Group], target:
             for what in ("stream", "tokens")
         )
         links = Links(stream, tokens)
-    return Groups(world, tensor, links, replicas)
+    return Groups(world, tensor, links, replicas, both)
 
 
 def _members(place: Place, rendezvous: str, size: int) -> Callable[[str, int, int], Membership]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from worker.devices.base import Device, Fetch
 from worker.pooling.plan import PooledVectors
-from worker.protocol import StepInput, StepOutput, TokenLogprobs, Vectors
+from worker.protocol import ExpertReport, StepInput, StepOutput, TokenLogprobs, Vectors
 from worker.sampling.logprobs import unpack_logprobs
 from worker.sampling.sampler import SampledTokens
 from worker.steps.batch import Batch
@@ -27,6 +27,7 @@ def fetch_output(
     tokens: SampledTokens | None,
     prompt_tables: list[Tensor],
     pooled: PooledVectors,
+    experts: ExpertReport | None,
 ) -> StepHandle:
     """Start the one copy to the host. Slots may have other sequences when the handle is read."""
     tables = [*(tokens.logprobs if tokens else []), *prompt_tables]
@@ -40,7 +41,9 @@ def fetch_output(
     shapes = [(table.shape[0], table.shape[1]) for table in tables]
     vectors = [(row, tuple(vectors.shape)) for row, vectors in zip(pooled.rows, pooled.vectors, strict=True)]
     compiled = device.kernel_compilations
-    return StepHandle(batch.step, batch, shapes, vectors, pooled.failed, compiled, device.fetch(packed))
+    return StepHandle(
+        batch.step, batch, shapes, vectors, pooled.failed, compiled, experts, device.fetch(packed)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,7 @@ class StepHandle:
     _refused: dict[int, str]
     _compiled: int
     """How many kernels the worker has compiled so far."""
+    _experts: ExpertReport | None
     _fetch: Fetch
 
     def result(self) -> StepOutput:
@@ -84,6 +88,7 @@ class StepHandle:
             failed=failed,
             pooled=pooled,
             kernel_compilations=self._compiled,
+            experts=self._experts,
         )
 
     def _tables(self, words: np.ndarray) -> Iterator[np.ndarray]:

@@ -147,6 +147,21 @@ def test_the_exchange_of_tokens_reaches_every_rank() -> None:
 
     assert exchanges() == {"allgather_reducescatter"}
     assert exchanges(all2all_backend="all_to_all") == {"all_to_all"}
+    assert exchanges(enable_eplb=True) == {"all_to_all"}
+
+
+def test_copies_of_experts_that_cannot_be_divided_are_refused(tmp_path: Path) -> None:
+    model = read_config(tiny_checkpoint("Qwen3MoeForCausalLM", tmp_path))
+
+    def balanced(ranks: int, redundant: int) -> EngineConfig:
+        config: dict[str, object] = {"num_redundant_experts": redundant}
+        return asked(ranks, enable_expert_parallel=True, enable_eplb=True, eplb_config=config)
+
+    with pytest.raises(ValueError, match=r"7 experts and 4 redundant ones .* 2 ranks; .*experts 3 or 5$"):
+        check_layout(balanced(2, 4), model)
+    with pytest.raises(ValueError, match=r"7 experts and 2 redundant ones .* 4 ranks; .*experts 1 or 5$"):
+        check_layout(balanced(4, 2), model)
+    check_layout(balanced(2, 1), model)
 
 
 def test_layouts_of_experts_that_cannot_be(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

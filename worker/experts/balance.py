@@ -76,6 +76,31 @@ def improve(
     return found if gains else current
 
 
+def stay(current: ExpertMap, found: ExpertMap, ranks: int) -> ExpertMap:
+    """The map `found`, with experts that remain on a rank at their places there, so that fewer are moved."""
+    held = len(current.experts) // ranks
+    experts = list(current.experts)
+    for start in range(0, len(experts), held):
+        coming = list(found.experts[start : start + held])
+        left: list[int] = []
+        for place in range(start, start + held):
+            if current.experts[place] in coming:
+                coming.remove(current.experts[place])
+            else:
+                left.append(place)
+        for place, expert in zip(left, coming, strict=True):
+            experts[place] = expert
+    return map_of(experts, len(current.copies))
+
+
+def map_of(layout: Sequence[int], experts: int) -> ExpertMap:
+    """The map that has these of so many experts at its places."""
+    copies: list[list[int]] = [[] for _ in range(experts)]
+    for place, expert in enumerate(layout):
+        copies[expert].append(place)
+    return ExpertMap(tuple(layout), tuple(map(tuple, copies)))
+
+
 def _check(experts: int, places: int, ranks: int, nodes: int, groups: int) -> None:
     if places < experts:
         raise ValueError(f"{experts} experts need as many places, and there are {places}")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from untimed import untimed
 
-from engine_core.experts.balance import balance, first_map, improve
+from worker.experts.balance import balance, first_map, improve, stay
 
 LOADS = [
     [90, 132, 40, 61, 104, 165, 39, 4, 73, 56, 183, 86],
@@ -132,3 +134,22 @@ def test_what_is_kept_or_taken_is_never_worse(layout: tuple[list[float], int, di
     found = improve(start, loads, **sizes)
     assert found.balancedness(loads, sizes["ranks"]) >= start.balancedness(loads, sizes["ranks"])
     assert improve(found, loads, **sizes) == found
+
+
+@SEVERAL
+@given(layouts())
+def test_experts_that_remain_on_a_rank_keep_their_places(
+    layout: tuple[list[float], int, dict[str, int]],
+) -> None:
+    loads, places, sizes = layout
+    ranks, held = sizes["ranks"], places // sizes["ranks"]
+    start = first_map(len(loads), places)
+    wanted = balance(loads, places, ranks=ranks)
+    found = stay(start, wanted, ranks)
+    assert found.loads_of_ranks(loads, ranks) == pytest.approx(wanted.loads_of_ranks(loads, ranks))
+    for rank in range(ranks):
+        here = slice(rank * held, (rank + 1) * held)
+        before, after = Counter(start.experts[here]), Counter(found.experts[here])
+        assert after == Counter(wanted.experts[here])
+        pairs = zip(start.experts[here], found.experts[here], strict=True)
+        assert sum(old == new for old, new in pairs) == (before & after).total()

@@ -1,0 +1,60 @@
+"""Flags with dots, --hf-overrides.rope_theta 1e6, which give one part of an option that is an object."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from server.options.reader import Option, OptionError, json_object
+
+
+def undotted(arguments: Sequence[str], options: Sequence[Option]) -> list[str]:
+    """Gather the parts of each option in the JSON of its own flag; what stands later counts."""
+    dotted = {
+        option.flag
+        for option in options
+        if option.is_object and any(_is_part(a, option.flag) for a in arguments)
+    }
+    words: list[str] = []
+    objects: dict[str, dict[str, object]] = {}
+    rest = iter(arguments)
+    for argument in rest:
+        name, equals, value = argument.partition("=")
+        flag, _, path = name.partition(".")
+        flag = flag.replace("_", "-")
+        if flag not in dotted:
+            words.append(argument)
+            continue
+        if not equals and (value := next(rest, "")) == "":
+            raise OptionError(f"{name} needs a value")
+        inner = objects.setdefault(flag, {})
+        if path:
+            _put(inner, path.replace("-", "_").split("."), value, name)
+        else:
+            inner.update(_whole(value, flag))
+    return [*words, *(word for flag, value in objects.items() for word in (flag, json.dumps(value)))]
+
+
+def _is_part(argument: str, flag: str) -> bool:
+    head, dot, _ = argument.partition("=")[0].partition(".")
+    return bool(dot) and head.replace("_", "-") == flag
+
+
+def _put(inner: dict[str, object], path: list[str], text: str, name: str) -> None:
+    *outer, last = path
+    for key in outer:
+        found = inner.setdefault(key, {})
+        if not isinstance(found, dict):
+            raise OptionError(f"{name}: {key} is given as something else than an object")
+        inner = found
+    try:
+        inner[last] = json.loads(text)
+    except ValueError:
+        inner[last] = text
+
+
+def _whole(text: str, flag: str) -> dict[str, object]:
+    try:
+        return json_object(text)
+    except ValueError as error:
+        raise OptionError(f"{flag}: {error}") from error

@@ -1,0 +1,46 @@
+"""Real ranks whose experts are copied and moved by load: no bit of any answer changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from mixtures import FAMILIES
+from ranks import Layout, Ranks
+from replica_texts import run
+from tiny import tiny_checkpoint
+
+from worker.experts.options import Balancing
+
+LENGTH = 9
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    ranks = Ranks(4, tmp_path_factory.mktemp("rendezvous"))
+    yield ranks
+    ranks.stop()
+
+
+def balancing(copies: int, use_async: bool) -> Balancing:
+    """Load is measured before the steps 1, 4, 7, ..., when some replicas are done and idle."""
+    return Balancing(num_redundant_experts=copies, window_size=4, step_interval=3, use_async=use_async)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_answers_are_the_same_before_during_and_after_moves(
+    family: str, ranks: Ranks, tmp_path: Path
+) -> None:
+    folder = tiny_checkpoint(family, tmp_path, **FAMILIES[family])
+    fixed = run(ranks, folder, Layout(1, 1, "linear", "all_to_all", 4), length=LENGTH)
+    for tensor, replicas, use_async in ((2, 1, True), (1, 2, False), (1, 4, True), (2, 2, True)):
+        layout = Layout(tensor, 1, "linear", "all_to_all", replicas)
+        found = run(ranks, folder, layout, length=LENGTH, balancing=balancing(tensor * replicas, use_async))
+        for text, expected in zip(found, fixed, strict=False):
+            assert (text.tokens, text.logprobs) == (expected.tokens, expected.logprobs)
+        rearranged = sum(len(report.rearrangements) for report in found[0].reports)
+        assert rearranged >= 1
+        measured = [report.balancedness for report in found[0].reports if report.balancedness]
+        assert len(measured) > 2
+        assert all(1 / layout.size / replicas <= each.least <= each.p90 <= each.p50 <= 1 for each in measured)

@@ -1,0 +1,189 @@
+"""Copies and moves the experts of this rank's layers by measured load, in step with all that share them.
+
+Nobody decides for others: ranks that share experts take the same steps, count them alike, exchange what they
+have measured, and compute the same maps.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from models.layers.expert_transport import ApartTransport
+from models.layers.experts import Experts
+from models.model import ServedModel
+from models.parallel.experts import ExpertPlace
+from models.parallel.parallel import Collectives
+from models.parallel.stages import Layers
+from worker.experts.balance import ExpertMap, improve, map_of, stay
+from worker.experts.moving import bytes_at, choose_sources, form_of, move
+from worker.experts.options import Balancing
+from worker.experts.window import LoadWindow
+from worker.protocol import Balancedness, ExpertReport
+
+logger = logging.getLogger(__name__)
+
+SHOWN_EVERY = 32
+"""The number of steps after which totals of tokens are fetched again, if they are to be shown."""
+
+
+@dataclass(slots=True)
+class _Layer:
+    """A layer with experts, and where they lie now."""
+
+    number: int
+    experts: Experts
+    transport: ApartTransport
+    map: ExpertMap
+    moves: bool = True
+    """Whether bytes of its experts may be exchanged."""
+
+
+class Balancer:
+    def __init__(
+        self,
+        model: ServedModel,
+        place: ExpertPlace,
+        group: Collectives,
+        tensor_size: int,
+        balancing: Balancing,
+    ) -> None:
+        """`group`: all ranks that share experts, of which each `tensor_size` have the same tokens."""
+        self._place, self._group, self._options = place, group, balancing
+        self._tensor_size = tensor_size
+        self._layers = _find(model, place)
+        self._totals = _count(self._layers)
+        self._window = LoadWindow(self._totals, balancing.window_size)
+        self._steps = self._shown = 0
+        self._loads: list[list[int]] = []
+        self._left: deque[int] = deque()
+        """The layers that are still to be rearranged for the loads of the last measurement."""
+        self._moved, self._seconds = 0, 0.0
+        """What the rearrangement under way has done: layers, and the time of their moves."""
+        self._balancedness: Balancedness | None = None
+        self._rearrangements: list[float] = []
+        self._compare_forms()
+
+    @torch.inference_mode()
+    def before_step(self) -> None:
+        """Do what is due before a step: measure, or rearrange a layer, or all."""
+        self._window.advance()
+        self._steps += 1
+        since = self._steps - self._options.first_step
+        if since >= 0 and since % self._options.step_interval == 0 and not self._left:
+            self._measure()
+        while self._left:
+            self._rearrange(self._left.popleft())
+            if not self._left and self._moved:
+                self._rearrangements.append(self._seconds)
+                logger.info("rearranged %d layers of experts in %.3f s", self._moved, self._seconds)
+                self._moved, self._seconds = 0, 0.0
+            if self._options.use_async:
+                return
+
+    def take_report(self) -> ExpertReport | None:
+        """What has not been reported yet; None if there is nothing."""
+        shows = self._options.show_load and self._steps - self._shown >= SHOWN_EVERY
+        if self._balancedness is None and not self._rearrangements and not shows:
+            return None
+        tokens: dict[int, list[int]] = {}
+        if shows:
+            self._shown = self._steps
+            rows = self._totals.tolist()
+            tokens = {
+                layer.number: row[: layer.experts.count]
+                for layer, row in zip(self._layers, rows, strict=True)
+            }
+        report = ExpertReport(self._balancedness, tuple(self._rearrangements), tokens)
+        self._balancedness, self._rearrangements = None, []
+        return report
+
+    def _compare_forms(self) -> None:
+        """Leave alone layers whose experts differ in form, on this rank or between ranks."""
+        device = self._totals.device
+        own = torch.tensor([form_of(layer.experts) for layer in self._layers], device=device)
+        for others in self._of_all(own):
+            for layer, mine, other in zip(self._layers, own.tolist(), others.tolist(), strict=True):
+                layer.moves = layer.moves and mine == other != 0
+        fixed = [layer.number for layer in self._layers if not layer.moves]
+        if fixed:
+            logger.warning("experts of the layers %s differ in form: they stay where they are", fixed)
+
+    def _measure(self) -> None:
+        everyone = self._of_all(self._window.loads())
+        loads = torch.stack(everyone[:: self._tensor_size]).sum(0).tolist()
+        self._loads = [row[: layer.experts.count] for layer, row in zip(self._layers, loads, strict=True)]
+        found = [
+            layer.map.balancedness(row, self._place.size)
+            for layer, row in zip(self._layers, self._loads, strict=True)
+        ]
+        self._balancedness = summary = summarize(found)
+        if self._options.log_balancedness:
+            logger.info(
+                "balancedness of experts over %d ranks: %.3f on average, %.3f in half of the layers, %.3f in "
+                "nine of ten, at least %.3f",
+                *(self._place.size, summary.average, summary.p50, summary.p90, summary.least),
+            )
+        self._left.extend(number for number, layer in enumerate(self._layers) if layer.moves)
+
+    def _rearrange(self, number: int) -> None:
+        """Move the experts of a layer, if that spreads its load better."""
+        layer, size = self._layers[number], self._place.size
+        found = improve(layer.map, self._loads[number], ranks=size)
+        if found is layer.map:
+            return
+        found = stay(layer.map, found, size)
+        started = time.monotonic()
+        held = len(found.experts) // size
+        sources = choose_sources(layer.map.experts, found.experts, held)
+        move(bytes_at(layer.experts), sources, held, self._place.rank, size, self._group)
+        layer.transport.place_experts(found.experts)
+        layer.map = found
+        self._moved += 1
+        self._seconds += time.monotonic() - started
+
+    def _of_all(self, own: Tensor) -> list[Tensor]:
+        """The tensors of all ranks that share experts."""
+        everyone = [torch.empty_like(own) for _ in range(self._place.size)]
+        self._group.exchange([own] * self._place.size, everyone).wait()
+        return everyone
+
+
+def summarize(layers: Sequence[float]) -> Balancedness:
+    """The balancedness of layers in four numbers."""
+    falling = sorted(layers, reverse=True)
+
+    def of_share(tenths: int) -> float:
+        """The value that so many tenths of the layers reach."""
+        return falling[-(-len(falling) * tenths // 10) - 1]
+
+    return Balancedness(falling[-1], of_share(5), of_share(9), sum(falling) / len(falling))
+
+
+def _find(model: ServedModel, place: ExpertPlace) -> list[_Layer]:
+    """The layers with whole experts, under their numbers in the whole model."""
+    found: list[_Layer] = []
+    for run in model.modules():
+        if not isinstance(run, Layers):
+            continue
+        for number, layer in zip(run.numbers, run, strict=True):
+            for each in layer.modules():
+                if isinstance(each, Experts) and each.apart is not None:
+                    layout = map_of(place.layout(each.count), each.count)
+                    found.append(_Layer(number, each, each.apart, layout))
+    return found
+
+
+def _count(layers: Sequence[_Layer]) -> Tensor:
+    """Let layers count their tokens from now on, in one table [L, E]."""
+    device = layers[0].experts.gate_up[0].device
+    totals = torch.zeros(len(layers), max(layer.experts.count for layer in layers), device=device).long()
+    for layer, row in zip(layers, totals, strict=True):
+        layer.transport.tokens = row[: layer.experts.count]
+    return totals
