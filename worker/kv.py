@@ -155,6 +155,34 @@ def describe_small_cache(layers: Sequence[CachedAttention], dtype: torch.dtype) 
     return f"the KV cache is in {name}, by the checkpoint's scales in {scaled} of {len(layers)} layers"
 
 
+def bytes_beside_cache(
+    config: WorkerConfig,
+    limits: WorkerLimits,
+    device: Device,
+    layers: Sequence[CachedAttention],
+    dtype: torch.dtype,
+    tasks: Sequence[str],
+) -> int:
+    """An upper bound of the bytes that steps take beside weights and cache, recorded ones among them."""
+    model, place = config.model, config.place
+    generates, pools = "generate" in tasks, any(task != "generate" for task in tasks)
+    ranks, replicas = place.tensor_size, place.expert_replicas
+
+    def attention(tokens: int) -> int:
+        return device.attention_bytes(layers, tokens, limits.max_model_len, dtype)
+
+    step = step_bytes(model, limits, dtype, pools=pools, ranks=ranks, replicas=replicas)
+    step += attention(limits.max_num_batched_tokens)
+    if not place.alone:
+        return step
+    return step + device.recording_bytes(
+        limits.max_num_seqs,
+        per_row=4 * 4 * model.vocab_size if generates else 0,  # logits; copies, to cap, mask and rank them
+        per_token=_token_numbers(model, 1) * dtype.itemsize,
+        attention=attention,
+    )
+
+
 def step_bytes(
     model: ModelConfig,
     limits: WorkerLimits,
@@ -180,16 +208,6 @@ def step_bytes(
         + Slots.nbytes(limits.max_num_seqs, limits.max_model_len, limits.block_size)
         + GIB // 2  # libraries' own workspaces and fragmentation
     )
-
-
-def token_bytes(model: ModelConfig, dtype: torch.dtype) -> int:
-    """An upper bound of the bytes that a token takes in a layer, those of attention left out."""
-    return _token_numbers(model, 1) * dtype.itemsize
-
-
-def logits_bytes(model: ModelConfig) -> int:
-    """An upper bound of the bytes that the logits of a row take while they are sampled."""
-    return 4 * 4 * model.vocab_size
 
 
 def _token_numbers(model: ModelConfig, ranks: int) -> int:

@@ -38,12 +38,10 @@ from worker.kv import (
     Cache,
     bind_cache,
     block_bytes,
+    bytes_beside_cache,
     describe_small_cache,
-    logits_bytes,
     no_cache,
     size_cache,
-    step_bytes,
-    token_bytes,
 )
 from worker.limits import WorkerLimits, agree, fit_whole_sequences, resolve_limits
 from worker.pooling.hidden import HiddenStore
@@ -289,21 +287,7 @@ class Runner:
         layers, place = self._model.attention_layers(), config.place
         stores_hidden = bool(whole_tasks(tasks, self._model.pooler)) and place.stage == place.stages - 1
         width = config.model.output_size if stores_hidden else 0
-        pools = tasks != ("generate",)
-        ranks, replicas = place.tensor_size, place.expert_replicas
-        step = step_bytes(config.model, limits, dtype, pools=pools, ranks=ranks, replicas=replicas)
-
-        def attention(tokens: int) -> int:
-            return device.attention_bytes(layers, tokens, limits.max_model_len, dtype)
-
-        step += attention(limits.max_num_batched_tokens)
-        if place.alone:
-            step += device.recording_bytes(
-                limits.max_num_seqs,
-                per_row=logits_bytes(config.model) if "generate" in tasks else 0,
-                per_token=token_bytes(config.model, dtype),
-                attention=attention,
-            )
+        step = bytes_beside_cache(config, limits, device, layers, dtype, tasks)
         size = size_cache(
             config,
             limits,
