@@ -15,6 +15,7 @@ from tiny import tiny_checkpoint
 
 from models.config import read_config
 from models.parallel.experts import Transport
+from worker.experts.options import Balancing
 from worker.protocol import NewSeq, Sampling, SeqStep, StepInput, StepOutput
 
 PROMPTS = [[list(range(40, 63)), [9, 8, 7, 6, 5, 4]], [list(range(60, 77)), [3, 250, 4, 1]]]
@@ -60,11 +61,16 @@ def steps_of(replica: int) -> list[StepInput]:
 
 
 def run(
-    ranks: Ranks, folder: Path, layout: Layout, first_halves: Sequence[Sequence[int]] | None = None
+    ranks: Ranks,
+    folder: Path,
+    layout: Layout,
+    first_halves: Sequence[Sequence[int]] | None = None,
+    balancing: Balancing | None = None,
 ) -> list[list[StepOutput]]:
     """The outputs of both replicas, in whole steps or in halves."""
     shared = ranks.rendezvous()
     config = worker_config(folder=str(folder), model=read_config(folder, {}), **SIZE)
+    config = replace(config, balancing=balancing)
     replicas = [layout.places_of(number, ranks.rendezvous(), shared) for number in range(layout.replicas)]
     ranks.open([replace(config, place=place) for places in replicas for place in places])
     pipes = [ranks.pipes[number * layout.size :][: layout.size] for number in range(layout.replicas)]
@@ -104,6 +110,18 @@ def test_halves_have_the_bits_of_whole_steps(
     assert sum(token >= 0 for outputs in whole for each in outputs for token in each.tokens) == 15
     assert run(ranks, folder, layout, MIDDLES) == whole
     assert run(ranks, folder, layout, UNEVEN) == whole
+
+
+def test_experts_may_move_between_steps_of_halves(ranks: Ranks, tmp_path: Path) -> None:
+    """A token of a half may go to another copy of an expert than in the whole step."""
+    folder = tiny_checkpoint("Qwen2MoeForCausalLM", tmp_path, **FAMILIES["Qwen2MoeForCausalLM"])
+    layout, moving = (
+        Layout(1, 1, "linear", "all_to_all", 2),
+        Balancing(num_redundant_experts=2, step_interval=2),
+    )
+    whole, moved = run(ranks, folder, layout), run(ranks, folder, layout, UNEVEN, moving)
+    assert any(each.experts for each in moved[0])
+    assert [[replace(each, experts=None) for each in outputs] for outputs in moved] == whole
 
 
 def test_a_step_of_two_stages_has_halves_too(ranks: Ranks, tmp_path: Path) -> None:
