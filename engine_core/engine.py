@@ -354,7 +354,7 @@ class Engine:
         """The output of the oldest step in flight, whose time is learned."""
         try:
             output = future.result()
-            self._scheduler.counters.kernel_compilations = output.kernel_compilations
+            self._scheduler.counters.heed(output)
             return output
         finally:
             seconds = time.monotonic() - self.progress.since

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from engine_core.rates import Rates, StepBuckets
+from engine_core.rates import ExpertStats, Rates, StepBuckets
 from engine_core.reasons import MissReason
 from worker.protocol import Pooling, Sampling, TokenLogprobs, Vectors, WorkerFacts
 
@@ -291,6 +291,8 @@ class Stats(msgspec.Struct, frozen=True, tag=True, gc=False):
     landed: StepBuckets | None = None
     kernel_compilations: int = 0
     """The kernels that the worker has compiled since its start, in total."""
+    experts: ExpertStats | None = None
+    """News of experts that are balanced by load, once there are any."""
 
 
 PHASES = {

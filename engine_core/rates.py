@@ -1,6 +1,6 @@
 """How fast an engine works, how long its answers get, and what its steps are made of.
 
-Servers and engines compute waits from the first two; the last is for metrics.
+Servers and engines compute waits from the first two; the last, and what is told of experts, is for metrics.
 """
 
 from __future__ import annotations
@@ -9,10 +9,15 @@ from math import expm1
 
 import msgspec
 
+from worker.protocol import Balancedness
+
 STEP_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """vLLM's bounds for the tokens of a step."""
 STEP_ROWS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+REARRANGEMENT_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
 
 class Rates(msgspec.Struct, frozen=True, gc=False):
@@ -54,6 +59,17 @@ class StepBuckets(msgspec.Struct, frozen=True, gc=False):
     """The rows that read a prompt, or a chunk of one."""
     texts: Buckets
     """The rows of texts to be pooled."""
+
+
+class ExpertStats(msgspec.Struct, frozen=True, gc=False):
+    """How evenly experts are spread over ranks, and how often they were moved for that."""
+
+    balancedness: Balancedness | None
+    """What was measured last."""
+    rearrangements: Buckets
+    """The seconds that moves took in each rearrangement."""
+    tokens: dict[int, list[int]]
+    """layer -> the tokens that took each expert, in total; nothing if they are not to be shown."""
 
 
 def expected_length(most: float, stop_rate: float) -> float:

@@ -16,7 +16,7 @@ from prometheus_client.utils import floatToGoString
 
 from engine_core.client.replica import Replica
 from engine_core.protocol import Stats
-from engine_core.rates import STEP_ROWS, STEP_SECONDS, STEP_TOKENS
+from engine_core.rates import REARRANGEMENT_SECONDS, STEP_ROWS, STEP_SECONDS, STEP_TOKENS, Buckets
 
 LABELS = ["model_name", "engine"]
 
@@ -43,6 +43,7 @@ class EngineNumbers(Collector):
             yield family
         yield self._waiting(stats_of)
         yield from self._steps(stats_of)
+        yield from self._experts(stats_of)
 
     def _waiting(self, stats_of: Mapping[str, Stats]) -> Metric:
         """The requests that wait, by vLLM's two reasons."""
@@ -60,13 +61,46 @@ class EngineNumbers(Collector):
         """Histograms over the steps that have landed."""
         for name, field, bounds, text in _STEP_HISTOGRAMS:
             family = HistogramMetricFamily(name, text, labels=LABELS)
-            names = [*map(floatToGoString, bounds), "+Inf"]
             for number, stats in stats_of.items():
                 if stats.landed is not None:
-                    buckets = getattr(stats.landed, field)
-                    counts = zip(names, accumulate(buckets.counts), strict=True)
-                    family.add_metric([self._model, number], list(counts), buckets.total)
+                    self._add(family, number, bounds, getattr(stats.landed, field))
             yield family
+
+    def _experts(self, stats_of: Mapping[str, Stats]) -> Iterator[Metric]:
+        """Metrics of experts that are balanced by load, where they are."""
+        told = {number: stats.experts for number, stats in stats_of.items() if stats.experts is not None}
+        if not told:
+            return
+        for ending, field, text in _BALANCEDNESS:
+            gauge = GaugeMetricFamily(f"vllm:eplb_balancedness_{ending}", text, labels=LABELS)
+            for number, experts in told.items():
+                if experts.balancedness is not None:
+                    gauge.add_metric([self._model, number], getattr(experts.balancedness, field))
+            yield gauge
+        count = CounterMetricFamily(
+            "vllm:eplb_rearrangements", "Rearrangements of experts that moved any.", labels=LABELS
+        )
+        seconds = HistogramMetricFamily(
+            "vllm:eplb_rearrangement_seconds", "Seconds of a rearrangement's moves.", labels=LABELS
+        )
+        tokens = CounterMetricFamily(
+            "facet:expert_tokens", "Tokens that took an expert.", labels=[*LABELS, "layer", "expert"]
+        )
+        for number, experts in told.items():
+            count.add_metric([self._model, number], sum(experts.rearrangements.counts))
+            self._add(seconds, number, REARRANGEMENT_SECONDS, experts.rearrangements)
+            for layer, totals in experts.tokens.items():
+                for expert, total in enumerate(totals):
+                    tokens.add_metric([self._model, number, str(layer), str(expert)], total)
+        yield from (count, seconds, tokens)
+
+    def _add(
+        self, family: HistogramMetricFamily, number: str, bounds: Sequence[float], buckets: Buckets
+    ) -> None:
+        """Show a histogram of the engine with this number."""
+        names = [*map(floatToGoString, bounds), "+Inf"]
+        counts = zip(names, accumulate(buckets.counts), strict=True)
+        family.add_metric([self._model, number], list(counts), buckets.total)
 
 
 _NUMBERS = (
@@ -101,3 +135,11 @@ _STEP_HISTOGRAMS = (
     ("facet:step_pooled_rows", "texts", STEP_ROWS, "Texts to be pooled in a step."),
 )
 """Name, the field of StepBuckets that it shows, its bounds, its help text."""
+
+_BALANCEDNESS = (
+    ("min", "least", "Balancedness of experts, mean load of ranks by the largest, of the worst layer."),
+    ("p50", "p50", "Balancedness of experts that half of the layers reach."),
+    ("p90", "p90", "Balancedness of experts that nine of ten layers reach."),
+    ("avg", "average", "Balancedness of experts, the mean of all layers."),
+)
+"""End of a metric's name, the field of Balancedness that it shows, its help text."""

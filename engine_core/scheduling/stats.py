@@ -7,8 +7,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from engine_core.protocol import Stats
-from engine_core.rates import STEP_ROWS, STEP_SECONDS, STEP_TOKENS, Buckets, Rates, StepBuckets
+from engine_core.rates import (
+    REARRANGEMENT_SECONDS,
+    STEP_ROWS,
+    STEP_SECONDS,
+    STEP_TOKENS,
+    Buckets,
+    ExpertStats,
+    Rates,
+    StepBuckets,
+)
 from engine_core.scheduling.step_builder import PlannedStep
+from worker.protocol import Balancedness, ExpertReport, StepOutput
 
 _INTERVAL = 0.25  # seconds: a gauge read by people and by scrapers needs no more
 
@@ -56,6 +66,29 @@ class LandedSteps:
         )
 
 
+class BalancedExperts:
+    """What the worker has told of experts that are balanced by load."""
+
+    def __init__(self) -> None:
+        self._seconds = _Histogram(REARRANGEMENT_SECONDS)
+        self._balancedness: Balancedness | None = None
+        self._tokens: dict[int, list[int]] = {}
+        self._told = False
+
+    def take(self, report: ExpertReport) -> None:
+        self._told = True
+        self._balancedness = report.balancedness or self._balancedness
+        self._tokens = report.tokens or self._tokens
+        for seconds in report.rearrangements:
+            self._seconds.observe(seconds)
+
+    @property
+    def stats(self) -> ExpertStats | None:
+        if not self._told:
+            return None
+        return ExpertStats(self._balancedness, self._seconds.buckets, self._tokens)
+
+
 @dataclass(slots=True)
 class Counters:
     """Running totals since the start."""
@@ -68,6 +101,13 @@ class Counters:
     kernel_compilations: int = 0
     """What the worker told last."""
     landed: LandedSteps = field(default_factory=LandedSteps)
+    experts: BalancedExperts = field(default_factory=BalancedExperts)
+
+    def heed(self, output: StepOutput) -> None:
+        """Take over what the output of a step says of the worker."""
+        self.kernel_compilations = output.kernel_compilations
+        if output.experts is not None:
+            self.experts.take(output.experts)
 
     def stats(
         self,
@@ -96,6 +136,7 @@ class Counters:
             waiting_tokens=waiting_tokens,
             landed=self.landed.buckets,
             kernel_compilations=self.kernel_compilations,
+            experts=self.experts.stats,
         )
 
 

@@ -13,9 +13,18 @@ from shown_metrics import labels_by_name
 
 from engine_core.client.replica import Replica
 from engine_core.protocol import Stats, Timing
-from engine_core.rates import STEP_ROWS, STEP_SECONDS, STEP_TOKENS, Buckets, StepBuckets
+from engine_core.rates import (
+    REARRANGEMENT_SECONDS,
+    STEP_ROWS,
+    STEP_SECONDS,
+    STEP_TOKENS,
+    Buckets,
+    ExpertStats,
+    StepBuckets,
+)
 from server.metrics import Metrics
 from worker import logs
+from worker.protocol import Balancedness
 
 LABELS = '{engine="0",model_name="m"}'
 
@@ -119,6 +128,27 @@ def test_the_makeup_of_steps_and_why_requests_wait_are_shown() -> None:
     assert found['facet:step_seconds_bucket{engine="0",le="0.002",model_name="m"}'] == 2
     assert found[f"vllm:iteration_tokens_total_sum{LABELS}"] == 12
     assert found[f"facet:step_pooled_rows_count{LABELS}"] == 0
+
+
+def test_experts_that_are_balanced_by_load_are_shown() -> None:
+    metrics = Metrics("m")
+    replica = Replica(0)
+    replica.stats = plain = Stats(0, 0, 0.0, 0, 0, 0, 0, 0)
+    metrics.watch(lambda: [replica])
+    assert not any("eplb" in name or "expert" in name for name in values(metrics))
+    seconds = Buckets((1, 2) + (0,) * (len(REARRANGEMENT_SECONDS) - 1), 0.0075)
+    told = ExpertStats(Balancedness(0.25, 0.75, 0.5, 0.625), seconds, {0: [5, 0, 7], 3: [1, 2, 9]})
+    replica.stats = msgspec.structs.replace(plain, experts=told)
+    found = values(metrics)
+    for ending, value in {"min": 0.25, "p50": 0.75, "p90": 0.5, "avg": 0.625}.items():
+        assert found[f"vllm:eplb_balancedness_{ending}{LABELS}"] == value
+    assert found[f"vllm:eplb_rearrangements_total{LABELS}"] == 3
+    assert found[f"vllm:eplb_rearrangement_seconds_sum{LABELS}"] == 0.0075
+    assert found['vllm:eplb_rearrangement_seconds_bucket{engine="0",le="0.001",model_name="m"}'] == 1
+    for layer, totals in told.tokens.items():
+        for expert, total in enumerate(totals):
+            labels = f'{{engine="0",expert="{expert}",layer="{layer}",model_name="m"}}'
+            assert found[f"facet:expert_tokens_total{labels}"] == total
 
 
 def test_http_requests_are_counted_by_route_and_kind_of_status() -> None:

@@ -6,8 +6,17 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from engine_core.client.replica import Replica
 from engine_core.protocol import Stats, Timing
-from engine_core.rates import STEP_ROWS, STEP_SECONDS, STEP_TOKENS, Buckets, StepBuckets
+from engine_core.rates import (
+    REARRANGEMENT_SECONDS,
+    STEP_ROWS,
+    STEP_SECONDS,
+    STEP_TOKENS,
+    Buckets,
+    ExpertStats,
+    StepBuckets,
+)
 from server.metrics import Metrics
+from worker.protocol import Balancedness
 
 SHOWN_BY = {"counter": "_total", "gauge": "", "histogram": ""}
 """What stands behind a family's name in queries, by its kind."""
@@ -29,9 +38,9 @@ def busy_metrics() -> Metrics:
     rows = _buckets(STEP_ROWS)
     seconds, tokens = _buckets(STEP_SECONDS), _buckets(STEP_TOKENS)
     replica = Replica(0)
-    replica.stats = Stats(
-        1, 1, 0.5, 4, 2, 0, 1, 4, landed=StepBuckets(seconds, tokens, decoding=rows, prompts=rows, texts=rows)
-    )
+    landed = StepBuckets(seconds, tokens, decoding=rows, prompts=rows, texts=rows)
+    experts = ExpertStats(Balancedness(0.5, 0.9, 0.6, 0.8), _buckets(REARRANGEMENT_SECONDS), {0: [3, 1]})
+    replica.stats = Stats(1, 1, 0.5, 4, 2, 0, 1, 4, landed=landed, experts=experts)
     metrics.watch(lambda: [replica])
     return metrics
 

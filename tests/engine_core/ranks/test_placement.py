@@ -16,8 +16,10 @@ from engine_core.lockstep.halving import check_halves
 from engine_core.ranks.executor import RanksExecutor
 from engine_core.ranks.layout import backend_of, check_layout, rank_places
 from engine_core.ranks.placement import make_executor
+from engine_core.worker_config import make_worker_config
 from models.config import read_config
 from worker.config import Place, WorkerConfig
+from worker.experts.options import Balancing
 
 KEY = "0123456789abcdef"
 
@@ -162,6 +164,9 @@ def test_copies_of_experts_that_cannot_be_divided_are_refused(tmp_path: Path) ->
     with pytest.raises(ValueError, match=r"7 experts and 2 redundant ones .* 4 ranks; .*experts 1 or 5$"):
         check_layout(balanced(4, 2), model)
     check_layout(balanced(2, 1), model)
+    told = make_worker_config(replace(balanced(2, 1), show_expert_load=True), model, tmp_path).balancing
+    assert told == Balancing(num_redundant_experts=1, show_load=True)
+    assert make_worker_config(asked(2), model, tmp_path).balancing is None
 
 
 def test_layouts_of_experts_that_cannot_be(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
