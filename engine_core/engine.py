@@ -84,10 +84,12 @@ class Engine:
         report: ReportProgress,
         make: MakeExecutor | None = None,
         progress_page: str = "",
+        expert_replicas: int = 1,
     ) -> Engine:
         """Find the model, load it, allocate its cache. Returns when a request can run.
 
-        `make` makes the executor; by default the one that the configuration asks for.
+        `make` makes the executor; by default the one that the configuration asks for. So many replicas, this
+        one among them, share experts.
         """
         make = make or make_executor(ProcessConfig(engine=config, servers=[], log_level="warning"))
         found = find_checkpoint(
@@ -95,7 +97,7 @@ class Engine:
         )
         model = read_config(found, config.hf_overrides)
         check_quantization(model, config.worker.quantization)
-        check_layout(config, model)
+        check_layout(config, model, expert_replicas)
         worker_config = make_worker_config(config, model, found)
         folder = worker_config.folder
         report(Progress(phase="import", fraction=0.0, folder=folder))

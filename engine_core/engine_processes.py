@@ -35,7 +35,9 @@ class EngineProcess:
     def start(self) -> None:
         self.starts += 1
         self.page = ProgressPage(self._page_path)
-        config = msgspec.structs.replace(self._config, progress_page=str(self._page_path))
+        config = msgspec.structs.replace(
+            self._config, progress_page=str(self._page_path), generation=self.starts
+        )
         self.process = child.start(f"engine {self.number}", self._module, msgspec.msgpack.encode(config))
 
     @property
@@ -123,6 +125,7 @@ def start_engines(
                 alone=replicas.size == 1,
                 local_index=index,
                 local_engines=replicas.here,
+                expert_replicas=replicas.size if config.enable_expert_parallel else 1,
                 folder=str(folder.path),
                 drain_seconds=drain_seconds,
                 log_level=log_level,

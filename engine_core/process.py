@@ -73,7 +73,9 @@ def _serve(config: ProcessConfig, ends: list[EngineEnd], make: MakeExecutor | No
     signal.signal(signal.SIGTERM, lambda *_: os._exit(STOPPED))
     try:
         make = make or make_executor(config)
-        engine = Engine.start(config.engine, _ProgressSender(ends), make, config.progress_page)
+        engine = Engine.start(
+            config.engine, _ProgressSender(ends), make, config.progress_page, config.expert_replicas
+        )
     except Exception as error:
         _log.debug("the engine cannot start", exc_info=True)
         _report_end(ends, logs.one_line(error))

@@ -9,15 +9,18 @@ from engine_core.config import EngineConfig
 from engine_core.experts.options import balancing_of, transport_of
 from engine_core.wire.key_rules import needed
 from models.config import ConfigError, ModelConfig
-from models.parallel.experts import Placement, check_experts
+from models.parallel.experts import Placement, check_experts, count_experts
 from models.parallel.shares import check_cut
 from worker.config import Place
 
 _log = logging.getLogger(__name__)
 
 
-def check_layout(config: EngineConfig, model: ModelConfig) -> None:
-    """Refuse a layout into which the model cannot be cut, before processes are started."""
+def check_layout(config: EngineConfig, model: ModelConfig, expert_replicas: int = 1) -> None:
+    """Refuse a layout into which the model cannot be cut, before processes are started.
+
+    So many replicas share experts, if any do.
+    """
     check_cut(model, config.tensor_parallel_size, config.pipeline_parallel_size)
     balancing = balancing_of(config)
     if not config.enable_expert_parallel:
@@ -27,12 +30,21 @@ def check_layout(config: EngineConfig, model: ModelConfig) -> None:
                 "--enable-expert-parallel: add that, or leave it out"
             )
         return
-    check_experts(model, config.tensor_parallel_size, balancing.num_redundant_experts if balancing else 0)
+    ranks = config.tensor_parallel_size * expert_replicas
+    redundant = balancing.num_redundant_experts if balancing else 0
+    if expert_replicas > 1 and not redundant and (count := count_experts(model)) % ranks:
+        raise ConfigError(
+            f"--enable-expert-parallel: {count} experts cannot be divided evenly among {ranks} ranks, which "
+            f"--tensor-parallel-size {config.tensor_parallel_size} times --data-parallel-size "
+            f"{expert_replicas} makes; choose sizes whose product divides {count}, or leave the option out, "
+            "and each replica holds all experts"
+        )
+    check_experts(model, ranks, redundant)
     placement_of(config)
-    if config.tensor_parallel_size == 1:
+    if ranks == 1:
         _log.warning(
             "--enable-expert-parallel does nothing: experts are shared among the workers of "
-            "--tensor-parallel-size, which is 1"
+            "--tensor-parallel-size and --data-parallel-size, which are 1"
         )
 
 
@@ -46,8 +58,10 @@ def placement_of(config: EngineConfig) -> Placement:
     )
 
 
-def backend_of(config: EngineConfig, local_engines: int = 1) -> str:
+def backend_of(config: EngineConfig, local_engines: int = 1, expert_replicas: int = 1) -> str:
     """The way in which workers run: "uni", "mp" or "ray". Raises ValueError if options contradict it."""
+    if expert_replicas > 1:
+        return _backend_of_replicas(config)
     ranks, nodes, backend = config.ranks, config.nnodes, config.distributed_executor_backend
     if backend not in (None, "uni", "mp", "ray"):
         raise ValueError(f"--distributed-executor-backend is '{backend}'; it can be uni, mp or ray")
@@ -63,6 +77,22 @@ def backend_of(config: EngineConfig, local_engines: int = 1) -> str:
     if nodes > 1:
         _check_nodes(config, asked, local_engines)
     return backend or ("mp" if ranks > 1 else "uni")
+
+
+def _backend_of_replicas(config: EngineConfig) -> str:
+    """The way in which the workers of replicas that share experts run: as processes of this machine."""
+    if config.distributed_executor_backend not in (None, "mp"):
+        raise ValueError(
+            f"--distributed-executor-backend {config.distributed_executor_backend}: replicas that share "
+            "experts (--enable-expert-parallel with --data-parallel-size) have workers in processes of their "
+            "own: leave it out, or choose mp"
+        )
+    if config.nnodes > 1:
+        raise ValueError(
+            f"--nnodes {config.nnodes}: replicas share experts on one machine "
+            "(--enable-expert-parallel with --data-parallel-size): leave out one of the three"
+        )
+    return "mp"
 
 
 def _check_nodes(config: EngineConfig, asked: str, local_engines: int) -> None:
@@ -91,30 +121,40 @@ def _check_nodes(config: EngineConfig, asked: str, local_engines: int) -> None:
 
 
 def rank_places(
-    config: EngineConfig, local_index: int = 0, local_engines: int = 1, replica: int | None = None
+    config: EngineConfig,
+    local_index: int = 0,
+    local_engines: int = 1,
+    replica: int | None = None,
+    *,
+    expert_replicas: int = 1,
+    expert_rendezvous: str = "",
 ) -> list[Place]:
     """The places of all ranks, machine by machine, with equally many on each and those of a stage together.
 
-    The replica is number `local_index` of the `local_engines` on its machine.
+    The replica is number `local_index` of the `local_engines` on its machine. The ranks of so many replicas
+    share experts, and meet at `expert_rendezvous`.
     """
-    per_node = config.ranks // config.nnodes
-    expert_size = config.tensor_parallel_size if config.enable_expert_parallel else 1
+    per_node, tensor_size = config.ranks // config.nnodes, config.tensor_parallel_size
     rendezvous = f"tcp://{config.master_addr}:{config.master_port + 1}" if config.nnodes > 1 else ""
+    shares = config.enable_expert_parallel
+    first_expert_rank = (replica or 0) * tensor_size if expert_replicas > 1 else 0
     return [
         Place(
-            tensor_rank=rank % config.tensor_parallel_size,
-            tensor_size=config.tensor_parallel_size,
-            stage=rank // config.tensor_parallel_size,
+            tensor_rank=rank % tensor_size,
+            tensor_size=tensor_size,
+            stage=rank // tensor_size,
             stages=config.pipeline_parallel_size,
             local_rank=local_index * per_node + rank % per_node,
             local_ranks=local_engines * per_node,
             rendezvous=rendezvous,
             address=config.master_addr if config.nnodes > 1 else "127.0.0.1",
             replica=replica,
-            expert_rank=rank % expert_size,
-            expert_size=expert_size,
+            expert_rank=first_expert_rank + rank % tensor_size if shares else 0,
+            expert_size=tensor_size * expert_replicas if shares else 1,
             expert_placement=placement_of(config),
             expert_transport=transport_of(config),
+            expert_replicas=expert_replicas,
+            expert_rendezvous=expert_rendezvous,
         )
         for rank in range(config.ranks)
     ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from msgspec.structs import replace
 
 from engine_core.config import EngineConfig, ProcessConfig
@@ -24,10 +26,16 @@ _MEETING_SECONDS = 600.0
 def make_executor(process: ProcessConfig) -> MakeExecutor:
     """A function that makes the executor of this engine process, once the worker's options are known."""
     config = process.engine
-    backend = backend_of(config, process.local_engines)
+    backend = backend_of(config, process.local_engines, process.expert_replicas)
     check_halves(config, process.expert_replicas)
-    replica = None if process.alone else process.index
-    places = rank_places(config, process.local_index, process.local_engines, replica)
+    places = rank_places(
+        config,
+        process.local_index,
+        process.local_engines,
+        None if process.alone else process.index,
+        expert_replicas=process.expert_replicas,
+        expert_rendezvous=_expert_rendezvous(process),
+    )
     if backend == "uni":
         return lambda worker, report: InlineExecutor(
             replace(worker, place=places[0], run_folder=process.folder or ""), report
@@ -40,6 +48,15 @@ def make_executor(process: ProcessConfig) -> MakeExecutor:
         return _in_lockstep(process, ranks) if process.expert_replicas > 1 else ranks
 
     return make
+
+
+def _expert_rendezvous(process: ProcessConfig) -> str:
+    """The address at which the ranks of all replicas meet that share experts: another one at each start."""
+    if process.expert_replicas == 1:
+        return ""
+    folder = Path(process.folder or "", f"experts-{process.generation}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return f"file://{folder}/m"  # short, because it begins the paths of sockets
 
 
 def _in_lockstep(process: ProcessConfig, ranks: RanksExecutor) -> LockstepExecutor:

@@ -44,10 +44,10 @@ def check_replicas(engine: EngineConfig, replicas: Replicas, *, headless: bool) 
         balancing_of(engine)
     except ValueError as error:
         raise OptionError(str(error)) from error
-    if engine.enable_expert_parallel and size > 1:
+    if engine.enable_expert_parallel and size > 1 and (headless or replicas.elsewhere):
         raise OptionError(
-            f"--enable-expert-parallel shares experts among the workers of one replica, and "
-            f"--data-parallel-size {size} makes several: use --tensor-parallel-size instead, or leave one out"
+            f"--enable-expert-parallel with --data-parallel-size {size} shares experts among replicas, all "
+            "on one machine for now: leave out --headless and --data-parallel-size-local, or the sharing"
         )
     if replicas.first and not headless:
         raise OptionError("--data-parallel-start-rank goes with --headless: the API's machine has the first")

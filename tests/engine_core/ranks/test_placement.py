@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tiny import tiny_checkpoint
 from engine_core.config import EngineConfig, ProcessConfig
 from engine_core.engine import Engine
 from engine_core.executor import Executor, InlineExecutor, ReportPhase
+from engine_core.lockstep.executor import LockstepExecutor
 from engine_core.lockstep.halving import check_halves
 from engine_core.ranks.executor import RanksExecutor
 from engine_core.ranks.layout import backend_of, check_layout, rank_places
@@ -29,7 +31,7 @@ def asked(tensor: int = 1, pipeline: int = 1, **more: object) -> EngineConfig:
     return EngineConfig(model="", **sizes, **more)  # pyright: ignore[reportArgumentType]
 
 
-def process(config: EngineConfig, **more: int) -> ProcessConfig:
+def process(config: EngineConfig, **more: object) -> ProcessConfig:
     return ProcessConfig(engine=config, servers=[], **more)  # pyright: ignore[reportArgumentType]
 
 
@@ -167,6 +169,66 @@ def test_copies_of_experts_that_cannot_be_divided_are_refused(tmp_path: Path) ->
     told = make_worker_config(replace(balanced(2, 1), show_expert_load=True), model, tmp_path).balancing
     assert told == Balancing(num_redundant_experts=1, show_load=True)
     assert make_worker_config(asked(2), model, tmp_path).balancing is None
+
+
+def test_whole_experts_are_shared_by_the_ranks_of_a_stage_in_all_replicas(tmp_path: Path) -> None:
+    sharing = asked(2, 2, enable_expert_parallel=True)
+    places: list[Place] = []
+    for index in range(3):
+        one = process(
+            sharing,
+            index=index,
+            local_index=index,
+            local_engines=3,
+            alone=False,
+            expert_replicas=3,
+            generation=4,
+            folder=str(tmp_path),
+        )
+        executor = make_executor(one)(worker_config(), quiet)
+        assert isinstance(executor, LockstepExecutor)
+        ranks = executor._inner  # pyright: ignore[reportPrivateUsage]
+        assert isinstance(ranks, RanksExecutor)
+        places += [rank.place for rank in ranks._ranks.values()]  # pyright: ignore[reportPrivateUsage]
+    assert [place.expert_rank for place in places] == [0, 1, 0, 1, 2, 3, 2, 3, 4, 5, 4, 5]
+    assert {(place.expert_size, place.expert_replicas) for place in places} == {(6, 3)}
+    assert {place.expert_rendezvous for place in places} == {f"file://{tmp_path}/experts-4/m"}
+    assert stat.S_IMODE((tmp_path / "experts-4").stat().st_mode) == 0o700
+    assert [place.local_rank for place in places] == list(range(12))
+    alone = rank_places(asked(2), 1, 2, 1)
+    assert {(place.expert_rank, place.expert_size, place.expert_replicas) for place in alone} == {(0, 1, 1)}
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (asked(distributed_executor_backend="uni"), "uni: replicas that share experts .* or choose mp"),
+        (asked(2, distributed_executor_backend="ray"), "ray: replicas that share experts .* or choose mp"),
+        (asked(2, nnodes=2, cluster_key=KEY), "--nnodes 2: replicas share experts on one machine"),
+    ],
+)
+def test_replicas_that_share_experts_have_processes_of_one_machine(config: EngineConfig, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        make_executor(process(config, expert_replicas=2))
+
+
+def test_experts_are_divided_by_all_ranks_of_all_replicas(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = read_config(tiny_checkpoint("Qwen3MoeForCausalLM", tmp_path, num_experts=8))
+    check_layout(asked(2, enable_expert_parallel=True), model, expert_replicas=4)
+    check_layout(asked(enable_expert_parallel=True), model, expert_replicas=2)
+    assert not caplog.records
+    with pytest.raises(ValueError) as refused:
+        check_layout(asked(2, enable_expert_parallel=True), model, expert_replicas=3)
+    assert str(refused.value) == (
+        "--enable-expert-parallel: 8 experts cannot be divided evenly among 6 ranks, which "
+        "--tensor-parallel-size 2 times --data-parallel-size 3 makes; choose sizes whose product divides 8, "
+        "or leave the option out, and each replica holds all experts"
+    )
+    dense = read_config(tiny_checkpoint("LlamaForCausalLM", tmp_path / "dense"))
+    with pytest.raises(ValueError, match="LlamaForCausalLM has no experts; leave the option out"):
+        check_layout(asked(enable_expert_parallel=True), dense, expert_replicas=2)
 
 
 def test_layouts_of_experts_that_cannot_be(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -173,11 +173,15 @@ KEY = ["--cluster-key", "a secret of sixteen characters or more"]
         (["--nnodes", "2", "--master-addr", "2a01:4f8::1", *KEY], "such as WireGuard's, or --insecure"),
         (["-dp", "2", "--data-parallel-size-local", "1"], "FACET_CLUSTER_KEY"),
         (["-dp", "2", "--data-parallel-size-local", "3"], "has the replicas 0 to 1"),
-        (["-dp", "2", "--enable-expert-parallel"], "use --tensor-parallel-size instead, or leave one out"),
         (["-dp", "2", "--enable-dbo"], "it goes with --enable-expert-parallel and --data-parallel-size 2 or"),
         (["-tp", "2", "--enable-expert-parallel", "--enable-dbo"], "--data-parallel-size 2 or more"),
         (["--dbo-decode-token-threshold", "64"], "--dbo-decode-token-threshold 64 goes with --enable-dbo"),
         (["--dbo-prefill-token-threshold", "9"], "--dbo-prefill-token-threshold 9 goes with --enable-dbo"),
+        (
+            ["-dp", "2", "--data-parallel-size-local", "1", "--enable-expert-parallel"],
+            "all on one machine for now: leave out",
+        ),
+        (["-dp", "2", "--headless", "--enable-expert-parallel"], "all on one machine for now: leave out"),
         (["-dp", "2", "--data-parallel-start-rank", "1"], "goes with --headless"),
         (["-dp", "2", "--data-parallel-start-rank", "2", "--data-parallel-size-local", "1"], "--headless"),
         (
@@ -230,6 +234,7 @@ def test_neutral_values_of_vllms_flags_are_accepted() -> None:
     assert config == read("m")
     flags = ("--enable-ep-weight-filter", "--all2all-backend", "allgather_reducescatter")
     assert read("m", "-tp", "2", "--enable-expert-parallel", *flags).engine.enable_expert_parallel
+    assert read("m", "-dp", "2", "--enable-expert-parallel", *flags).engine.enable_expert_parallel
 
 
 @pytest.mark.parametrize(
