@@ -298,6 +298,8 @@ class Replicas(msgspec.Struct, frozen=True, kw_only=True):
     """The number of the first replica on this machine."""
     here: int = 1
     """The number of replicas on this machine."""
+    together: bool = False
+    """Whether they share experts, so that they run steps, end and start together."""
     address: str = "127.0.0.1"
     """The address of the machine with the API servers."""
     port: int = 29550

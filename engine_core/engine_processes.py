@@ -49,19 +49,29 @@ class EngineProcesses:
     """All engine processes of this machine."""
 
     def __init__(
-        self, engines: list[EngineProcess], folder: RunFolder, addresses: list[Address], *, alone: bool
+        self,
+        engines: list[EngineProcess],
+        folder: RunFolder,
+        addresses: list[Address],
+        *,
+        alone: bool,
+        together: bool = False,
     ) -> None:
-        """`alone`: there is one engine, and no other on any machine."""
+        """`alone`: there is one engine, and no other on any machine.
+
+        `together`: the engines share experts, so that all end if one does, and are started as one.
+        """
         self.engines = engines
         self.addresses = addresses
         """The address of each API server, which gives it to its EngineClient."""
         self.worked = False
-        """Whether requests have been served. The owner sets it, and from then on an only engine that ends is
-        started again: before that, it is the operator who has to do something."""
+        """Whether requests have been served. The owner sets it, and from then on an only engine that ends, or
+        a group of them, is started again: before that, it is the operator who has to do something."""
         self.leaving = False
         """Whether the owner wants all engines to end."""
+        self.together = together
         self._folder = folder
-        self._alone = alone
+        self._is_one = alone or together
 
     @property
     def run_folder(self) -> Path:
@@ -75,7 +85,7 @@ class EngineProcesses:
         """
         if self.leaving and (not self.worked or code in (STOPPED, -signal.SIGTERM)):
             return False
-        if self._alone:
+        if self._is_one:
             return self.worked
         return code != STOPPED and not (code == CANNOT_START and engine.starts == 1)
 
@@ -125,7 +135,7 @@ def start_engines(
                 alone=replicas.size == 1,
                 local_index=index,
                 local_engines=replicas.here,
-                expert_replicas=replicas.size if config.enable_expert_parallel else 1,
+                expert_replicas=replicas.size if replicas.together else 1,
                 folder=str(folder.path),
                 drain_seconds=drain_seconds,
                 log_level=log_level,
@@ -137,7 +147,7 @@ def start_engines(
         )
         for index, number in enumerate(replicas.local)
     ]
-    return EngineProcesses(engines, folder, servers, alone=replicas.size == 1)
+    return EngineProcesses(engines, folder, servers, alone=replicas.size == 1, together=replicas.together)
 
 
 def _address(folder: Path, index: int) -> Address:

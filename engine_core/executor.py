@@ -35,6 +35,10 @@ class ExecutorDead(OSError):
     """No step can run any more. Its message is for people, like that of any OSError."""
 
 
+class OtherEngineDead(ExecutorDead):
+    """Another engine has ended with which this one shares experts."""
+
+
 class StepFuture(Protocol):
     """The output of a step, which may not be there yet."""
 

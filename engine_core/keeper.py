@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from engine_core.engine_processes import EngineProcess, EngineProcesses
 from engine_core.watch.watcher import Watcher
-from worker.child import BROKE, CANNOT_START, Child, describe_exit
+from worker.child import BROKE, CANNOT_START, STOPPED, Child, describe_exit
 
 PAUSES = (0.0, 0.5, 2.0, 4.0, 8.0)
 """Seconds before each restart of a process within WINDOW. The first is at once: a process that has worked for
@@ -18,6 +18,9 @@ long and ends, by accident or because it was killed, is missed from this moment 
 again at once is met with the second. After the last, the process is given up."""
 WINDOW = 600.0
 """Seconds after which an end does not count any more."""
+
+TOGETHER_SECONDS = 3.0
+"""Seconds for engines to end by themselves when one has ended with which they share experts."""
 
 _log = logging.getLogger(__name__)
 
@@ -78,7 +81,7 @@ class Keeper:
         The reason is empty if no other start would have made sense.
         """
         while True:
-            code = await exit_of(self._kept.process)
+            code = await self._next_exit()
             self._on_exit(code)
             if not self._may_return(code):
                 self._note(runs=False)
@@ -87,6 +90,10 @@ class Keeper:
             if not await self._restart(how):
                 times = f"{len(PAUSES) + 1} times in {WINDOW / 60:g} minutes"
                 return code, f"{self._kept.name} ended {times}, at last so: {how}"
+
+    async def _next_exit(self) -> int:
+        """Waits until the process has ended; returns its exit code."""
+        return await exit_of(self._kept.process)
 
     async def _restart(self, how: str) -> bool:
         """Starts the process that has ended so; returns False if it is given up instead."""
@@ -149,7 +156,10 @@ async def keep_engines(engines: EngineProcesses, watcher: EngineWatcher) -> None
     )
     watching = asyncio.create_task(watch.run())
     try:
-        await asyncio.gather(*(_keep_engine(engines, one, watcher) for one in engines.engines))
+        if engines.together:
+            await _keep_together(engines, watcher)
+        else:
+            await asyncio.gather(*(_keep_engine(engines, one, watcher) for one in engines.engines))
     finally:
         watching.cancel()
 
@@ -162,6 +172,70 @@ async def _keep_engine(engines: EngineProcesses, engine: EngineProcess, watcher:
     )
     code, reason = await keeper.keep()
     watcher.engine_given_up(engine.number, reason, explained=not reason and code in (BROKE, CANNOT_START))
+
+
+async def _keep_together(engines: EngineProcesses, watcher: EngineWatcher) -> None:
+    group = _EngineGroup(engines.engines, watcher)
+    code, reason = await _GroupKeeper(group, engines).keep()
+    explained = not reason and code in (BROKE, CANNOT_START)
+    for engine in sorted(engines.engines, key=lambda engine: engine is group.first):
+        watcher.engine_given_up(engine.number, reason, explained=explained)  # the last reason counts
+
+
+class _EngineGroup:
+    """Engines that share experts: if one ends, all do, and all are started again as one."""
+
+    name = "the group of engines that share experts"
+
+    def __init__(self, engines: Sequence[EngineProcess], watcher: EngineWatcher) -> None:
+        self.first = engines[0]
+        """The engine that has ended first."""
+        self.process = self.first.process
+        self._engines = engines
+        self._watcher = watcher
+
+    def start(self) -> None:
+        for engine in self._engines:
+            try:
+                engine.start()
+            except OSError:
+                for each in self._engines:
+                    each.process.kill()
+                raise
+
+    async def next_end(self) -> int:
+        """Waits until one has ended, and has the others end; returns the exit code of the first."""
+        exits = {asyncio.create_task(exit_of(each.process)): each for each in self._engines}
+        try:
+            ended, others = await asyncio.wait(exits, return_when=asyncio.FIRST_COMPLETED)
+            chosen = min(ended, key=lambda task: task.result() >= 0)  # if several: one that was killed
+            self.first, code = exits[chosen], chosen.result()
+            self.process = self.first.process
+            if code != STOPPED:
+                _log.error("%s has ended: the engines that share experts with it end, too", self.first.name)
+            self._watcher.engine_exited(self.first.number, code)
+            if others:
+                ended, late = await asyncio.wait(others, timeout=TOGETHER_SECONDS)
+                for task in late:
+                    exits[task].process.kill()
+                if late:
+                    await asyncio.wait(late)
+            for task in exits.keys() - {chosen}:
+                own = task.result()  # a signal of this process says nothing of the engine
+                self._watcher.engine_exited(exits[task].number, own if own >= 0 else BROKE)
+        finally:
+            for task in exits:
+                task.cancel()
+        return code
+
+
+class _GroupKeeper(Keeper):
+    def __init__(self, group: _EngineGroup, engines: EngineProcesses) -> None:
+        super().__init__(group, may_return=lambda code: engines.may_return(group.first, code))
+        self._group = group
+
+    async def _next_exit(self) -> int:
+        return await self._group.next_end()
 
 
 async def exit_of(process: Child) -> int:

@@ -20,7 +20,7 @@ import zmq
 
 from engine_core.config import ProcessConfig
 from engine_core.engine import Engine
-from engine_core.executor import ExecutorDead, MakeExecutor
+from engine_core.executor import ExecutorDead, MakeExecutor, OtherEngineDead
 from engine_core.protocol import (
     Abort,
     Add,
@@ -84,7 +84,8 @@ def _serve(config: ProcessConfig, ends: list[EngineEnd], make: MakeExecutor | No
         EngineLoop(engine, ends, config.drain_seconds).run()
     except Exception as error:
         _log.exception("the engine broke")
-        _report_end(ends, str(error) if isinstance(error, ExecutorDead) else _BROKEN)
+        reason = str(error) if isinstance(error, ExecutorDead) else _BROKEN
+        _report_end(ends, reason, with_another=isinstance(error, OtherEngineDead))
         return BROKE
     finally:
         engine.stop()
@@ -247,8 +248,8 @@ def _send_all(ends: list[EngineEnd], answer: Answer) -> None:
         end.send(answer)
 
 
-def _report_end(ends: list[EngineEnd], reason: str) -> None:
-    _send_all(ends, Dead(reason))
+def _report_end(ends: list[EngineEnd], reason: str, *, with_another: bool = False) -> None:
+    _send_all(ends, Dead(reason, with_another))
     print(f"error: {logs.printable(reason)}", file=sys.stderr)
 
 

@@ -338,6 +338,8 @@ class Dead(msgspec.Struct, frozen=True, tag=True, gc=False):
     """The reason why the engine ends. Nothing follows."""
 
     reason: str
+    with_another: bool = False
+    """Whether it ends because another one has with which it shares experts."""
 
 
 class Leaving(msgspec.Struct, frozen=True, tag=True, gc=False):

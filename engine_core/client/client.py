@@ -55,8 +55,7 @@ class EngineClient:
     """The engines of one model, as one. Create it in the event loop that will use it.
 
     The event `folder_known` is set once `folder` is known, `ready_or_dead` once an engine is ready or all are
-    given up, and `died` once all are given up, which sets all three. The requests of an engine that dies go
-    on in others, or in the one that is started in its place.
+    given up, and `died` once all are given up, which sets all three. Requests outlive engines.
     """
 
     def __init__(
@@ -224,10 +223,9 @@ class EngineClient:
         replica.explain_loss(code)
 
     def engine_given_up(self, number: int, reason: str, *, explained: bool) -> None:
-        """Note that an engine of this machine has ended and is not started again.
+        """Note that an engine of this machine has ended and is not started again, for `reason` if any.
 
-        An empty reason adds nothing to the way in which it ended. `explained`: the engine has said the reason
-        itself, in words that count more than `reason`.
+        `explained`: the engine has said the reason itself, in words that count more than `reason`.
         """
         if self.dead is not None or (replica := self._table.replicas.get(number)) is None:
             return
@@ -247,16 +245,17 @@ class EngineClient:
         if replica is None or replica.lost is not None or self.dead is not None:
             return
         blamed = None if replica.leaving else replica.ready
-        self._table.lose(replica, reason)
-        local = number in self._table.layout.local
-        if for_good or (local and self._restart_wait is None):
-            self._give_up(replica, reason, explained=explained)
+        ended = self._table.lose(replica, reason)
+        if for_good or (self._restart_wait is None and number in self._table.layout.local):
+            for one in reversed(ended):
+                self._give_up(one, reason, explained=explained)
         if self.dead is not None:
             return
         if self._table.layout.size > 1:  # of an only one, whoever starts it again says so
             _log.error("replica %d has ended: %s", number, reason)
         self._refresh()
-        self._dispatcher.reassign(replica, blamed)
+        for one in ended:  # no request of those that end with it is to blame
+            self._dispatcher.reassign(one, blamed if one is replica else None)
 
     def _give_up(self, replica: Replica, reason: str, *, explained: bool) -> None:
         replica.given_up = True
@@ -376,7 +375,8 @@ class EngineClient:
                 self._set_ready(replica, answer)
             case Leaving():
                 replica.leaving = True
-            case Dead(reason):
+            case Dead(reason, with_another):
+                replica.leaving |= with_another
                 self._lose(replica.number, reason, explained=replica.number in self._table.layout.local)
             case Hello():
                 pass  # it is handled before

@@ -81,10 +81,24 @@ class ReplicaTable:
         replica.begin_work(ready)
         return None
 
-    def lose(self, replica: Replica, reason: str) -> None:
-        replica.lose(reason)
-        self._router.forget([replica.number])
-        self._late_queries.lose(replica.number)
+    def lose(self, replica: Replica, reason: str) -> list[Replica]:
+        """Note that a replica has ended; returns it and the others that end with it.
+
+        If it leaves, or ends because of another one, others are still to say how they end.
+        """
+        ended = [replica]
+        if self.layout.together:
+            others = [one for one in self.replicas.values() if one.lost is None and one is not replica]
+            ended += [] if replica.leaving else others
+            for one in others:
+                one.stalled = not one.leaving  # it gets nothing more
+        for one in ended:
+            one.lose(
+                reason if one is replica else f"engine {replica.number} has ended, and shares experts with it"
+            )
+            self._router.forget([one.number])
+            self._late_queries.lose(one.number)
+        return ended
 
     def note_stall(self, number: int, stalled: bool) -> None:
         if (replica := self.replicas.get(number)) is not None:

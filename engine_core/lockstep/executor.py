@@ -10,17 +10,22 @@ round, it is computed in halves.
 from __future__ import annotations
 
 import socket
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from math import ceil
 
 import zmq
 from msgspec.structs import replace
 
-from engine_core.executor import Executor, ExecutorDead, StepFuture
+from engine_core.executor import Executor, ExecutorDead, OtherEngineDead, StepFuture
 from engine_core.lockstep.halving import Halving
 from engine_core.lockstep.peers import Peers, RoundShare
 from worker.protocol import StepBounds, StepInput, StepOutput, WorkerFacts
 from worker.ranks.mesh import RankLostError
+
+_LAG_SECONDS = 2.0
+"""The longest time between the end of a rank and that of its engine."""
 
 Connect = Callable[[], Mapping[int, socket.socket]]
 """The type of a function that returns the connection to each other engine, once all have come."""
@@ -126,15 +131,27 @@ class LockstepExecutor:
 
     def check(self) -> None:
         self._peers.receive()
-        self._inner.check()
+        try:
+            self._inner.check()
+        except ExecutorDead as error:
+            raise self.reason_of(error) from error
 
     def reason_of(self, error: ExecutorDead) -> ExecutorDead:
-        """The end of another engine, if that is why ranks have ended, or else their own error."""
-        try:
-            self._peers.receive()
-        except ExecutorDead as lost:
-            return lost
-        return error
+        """The end of another engine, if that is why ranks have ended, or else their own error.
+
+        If they have felt the end of another engine's rank, that engine will end in a moment.
+        """
+        poller, felt = zmq.Poller(), RankLostError.__name__ in str(error)
+        until = time.monotonic() + (_LAG_SECONDS if felt else 0.0)
+        while True:
+            try:
+                self._peers.receive()
+            except OtherEngineDead as lost:
+                return lost
+            if (left := until - time.monotonic()) <= 0:
+                return error
+            self._peers.register(poller)
+            poller.poll(ceil(1000 * left))
 
 
 class LockstepFuture:

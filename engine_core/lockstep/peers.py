@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import zmq
 
-from engine_core.executor import ExecutorDead
+from engine_core.executor import ExecutorDead, OtherEngineDead
 
 _MESSAGE = Struct("<qqqd")
 """A round, the sender's `RoundShare` of it, and the seconds within which that usually ends."""
@@ -68,7 +68,7 @@ class Peers:
         return {number: peer.shares.popleft() for number, peer in self._peers.items()}
 
     def receive(self) -> None:
-        """Read all that has come. Raises ExecutorDead if an engine has ended that others need."""
+        """Read all that has come. Raises OtherEngineDead if an engine has ended that others need."""
         for peer in self._peers.values():
             peer.receive()
             if peer.ended and not (peer.leaves and self._leaves):
@@ -136,5 +136,5 @@ class _Peer:
         self.slowest = max(self.slowest, seconds)
 
 
-def _lost(number: int) -> ExecutorDead:
-    return ExecutorDead(f"engine {number}, which shares experts with this one, has ended")
+def _lost(number: int) -> OtherEngineDead:
+    return OtherEngineDead(f"engine {number}, which shares experts with this one, has ended")

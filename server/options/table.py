@@ -257,6 +257,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
             address=self.data_parallel_address,
             port=self.data_parallel_rpc_port,
             secret=self.engine.cluster_key,
+            together=self.engine.enable_expert_parallel and self.data_parallel_size > 1,
         )
 
     @property

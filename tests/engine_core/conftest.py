@@ -48,6 +48,7 @@ async def start(model: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[S
         *,
         ready: bool = True,
         replicas: int = 1,
+        together: bool = False,
         api_servers: int = 1,
         drain_seconds: float = 0.0,
         module: str = "fake_worker",
@@ -56,7 +57,7 @@ async def start(model: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[S
         **changes: object,
     ) -> tuple[EngineProcesses, EngineClient]:
         config = engine_config(model, **changes)
-        layout = Replicas(size=replicas, here=replicas)
+        layout = Replicas(size=replicas, here=replicas, together=together)
         engines = start_engines(
             config, layout, module=module, api_servers=api_servers, drain_seconds=drain_seconds
         )
