@@ -8,7 +8,7 @@ import pytest_asyncio
 from scripted_engine import PARAMS, Replicated, Two
 
 from engine_core.config import Address, Replicas
-from engine_core.protocol import Dead, Failed
+from engine_core.protocol import Add, Dead, Failed, Leaving, Tokens
 from worker.child import BROKE, CANNOT_START
 
 
@@ -119,3 +119,55 @@ async def test_requests_wait_while_no_engine_makes_progress(address: Address) ->
     await one.start(0)
     assert one.client.restarting is None, "the one in its place is another one"
     one.close()
+
+
+async def test_replicas_that_share_experts_end_with_the_first_and_it_alone_has_suspects(
+    address: Address,
+) -> None:
+    group = Replicated(address, Replicas(size=2, here=2, together=True), restart_wait=30.0)
+    first, second = await group.start(0), await group.start(1)
+    guilty, innocent = (group.client.submit([number], PARAMS, replica=number) for number in (0, 1))
+    assert len(await first.received(1)) == len(await second.received(1)) == 1
+    for _ in range(2):  # the second time it is a suspect that has run before
+        group.end(first)
+        await group.until(lambda: group.state(1).startswith("engine 0 has ended, and shares experts"))
+        assert group.client.ready is None
+        second.send(Dead("engine 0, which shares experts with this one, has ended", with_another=True))
+        group.end(second)
+        first, second = await group.start(0), await group.start(1)
+        [again], [other] = await first.received(1), await second.received(1)
+    assert isinstance(again, Add) and isinstance(other, Add)
+    assert (again.id, other.id) == (guilty.id, innocent.id)
+    assert again.alone and not other.alone
+    group.close()
+
+
+async def test_a_replica_that_says_that_it_ends_with_another_leaves_no_suspects(address: Address) -> None:
+    group = Replicated(address, Replicas(size=2, here=2, together=True), restart_wait=30.0)
+    first, second = await group.start(0), await group.start(1)
+    streams = [group.client.submit([1], PARAMS, replica=1)]
+    assert len(await second.received(1)) == 1
+    second.send(Dead("engine 0, which shares experts with this one, has ended", with_another=True))
+    await group.until(lambda: group.state(1) != "works")
+    streams.append(group.client.submit([2], PARAMS, replica=0))  # it waits: the other one ends too
+    group.end(first)
+    group.end(second)
+    first, second = await group.start(0), await group.start(1)
+    for script, stream in ((second, streams[0]), (first, streams[1])):
+        [kept] = await script.received(1)
+        assert isinstance(kept, Add) and not kept.alone and kept.id == stream.id
+    group.close()
+
+
+async def test_replicas_that_share_experts_drain_one_by_one(address: Address) -> None:
+    group = Replicated(address, Replicas(size=2, here=2, together=True), restart_wait=30.0)
+    first, second = await group.start(0), await group.start(1)
+    stream = group.client.submit([1], PARAMS, replica=1)
+    await second.received(1)
+    for script in (first, second):
+        script.send(Leaving())
+    first.send(Dead("the engine has been stopped"))
+    await group.until(lambda: group.state(0) == "the engine has been stopped")
+    second.answer(stream, 7, finish="length")
+    assert [output async for output in stream] == [Tokens(stream.id, [7], finish="length")]
+    group.close()

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from fake_worker import KILLS_PROCESS, reference
-from started_engines import Start, collect, first, soon, text, until
+from started_engines import Start, collect, soon, text, until
 
 from engine_core.client.client import EngineClient
+from engine_core.client.streams import Stream
 from engine_core.engine_processes import EngineProcesses
 from engine_core.keeper import keep_engines
 from engine_core.protocol import QUARANTINED, Failed, Tokens
@@ -69,10 +70,16 @@ def all_work(client: EngineClient) -> bool:
     return all(one.works for one in client.replicas)
 
 
-def is_rest(outputs: list[Tokens | Failed], whole: list[int]) -> bool:
-    """Whether these outputs end a text whose beginning was read before."""
-    rest = text(outputs)
-    return bool(rest) and rest == whole[-len(rest) :]
+async def begin(stream: Stream[Tokens]) -> list[Tokens | Failed]:
+    """Wait for the first tokens of an answer."""
+    async with asyncio.timeout(60):
+        return [await anext(stream)]
+
+
+async def rest(begun: list[Tokens | Failed], stream: Stream[Tokens]) -> list[int]:
+    """All tokens of an answer, of which the first ones were read before."""
+    ended = isinstance(begun[0], Tokens) and begun[0].finish is not None
+    return text(begun if ended else [*begun, *await collect(stream)])
 
 
 def rounds(model: Path, generation: int) -> list[list[int]]:
@@ -94,10 +101,10 @@ async def test_requests_anywhere_are_computed_in_rounds_of_all(kept: Kept, model
     assert text(lonely) == reference([9], 5)
     assert [0, 1] in rounds(model, 1)
     slow = client.submit([1], Sampling(max_tokens=60), replica=0)
-    await first(slow)
+    begun = await begin(slow)
     engines.leaving = True
     client.drain(60)
-    assert is_rest(await collect(slow), reference([1], 60))
+    assert await rest(begun, slow) == reference([1], 60)
     await soon(until(lambda: sorted(watcher.given_up) == [0, 1]))
     assert sorted(watcher.exits) == [(0, 0), (1, 0)]
     assert [engine.exit_code for engine in engines.engines] == [0, 0]
@@ -108,12 +115,11 @@ async def test_if_one_is_killed_all_come_back_and_answers_go_on(kept: Kept, mode
     engines, client, watcher = await kept()
     await soon(until(lambda: all_work(client)))
     streams = [client.submit([n], Sampling(max_tokens=60), replica=n % 2) for n in range(4)]
-    for stream in streams:
-        await first(stream)
+    begun = [await begin(stream) for stream in streams]
     pid = engines.engines[1].process.pid if whom == "engine" else int((model / "pid-1").read_text())
     os.kill(pid, signal.SIGKILL)
-    for n, outputs in enumerate(await asyncio.gather(*map(collect, streams))):
-        assert is_rest(outputs, reference([n], 60))
+    for n, answer in enumerate(await asyncio.gather(*map(rest, begun, streams))):
+        assert answer == reference([n], 60)
     await soon(until(lambda: [engine.starts for engine in engines.engines] == [2, 2] and all_work(client)))
     assert sorted(number for number, _ in watcher.exits) == [0, 1]
     again = await collect(client.submit([9], Sampling(max_tokens=5), replica=1))
@@ -127,13 +133,12 @@ async def test_a_request_that_ends_its_engine_is_found_and_those_of_others_are_n
     engines, client, _ = await kept()
     await soon(until(lambda: all_work(client)))
     others = [client.submit([n], Sampling(max_tokens=70), replica=1) for n in range(2)]
-    for stream in others:
-        await first(stream)
+    begun = [await begin(stream) for stream in others]
     bad = client.submit([KILLS_PROCESS], Sampling(max_tokens=2), replica=0)
     (failed,) = await collect(bad)
     assert isinstance(failed, Failed) and failed.error == QUARANTINED
-    for n, outputs in enumerate(await asyncio.gather(*map(collect, others))):
-        assert is_rest(outputs, reference([n], 70))
+    for n, answer in enumerate(await asyncio.gather(*map(rest, begun, others))):
+        assert answer == reference([n], 70)
     assert engines.engines[0].starts <= 4
 
 
