@@ -82,10 +82,12 @@ def _serve(config: ProcessConfig, ends: list[EngineEnd], make: MakeExecutor | No
         return CANNOT_START
     try:
         EngineLoop(engine, ends, config.drain_seconds).run()
+    except OtherEngineDead as error:
+        _report_end(ends, str(error), with_another=True)
+        return BROKE
     except Exception as error:
         _log.exception("the engine broke")
-        reason = str(error) if isinstance(error, ExecutorDead) else _BROKEN
-        _report_end(ends, reason, with_another=isinstance(error, OtherEngineDead))
+        _report_end(ends, str(error) if isinstance(error, ExecutorDead) else _BROKEN)
         return BROKE
     finally:
         engine.stop()

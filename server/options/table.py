@@ -248,8 +248,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def replicas(self) -> Replicas:
-        first = self.data_parallel_start_rank
-        here = self.data_parallel_size_local
+        first, here = self.data_parallel_start_rank, self.data_parallel_size_local
         return Replicas(
             size=self.data_parallel_size,
             first=first,
