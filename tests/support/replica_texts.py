@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -70,10 +70,11 @@ def run(
     *,
     length: int = OUTPUT,
     balancing: Balancing | None = None,
+    options: Mapping[str, object] | None = None,
 ) -> list[Text]:
     """Each replica writes one text; those that are done take part without rows of their own."""
     shared = ranks.rendezvous()
-    config = worker_config(folder=str(folder), model=read_config(folder, {}), **SIZE)
+    config = worker_config(folder=str(folder), model=read_config(folder, {}), **SIZE, **(options or {}))
     config = replace(config, balancing=balancing)
     replicas = [layout.places_of(number, ranks.rendezvous(), shared) for number in range(layout.replicas)]
     ranks.open([replace(config, place=place) for places in replicas for place in places])

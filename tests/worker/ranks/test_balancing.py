@@ -44,3 +44,16 @@ def test_answers_are_the_same_before_during_and_after_moves(
         measured = [report.balancedness for report in found[0].reports if report.balancedness]
         assert len(measured) > 2
         assert all(1 / layout.size / replicas <= each.least <= each.p90 <= each.p50 <= 1 for each in measured)
+
+
+@pytest.mark.parametrize("quantization", [None, "int8", "int4", "int8-dynamic"])
+def test_packed_bytes_move_in_every_form(quantization: str | None, ranks: Ranks, tmp_path: Path) -> None:
+    family = "Qwen2MoeForCausalLM"
+    folder = tiny_checkpoint(family, tmp_path, **FAMILIES[family])
+    options = {"dtype": "bfloat16", "quantization": quantization}
+    layout = Layout(1, 1, "linear", "all_to_all", 2)
+    fixed = run(ranks, folder, layout, length=LENGTH, options=options)
+    found = run(ranks, folder, layout, length=LENGTH, options=options, balancing=balancing(2, True))
+    for text, expected in zip(found, fixed, strict=True):
+        assert (text.tokens, text.logprobs) == (expected.tokens, expected.logprobs)
+    assert sum(len(report.rearrangements) for report in found[0].reports) >= 1
