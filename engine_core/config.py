@@ -121,7 +121,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         Doc(
             WORKERS,
-            "Give each worker some experts of a mixture whole, instead of a piece of every expert.",
+            "Give each worker some experts of a mixture whole, instead of a piece of every expert. With "
+            "--data-parallel-size, all replicas share one set of experts, and step, end and start together.",
         ),
     ] = False
     expert_placement_strategy: Annotated[

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from fake_worker import facts, reference
@@ -21,7 +22,7 @@ Make = Callable[..., Group]
 def make() -> Iterator[Make]:
     made: list[Group] = []
 
-    def make(size: int, seed: int = 0, given: WorkerFacts | None = None, **options: object) -> Group:
+    def make(size: int, seed: int = 0, given: WorkerFacts | None = None, **options: Any) -> Group:
         made.append(Group([given or facts()] * size, seed, **options))
         return made[-1]
 
