@@ -170,7 +170,7 @@ class Cuda:
         prepared = max(
             (
                 layer.step_bytes(tokens, 0, 0, dtype.itemsize)
-                + latent.prepared_bytes(layer, tokens, dtype.itemsize)
+                + latent.prepared_bytes(layer, tokens, longest, dtype.itemsize)
                 for layer in layers
             ),
             default=0,

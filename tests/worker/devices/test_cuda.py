@@ -76,7 +76,7 @@ def test_masks_take_memory_only_where_torch_attends(device: Cuda) -> None:
         assert device.attention_bytes(layers, *sizes) == plain_attention_bytes(layers, *sizes) > own
 
 
-def test_keys_and_values_of_latents_take_memory_only_where_torch_makes_them(device: Cuda) -> None:
+def test_keys_and_values_are_made_of_so_many_latents_as_the_memory_is_kept_for(device: Cuda) -> None:
     from worker.kernels.cuda.card import Card
 
     device._card = Card(90, 132)  # pyright: ignore[reportPrivateUsage]
@@ -86,6 +86,9 @@ def test_keys_and_values_of_latents_take_memory_only_where_torch_makes_them(devi
     layers = [LatentAttention(Span.whole(16), spec, scale=1.0)]
     own = device.attention_bytes(layers, *sizes)
     wide = 8192 * 16 * 2 * (512 + 512 + 64)
-    assert wide < own < wide + (512 << 20)
+    made = 65_536 * 2 * (16 * (128 + 128) + 512 + 64)  # of as many tokens as 16 heads make 512 MiB of
+    assert wide + made < own < wide + made + (512 << 20)
+    short = device.attention_bytes(layers, 8192, 1024, torch.bfloat16)
+    assert short < own - made + (16 << 20), "no sequence is longer"
     device.kernels = {}
     assert device.attention_bytes(layers, *sizes) == plain_attention_bytes(layers, *sizes)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,11 +20,13 @@ from models.ops import reference
 from models.ops.narrow import CACHE_DTYPES, UNSCALED, CacheScales
 from worker.kernels.cuda.attention_kernel import attend, join
 from worker.kernels.cuda.card import Card
+from worker.kernels.cuda.latent.plan import plan_latents
 from worker.kernels.cuda.launch import launch
 from worker.kernels.cuda.plan import (
     MOST_SPLITS,
     Blocks,
     Heads,
+    Prompt,
     Room,
     plan_prompts_and_decodes,
     plan_texts,
@@ -48,6 +51,12 @@ class Launch:
     tiles: Tiles
     padded: bool = False
     """Whether the step has tokens that are in no block, because they were filled up. Their results are 0."""
+    prompt: Prompt | None = None
+    """The one row of these blocks, if keys and values of all heads are made of its latents."""
+
+    @classmethod
+    def of(cls, blocks: Blocks, tiles: Tiles, send: Callable[[np.ndarray], Tensor]) -> Launch:
+        return cls(send(blocks.rows), send(blocks.tokens), blocks.splits, tiles, prompt=blocks.prompt)
 
 
 PlanKey = tuple[Heads, torch.dtype, bool]
@@ -58,7 +67,9 @@ def plan_step(
     card: Card, key: PlanKey, new: Sequence[int], total: Sequence[int]
 ) -> list[tuple[Blocks, Tiles]]:
     """The blocks of a step for one kind of heads, on the host."""
-    heads, _, paged = key
+    heads, dtype, paged = key
+    if heads.latent:
+        return plan_latents(new, total, heads, dtype, card.capability, card.processors)
     short, long = _tiles(card, key)
     if not paged:
         return [(blocks, long) for blocks in plan_texts(new, heads, long)]
@@ -94,7 +105,7 @@ def launches(card: Card, context: ForwardContext, key: PlanKey) -> list[Launch]:
     if key not in plan:
         target = context.query_starts.device
         plan[key] = [
-            Launch(_sent(blocks.rows, target), _sent(blocks.tokens, target), blocks.splits, tiles)
+            Launch.of(blocks, tiles, lambda numbers: _sent(numbers, target))
             for blocks, tiles in plan_step(card, key, context.query_lens_host, context.kv_lens_host)
         ]
     return plan[key]

@@ -25,11 +25,21 @@ class Heads:
     dim: int
     latent: bool = False
     """Whether these are parts of the heads of latent attention, whose cached rows are `dim` wide."""
+    made: int = 0
+    """The numbers of a key or a value that is made of a latent, whichever is wider."""
 
     @property
     def group(self) -> int:
         """Query heads that share a key head."""
         return self.queries // self.keys
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A row of the step, and its tokens in all."""
+
+    row: int
+    total: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +50,8 @@ class Blocks:
     tokens: np.ndarray  # [N] int32: the first of its tokens, counted from those of the row
     splits: int
     short: bool
+    prompt: Prompt | None = None
+    """The one row of these blocks, if keys and values of all heads are made of its latents."""
 
     @property
     def size(self) -> int:
@@ -47,18 +59,30 @@ class Blocks:
 
 
 def plan_prompts_and_decodes(
-    new: Sequence[int], total: Sequence[int], heads: Heads, short: Tiles, long: Tiles, processors: int
+    new: Sequence[int],
+    total: Sequence[int],
+    heads: Heads,
+    short: Tiles,
+    long: Tiles,
+    processors: int,
+    others: np.ndarray | None = None,
 ) -> list[Blocks]:
-    """Launches for rows with `new` tokens at the end of `total`, on a card with so many multiprocessors."""
+    """Launches for rows with `new` tokens at the end of `total`, on a card with so many multiprocessors.
+
+    `others` [B]: whether a row is left out; None: all are planned.
+    """
     counts, lengths = np.asarray(new), np.asarray(total)
     few = (counts * heads.group <= SHORT_ROWS) | (counts == 1)
+    many = ~few
+    if others is not None:
+        few, many = few & ~others, many & ~others
     launches: list[Blocks] = []
     if few.any():
-        rows, tokens = _blocks(np.flatnonzero(few), counts, short.queries // heads.group)
+        rows, tokens = cut(np.flatnonzero(few), counts, short.queries // heads.group)
         splits = _splits(len(rows) * heads.keys, int(lengths[few].max()), processors)
         launches.append(Blocks(rows, tokens, splits, short=True))
-    if not few.all():
-        rows, tokens = _blocks(np.flatnonzero(~few), counts, long.queries // heads.group)
+    if many.any():
+        rows, tokens = cut(np.flatnonzero(many), counts, long.queries // heads.group)
         ends = (lengths - counts)[rows] + tokens
         launches.append(_longest_first(rows, tokens, ends))
     return launches
@@ -98,11 +122,11 @@ def _room_for_large_blocks(tokens: int, rows: int, each: int) -> Room:
 def plan_texts(lengths: Sequence[int], heads: Heads, tiles: Tiles) -> list[Blocks]:
     """The launch for whole texts, each of which sees all of itself."""
     counts = np.asarray(lengths)
-    rows, tokens = _blocks(np.arange(len(counts)), counts, tiles.queries // heads.group)
+    rows, tokens = cut(np.arange(len(counts)), counts, tiles.queries // heads.group)
     return [_longest_first(rows, tokens, counts[rows])]
 
 
-def _blocks(rows: np.ndarray, counts: np.ndarray, each: int) -> tuple[np.ndarray, np.ndarray]:
+def cut(rows: np.ndarray, counts: np.ndarray, each: int) -> tuple[np.ndarray, np.ndarray]:
     """Cut the tokens of some rows into blocks of `each`: -> the row and the first token of every block."""
     blocks = -(-counts[rows] // each)
     firsts = np.arange(blocks.sum()) - np.repeat(np.cumsum(blocks) - blocks, blocks)

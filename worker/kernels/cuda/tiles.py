@@ -65,6 +65,15 @@ def latent_tiles(dtype: torch.dtype, *, short: bool) -> Tiles:
     return Tiles(SHORT_ROWS, 32, 4, 2) if short else Tiles(2 * SHORT_ROWS, 32, 8, 2)
 
 
+def made_tiles(capability: int, dtype: torch.dtype, widest: int) -> Tiles:
+    """The tiles for prompts of latent attention whose keys and values are made, of up to `widest` numbers."""
+    if dtype == torch.float32:
+        return Tiles(32, 16, 8, 1)
+    if capability in (HOPPER, BLACKWELL):
+        return Tiles(128, 64, 8, 2) if widest <= 128 else Tiles(64, 64, 8, 2)
+    return Tiles(64, 32, 4 if widest <= 128 else 8, 2)
+
+
 @dataclass(frozen=True, slots=True)
 class ProductTiles:
     """The sizes of a tile of a product, whose inputs the form of the matrix decides."""

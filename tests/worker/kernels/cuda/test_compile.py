@@ -105,8 +105,9 @@ def test_latent_attention_compiles_ahead(tmp_path: Path, capability: int) -> Non
     names = [name for name, _, _ in found]
     assert {"norm_front", "prepare_latent", "join"} <= set(names)
     assert names.count("attend_latent") == 3, "decoding rows, split or not, and prompts"
+    assert names.count("attend_made") == 1, "long prompts"
     assert [fault for _, _, fault in found if fault] == []
-    assert all(int(matrix_unit) > 0 for name, matrix_unit, _ in found if name == "attend_latent")
+    assert all(int(matrix_unit) > 0 for name, matrix_unit, _ in found if name.startswith("attend_"))
 
 
 @pytest.mark.slow

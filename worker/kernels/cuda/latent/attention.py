@@ -1,8 +1,9 @@
 """Latent attention by Triton: the operation `latent_attention`, as products with latents themselves.
 
 cuBLAS brings queries to the width of a latent before the kernel, and what it adds up to the width of values
-after it; keys and values of cached tokens are never made. The reference computes what the kernels cannot:
-latents of more than 512 numbers, and tensors that lie otherwise in memory.
+after it. Only for long prompts keys and values of cached tokens are made (`plan.py`), of one row at a time.
+The reference computes what the kernels cannot: latents of more than 512 numbers, and tensors that lie
+otherwise in memory.
 """
 
 from __future__ import annotations
@@ -20,13 +21,16 @@ from models.ops import latent_reference
 from worker.kernels.cuda.attention import DTYPES, LOG2E, Launch, empty_results, launches, padded
 from worker.kernels.cuda.attention_kernel import join
 from worker.kernels.cuda.card import Card
-from worker.kernels.cuda.latent.kernel import attend_latent, prepare_latent
+from worker.kernels.cuda.latent.kernel import attend_latent, attend_made, prepare_latent
+from worker.kernels.cuda.latent.plan import MOST_MADE
 from worker.kernels.cuda.launch import launch
-from worker.kernels.cuda.plan import MOST_SPLITS, Heads
+from worker.kernels.cuda.plan import MOST_SPLITS, Heads, Prompt
 from worker.kernels.cuda.tiles import SHORT_ROWS
 
 _MOST_RANK, _MOST_ROPE = 512, 128
 """The widest latent and the widest rotated key."""
+_PAGE = 256
+"""More tokens than a cache block has."""
 
 
 def bind(card: Card) -> dict[str, Callable[..., Any]]:
@@ -47,15 +51,19 @@ def bind(card: Card) -> dict[str, Callable[..., Any]]:
         (tokens, heads, width), (_, each, rank) = q.shape, up.shape
         nope = width - (latent.shape[1] - rank)
         turned = _prepare(q, latent, cache, context, cos_sin, nope, rank)
-        wide = torch.empty(tokens, heads, rank, dtype=q.dtype, device=q.device)
-        torch.bmm(q[:, :, :nope].transpose(0, 1), up[:, :nope], out=wide.transpose(0, 1))
-        parted = _in_parts(heads, latent.shape[1])
-        planned = launches(card, context, (parted, q.dtype, True))
-        sums = empty_results(planned, wide)
-        for blocks in planned:
-            _run(blocks, parted, wide, turned, cache, sums, context, scale)
         out = torch.empty(tokens, heads, each - nope, dtype=q.dtype, device=q.device)
-        torch.bmm(sums.transpose(0, 1), up[:, nope:].transpose(1, 2), out=out.transpose(0, 1))
+        parted = _in_parts(heads, latent.shape[1], max(nope, each - nope))
+        planned = launches(card, context, (parted, q.dtype, True))
+        if few := [blocks for blocks in planned if blocks.prompt is None]:
+            wide = torch.empty(tokens, heads, rank, dtype=q.dtype, device=q.device)
+            torch.bmm(q[:, :, :nope].transpose(0, 1), up[:, :nope], out=wide.transpose(0, 1))
+            sums = empty_results(few, wide)
+            for blocks in few:
+                _run(blocks, parted, wide, turned, cache, sums, context, scale)
+            torch.bmm(sums.transpose(0, 1), up[:, nope:].transpose(1, 2), out=out.transpose(0, 1))
+        for blocks in planned:
+            if blocks.prompt is not None:  # its part of `out` is nobody else's, or is written again
+                _run_made(blocks, blocks.prompt, q, turned, up, cache, out, context, scale)
         return out
 
     return {"latent_attention": latent_attention}
@@ -66,17 +74,23 @@ def knows(layer: CachedAttention) -> bool:
     return isinstance(layer, LatentAttention) and _known(layer.spec.rank, layer.spec.rope)
 
 
-def prepared_bytes(layer: CachedAttention, tokens: int, itemsize: int) -> int:
-    """The bytes of queries and sums of a step that are as wide as latents; 0 for other layers."""
+def prepared_bytes(layer: CachedAttention, tokens: int, longest: int, itemsize: int) -> int:
+    """The bytes of queries and sums of a step that are as wide as latents, and of what is made of latents.
+
+    `longest`: the tokens of the longest sequence. It is 0 for other layers.
+    """
     if not isinstance(layer, LatentAttention):
         return 0
-    return tokens * layer.heads.length * (2 * layer.spec.rank + layer.spec.rope) * itemsize
+    spec, heads = layer.spec, layer.heads.length
+    prepared = tokens * heads * (2 * spec.rank + spec.rope)
+    made = min(longest, MOST_MADE // heads) + _PAGE
+    return (prepared + made * (heads * (spec.nope + spec.value) + spec.rank + spec.rope)) * itemsize
 
 
-def _in_parts(heads: int, width: int) -> Heads:
+def _in_parts(heads: int, width: int, made: int) -> Heads:
     """The heads, in equal parts that fit the least tile, as if each part had a key head of its own."""
     parts = -(-heads // SHORT_ROWS)
-    return Heads(parts * -(-heads // parts), parts, width, latent=True)
+    return Heads(parts * -(-heads // parts), parts, width, latent=True, made=made)
 
 
 def _known(rank: int, rope: int) -> bool:
@@ -159,3 +173,31 @@ def _run(
             *(heads, rank, wide, each, tiles.keys, MOST_SPLITS, -1),
             num_warps=8 if wide > 128 else 2,
         )
+
+
+def _run_made(
+    blocks: Launch,
+    prompt: Prompt,
+    q: Tensor,
+    q_rope: Tensor,
+    up: Tensor,
+    cache: Tensor,
+    out: Tensor,
+    context: ForwardContext,
+    scale: float,
+) -> None:
+    """Make keys and values of all heads for the tokens of one row, and compute its blocks."""
+    (heads, each, rank), (_, _, value), rope = up.shape, out.shape, q_rope.shape[2]
+    pages = context.block_table[prompt.row, : -(-prompt.total // context.block_size)]
+    held = cache.index_select(0, pages).view(-1, rank + rope)  # [K, rank + rope]
+    made = held[:, :rank] @ up.view(heads * each, rank).t()  # [K, heads * each]
+    nope, tiles = each - value, blocks.tiles
+    launch(
+        attend_made,
+        (len(blocks.rows), heads),
+        *(q, q_rope, made, held, out, context.kv_lens, context.query_starts, blocks.rows, blocks.tokens),
+        *(scale * LOG2E, q.stride(0), heads, nope, padded(nope), rope, padded(rope), value, padded(value)),
+        *(rank, tiles.queries, tiles.keys),
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+    )

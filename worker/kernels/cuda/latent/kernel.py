@@ -1,9 +1,10 @@
-"""Latent attention in Triton: one kernel that prepares and caches, and one that attends.
+"""Latent attention in Triton: one kernel that prepares and caches, and two that attend.
 
 Queries are compared with latents as they lie in the cache, for which their parts without positions have
 been multiplied by the matrix that makes keys. A latent is a key and a value at once, and is read once for
 both; all heads share it. What `attend_latent` adds up are latents too, which the matrix that makes values
-turns into a head's result. `join` of the plain attention adds its splits up.
+turns into a head's result. `join` of the plain attention adds its splits up. For long prompts `attend_made`
+reads keys and values which have been made of each head.
 
 Constants of a variant: HEADS query heads in parts of GROUP, the last of which may have fewer; RANK numbers
 of a latent and ROPE of a key behind it, filled up to WIDE and ROPE_WIDE, powers of two; PAGE tokens of a
@@ -124,3 +125,82 @@ def attend_latent(
         write(
             out_ptr, partial_ptr, logs_ptr, place, used, top, total, result, split, splits, RANK, WIDE, SPLIT
         )
+
+
+@triton.jit
+def _add_made_tile(
+    largest, total, result, q, q_rope, start, high, seen, made_ptr, held_ptr, scale, EACH: constexpr,
+    NOPE: constexpr, NOPE_WIDE: constexpr, ROPE: constexpr, ROPE_WIDE: constexpr, VALUE: constexpr,
+    VALUE_WIDE: constexpr, ROW: constexpr, BN: constexpr, MASKED: constexpr,
+):  # fmt: skip
+    """Add one tile of a head's keys and values, EACH numbers after those of the token before."""
+    position = start + tl.arange(0, BN)
+    plain, dims, values = tl.arange(0, NOPE_WIDE), tl.arange(0, ROPE_WIDE), tl.arange(0, VALUE_WIDE)
+    made = made_ptr + position.to(tl.int64) * EACH
+    rotated = held_ptr + position.to(tl.int64) * ROW
+    held = position < high
+    if MASKED or NOPE != NOPE_WIDE:
+        there = held[None, :] & (plain < NOPE)[:, None]
+        keys = tl.load(made[None, :] + plain[:, None], mask=there, other=0.0)
+    else:
+        keys = tl.load(made[None, :] + plain[:, None])
+    if MASKED or ROPE != ROPE_WIDE:
+        there = held[None, :] & (dims < ROPE)[:, None]
+        shared = tl.load(rotated[None, :] + dims[:, None], mask=there, other=0.0)
+    else:
+        shared = tl.load(rotated[None, :] + dims[:, None])
+    if MASKED or VALUE != VALUE_WIDE:
+        there = held[:, None] & (values < VALUE)[None, :]
+        read = tl.load(made[:, None] + NOPE + values[None, :], mask=there, other=0.0)
+    else:
+        read = tl.load(made[:, None] + NOPE + values[None, :])
+    scores = tl.dot(q_rope, shared, input_precision="ieee")
+    scores = tl.dot(q, keys, scores, input_precision="ieee") * scale  # in units of log 2
+    if MASKED:
+        scores = tl.where(visible(seen, position, high, True, -1), scores, float("-inf"))
+    return add_scores(largest, total, result, scores, read)  # pyright: ignore
+
+
+@triton.jit
+def attend_made(
+    q_ptr, q_rope_ptr, made_ptr, held_ptr, out_ptr, lens_ptr, starts_ptr, rows_ptr, tokens_ptr, scale,
+    q_stride, HEADS: constexpr, NOPE: constexpr, NOPE_WIDE: constexpr, ROPE: constexpr,
+    ROPE_WIDE: constexpr, VALUE: constexpr, VALUE_WIDE: constexpr, RANK: constexpr, BM: constexpr,
+    BN: constexpr,
+):  # fmt: skip
+    """Compute one block of queries [BM] of one head of the row whose keys and values are made.
+
+    q [T, HEADS, NOPE + ROPE], of which the parts with positions are rotated in q_rope; made [K, HEADS, NOPE +
+    VALUE] and held [K, RANK + ROPE] for the row's K tokens -> [T, HEADS, VALUE].
+    """
+    head, row = tl.program_id(1), tl.load(rows_ptr + tl.program_id(0))
+    first = tl.load(tokens_ptr + tl.program_id(0))
+    begin = tl.load(starts_ptr + row)
+    new = tl.load(starts_ptr + row + 1) - begin
+    length = tl.load(lens_ptr + row)
+    before = length - new
+    token = first + tl.arange(0, BM)
+    used = token < new
+    at = (begin + token).to(tl.int64)
+    plain, dims = tl.arange(0, NOPE_WIDE)[None, :], tl.arange(0, ROPE_WIDE)[None, :]
+    q_at = q_ptr + (at * q_stride + head * (NOPE + ROPE))[:, None] + plain
+    q = tl.load(q_at, mask=used[:, None] & (plain < NOPE), other=0.0)
+    rope_at = q_rope_ptr + ((at * HEADS + head) * ROPE)[:, None] + dims
+    q_rope = tl.load(rope_at, mask=used[:, None] & (dims < ROPE), other=0.0)
+    low, plain_end, high = tiles_of(first, new, before, length, 0, 1, BM, BN, False, True, -1)  # pyright: ignore
+    made_ptr, held_ptr = made_ptr + head * (NOPE + VALUE), held_ptr + RANK
+    top, total = tl.full([BM], float("-inf"), tl.float32), tl.zeros([BM], tl.float32)
+    result = tl.zeros([BM, VALUE_WIDE], tl.float32)
+    for start in range(low, plain_end, BN):
+        top, total, result = _add_made_tile(
+            top, total, result, q, q_rope, start, high, before + token, made_ptr, held_ptr, scale,
+            HEADS * (NOPE + VALUE), NOPE, NOPE_WIDE, ROPE, ROPE_WIDE, VALUE, VALUE_WIDE, RANK + ROPE, BN,
+            False,
+        )  # fmt: skip
+    for start in range(plain_end, high, BN):
+        top, total, result = _add_made_tile(
+            top, total, result, q, q_rope, start, high, before + token, made_ptr, held_ptr, scale,
+            HEADS * (NOPE + VALUE), NOPE, NOPE_WIDE, ROPE, ROPE_WIDE, VALUE, VALUE_WIDE, RANK + ROPE, BN,
+            True,
+        )  # fmt: skip
+    write(out_ptr, None, None, at * HEADS + head, used, top, total, result, 0, 1, VALUE, VALUE_WIDE, False)

@@ -30,7 +30,7 @@ class Layout:
         finish = lay_out(columns, slots, packet)
         plan: Plan = {
             key: [
-                Launch(packet.ints(blocks.rows), packet.ints(blocks.tokens), blocks.splits, tiles)
+                Launch.of(blocks, tiles, packet.ints)
                 for blocks, tiles in plan_step(self._card, key, columns.counts, columns.ends)
             ]
             for key in self._known
@@ -52,12 +52,7 @@ class Layout:
         """A plan that stays on the device, for the kinds of heads that steps have shown so far."""
         return {
             key: [
-                Launch(
-                    torch.from_numpy(blocks.rows).to(target),
-                    torch.from_numpy(blocks.tokens).to(target),
-                    blocks.splits,
-                    tiles,
-                )
+                Launch.of(blocks, tiles, lambda numbers: torch.from_numpy(numbers).to(target))
                 for blocks, tiles in plan_step(self._card, key, counts, ends)
             ]
             for key in self._known

@@ -14,7 +14,12 @@ from torch import Tensor
 from models.context import ForwardContext
 from models.ops import latent_reference
 from worker.kernels.cuda.card import Card
+from worker.kernels.cuda.latent import plan as latent_plan
 from worker.kernels.cuda.latent.attention import bind
+from worker.kernels.cuda.latent.plan import FEW_QUERIES, plan_latents
+from worker.kernels.cuda.plan import Heads, Prompt
+from worker.kernels.cuda.steps.mixed import SIZES
+from worker.kernels.cuda.tiles import latent_tiles
 
 ATTEND = bind(Card(90, 132))["latent_attention"]
 ON_FEW_PROCESSORS = bind(Card(80, 1))["latent_attention"]
@@ -112,6 +117,44 @@ def test_blocks_of_no_row_write_nothing() -> None:
         launches[0].rows[1] = -1
     # Memory that nobody writes is not defined, so the row that is left is all that can be compared.
     assert_near(layer.computed()[0][:1], expected[:1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("new", "total", "sizes", "block_size", "made"),
+    [
+        ([150], [230], Sizes(2, 32, 8, 16, 16), 64, [0]),
+        ([1, 21, 3, 70], [40, 33, 3, 70], Sizes(3, 48, 10, 7, 24), 12, [1, 3]),
+        ([20], [30], Sizes(1, 16, 4, 8, 8), 16, []),
+    ],
+)
+def test_long_prompts_have_keys_and_values_of_their_own(
+    dtype: torch.dtype,
+    new: list[int],
+    total: list[int],
+    sizes: Sizes,
+    block_size: int,
+    made: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(latent_plan, "FEW_QUERIES", 20)
+    layer = Layer(sizes, make_step(new, total, block_size), dtype)
+    layer.assert_right()
+    (planned,) = (layer.step.plan or {}).values()
+    assert [blocks.prompt.row for blocks in planned if blocks.prompt is not None] == made
+    assert len(planned) - len(made) == (len(made) != 1), "other rows are compared with latents"
+
+
+def test_steps_that_are_graphs_make_no_keys() -> None:
+    assert max(SIZES) <= FEW_QUERIES
+
+
+def test_a_short_prompt_and_one_whose_keys_would_fill_the_memory_are_compared_with_latents() -> None:
+    heads, tiles = Heads(16, 1, 576, latent=True), latent_tiles(torch.bfloat16, short=False)
+    for new, total, made in ((513, 65_536, Prompt(0, 65_536)), (513, 65_537, None), (512, 600, None)):
+        ((blocks, chosen),) = plan_latents([new], [total], heads, torch.bfloat16, 90, 132)
+        assert blocks.prompt == made
+        assert (chosen == tiles) is (made is None)
 
 
 @pytest.mark.parametrize(("rank", "rope"), [(528, 4), (16, 130)])
