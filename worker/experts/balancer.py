@@ -82,7 +82,8 @@ class Balancer:
             self._rearrange(self._left.popleft())
             if not self._left and self._moved:
                 self._rearrangements.append(self._seconds)
-                logger.info("rearranged %d layers of experts in %.3f s", self._moved, self._seconds)
+                if self._place.rank == 0:
+                    logger.info("rearranged %d layers of experts in %.3f s", self._moved, self._seconds)
                 self._moved, self._seconds = 0, 0.0
             if self._options.use_async:
                 return
@@ -112,7 +113,7 @@ class Balancer:
             for layer, mine, other in zip(self._layers, own.tolist(), others.tolist(), strict=True):
                 layer.moves = layer.moves and mine == other != 0
         fixed = [layer.number for layer in self._layers if not layer.moves]
-        if fixed:
+        if fixed and self._place.rank == 0:
             logger.warning("experts of the layers %s differ in form: they stay where they are", fixed)
 
     def _measure(self) -> None:
@@ -124,7 +125,7 @@ class Balancer:
             for layer, row in zip(self._layers, self._loads, strict=True)
         ]
         self._balancedness = summary = summarize(found)
-        if self._options.log_balancedness:
+        if self._options.log_balancedness and self._place.rank == 0:
             logger.info(
                 "balancedness of experts over %d ranks: %.3f on average, %.3f in half of the layers, %.3f in "
                 "nine of ten, at least %.3f",

@@ -174,6 +174,23 @@ def test_layers_whose_experts_differ_in_form_stay(
     assert together.layouts() == before
 
 
+def test_the_first_rank_says_what_was_measured_and_moved(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    together = Together(folder, replace(OPTIONS, log_balancedness=True))
+    with caplog.at_level(logging.INFO, balancers.__name__):
+        for _ in range(6):
+            together.step()
+    measured, loaded, moved = (record.getMessage() for record in caplog.records)
+    none = "1.000 on average, 1.000 in half of the layers, 1.000 in nine of ten, at least 1.000"
+    assert measured == f"balancedness of experts over 4 ranks: {none}"
+    report = together.reports()[0]
+    assert report is not None
+    assert report.balancedness is not None
+    assert loaded.endswith(f"at least {report.balancedness.least:.3f}")
+    assert moved.startswith("rearranged 2 layers of experts in ")
+
+
 def test_tokens_are_told_by_layer_and_expert(folder: Path) -> None:
     together = Together(folder, replace(OPTIONS, step_interval=10**6, show_load=True))
     for _ in range(balancers.SHOWN_EVERY):
