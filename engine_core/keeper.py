@@ -20,7 +20,9 @@ WINDOW = 600.0
 """Seconds after which an end does not count any more."""
 
 TOGETHER_SECONDS = 3.0
-"""Seconds for engines to end by themselves when one has ended with which they share experts."""
+"""Seconds for engines to end by themselves when one has broken with which they share experts."""
+LEAVING_SECONDS = 30.0
+"""The same if that one was asked to end, and the others may still send their last answers."""
 
 _log = logging.getLogger(__name__)
 
@@ -199,8 +201,10 @@ class _EngineGroup:
             try:
                 engine.start()
             except OSError:
+                latest = max(each.starts for each in self._engines)
                 for each in self._engines:
                     each.process.kill()
+                    each.starts = latest  # or the next ones would look for each other in different places
                 raise
 
     async def next_end(self) -> int:
@@ -215,7 +219,8 @@ class _EngineGroup:
                 _log.error("%s has ended: the engines that share experts with it end, too", self.first.name)
             self._watcher.engine_exited(self.first.number, code)
             if others:
-                ended, late = await asyncio.wait(others, timeout=TOGETHER_SECONDS)
+                patience = LEAVING_SECONDS if code == STOPPED else TOGETHER_SECONDS
+                ended, late = await asyncio.wait(others, timeout=patience)
                 for task in late:
                     exits[task].process.kill()
                 if late:

@@ -76,6 +76,9 @@ def _serve(config: ProcessConfig, ends: list[EngineEnd], make: MakeExecutor | No
         engine = Engine.start(
             config.engine, _ProgressSender(ends), make, config.progress_page, config.expert_replicas
         )
+    except OtherEngineDead as error:
+        _report_end(ends, str(error), with_another=True)
+        return CANNOT_START
     except Exception as error:
         _log.debug("the engine cannot start", exc_info=True)
         _report_end(ends, logs.one_line(error))

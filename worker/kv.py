@@ -17,6 +17,7 @@ from torch import Tensor
 
 from models.config import ModelConfig
 from models.layers.attention import Attention, CachedAttention
+from models.parallel.experts import count_chosen
 from worker.config import WorkerConfig
 from worker.devices.base import GIB, CacheBudget, Device
 from worker.host.memory import PageToucher
@@ -173,6 +174,8 @@ def bytes_beside_cache(
 
     step = step_bytes(model, limits, dtype, pools=pools, ranks=ranks, replicas=replicas)
     step += attention(limits.max_num_batched_tokens)
+    if place.expert_size > 1 and place.expert_transport == "all_to_all":
+        step += limits.max_num_batched_tokens * replicas * _result_bytes(model, dtype)
     if not place.alone:
         return step
     return step + device.recording_bytes(
@@ -208,6 +211,12 @@ def step_bytes(
         + Slots.nbytes(limits.max_num_seqs, limits.max_model_len, limits.block_size)
         + GIB // 2  # libraries' own workspaces and fragmentation
     )
+
+
+def _result_bytes(model: ModelConfig, dtype: torch.dtype) -> int:
+    """The bytes of a token's rows for experts whose results return apart, and of those results."""
+    results = 3 * 4  # float32: as they are made, as they come back, and in the order of experts
+    return count_chosen(model) * model.hidden_size * (results + dtype.itemsize)
 
 
 def _token_numbers(model: ModelConfig, ranks: int) -> int:

@@ -112,7 +112,7 @@ class Runner:
         self._queries = QueryStore()
         self._bounds = BoundsReader()
         self._compute = self._device.quickened(self._make_compute(tasks), replays=place.alone)
-        self._mixtures = [each for each in self._model.modules() if isinstance(each, MoeMLP)]
+        self._mixtures = _mixtures(self._model, config)
         self._failed = False
         """Whether the last step has failed, or is under way."""
         report("cache", 1.0)
@@ -369,6 +369,16 @@ def _expert_place(config: WorkerConfig) -> ExpertPlace | None:
     return ExpertPlace(
         place.expert_rank, place.expert_size, place.expert_placement, place.expert_transport, redundant
     )
+
+
+def _mixtures(model: ServedModel, config: WorkerConfig) -> list[MoeMLP]:
+    found = [each for each in model.modules() if isinstance(each, MoeMLP)]
+    if config.place.expert_size > 1 and config.place.stages == 1 and not found:
+        raise ValueError(
+            f"--enable-expert-parallel: the experts of {config.model.architecture} cannot be divided among "
+            "workers here; leave it out"
+        )
+    return found
 
 
 def _parallel(config: WorkerConfig, groups: Groups) -> Parallel:

@@ -48,7 +48,14 @@ class LockstepExecutor:
         self._poller = zmq.Poller()
 
     def start(self) -> WorkerFacts:
-        facts = self._inner.start()
+        try:
+            facts = self._inner.start()
+        except ExecutorDead as error:
+            if RankLostError.__name__ in str(error):
+                raise OtherEngineDead(
+                    f"an engine that shares experts with this one has ended: {error}"
+                ) from error
+            raise
         if self._halving is not None:
             self._halving = self._halving.usable(facts)
         try:
@@ -81,7 +88,7 @@ class LockstepExecutor:
 
     @property
     def slowest(self) -> float:
-        """The seconds within which the longest step usually ends that another engine has announced."""
+        """The seconds within which the longest of the last steps usually ends that others have announced."""
         return self._peers.slowest
 
     def leave(self) -> bool:
@@ -97,7 +104,10 @@ class LockstepExecutor:
             others[self._index] = future.share
             tokens, halves = map(list, zip(*(others[number] for number in sorted(others)), strict=True))
             step = replace(future.step, replica_tokens=tokens, first_halves=halves if all(halves) else [])
-            future.begin(self._inner.submit(step))
+            try:
+                future.begin(self._inner.submit(step))
+            except ExecutorDead as error:
+                raise self.reason_of(error) from error
             if future.bounds is not None:
                 self._inner.bind(future.bounds)
 

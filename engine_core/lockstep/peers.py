@@ -18,6 +18,8 @@ from engine_core.executor import ExecutorDead, OtherEngineDead
 
 _MESSAGE = Struct("<qqqd")
 """A round, the sender's `RoundShare` of it, and the seconds within which that usually ends."""
+_LAST_STEPS = 8
+"""More steps than may be under way at the same time."""
 _LEAVING = -1
 """The number in place of a round with which an engine says that it has nothing to do and wants to end."""
 
@@ -45,8 +47,8 @@ class Peers:
 
     @property
     def slowest(self) -> float:
-        """The seconds of the longest step that any of them has announced."""
-        return max((peer.slowest for peer in self._peers.values()), default=0.0)
+        """The seconds of the longest of the last steps that any of them has announced."""
+        return max((max(peer.seconds) for peer in self._peers.values() if peer.seconds), default=0.0)
 
     @property
     def all_leave(self) -> bool:
@@ -104,7 +106,8 @@ class _Peer:
         """The last round that it has announced."""
         self.shares: deque[RoundShare] = deque()
         """Its shares of the rounds that are not taken yet."""
-        self.slowest = 0.0
+        self.seconds: deque[float] = deque(maxlen=_LAST_STEPS)
+        """The seconds of its last steps, some of which may be under way."""
         self.leaves = False
         self.ended = False
         self._received = bytearray()
@@ -133,7 +136,7 @@ class _Peer:
             raise ExecutorDead(f"engine {self.number} announced step {number} after {self.announced}")
         self.announced = number
         self.shares.append(share)
-        self.slowest = max(self.slowest, seconds)
+        self.seconds.append(seconds)
 
 
 def _lost(number: int) -> OtherEngineDead:

@@ -18,6 +18,8 @@ returns one sum, or a token goes where its experts are and each of them returns 
 
 _COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 """The names that families have in config.json for the number of experts of a layer."""
+_CHOSEN = ("num_experts_per_tok", "moe_k")
+"""The names that families have there for the number of experts that a token takes."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,12 @@ class ExpertPlace:
 def count_experts(model: ModelConfig) -> int:
     """The number of experts in the model's layers, as config.json says; 0 if there are none."""
     found = (model.raw.get(name) for name in _COUNTS)
+    return next((count for count in found if isinstance(count, int) and count > 0), 0)
+
+
+def count_chosen(model: ModelConfig) -> int:
+    """The number of experts that a token takes in a layer, as config.json says; 0 if there are none."""
+    found = (model.raw.get(name) for name in _CHOSEN)
     return next((count for count in found if isinstance(count, int) and count > 0), 0)
 
 

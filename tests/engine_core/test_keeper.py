@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -144,3 +145,31 @@ async def test_a_start_that_fails_is_tried_again(
         f"the child has ended: {describe_exit(-9)}; it is started again",
         "the child has ended: it cannot be started: Cannot allocate memory; it is started again in 0.01 s",
     ]
+
+
+class FakeEngine:
+    """An engine of a group, whose next start may fail."""
+
+    def __init__(self) -> None:
+        self.starts = 1
+        self.fails = False
+        self.killed = False
+        self.process = self
+
+    def start(self) -> None:
+        self.starts += 1
+        if self.fails:
+            raise OSError(12, "Cannot allocate memory")
+
+    def kill(self) -> None:
+        self.killed = True
+
+
+def test_a_group_that_cannot_be_started_whole_meets_in_one_place_the_next_time() -> None:
+    engines: Any = [FakeEngine() for _ in range(3)]
+    engines[1].fails = True
+    group = keeper._EngineGroup(engines, keeper.NoWatcher())  # pyright: ignore[reportPrivateUsage]
+    with pytest.raises(OSError, match="Cannot allocate memory"):
+        group.start()
+    assert all(engine.killed for engine in engines)
+    assert {engine.starts for engine in engines} == {2}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -193,9 +194,12 @@ class Dummy:
         self._number = 0
         self._free = 0
 
-    def make_graphs(self) -> int:
-        """Make all graphs, as an idle engine does; returns how many that were."""
-        return sum(1 for _ in iter(self.runner.prepare, False)) + 1
+    def make_graphs(self) -> Counter[str]:
+        """Make all graphs, as an idle engine does; returns how many there are of each kind."""
+        while self.runner.prepare():
+            pass
+        graphs = getattr(self.runner._compute, "_graphs", {})  # pyright: ignore[reportPrivateUsage]
+        return Counter(type(form).__name__ for form in graphs)
 
     def layers(self) -> list[Any]:
         """The attention layers, with their caches."""

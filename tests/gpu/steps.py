@@ -62,6 +62,8 @@ def _measure_prompt(shape: Shape, target: torch.device, length: int = 128) -> It
     pairs = zip(replayed.bits, anew.bits, strict=True)
     differ = sum(not torch.equal(one, other) for one, other in pairs)
     name = f"graphs of a prompt of {length}"
+    if target.type == "cuda" and not replayed.graphs:
+        yield Result(name, "none was made", wrong=1)
     yield Result(name, "differ" if differ else "the same bits", wrong=differ)
     yield Result(f"{name}, to its token", "replayed", 1e3 * replayed.seconds, "ms")
     yield Result(f"a prompt of {length}, to its token", "as it comes", 1e3 * as_it_comes.seconds, "ms")
@@ -72,12 +74,14 @@ class _Prompt:
     bits: list[torch.Tensor]
     """The logprobs of all tokens at its first one, and all caches."""
     seconds: float
+    graphs: int
+    """The graphs of steps with prompts that were there."""
 
 
 def _run_prompt(shape: Shape, target: torch.device, length: int, *, eager: bool = False) -> _Prompt:
     with tempfile.TemporaryDirectory() as folder:
         dummy = Dummy(shape, Path(folder), target, pools=False, rows=1, blocks=512, eager=eager)
-        dummy.make_graphs()
+        made = dummy.make_graphs()
         for layer in dummy.layers():
             layer.bound().zero_()
         (told,) = dummy.prefill(0, length, 1, Sampling(max_tokens=9, logprobs=-1)).logprobs
@@ -86,7 +90,7 @@ def _run_prompt(shape: Shape, target: torch.device, length: int, *, eager: bool 
         bits += [layer.bound().clone() for layer in dummy.layers()]
         seconds = seconds_of(lambda: dummy.prefill(0, length, 1, GREEDY), target)
         dummy.runner.close()
-        return _Prompt(bits, seconds)
+        return _Prompt(bits, seconds, made["MixedForm"])
 
 
 def _no_graphs(target: torch.device) -> Any:
@@ -106,7 +110,9 @@ def _run(
         dummy = Dummy(shape, Path(folder), target, pools=False, rows=len(rows), blocks=512)
         started = time.perf_counter()
         made = dummy.make_graphs()
-        results = [Result("graphs made when idle", str(made), time.perf_counter() - started, "s")]
+        seconds, missing = time.perf_counter() - started, target.type == "cuda" and not made["Form"]
+        shown = ", ".join(f"{count} {kind}" for kind, count in made.items()) or "none"
+        results = [Result("graphs made when idle", shown, seconds, "s", wrong=int(missing))]
         for layer in dummy.layers():
             layer.bound().zero_()  # what nobody writes shall be equal, too
         for slot, params in enumerate(rows):

@@ -7,14 +7,17 @@ from dataclasses import replace
 
 import pytest
 import torch
+from msgspec import structs
 from sizes import MODEL, worker_config
 
 from models.layers.attention import Attention
 from models.layers.latent_attention import LatentAttention, LatentSpec
+from models.parallel.experts import Transport
 from models.parallel.shares import Span
+from worker.config import Place
 from worker.devices.base import CacheBudget
 from worker.devices.cpu import Cpu
-from worker.kv import bind_cache, block_bytes, size_cache, step_bytes
+from worker.kv import bind_cache, block_bytes, bytes_beside_cache, size_cache, step_bytes
 from worker.limits import WorkerLimits
 
 LIMITS = WorkerLimits(block_size=16, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=100)
@@ -134,3 +137,17 @@ def test_a_step_has_room_for_the_tokens_of_all_replicas_that_share_experts() -> 
         step_bytes(MODEL, LIMITS, torch.float32, pools=False, replicas=count) for count in (1, 2, 3)
     )
     assert three - two == two - one >= LIMITS.max_num_batched_tokens * 4 * MODEL.hidden_size * 4
+
+
+def test_results_that_return_apart_have_room_beside_the_cache() -> None:
+    model = structs.replace(MODEL, raw={"num_experts_per_tok": 8})
+    cpu = Cpu(1)
+
+    def reserved(transport: Transport) -> int:
+        place = Place(expert_size=2, expert_replicas=2, expert_transport=transport)
+        config = worker_config(model=model, place=place)
+        return bytes_beside_cache(config, LIMITS, cpu, [], torch.bfloat16, ["generate"])
+
+    tokens = 2 * LIMITS.max_num_batched_tokens
+    more = reserved("all_to_all") - reserved("allgather_reducescatter")
+    assert more == tokens * 8 * MODEL.hidden_size * (3 * 4 + 2)

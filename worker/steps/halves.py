@@ -47,12 +47,19 @@ def _piece(
     return replace(
         context,
         positions=context.positions[tokens],
-        query_starts=torch.tensor([0, *accumulate(counts)], dtype=torch.int32, device=target),
-        kv_lens=torch.tensor(ends, dtype=torch.int32, device=target),
-        block_table=context.block_table[rows],
-        slot_mapping=context.slot_mapping[tokens],
+        query_starts=_on_device([0, *accumulate(counts)], target),
+        kv_lens=_on_device(ends, target),
+        # Copies begin at addresses for which kernels are compiled, pieces may begin anywhere.
+        block_table=context.block_table[rows].clone(),
+        slot_mapping=context.slot_mapping[tokens].clone(),
         query_lens_host=counts,
         kv_lens_host=ends,
         token_types=None if types is None else types[tokens],
         plan=None,
     )
+
+
+def _on_device(values: list[int], target: torch.device) -> torch.Tensor:
+    """These numbers as int32, without waiting for what the device has to do."""
+    pinned = target.type == "cuda"
+    return torch.tensor(values, dtype=torch.int32, pin_memory=pinned).to(target, non_blocking=True)

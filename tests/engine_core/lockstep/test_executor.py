@@ -147,6 +147,10 @@ def test_a_message_may_come_in_pieces(pair: Pair) -> None:
         assert peers.announced == (at + 1) // 32
     assert [peers.take_round() for _ in range(3)] == [{1: (7, 3)}, {1: (0, 0)}, None]
     assert peers.slowest == 0.5
+    for number in range(3, 11):
+        theirs.send(struct.pack("<qqqd", number, 1, 0, 0.1))
+    peers.receive()
+    assert peers.slowest == 0.1, "what was slow is long over"
 
 
 def test_rounds_out_of_order_are_an_error(pair: Pair) -> None:

@@ -29,6 +29,15 @@ class Tiles:
     stages: int
 
 
+def _is_blackwell(capability: int) -> bool:
+    """Whether it is 10.0 or one of its kin, such as 10.3, whose kernels need as much room."""
+    return capability // 10 == BLACKWELL // 10
+
+
+def _has_large(capability: int) -> bool:
+    return capability == HOPPER or _is_blackwell(capability)
+
+
 def attention_tiles(capability: int, dtype: torch.dtype, dim: int, group: int, *, short: bool) -> Tiles:
     """The tiles for heads of `dim` numbers, `group` of which share a key head.
 
@@ -39,7 +48,7 @@ def attention_tiles(capability: int, dtype: torch.dtype, dim: int, group: int, *
         tiles = _short(dtype, dim)
     elif dtype == torch.float32:
         tiles = Tiles(32, 32, 4, 1 if dim > 128 else 2)
-    elif capability in (HOPPER, BLACKWELL):
+    elif _has_large(capability):
         tiles = _large(capability, dim)
     else:
         tiles = Tiles(128, 32, 8, 3) if dim <= 128 else Tiles(64, 32, 8, 2)
@@ -55,7 +64,7 @@ def _short(dtype: torch.dtype, dim: int) -> Tiles:
 def _large(capability: int, dim: int) -> Tiles:
     if dim > 128:
         return Tiles(64, 32, 8, 2)
-    return Tiles(128, 64, 8, 2 if capability == BLACKWELL and dim <= 64 else 3)
+    return Tiles(128, 64, 8, 2 if _is_blackwell(capability) and dim <= 64 else 3)
 
 
 def latent_tiles(dtype: torch.dtype, *, short: bool) -> Tiles:
@@ -69,7 +78,7 @@ def made_tiles(capability: int, dtype: torch.dtype, widest: int) -> Tiles:
     """The tiles for prompts of latent attention whose keys and values are made, of up to `widest` numbers."""
     if dtype == torch.float32:
         return Tiles(32, 16, 8, 1)
-    if capability in (HOPPER, BLACKWELL):
+    if _has_large(capability):
         return Tiles(128, 64, 8, 2) if widest <= 128 else Tiles(64, 64, 8, 2)
     return Tiles(64, 32, 4 if widest <= 128 else 8, 2)
 
@@ -86,7 +95,7 @@ class ProductTiles:
 
 def rounded_tiles(capability: int) -> ProductTiles:
     """The tiles for products of many rows with both sides in e4m3."""
-    return ProductTiles(64 if capability == BLACKWELL else 128, 128, 8, 3)
+    return ProductTiles(64 if _is_blackwell(capability) else 128, 128, 8, 3)
 
 
 FEW_ROWS = 16

@@ -22,7 +22,7 @@ from worker.kernels.cuda.attention import DTYPES, LOG2E, Launch, empty_results, 
 from worker.kernels.cuda.attention_kernel import join
 from worker.kernels.cuda.card import Card
 from worker.kernels.cuda.latent.kernel import attend_latent, attend_made, prepare_latent
-from worker.kernels.cuda.latent.plan import MOST_MADE
+from worker.kernels.cuda.latent.plan import FEW_QUERIES, MOST_MADE
 from worker.kernels.cuda.launch import launch
 from worker.kernels.cuda.plan import MOST_SPLITS, Heads, Prompt
 from worker.kernels.cuda.tiles import SHORT_ROWS
@@ -83,7 +83,7 @@ def prepared_bytes(layer: CachedAttention, tokens: int, longest: int, itemsize: 
         return 0
     spec, heads = layer.spec, layer.heads.length
     prepared = tokens * heads * (2 * spec.rank + spec.rope)
-    made = min(longest, MOST_MADE // heads) + _PAGE
+    made = min(longest, MOST_MADE // heads) + _PAGE if tokens > FEW_QUERIES else 0
     return (prepared + made * (heads * (spec.nope + spec.value) + spec.rank + spec.rope)) * itemsize
 
 

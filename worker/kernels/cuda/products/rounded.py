@@ -142,7 +142,8 @@ def _known_products(card: Card, target: torch.device) -> Iterator[tuple[Any, ...
 
 def describe_rounding(weights: Iterable[Tensor], rows: int) -> str | None:
     """Say how many matrices have inputs that are rounded in steps of so many rows; None if none has."""
-    count = sum(getattr(weight, "rounds_inputs", False) for weight in weights)
+    parts = (part for weight in weights for part in getattr(weight, "apart", None) or (weight,))
+    count = sum(getattr(part, "rounds_inputs", False) for part in parts)
     if not count:
         return None
     return (
