@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 
 from engine_core.config import EngineConfig, Replicas
-from engine_core.experts.options import balancing_of
 from engine_core.lockstep.halving import check_halves
 from engine_core.wire.key_rules import check_length, needed
 from server.options.reader import OptionError
@@ -38,6 +37,8 @@ def check_nodes(engine: EngineConfig, *, headless: bool, replicas: int, insecure
 
 def check_replicas(engine: EngineConfig, replicas: Replicas, *, headless: bool) -> None:
     """Check the options that put replicas on several machines, or let them share experts."""
+    from engine_core.experts.options import balancing_of  # after `serve` has checked whose `models` this is
+
     size = replicas.size
     try:
         check_halves(engine, size if engine.enable_expert_parallel else 1)
