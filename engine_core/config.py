@@ -164,7 +164,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = 32
     dbo_prefill_token_threshold: Annotated[
         int,
-        Doc(WORKERS, "The same for other steps: the fewest tokens of prompts.", least=1),
+        Doc(
+            WORKERS,
+            "With --enable-dbo, the fewest tokens of prompts for which a step that reads some has halves.",
+            least=1,
+        ),
     ] = 512
     enable_eplb: Annotated[
         bool,

@@ -57,13 +57,16 @@ class ExpertPlace:
 
 def count_experts(model: ModelConfig) -> int:
     """The number of experts in the model's layers, as config.json says; 0 if there are none."""
-    found = (model.raw.get(name) for name in _COUNTS)
-    return next((count for count in found if isinstance(count, int) and count > 0), 0)
+    return _first_count(model, _COUNTS)
 
 
 def count_chosen(model: ModelConfig) -> int:
     """The number of experts that a token takes in a layer, as config.json says; 0 if there are none."""
-    found = (model.raw.get(name) for name in _CHOSEN)
+    return _first_count(model, _CHOSEN)
+
+
+def _first_count(model: ModelConfig, names: Iterable[str]) -> int:
+    found = (model.raw.get(name) for name in names)
     return next((count for count in found if isinstance(count, int) and count > 0), 0)
 
 

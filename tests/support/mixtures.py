@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from models.parallel.experts import ExpertPlace
+from worker.experts.balance import ExpertMap, map_of
+
 FAMILIES: dict[str, dict[str, object]] = {
     "Qwen2MoeForCausalLM": {
         "num_experts": 8,
@@ -12,3 +15,8 @@ FAMILIES: dict[str, dict[str, object]] = {
     "GraniteMoeSharedForCausalLM": {"num_local_experts": 4},
 }
 """Families with experts apart, in one tensor with biases, and in another one; odd widths are not cut."""
+
+
+def first_map(experts: int, places: int) -> ExpertMap:
+    """The map of a layer at a start: each expert once, and then copies of the first ones."""
+    return map_of(ExpertPlace(0, 1, redundant=places - experts).layout(experts), experts)

@@ -33,12 +33,6 @@ class ExpertMap:
         return sum(shares) / ranks / largest if largest else 1.0
 
 
-def first_map(experts: int, places: int) -> ExpertMap:
-    """The map at a start, when nothing is measured: each expert once, and then copies of the first ones."""
-    held = tuple(place % experts for place in range(places))
-    return ExpertMap(held, tuple(tuple(range(expert, places, experts)) for expert in range(experts)))
-
-
 def balance(loads: Sequence[float], places: int, *, ranks: int, nodes: int = 1, groups: int = 1) -> ExpertMap:
     """The map of a layer for these loads of its experts.
 

@@ -7,9 +7,10 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mixtures import first_map
 from untimed import untimed
 
-from worker.experts.balance import balance, first_map, improve, stay
+from worker.experts.balance import balance, improve, stay
 
 LOADS = [
     [90, 132, 40, 61, 104, 165, 39, 4, 73, 56, 183, 86],

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from drive import Driver, ThreadGroup, load_replicas, step_together
-from mixtures import FAMILIES
+from mixtures import FAMILIES, first_map
 from msgspec.structs import replace
 from tiny import tiny_checkpoint
 from torch import Tensor
@@ -20,7 +20,7 @@ from models.layers.moe import MoeMLP, Router
 from models.model import CausalLM
 from models.parallel.experts import ExpertPlace
 from worker.experts import balancer as balancers
-from worker.experts.balance import first_map, improve
+from worker.experts.balance import improve
 from worker.experts.balancer import Balancer, summarize
 from worker.experts.options import Balancing
 from worker.protocol import Balancedness, ExpertReport

@@ -53,8 +53,13 @@ pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is n
 
 def compiled(folder: Path, capability: int) -> list[list[str]]:
     """The name, the instructions of the matrix unit and the faults of each variant."""
+    return [line.split(";") for line in lines_of(PROGRAM, folder, capability)]
+
+
+def lines_of(program: str, *given: object) -> list[str]:
+    """What a program prints that compiles kernels, in a process in which nothing is interpreted."""
     run = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(folder), str(capability)],
+        [sys.executable, "-c", program, *map(str, given)],
         cwd=ROOT,
         env={**os.environ, "TRITON_INTERPRET": "0"},
         capture_output=True,
@@ -62,7 +67,7 @@ def compiled(folder: Path, capability: int) -> list[list[str]]:
         timeout=SECONDS,
     )
     assert run.returncode == 0, run.stderr[-2000:]
-    return [line.split(";") for line in run.stdout.splitlines()]
+    return run.stdout.splitlines()
 
 
 @pytest.mark.parametrize(
@@ -164,16 +169,7 @@ print(len(calls_of_ranks(model, 1, whole_experts=True)) == len(whole))
 
 
 def of_ranks(folder: Path, program: str) -> list[str]:
-    run = subprocess.run(
-        [sys.executable, "-c", RANKS + program, str(folder)],
-        cwd=ROOT,
-        env={**os.environ, "TRITON_INTERPRET": "0"},
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-    )
-    assert run.returncode == 0, run.stderr[-2000:]
-    return run.stdout.splitlines()
+    return lines_of(RANKS + program, folder)
 
 
 def test_ranks_have_the_variants_of_their_heads(tmp_path: Path) -> None:

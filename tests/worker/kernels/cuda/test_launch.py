@@ -40,17 +40,23 @@ print(compilations(), heard)
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 
 
-def test_what_is_compiled_is_counted_and_what_is_found_is_not(tmp_path: Path) -> None:
+def printed_by(program: str, cache: Path) -> str:
+    """What a program prints that finds kernels in this cache, and compiles the others."""
     run = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, "-c", program],
         cwd=Path(__file__).parents[4],
-        env={**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)},
+        env={**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(cache)},
         capture_output=True,
         text=True,
         timeout=150,
     )
     assert run.returncode == 0, run.stderr[-2000:]
-    assert run.stdout.split() == ["1", "[False,", "True]"], "another listener hears of both"
+    return run.stdout
+
+
+def test_what_is_compiled_is_counted_and_what_is_found_is_not(tmp_path: Path) -> None:
+    printed = printed_by(PROGRAM, tmp_path)
+    assert printed.split() == ["1", "[False,", "True]"], "another listener hears of both"
 
 
 AGAIN = """
@@ -107,16 +113,8 @@ start(8)
 
 def test_a_call_like_another_starts_the_same_kernel_without_triton_s_binder(tmp_path: Path) -> None:
     """The lines tell how many calls took the binder, how many kernels are compiled, and what was started."""
-    run = subprocess.run(
-        [sys.executable, "-c", AGAIN],
-        cwd=Path(__file__).parents[4],
-        env={**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=150,
-    )
-    assert run.returncode == 0, run.stderr[-2000:]
-    assert run.stdout.splitlines() == [
+    printed = printed_by(AGAIN, tmp_path)
+    assert printed.splitlines() == [
         "1 1 True True True",
         "1 1 True True True",
         "2 True True",  # what Triton would start, which was asked once more
