@@ -139,7 +139,7 @@ class Graphs:
             return self._compute.finish(batch, ids, graph.hidden[: len(ids)], write_bounds)
         graph.replay()
         if form.whole or sampled is None:
-            tokens = SampledTokens(graph.result, [])
+            tokens = SampledTokens(graph.result[:, : len(batch.step.seqs)], [])
         else:
             tokens = self._compute.choose(graph.result[: len(sampled.rows)], sampled, write_bounds)
         return Outcome(graph.ids, graph.hidden, tokens, [])

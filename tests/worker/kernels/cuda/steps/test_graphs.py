@@ -20,13 +20,15 @@ from engine_core.protocol import Add
 from models import ops
 from models.config import read_config
 from models.context import context
-from models.families.decoders.decoder import DecoderAttention
+from models.families.decoders.decoder import DecoderAttention, DecoderForCausalLM
 from worker import runner as runner_module
 from worker.kernels.cuda.steps.graphs import SIZES, graph_bytes, sizes_up_to
-from worker.protocol import Sampling
+from worker.protocol import NewSeq, Sampling, SeqStep, StepInput
 from worker.runner import Runner
+from worker.steps.output import NOT_FINITE
 from worker.tables.forms import Form
 
+GREEDY = Sampling(max_tokens=9, temperature=0)
 SHARED = [5, 6, 7, 8, 9, 10, 11, 12]
 REQUESTS = [
     Add(0, [*SHARED, 40], Sampling(max_tokens=7, temperature=0)),
@@ -115,11 +117,11 @@ def test_latent_attention_is_replayed(tmp_path: Path, device: Interpreted) -> No
     assert device.graphs.captured == []
 
 
-def opened(folder: Path) -> Runner:
+def opened(folder: Path, max_num_seqs: int = 3) -> Runner:
     config = worker_config(
         folder=str(folder),
         model=read_config(folder),
-        max_num_seqs=3,
+        max_num_seqs=max_num_seqs,
         block_size=4,
         max_model_len=20,
         num_gpu_blocks_override=9,
@@ -190,3 +192,28 @@ def test_graphs_take_what_their_largest_step_takes_and_a_little_for_each() -> No
     assert graph_bytes(256, 512, per_row=90, per_token=10) == 256 * 100 + 1024 * 10 + (2 * 15 + 6) * driver
     assert graph_bytes(1024, 512, per_row=90, per_token=10) == graph_bytes(256, 512, per_row=90, per_token=10)
     assert graph_bytes(0, 20, per_row=0, per_token=10) == 40 * 10 + 2 * driver
+
+
+def test_a_row_that_is_not_finite_fails_alone_in_a_graph_of_more_rows(
+    folder: Path, device: Interpreted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three rows in a graph of four, whose last row is nobody's."""
+    device.most_tokens = 4
+    healthy = DecoderForCausalLM.logits
+
+    def broken(self: DecoderForCausalLM, hidden: torch.Tensor) -> torch.Tensor:
+        """The logits; of four rows the third is not finite, and the last takes the first token."""
+        logits = healthy(self, hidden)
+        if len(logits) == 4:
+            logits[2].fill_(torch.nan)
+            logits[3, :1].fill_(1e9)
+        return logits
+
+    monkeypatch.setattr(DecoderForCausalLM, "logits", broken)
+    runner = opened(folder, max_num_seqs=4)
+    new = [NewSeq(slot, [5, 6, 7], 3, GREEDY) for slot in range(3)]
+    runner.launch(StepInput(1, new, [SeqStep(slot, 0, 3, [slot], True) for slot in range(3)]))
+    answer = runner.launch(StepInput(2, [], [SeqStep(slot, 3, 1, [], True, 1) for slot in range(3)])).result()
+    assert device.graphs.replayed
+    assert answer.failed == {2: NOT_FINITE}
+    runner.close()
