@@ -137,7 +137,7 @@ def _open(options: LoadOptions) -> Source:
         return GgufSource(parts[0])
     if options.load_format == "dummy" and options.device.type == "meta":
         return Shapes(options.seed, _stored_types(options))
-    return open_source(options.folder, options.load_format, options.seed)
+    return open_source(options.folder, options.load_format, options.seed, options.device)
 
 
 def _stored_types(options: LoadOptions) -> dict[str, str]:

@@ -25,6 +25,8 @@ class WeightsError(ValueError):
     """The checkpoint's weights cannot be used; the message names file, tensor and reason."""
 
 
+HOST = torch.device("cpu")
+
 DAMAGED = "download it again, or use another checkpoint of the model"
 """What to do about a file whose numbers cannot be meant."""
 
@@ -131,16 +133,18 @@ class Dummy:
     place = "dummy weights"
     tensors: Mapping[str, Stored] = {}
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, device: torch.device = HOST) -> None:
+        """`device`: the one that draws them, where they stay. Each kind of device draws others."""
         self._seed = seed
+        self._device = device
 
     def find(self, name: str, shape: tuple[int, ...], kinds: Sequence[str]) -> Stored:
         def read(cut: Cut | None) -> Tensor:
             # The cut is part of the name, so that ranks that hold the same piece hold the same values.
-            generator = torch.Generator().manual_seed(zlib.crc32(f"{self._seed} {name} {cut}".encode()))
+            seed = zlib.crc32(f"{self._seed} {name} {cut}".encode())
             size = list(shape) if cut is None else cut.shape_of(shape)
             count = prod(size)
-            values = _dummy_values(min(count, _DUMMY_VALUES), dtype, "scale" in name, generator)
+            values = _dummy_values(min(count, _DUMMY_VALUES), dtype, "scale" in name, seed, self._device)
             return values.repeat(-(-count // _DUMMY_VALUES))[:count].view(size)
 
         dtype = cast("torch.dtype", getattr(torch, kinds[0]))
@@ -169,16 +173,20 @@ class Shapes(Dummy):
         return Stored(shape, kind, self.place, read)
 
 
-def _dummy_values(count: int, dtype: torch.dtype, positive: bool, generator: torch.Generator) -> Tensor:
+def _dummy_values(count: int, dtype: torch.dtype, positive: bool, seed: int, device: torch.device) -> Tensor:
+    generator = torch.Generator(device).manual_seed(seed)
     if not dtype.is_floating_point:
-        limits = torch.iinfo(dtype)
-        return torch.randint(limits.min, limits.max, (count,), generator=generator, dtype=dtype)
+        low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+        return torch.randint(low, high, (count,), generator=generator, dtype=dtype, device=device)
     low, high = (1e-3, 4e-3) if positive else (-0.05, 0.05)
-    return torch.empty(count).uniform_(low, high, generator=generator).to(dtype)
+    return torch.empty(count, device=device).uniform_(low, high, generator=generator).to(dtype)
 
 
-def open_source(folder: Path, load_format: str, seed: int = 0) -> Source:
-    return Dummy(seed) if load_format == "dummy" else _open(folder, _format(load_format))
+def open_source(folder: Path, load_format: str, seed: int = 0, device: torch.device = HOST) -> Source:
+    """Open a checkpoint, or dummy weights, of which `seed` and `device` decide the values."""
+    if load_format != "dummy":
+        return _open(folder, _format(load_format))
+    return Shapes(seed, {}) if device.type == "meta" else Dummy(seed, device)
 
 
 def weight_files(folder: Path, load_format: str) -> list[Path]:

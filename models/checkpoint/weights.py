@@ -115,7 +115,8 @@ class Reading:
         before, self._passed = self._passed, self._passed + (stored.elements if first else 0)
         added, total = self._passed - before, max(self._total, self._passed, 1)
         tensor = convert(read, self.device, dtype, lambda done: self._report((before + done * added) / total))
-        _refuse_infinite(f"{stored.file}: {shown(name)}", read, tensor)
+        if self.is_real:
+            _refuse_infinite(f"{stored.file}: {shown(name)}", read, tensor)
         return tensor
 
     def origin(self, name: str) -> str:
@@ -393,5 +394,5 @@ def open_weights(
 
     `seed` is the one of dummy weights.
     """
-    source = open_source(folder, load_format, seed)
+    source = open_source(folder, load_format, seed, device)
     return Weights(Reading(source, device=device, dtype=dtype, headers_only=headers_only, report=report))

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from tiny import hf_logits, tiny_checkpoint
 from torch import Tensor, nn
 
-from models.checkpoint.files import Cut, WeightsError, open_source
+from models.checkpoint.files import Cut, Dummy, WeightsError, open_source
 from models.checkpoint.weights import Reading, Weights, load, open_weights
 from models.config import read_config
 from models.families.decoders.llama import LlamaForCausalLM
@@ -22,6 +22,7 @@ from models.model import ModelSetup
 from models.parallel.parallel import Parallel
 
 CPU = torch.device("cpu")
+HOST_GENERATOR = torch.Generator()
 PROMPT = [7, 30, 299, 4, 18, 18, 120]
 
 
@@ -110,6 +111,21 @@ class TestFormats:
         assert large.shape == (1000, 500)
         assert large.unique(dim=0).shape == large.shape  # no two rows are the same
         assert weights.take("large", [1000, 500], Cut(0, 7, 7)).shape == (0, 500)
+
+    def test_dummy_tensors_are_drawn_where_they_are_used(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The "meta" device stands for a card: what the host drew would not be there."""
+        seeds: list[torch.device] = []
+
+        def generator(device: torch.device) -> torch.Generator:
+            seeds.append(device)
+            return HOST_GENERATOR  # "meta" has none
+
+        monkeypatch.setattr(torch, "Generator", generator)
+        card = torch.device("meta")
+        for kind in ("float32", "int32", "uint8"):
+            drawn = Dummy(0, card).find("large", (1000, 500), (kind,)).read(Cut(0, 0, 999))
+            assert (drawn.device, drawn.shape) == (card, (999, 500))
+        assert seeds == [card] * 3
 
     def test_unknown_format(self, copy: Path) -> None:
         with pytest.raises(WeightsError, match="load_format is 'gguf', but must be one of auto"):
