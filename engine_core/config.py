@@ -123,6 +123,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             WORKERS,
             "Give each worker some experts of a mixture whole, instead of a piece of every expert. With "
             "--data-parallel-size, all replicas share one set of experts, and step, end and start together.",
+            short="-ep",
         ),
     ] = False
     expert_placement_strategy: Annotated[
@@ -199,10 +200,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             ("uni", "mp", "ray"),
         ),
     ] = None
-    nnodes: Annotated[int, Doc(WORKERS, "Machines over which one model is spread, without Ray.", least=1)] = 1
+    nnodes: Annotated[
+        int, Doc(WORKERS, "Machines over which one model is spread, without Ray.", least=1, short="-n")
+    ] = 1
     node_rank: Annotated[
         int,
-        Doc(WORKERS, "Which of those this one is; all but 0 are started with --headless.", least=0),
+        Doc(
+            WORKERS, "Which of those this one is; all but 0 are started with --headless.", least=0, short="-r"
+        ),
     ] = 0
     master_addr: Annotated[
         str, Doc(WORKERS, "Address of the machine with --node-rank 0, as the others reach it.")

@@ -82,7 +82,7 @@ class Frontend:
         self._source: TokenizerSource | None = None
         self._reader: Reader | None = None
         self._reading = ReadingOptions.of(config)
-        self.helper = Helper(self._tokenizer_source, self._reading, log_level=config.log_style)
+        self.helper = Helper(self._tokenizer_source, self._reading, log_level=config.log.style)
         """Reads the bodies of requests that are too long for the event loop."""
         self.grammars = Grammars(self, client, config)
         self._draining: Draining | None = None
@@ -201,7 +201,7 @@ class Frontend:
             self.admissions.check(ANYONE, len(params))
         else:
             admission.check()
-        if self.config.enable_log_requests:
+        if self.config.log.enable_log_requests:
             _log.info(
                 "request %s: %d prompt tokens, %d x %s",
                 *(request_id, count_ids(prompt), len(params), params[0]),
@@ -240,7 +240,7 @@ class Frontend:
         self.require_ready()
         own = admission or self.admissions.admit(ANYONE, self.places_for(len(items)), id=request_id)
         own.check()
-        if self.config.enable_log_requests:
+        if self.config.log.enable_log_requests:
             _log.info("request %s: %d texts to pool, %s", request_id, len(items), items[0].params)
         work = Work(sum([item.length for item in items]))
         own.add(work)

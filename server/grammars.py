@@ -32,7 +32,7 @@ class Grammars:
         self._model = model
         self._client = client
         self._config = config
-        self._prover = Prover(self._special_tokens, log_level=config.uvicorn_log_level)
+        self._prover = Prover(self._special_tokens, log_level=config.log.uvicorn_log_level)
         self._spelled: Tokenizer | None = None
 
     async def prove(self, asked: Question) -> Built:

@@ -130,7 +130,7 @@ def _run_headless(config: ServerConfig) -> int:
     from server.run import headless  # imports no HTTP
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    logs.setup("headless", config.log_style)
+    logs.setup("headless", config.log.style)
     try:
         return headless.run(config)
     except KeyboardInterrupt:
@@ -142,7 +142,7 @@ def _run_headless(config: ServerConfig) -> int:
 def _run(config: ServerConfig, listener: socket.socket, started: float, *, shows_key: bool) -> int:
     # Until the event loop handles signals, one ends this process, and its children with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    logs.setup("supervisor", config.log_style)
+    logs.setup("supervisor", config.log.style)
     if is_open_to_others(config, listener):
         logging.getLogger(__name__).warning(
             "other machines can use this server without a key: give --api-key-file, or --insecure if that is "
@@ -158,7 +158,7 @@ def _run(config: ServerConfig, listener: socket.socket, started: float, *, shows
         config.replicas,
         api_servers=config.api_server_count,
         drain_seconds=config.shutdown_timeout,
-        log_level=config.log_style,
+        log_level=config.log.style,
     )
     try:
         servers = ApiProcesses(config, listener, engines, started)

@@ -71,7 +71,7 @@ class AsyncLLM:
         if self.config.headless:
             raise ValueError("headless: an AsyncLLM builder requests itself; `serve --headless` does not")
         self._engines = start_engines(
-            self.config.engine, self.config.replicas, log_level=self.config.log_style
+            self.config.engine, self.config.replicas, log_level=self.config.log.style
         )
         self._connection: Connection | None = None
         self._opened: list[Connection] = []

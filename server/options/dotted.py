@@ -5,23 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from server.options.reader import Option, OptionError, json_object
+from server.options.reader import Option, OptionError, VllmFlag, json_object
 
 
-def undotted(arguments: Sequence[str], options: Sequence[Option]) -> list[str]:
+def undotted(arguments: Sequence[str], options: Sequence[Option | VllmFlag]) -> list[str]:
     """Gather the parts of each option in the JSON of its own flag; what stands later counts."""
-    dotted = {
-        option.flag
-        for option in options
-        if option.is_object and any(_is_part(a, option.flag) for a in arguments)
-    }
+    by_name = {name: option.flag for option in options if option.is_object for name in option.flags}
+    dotted = {by_name[name] for name in map(_whose_part, arguments) if name in by_name}
     words: list[str] = []
     objects: dict[str, dict[str, object]] = {}
     rest = iter(arguments)
     for argument in rest:
         name, equals, value = argument.partition("=")
-        flag, _, path = name.partition(".")
-        flag = flag.replace("_", "-")
+        head, _, path = name.partition(".")
+        flag = by_name.get(head.replace("_", "-"))
         if flag not in dotted:
             words.append(argument)
             continue
@@ -35,9 +32,10 @@ def undotted(arguments: Sequence[str], options: Sequence[Option]) -> list[str]:
     return [*words, *(word for flag, value in objects.items() for word in (flag, json.dumps(value)))]
 
 
-def _is_part(argument: str, flag: str) -> bool:
+def _whose_part(argument: str) -> str | None:
+    """The flag before the dot, if this is a flag with a dot."""
     head, dot, _ = argument.partition("=")[0].partition(".")
-    return bool(dot) and head.replace("_", "-") == flag
+    return head.replace("_", "-") if dot and head.startswith("-") else None
 
 
 def _put(inner: dict[str, object], path: list[str], text: str, name: str) -> None:

@@ -191,6 +191,14 @@ class VllmFlag:
     short: str | None = None
     harmless: bool = False
     """Every value is accepted, because each asks for what happens anyway."""
+    is_object: bool = False
+    is_list: bool = False
+    instead: str = "is not supported yet"
+    """The refusal, behind the flag's name."""
+
+    @property
+    def flags(self) -> list[str]:
+        return [self.flag, *([self.short] if self.short else [])]
 
     @property
     def keyword(self) -> str:
@@ -199,12 +207,19 @@ class VllmFlag:
 
     def check(self, value: object) -> None:
         """Raises OptionError unless `value` asks for what happens anyway, as None, false and empty do."""
-        if value is None or value is False or value in ({}, [], ()):
+        if self.harmless or asks_for_nothing(value):
             return
-        asked = value if self.is_switch else str(value) not in self.neutral
-        if asked and not self.harmless:
+        words = value if isinstance(value, list) else [value]
+        if self.is_switch or any(str(word) not in self.neutral for word in words):
             allowed = f"; leave it out, or give {' or '.join(self.neutral)}" if self.neutral else ""
-            raise OptionError(f"{self.flag} is not supported yet{allowed}")
+            raise OptionError(f"{self.flag} {self.instead}{allowed}")
+
+
+def asks_for_nothing(value: object) -> bool:
+    """Whether the value of an option that does not exist is none, false or empty, written out or not."""
+    if isinstance(value, str):
+        return value.strip().lower() in ("", "{}", "[]", "none", "null")
+    return value is None or value is False or value in ({}, [], ())
 
 
 def build_parser(
@@ -225,9 +240,9 @@ def build_parser(
         group = groups[option.doc.group]
         group.add_argument(*option.flags, dest=option.field, help=_help(option), **_argparse_form(option))
     for other in vllm_flags:
-        flags = [other.flag, *([other.short] if other.short else [])]
         form: dict[str, Any] = {"action": argparse.BooleanOptionalAction} if other.is_switch else {}
-        parser.add_argument(*flags, dest=other.flag, help=argparse.SUPPRESS, **form)
+        form |= {"nargs": "+"} if other.is_list else {}
+        parser.add_argument(*other.flags, dest=other.flag, help=argparse.SUPPRESS, **form)
     return parser
 
 

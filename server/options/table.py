@@ -20,6 +20,7 @@ import msgspec
 from engine_core.config import WORKERS, EngineConfig, Replicas
 from server.options.access import ACCESS, AccessOptions
 from server.options.dotted import undotted
+from server.options.log_options import LOGS, LogOptions
 from server.options.machines import check_nodes, check_replicas
 from server.options.names import shown_name
 from server.options.reader import (
@@ -35,12 +36,11 @@ from server.options.reader import (
 )
 from server.options.reports import REPORTS, ReportOptions, check_traces
 from server.options.vllm_flags import VLLM_FLAGS
-from worker import logs
 from worker.options import MEMORY, MODEL, SCHEDULER, Doc
 
 PREFIX = "FACET_"
 
-_TEXT, _ANSWERS, _HTTP, _LOGS = "Tokenizer and chat template", "Answers", "HTTP", "Process and logs"
+_TEXT, _ANSWERS, _HTTP = "Tokenizer and chat template", "Answers", "HTTP"
 
 _ANY: list[str] = msgspec.field(default_factory=lambda: ["*"])
 
@@ -182,33 +182,44 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = 1
     data_parallel_size_local: Annotated[
         int | None,
-        Doc(
-            WORKERS,
-            "How many of the replicas run on this machine; default: all that no other does.",
-            least=0,
-        ),
+        Doc(WORKERS, "How many run on this machine; default: all that no other does.", least=0, short="-dpl"),
     ] = None
     data_parallel_start_rank: Annotated[
-        int, Doc(WORKERS, "With --headless: the number of this machine's first replica.", least=0)
+        int,
+        Doc(WORKERS, "With --headless: the number of this machine's first replica.", least=0, short="-dpr"),
     ] = 0
     data_parallel_address: Annotated[
-        str, Doc(WORKERS, "Address of the machine with the API, as replicas on others reach it.")
+        str,
+        Doc(WORKERS, "Address of the machine with the API, as replicas on others reach it.", short="-dpa"),
     ] = "127.0.0.1"
     data_parallel_rpc_port: Annotated[
         int,
-        Doc(WORKERS, "Port there, for those replicas; each API process takes two more.", least=1, most=65000),
+        Doc(
+            WORKERS,
+            "Port there, for those replicas; each API process takes two more.",
+            least=1,
+            most=65000,
+            short="-dpp",
+        ),
     ] = 29550
     headless: Annotated[
         bool, Doc(WORKERS, "No API here: only workers (--nnodes) or replicas for another machine's API.")
     ] = False
 
     api_server_count: Annotated[
-        int, Doc(_LOGS, "API processes that share the port, for very many small requests.", least=1, most=64)
+        int,
+        Doc(
+            LOGS,
+            "API processes that share the port, for very many small requests.",
+            least=1,
+            most=64,
+            short="-asc",
+        ),
     ] = 1
     shutdown_timeout: Annotated[
         float,
         Doc(
-            _LOGS,
+            LOGS,
             "Seconds that requests may run on after SIGTERM; 0 ends them at once. The default leaves 5 of "
             "the 30 that Kubernetes and systemd units usually grant.",
             least=0,
@@ -217,7 +228,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     drain_delay: Annotated[
         float,
         Doc(
-            _LOGS,
+            LOGS,
             "Seconds after SIGTERM for which /ready says 503 and requests are still taken, so that load "
             "balancers notice before anybody is refused.",
             least=0,
@@ -225,26 +236,18 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = 0.0
     restart_wait: Annotated[
         float,
-        Doc(_LOGS, "Seconds for which requests wait while a broken engine is started again.", least=0),
+        Doc(LOGS, "Seconds for which requests wait while a broken engine is started again.", least=0),
     ] = 10.0
     exit_on_failure: Annotated[
         bool,
         Doc(
-            _LOGS,
+            LOGS,
             "Exit with code 1 when a process broke too often to be started again. Without it the server "
             "stays, and answers 503 with the reason.",
         ),
     ] = False
-    enable_log_requests: Annotated[bool, Doc(_LOGS, "Log each request's id, size and parameters.")] = False
-    disable_log_stats: Annotated[bool, Doc(_LOGS, "No line on throughput every ten seconds.")] = False
-    disable_uvicorn_access_log: Annotated[bool, Doc(_LOGS, "No line for each HTTP request.")] = False
-    uvicorn_log_level: Annotated[
-        str,
-        Doc(_LOGS, "What to log.", ("critical", "error", "warning", "info", "debug")),
-    ] = "info"
-    log_format: Annotated[
-        str, Doc(_LOGS, "Lines of the log: text for people, json for programs.", ("text", "json"))
-    ] = "text"
+
+    log: LogOptions = LogOptions()
 
     @property
     def replicas(self) -> Replicas:
@@ -258,11 +261,6 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
             secret=self.engine.cluster_key,
             together=self.engine.enable_expert_parallel and self.data_parallel_size > 1,
         )
-
-    @property
-    def log_style(self) -> str:
-        """What `worker.logs.setup` is told in every process."""
-        return logs.style(self.uvicorn_log_level, self.log_format)
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -287,7 +285,7 @@ class _Shorthands(msgspec.Struct, frozen=True):
     ] = None
 
 
-_GROUPS = (MODEL, MEMORY, WORKERS, SCHEDULER, _TEXT, _ANSWERS, _HTTP, REPORTS, ACCESS, _LOGS)
+_GROUPS = (MODEL, MEMORY, WORKERS, SCHEDULER, _TEXT, _ANSWERS, _HTTP, REPORTS, ACCESS, LOGS)
 
 OPTIONS: list[Option] = sorted(
     [*options_of(ServerConfig), *options_of(_Shorthands)],
@@ -309,7 +307,8 @@ def parse(
     parser = build_parser(command, OPTIONS, VLLM_FLAGS, _EPILOG)
     parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="Folder, hub id, GGUF file; or demo.")
     parser.add_argument("--config", metavar="FILE", help="YAML file of options.")
-    given = vars(parser.parse_args(canonical(undotted(arguments, OPTIONS), parser)))
+    words = canonical(undotted(arguments, [*OPTIONS, *VLLM_FLAGS]), parser)
+    given = vars(parser.parse_args(words))
     for other in VLLM_FLAGS:
         if other.flag in given:
             other.check(given.pop(other.flag))

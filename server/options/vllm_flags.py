@@ -1,52 +1,63 @@
-"""Flags of `vllm serve` that are known but not supported yet; they are refused by name, never ignored.
+"""Flags of `vllm serve` that are no options here: most are refused by name, and some change nothing.
 
-A flag leaves this table when it gets a meaning. Values that ask for what happens anyway are accepted, so that
-existing start scripts keep working.
+A flag leaves these tables when it gets a meaning. One that asks for what happens anyway is accepted, so that
+start scripts keep working; docs/migrating.md lists those that are accepted whatever their value.
 """
 
 from __future__ import annotations
 
 import json
 
-from server.options.reader import OptionError, VllmFlag
+from server.options.reader import OptionError, VllmFlag, asks_for_nothing
 
 _SWITCHES = """
-    skip-tokenizer-init enable-prompt-embeds enable-sleep-mode
-    numa-bind enable-fault-tolerance enable-ssl-refresh enable-auto-tool-choice
-    exclude-tools-when-tool-choice-none enable-lora fully-sharded-loras enable-per-request-metrics
-    enable-log-outputs log-error-stack grpc enable-offline-docs language-model-only kv-cache-metrics
-    enable-mfu-metrics enable-tokenizer-info-endpoint enable-scale-out disable-sliding-window
-    disable-cascade-attn data-parallel-hybrid-lb data-parallel-external-lb calculate-kv-scales
+    skip-tokenizer-init enable-prompt-embeds enable-sleep-mode enable-nccl-comm-suspend enable-cumem-allocator
+    numa-bind enable-fault-tolerance enable-elastic-ep enable-ssl-refresh
+    exclude-tools-when-tool-choice-none enable-lora fully-sharded-loras
+    enable-log-outputs log-error-stack grpc enable-offline-docs kv-cache-metrics cudagraph-metrics
+    enable-mfu-metrics enable-layerwise-nvtx-tracing enable-logging-iteration-details
+    enable-tokenizer-info-endpoint enable-scale-out disable-sliding-window
+    data-parallel-multi-port-external-lb calculate-kv-scales
+    ray-workers-use-nsight enable-mm-embeds mm-encoder-only tokens-only enable-return-routed-experts
+    enable-mamba-cache-stochastic-rounding specialize-active-lora enable-trace-replay return-sampling-mask
 """
 
 _VALUES: dict[str, tuple[str, ...]] = {
     "tokenizer-mode": ("auto", "hf"),
     "tokenizer-revision": (),
     "code-revision": (),
-    "hf-token": (),
     "config-format": ("auto", "hf"),
     "quantization-config": (),
-    "safetensors-load-strategy": ("lazy",),
-    "ignore-patterns": (),
+    "ignore-patterns": ("original/**/*",),
+    "model-loader-extra-config": (),
+    "model-class-overrides": (),
     "logprobs-mode": ("raw_logprobs",),
     "logits-processors": (),
     "io-processor-plugin": (),
     "renderer-num-workers": ("1",),
     "allowed-local-media-path": (),
     "allowed-media-domains": (),
-    "prefix-caching-hash-algo": ("sha256", "sha256_cbor"),
+    "media-io-kwargs": (),
     "kv-offloading-size": (),
     "kv-offloading-backend": ("native",),
+    "kv-cache-dtype-skip-layers": (),
     "cpu-offload-gb": ("0", "0.0"),
-    "swap-space": ("0",),
+    "cpu-offload-params": (),
+    "offload-backend": ("auto",),
+    "mamba-cache-dtype": ("auto",),
+    "mamba-ssm-cache-dtype": ("auto",),
+    "mamba-block-size": (),
+    "mamba-cache-mode": ("none",),
     "max-num-partial-prefills": ("1",),
+    "max-long-partial-prefills": ("1",),
+    "max-num-scheduled-tokens": (),
     "scheduler-cls": (),
     "watermark": ("0", "0.0"),
     "performance-mode": ("balanced",),
-    "decode-context-parallel-size": ("1",),
-    "prefill-context-parallel-size": ("1",),
-    "data-parallel-rank": ("0",),
-    "data-parallel-backend": ("mp",),
+    "distributed-timeout-seconds": (),
+    "cpu-distributed-timeout-seconds": (),
+    "numa-bind-nodes": (),
+    "numa-bind-cpus": (),
     "device-ids": (),
     "worker-cls": ("auto",),
     "worker-extension-cls": ("",),
@@ -55,6 +66,7 @@ _VALUES: dict[str, tuple[str, ...]] = {
     "tool-parser-plugin": (),
     "tool-server": (),
     "reasoning-parser-plugin": (),
+    "reasoning-config": (),
     "lora-modules": (),
     "max-loras": ("1",),
     "max-lora-rank": ("16",),
@@ -62,56 +74,151 @@ _VALUES: dict[str, tuple[str, ...]] = {
     "lora-dtype": ("auto",),
     "lora-target-modules": (),
     "default-mm-loras": (),
-    "max-log-len": (),
-    "disable-access-log-for-endpoints": (),
+    "log-config-file": (),
     "fingerprint-mode": ("full",),
     "grpc-port": (),
-    "speculative-config": (),
     "spec-method": (),
     "spec-model": (),
     "spec-tokens": (),
-    "limit-mm-per-prompt": (),
-    "mm-processor-cache-gb": ("0",),
     "mm-processor-kwargs": (),
     "collect-detailed-traces": (),
     "custom-histogram-buckets": (),
-    "optimization-level": ("0", "O0"),
-    "cudagraph-capture-sizes": (),
-    "attention-backend": ("auto",),
     "profiler-config": (),
     "kv-transfer-config": (),
+    "kv-events-config": (),
+    "ec-transfer-config": (),
+    "weight-transfer-config": (),
+    "additional-config": (),
     "h11-max-incomplete-event-size": (),
     "h11-max-header-count": (),
+    "ssl-cert-reqs": ("0",),
+    "ssl-ciphers": (),
 }
+
+_SHORT = [
+    VllmFlag("--speculative-config", short="-sc", is_object=True),
+    VllmFlag("--decode-context-parallel-size", ("1",), short="-dcp"),
+    VllmFlag("--prefill-context-parallel-size", ("1",), short="-pcp"),
+    VllmFlag("--data-parallel-rank", ("0",), short="-dpn"),
+    VllmFlag("--data-parallel-backend", ("mp",), short="-dpb"),
+    VllmFlag("--data-parallel-hybrid-lb", is_switch=True, short="-dph"),
+    VllmFlag("--data-parallel-external-lb", is_switch=True, short="-dpe"),
+]
+
+_INSTEAD = {
+    "task": "is two options: --runner generate or pooling, and --convert embed or classify for a model that "
+    "was trained for something else",
+    "override-pooler-config": "is now --pooler-config",
+    "rope-scaling": "is a part of the model's config.json: give --hf-overrides '{\"rope_scaling\": {...}}'",
+    "rope-theta": "is a part of the model's config.json: give --hf-overrides.rope_theta",
+    "kv-cache-memory": "is written out here: --kv-cache-memory-bytes",
+    "speculative-model": "is not supported yet, and neither is --speculative-config",
+    "hf-token": "would be seen by all users of this machine: put it into the variable HF_TOKEN",
+    "cudagraph-capture-sizes": "is one number here: --max-cudagraph-capture-size",
+    "enable-per-request-metrics": "is --enable-timing here, or --enable-timing-headers",
+    "guided-decoding-disable-any-whitespace": "is a matter of requests here: whitespace_pattern in "
+    "structured_outputs",
+}
+"""Flags with another name here, those of older versions of vLLM among them, and what to use."""
+
+_HARMLESS_SWITCHES = """
+    enable-auto-tool-choice enable-reasoning disable-log-requests disable-frontend-multiprocessing
+    disable-custom-all-reduce scheduler-reserve-full-isl enable-server-load-tracking enable-ep-weight-filter
+    disable-cascade-attn disable-hybrid-kv-cache-manager disable-nccl-for-dp-synchronization
+    aggregate-engine-logging fail-on-environ-validation enable-log-deltas use-tqdm-on-load
+    enable-flashinfer-autotune kv-sharing-fast-prefill
+    language-model-only disable-mm-preprocessor-cache disable-chunked-mm-input skip-mm-profiling
+    interleave-mm-strings
+"""
+_HARMLESS_VALUES = """
+    guided-decoding-backend attention-backend moe-backend linear-backend attention-config kernel-config
+    ir-op-priority max-seq-len-to-capture
+    swap-space safetensors-load-strategy safetensors-prefetch-num-threads safetensors-prefetch-block-size
+    pt-load-map-location max-parallel-loading-workers prefix-caching-hash-algo max-log-len
+    show-hidden-metrics-for-version
+    mm-processor-cache-gb mm-processor-cache-type mm-shm-cache-max-object-size-mb mm-hasher-algorithm
+    mm-encoder-tp-mode mm-encoder-attn-backend mm-tensor-ipc mm-processor-device video-pruning-rate
+"""
+
+
+"""Flags that are accepted whatever they say. They ask for what is so anyway, choose among kernels or ways of
+loading of which there is one here, or are about images, which no request can bring."""
 
 
 class StructuredOutputsFlag(VllmFlag):
     """The flag with which vLLM chooses a grammar engine. There is one here, so every name means it."""
 
     def check(self, value: object) -> None:
-        try:
-            asked = json.loads(value) if isinstance(value, str) and value else value or {}
-        except ValueError:
-            raise OptionError(f"{self.flag} takes an object in JSON") from None
-        if not isinstance(asked, dict):
-            raise OptionError(f"{self.flag} takes an object in JSON")
-        wrong = [name for name, each in asked.items() if name != "backend" and each not in (None, False, "")]
-        if wrong:
-            raise OptionError(
-                f"{self.flag}: `{wrong[0]}` is not supported yet; requests can ask for it themselves"
-            )
+        for name, each in _object(self.flag, value).items():
+            if name == "reasoning_parser" and each:
+                raise OptionError(f"{self.flag}: `{name}` is an option of its own, --reasoning-parser")
+            if name != "backend" and not asks_for_nothing(each):
+                raise OptionError(
+                    f"{self.flag}: `{name}` is not supported yet; requests can ask for it themselves"
+                )
 
+
+class CompilationFlag(VllmFlag):
+    """The flag with which vLLM tunes its compiler, which is not needed here, and its CUDA graphs."""
+
+    def check(self, value: object) -> None:
+        if str(value).isdecimal():
+            return
+        for name, each in _object(self.flag, value).items():
+            if name == "cudagraph_mode" and str(each).upper() in ("NONE", "0"):
+                raise OptionError(f"{self.flag}: `{name}` NONE is --enforce-eager here")
+            if name in ("cudagraph_capture_sizes", "max_cudagraph_capture_size") and each:
+                raise OptionError(f"{self.flag}: `{name}` is --max-cudagraph-capture-size here")
+
+
+class LimitFlag(VllmFlag):
+    """The flag that says how many images a prompt may have. None can be read here, so only 0 is true."""
+
+    def check(self, value: object) -> None:
+        if isinstance(value, str) and "=" in value:  # as older versions write it: image=0,video=0
+            value = dict(part.split("=", 1) for part in value.split(",") if "=" in part)
+        for name, each in _object(self.flag, value).items():
+            if str(each) != "0":
+                raise OptionError(f"{self.flag}: `{name}` is not supported yet, only text is; give 0")
+
+
+def _object(flag: str, value: object) -> dict[str, object]:
+    if asks_for_nothing(value):
+        return {}
+    try:
+        found = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise OptionError(f"{flag} takes an object in JSON")
+    return found
+
+
+_SWITCHES_INSTEAD = ("enable-per-request-metrics", "guided-decoding-disable-any-whitespace")
+_OBJECTS = (
+    "attention-config",
+    "kernel-config",
+    "mm-processor-kwargs",
+    "media-io-kwargs",
+    "kv-transfer-config",
+)
+_LISTS = ("lora-modules", "cudagraph-capture-sizes", "ignore-patterns", "logits-processors")
 
 VLLM_FLAGS = [
-    StructuredOutputsFlag("--structured-outputs-config"),
-    VllmFlag("--guided-decoding-backend", harmless=True),
-    VllmFlag("--compilation-config", ("0",), short="-cc"),
-    *(VllmFlag(f"--{name}", neutral) for name, neutral in _VALUES.items()),
+    StructuredOutputsFlag("--structured-outputs-config", is_object=True),
+    CompilationFlag("--compilation-config", short="-cc", is_object=True),
+    LimitFlag("--limit-mm-per-prompt", is_object=True),
+    VllmFlag("--optimization-level", short="-O", harmless=True),
+    *_SHORT,
+    *(
+        VllmFlag(f"--{name}", neutral, is_object=name in _OBJECTS, is_list=name in _LISTS)
+        for name, neutral in _VALUES.items()
+    ),
     *(VllmFlag(f"--{name}", is_switch=True) for name in _SWITCHES.split()),
-    # Ranks reduce by torch.distributed alone, a prompt is admitted only if all of it fits, the load is always
-    # counted, a rank reads its own experts alone: these flags change nothing.
-    VllmFlag("--disable-custom-all-reduce", is_switch=True, harmless=True),
-    VllmFlag("--scheduler-reserve-full-isl", is_switch=True, harmless=True),
-    VllmFlag("--enable-server-load-tracking", is_switch=True, harmless=True),
-    VllmFlag("--enable-ep-weight-filter", is_switch=True, harmless=True),
+    *(
+        VllmFlag(f"--{name}", instead=said, is_switch=name in _SWITCHES_INSTEAD, is_list=name in _LISTS)
+        for name, said in _INSTEAD.items()
+    ),
+    *(VllmFlag(f"--{name}", is_switch=True, harmless=True) for name in _HARMLESS_SWITCHES.split()),
+    *(VllmFlag(f"--{name}", harmless=True, is_object=name in _OBJECTS) for name in _HARMLESS_VALUES.split()),
 ]

@@ -231,7 +231,7 @@ class ApiServer:
             await asyncio.sleep(STATS_SECONDS)
             self._frontend.metrics.count_dropped_lines()
             now = self._frontend.metrics.tokens_so_far
-            if now != before and self.client.stats is not None and not self._config.disable_log_stats:
+            if now != before and self.client.stats is not None and not self._config.log.disable_log_stats:
                 stats = self.client.stats
                 _log.info(
                     "prompt %.1f tokens/s, generation %.1f tokens/s, running %d, waiting %d, cache %.0f %%",

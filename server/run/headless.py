@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 def run(config: ServerConfig) -> int:
     """Returns the exit code, 0 only if the end was asked for. Raises Refused if it may not join."""
     if config.engine.nnodes > 1:
-        return run_node(config.engine, config.log_style)
+        return run_node(config.engine, config.log.style)
     engines = _start_engines(config)
     try:
         return uvloop.run(_follow(config, engines))
@@ -52,7 +52,7 @@ def _start_engines(config: ServerConfig) -> EngineProcesses:
         replicas,
         addresses=[replicas.tcp_address(server) for server in range(welcome.servers)],
         drain_seconds=config.shutdown_timeout,
-        log_level=config.log_style,
+        log_level=config.log.style,
     )
 
 

@@ -29,6 +29,19 @@ _TICK_SECONDS = 1.0  # uvicorn's own header with the date is exact to a second
 _log = logging.getLogger(__name__)
 
 
+class QuietPaths(logging.Filter):
+    """Leaves requests for some paths out of uvicorn's access log."""
+
+    def __init__(self, paths: frozenset[str]) -> None:
+        super().__init__()
+        self._paths = paths
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """The arguments of such a record are the client, the method, the path with its query, and more."""
+        asked = record.args[2] if isinstance(record.args, tuple) and len(record.args) > 2 else None
+        return str(asked).partition("?")[0] not in self._paths
+
+
 class HttpServer(uvicorn.Server):
     def __init__(self, config: ServerConfig, frontend: Frontend) -> None:
         self._config = config
@@ -84,11 +97,14 @@ class HttpServer(uvicorn.Server):
 
 
 def _uvicorn_config(config: ServerConfig, frontend: Frontend) -> uvicorn.Config:
-    if not config.disable_uvicorn_access_log:
+    shown = config.log
+    if not shown.disable_uvicorn_access_log:
         access_log = logging.getLogger("uvicorn.access")
         access_log.setLevel(logging.INFO)
         if frontend.access.has_file:
             access_log.addFilter(KeyNames())
+        if shown.quiet_paths:
+            access_log.addFilter(QuietPaths(shown.quiet_paths))
     most, metrics = most_connections(config.max_connections, config.data_parallel_size), frontend.metrics
     protocol = make_protocol(
         most, lambda status: metrics.http("none", "OTHER", status, 0.0), make_door(frontend).enter
@@ -100,7 +116,7 @@ def _uvicorn_config(config: ServerConfig, frontend: Frontend) -> uvicorn.Config:
         ws="none",
         lifespan="off",
         log_config=None,
-        access_log=not config.disable_uvicorn_access_log,
+        access_log=not shown.disable_uvicorn_access_log,
         server_header=False,
         root_path=config.root_path,
         backlog=2048,

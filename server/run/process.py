@@ -50,7 +50,7 @@ def main() -> int:
     messages = Messages()
     process = msgspec.msgpack.decode(child.adopt(int(sys.argv[1]), messages.put), type=ApiConfig)
     alone = process.shared_metrics is None
-    logs.setup("server" if alone else f"server {process.index}", process.config.log_style)
+    logs.setup("server" if alone else f"server {process.index}", process.config.log.style)
     if process.shared_metrics is not None:
         share_metrics(Path(process.shared_metrics))
     return uvloop.run(_serve(process, messages))

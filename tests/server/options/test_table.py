@@ -11,6 +11,7 @@ import pytest
 
 from engine_core.config import EngineConfig
 from server.options.access import AccessOptions
+from server.options.log_options import LogOptions
 from server.options.reader import OptionError, assemble, flatten
 from server.options.reports import ReportOptions
 from server.options.table import OPTIONS, ServerConfig, parse
@@ -322,13 +323,13 @@ def test_vllms_flags_in_a_file_are_read_as_on_the_command_line(tmp_path: Path) -
 
 
 def test_every_field_is_an_option_and_no_name_is_there_twice() -> None:
-    structs = (ServerConfig, AccessOptions, ReportOptions, EngineConfig, WorkerOptions)
+    structs = (ServerConfig, AccessOptions, LogOptions, ReportOptions, EngineConfig, WorkerOptions)
     fields = [info.name for struct in structs for info in msgspec.structs.fields(struct)]
     options = [option.field for option in OPTIONS]
     assert sorted(options) == sorted(
-        {*fields, "async_scheduling"} - {"engine", "worker", "access", "reports"}
+        {*fields, "async_scheduling"} - {"engine", "worker", "access", "log", "reports"}
     )
-    flags = [option.flag for option in OPTIONS] + [other.flag for other in VLLM_FLAGS]
+    flags = [flag for one in [*OPTIONS, *VLLM_FLAGS] for flag in one.flags]
     assert len(flags) == len(set(flags))
 
 

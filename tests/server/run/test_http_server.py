@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -16,7 +17,7 @@ from live import PATIENCE
 
 from server.frontend import Frontend
 from server.main import bind
-from server.run.http_server import HttpServer
+from server.run.http_server import HttpServer, QuietPaths
 
 Serve = Callable[..., Awaitable[tuple[HttpServer, tuple[str, int]]]]
 
@@ -134,3 +135,12 @@ async def test_a_certificate_is_replaced_without_a_restart(
     certificate.write_text("half a certi")
     server.reload_certificate()
     assert await peer(address) == second and "the old one stays" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("path", "logged"), [("/health?deep=1", False), ("/health", False), ("/v1/models", True)]
+)
+def test_requests_for_quiet_paths_are_not_logged(path: str, logged: bool) -> None:
+    line = '%s - "%s %s HTTP/%s" %d'
+    record = logging.LogRecord("a", logging.INFO, "", 0, line, ("1.1.1.1:1", "GET", path, "1.1", 200), None)
+    assert QuietPaths(frozenset({"/health"})).filter(record) is logged

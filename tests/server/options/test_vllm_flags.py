@@ -1,0 +1,105 @@
+"""Command lines written for vLLM: what is accepted, and what is said of the rest."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from server.options.reader import OptionError
+from server.options.table import ServerConfig, from_python, parse
+from server.options.vllm_flags import VLLM_FLAGS
+
+MIGRATING = Path(__file__).parents[3] / "docs/migrating.md"
+
+
+def read(line: str) -> ServerConfig:
+    return parse(["m", *shlex.split(line)], {})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--enable-auto-tool-choice",
+        "--disable-log-requests --swap-space 4 --max-log-len 100",
+        "--language-model-only --mm-processor-cache-gb 0 --limit-mm-per-prompt image=0,video=0",
+        "--limit-mm-per-prompt '{\"image\": 0}' --limit-mm-per-prompt.video 0",
+        "-O3",
+        "-O 2",
+        "-O.mode=3",
+        "--optimization-level 2 --attention-backend FLASH_ATTN",
+        "--compilation-config 3",
+        "-cc.mode=3 -cc.cudagraph_mode=PIECEWISE",
+        """--compilation-config '{"mode": 3, "cudagraph_mode": "FULL_AND_PIECEWISE"}'""",
+        "--structured-outputs-config.backend xgrammar",
+        "--mm-processor-kwargs '{}' --kv-transfer-config null --ignore-patterns 'original/**/*'",
+        "-dcp 1 -pcp 1 -dpb mp",
+        "--prefix-caching-hash-algo xxhash --max-long-partial-prefills 1 --use-tqdm-on-load",
+    ],
+)
+def test_start_lines_that_ask_for_what_is_so_anyway(line: str) -> None:
+    assert read(line) == read("")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--task embed", "--task is two options: --runner generate or pooling, and --convert"),
+        ("--override-pooler-config '{}x'", "is now --pooler-config"),
+        ("--kv-cache-memory 1000", "--kv-cache-memory-bytes"),
+        ("--hf-token secret", "the variable HF_TOKEN"),
+        ("--rope-theta 1e6", "--hf-overrides.rope_theta"),
+        ("--enable-per-request-metrics", "is --enable-timing here"),
+        ("--cudagraph-capture-sizes 1 2 4", "--max-cudagraph-capture-size"),
+        ("-cc.cudagraph_mode NONE", "`cudagraph_mode` NONE is --enforce-eager here"),
+        ("""-cc '{"cudagraph_capture_sizes": [1, 2]}'""", "is --max-cudagraph-capture-size here"),
+        ("--compilation-config fast", "--compilation-config takes an object in JSON"),
+        ("--limit-mm-per-prompt image=1", "`image` is not supported yet, only text is; give 0"),
+        ("--limit-mm-per-prompt.image 2", "`image` is not supported yet, only text is; give 0"),
+        ("--structured-outputs-config.reasoning_parser qwen3", "an option of its own, --reasoning-parser"),
+        ("--lora-modules a=b c=d", "--lora-modules is not supported yet"),
+        ("--log-config-file x", "--log-config-file is not supported yet"),
+        ("-dph", "--data-parallel-hybrid-lb is not supported yet"),
+        ("-sc.method ngram", "--speculative-config is not supported yet"),
+    ],
+)
+def test_refusals_say_what_to_do_instead(line: str, said: str) -> None:
+    with pytest.raises(OptionError) as refused:
+        read(line)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("short", "long"),
+    [
+        ("-asc 2", "--api-server-count 2"),
+        ("-dp 2 -ep", "--data-parallel-size 2 --enable-expert-parallel"),
+        ("-dp 4 -dpl 4", "--data-parallel-size 4 --data-parallel-size-local 4"),
+        ("-dpa 10.0.0.7 -dpp 400", "--data-parallel-address 10.0.0.7 --data-parallel-rpc-port 400"),
+    ],
+)
+def test_short_names_are_those_of_vllm(short: str, long: str) -> None:
+    assert read(short) == read(long) != read("")
+
+
+def test_harmless_flags_are_so_from_a_file_and_from_python(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text(
+        "model: m\nenable-auto-tool-choice: true\nswap-space: 4\nlimit-mm-per-prompt: {image: 0}\n"
+    )
+    assert parse(["--config", str(file)], {}) == read("")
+    assert from_python({"model": "m", "swap_space": 4, "attention_backend": "FLASHINFER"}, {}) == read("")
+
+
+def test_flags_without_effect_are_documented() -> None:
+    page = MIGRATING.read_text("utf-8")
+    assert [other.flag for other in VLLM_FLAGS if other.harmless and f"`{other.flag}`" not in page] == []
+
+
+def test_paths_that_are_not_logged() -> None:
+    assert read("--disable-access-log-for-endpoints /health,/metrics").log.quiet_paths == {
+        "/health",
+        "/metrics",
+    }
+    assert read("").log.quiet_paths == set()
