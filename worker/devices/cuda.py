@@ -121,8 +121,10 @@ class Cuda:
 
     def after_loading(self, weights: Iterable[Tensor]) -> None:
         """Say what was saved, if weights were to be quantized, and which inputs are rounded."""
-        from worker.kernels.cuda.products.grouped import MANY_ROWS  # imports Triton, as `__init__` does
-        from worker.kernels.cuda.products.rounded import describe_rounding
+        from worker.kernels.cuda.products.rounded import (
+            describe_rounding,
+        )  # imports Triton, as `__init__` does
+        from worker.kernels.cuda.tiles import MANY_ROWS
 
         weights = list(weights)
         if self._fp8:

@@ -1,6 +1,7 @@
 """Linear layers on CUDA: cuBLAS multiplies plain matrices, our own kernel those that a checkpoint quantized.
 
-A Triton kernel computes activations and gates behind either.
+A Triton kernel computes activations and gates behind either, and rounds them to 8 bits for products that read
+them so.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from worker.kernels.cuda.launch import launch
 from worker.kernels.cuda.products import packing
 from worker.kernels.cuda.products.fp8 import quantize_rows
 from worker.kernels.cuda.products.grouped import look_up, multiply_grouped, multiply_plain
+from worker.kernels.cuda.products.inputs import NOT_ROUNDED, InputForms, WithRounded
 from worker.kernels.cuda.products.packing import Mixed, Packed
+from worker.kernels.cuda.products.rounding_kernel import store_rounded
 
 logger = logging.getLogger(__name__)
 
@@ -34,8 +37,14 @@ _BLOCK = 1024
 
 
 @triton.jit
-def activate(x_ptr, out_ptr, x_stride, width, FUNCTION: constexpr, GATED: constexpr, BLOCK: constexpr):
-    """Compute a piece [BLOCK] of a row [width]; GATED: times what lies `width` further in x."""
+def activate(
+    x_ptr, out_ptr, numbers_ptr, scales_ptr, columns, filled, x_stride, width, GROUPED: constexpr,
+    FUNCTION: constexpr, GATED: constexpr, BLOCK: constexpr,
+):  # fmt: skip
+    """Compute a piece [BLOCK] of a row [width]; GATED: times what lies `width` further in x.
+
+    With `numbers` it is rounded to 8 bits, too, as `store_rounded` does it.
+    """
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = at < width
@@ -50,11 +59,24 @@ def activate(x_ptr, out_ptr, x_stride, width, FUNCTION: constexpr, GATED: conste
         y = tl.where(x > 0, x, 0.0)
     if GATED:
         y *= tl.load(x_ptr + row * x_stride + width + at, mask=there, other=0.0).to(tl.float32)
-    tl.store(out_ptr + row * width + at, y.to(out_ptr.dtype.element_ty), mask=there)
+    y = y.to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + row * width + at, y, mask=there)
+    if numbers_ptr is not None:
+        y = y.to(tl.float32)
+        store_rounded(y, row, tl.program_id(1), numbers_ptr, scales_ptr, columns, filled, GROUPED, BLOCK)
 
 
-def bind(card: Card, *, fp8: bool = False) -> dict[str, Callable[..., Any]]:
-    """The operations of this module by name, for `models.ops.use`."""
+def bind(card: Card, forms: InputForms, *, fp8: bool = False) -> dict[str, Callable[..., Any]]:
+    """The operations of this module by name, for `models.ops.use`.
+
+    `pack` adds to `forms`, which say what results of activations and gates are rounded.
+    """
+
+    def packed(*parts: Matrix, **options: Any) -> Tensor:
+        weight = (pack_in_fp8 if fp8 else pack)(*parts, **options)
+        if card.rounds_inputs:
+            forms.add(weight)
+        return weight
 
     def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, *, wide: bool = False) -> Tensor:
         return _multiply(x, weight, bias, wide=wide, card=card)
@@ -65,14 +87,14 @@ def bind(card: Card, *, fp8: bool = False) -> dict[str, Callable[..., Any]]:
         """Multiply. Logits that were rounded would change the likeliest token at one position in forty."""
         if kind is None:
             return multiply(x, weight, bias, wide=wide)
-        out = activation(multiply(x, weight, bias), kind)
+        out = activation(multiply(x, weight, bias), kind, forms)
         return out.float() if wide else out
 
     def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, kind: str) -> Tensor:
-        return gated(multiply(x, weight, bias), kind)
+        return gated(multiply(x, weight, bias), kind, forms)
 
     return {
-        "pack": pack_in_fp8 if fp8 else pack,
+        "pack": packed,
         "linear": linear,
         "gated_linear": gated_linear,
         "embed": embed,
@@ -147,26 +169,33 @@ def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None, *, wide: bool, car
     return out if bias is None else out + bias
 
 
-def activation(x: Tensor, kind: str) -> Tensor:
+def activation(x: Tensor, kind: str, forms: InputForms | None = None) -> Tensor:
+    """Compute an activation; `forms` says whether the result is rounded, too."""
     if kind not in FUNCTIONS or not x.is_contiguous():
         return reference.activation(x, kind)
-    return _run(x.view(-1, x.shape[-1]), x.shape[-1], kind, gated=False).view(x.shape)
+    return _run(x, torch.empty_like(x), kind, forms, gated=False)
 
 
-def gated(gate_up: Tensor, kind: str) -> Tensor:
+def gated(gate_up: Tensor, kind: str, forms: InputForms | None = None) -> Tensor:
+    """Compute a gate; `forms` says whether the result is rounded, too."""
     if kind not in FUNCTIONS or not gate_up.is_contiguous():
         return reference.gated(gate_up, kind)
-    width = gate_up.shape[-1] // 2
-    rows = gate_up.view(-1, 2 * width)
-    return _run(rows, width, kind, gated=True).view(*gate_up.shape[:-1], width)
+    out = gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
+    return _run(gate_up, out, kind, forms, gated=True)
 
 
-def _run(rows: Tensor, width: int, kind: str, *, gated: bool) -> Tensor:
-    out = torch.empty(len(rows), width, dtype=rows.dtype, device=rows.device)
+def _run(x: Tensor, out: Tensor, kind: str, forms: InputForms | None, *, gated: bool) -> Tensor:
+    width = out.shape[-1]
+    rounded = None if forms is None else forms.room_beside(out)
+    *places, grouped = NOT_ROUNDED if rounded is None else rounded.arguments
+    block, warps = _BLOCK, 4
+    if rounded is not None and not grouped:  # a program must see the whole row, in registers
+        block = max(_BLOCK, 1 << (rounded.form.columns - 1).bit_length())
+        warps = min(16, block // _BLOCK * 4)
     launch(
         activate,
-        (len(rows), -(-width // _BLOCK)),
-        *(rows, out, rows.stride(0), width, FUNCTIONS[kind], gated, _BLOCK),
-        num_warps=4,
+        (out.numel() // width, -(-width // block)),
+        *(x, out, *places, x.shape[-1], width, grouped, FUNCTIONS[kind], gated, block),
+        num_warps=warps,
     )
-    return out
+    return WithRounded.join(out, rounded)

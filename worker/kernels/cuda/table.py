@@ -14,6 +14,7 @@ from worker.kernels.cuda import attention, linear, norms, rotary
 from worker.kernels.cuda.card import Card
 from worker.kernels.cuda.latent import attention as latent
 from worker.kernels.cuda.products import experts
+from worker.kernels.cuda.products.inputs import InputForms
 from worker.kernels.cuda.products.rounded import torch_multiplies
 
 logger = logging.getLogger(__name__)
@@ -23,9 +24,10 @@ Table = dict[str, Callable[..., Any]]
 
 def bind(card: Card, *, fp8: bool = False) -> Table:
     """All operations that have kernels, by name. `fp8`: whether `pack` makes e4m3 of plain matrices."""
-    linears = linear.bind(card, fp8=fp8)
+    forms = InputForms()
+    linears = linear.bind(card, forms, fp8=fp8)
     cached = attention.bind(card) | latent.bind(card) | rotary.bind()
-    return cached | norms.bind() | linears | experts.bind(linear.gated)
+    return cached | norms.bind(forms) | linears | experts.bind(linear.gated)
 
 
 def open_kernels(card: Card, target: torch.device, dim: int, *, fp8: bool = False) -> Table:

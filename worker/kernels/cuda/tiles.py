@@ -100,6 +100,8 @@ def rounded_tiles(capability: int) -> ProductTiles:
 
 FEW_ROWS = 16
 """Rows up to which a product takes its narrowest tile."""
+MANY_ROWS = 128
+"""Rows from which on a matrix is widened once, or inputs are rounded: a product takes longer than either."""
 
 
 def product_tiles(dtype: torch.dtype, rows: int) -> ProductTiles:

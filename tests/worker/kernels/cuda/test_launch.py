@@ -21,6 +21,7 @@ from triton.runtime import driver
 from worker.kernels.cuda import norms
 from worker.kernels.cuda.compile import _NoDevice
 from worker.kernels.cuda.launch import collecting, compilations, count_compilations
+from worker.kernels.cuda.products.inputs import InputForms
 
 heard = []
 knobs.compilation.listener = lambda **told: heard.append(told["cache_hit"])
@@ -29,7 +30,7 @@ count_compilations()
 driver.set_active(_NoDevice(90))
 with collecting() as calls:
     x = torch.empty(4, 64, dtype=torch.bfloat16, device="meta")
-    norms.bind()["rms_norm"](x, torch.empty(64, dtype=torch.bfloat16, device="meta"), 1e-6)
+    norms.bind(InputForms())["rms_norm"](x, torch.empty(64, dtype=torch.bfloat16, device="meta"), 1e-6)
 (call,) = calls
 for _ in range(2):
     call.kernel.warmup(*call.arguments, grid=call.grid, **call.options)
@@ -65,6 +66,7 @@ from triton.runtime import driver
 from worker.kernels.cuda import norms
 from worker.kernels.cuda.compile import _NoDevice
 from worker.kernels.cuda.launch import collecting, compilations, count_compilations, launch
+from worker.kernels.cuda.products.inputs import InputForms
 
 class Utils:
     def load_binary(self, *_):
@@ -83,7 +85,7 @@ started, bound, run = [], [], norms.norm.run
 norms.norm.run = lambda *args, **options: (bound.append(1), run(*args, **options))[1]
 count_compilations()
 driver.set_active(Stub(90))
-rms_norm = norms.bind()["rms_norm"]
+rms_norm = norms.bind(InputForms())["rms_norm"]
 memory = torch.empty(4096, dtype=torch.bfloat16)
 weight = torch.empty(64, dtype=torch.bfloat16)
 

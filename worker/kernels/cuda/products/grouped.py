@@ -14,11 +14,8 @@ from worker.kernels.cuda.launch import launch
 from worker.kernels.cuda.products.kernel import join_splits, multiply, widen_rows
 from worker.kernels.cuda.products.packing import Mixed, Packed
 from worker.kernels.cuda.products.rounded import multiply_in_8_bits
-from worker.kernels.cuda.tiles import product_tiles
+from worker.kernels.cuda.tiles import MANY_ROWS, product_tiles
 
-MANY_ROWS = 128
-"""Rows from which on a matrix is widened once, or inputs are rounded: products take longer than either then.
-"""
 _MOST_WIDENED = 1 << 26
 """The numbers of a matrix that are widened at a time, to bound the memory of a step."""
 _MOST_SPLITS, _LEAST_TILES = 16, 8

@@ -16,14 +16,13 @@ from torch.nn.functional import ScalingType, scaled_mm
 
 from worker.kernels.cuda.card import Card
 from worker.kernels.cuda.launch import launch
+from worker.kernels.cuda.products.inputs import InputForm, Rounded, rounded_rows
 from worker.kernels.cuda.products.packing import Packed
 from worker.kernels.cuda.products.rounding_kernel import GROUP, multiply_rounded, round_rows
 from worker.kernels.cuda.tiles import HOPPER, rounded_tiles
 
 logger = logging.getLogger(__name__)
 
-_FILLED = 16
-"""The multiple to which rows are filled up, so that scales of groups begin at a multiple of 64 bytes."""
 _OUTPUTS = 16
 """The multiple of outputs that torch's product of rows asks for."""
 _BLOCK = 1024
@@ -32,60 +31,56 @@ _TOLERANCE = 2**-7
 
 def multiply_in_8_bits(x: Tensor, weight: Packed, bias: Tensor | None, card: Card, *, wide: bool) -> Tensor:
     """x [T, in], rounded, times a matrix [out, in] in e4m3 whose `rounds_inputs` says that it may be."""
-    numbers, scales = round_inputs(x, weight)
+    form = InputForm.of(weight)
+    given = rounded_rows(x, form) or round_inputs(x, form)
     if card.scaled_mm and not wide and x.dtype == torch.bfloat16:
-        out = _by_torch(numbers, scales, weight, card)
+        out = _by_torch(given, weight, card)
         if out is not None:
             return out[: len(x)] if bias is None else out[: len(x)] + bias
-    return _by_triton(x, numbers, scales, weight, bias, card, wide=wide)
+    out = torch.empty(len(x), weight.outputs, dtype=torch.float32 if wide else x.dtype, device=x.device)
+    _by_triton(given, weight, bias, out, card)
+    return out
 
 
-def round_inputs(x: Tensor, weight: Packed) -> tuple[Tensor, Tensor]:
-    """Round x [T, in] -> numbers [T', width] in e4m3 and scales [T', groups], which lie group by group.
-
-    T' is the next multiple of 16; nothing is written to the rows behind the last of x.
-    """
-    filled = -(-len(x) // _FILLED) * _FILLED
-    groups = len(_scales(weight))
-    numbers = torch.empty(filled, weight.width, dtype=torch.float8_e4m3fn, device=x.device)
-    scales = torch.empty(groups, filled, dtype=torch.float32, device=x.device)
+def round_inputs(x: Tensor, form: InputForm) -> Rounded:
+    """Round x [T, in], whose rows are contiguous."""
+    rounded = Rounded.empty(form, len(x), x.device)
+    *places, grouped = rounded.arguments
     launch(
         round_rows,
-        (len(x), -(-weight.width // _BLOCK) if groups > 1 else 1),
-        *(x, numbers, scales, x.stride(0), x.shape[1], weight.width, filled, groups > 1, _BLOCK),
+        (len(x), -(-form.columns // _BLOCK) if grouped else 1),
+        *(x, *places, x.stride(0), x.shape[1], grouped, _BLOCK),
         num_warps=4,
     )
-    return numbers, scales.t() if groups > 1 else scales.view(-1, 1)
+    return rounded
 
 
-def _by_torch(numbers: Tensor, scales: Tensor, weight: Packed, card: Card) -> Tensor | None:
+def _by_torch(given: Rounded, weight: Packed, card: Card) -> Tensor | None:
     """The product [T', out] in bfloat16; None if torch knows no such form on this card."""
     matrix, of_matrix = _codes(weight).t(), _scales(weight)
-    if len(of_matrix) == 1:
+    if given.form.groups == 1:
         if weight.outputs % _OUTPUTS:
             return None
-        return scaled_mm(numbers, matrix, scales, ScalingType.RowWise, of_matrix, ScalingType.RowWise)
+        rows = ScalingType.RowWise
+        return scaled_mm(given.numbers, matrix, given.scales, rows, of_matrix, rows)
     if card.capability != HOPPER or weight.blocks is None:
         return None
     recipes = ScalingType.BlockWise1x128, ScalingType.BlockWise128x128
-    return scaled_mm(numbers, matrix, scales, recipes[0], weight.blocks, recipes[1])
+    return scaled_mm(given.numbers, matrix, given.scales, recipes[0], weight.blocks, recipes[1])
 
 
-def _by_triton(
-    x: Tensor, numbers: Tensor, scales: Tensor, weight: Packed, bias: Tensor | None, card: Card, *, wide: bool
-) -> Tensor:
-    rows, outputs, groups = len(x), weight.outputs, len(_scales(weight))
-    out = torch.empty(rows, outputs, dtype=torch.float32 if wide else x.dtype, device=x.device)
+def _by_triton(given: Rounded, weight: Packed, bias: Tensor | None, out: Tensor, card: Card) -> None:
+    rows, outputs = out.shape
     tiles = rounded_tiles(card.capability)
     launch(
         multiply_rounded,
         (-(-outputs // tiles.outputs), -(-rows // tiles.rows)),
-        *(numbers, scales, _codes(weight), _scales(weight), bias, out, rows, len(numbers), outputs),
-        *(weight.width, groups > 1, tiles.rows, tiles.outputs, GROUP if weight.width % GROUP == 0 else 64),
+        *(given.numbers, given.by_group, _codes(weight), _scales(weight), bias, out),
+        *(rows, len(given.numbers), outputs, weight.width, given.form.groups > 1),
+        *(tiles.rows, tiles.outputs, GROUP if weight.width % GROUP == 0 else 64),
         num_warps=tiles.warps,
         num_stages=tiles.stages,
     )
-    return out
 
 
 def _codes(weight: Packed) -> Tensor:
@@ -117,7 +112,7 @@ def torch_multiplies(card: Card, target: torch.device) -> bool:
 
 def _known_products(card: Card, target: torch.device) -> Iterator[tuple[Any, ...]]:
     """Products in float32, and what torch is to be given for each of them: of rows, and of blocks if any."""
-    rows, blocks = 3 * _FILLED, 2
+    rows, blocks = 48, 2
     outputs = inputs = blocks * GROUP
     made = torch.Generator().manual_seed(0)
 

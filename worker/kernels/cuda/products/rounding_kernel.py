@@ -35,28 +35,42 @@ def _rounded(x, scale, numbers_ptr):
     return y.to(numbers_ptr.dtype.element_ty)
 
 
+@triton.jit
+def store_rounded(
+    x, row, piece, numbers_ptr, scales_ptr, columns, filled, GROUPED: constexpr, BLOCK: constexpr
+):  # fmt: skip
+    """Round a row, or if it is GROUPED a piece [BLOCK] of it, which is zero where there is nothing.
+
+    The row is filled up to `columns`. Scales lie group by group, `filled` from one to the next.
+    """
+    at = piece * BLOCK + tl.arange(0, BLOCK)
+    if GROUPED:
+        x = tl.reshape(x, [BLOCK // _GROUP, _GROUP])
+        scale = _scale_of(tl.max(tl.abs(x), 1))
+        group = piece * (BLOCK // _GROUP) + tl.arange(0, BLOCK // _GROUP)
+        tl.store(scales_ptr + group.to(tl.int64) * filled + row, scale, mask=group * _GROUP < columns)
+        numbers = tl.reshape(_rounded(x, scale[:, None], numbers_ptr), [BLOCK])
+    else:
+        scale = _scale_of(tl.max(tl.abs(x), 0))
+        tl.store(scales_ptr + row, scale)
+        numbers = _rounded(x, scale, numbers_ptr)
+    tl.store(numbers_ptr + row * columns + at, numbers, mask=at < columns)
+
+
 @triton.jit(do_not_specialize=["filled"])
 def round_rows(
-    x_ptr, numbers_ptr, scales_ptr, x_stride, inputs, width, filled, GROUPED: constexpr, BLOCK: constexpr
+    x_ptr, numbers_ptr, scales_ptr, width, filled, x_stride, inputs, GROUPED: constexpr, BLOCK: constexpr
 ):  # fmt: skip
-    """Round a row, or BLOCK columns of it where groups of its inputs have scales of their own.
-
-    The row is filled up to `width` with zeros. Scales lie group by group, `filled` from one to the next.
-    """
+    """Round a row of any width, or BLOCK columns of it if groups of its inputs have scales of their own."""
     row = tl.program_id(0).to(tl.int64)
     x_ptr += row * x_stride
-    numbers_ptr += row * width
     columns = tl.arange(0, BLOCK)
     if GROUPED:
         at = tl.program_id(1) * BLOCK + columns
         x = tl.load(x_ptr + at, mask=at < inputs, other=0.0).to(tl.float32)
-        x = tl.reshape(x, [BLOCK // _GROUP, _GROUP])
-        scale = _scale_of(tl.max(tl.abs(x), 1))
-        group = tl.program_id(1) * (BLOCK // _GROUP) + tl.arange(0, BLOCK // _GROUP)
-        tl.store(scales_ptr + group.to(tl.int64) * filled + row, scale, mask=group * _GROUP < width)
-        numbers = tl.reshape(_rounded(x, scale[:, None], numbers_ptr), [BLOCK])
-        tl.store(numbers_ptr + at, numbers, mask=at < width)
+        store_rounded(x, row, tl.program_id(1), numbers_ptr, scales_ptr, width, filled, GROUPED, BLOCK)
     else:
+        numbers_ptr += row * width
         largest = tl.zeros([BLOCK], tl.float32)
         for start in range(0, inputs, BLOCK):
             x = tl.load(x_ptr + start + columns, mask=start + columns < inputs, other=0.0)
