@@ -147,7 +147,7 @@ class Runner:
             self._staging.open(),
             num_blocks=self.facts.num_blocks,
             vocab_size=self._config.model.vocab_size,
-            needs_all_rows=self._model.pooler.needs_all_rows,
+            needed_positions=self._model.pooler.needed_positions,
             lay_out=self._compute.lay_out,
             forms=self._compute.forms,
         )
@@ -339,7 +339,7 @@ class Runner:
         pools = batch.pooled
         if pools is None:
             return PooledVectors()
-        inputs = gather_hidden(pools, outcome.hidden, outcome.ids, self._cache.hidden, self._slots)
+        inputs = gather_hidden(pools, outcome.hidden, self._cache.hidden, self._slots)
         return apply_late_interaction(pools, self._model.pooler(inputs), self._queries)
 
     def _warm_up(self) -> tuple[tuple[int, float], ...]:

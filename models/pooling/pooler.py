@@ -43,10 +43,9 @@ class PoolingLike(Protocol):
 
 @dataclass(slots=True)
 class PoolBatch:
-    """Finished sequences, packed; a sequence that needs its last row only is here with that row alone."""
+    """Finished sequences, packed, each with the rows that its head needs (`Pooler.needed_positions`)."""
 
     hidden: Tensor  # [N, H]: hidden states
-    ids: Tensor  # [N]: the tokens
     lengths: list[int]  # rows of each sequence; their sum is N
     params: Sequence[PoolingLike]
 
@@ -55,10 +54,14 @@ class Rows(Protocol):
     """The choice of the tokens that answer, and of how they are merged."""
 
     needs_all: bool
-    """False if the last row of a sequence suffices."""
+    """Whether rows that are not the last one of a sequence may be needed."""
 
-    def __call__(self, rows: Tensor, ids: Tensor, skip: int) -> Tensor:
-        """Merge a sequence's rows [L, H], whose tokens are ids [L] -> [K, H'] float32."""
+    def needed_positions(self, tokens: Sequence[int]) -> Sequence[int]:
+        """The positions of a sequence whose rows are needed, in order. Known before anything is computed."""
+        ...
+
+    def __call__(self, rows: Tensor, skip: int) -> Tensor:
+        """Merge the needed rows [L, H] of a sequence -> [K, H'] float32."""
         ...
 
 
@@ -69,7 +72,10 @@ class Merged:
         self.modes = tuple(modes)
         self.needs_all = self.modes != ("LAST",)
 
-    def __call__(self, rows: Tensor, ids: Tensor, skip: int) -> Tensor:
+    def needed_positions(self, tokens: Sequence[int]) -> Sequence[int]:
+        return range(0 if self.needs_all else len(tokens) - 1, len(tokens))
+
+    def __call__(self, rows: Tensor, skip: int) -> Tensor:
         # A sequence that is nothing but its instruction is merged whole, for no tokens have no vector.
         skip = skip if skip < len(rows) else 0
         if skip:
@@ -83,7 +89,10 @@ class Every:
 
     needs_all = True
 
-    def __call__(self, rows: Tensor, ids: Tensor, skip: int) -> Tensor:
+    def needed_positions(self, tokens: Sequence[int]) -> Sequence[int]:
+        return range(len(tokens))
+
+    def __call__(self, rows: Tensor, skip: int) -> Tensor:
         return rows.float()
 
 
@@ -95,8 +104,11 @@ class Tagged:
     def __init__(self, tag: int) -> None:
         self.tag = tag
 
-    def __call__(self, rows: Tensor, ids: Tensor, skip: int) -> Tensor:
-        return rows[ids == self.tag].float()
+    def needed_positions(self, tokens: Sequence[int]) -> Sequence[int]:
+        return [position for position, token in enumerate(tokens) if token == self.tag]
+
+    def __call__(self, rows: Tensor, skip: int) -> Tensor:
+        return rows.float()
 
 
 def _weighted_mean(rows: Tensor, skip: int) -> Tensor:
@@ -159,11 +171,11 @@ class TaskHead:
     def cut(self, dimensions: int | None) -> int:
         return min(dimensions or self.dimensions or self.width, self.width)
 
-    def pool(self, rows: Tensor, ids: Tensor, skip: int) -> Tensor:
-        """Merge and project a sequence's hidden states [L, H] -> [K, width] float32."""
+    def pool(self, rows: Tensor, skip: int) -> Tensor:
+        """Merge and project the needed hidden states of a sequence [L, H] -> [K, width] float32."""
         if self.before is not None:
             rows = self.before(rows.float())
-        return self.project(self.rows(rows, ids, skip))
+        return self.project(self.rows(rows, skip))
 
     def finish(self, rows: Tensor, use_activation: bool | None, dimensions: int | None) -> Tensor:
         """Cut and activate rows [R, width] -> [R, the cut width]."""
@@ -194,17 +206,21 @@ class Pooler(nn.Module):
     def needs_all_rows(self, params: PoolingLike) -> bool:
         return self._head(params.task).rows.needs_all
 
+    def needed_positions(self, params: PoolingLike, tokens: Sequence[int]) -> Sequence[int]:
+        """The positions of a sequence of these tokens whose hidden states `forward` must get, in order."""
+        return self._head(params.task).rows.needed_positions(tokens)
+
     def width(self, params: PoolingLike) -> int:
         """The width of each vector with which `forward` answers."""
         return self._head(params.task).cut(params.dimensions)
 
     def forward(self, batch: PoolBatch) -> list[Tensor]:
         """Answer in the order of the batch, in float32: [D] for a merged sequence, else [K, D]."""
-        hidden, ids = batch.hidden.split(batch.lengths), batch.ids.split(batch.lengths)
+        hidden = batch.hidden.split(batch.lengths)
         answers: dict[int, Tensor] = {}
         for (task, use_activation, dimensions), members in _alike(batch.params).items():
             head = self._head(task)
-            pooled = [head.pool(hidden[i], ids[i], batch.params[i].skip) for i in members]
+            pooled = [head.pool(hidden[i], batch.params[i].skip) for i in members]
             finished = head.finish(torch.cat(pooled), use_activation, dimensions)
             pieces = finished if head.is_merged else finished.split([len(rows) for rows in pooled])
             answers |= zip(members, pieces, strict=True)

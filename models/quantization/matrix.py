@@ -288,9 +288,13 @@ def describe_sizes(parameters: Iterable[Tensor]) -> str:
 
 
 def alike(one: Grouped, other: Grouped) -> bool:
-    """Whether two matrices can be joined row below row."""
-    same_order = one.order is other.order or (
-        one.order is not None and other.order is not None and torch.equal(one.order, other.order)
+    """Whether two matrices can be joined row below row.
+
+    Orders without values count as equal, as those of matrices with the same inputs mostly are.
+    """
+    orders = [order for order in (one.order, other.order) if order is not None]
+    same_order = len(orders) == 0 or (
+        len(orders) == 2 and (orders[0].is_meta or orders[0] is orders[1] or torch.equal(*orders))
     )
     return same_order and _form(one) == _form(other)
 

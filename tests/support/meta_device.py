@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from worker.devices.base import Fetch
 from worker.devices.cpu import Cpu
+from worker.sampling import bounds
 from worker.sampling.draw import draw_fully
 from worker.sampling.groups import BY_TORCH
 from worker.steps.compute import Compute, Computing
+
+_HOST = torch.device("cpu")
 
 
 class Meta(Cpu):
@@ -25,7 +30,7 @@ class Meta(Cpu):
 
     def __init__(self) -> None:
         super().__init__(1)
-        self.scan, self.draw = BY_TORCH, draw_fully
+        self.scan, self.draw, self.forbid = BY_TORCH, draw_fully, bounds.forbid
 
     def allocate(self, nbytes: int) -> Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device=self.target)
@@ -42,8 +47,33 @@ class Meta(Cpu):
         return Fetch(torch.ones(values.shape, dtype=values.dtype), None)
 
 
+class _NoNumbers(TorchFunctionMode):
+    """A mode that refuses tensors of the device made of Python's numbers, which no dispatch mode sees."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in (torch.tensor, torch.as_tensor) and torch.device(kwargs.get("device") or "cpu") != _HOST:
+            raise AssertionError("torch.tensor copies numbers to the device")
+        if func in (Tensor.__getitem__, Tensor.__setitem__) and args[0].is_meta:
+            index = args[1] if isinstance(args[1], tuple) else (args[1],)
+            if any(isinstance(each, (list, np.ndarray)) for each in index):
+                raise AssertionError("an index of Python's numbers is copied to the device")
+        return func(*args, **kwargs)
+
+
 class NoMixing(TorchDispatchMode):
     """A mode that refuses an index on the host, or a copy from it within a step: the host would wait."""
+
+    def __enter__(self) -> Self:
+        self._numbers = _NoNumbers()
+        self._numbers.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._numbers.__exit__(*error)
 
     def __torch_dispatch__(
         self,

@@ -108,11 +108,11 @@ def pool(
     hidden = [torch.cat(rows) for rows in parts]
     pooler = ranks[0].pooler
     needed = [
-        rows if pooler.needs_all_rows(one) else rows[-1:] for rows, one in zip(hidden, asked, strict=True)
+        rows[list(pooler.needed_positions(one, tokens))]
+        for rows, one, tokens in zip(hidden, asked, sequences, strict=True)
     ]
-    ids = [torch.tensor(tokens)[-len(rows) :] for tokens, rows in zip(sequences, needed, strict=True)]
     with torch.inference_mode():
-        return pooler(PoolBatch(torch.cat(needed), torch.cat(ids), [len(rows) for rows in needed], asked))
+        return pooler(PoolBatch(torch.cat(needed), [len(rows) for rows in needed], asked))
 
 
 @torch.inference_mode()

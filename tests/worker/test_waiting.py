@@ -100,13 +100,23 @@ def test_all_kinds_of_rows_in_one_step_wait_for_nothing(runner: Runner) -> None:
 @pytest.mark.parametrize(
     ("mistake", "error", "said"),
     [
+        (lambda table: table[[0, 1]], AssertionError, "an index of Python's numbers"),
+        (lambda table: torch.tensor([1], device=table.device), AssertionError, "copies numbers"),
         (lambda table: table[torch.tensor([0, 1])], AssertionError, r"index\.Tensor works on"),
         (lambda table: table[0].to("cpu"), AssertionError, r"_to_copy\.default works on"),
         (lambda table: torch.ones(4).to(table.device), AssertionError, r"_to_copy\.default copies between"),
         (lambda table: table[0, 0].item(), RuntimeError, r"item\(\) cannot be called on meta"),
         (lambda table: table[0].nonzero(), NotImplementedError, r"torch\.nonzero\(\) raises unimplemented"),
     ],
-    ids=["index on the host", "to the host", "to the device", "one number", "size that values decide"],
+    ids=[
+        "list as an index",
+        "list as a tensor",
+        "index on the host",
+        "to the host",
+        "to the device",
+        "one number",
+        "size that values decide",
+    ],
 )
 def test_these_tests_would_notice(
     mistake: Callable[[Tensor], object], error: type[Exception], said: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 
@@ -84,19 +85,18 @@ def plan_pools(
     *,
     rows: np.ndarray,  # [P] for each pooled sequence, as all that follows
     params: list[Pooling],
-    needs_all: np.ndarray,
+    needed: Sequence[Sequence[int]],
     slots: np.ndarray,
     starts: np.ndarray,
-    ends: np.ndarray,
     query_starts: np.ndarray,
 ) -> PoolPlan:
-    firsts = np.where(needs_all, 0, ends - 1)  # the first position of each that is needed
+    """Plan the pooling of sequences of which the positions `needed` are pooled, computed now or earlier."""
     # Sequences that the step computes wholly, as far as they are needed, come before the others.
-    order = np.argsort(firsts < starts, kind="stable")
-    firsts, lengths = firsts[order], (ends - firsts)[order]
-    before = np.cumsum(lengths) - lengths
-    positions = np.arange(lengths.sum()) + np.repeat(firsts - before, lengths)  # [N]
-    here = int(lengths[firsts >= starts[order]].sum())  # M
+    is_older = np.array([bool(own) and own[0] < start for own, start in zip(needed, starts, strict=True)])
+    order = np.argsort(is_older, kind="stable")
+    lengths = np.array([len(needed[index]) for index in order])
+    positions = np.concatenate([np.asarray(needed[index], np.int64) for index in order])  # [N]
+    here = int(lengths[~is_older[order]].sum())  # M
     at = positions + np.repeat((query_starts - starts)[order], lengths)
     return PoolPlan(
         rows=rows[order].tolist(),
@@ -119,13 +119,11 @@ class PooledVectors:
     failed: dict[int, str] = field(default_factory=dict[int, str])  # index -> why
 
 
-def gather_hidden(
-    plan: PoolPlan, hidden: Tensor, ids: Tensor, store: HiddenStore | None, slots: Slots
-) -> PoolBatch:
-    """The pooler's input. `hidden` [T, H]: the step's hidden states of its tokens `ids` [T]."""
+def gather_hidden(plan: PoolPlan, hidden: Tensor, store: HiddenStore | None, slots: Slots) -> PoolBatch:
+    """The pooler's input. `hidden` [T, H]: the step's hidden states."""
     needed = plan.needed
     if needed is None:
-        return PoolBatch(hidden, ids, plan.lengths, plan.params)
+        return PoolBatch(hidden, plan.lengths, plan.params)
     states = hidden[needed.here]  # [M, H]
     count = len(states)  # M
     if count < len(needed.positions):
@@ -133,7 +131,7 @@ def gather_hidden(
             raise ValueError("a pooled sequence needs hidden states of earlier steps, which are not stored")
         older = store.read(slots.block_table, needed.slots[count:], needed.positions[count:])
         states = torch.cat([states, older])  # [N, H]
-    return PoolBatch(states, slots.tokens[needed.slots, needed.positions], plan.lengths, plan.params)
+    return PoolBatch(states, plan.lengths, plan.params)
 
 
 def apply_late_interaction(plan: PoolPlan, vectors: list[Tensor], queries: QueryStore) -> PooledVectors:

@@ -22,6 +22,9 @@ from worker.tables.positions import Columns, LayOut, StepTokens, lay_out
 from worker.tables.slots import SampleRows, Slots
 from worker.tables.staging import Packet
 
+NeededPositions = Callable[[Pooling, Sequence[int]], Sequence[int]]
+"""The type of a function that names the positions of a sequence of these tokens that its pooling reads."""
+
 
 @dataclass(frozen=True, slots=True)
 class SampleTargets:
@@ -56,7 +59,7 @@ def plan(
     *,
     num_blocks: int,
     vocab_size: int,
-    needs_all_rows: Callable[[Pooling], bool],
+    needed_positions: NeededPositions,
     lay_out: LayOut = lay_out,
     forms: Forms | None = None,
 ) -> Batch:
@@ -79,7 +82,7 @@ def plan(
     finish = lay_out(columns, slots, packet) if staged is None else staged.finish
     token_types = packet.ints(types) if types is not None and staged is None else None
     sampled = _plan_samples(step.seqs, columns, slots, packet, vocab_size)
-    pooled = _plan_pools(step.seqs, columns, slots, packet, needs_all_rows)
+    pooled = _plan_pools(step.seqs, columns, slots, packet, needed_positions)
     packet.send()  # from here on, the tensors made above hold their values
 
     def lay_tokens_out() -> StepTokens:
@@ -222,7 +225,7 @@ def _plan_pools(
     columns: Columns,
     slots: Slots,
     packet: Packet,
-    needs_all_rows: Callable[[Pooling], bool],
+    needed_positions: NeededPositions,
 ) -> PoolPlan | None:
     chosen = [row for row, seq in enumerate(seqs) if seq.pools]
     if not chosen:
@@ -230,17 +233,17 @@ def _plan_pools(
     asked = [params for row in chosen if (params := slots.pooling[seqs[row].slot]) is not None]
     if len(asked) < len(chosen):
         raise ValueError("a step pools a sequence that was not admitted for it")
-    needs_all = [needs_all_rows(params) for params in asked]
-    if len(chosen) == len(seqs) and all(needs_all) and not any(columns.starts):  # an encoder's texts
+    texts = [slots.texts[seqs[row].slot] for row in chosen]
+    needed = [needed_positions(params, text) for params, text in zip(asked, texts, strict=True)]
+    if not any(columns.starts) and [len(own) for own in needed] == columns.counts:  # an encoder's texts
         return PoolPlan(chosen, asked, columns.counts, None)
     return plan_pools(
         packet,
         rows=np.array(chosen),
         params=asked,
-        needs_all=np.array(needs_all),
+        needed=needed,
         slots=np.array(columns.slots)[chosen],
         starts=np.array(columns.starts)[chosen],
-        ends=np.array(columns.ends)[chosen],
         query_starts=np.array(columns.query_starts)[chosen],
     )
 

@@ -33,7 +33,6 @@ WriteBounds = Callable[[Tensor], None]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    ids: Tensor  # [T] int64
     hidden: Tensor  # [T, H] the last hidden states, or what the next stage gets
     tokens: SampledTokens | None
     prompt_tables: list[Tensor]  # one for each of Batch.prompt_logprobs
@@ -98,21 +97,21 @@ class Compute:
         ids, context = batch.lay_out()
         context.replica_tokens = batch.step.replica_tokens
         hidden = self.compute_hidden(ids, context, batch.step.first_halves)
-        return self.finish(batch, ids, hidden, write_bounds)
+        return self.finish(batch, hidden, write_bounds)
 
-    def finish(self, batch: Batch, ids: Tensor, hidden: Tensor, write_bounds: WriteBounds) -> Outcome:
-        """Compute what follows the last hidden states [T, H] of a step with the tokens `ids` [T]."""
+    def finish(self, batch: Batch, hidden: Tensor, write_bounds: WriteBounds) -> Outcome:
+        """Compute what follows the last hidden states [T, H] of a step."""
         if self._stage and not self._stage.last:
-            return Outcome(ids, hidden, None, [])
+            return Outcome(hidden, None, [])
         tables = [
             prompt_logprob_table(hidden, plan, self.slots.tokens, self.model.logits, self.vocab_size)
             for plan in batch.prompt_logprobs
         ]
         sampled = batch.sampled
         if sampled is None:
-            return Outcome(ids, hidden, None, tables)
+            return Outcome(hidden, None, tables)
         logits = self.model.logits(hidden if sampled.last is None else hidden[sampled.last])
-        return Outcome(ids, hidden, self.choose(logits, sampled, write_bounds), tables)
+        return Outcome(hidden, self.choose(logits, sampled, write_bounds), tables)
 
     def prepare(self) -> bool:
         return False

@@ -7,7 +7,7 @@ sampled, so the input of a step is always `tokens[slot, position]` and never wai
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,6 +52,8 @@ class Slots:
 
         self.params: list[Sampling] = [_NO_SAMPLING] * rows
         self.pooling: list[Pooling | None] = [None] * rows
+        self.texts: list[Sequence[int]] = [()] * rows
+        """The tokens of sequences that are pooled: where some of them stand decides over what is read."""
         self.prompt_len = np.zeros(rows, np.int64)
         self.blocks = [0] * rows  # entries of the block table in use
         self.temperature = np.zeros(rows, np.float32)  # 0 is greedy
@@ -85,9 +87,9 @@ class Slots:
         self.blocks[slot] = 0
         self.wants_prompt_logprobs.discard(slot)
         if isinstance(new.params, Pooling):
-            self.pooling[slot] = new.params
+            self.pooling[slot], self.texts[slot] = new.params, new.tokens
         else:
-            self.pooling[slot] = None
+            self.pooling[slot], self.texts[slot] = None, ()
             self._admit_sampling(slot, new.params)
 
     def _admit_sampling(self, slot: int, params: Sampling) -> None:

@@ -208,7 +208,8 @@ class StretchedRotary(nn.Module):
         dim = 2 * len(self.usual.rope.frequencies)
         stretch = self.factor * len(positions) / self.trained - (self.factor - 1)
         rope = plain_rope(self.theta * stretch ** (dim / (dim - 2)), dim)
-        return ops.angles(positions, torch.tensor(rope.frequencies, device=positions.device), rope.scale)
+        frequencies = torch.tensor(rope.frequencies).to(positions.device, non_blocking=True)
+        return ops.angles(positions, frequencies, rope.scale)
 
 
 NomicBertModel, NomicBertForSequenceClassification, NomicBertForTokenClassification = encoder_classes(

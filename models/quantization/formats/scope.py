@@ -74,7 +74,8 @@ def groups_of(scope: Scope, stored: Tensor, matrix: Grouped) -> Tensor:
     """Check the stored group of each column, and return them as indices."""
     count = matrix.scales.shape[1]
     if not scope.is_real:
-        return torch.randperm(len(stored), generator=torch.Generator().manual_seed(0)) * count // len(stored)
+        drawn = torch.randperm(len(stored), generator=torch.Generator().manual_seed(0))
+        return (drawn * count // len(stored)).to(stored.device)
     low, high = int(stored.min()), int(stored.max())
     if low < 0 or high >= count:
         raise refuse(scope, "g_idx", f"names groups from {low} to {high}, and there are {count}")

@@ -134,7 +134,7 @@ def test_an_encoder_gets_the_pooler_of_its_head(
     task = sorted(tasks)[0]
     ids = torch.tensor([7, 8, 9])
     hidden = model(ids, ids)
-    (answer,) = model.pooler(PoolBatch(hidden, ids, [3], [Params(task, use_activation=False)]))
+    (answer,) = model.pooler(PoolBatch(hidden, [3], [Params(task, use_activation=False)]))
     rows = hidden if task.startswith("token") else hidden[:1]  # CLS
     expected = model.base.head(rows) if model.base.head else rows
     torch.testing.assert_close(answer.view_as(expected), expected)

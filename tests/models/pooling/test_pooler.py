@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -84,10 +85,14 @@ def hidden() -> list[Tensor]:
 def pool(
     pooler: Pooler, hidden: list[Tensor], params: list[Params], ids: list[int] | None = None
 ) -> list[Tensor]:
-    lengths = [len(rows) for rows in hidden]
-    tokens = torch.tensor(ids or range(sum(lengths)))
+    tokens = iter(ids or range(sum(map(len, hidden))))
+    texts = [[*islice(tokens, len(rows))] for rows in hidden]
+    needed = [
+        rows[[*pooler.needed_positions(asked, text)]]
+        for rows, asked, text in zip(hidden, params, texts, strict=True)
+    ]
     with torch.inference_mode():
-        return pooler(PoolBatch(torch.cat(hidden), tokens, lengths, params))
+        return pooler(PoolBatch(torch.cat(needed), [len(rows) for rows in needed], params))
 
 
 def theirs(hidden: list[Tensor], modes: list[Mode], skip: int = 0) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from worker.steps.batch import plan
 from worker.tables.slots import Slots
 from worker.tables.staging import Staging
 
-WHOLE, LAST = Pooling(task="token_embed"), Pooling(task="embed")
+WHOLE, LAST, TAGGED = Pooling(task="token_embed"), Pooling(task="embed"), Pooling(task="token_classify")
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +74,13 @@ def test_hidden_states_may_be_narrower_than_the_layers(tmp_path: Path) -> None:
     assert facts.kv_bytes == 64 * 32 * (3 * 2 * 4 * 8 + 16) * 4
 
 
+def needed_positions(params: Pooling, tokens: Sequence[int]) -> Sequence[int]:
+    """All, or the last one, or those of the token 32."""
+    if params == TAGGED:
+        return [position for position, token in enumerate(tokens) if token == 32]
+    return range(0 if params == WHOLE else len(tokens) - 1, len(tokens))
+
+
 class Table:
     """A table of four slots of up to 20 tokens, in blocks of 4 where there are any."""
 
@@ -88,7 +96,7 @@ class Table:
             self.staging.open(),
             num_blocks=10,
             vocab_size=100,
-            needs_all_rows=lambda params: params == WHOLE,
+            needed_positions=needed_positions,
         )
         return LaidOut.of(batch)
 
@@ -124,12 +132,11 @@ def test_rows_come_from_the_step_or_from_earlier_ones() -> None:
     plan = second.pooled
     assert plan is not None
     assert (plan.rows, plan.lengths, plan.params) == ([1, 2, 0], [1, 4, 6], [LAST, WHOLE, WHOLE])
-    pooled = gather_hidden(plan, states(second), second.ids, store, table.slots)
+    pooled = gather_hidden(plan, states(second), store, table.slots)
     expected = [22, 30, 31, 32, 33, 10, 11, 12, 13, 14, 15]
-    assert pooled.ids.tolist() == expected
     assert pooled.hidden[:, 0].tolist() == expected
     with pytest.raises(ValueError, match="earlier steps, which are not stored"):
-        gather_hidden(plan, states(second), second.ids, None, table.slots)
+        gather_hidden(plan, states(second), None, table.slots)
 
 
 def test_a_step_of_whole_sequences_is_pooled_as_it_is() -> None:
@@ -139,9 +146,7 @@ def test_a_step_of_whole_sequences_is_pooled_as_it_is() -> None:
     assert plan is not None
     assert (plan.rows, plan.lengths, plan.params, plan.needed) == ([0, 1], [4, 2], [WHOLE, WHOLE], None)
     hidden = states(batch)
-    pooled = gather_hidden(plan, hidden, batch.ids, None, table.slots)
-    assert pooled.hidden is hidden
-    assert pooled.ids.tolist() == [10, 11, 12, 13, 30, 31]
+    assert gather_hidden(plan, hidden, None, table.slots).hidden is hidden
 
 
 @pytest.mark.parametrize("other", [LAST, None])
@@ -151,9 +156,29 @@ def test_a_step_with_another_sequence_is_sorted_out(other: Pooling | None) -> No
     news = [new(1, 4, WHOLE), new(3, 2, other or WHOLE)]
     batch = table.step(seq(1, 0, 4), seq(3, 0, 2, pools=other is not None), new=news)
     assert batch.pooled is not None
-    pooled = gather_hidden(batch.pooled, states(batch), batch.ids, None, table.slots)
-    assert pooled.ids.tolist() == ([10, 11, 12, 13, 31] if other else [10, 11, 12, 13])
-    assert pooled.hidden[:, 0].tolist() == pooled.ids.tolist()
+    pooled = gather_hidden(batch.pooled, states(batch), None, table.slots)
+    assert pooled.hidden[:, 0].tolist() == ([10, 11, 12, 13, 31] if other else [10, 11, 12, 13])
+
+
+def test_positions_that_a_token_names_come_from_the_step_or_from_earlier_ones() -> None:
+    """A sequence that has none of them is pooled, too, and has no rows."""
+    table = Table()
+    store = HiddenStore(10, 4, 3, torch.float32, table.device.allocate)
+    early, late, none = ([7, 32, 8, 32, 9, 32], [1, 2, 3, 4, 5, 32], [1, 2])
+    news = [NewSeq(slot, text, len(text), TAGGED) for slot, text in enumerate((early, late, none))]
+    first = table.step(*(seq(slot, 0, 2, [slot, slot + 3], pools=slot == 2) for slot in range(3)), new=news)
+    assert first.pooled is not None
+    assert (first.pooled.rows, first.pooled.lengths) == ([2], [0])
+    assert gather_hidden(first.pooled, states(first), store, table.slots).hidden.shape == (0, 3)
+    at = torch.arange(12.0)
+    store.write(at[:6, None].expand(-1, 3), first.context)
+    second = table.step(*(seq(slot, 2, 4) for slot in range(2)))
+    assert second.pooled is not None
+    assert (second.pooled.rows, second.pooled.lengths) == ([1, 0], [1, 3])
+    hidden = 100 + at[:8, None].expand(-1, 3)
+    store.write(hidden, second.context)
+    pooled = gather_hidden(second.pooled, hidden, store, table.slots)
+    assert pooled.hidden[:, 0].tolist() == [107, 1, 101, 103]
 
 
 def test_a_sequence_that_was_admitted_to_be_sampled_is_not_pooled() -> None:

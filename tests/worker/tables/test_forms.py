@@ -45,7 +45,7 @@ class Recorded:
             self.packet,
             num_blocks=20,
             vocab_size=100,
-            needs_all_rows=lambda _: False,
+            needed_positions=lambda _, tokens: tokens[-1:],
             forms=self,
         )
         if batch.form is None:

@@ -65,7 +65,6 @@ def graph_bytes(rows: int, tokens: int, *, per_row: int, per_token: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Graph:
-    ids: Tensor  # [T]
     hidden: Tensor  # [T, H]
     result: Tensor  # [2, R] as `SampledTokens.packed`, the logits [R, V], or the hidden states again
     replay: Callable[[], None]
@@ -136,13 +135,13 @@ class Graphs:
         if isinstance(form, MixedForm):
             ids, _ = batch.lay_out()
             graph.replay()
-            return self._compute.finish(batch, ids, graph.hidden[: len(ids)], write_bounds)
+            return self._compute.finish(batch, graph.hidden[: len(ids)], write_bounds)
         graph.replay()
         if form.whole or sampled is None:
             tokens = SampledTokens(graph.result[:, : len(batch.step.seqs)], [])
         else:
             tokens = self._compute.choose(graph.result[: len(sampled.rows)], sampled, write_bounds)
-        return Outcome(graph.ids, graph.hidden, tokens, [])
+        return Outcome(graph.hidden, tokens, [])
 
     def prepare(self) -> bool:
         """Make the next graph. One that does not fit in memory is left out; other errors end its kind."""
@@ -169,10 +168,10 @@ class Graphs:
 
         def work() -> tuple[Tensor, Tensor]:
             ids, context = step.lay_out()
-            return ids, compute.compute_hidden(ids, context)
+            return (hidden := compute.compute_hidden(ids, context)), hidden
 
-        (ids, hidden), replay = self._capture(work)
-        return _Graph(ids, hidden, hidden, replay)
+        (hidden, result), replay = self._capture(work)
+        return _Graph(hidden, result, replay)
 
     def _make(self, form: Form) -> _Graph:
         compute, rows = self._compute, self._rows.first(form.rows)
@@ -188,7 +187,7 @@ class Graphs:
             return hidden, self._choose(logits, rows, draws) if form.whole else self._keep(logits)
 
         (hidden, result), replay = self._capture(work)
-        return _Graph(rows.ids, hidden, result, replay)
+        return _Graph(hidden, result, replay)
 
     def _step(self, rows: Rows) -> UnreadStep:
         """The context of a step, whose plan of attention is the same for sequences of any length."""

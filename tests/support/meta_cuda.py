@@ -1,0 +1,97 @@
+"""A CUDA device without a card: its kernels are taken instead of started, on tensors without memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from interpreted_device import CARD  # before any kernel is imported
+from meta_device import Meta, NoMixing
+
+from models import ops
+from worker import runner as runner_module
+from worker.config import WorkerConfig
+from worker.devices.cpu import Cpu
+from worker.kernels.cuda import table
+from worker.kernels.cuda.launch import Call, taking
+from worker.kernels.cuda.sampling.draw import draw, draw_into
+from worker.kernels.cuda.steps.graphs import Graphs
+from worker.kernels.cuda.steps.layout import Layout
+from worker.runner import Runner
+from worker.steps.compute import Compute, Computing
+from worker.steps.warmup import warm_up_steps
+
+
+class MetaCuda(Meta):
+    """A card that is not there. Graphs are captured by computing once, and replayed by counting."""
+
+    def __init__(self, most_tokens: int = 0) -> None:
+        """`most_tokens`: those of the largest step that is replayed."""
+        super().__init__()
+        self.kernels, self.draw = table.bind(CARD), draw
+        self.replays = 0
+        self.most_tokens = most_tokens
+
+    def quickened(self, compute: Compute, *, replays: bool) -> Computing:
+        if replays and self.most_tokens:
+            return Graphs(compute, CARD, self._capture, draw_into, most=self.most_tokens)
+        compute.lay_out = Layout(CARD)
+        return compute
+
+    def _capture(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        def replay() -> None:
+            self.replays += 1
+
+        with NoMixing():
+            return work(), replay
+
+
+class Counted(NoMixing):
+    """Counts operations that are not views, and the copies from the host among them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[str] = []
+        self.sent = 0
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is torch.ops.aten.copy_.default:
+            self.sent += args[0].is_meta and not args[1].is_meta
+        if not getattr(func, "is_view", False):
+            self.operations.append(str(func))
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+@contextmanager
+def opened(config: WorkerConfig, device: Cpu) -> Iterator[tuple[Runner, list[Call]]]:
+    """A worker on a device, which has taken its first steps, and the kernels that it would start.
+
+    A device with memory starts them.
+    """
+
+    def open_device(_: object) -> Cpu:
+        ops.use(device.kernels)
+        return device
+
+    def warm_up(self: Runner) -> tuple[()]:
+        slot = self._slots.dummy  # pyright: ignore[reportPrivateUsage]
+        for step in warm_up_steps(self.facts, slot):
+            self.launch(step)  # no result is read: there may be none
+        return ()
+
+    calls: list[Call] = []
+    patched = ((runner_module, "open_device", open_device), (Runner, "_warm_up", warm_up))
+    before = [getattr(owner, name) for owner, name, _ in patched]
+    for owner, name, value in patched:
+        setattr(owner, name, value)
+    try:
+        with taking(calls.append) if isinstance(device, Meta) else nullcontext():
+            yield Runner(config, lambda phase, part: None), calls
+    finally:
+        for (owner, name, _), value in zip(patched, before, strict=True):
+            setattr(owner, name, value)
+        ops.use({})
