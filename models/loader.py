@@ -128,7 +128,7 @@ def _ignore_unused(weights: Weights, config: ModelConfig, quantization: Quantiza
     if scopes := ignore_mtp(weights, config):
         lines.append(f"the checkpoint's layers for multi-token prediction are not used: {', '.join(scopes)}")
     if quantization is not None and (scales := ignore_scales_of_tensors(weights)):
-        lines.append(f"{len(scales)} scales of inputs are not used")
+        lines.append(f"{len(scales)} scales of inputs are used only where inputs of fp8 are rounded, on CUDA")
     return lines
 
 

@@ -36,6 +36,8 @@ class Coding(msgspec.Struct, frozen=True, kw_only=True):
     """Whether groups are made of inputs that lie anywhere ("act-order")."""
     input_bits: int = 16
     """The bits to which a kernel may round the inputs."""
+    static_inputs: bool = False
+    """Whether the checkpoint has one scale with which all inputs of a matrix are rounded ("static")."""
 
 
 class Quantization(Protocol):

@@ -54,6 +54,8 @@ class Grouped:
     """[K] int32: the input that each column is multiplied with, or -1 for none; None: as they come."""
     input_bits: int = 16
     """The bits to which a kernel may round inputs: 16, which loses nothing that could be measured, or 8."""
+    input_scale: float | None = None
+    """What inputs are divided by before they are rounded to 8 bits; None: by scales of their own."""
     kind: str = WHOLE
     """What codes mean, as in `coding.py`. Only WHOLE has offsets."""
     minimums: Tensor | None = None
@@ -264,7 +266,8 @@ def stacked(parts: Sequence[Matrix]) -> Matrix:
     if any(part.offsets is not None for part in grouped):
         grouped = [replace(part, offsets=_offsets(part)) for part in grouped]
     each = zip(*(part.tensors() for part in grouped), strict=True)
-    return grouped[0].of(torch.cat(tensors) for tensors in each)
+    joined = grouped[0].of(torch.cat(tensors) for tensors in each)
+    return replace(joined, input_scale=_largest_scale(grouped))
 
 
 def halves(matrix: Matrix) -> tuple[Matrix, Matrix]:
@@ -305,6 +308,13 @@ def _form(matrix: Grouped) -> tuple[object, ...]:
     levels = () if factors is None else (factors.run, factors.scales.dtype)
     numbers = (matrix.bits, matrix.group, matrix.dtype, matrix.input_bits, matrix.kind)
     return *numbers, matrix.scales.dtype, has_minimums, *levels
+
+
+def _largest_scale(parts: Sequence[Grouped]) -> float | None:
+    """The scale of inputs that none of these parts has a larger one than; None if any has none."""
+    scales = [part.input_scale for part in parts]
+    found = [scale for scale in scales if scale is not None]
+    return max(found) if len(found) == len(scales) else None
 
 
 def _zeros(tensor: Tensor, count: int) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -13,6 +15,7 @@ from models.quantization.matrix import Grouped, from_column
 MAIN, KINDS = "weight", ("float8_e4m3fn",)
 STACK_SCALES = "_scale_inv"
 """What the name of a stack's scales ends with."""
+_OF_INPUTS = ("input_scale", "activation_scale")
 _BITS = 8
 _NAN = 127
 """The bits of the two codes that are no number, without their sign."""
@@ -21,11 +24,13 @@ _NAN = 127
 def read(scope: Scope, coding: Coding, shape: tuple[int, int], cut: Cut | None) -> Grouped | None:
     """Read a matrix [outputs, inputs] or a piece of it; None if only headers are compared."""
     scales = _scales(scope, coding, shape, cut)
+    input_scale = _input_scale(scope) if coding.static_inputs else None
     stored = scope.stored(MAIN, shape, KINDS, cut)
     if scope.headers_only:
         return None
     group = coding.group if scales.shape[1] > 1 else 0
     matrix = _grouped(scope, MAIN, stored, scales, group, coding.input_bits)
+    matrix = replace(matrix, input_scale=input_scale)
     return from_column(matrix, cut.start if cut and cut.dim == 1 else 0)
 
 
@@ -60,6 +65,23 @@ def _grouped(
         input_bits=input_bits,
         kind=E4M3,
     )
+
+
+def _input_scale(scope: Scope) -> float | None:
+    """Read the scale of all inputs; None if there is none, or several."""
+    if not scope.is_real:
+        return 1.0
+    for name in _OF_INPUTS:
+        shape = scope.stored_shape(name)
+        if shape not in ((), (1,)):
+            continue
+        scale = scope.stored(name, shape, SCALES)
+        if scope.headers_only:
+            return 1.0
+        if not scale.item() > 0:
+            raise refuse(scope, name, f"is {scale.item():g}, but a scale must be above 0")
+        return scale.float().item()
+    return None
 
 
 def _scales(scope: Scope, coding: Coding, shape: tuple[int, int], cut: Cut | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Tensors of quantized checkpoints that not every model reads: scales of a cache in 8 bits, and of inputs."""
+"""Tensors of quantized checkpoints that need not be read: scales of a cache in 8 bits, and of inputs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Collection
 from models.checkpoint.weights import Weights
 
 _ENDINGS = (*(f".{name}_scale" for name in ("q", "k", "v", "kv", "input", "output")), "activation_scale")
-"""Layers of attention read those of the cache by other means. Inputs are rounded finer than is asked."""
+"""Layers of attention read those of the cache, and matrices in fp8 those of their inputs, if they have a use
+for them."""
 _OF_INPUTS = (".input_scale", "activation_scale")
 
 

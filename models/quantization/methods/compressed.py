@@ -41,6 +41,7 @@ class _Weights(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Inputs(msgspec.Struct, frozen=True, kw_only=True):
     num_bits: int = 8
+    dynamic: bool | str = False
 
 
 class _Group(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,7 +155,8 @@ class Compressed:
         if format == _MXFP4:
             return _mxfp4_form(place, weights)
         if weights.type == "float":
-            return _float_form(place, weights, inputs)
+            static = inputs == 8 and activations is not None and activations.dynamic is False
+            return _float_form(place, weights, inputs, static=static)
         if weights.num_bits not in (4, 8):
             raise ConfigError(
                 f"{place}: 'num_bits' is {weights.num_bits}, but must be 4 or 8: use another checkpoint of "
@@ -176,7 +178,7 @@ class Compressed:
         )
 
 
-def _float_form(place: str, weights: _Weights, inputs: int) -> Coding:
+def _float_form(place: str, weights: _Weights, inputs: int, *, static: bool) -> Coding:
     rows, columns = weights.block_structure or (0, 0)
     strategies = ("block",) if rows else ("tensor", "channel", None)
     if weights.num_bits != 8 or weights.strategy not in strategies or not weights.symmetric:
@@ -184,7 +186,15 @@ def _float_form(place: str, weights: _Weights, inputs: int) -> Coding:
             f"{place}: {weights.num_bits} bits with the strategy {weights.strategy!r} are not read, "
             "but 8 by tensor, channel or block are: use such a checkpoint of floats"
         )
-    return Coding(format="fp8", bits=8, group=columns, rows=rows, codes=E4M3, input_bits=inputs)
+    return Coding(
+        format="fp8",
+        bits=8,
+        group=columns,
+        rows=rows,
+        codes=E4M3,
+        input_bits=inputs,
+        static_inputs=static and not rows,
+    )
 
 
 def _mxfp4_form(place: str, weights: _Weights) -> Coding:

@@ -18,6 +18,7 @@ class Fp8Fields(msgspec.Struct, frozen=True, kw_only=True):
     modules_to_not_convert: list[str] | None = None
     ignored_layers: list[str] | None = None
     fmt: str = "e4m3"
+    activation_scheme: str | None = None
 
 
 class Fp8:
@@ -33,7 +34,15 @@ class Fp8:
                 f"{saved.place}: 'fmt' is {fields.fmt!r}, but must be e4m3: use another checkpoint"
             )
         rows, columns = fields.weight_block_size or (0, 0)
-        self._form = Coding(format="fp8", bits=8, group=columns, rows=rows, codes=E4M3, input_bits=8)
+        self._form = Coding(
+            format="fp8",
+            bits=8,
+            group=columns,
+            rows=rows,
+            codes=E4M3,
+            input_bits=8,
+            static_inputs=fields.activation_scheme == "static" and not rows,
+        )
         self._plain = [*(fields.modules_to_not_convert or []), *(fields.ignored_layers or [])]
 
     def coding_of(self, module: str) -> Coding | None:

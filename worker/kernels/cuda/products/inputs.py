@@ -84,9 +84,9 @@ class InputForms:
         self._found: dict[tuple[int, torch.dtype], InputForm] = {}
 
     def add(self, weight: Tensor) -> None:
-        """Note a matrix whose product rounds its inputs. Of two forms for one width the first counts."""
+        """Note a matrix whose product rounds inputs by scales of their own, of two forms the first."""
         for part in weight.apart if isinstance(weight, Mixed) else (weight,):
-            if isinstance(part, Packed) and part.rounds_inputs:
+            if isinstance(part, Packed) and part.rounds_inputs and part.input_scale is None:
                 self._found.setdefault((part.inputs, part.numbers), InputForm.of(part))
 
     def room_beside(self, out: Tensor) -> Rounded | None:
@@ -128,10 +128,10 @@ class WithRounded(Tensor):
         return result
 
 
-def rounded_rows(x: Tensor, form: InputForm) -> Rounded | None:
-    """The rows of x in e4m3, if the kernel that computed them rounded them to this form."""
-    found = x.rounded if isinstance(x, WithRounded) else None
-    return found if found is not None and found.form == form else None
+def rounded_rows(x: Tensor, weight: Packed) -> Rounded | None:
+    """The rows of x in e4m3 as the product with a matrix reads them, if the kernel that made x made these."""
+    found = x.rounded if isinstance(x, WithRounded) and weight.input_scale is None else None
+    return found if found is not None and found.form == InputForm.of(weight) else None
 
 
 def _share_memory(one: Tensor, other: Tensor) -> bool:

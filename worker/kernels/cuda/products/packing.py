@@ -77,6 +77,8 @@ class Packed(nn.Parameter):
     """The bytes of the matrix in the number type of the model."""
     rounds_inputs: bool
     """Whether inputs may be rounded to e4m3 where the card multiplies such numbers."""
+    input_scale: Tensor | None
+    """The one scale [1] float32 that the checkpoint has for all inputs; None: rows have their own."""
     blocks: Tensor | None
     """The scales [inputs / 128 and up to 3 more, outputs / 128] if all rows of a block have the same, as
     torch's product of blocks reads them; else None."""
@@ -126,6 +128,7 @@ def pack(matrix: Grouped) -> Packed | None:
     packed.numbers, packed.bytes_before = matrix.dtype, matrix.plain_bytes
     _order(packed, matrix)
     packed.rounds_inputs = _rounds_inputs(matrix)
+    packed.input_scale = _input_scale(matrix) if packed.rounds_inputs else None
     packed.blocks = _blocks(matrix, packed.width) if packed.rounds_inputs else None
     return packed
 
@@ -174,6 +177,12 @@ def _rounds_inputs(matrix: Grouped) -> bool:
         and matrix.scales.dtype == torch.float32
         and matrix.dtype in (torch.bfloat16, torch.float16)
     )
+
+
+def _input_scale(matrix: Grouped) -> Tensor | None:
+    if matrix.input_scale is None or matrix.scales.shape[1] > 1:
+        return None
+    return torch.full((1,), matrix.input_scale, dtype=torch.float32, device=matrix.device)
 
 
 def _blocks(matrix: Grouped, width: int) -> Tensor | None:

@@ -31,8 +31,7 @@ _TOLERANCE = 2**-7
 
 def multiply_in_8_bits(x: Tensor, weight: Packed, bias: Tensor | None, card: Card, *, wide: bool) -> Tensor:
     """x [T, in], rounded, times a matrix [out, in] in e4m3 whose `rounds_inputs` says that it may be."""
-    form = InputForm.of(weight)
-    given = rounded_rows(x, form) or round_inputs(x, form)
+    given = rounded_rows(x, weight) or round_inputs(x, weight)
     if card.scaled_mm and not wide and x.dtype == torch.bfloat16:
         out = _by_torch(given, weight, card)
         if out is not None:
@@ -42,14 +41,15 @@ def multiply_in_8_bits(x: Tensor, weight: Packed, bias: Tensor | None, card: Car
     return out
 
 
-def round_inputs(x: Tensor, form: InputForm) -> Rounded:
-    """Round x [T, in], whose rows are contiguous."""
+def round_inputs(x: Tensor, weight: Packed) -> Rounded:
+    """Round x [T, in], whose rows are contiguous, for the product with a matrix."""
+    form = InputForm.of(weight)
     rounded = Rounded.empty(form, len(x), x.device)
     *places, grouped = rounded.arguments
     launch(
         round_rows,
         (len(x), -(-form.columns // _BLOCK) if grouped else 1),
-        *(x, *places, x.stride(0), x.shape[1], grouped, _BLOCK),
+        *(x, weight.input_scale, *places, x.stride(0), x.shape[1], grouped, _BLOCK),
         num_warps=4,
     )
     return rounded
@@ -138,10 +138,12 @@ def _known_products(card: Card, target: torch.device) -> Iterator[tuple[Any, ...
 def describe_rounding(weights: Iterable[Tensor], rows: int) -> str | None:
     """Say how many matrices have inputs that are rounded in steps of so many rows; None if none has."""
     parts = (part for weight in weights for part in getattr(weight, "apart", None) or (weight,))
-    count = sum(getattr(part, "rounds_inputs", False) for part in parts)
-    if not count:
+    found = [part for part in parts if isinstance(part, Packed) and part.rounds_inputs]
+    if not found:
         return None
+    static = sum(part.input_scale is not None for part in found)
+    by_scales = f", {static} of them by scales of the checkpoint" if static else ""
     return (
-        f"inputs of {count} matrices in e4m3 are rounded to 8 bits in steps of {rows} tokens and more; in "
-        "shorter ones they keep 16"
+        f"inputs of {len(found)} matrices in e4m3 are rounded to 8 bits in steps of {rows} tokens and more"
+        f"{by_scales}; in shorter ones they keep 16"
     )

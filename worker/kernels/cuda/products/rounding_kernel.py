@@ -59,9 +59,13 @@ def store_rounded(
 
 @triton.jit(do_not_specialize=["filled"])
 def round_rows(
-    x_ptr, numbers_ptr, scales_ptr, width, filled, x_stride, inputs, GROUPED: constexpr, BLOCK: constexpr
+    x_ptr, scale_ptr, numbers_ptr, scales_ptr, width, filled, x_stride, inputs, GROUPED: constexpr,
+    BLOCK: constexpr,
 ):  # fmt: skip
-    """Round a row of any width, or BLOCK columns of it if groups of its inputs have scales of their own."""
+    """Round a row of any width, or BLOCK columns of it if groups of its inputs have scales of their own.
+
+    With `scale` it is that of all rows, and what is too large for it becomes the largest number.
+    """
     row = tl.program_id(0).to(tl.int64)
     x_ptr += row * x_stride
     columns = tl.arange(0, BLOCK)
@@ -71,11 +75,14 @@ def round_rows(
         store_rounded(x, row, tl.program_id(1), numbers_ptr, scales_ptr, width, filled, GROUPED, BLOCK)
     else:
         numbers_ptr += row * width
-        largest = tl.zeros([BLOCK], tl.float32)
-        for start in range(0, inputs, BLOCK):
-            x = tl.load(x_ptr + start + columns, mask=start + columns < inputs, other=0.0)
-            largest = tl.maximum(largest, tl.abs(x.to(tl.float32)))
-        scale = _scale_of(tl.max(largest, 0))
+        if scale_ptr is not None:
+            scale = tl.load(scale_ptr)
+        else:
+            largest = tl.zeros([BLOCK], tl.float32)
+            for start in range(0, inputs, BLOCK):
+                x = tl.load(x_ptr + start + columns, mask=start + columns < inputs, other=0.0)
+                largest = tl.maximum(largest, tl.abs(x.to(tl.float32)))
+            scale = _scale_of(tl.max(largest, 0))
         tl.store(scales_ptr + row, scale)
         for start in range(0, width, BLOCK):
             at = start + columns

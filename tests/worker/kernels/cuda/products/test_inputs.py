@@ -16,7 +16,8 @@ from worker.kernels.cuda import table
 from worker.kernels.cuda.card import Card
 from worker.kernels.cuda.launch import Call, taking
 from worker.kernels.cuda.products import inputs as inputs_module
-from worker.kernels.cuda.products.inputs import InputForm, WithRounded, rounded_rows
+from worker.kernels.cuda.products.inputs import WithRounded, rounded_rows
+from worker.kernels.cuda.products.packing import Packed
 from worker.kernels.cuda.products.rounded import round_inputs
 from worker.kernels.cuda.tiles import MANY_ROWS
 
@@ -41,7 +42,7 @@ def matrix(inputs: int, group: int, *, input_bits: int = 8, dtype: torch.dtype =
     return Grouped(codes, 8, group, scales, None, inputs, dtype, input_bits=input_bits, kind=E4M3)
 
 
-def opened(*matrices: Grouped, card: Card = HOPPER) -> tuple[table.Table, list[Tensor]]:
+def opened(*matrices: Grouped, card: Card = HOPPER) -> tuple[table.Table, list[Packed]]:
     """The operations of a card, and matrices that they have packed."""
     operations = table.bind(card)
     return operations, [operations["pack"](check.moved(each, DEVICE)) for each in matrices]
@@ -80,14 +81,13 @@ def test_rows_are_rounded_as_by_a_launch_of_its_own(
     x = values(FEW, times * inputs)
     x[5] = 0
     out = compute(operations, x)
-    form = InputForm.of(weight)  # pyright: ignore[reportArgumentType]
-    found = rounded_rows(out, form)
+    found = rounded_rows(out, weight)
     assert found is not None
     assert type(out + 0) is Tensor
     plain = compute(table.bind(HOPPER), x)
     assert type(plain) is Tensor, "nothing was packed that reads 8 bits"
     assert torch.equal(out.as_subclass(Tensor), plain)
-    again = round_inputs(plain, form)
+    again = round_inputs(plain, weight)
     assert torch.equal(found.numbers[:FEW].view(torch.uint8), again.numbers[:FEW].view(torch.uint8))
     assert torch.equal(found.scales[:FEW], again.scales[:FEW])
     assert (found.numbers.shape, found.scales.stride()) == (again.numbers.shape, again.scales.stride())
@@ -143,7 +143,7 @@ def test_reading_rows_keeps_what_was_rounded() -> None:
     assert (x.shape, x.dtype, len(x), x.stride(1)) == ((ROWS, 256), BF16, ROWS, 1)
     torch.nn.functional.linear(x.float(), router)
     assert isinstance(x, WithRounded)
-    assert rounded_rows(x, InputForm.of(weight)) is not None  # pyright: ignore[reportArgumentType]
+    assert rounded_rows(x, weight) is not None
 
 
 def test_a_product_of_another_form_rounds_by_itself() -> None:

@@ -24,7 +24,6 @@ from worker.kernels.cuda import table
 from worker.kernels.cuda.card import Card
 from worker.kernels.cuda.launch import collecting
 from worker.kernels.cuda.products import packing, rounded
-from worker.kernels.cuda.products.inputs import InputForm
 from worker.kernels.cuda.products.packing import Packed
 from worker.kernels.cuda.tiles import MANY_ROWS
 
@@ -95,7 +94,7 @@ def assert_close(out: Tensor, expected: Tensor) -> None:
 @pytest.mark.parametrize(("inputs", "group"), [(300, 0), (1100, 0), (300, 128), (1152, 128)])
 def test_rows_are_rounded_as_torch_rounds_them(inputs: int, group: int) -> None:
     weight, x = packed(matrix(16, inputs, group)), rows_of(19, inputs)
-    made = rounded.round_inputs(x.to(DEVICE), InputForm.of(weight))
+    made = rounded.round_inputs(x.to(DEVICE), weight)
     numbers, scales = made.numbers, made.scales
     assert numbers.shape == (32, weight.width)
     assert scales.stride() == ((1, 32) if group else (1, 1))
