@@ -72,7 +72,7 @@ def _measure_prompt(shape: Shape, target: torch.device, length: int = 128) -> It
 @dataclass(frozen=True)
 class _Prompt:
     bits: list[torch.Tensor]
-    """The logprobs of all tokens at its first one, and all caches."""
+    """The logprobs of all tokens at its first one, all caches, and a token that is drawn."""
     seconds: float
     graphs: int
     """The graphs of steps with prompts that were there."""
@@ -88,6 +88,8 @@ def _run_prompt(shape: Shape, target: torch.device, length: int, *, eager: bool 
         assert told is not None
         bits = [torch.tensor(told.ids), torch.tensor(told.values)]
         bits += [layer.bound().clone() for layer in dummy.layers()]
+        drawn = dummy.prefill(0, length, 1, Sampling(max_tokens=9, temperature=0.9, seed=7))
+        bits.append(torch.tensor(drawn.tokens))
         seconds = seconds_of(lambda: dummy.prefill(0, length, 1, GREEDY), target)
         dummy.runner.close()
         return _Prompt(bits, seconds, made["MixedForm"])

@@ -17,7 +17,7 @@ from worker.pooling.plan import PoolPlan, plan_pools
 from worker.protocol import NewSeq, Pooling, SeqStep, StepInput
 from worker.sampling.logprobs import PromptLogprobPlan
 from worker.sampling.sampler import GREEDY, SamplingPlan, plan_sampling
-from worker.tables.forms import Form, Forms, MixedForm, find_form, send_form
+from worker.tables.forms import Form, Forms, MixedForm, StagedForm, can_choose, find_form, send_form
 from worker.tables.positions import Columns, LayOut, StepTokens, lay_out
 from worker.tables.slots import SampleRows, Slots
 from worker.tables.staging import Packet
@@ -75,13 +75,16 @@ def plan(
             forms.states.forget()
         if not step.new and (form := find_form(forms, step.seqs, slots)) is not None:
             return _plan_form(forms, form, step, columns, slots, packet, vocab_size)
-        staged = forms.stage_mixed(columns, types, packet)
+        staged = _stage_mixed(forms, step.seqs, columns, types, slots, packet)
 
     write_tables = _stage_tables(step, slots, packet)
     write_states = _stage_states(forms, step.seqs, slots, packet)
     finish = lay_out(columns, slots, packet) if staged is None else staged.finish
     token_types = packet.ints(types) if types is not None and staged is None else None
-    sampled = _plan_samples(step.seqs, columns, slots, packet, vocab_size)
+    if forms is not None and staged is not None and staged.form.whole:
+        sampled = _samples_of(forms, step.seqs)
+    else:
+        sampled = _plan_samples(step.seqs, columns, slots, packet, vocab_size)
     pooled = _plan_pools(step.seqs, columns, slots, packet, needed_positions)
     packet.send()  # from here on, the tensors made above hold their values
 
@@ -95,6 +98,20 @@ def plan(
 
     form = None if staged is None else staged.form
     return Batch(step, lay_tokens_out, sampled, _prompt_logprobs(columns, slots), pooled, form)
+
+
+def _stage_mixed(
+    forms: Forms,
+    seqs: Sequence[SeqStep],
+    columns: Columns,
+    types: list[int] | None,
+    slots: Slots,
+    packet: Packet,
+) -> StagedForm | None:
+    sampling = [row for row, seq in enumerate(seqs) if seq.samples]
+    if not can_choose(forms, [seqs[row] for row in sampling], slots):
+        sampling = []
+    return forms.stage_mixed(columns, types, sampling, packet)
 
 
 def _stage_states(
@@ -117,7 +134,7 @@ def _plan_form(
     """Send a step as a form, and behind it what sampling needs if the recording ends with the logits."""
     send_form(forms, form, step.seqs, slots, packet)
     if form.whole:
-        sampled = SampleTargets(None, forms.buffer[:0], list(range(len(step.seqs))), GREEDY, {})
+        sampled = _samples_of(forms, step.seqs)
     else:
         sampled = _plan_samples(step.seqs, columns, slots, packet, vocab_size)
     packet.send()
@@ -218,6 +235,12 @@ def _plan_samples(
         plan=plan,
         bound=bound,
     )
+
+
+def _samples_of(forms: Forms, seqs: Sequence[SeqStep]) -> SampleTargets:
+    """The rows that sample in a step whose recording chooses their tokens, and writes them itself."""
+    rows = [row for row, seq in enumerate(seqs) if seq.samples]
+    return SampleTargets(None, forms.buffer[:0], rows, GREEDY, {})
 
 
 def _plan_pools(

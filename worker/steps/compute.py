@@ -103,15 +103,19 @@ class Compute:
         """Compute what follows the last hidden states [T, H] of a step."""
         if self._stage and not self._stage.last:
             return Outcome(hidden, None, [])
-        tables = [
-            prompt_logprob_table(hidden, plan, self.slots.tokens, self.model.logits, self.vocab_size)
-            for plan in batch.prompt_logprobs
-        ]
+        tables = self.report_prompts(batch, hidden)
         sampled = batch.sampled
         if sampled is None:
             return Outcome(hidden, None, tables)
         logits = self.model.logits(hidden if sampled.last is None else hidden[sampled.last])
         return Outcome(hidden, self.choose(logits, sampled, write_bounds), tables)
+
+    def report_prompts(self, batch: Batch, hidden: Tensor) -> list[Tensor]:
+        """The logprobs of prompts, one table for each of Batch.prompt_logprobs."""
+        return [
+            prompt_logprob_table(hidden, plan, self.slots.tokens, self.model.logits, self.vocab_size)
+            for plan in batch.prompt_logprobs
+        ]
 
     def prepare(self) -> bool:
         return False

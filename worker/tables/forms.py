@@ -29,9 +29,11 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class MixedForm:
-    """The form of a step of up to so many tokens of any rows, which is recorded up to its hidden states."""
+    """The form of a step of up to so many tokens of any rows."""
 
     tokens: int
+    whole: bool
+    """Whether tokens are chosen in the recording, too, which else ends with the hidden states."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +58,12 @@ class Forms(Protocol):
         ...
 
     def stage_mixed(
-        self, columns: Columns, token_types: Sequence[int] | None, packet: Packet
+        self, columns: Columns, token_types: Sequence[int] | None, sampling: Sequence[int], packet: Packet
     ) -> StagedForm | None:
         """Begin a packet with the form of any step, if one is recorded that is not far too large.
 
-        `token_types`: those of all tokens, if some are not 0.
+        `token_types`: those of all tokens, if some are not 0. `sampling`: the rows that sample, if recordings
+        can choose all their tokens.
         """
         ...
 
@@ -69,13 +72,18 @@ def find_form(forms: Forms, seqs: Sequence[SeqStep], slots: Slots) -> Form | Non
     """The form in which a step without new sequences can be sent, if it computes one token of each."""
     if any(seq.count != 1 or not seq.samples or len(seq.blocks) > 1 for seq in seqs):
         return None
-    held = [seq.slot for seq in seqs]
+    whole = can_choose(forms, seqs, slots)
+    form = forms.find(len(seqs), whole=whole)
+    return form if form is not None and forms.states.knows(seqs) else None
+
+
+def can_choose(forms: Forms, sampling: Sequence[SeqStep], slots: Slots) -> bool:
+    """Whether a recording can choose the tokens of rows that sample: no logits are masked or reported."""
+    held = [seq.slot for seq in sampling]
     asks = slots.masked[held] | slots.penalised[held] | slots.logprobs[held]
     if not forms.draws:
         asks |= slots.temperature[held] > 0
-    whole = not asks.any() and not any(seq.bound for seq in seqs)
-    form = forms.find(len(seqs), whole=whole)
-    return form if form is not None and forms.states.knows(seqs) else None
+    return not asks.any() and not any(seq.bound for seq in sampling)
 
 
 def send_form(forms: Forms, form: Form, seqs: Sequence[SeqStep], slots: Slots, packet: Packet) -> None:

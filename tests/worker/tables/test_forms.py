@@ -34,7 +34,7 @@ class Recorded:
     def find(self, rows: int, *, whole: bool) -> Form | None:
         return Form(4, whole) if rows <= 4 else None
 
-    def stage_mixed(self, columns: Columns, token_types: object, packet: Packet) -> None:
+    def stage_mixed(self, columns: Columns, token_types: object, sampling: object, packet: Packet) -> None:
         """Have none."""
 
     def step(self, seqs: list[SeqStep], *new: NewSeq, fresh: bool = False) -> Batch:

@@ -44,6 +44,7 @@ from worker.kernels.cuda.card import LEAST_E4M3, SHARED_KIB, Card
 from worker.kernels.cuda.launch import Call, collecting
 from worker.kernels.cuda.sampling.draw import draw, filters
 from worker.kernels.cuda.steps.rows import Rows, lay_out
+from worker.kernels.cuda.steps.samples import lay_out_from_states
 from worker.kernels.cuda.steps.tokens import Tokens, lay_out_step
 from worker.sampling.groups import BY_TORCH, GroupedLogits
 from worker.tables.slots import Slots
@@ -262,10 +263,12 @@ def _lay_out_tokens(block_size: int, *, paged: bool) -> None:
 
 
 def _choose_tokens(vocab_size: int, block_size: int) -> None:
-    """Lay out a step of single tokens, as a graph does, and draw its tokens."""
+    """Lay out a step of single tokens and the samples of any other, as graphs do, and draw tokens."""
     slots = Slots(NOWHERE, 4, 8 * block_size, block_size)
     rows = Rows.make(NOWHERE, 4, slots.most_blocks)
-    lay_out(_nowhere((64,), torch.int32), States(slots).table, slots, rows)
+    states = States(slots).table
+    lay_out(_nowhere((64,), torch.int32), states, slots, rows)
+    lay_out_from_states(_nowhere((4,), torch.int32), states, slots, rows.samples)
     draw(GroupedLogits(_nowhere((4, vocab_size), torch.float32), BY_TORCH), filters(NOWHERE))
 
 

@@ -40,6 +40,7 @@ DECODER = (
     "attend",
     "lay_out_any",
     "lay_out_rows",
+    "lay_out_samples",
     "survey_groups",
     "draw_row",
 )

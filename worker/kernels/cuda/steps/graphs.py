@@ -1,8 +1,8 @@
 """Steps as CUDA graphs: those of single tokens by rows, small ones of prompts and texts by tokens.
 
-A step of single tokens is replayed from its form to its tokens, or up to its logits if some row masks,
-penalises or reports them. Any other step is replayed up to its hidden states, and sampled and pooled as any
-other. Larger ones are computed as they are.
+A step is replayed from its form to its tokens. If some row masks, penalises or reports logits, a step of
+single tokens is replayed up to its logits, and any other up to its hidden states, as it is if nothing samples
+or many rows do. What follows is computed as in any other step, and larger steps are from their beginning.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from worker.kernels.cuda.steps.capture import Capture
 from worker.kernels.cuda.steps.layout import Layout
 from worker.kernels.cuda.steps.mixed import MixedStep
 from worker.kernels.cuda.steps.rows import Rows, lay_out
+from worker.kernels.cuda.steps.samples import Samples, lay_out_from_states
 from worker.kernels.cuda.steps.tokens import Tokens
 from worker.sampling.draw import Draws
 from worker.sampling.groups import GroupedLogits
@@ -59,8 +60,10 @@ def graph_bytes(rows: int, tokens: int, *, per_row: int, per_token: int) -> int:
     `per_row`: the bytes of logits. `per_token`: those of layers.
     """
     rows = min(rows, SIZES[-1])
-    made = 2 * len(sizes_up_to(rows)) + len(mixed.sizes_up_to(tokens))
-    return rows * (per_row + per_token) + 2 * tokens * per_token + made * _GRAPH_BYTES
+    kinds = 2 if rows else 1
+    made = 2 * len(sizes_up_to(rows)) + kinds * len(mixed.sizes_up_to(tokens))
+    logits = (rows + min(rows, mixed.MOST_SAMPLES)) * per_row
+    return logits + (rows + 2 * tokens) * per_token + made * _GRAPH_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,10 @@ class _Graph:
     hidden: Tensor  # [T, H]
     result: Tensor  # [2, R] as `SampledTokens.packed`, the logits [R, V], or the hidden states again
     replay: Callable[[], None]
+
+    def tokens_of(self, rows: int) -> SampledTokens:
+        """The tokens of the rows of a step that sample, behind which are those of nobody."""
+        return SampledTokens(self.result[:, :rows], [])
 
 
 class Graphs:
@@ -104,7 +111,8 @@ class Graphs:
         self._sizes, self._token_sizes = sizes_up_to(rows), mixed.sizes_up_to(most)
         self._left, self.urgent = _forms_to_make(self._sizes, self._token_sizes)
         self._graphs: dict[Form | MixedForm, _Graph] = {}
-        self._steps: dict[MixedForm, MixedStep] = {}
+        self._steps: dict[int, MixedStep] = {}
+        """The places of mixed steps, by their tokens."""
 
     def find(self, rows: int, *, whole: bool) -> Form | None:
         """Do not choose a graph of more than twice the rows: what it computes for nobody would cost more."""
@@ -115,30 +123,44 @@ class Graphs:
         return None
 
     def stage_mixed(
-        self, columns: Columns, token_types: Sequence[int] | None, packet: Packet
+        self, columns: Columns, token_types: Sequence[int] | None, sampling: Sequence[int], packet: Packet
     ) -> StagedForm | None:
         """Do not choose a graph of more than twice the tokens, unless it is the smallest there can be."""
         count = columns.query_starts[-1]
         for size in self._token_sizes:
-            form = MixedForm(size)
-            if count <= size <= max(self._token_sizes[0], 2 * count) and form in self._graphs:
-                step = self._steps[form]
-                fits = len(columns.slots) <= step.rows
-                return step.stage(columns, token_types, packet) if fits else None
+            if not count <= size <= max(self._token_sizes[0], 2 * count):
+                continue
+            form = self._find_mixed(size, len(columns.slots), len(sampling))
+            if form is not None:
+                finish = self._steps[size].stage(columns, token_types, sampling if form.whole else (), packet)
+                return StagedForm(form, finish) if finish is not None else None
         return None
 
+    def _find_mixed(self, size: int, rows: int, samples: int) -> MixedForm | None:
+        """The form of so many tokens that has room for these rows, and ends as far on as it can."""
+        step, whole, plain = self._steps.get(size), MixedForm(size, whole=True), MixedForm(size, whole=False)
+        if step is None or rows > step.rows:
+            return None
+        if whole in self._graphs and 0 < samples <= step.samples:
+            return whole
+        return plain if plain in self._graphs else None
+
     def __call__(self, batch: Batch, write_bounds: WriteBounds) -> Outcome:
-        form, sampled = batch.form, batch.sampled
+        form = batch.form
         if form is None:
             return self._compute(batch, write_bounds)
-        graph = self._graphs[form]
+        graph, sampled = self._graphs[form], batch.sampled
         if isinstance(form, MixedForm):
             ids, _ = batch.lay_out()
             graph.replay()
-            return self._compute.finish(batch, graph.hidden[: len(ids)], write_bounds)
+            hidden = graph.hidden[: len(ids)]
+            if sampled is None or not form.whole:
+                return self._compute.finish(batch, hidden, write_bounds)
+            tables = self._compute.report_prompts(batch, hidden)
+            return Outcome(hidden, graph.tokens_of(len(sampled.rows)), tables)
         graph.replay()
         if form.whole or sampled is None:
-            tokens = SampledTokens(graph.result[:, : len(batch.step.seqs)], [])
+            tokens = graph.tokens_of(len(batch.step.seqs))
         else:
             tokens = self._compute.choose(graph.result[: len(sampled.rows)], sampled, write_bounds)
         return Outcome(graph.hidden, tokens, [])
@@ -160,23 +182,40 @@ class Graphs:
         return bool(self._left)
 
     def _make_mixed(self, form: MixedForm) -> _Graph:
-        compute = self._compute
-        step = self._steps[form] = MixedStep(
-            form, self._card, compute.slots, self._layout.kinds, self.buffer, self._tokens
-        )
+        compute, step = self._compute, self._place_of(form.tokens)
+        samples = self._rows.samples.first(step.samples)
+        draws = samples.draws()
         step.clear()
 
         def work() -> tuple[Tensor, Tensor]:
             ids, context = step.lay_out()
-            return (hidden := compute.compute_hidden(ids, context)), hidden
+            hidden = compute.compute_hidden(ids, context)
+            if not form.whole:
+                return hidden, hidden
+            lay_out_from_states(step.sampling, self.states.table, compute.slots, samples)
+            logits = compute.model.logits(hidden.index_select(0, step.last)).contiguous()
+            return hidden, self._choose(logits, samples, draws)
 
         (hidden, result), replay = self._capture(work)
         return _Graph(hidden, result, replay)
 
+    def _place_of(self, tokens: int) -> MixedStep:
+        """The place of mixed steps of up to so many tokens, which is the same however far a graph goes."""
+        if tokens not in self._steps:
+            self._steps[tokens] = MixedStep(
+                tokens,
+                self._sizes[-1] if self._sizes else 0,
+                self._card,
+                self._compute.slots,
+                self._layout.kinds,
+                self.buffer,
+                self._tokens,
+            )
+        return self._steps[tokens]
+
     def _make(self, form: Form) -> _Graph:
         compute, rows = self._compute, self._rows.first(form.rows)
-        step = self._step(rows)
-        draws = _draws(rows) if self._draw is not None else None
+        step, draws = self._step(rows), rows.samples.draws()
         self.buffer.fill_(-1)
         self.buffer[: form.rows].fill_(compute.slots.dummy)
 
@@ -184,7 +223,7 @@ class Graphs:
             lay_out(self.buffer, self.states.table, compute.slots, rows)
             hidden = compute.compute_hidden(rows.ids, step)
             logits = compute.model.logits(hidden).contiguous()
-            return hidden, self._choose(logits, rows, draws) if form.whole else self._keep(logits)
+            return hidden, self._choose(logits, rows.samples, draws) if form.whole else self._keep(logits)
 
         (hidden, result), replay = self._capture(work)
         return _Graph(hidden, result, replay)
@@ -204,13 +243,13 @@ class Graphs:
             plan=self._layout.plan_for([1] * count, [slots.max_len] * count, rows.ids.device),
         )
 
-    def _choose(self, logits: Tensor, rows: Rows, draws: Draws | None) -> Tensor:
+    def _choose(self, logits: Tensor, samples: Samples, draws: Draws) -> Tensor:
         """Tokens, and whether the logits of each are finite [2, R]; the tokens go into the table, too."""
         grouped = GroupedLogits(logits, self._compute.scan)
         packed = grouped.best
-        if self._draw is not None and draws is not None:
+        if self._draw is not None:
             self._draw(grouped, draws, packed[0])
-        self._compute.slots.tokens.view(-1)[rows.flat] = packed[0]
+        self._compute.slots.tokens.view(-1)[samples.flat] = packed[0]
         return packed
 
     def _keep(self, logits: Tensor) -> Tensor:
@@ -221,17 +260,20 @@ class Graphs:
 def _forms_to_make(sizes: Sequence[int], token_sizes: Sequence[int]) -> tuple[list[Form | MixedForm], int]:
     """All forms in the order in which they are recorded, and the number of those before the first request.
 
-    The largest of each kind comes first: smaller ones find room in what it leaves in their common pool.
+    The largest of each kind comes first: smaller ones find room in what it leaves in their common pool. Where
+    there are steps that sample, those without wait.
     """
+    samples = bool(sizes)
     few, many = (
         [Form(size, whole=True) for size in sizes[::-1] if (size <= _URGENT) is f] for f in (True, False)
     )
     small, large = (
-        [MixedForm(size) for size in token_sizes[::-1] if (size <= _URGENT_TOKENS) is f]
+        [MixedForm(size, samples) for size in token_sizes[::-1] if (size <= _URGENT_TOKENS) is f]
         for f in (True, False)
     )
     to_logits = [Form(size, whole=False) for size in sizes[::-1]]
-    return [*few, *small, *large, *many, *to_logits], len(few) + len(small)
+    to_hidden = [MixedForm(size, whole=False) for size in token_sizes[::-1] if samples]
+    return [*few, *small, *large, *many, *to_logits, *to_hidden], len(few) + len(small)
 
 
 def _size(form: Form | MixedForm) -> str:
@@ -245,19 +287,3 @@ def _is_short_of_memory(error: BaseException | None) -> bool:
             return True
         error = error.__context__
     return False
-
-
-def _draws(rows: Rows) -> Draws:
-    """All rows, with whatever options they have; the kernel that draws needs no summary of them."""
-    return Draws(
-        rows=torch.arange(len(rows.ids), dtype=torch.int32, device=rows.ids.device),
-        temperature=rows.temperature[:, None],
-        top_p=rows.top_p[:, None],
-        top_k=rows.top_k[:, None],
-        min_p=rows.min_p[:, None],
-        points=rows.points[:, None],
-        largest_k=0,
-        has_min_p_or_top_k=True,
-        has_top_p=True,
-        bounded=False,
-    )

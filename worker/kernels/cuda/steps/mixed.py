@@ -6,7 +6,7 @@ blocks the device alone knows, are laid out in the graph.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 
 import numpy as np
@@ -19,7 +19,6 @@ from worker.kernels.cuda.steps.layout import Plan
 from worker.kernels.cuda.steps.tokens import Tokens, lay_out_step
 from worker.kernels.cuda.tiles import Tiles
 from worker.steps.recordings import UnreadStep, Unrecordable
-from worker.tables.forms import MixedForm, StagedForm
 from worker.tables.positions import Columns, StepTokens
 from worker.tables.slots import Slots
 from worker.tables.staging import Column, Packet, columns_of
@@ -27,6 +26,9 @@ from worker.tables.staging import Column, Packet, columns_of
 SIZES = (16, 32, 64, 128, 256, 512)
 """The tokens of graphs."""
 MOST_ROWS = 256
+MOST_SAMPLES = 64
+"""The most rows whose tokens a graph chooses. Their logits hardly take longer than those of one row, for
+which the whole matrix is read, too."""
 _FEWER_SPLITS = 4
 """How many times fewer splits a graph may have than a step by itself: keys of long sequences take as many
 times longer, which soon costs more than launches do."""
@@ -41,23 +43,36 @@ class MixedStep:
     """The place on the device of steps with up to so many tokens."""
 
     def __init__(
-        self, form: MixedForm, card: Card, slots: Slots, kinds: Sequence[PlanKey], buffer: Tensor, all: Tokens
+        self,
+        tokens: int,
+        samples: int,
+        card: Card,
+        slots: Slots,
+        kinds: Sequence[PlanKey],
+        buffer: Tensor,
+        all: Tokens,
     ) -> None:
-        """`kinds` of heads that the model has. `all`: the tensors of the largest step."""
-        self._form, self._card, self._slots, self._buffer = form, card, slots, buffer
-        tokens, rows = form.tokens, min(form.tokens, len(all.block_table))
-        self.rows = rows
+        """`samples`: the most rows whose tokens a graph chooses; `kinds` of heads that the model has.
+
+        `all`: the tensors of the largest step.
+        """
+        self._card, self._slots, self._buffer = card, slots, buffer
+        rows = min(tokens, len(all.block_table))
+        self.rows, self.samples = rows, min(samples, rows, MOST_SAMPLES)
         self._rooms: dict[PlanKey, list[tuple[Room, Tiles]]] = {
             key: plan_room(card, key, tokens, rows, slots.max_len) for key in kinds
         }
         sizes = [room.size for room, _ in chain(*self._rooms.values())]
-        self._fixed = [rows, rows + 1, rows, tokens, *([] if slots.paged else [tokens])]
+        self._fixed = [rows, rows + 1, rows, tokens, self.samples, self.samples]
+        self._fixed += [] if slots.paged else [tokens]
         self._lengths = self._fixed + [size for size in sizes for _ in range(2)]
         if 2 * sum(self._lengths) > len(buffer):
             raise Unrecordable("its plans of attention have no room in a form")
         columns = columns_of(buffer, self._lengths)
         self._held, self._starts, self._ends, self._row_of = columns[:4]
-        self._types = None if slots.paged else columns[4]
+        self.last, self.sampling = columns[4:6]
+        """The last tokens of the rows that sample, and their slots."""
+        self._types = None if slots.paged else columns[6]
         self._blocks = columns[len(self._fixed) :]
         self._tokens = all.first(tokens, rows)
         self._context = self._open_context()
@@ -68,6 +83,8 @@ class MixedStep:
         self._held.fill_(self._slots.dummy)
         self._starts.zero_()
         self._ends.zero_()
+        self.last.zero_()
+        self.sampling.fill_(self._slots.dummy)
         if self._types is not None:
             self._types.zero_()
 
@@ -78,26 +95,32 @@ class MixedStep:
             self._context.token_types = self._types.long()
         return self._tokens.ids, self._context
 
-    def stage(self, columns: Columns, token_types: Sequence[int] | None, packet: Packet) -> StagedForm | None:
-        """Begin a packet with a step that this place has room for; None if its keys should be split more."""
+    def stage(
+        self, columns: Columns, token_types: Sequence[int] | None, sampling: Sequence[int], packet: Packet
+    ) -> Callable[[], StepTokens] | None:
+        """Begin a packet with a step that this place has room for; None if its keys should be split more.
+
+        `sampling`: the rows whose tokens a graph chooses. What is returned is that of a `LayOut`.
+        """
         count, rows = columns.query_starts[-1], len(columns.slots)
         planned = self._plan_step(columns)
         if planned is None:
             return None
-        values: list[Sequence[int] | np.ndarray] = [
-            columns.slots,
-            columns.query_starts,
-            columns.ends,
-            np.repeat(np.arange(rows), columns.counts),
-            *([] if self._slots.paged else [token_types or []]),
-            *planned,
+        filled: list[tuple[Sequence[int] | np.ndarray, int]] = [
+            (columns.slots, self._slots.dummy),
+            (columns.query_starts, count),
+            (columns.ends, 0),
+            (np.repeat(np.arange(rows), columns.counts), -1),
+            ([columns.query_starts[row + 1] - 1 for row in sampling], 0),
+            ([columns.slots[row] for row in sampling], self._slots.dummy),
+            *([] if self._slots.paged else [(token_types or [], 0)]),
+            *((blocks, -1) for blocks in planned),
         ]
-        fills = [self._slots.dummy, count, 0, -1, *([] if self._slots.paged else [0]), *[-1] * len(planned)]
         packet.begin_form(
             self._buffer,
-            [Column(*each) for each in zip(values, fills, self._lengths, strict=True)],
+            [Column(*each, length) for each, length in zip(filled, self._lengths, strict=True)],
         )
-        return StagedForm(self._form, lambda: (self._tokens.ids[:count], self._context))
+        return lambda: (self._tokens.ids[:count], self._context)
 
     def _open_context(self) -> UnreadStep:
         """The context that layers read, with launches of attention whose blocks come with each step."""

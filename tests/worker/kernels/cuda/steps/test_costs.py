@@ -22,7 +22,7 @@ from worker.protocol import NewSeq, Sampling, SeqStep, StepInput
 from worker.runner import Runner
 
 LAUNCHES_OF_A_LAYER = 10
-OPERATIONS_REPLAYED, OPERATIONS_OF_A_MIXED_STEP = 5, 25
+OPERATIONS_REPLAYED, OPERATIONS_OF_A_MIXED_STEP = 5, 6
 
 pytestmark = pytest.mark.skipif(ON_A_CARD, reason="tensors of no device are no tensors of a card")
 
@@ -63,7 +63,7 @@ def test_a_replayed_step_is_one_copy_and_hardly_an_operation(worker: tuple[Runne
     with Counted() as prompts:
         runner.launch(StepInput(1, new, [SeqStep(slot, 0, 3, [2 * slot], True) for slot in range(2)]))
     assert (prompts.sent, device.replays) == (1, 0)
-    assert len(prompts.operations) > OPERATIONS_OF_A_MIXED_STEP, "it was computed as it comes"
+    assert len(prompts.operations) > 5 * OPERATIONS_OF_A_MIXED_STEP, "it was computed as it comes"
     for at in (3, 4):
         counted = decode(runner, at)
         assert counted.sent == 1
@@ -71,10 +71,10 @@ def test_a_replayed_step_is_one_copy_and_hardly_an_operation(worker: tuple[Runne
     assert device.replays == 2
 
 
-def test_a_replayed_mixed_step_is_one_copy_and_what_follows_its_layers(
+def test_a_replayed_mixed_step_is_one_copy_and_what_writes_tables(
     worker: tuple[Runner, MetaCuda],
 ) -> None:
-    """A prompt that is sampled, beside a decoding row: tables are written, two rows of logits follow."""
+    """A prompt that is sampled, alone and beside a decoding row: tokens, blocks and states are written."""
     runner, device = worker
     while runner.prepare():
         pass
@@ -83,6 +83,7 @@ def test_a_replayed_mixed_step_is_one_copy_and_what_follows_its_layers(
     with Counted() as counted:
         runner.launch(StepInput(1, [first], [SeqStep(0, 0, 3, [0], True)]))
     assert (counted.sent, device.replays) == (1, 1)
+    assert len(counted.operations) <= OPERATIONS_OF_A_MIXED_STEP, counted.operations
     with Counted() as counted:
         runner.launch(StepInput(2, [second], [SeqStep(0, 3, 1, [], True, 1), SeqStep(1, 0, 3, [2], True)]))
     assert (counted.sent, device.replays) == (1, 2)

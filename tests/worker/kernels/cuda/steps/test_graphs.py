@@ -97,8 +97,8 @@ def test_tokens_are_those_of_the_cpu(
     tokens, preemptions = generated(folder, steps_ahead)
     assert tokens == expected
     assert preemptions > 0
-    # Of 3, 2 and 1 rows with the draw, of 3 tokens, and up to the logits.
-    assert len(device.graphs.captured) == 3 + 1 + 3
+    # Of 3, 2 and 1 rows and of 3 tokens with the draw, up to the logits, and up to the hidden states.
+    assert len(device.graphs.captured) == 3 + 1 + 3 + 1
     replayed = device.graphs.replayed
     assert min(replayed) < 3 < max(replayed), "steps of both kinds were replayed"
     assert len(replayed) > 5
@@ -189,7 +189,8 @@ def test_sizes_end_with_the_largest_step() -> None:
 
 def test_graphs_take_what_their_largest_step_takes_and_a_little_for_each() -> None:
     driver = 4 << 20
-    assert graph_bytes(256, 512, per_row=90, per_token=10) == 256 * 100 + 1024 * 10 + (2 * 15 + 6) * driver
+    logits, layers = (256 + 64) * 90, (256 + 2 * 512) * 10
+    assert graph_bytes(256, 512, per_row=90, per_token=10) == logits + layers + (2 * 15 + 2 * 6) * driver
     assert graph_bytes(1024, 512, per_row=90, per_token=10) == graph_bytes(256, 512, per_row=90, per_token=10)
     assert graph_bytes(0, 20, per_row=0, per_token=10) == 40 * 10 + 2 * driver
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,14 @@ from models.conversion.served_as import Conversion
 from worker import runner as runner_module
 from worker.kernels.cuda.attention import PlanKey, plan_step
 from worker.kernels.cuda.plan import Heads
+from worker.kernels.cuda.steps import mixed
 from worker.kernels.cuda.steps.graphs import Graphs
 from worker.kernels.cuda.steps.mixed import SIZES, MixedStep, sizes_up_to
 from worker.kernels.cuda.steps.tokens import Tokens
-from worker.protocol import Pooling, Sampling, Vectors
+from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, StepInput, Vectors
 from worker.runner import Runner
 from worker.steps.compute import Compute
-from worker.tables.forms import MixedForm, StagedForm
-from worker.tables.positions import Columns, lay_out
+from worker.tables.positions import Columns, StepTokens, lay_out
 from worker.tables.slots import Slots
 from worker.tables.staging import Packet
 
@@ -137,8 +137,10 @@ def test_results_are_those_of_the_cpu(
     assert_same(found, expected)
     assert preemptions > 0
     assert computed == [], "every step is replayed"
-    assert len(device.graphs.captured) == 3 + 2 + 3  # single tokens, 24 and 16 tokens, up to the logits
-    assert {3, 4} <= set(device.graphs.replayed)
+    # Single tokens, prompts of 24 and 16 tokens, and again, but up to their logits and hidden states.
+    kinds = [range(3), range(3, 5), range(5, 8), range(8, 10)]
+    assert len(device.graphs.captured) == 10
+    assert all(set(device.graphs.replayed) & {*kind} for kind in kinds), "steps of all kinds were replayed"
 
 
 def test_texts_of_encoders_are_replayed(tmp_path: Path, request: pytest.FixtureRequest) -> None:
@@ -161,6 +163,41 @@ def test_texts_of_encoders_are_replayed(tmp_path: Path, request: pytest.FixtureR
     assert device.graphs.replayed and computed and min(computed) > MOST_TOKENS
 
 
+def prompts_beside_decodes() -> list[StepInput]:
+    """A prompt beside a part of another, then both beside a third, and then a step of single tokens."""
+    prompts = [*range(5, 10)], [*range(20, 29)], [*range(30, 33)]
+    asked = [Sampling(max_tokens=9, temperature=degree, seed=7) for degree in (0.9, 0.8, 0)]
+    new = [NewSeq(slot, prompts[slot], len(prompts[slot]), asked[slot]) for slot in range(3)]
+    first = [SeqStep(0, 0, 5, [0, 1], True), SeqStep(1, 0, 4, [2], False)]
+    second = [SeqStep(0, 5, 1, [], True, 1), SeqStep(1, 4, 5, [3, 4], True), SeqStep(2, 0, 3, [5], True)]
+    third = [SeqStep(0, 6, 1, [], True, 2), SeqStep(1, 9, 1, [], True, 1), SeqStep(2, 3, 1, [], True, 1)]
+    return [StepInput(1, new[:2], first), StepInput(2, new[2:], second), StepInput(3, [], third)]
+
+
+@pytest.mark.parametrize("most_samples", [64, 2])
+def test_rows_that_sample_nothing_write_no_token(
+    tmp_path: Path, device: Interpreted, monkeypatch: pytest.MonkeyPatch, most_samples: int
+) -> None:
+    """Replayed steps leave the tables as others do; where too many rows sample, up to hidden states."""
+    monkeypatch.setattr(mixed, "MOST_SAMPLES", most_samples)
+    folder = tiny_checkpoint("Qwen3ForCausalLM", tmp_path, num_hidden_layers=1)
+    sizes = {"max_num_seqs": 3, "block_size": 4, "max_model_len": 20, "num_gpu_blocks_override": 9}
+    results: list[tuple[list[list[int]], list[list[int]]]] = []
+    for device.most_tokens in (0, 16):
+        runner = Runner(
+            worker_config(folder=str(folder), model=read_config(folder), **sizes), lambda *_: None
+        )
+        while runner.prepare():
+            pass
+        tokens = [runner.launch(step).result().tokens for step in prompts_beside_decodes()]
+        results.append((tokens, runner._slots.tokens[:3].tolist()))  # pyright: ignore[reportPrivateUsage]
+        runner.close()
+    assert results[0] == results[1]
+    assert [tokens.count(-1) for tokens in results[0][0]] == [1, 0, 0]
+    single, to_tokens, to_hidden = 0, 3, 7
+    assert device.graphs.replayed == [to_tokens, to_tokens if most_samples > 2 else to_hidden, single]
+
+
 KEY: PlanKey = (Heads(8, 2, 64), torch.bfloat16, True)
 SLOTS, BLOCK = 5, 4
 
@@ -177,14 +214,16 @@ class Place:
         self.buffer = torch.zeros(4096, dtype=torch.int32, device=DEVICE)
         most = Tokens.make(DEVICE, tokens, rows, self.slots.most_blocks)
         key = (*KEY[:2], paged)
-        self.step = MixedStep(MixedForm(tokens), CARD, self.slots, [key], self.buffer, most)
+        self.step = MixedStep(tokens, rows, CARD, self.slots, [key], self.buffer, most)
         self.step.clear()
         self._packet = Packet(self._buffers, 8)
 
-    def stage(self, held: list[int], starts: list[int], counts: list[int]) -> StagedForm | None:
+    def stage(
+        self, held: list[int], starts: list[int], counts: list[int], sampling: Sequence[int] = ()
+    ) -> Callable[[], StepTokens] | None:
         self._packet.reset()
         self.columns = columns_of_rows(held, starts, counts)
-        staged = self.step.stage(self.columns, None, self._packet)
+        staged = self.step.stage(self.columns, None, sampling, self._packet)
         self._packet.send()
         return staged
 
@@ -214,7 +253,7 @@ def test_a_smaller_step_is_laid_out_as_any_other(paged: bool) -> None:
         ids, context = lay_out(place.columns, place.slots, packet)()
         all_ids, mine = place.step.lay_out()
         count = len(ids)
-        assert staged.finish()[0].tolist() == all_ids[:count].tolist() == ids.tolist()
+        assert staged()[0].tolist() == all_ids[:count].tolist() == ids.tolist()
         assert mine.positions.tolist() == context.positions.tolist() + [0] * (16 - count)
         assert mine.query_starts.tolist() == context.query_starts.tolist() + [count] * (SLOTS - len(rows[0]))
         assert mine.kv_lens.tolist() == context.kv_lens.tolist() + [0] * (SLOTS - len(rows[0]))
@@ -267,7 +306,7 @@ def test_a_graph_is_at_most_twice_as_large_as_its_step(
     packet = Packet(host_buffer, 999)
     found: dict[int, int | None] = {}
     for count in (1, 16, 17, 31, 32, 64, 65):
-        staged = graphs.stage_mixed(columns_of_rows([0], [0], [count]), None, packet)
+        staged = graphs.stage_mixed(columns_of_rows([0], [0], [count]), None, [], packet)
         found[count] = None if staged is None else staged.form.tokens
     assert found == {1: 16, 16: 16, 17: None, 31: None, 32: 64, 64: 64, 65: None}
     runner.close()
