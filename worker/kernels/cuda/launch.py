@@ -14,9 +14,8 @@ from typing import Any
 from torch import Tensor
 from triton import knobs
 
-_MOST_READY = 4096
 _ALIGNED = 16
-"""Triton compiles a variant of its own for pointers that this does not divide."""
+"""Triton compiles variants of their own for pointers and numbers that this does not divide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +35,32 @@ class Call:
         return self.kernel.warmup(*self.arguments, grid=self.grid, **self.options)
 
 
+_CONSTANT, _SPECIALIZED, _FREE = range(3)
+"""The parts of arguments in the choice of a variant: by value, by what Triton specializes for, by width."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Variants:
+    """What was compiled of a kernel, by what Triton compiles for."""
+
+    parts: tuple[int, ...] | None
+    """The part of each argument; None if the kernel is interpreted."""
+    compiled: dict[tuple[Any, ...], Any]
+
+    @classmethod
+    def of(cls, kernel: Any) -> _Variants:
+        params = getattr(kernel, "params", None)
+        if params is None:
+            return cls(None, {})
+        parts = (
+            _CONSTANT if param.is_constexpr else _FREE if param.do_not_specialize else _SPECIALIZED
+            for param in params
+        )
+        return cls(tuple(parts), {})
+
+
 _take: Callable[[Call], None] | None = None
-_ready: dict[tuple[Any, ...], Any] = {}
-"""Compiled kernels by all that was said in a call but addresses and the grid."""
+_known: dict[Any, _Variants] = {}
 _compiled = 0
 _counts = False
 _counting = Lock()  # kernels are compiled in threads
@@ -70,33 +92,52 @@ def count_compilations() -> None:
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: int) -> None:
     """Start a kernel of so many programs. `options` are Triton's: `num_warps`, `num_stages`.
 
-    A call that differs from an earlier one in addresses and the grid alone starts what that one compiled: to
-    find that out takes less than Triton's binder, which looks at each argument's part in the choice of a
-    variant. A process has one card, so its number is no part of the key.
+    A call for which Triton would choose the variant of an earlier one starts what that one compiled: to find
+    that out takes less than Triton's binder. A process has one card, so its number is no part of the key.
     """
     if _take is not None:
         _take(Call(kernel, grid, arguments, options))
         return
-    addresses, words = 0, [kernel, tuple(options.items())]
-    for argument in arguments:
+    variants = _known.get(kernel)
+    if variants is None:
+        variants = _known[kernel] = _Variants.of(kernel)
+    if variants.parts is None:
+        kernel[grid](*arguments, **options)
+        return
+    addresses = 0
+    words: list[Any] = [tuple(options.items())]
+    for argument, part in zip(arguments, variants.parts, strict=False):  # some have defaults
         if isinstance(argument, Tensor):
             addresses |= argument.data_ptr()
             words.append(argument.dtype)
+        elif argument.__class__ is int:
+            if part == _CONSTANT:
+                words.append(argument)
+            elif 1 < argument < 1 << 31:  # nearly all are: a call less
+                words.append(part == _SPECIALIZED and argument % _ALIGNED == 0)
+            else:
+                words.append(_what_counts(argument, part))
+        elif argument.__class__ is float and part != _CONSTANT:
+            words.append(float)
         else:
-            words.append(argument if argument.__class__ is int else (argument.__class__, argument))
+            words.append((argument.__class__, argument))
     if addresses % _ALIGNED:
         kernel[grid](*arguments, **options)
         return
     key = tuple(words)
-    compiled = _ready.get(key)
+    compiled = variants.compiled.get(key)
     if compiled is not None:
         compiled[(*grid, 1, 1)[:3]](*arguments)
         return
-    compiled = kernel[grid](*arguments, **options)
-    if compiled is not None:  # the interpreter compiles nothing
-        if len(_ready) == _MOST_READY:
-            _ready.clear()
-        _ready[key] = compiled
+    variants.compiled[key] = kernel[grid](*arguments, **options)
+
+
+def _what_counts(number: int, part: int) -> int:
+    """What of a number that is no constant decides over a variant."""
+    width = (number if number >= 0 else ~number).bit_length() >> 5  # 32 bits, 64, or 64 without a sign
+    if part == _FREE:
+        return width
+    return -1 if number == 1 else 2 * width + (number % _ALIGNED == 0)
 
 
 @contextmanager

@@ -41,10 +41,10 @@ print(compilations(), heard)
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 
 
-def printed_by(program: str, cache: Path) -> str:
+def printed_by(program: str, cache: Path, *given: str) -> str:
     """What a program prints that finds kernels in this cache, and compiles the others."""
     run = subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, "-c", program, *given],
         cwd=Path(__file__).parents[4],
         env={**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(cache)},
         capture_output=True,
@@ -122,11 +122,74 @@ def test_a_call_like_another_starts_the_same_kernel_without_triton_s_binder(tmp_
         "2 True True",  # what Triton would start, which was asked once more
         "2 1 True True True",  # other memory
         "2 1 True True True",  # other rows
-        "3 1 True True True",  # another number
-        "4 2 True True True",  # memory that 16 does not divide has a kernel of its own
-        "5 2 True True True",  # which the binder finds each time
-        "5 2 True True True",  # and again memory that 16 divides
+        "2 1 True True True",  # another number that is no whole one
+        "3 2 True True True",  # memory that 16 does not divide has a kernel of its own
+        "4 2 True True True",  # which the binder finds each time
+        "4 2 True True True",  # and again memory that 16 divides
     ]
+
+
+NUMBERS = """
+import itertools
+import sys
+import torch
+from triton.runtime import driver
+from worker.kernels.cuda.compile import _NoDevice
+from worker.kernels.cuda.launch import launch
+sys.path.insert(0, sys.argv[1])
+from probe import probe
+
+class Utils:
+    def load_binary(self, *_):
+        return 1, next(functions), 32, 0, 1024  # module, function, registers, spills, threads
+    def get_device_properties(self, device):
+        return {"max_shared_mem": 1 << 18}
+class Launcher:
+    def __init__(self, source, metadata):
+        pass
+    def __call__(self, *arguments):
+        started.append((arguments[4], arguments[10:]))  # the function, and numbers behind a pointer
+class Stub(_NoDevice):
+    utils, launcher_cls = Utils(), Launcher
+
+functions, started, bound, run = itertools.count(1), [], [], probe.run
+probe.run = lambda *args, **options: (bound.append(1), run(*args, **options))[1]
+driver.set_active(Stub(90))
+x = torch.empty(16)
+
+def start(number, free, constant=3):
+    launch(probe, (1,), x, number, free, number / 2, constant, num_warps=1)
+
+numbers = [7, 9, 16, 1, 48, 1, 0, -5, 2**31 - 1, 2**31, -(2**31), 2**40 + 1, -(2**33), 2**63, 2**63 + 1]
+for number, free in itertools.product(numbers, [1, 16, 5, 2**31, 2**63]):
+    start(number, free)
+    probe.run = run
+    probe[(1,)](x, number, free, number / 2, 3, num_warps=1)  # what Triton would start
+    probe.run = lambda *args, **options: (bound.append(1), run(*args, **options))[1]
+    assert started[-1] == started[-2], (number, free, started[-2:])
+print(len(bound), len({function for function, _ in started}))
+for length in range(20, 9000):
+    start(length, length)
+print(len(bound))
+start(20, 20, True)
+start(20, 20, 4)
+print(len(bound))
+"""
+PROBE = """
+import triton
+import triton.language as tl
+
+@triton.jit(do_not_specialize=["free"])
+def probe(x_ptr, number, free, fraction, CONSTANT: tl.constexpr):
+    tl.store(x_ptr, number + free + fraction + CONSTANT)
+"""
+
+
+def test_numbers_choose_the_variant_that_triton_would_choose(tmp_path: Path) -> None:
+    """The binder is asked once for each variant, however lengths vary: 7 of one number, 3 of the other."""
+    (tmp_path / "probe.py").write_text(PROBE)
+    printed = printed_by(NUMBERS, tmp_path / "cache", str(tmp_path))
+    assert printed.splitlines() == ["21 21", "21", "23"]
 
 
 LOADING = """
