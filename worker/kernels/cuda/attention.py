@@ -64,12 +64,12 @@ PlanKey = tuple[Heads, torch.dtype, bool]
 
 
 def plan_step(
-    card: Card, key: PlanKey, new: Sequence[int], total: Sequence[int]
+    card: Card, key: PlanKey, new: Sequence[int], total: Sequence[int], longest: int
 ) -> list[tuple[Blocks, Tiles]]:
-    """The blocks of a step for one kind of heads, on the host."""
+    """The blocks of a step for one kind of heads, on the host. `longest`: the most tokens of any row."""
     heads, dtype, paged = key
     if heads.latent:
-        return plan_latents(new, total, heads, dtype, card.capability, card.processors)
+        return plan_latents(new, total, heads, dtype, card.capability, card.processors, longest)
     short, long = _tiles(card, key)
     if not paged:
         return [(blocks, long) for blocks in plan_texts(new, heads, long)]
@@ -103,10 +103,10 @@ def launches(card: Card, context: ForwardContext, key: PlanKey) -> list[Launch]:
         context.plan = {}
     plan: dict[PlanKey, list[Launch]] = context.plan
     if key not in plan:
-        target = context.query_starts.device
+        target, new, total = context.query_starts.device, context.query_lens_host, context.kv_lens_host
         plan[key] = [
             Launch.of(blocks, tiles, lambda numbers: _sent(numbers, target))
-            for blocks, tiles in plan_step(card, key, context.query_lens_host, context.kv_lens_host)
+            for blocks, tiles in plan_step(card, key, new, total, max(total))
         ]
     return plan[key]
 

@@ -36,10 +36,11 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A row of the step, and its tokens in all."""
+    """A row of the step, its tokens in all, and the most tokens that such rows can have in any step."""
 
     row: int
     total: int
+    most: int
 
 
 @dataclass(frozen=True, slots=True)

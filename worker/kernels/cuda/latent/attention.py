@@ -22,7 +22,7 @@ from worker.kernels.cuda.attention import DTYPES, LOG2E, Launch, empty_results, 
 from worker.kernels.cuda.attention_kernel import join
 from worker.kernels.cuda.card import Card
 from worker.kernels.cuda.latent.kernel import attend_latent, attend_made, prepare_latent
-from worker.kernels.cuda.latent.plan import FEW_QUERIES, MOST_MADE
+from worker.kernels.cuda.latent.plan import FEW_QUERIES, most_made
 from worker.kernels.cuda.launch import launch
 from worker.kernels.cuda.plan import MOST_SPLITS, Heads, Prompt
 from worker.kernels.cuda.tiles import SHORT_ROWS
@@ -83,7 +83,7 @@ def prepared_bytes(layer: CachedAttention, tokens: int, longest: int, itemsize: 
         return 0
     spec, heads = layer.spec, layer.heads.length
     prepared = tokens * heads * (2 * spec.rank + spec.rope)
-    made = min(longest, MOST_MADE // heads) + _PAGE if tokens > FEW_QUERIES else 0
+    made = most_made(longest, heads) + _PAGE if tokens > FEW_QUERIES else 0
     return (prepared + made * (heads * (spec.nope + spec.value) + spec.rank + spec.rope)) * itemsize
 
 
@@ -186,11 +186,17 @@ def _run_made(
     context: ForwardContext,
     scale: float,
 ) -> None:
-    """Make keys and values of all heads for the tokens of one row, and compute its blocks."""
+    """Make keys and values of all heads for the tokens of one row, and compute its blocks.
+
+    They always take the memory of the longest such row: sizes that vary would leave holes between them.
+    """
     (heads, each, rank), (_, _, value), rope = up.shape, out.shape, q_rope.shape[2]
-    pages = context.block_table[prompt.row, : -(-prompt.total // context.block_size)]
-    held = cache.index_select(0, pages).view(-1, rank + rope)  # [K, rank + rope]
-    made = held[:, :rank] @ up.view(heads * each, rank).t()  # [K, heads * each]
+    used, most = (-(-tokens // context.block_size) for tokens in (prompt.total, prompt.most))
+    latents = cache.new_empty(most, *cache.shape[1:])[:used]
+    torch.index_select(cache, 0, context.block_table[prompt.row, :used], out=latents)
+    held = latents.view(-1, rank + rope)  # [K, rank + rope]
+    made = cache.new_empty(most * context.block_size, heads * each)[: len(held)]  # [K, heads * each]
+    torch.mm(held[:, :rank], up.view(heads * each, rank).t(), out=made)
     nope, tiles = each - value, blocks.tiles
     launch(
         attend_made,

@@ -22,6 +22,11 @@ MOST_MADE = 1 << 20
 """The most tokens times heads of a row whose keys and values are made: 512 MiB for DeepSeek's widths."""
 
 
+def most_made(longest: int, heads: int) -> int:
+    """The most tokens of a row whose keys and values are made, if no row has more than `longest`."""
+    return min(longest, MOST_MADE // heads)
+
+
 def plan_latents(
     new: Sequence[int],
     total: Sequence[int],
@@ -29,8 +34,12 @@ def plan_latents(
     dtype: torch.dtype,
     capability: int,
     processors: int,
+    longest: int,
 ) -> list[tuple[Blocks, Tiles]]:
-    """Launches for rows with `new` tokens at the end of `total`, one for each prompt whose keys are made."""
+    """Launches for rows with `new` tokens at the end of `total`, one for each prompt whose keys are made.
+
+    `longest`: the most tokens that a row can have.
+    """
     counts, lengths = np.asarray(new), np.asarray(total)
     made = (counts > FEW_QUERIES) & (lengths * heads.queries <= MOST_MADE)
     launches: list[tuple[Blocks, Tiles]] = []
@@ -41,7 +50,7 @@ def plan_latents(
     tiles = made_tiles(capability, dtype, heads.made)
     for row in np.flatnonzero(made).tolist():
         rows, tokens = cut(np.array([row]), counts, tiles.queries)
-        prompt = Prompt(row, int(lengths[row]))
+        prompt = Prompt(row, int(lengths[row]), most_made(longest, heads.queries))
         last_first = tokens[::-1].copy()  # the last queries see most keys
         launches.append((Blocks(rows, last_first, splits=1, short=False, prompt=prompt), tiles))
     return launches

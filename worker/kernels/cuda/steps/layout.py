@@ -31,7 +31,7 @@ class Layout:
         plan: Plan = {
             key: [
                 Launch.of(blocks, tiles, packet.ints)
-                for blocks, tiles in plan_step(self._card, key, columns.counts, columns.ends)
+                for blocks, tiles in plan_step(self._card, key, columns.counts, columns.ends, slots.max_len)
             ]
             for key in self._known
         }
@@ -53,7 +53,7 @@ class Layout:
         return {
             key: [
                 Launch.of(blocks, tiles, lambda numbers: torch.from_numpy(numbers).to(target))
-                for blocks, tiles in plan_step(self._card, key, counts, ends)
+                for blocks, tiles in plan_step(self._card, key, counts, ends, max(ends))
             ]
             for key in self._known
         }

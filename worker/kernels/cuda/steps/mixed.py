@@ -146,9 +146,10 @@ class MixedStep:
     def _plan_step(self, columns: Columns) -> list[np.ndarray] | None:
         """The rows and the tokens of the blocks of each launch; None if keys should be split more."""
         planned: list[np.ndarray] = []
-        none = np.empty(0, np.int32)
+        none, longest = np.empty(0, np.int32), self._slots.max_len
         for key, rooms in self._rooms.items():
-            own = [blocks for blocks, _ in plan_step(self._card, key, columns.counts, columns.ends)]
+            step = plan_step(self._card, key, columns.counts, columns.ends, longest)
+            own = [blocks for blocks, _ in step]
             for room, _ in rooms:
                 blocks = next((each for each in own if each.short == room.short), None)
                 if blocks is None:

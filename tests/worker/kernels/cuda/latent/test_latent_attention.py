@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,9 +11,11 @@ from interpreted import DEVICE, assert_near, on_device
 from latent_sizes import Sizes
 from paged import make_step
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from models.context import ForwardContext
 from models.ops import latent_reference
+from worker.kernels.cuda.attention import Launch, plan_step
 from worker.kernels.cuda.card import Card
 from worker.kernels.cuda.latent import plan as latent_plan
 from worker.kernels.cuda.latent.attention import bind
@@ -145,14 +148,54 @@ def test_long_prompts_have_keys_and_values_of_their_own(
     assert len(planned) - len(made) == (len(made) != 1), "other rows are compared with latents"
 
 
+class Taken(TorchDispatchMode):
+    """Notes the bytes of memory that is taken in the type of a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.new_empty.default:
+            self.sizes.append(out.nbytes)
+        return out
+
+
+def test_keys_of_any_long_prompt_take_the_same_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take what the longest row would take, which is what is kept free for them."""
+    monkeypatch.setattr(latent_plan, "FEW_QUERIES", 20)
+    sizes, longest, block = Sizes(2, 32, 8, 16, 24), 300, 16
+    monkeypatch.setattr(latent_plan, "MOST_MADE", 250 * sizes.heads)
+    taken: list[list[int]] = []
+    for total in (30, 100, 250):
+        layer = Layer(sizes, make_step([25], [total], block), torch.float32)
+        layer.computed()
+        assert layer.step.plan is not None
+        (key,) = layer.step.plan
+        planned = plan_step(Card(90, 132), key, [25], [total], longest)
+        layer.step.plan[key] = [
+            Launch.of(blocks, tiles, lambda numbers: torch.from_numpy(numbers).to(DEVICE))
+            for blocks, tiles in planned
+        ]
+        with Taken() as noted:
+            layer.computed()
+        layer.assert_right()
+        taken.append([size for size in noted.sizes if size])
+    rows = -(-250 // block) * block
+    latents, made = sizes.rank + sizes.rope, sizes.heads * (sizes.nope + sizes.value)
+    assert taken == [[4 * rows * latents, 4 * rows * made]] * 3
+
+
 def test_steps_that_are_graphs_make_no_keys() -> None:
     assert max(SIZES) <= FEW_QUERIES
 
 
 def test_a_short_prompt_and_one_whose_keys_would_fill_the_memory_are_compared_with_latents() -> None:
     heads, tiles = Heads(16, 1, 576, latent=True), latent_tiles(torch.bfloat16, short=False)
-    for new, total, made in ((513, 65_536, Prompt(0, 65_536)), (513, 65_537, None), (512, 600, None)):
-        ((blocks, chosen),) = plan_latents([new], [total], heads, torch.bfloat16, 90, 132)
+    most = 65_536
+    for new, total, made in ((513, most, Prompt(0, most, most)), (513, most + 1, None), (512, 600, None)):
+        ((blocks, chosen),) = plan_latents([new], [total], heads, torch.bfloat16, 90, 132, 99_999)
         assert blocks.prompt == made
         assert (chosen == tiles) is (made is None)
 

@@ -265,7 +265,8 @@ def test_a_smaller_step_is_laid_out_as_any_other(paged: bool) -> None:
                 assert mine.block_table[row, :blocks].tolist() == context.block_table[row, :blocks].tolist()
         assert mine.plan is not None
         (launches,) = mine.plan.values()
-        planned = [blocks for blocks, _ in plan_step(CARD, (*KEY[:2], paged), rows[2], place.columns.ends)]
+        step = plan_step(CARD, (*KEY[:2], paged), rows[2], place.columns.ends, 40)
+        planned = [blocks for blocks, _ in step]
         assert [
             blocks.rows[blocks.rows >= 0].tolist() for blocks in launches if (blocks.rows >= 0).any()
         ] == [blocks.rows.tolist() for blocks in planned]
