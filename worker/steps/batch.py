@@ -77,8 +77,7 @@ def plan(
             return _plan_form(forms, form, step, columns, slots, packet, vocab_size)
         staged = _stage_mixed(forms, step.seqs, columns, types, slots, packet)
 
-    write_tables = _stage_tables(step, slots, packet)
-    write_states = _stage_states(forms, step.seqs, slots, packet)
+    write_tables = _stage_tables(step, forms, slots, packet)
     finish = lay_out(columns, slots, packet) if staged is None else staged.finish
     token_types = packet.ints(types) if types is not None and staged is None else None
     if forms is not None and staged is not None and staged.form.whole:
@@ -90,7 +89,6 @@ def plan(
 
     def lay_tokens_out() -> StepTokens:
         write_tables()
-        write_states()
         ids, context = finish()
         if token_types is not None:
             context.token_types = token_types.long()
@@ -112,14 +110,6 @@ def _stage_mixed(
     if not can_choose(forms, [seqs[row] for row in sampling], slots):
         sampling = []
     return forms.stage_mixed(columns, types, sampling, packet)
-
-
-def _stage_states(
-    forms: Forms | None, seqs: Sequence[SeqStep], slots: Slots, packet: Packet
-) -> Callable[[], None]:
-    """Stage what recordings must know of sequences, as `States.stage` does: nothing of texts to be pooled."""
-    sampling = [seq for seq in seqs if slots.pooling[seq.slot] is None]
-    return forms.states.stage(packet, sampling) if forms is not None and sampling else lambda: None
 
 
 def _plan_form(
@@ -161,53 +151,58 @@ def _check(step: StepInput, slots: Slots, num_blocks: int) -> None:
             raise ValueError(f"step {step.number} names a cache block beyond the {num_blocks} there are")
 
 
-def _stage_tables(step: StepInput, slots: Slots, packet: Packet) -> Callable[[], None]:
-    """Stage new tokens and blocks. The returned function writes them, once the packet is on the device.
+def _stage_tables(step: StepInput, forms: Forms | None, slots: Slots, packet: Packet) -> Callable[[], None]:
+    """Stage new tokens, new blocks, and what recordings must know of sequences that are not to be pooled.
 
-    Tables that the host can reach are written at once.
+    The returned function writes them, once the packet is on the device. Tables that the host can reach are
+    written at once.
     """
     grown = [seq for seq in step.seqs if seq.blocks]
+    staged: list[tuple[ArrayLike, ArrayLike]] = []
     if slots.host_tables is not None:
-        tokens, blocks = slots.host_tables
-        for new in step.new:
-            tokens[new.slot, : len(new.tokens)] = new.tokens
-        for seq in grown:
-            first = slots.blocks[seq.slot]
-            blocks[seq.slot, first : first + len(seq.blocks)] = seq.blocks
-            slots.blocks[seq.slot] += len(seq.blocks)
+        _write_tables(*slots.host_tables, step.new, grown, slots)
+    else:
+        staged += [_new_tokens(step.new, slots)] if step.new else []
+        staged += [_new_blocks(grown, slots)] if grown else []
+    sampling = [seq for seq in step.seqs if slots.pooling[seq.slot] is None]
+    if forms is not None and sampling:
+        staged.append(forms.states.after(sampling))
+    if not staged:
         return lambda: None
-    staged: list[tuple[Tensor, Tensor, Tensor]] = []
-    if step.new:
-        staged.append((slots.tokens, *_stage(packet, *_new_tokens(step.new, slots))))
-    if grown:
-        staged.append((slots.block_table, *_stage(packet, *_new_blocks(grown, slots))))
+    flat, words = (packet.ints(np.concatenate(each)) for each in zip(*staged, strict=True))
 
     def write() -> None:
-        for table, flat, values in staged:
-            table.view(-1)[flat] = values
+        slots.words[flat] = words
 
     return write
 
 
-def _stage(packet: Packet, flat: ArrayLike, values: ArrayLike) -> tuple[Tensor, Tensor]:
-    return packet.ints(flat), packet.ints(values)
+def _write_tables(
+    tokens: np.ndarray, blocks: np.ndarray, new: list[NewSeq], grown: list[SeqStep], slots: Slots
+) -> None:
+    for each in new:
+        tokens[each.slot, : len(each.tokens)] = each.tokens
+    for seq in grown:
+        first = slots.blocks[seq.slot]
+        blocks[seq.slot, first : first + len(seq.blocks)] = seq.blocks
+        slots.blocks[seq.slot] += len(seq.blocks)
 
 
 def _new_tokens(new: list[NewSeq], slots: Slots) -> tuple[np.ndarray, list[int]]:
-    """Flat indices in the table of tokens, and the tokens to write there."""
+    """Places in the memory of all tables, and the tokens to write there."""
     lengths = np.array([len(each.tokens) for each in new], np.int64)
-    firsts = np.array([each.slot for each in new], np.int64) * slots.width
+    firsts = slots.first_token + np.array([each.slot for each in new], np.int64) * slots.width
     starts = np.cumsum(lengths) - lengths
     flat = np.arange(lengths.sum()) + np.repeat(firsts - starts, lengths)
     return flat, [token for each in new for token in each.tokens]
 
 
 def _new_blocks(grown: list[SeqStep], slots: Slots) -> tuple[list[int], list[int]]:
-    """Flat indices in the block table, and the blocks to write there."""
+    """Places in the memory of all tables, and the blocks to write there."""
     flat: list[int] = []
     blocks: list[int] = []
     for seq in grown:
-        first = seq.slot * slots.most_blocks + slots.blocks[seq.slot]
+        first = slots.first_block + seq.slot * slots.most_blocks + slots.blocks[seq.slot]
         flat += range(first, first + len(seq.blocks))
         blocks += seq.blocks
         slots.blocks[seq.slot] += len(seq.blocks)

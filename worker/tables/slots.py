@@ -16,6 +16,10 @@ import torch
 from worker.protocol import NewSeq, Pooling, Sampling
 
 _NO_SAMPLING = Sampling(max_tokens=1)
+STATE_WORDS = 8
+"""The words of what a device knows of a slot to count on by itself (`states.py`)."""
+_ALIGNED = 4
+"""The words of which a table's beginning is a multiple: other addresses would be compiled for anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +47,14 @@ class Slots:
         self.most_blocks = blocks
         # One column more than positions, for the token that is sampled after the last position.
         self.width = max_len + 1
-        self.tokens = torch.zeros(rows, self.width, dtype=torch.int32, device=target)  # [rows, width]
-        self.block_table = torch.zeros(rows, blocks, dtype=torch.int32, device=target)  # [rows, blocks]
+        self.first_block = rows * STATE_WORDS
+        self.first_token = self.first_block + -(-rows * blocks // _ALIGNED) * _ALIGNED
+        words = self.first_token + rows * self.width
+        self.words = torch.zeros(words, dtype=torch.int32, device=target)
+        """All tables, one behind the other: one operation writes what a step brings into them."""
+        self.states = self.words[: self.first_block].view(rows, STATE_WORDS)
+        self.block_table = self.words[self.first_block :][: rows * blocks].view(rows, blocks)
+        self.tokens = self.words[self.first_token :].view(rows, self.width)
         self.host_tables: tuple[np.ndarray, np.ndarray] | None = None
         """The arrays of both tables, if the host can write to them without waiting."""
         if target.type == "cpu":
@@ -72,7 +82,8 @@ class Slots:
     @staticmethod
     def nbytes(count: int, max_len: int, block_size: int) -> int:
         """Bytes that the tables take on the device."""
-        return 4 * (count + 1) * (max_len + 1 + -(-max_len // block_size))
+        words = (count + 1) * (max_len + 1 + -(-max_len // block_size) + STATE_WORDS)
+        return 4 * (words + _ALIGNED)
 
     def admit(self, new: NewSeq) -> None:
         """Note what the host must know of a new sequence. Its tokens travel with the step that brings it."""

@@ -6,46 +6,39 @@ of nothing but its slots. Every other step writes the rows of its own sequences.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from worker.protocol import SeqStep
 from worker.sampling.points import stream
-from worker.tables.slots import Slots
-from worker.tables.staging import Packet
+from worker.tables.slots import STATE_WORDS, Slots
 
 LENGTH, INDEX, TOP_K, TEMPERATURE, TOP_P, MIN_P, STREAM = range(7)
 """The words of a row. Temperature, top_p and min_p are bits of float32; the stream of points has 64 bits."""
-WORDS = 8
 
 
 class States:
     def __init__(self, slots: Slots) -> None:
         rows = slots.count + 1
-        self.table = torch.zeros(rows, WORDS, dtype=torch.int32, device=slots.tokens.device)
+        self.table = slots.states
         self._slots = slots
         self._lengths, self._indices = np.full((2, rows), -1, np.int64)
         """The lengths and counts of output tokens that the table has; -1 where that is not known."""
 
-    def stage(self, packet: Packet, seqs: Sequence[SeqStep]) -> Callable[[], None]:
-        """Stage what holds after a step. The returned function writes it once the packet is there."""
+    def after(self, seqs: Sequence[SeqStep]) -> tuple[np.ndarray, np.ndarray]:
+        """Note what holds after a step: places in the memory of all tables, and the words to write there."""
         slots, held = self._slots, np.array([seq.slot for seq in seqs], np.int64)
         self._lengths[held] = [seq.start + seq.count for seq in seqs]
         self._indices[held] = [seq.output_index + seq.samples for seq in seqs]
-        words = np.empty((len(held), WORDS), np.int32)
+        words = np.empty((len(held), STATE_WORDS), np.int32)
         words[:, LENGTH], words[:, INDEX] = self._lengths[held], self._indices[held]
         words[:, TOP_K] = slots.top_k[held]
         for word, values in ((TEMPERATURE, slots.temperature), (TOP_P, slots.top_p), (MIN_P, slots.min_p)):
             words[:, word] = values[held].view(np.int32)
         words[:, STREAM:] = stream(slots.seed[held]).view(np.int32).reshape(-1, 2)
-        rows, staged = packet.ints(held), packet.ints(words.reshape(-1)).view(-1, WORDS)
-
-        def write() -> None:
-            self.table[rows] = staged
-
-        return write
+        flat = held[:, None] * STATE_WORDS + np.arange(STATE_WORDS)
+        return flat.reshape(-1), words.reshape(-1)
 
     def knows(self, seqs: Sequence[SeqStep]) -> bool:
         """Whether the table has the lengths and counts with which a step begins."""

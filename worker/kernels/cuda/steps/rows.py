@@ -17,8 +17,8 @@ from triton.language import constexpr
 
 from worker.kernels.cuda.launch import launch
 from worker.kernels.cuda.steps.samples import CONSTANTS, Samples, lay_out_sample
-from worker.tables.slots import Slots
-from worker.tables.states import INDEX, WORDS
+from worker.tables.slots import STATE_WORDS, Slots
+from worker.tables.states import INDEX
 
 _BLOCK = 128
 """The entries of a block table that are copied at a time."""
@@ -122,6 +122,6 @@ def lay_out(form: Tensor, states: Tensor, slots: Slots, rows: Rows) -> None:
         *(rows.ids, rows.positions, rows.slot_mapping, rows.kv_lens, rows.block_table),
         *rows.samples.columns(),
         *(slots.width, slots.most_blocks, slots.dummy, -(-count // _ALIGNED) * _ALIGNED),
-        *(slots.block_size, _BLOCK, WORDS, INDEX, *CONSTANTS),
+        *(slots.block_size, _BLOCK, STATE_WORDS, INDEX, *CONSTANTS),
         num_warps=1,
     )

@@ -17,8 +17,8 @@ from triton.language import constexpr
 from worker.kernels.cuda.launch import launch
 from worker.sampling.draw import Draws
 from worker.sampling.points import STEP
-from worker.tables.slots import Slots
-from worker.tables.states import INDEX, MIN_P, STREAM, TEMPERATURE, TOP_K, TOP_P, WORDS
+from worker.tables.slots import STATE_WORDS, Slots
+from worker.tables.states import INDEX, MIN_P, STREAM, TEMPERATURE, TOP_K, TOP_P
 
 CONSTANTS = (TOP_K, TEMPERATURE, TOP_P, MIN_P, STREAM, STEP)
 """What `lay_out_sample` ends with: the words of a state, and the distance of random numbers."""
@@ -131,6 +131,6 @@ def lay_out_from_states(held: Tensor, states: Tensor, slots: Slots, samples: Sam
         (len(held),),
         *(held, states, *samples.columns()),
         *(slots.width, slots.dummy),
-        *(WORDS, INDEX, *CONSTANTS),
+        *(STATE_WORDS, INDEX, *CONSTANTS),
         num_warps=1,
     )
