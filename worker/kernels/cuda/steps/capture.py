@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -33,4 +34,19 @@ class CudaCapture:
         # Other threads wait for outputs meanwhile, which a capture in the global mode would not survive.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             result = work()
-        return result, graph.replay
+        return result, _Replay(graph, work)
+
+
+@dataclass(frozen=True, slots=True)
+class _Replay:
+    """A graph, and the work that it does again, which holds the tensors that were there before.
+
+    torch keeps the memory that is taken within a capture, and no other: what the work alone holds (plans of
+    attention, numbers of rows) would be given to others, and the graph would go on to read it.
+    """
+
+    graph: torch.cuda.CUDAGraph
+    work: Callable[[], object]
+
+    def __call__(self) -> None:
+        self.graph.replay()

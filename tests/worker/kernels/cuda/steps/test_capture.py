@@ -1,0 +1,60 @@
+"""The capture of work as a CUDA graph, with stand-ins for what torch asks the driver."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+
+from worker.kernels.cuda.steps.capture import CudaCapture
+
+
+class Stream:
+    def wait_stream(self, other: object) -> None:
+        """Do not wait: nothing is queued."""
+
+
+class Graph:
+    """A graph that does nothing again, and holds nothing."""
+
+    replays = 0
+
+    def replay(self) -> None:
+        Graph.replays += 1
+
+
+@pytest.fixture(autouse=True)
+def _no_driver(monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore[reportUnusedFunction]
+    def anything(*given: Any, **named: Any) -> nullcontext[None]:
+        return nullcontext()
+
+    monkeypatch.setattr(Graph, "replays", 0)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda target: Stream())
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    for context in ("stream", "graph"):
+        monkeypatch.setattr(torch.cuda, context, anything)
+
+
+def test_what_the_work_reads_lives_as_long_as_its_replay() -> None:
+    """A plan that only the work holds: a card would read its memory in each replay, whoever has it then."""
+    plan = torch.arange(4)
+    seen = weakref.ref(plan)
+
+    def capture(plan: torch.Tensor) -> Any:
+        return CudaCapture(torch.device("cpu"))(lambda: plan + 1)
+
+    result, replay = capture(plan)
+    del plan
+    gc.collect()
+    assert seen() is not None
+    replay()
+    assert (result.tolist(), Graph.replays) == ([1, 2, 3, 4], 1)
+    del replay
+    gc.collect()
+    assert seen() is None
