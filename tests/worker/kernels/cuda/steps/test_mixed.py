@@ -174,11 +174,30 @@ def prompts_beside_decodes() -> list[StepInput]:
     return [StepInput(1, new[:2], first), StepInput(2, new[2:], second), StepInput(3, [], third)]
 
 
-@pytest.mark.parametrize("most_samples", [64, 2])
+SINGLE, TO_TOKENS, SINGLE_TO_LOGITS, TO_HIDDEN = 0, 3, 4, 7
+"""The numbers of the first graph of each kind: of three sizes of single tokens, and one of prompts."""
+
+
+@pytest.mark.parametrize(
+    ("most_samples", "draws", "replayed"),
+    [
+        (64, True, [TO_TOKENS, TO_TOKENS, SINGLE]),
+        (2, True, [TO_TOKENS, TO_HIDDEN, SINGLE]),
+        (64, False, [TO_HIDDEN, TO_HIDDEN, SINGLE_TO_LOGITS]),
+    ],
+    ids=["to tokens", "too many rows sample", "the kernel draws wrong"],
+)
 def test_rows_that_sample_nothing_write_no_token(
-    tmp_path: Path, device: Interpreted, monkeypatch: pytest.MonkeyPatch, most_samples: int
+    tmp_path: Path,
+    device: Interpreted,
+    monkeypatch: pytest.MonkeyPatch,
+    most_samples: int,
+    draws: bool,
+    replayed: list[int],
 ) -> None:
-    """Replayed steps leave the tables as others do; where too many rows sample, up to hidden states."""
+    """Replayed steps leave the tables as others do, and go to the tokens where they can."""
+    if not draws:
+        device._draw_into = None  # pyright: ignore[reportPrivateUsage]
     monkeypatch.setattr(mixed, "MOST_SAMPLES", most_samples)
     folder = tiny_checkpoint("Qwen3ForCausalLM", tmp_path, num_hidden_layers=1)
     sizes = {"max_num_seqs": 3, "block_size": 4, "max_model_len": 20, "num_gpu_blocks_override": 9}
@@ -194,8 +213,7 @@ def test_rows_that_sample_nothing_write_no_token(
         runner.close()
     assert results[0] == results[1]
     assert [tokens.count(-1) for tokens in results[0][0]] == [1, 0, 0]
-    single, to_tokens, to_hidden = 0, 3, 7
-    assert device.graphs.replayed == [to_tokens, to_tokens if most_samples > 2 else to_hidden, single]
+    assert device.graphs.replayed == replayed
 
 
 KEY: PlanKey = (Heads(8, 2, 64), torch.bfloat16, True)
