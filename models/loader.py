@@ -17,7 +17,7 @@ from torch import nn
 
 from models import ops
 from models.checkpoint.beside_text import ignore_beside_text
-from models.checkpoint.files import Shapes, Source, open_source
+from models.checkpoint.files import Shapes, Source, Upload, open_source
 from models.checkpoint.mtp import ignore_mtp
 from models.checkpoint.weights import Reading, Weights, WeightsError, load, no_report
 from models.config import ConfigError, ModelConfig
@@ -79,8 +79,11 @@ class LoadOptions:
         )
 
 
-def load_model(options: LoadOptions) -> ServedModel:
-    """Build the model from its config, and read its weights."""
+def load_model(options: LoadOptions, upload: Upload | None = None) -> ServedModel:
+    """Build the model from its config, and read its weights.
+
+    `upload`: what brings them to a device that has memory of its own.
+    """
     setup = options.setup()
     quantization = read_quantization(options.config)
     source = _open(options)
@@ -105,6 +108,7 @@ def load_model(options: LoadOptions) -> ServedModel:
         dtype=options.dtype,
         quantization=quantization,
         report=options.report,
+        upload=upload,
     )
     weights = Weights(reading)
     unused = _ignore_unused(weights, setup.config, quantization)

@@ -264,7 +264,8 @@ class Runner:
             pooling=config.pooling,
             report=loaded,
         )
-        return load_model(options)
+        with self._device.uploading() as upload:
+            return load_model(options, upload)
 
     def _while_loading(self, block_size: int) -> AbstractContextManager[None]:
         """The device's work meanwhile; it knows the kernels of our own models, within one replica."""

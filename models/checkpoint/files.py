@@ -75,14 +75,18 @@ CONVERTED_AT_ONCE = 16 << 20
 """Bytes of a stored tensor that are converted before the next ones are read."""
 
 
-def convert(
-    read: Tensor, device: torch.device, dtype: torch.dtype, report: Callable[[float], None]
-) -> Tensor:
-    """Bring a tensor that was read to this device and number type.
+Upload = Callable[[Tensor, torch.dtype, Callable[[float], None]], Tensor]
+"""The type of a function that brings a tensor that was read to a device and to a number type.
 
-    A large one is brought piece by piece. `report` is called after each with the fraction that is done, and
-    may give its pages of the file back: so memory holds the result and one piece, and not the tensor twice.
-    """
+A large one is brought piece by piece. The last argument is called after each with the fraction that is done,
+and may give its pages of the file back: so memory holds the result and one piece, and not the tensor twice.
+"""
+
+
+def convert(
+    device: torch.device, read: Tensor, dtype: torch.dtype, report: Callable[[float], None]
+) -> Tensor:
+    """Bring a tensor that was read to this device and number type, as an `Upload` does."""
     if (read.device, read.dtype) == (device, dtype) or read.nbytes <= CONVERTED_AT_ONCE:
         tensor = read.to(device=device, dtype=dtype)
         report(1.0)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from itertools import accumulate, islice, takewhile
 from math import prod
 from pathlib import Path
@@ -19,7 +20,8 @@ from typing import Protocol, cast, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from models.checkpoint.files import DAMAGED, Cut, Shapes, Source, Stored, WeightsError, convert, open_source
+from models.checkpoint.files import Cut, Shapes, Source, Stored, Upload, WeightsError, convert, open_source
+from models.checkpoint.finite import FiniteCheck
 from models.checkpoint.headers import shown
 from models.quantization.coding import Coding, Quantization
 from models.quantization.formats.registry import FORMATS
@@ -53,8 +55,12 @@ class Reading:
         headers_only: bool = False,
         quantization: Quantization | None = None,
         report: Callable[[float], None] = no_report,
+        upload: Upload | None = None,
     ) -> None:
-        """`headers_only`: compare names, shapes and types, and give zeros without memory for all tensors."""
+        """`headers_only`: compare names, shapes and types, and give zeros without memory for all tensors.
+
+        `upload`: what brings tensors of files to a device that has memory of its own.
+        """
         self.quantization = quantization
         self.headers_only = headers_only
         self.device = device
@@ -62,6 +68,8 @@ class Reading:
         self.bytes_read = 0
         self._source = source
         self._report = report
+        self._bring = upload if upload is not None and self.is_real else partial(convert, device)
+        self._finite = FiniteCheck(at_once=upload is None)
         self._total = sum(stored.elements for stored in source.tensors.values())
         self._sorted = sorted(source.tensors)
         self._passed = 0
@@ -114,9 +122,9 @@ class Reading:
         self.bytes_read += read.nbytes
         before, self._passed = self._passed, self._passed + (stored.elements if first else 0)
         added, total = self._passed - before, max(self._total, self._passed, 1)
-        tensor = convert(read, self.device, dtype, lambda done: self._report((before + done * added) / total))
+        tensor = self._bring(read, dtype, lambda done: self._report((before + done * added) / total))
         if self.is_real:
-            _refuse_infinite(f"{stored.file}: {shown(name)}", read, tensor)
+            self._finite.add(f"{stored.file}: {shown(name)}", tensor, partial(stored.read, cut))
         return tensor
 
     def origin(self, name: str) -> str:
@@ -133,7 +141,11 @@ class Reading:
         self._total -= sum(self._source.tensors[known].elements for known in self._within(name))
 
     def finish(self) -> None:
-        """Raise an error that lists every tensor in which the checkpoint and the model do not fit."""
+        """Raise an error that lists every tensor in which the checkpoint and the model do not fit.
+
+        Raises one, too, if a tensor holds numbers that are not finite and it has not been told yet.
+        """
+        self._finite.finish()
         problems = self._problems + [
             f"{shown(name)} in {stored.file} has no place in the model"
             for name, stored in sorted(self._source.tensors.items())
@@ -190,27 +202,6 @@ def _misfit_of(stored: Stored, shape: tuple[int, ...], kinds: Sequence[str]) -> 
 
 def _either(kinds: Sequence[str]) -> str:
     return " or ".join(filter(None, (", ".join(kinds[:-1]), kinds[-1])))
-
-
-def _refuse_infinite(name: str, read: Tensor, tensor: Tensor) -> None:
-    """Raise if a tensor, as the model will have it, holds a number that is not finite.
-
-    A sum is finite only if all its terms are, and takes no longer than to read them. It may be infinite
-    although they are not, so they are counted before anything is said.
-    """
-    counts = tensor.is_floating_point() and tensor.itemsize > 1  # torch adds up no numbers of 8 bits
-    if not counts or tensor.is_meta or tensor.sum().isfinite():
-        return
-    wrong, stored = ((~x.isfinite()).sum().item() for x in (tensor, read))
-    if stored:
-        raise WeightsError(
-            f"{name} has {stored} of {read.numel()} numbers that are NaN or infinite; {DAMAGED}"
-        )
-    if wrong:
-        largest, kind = read.abs().max().item(), str(tensor.dtype).removeprefix("torch.")
-        raise WeightsError(
-            f"{name} has numbers up to {largest:.3g}, which {kind} cannot hold: choose another --dtype"
-        )
 
 
 def _listed(problems: list[str]) -> str:

@@ -15,7 +15,7 @@ from tiny import hf_greedy, hf_model, tiny_checkpoint
 
 from engine_core.engine import Engine
 from engine_core.protocol import Add, Failed, Pooled, Tokens
-from models.checkpoint import weights as checkpoint_weights
+from models.checkpoint.finite import FiniteCheck
 from models.config import ConfigError
 from worker.protocol import QUERY_GONE, Pooling, Sampling, Task
 from worker.steps.output import NOT_FINITE, NOT_FINITE_VALUES
@@ -284,7 +284,7 @@ def test_what_is_not_finite_fails_its_own_sequence(
     llama: Path, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step may compute such numbers. Here a weight is one, which loading would refuse."""
-    monkeypatch.setattr(checkpoint_weights, "_refuse_infinite", lambda *_: None)
+    monkeypatch.setattr(FiniteCheck, "add", lambda *_: None)
     bad = 77
     weights = load_file(llama / "model.safetensors")
     weights["model.embed_tokens.weight"][bad] = torch.nan

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from models.checkpoint.files import Upload
 from models.config import ModelConfig
 from models.layers.attention import CachedAttention
 from models.parallel.parallel import Parallel
@@ -105,6 +106,13 @@ class Device(Protocol):
 
         `dtypes`: the number types of the model and of its cache. `parallel`: which of the model's pieces are
         computed here. `turn`: the number of this worker on its machine, and how many there are.
+        """
+        ...
+
+    def uploading(self) -> AbstractContextManager[Upload | None]:
+        """What brings tensors of files to the device's own memory; None where it computes in the host's.
+
+        It may be used within the context, which ends its threads.
         """
         ...
 

@@ -77,6 +77,10 @@ class Cpu:
         """Do nothing: the kernels are there."""
         return nullcontext()
 
+    def uploading(self) -> AbstractContextManager[None]:
+        """Give nothing: weights are used where they lie in their files, or are packed from there."""
+        return nullcontext()
+
     def after_loading(self, weights: Iterable[Tensor]) -> None:
         """Give torch all threads if no weights are packed (float16, transformers' layers): it computes."""
         keep_freed_memory()

@@ -16,11 +16,13 @@ import msgspec
 import torch
 from torch import Tensor
 
+from models.checkpoint.files import Upload
 from models.config import ModelConfig
 from models.layers.attention import CachedAttention
 from models.parallel.parallel import Parallel
 from models.quantization.config import MADE_ON_CUDA
 from worker.devices.base import GIB, CacheBudget, Defaults, Fetch
+from worker.devices.pinned import pinned_upload
 from worker.devices.plain_attention import plain_attention_bytes
 from worker.host.memory import PageToucher
 from worker.kernels.cpu.quantized import describe_savings
@@ -118,6 +120,9 @@ class Cuda:
             parallel,
         )
         return compiling(calls, self.target if self.target.type == "cuda" else None, turn)
+
+    def uploading(self) -> AbstractContextManager[Upload]:
+        return pinned_upload(self.target)
 
     def after_loading(self, weights: Iterable[Tensor]) -> None:
         """Say what was saved, if weights were to be quantized, and which inputs are rounded."""

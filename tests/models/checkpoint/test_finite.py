@@ -1,0 +1,106 @@
+"""Weights that are not finite are refused where they are brought to a device, too, without waiting for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from broken import EMBEDDINGS, GATE, NORM, tensor, with_number
+from tiny import tiny_checkpoint
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from models.checkpoint.files import Upload
+from models.checkpoint.finite import FiniteCheck
+from models.checkpoint.weights import WeightsError
+from models.config import read_config
+from models.loader import LoadOptions, load_model
+
+NAN, INFINITE = float("nan"), float("inf")
+
+
+def upload(read: Tensor, dtype: torch.dtype, report: Callable[[float], None]) -> Tensor:
+    report(1.0)
+    return read.to(dtype, copy=True)
+
+
+def load(folder: Path, upload: Upload | None, dtype: torch.dtype) -> None:
+    load_model(LoadOptions(read_config(folder), folder, dtype=dtype), upload)
+
+
+@pytest.mark.parametrize(
+    ("broken", "dtype"),
+    [
+        (with_number(GATE, NAN), torch.bfloat16),
+        (with_number(EMBEDDINGS, -INFINITE), torch.float32),
+        (with_number(NORM, NAN, torch.bfloat16), torch.float32),
+        (with_number(GATE, 1e6), torch.float16),
+    ],
+    ids=["NaN", "infinite", "NaN in a norm", "too large for float16"],
+)
+def test_errors_are_those_of_the_host(
+    broken: Callable[[Path], object], dtype: torch.dtype, tmp_path: Path
+) -> None:
+    folder = tiny_checkpoint("LlamaForCausalLM", tmp_path)
+    broken(folder)
+    told: list[str] = []
+    for way in (None, upload):
+        with pytest.raises(WeightsError) as caught:
+            load(folder, way, dtype)
+        told.append(str(caught.value))
+    assert told[0] == told[1]
+
+
+def test_finite_numbers_with_an_infinite_sum_are_served(tmp_path: Path) -> None:
+    folder = tiny_checkpoint("LlamaForCausalLM", tmp_path)
+    tensor(GATE, lambda old: torch.full_like(old, 3e38))(folder)
+    load(folder, upload, torch.bfloat16)
+
+
+class Waits(TorchDispatchMode):
+    """A mode that counts how often it is asked whether something is so, for which the host would wait.
+
+    Numbers are asked for as well, by safetensors, of tensors that lie on the host anyway.
+    """
+
+    count = 0
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        asks = func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default)
+        self.count += asks and args[0].dtype == torch.bool
+        return func(*args, **(kwargs or {}))
+
+
+def test_no_value_is_asked_for_while_weights_come(tmp_path: Path) -> None:
+    folder = tiny_checkpoint("LlamaForCausalLM", tmp_path)
+    counts: list[int] = []
+    for way in (None, upload):
+        with Waits() as waits:
+            load(folder, way, torch.float32)
+        counts.append(waits.count)
+    assert counts[0] > 20  # one for each tensor
+    assert counts[1] == 0
+
+
+def test_what_is_finite_is_not_read_again() -> None:
+    check, read = FiniteCheck(at_once=False), list[str]()
+
+    def stored(name: str, value: float) -> Tensor:
+        read.append(name)
+        return torch.full([3], value)
+
+    for name, value in (("fine", 1.0), ("wrong", NAN), ("worse", NAN)):
+        check.add(name, torch.full([3], value), lambda name=name, value=value: stored(name, value))
+    assert read == []
+    with pytest.raises(WeightsError, match=r"^wrong has 3 of 3 numbers that are NaN"):
+        check.finish()
+    assert read == ["wrong"]
