@@ -6,6 +6,7 @@ libraries) before this process imports what it needs to supervise them.
 
 from __future__ import annotations
 
+import difflib
 import errno
 import importlib.util
 import ipaddress
@@ -15,7 +16,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -32,18 +33,30 @@ from server.options.table import (
 from server.run.api_processes import ApiProcesses
 from worker import logs
 
-BAD_USAGE, PORT_IN_USE = 2, 98
+BAD_USAGE, PORT_IN_USE, INTERRUPTED = 2, 98, 130
 BACKLOG = 2048
 ENGINE_SECONDS = 3.0
 """Seconds that an engine gets to end by itself when it has nothing left to do."""
 
-USAGE = """usage: facet serve [MODEL] [options]
-       facet serve --help
-       facet keys add|list|remove [NAME] [options]
-       facet bench serve|startup|offline [options]
-       facet chat|complete|embed|models|run-batch|doctor [options]    (docs/terminal.md)
-       facet kernels compile MODEL --capability N    (docs/cuda.md)
-       facet --version
+USAGE = """usage: facet COMMAND [options]; facet COMMAND --help tells more
+
+  facet serve [MODEL]             serve a model over HTTP; without a name, the built-in demo model
+  facet keys add|list|remove      edit the file of API keys
+
+With a server that runs:
+  facet chat                      talk to its model
+  facet complete                  continue a text
+  facet embed FILE...             make vectors of texts
+  facet models                    list its models
+  facet run-batch -i IN -o OUT    answer a file of requests; it can start a server of its own
+  facet bench serve               measure how it bears load
+
+On this machine:
+  facet doctor                    what it has and lacks for serving models
+  facet collect-env               the same with versions, for a bug report
+  facet bench startup|offline     measure the start, and the engine without HTTP
+  facet kernels compile MODEL     compile CUDA kernels ahead of a start
+  facet --version
 """
 
 TERMINAL = ("chat", "complete", "embed", "models", "run-batch", "doctor", "collect-env", "kernels")
@@ -51,36 +64,53 @@ TERMINAL = ("chat", "complete", "embed", "models", "run-batch", "doctor", "colle
 
 
 def serve() -> NoReturn:
-    sys.exit(_serve(sys.argv[1:], "serve"))
+    _exit_with(lambda: _serve(sys.argv[1:], "serve"))
 
 
 def main() -> NoReturn:
-    match sys.argv[1:]:
-        case ["serve", *arguments]:
-            sys.exit(_serve(arguments, "facet serve"))
-        case ["bench", *arguments]:
-            sys.exit(_bench(arguments, "facet bench"))
-        case ["keys", *arguments]:
-            from server.access.keys import command as keys  # not needed to serve
-
-            sys.exit(keys.run(arguments, key_file_of_environment()))
-        case [name, *arguments] if name in TERMINAL:
-            from server.terminal import command as terminal  # not needed to serve
-
-            sys.exit(terminal.run(name, arguments, client_key_of_environment()))
-        case ["--version" | "-V"]:
-            _print_version()
-            sys.exit(0)
-        case ["--help" | "-h"]:
-            print(USAGE, end="")
-            sys.exit(0)
-        case _:
-            print(USAGE, end="", file=sys.stderr)
-            sys.exit(BAD_USAGE)
+    _exit_with(lambda: _command(sys.argv[1:]))
 
 
 def bench() -> NoReturn:
-    sys.exit(_bench(sys.argv[1:], "bench"))
+    _exit_with(lambda: _bench(sys.argv[1:], "bench"))
+
+
+def _exit_with(run: Callable[[], int]) -> NoReturn:
+    """End the process with the code of a command, without a traceback if Ctrl-C ends it before it begins."""
+    try:
+        code = run()
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    sys.exit(code)
+
+
+def _command(words: Sequence[str]) -> int:
+    match words:
+        case ["serve", *arguments]:
+            return _serve(arguments, "facet serve")
+        case ["bench", *arguments]:
+            return _bench(arguments, "facet bench")
+        case ["keys", *arguments]:
+            from server.access.keys import command as keys  # not needed to serve
+
+            return keys.run(arguments, key_file_of_environment())
+        case [name, *arguments] if name in TERMINAL:
+            from server.terminal import command as terminal  # not needed to serve
+
+            return terminal.run(name, arguments, client_key_of_environment())
+        case ["--version" | "-V"]:
+            _print_version()
+            return 0
+        case ["--help" | "-h" | "help"]:
+            print(USAGE, end="")
+            return 0
+        case [name, *_]:
+            near = difflib.get_close_matches(name, ("serve", "bench", "keys", *TERMINAL), n=1)
+            meant = f"did you mean {near[0]}?" if near else "facet --help lists all"
+            return _fail(f"there is no command {name}; {meant}", BAD_USAGE)
+        case _:
+            print(USAGE, end="", file=sys.stderr)
+            return BAD_USAGE
 
 
 def _bench(arguments: Sequence[str], command: str) -> int:

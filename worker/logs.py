@@ -72,7 +72,7 @@ def setup(process: str, style: str) -> None:
 def guard_stderr() -> None:
     """Let no print to sys.stderr wait or fail from now on. `setup` does this, too."""
     if not isinstance(sys.stderr, _Stderr):
-        _open_stderr()
+        _open_standard_files()
         sys.stderr = _Stderr()
 
 
@@ -122,14 +122,26 @@ def _say_what_was_lost(lines: int) -> None:
     _log.warning("%d lines of this log were dropped: they were not read in time, or the disk was full", lines)
 
 
-def _open_stderr() -> None:
-    """If the process began without a stderr, keep its number from a socket or file that is opened later."""
-    if sys.__stderr__ is None:
-        null = os.open(os.devnull, os.O_WRONLY)
-        if null != _STDERR:
-            os.dup2(null, _STDERR)
-            os.close(null)
-        os.set_inheritable(_STDERR, True)
+def _open_standard_files() -> None:
+    """Open those of stdin, stdout and stderr without which the process began, to /dev/null.
+
+    Sockets and files that are opened later would get their numbers, which libuv takes for an error.
+    """
+    for number, stream in enumerate((sys.__stdin__, sys.__stdout__, sys.__stderr__)):
+        if stream is None and (number == _STDERR or not _is_open(number)):
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            os.set_inheritable(number, True)
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
 
 
 class _Handler(logging.Handler):

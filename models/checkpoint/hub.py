@@ -66,7 +66,8 @@ def resolve(
     named = _HUB_ID.fullmatch(model)
     if named is None:
         raise HubError(
-            f"'{model}' is not a folder here, and cannot be a hub id, which has the form owner/name"
+            f"'{model}' is neither a folder nor a GGUF file here, and cannot be a hub id, which has the form "
+            "owner/name"
         )
     if quant and named["quant"] and quant != named["quant"]:
         raise HubError(f"two forms are named: {named['quant']} and --quant {quant}; leave out one")

@@ -14,6 +14,7 @@ router = APIRouter(route_class=Endpoint, tags=["models"], dependencies=[Depends(
 
 
 @router.get("/v1/models")
+@router.get("/v1/models/", include_in_schema=False)
 async def list_models(request: Request) -> Response:
     """List the names that requests may use."""
     facts = frontend_of(request).facts

@@ -41,7 +41,7 @@ from worker.host.machine import service_manager
 EXTRA_SECONDS = 10.0
 """Seconds beyond its own time-outs after which a process is killed."""
 FORCED_SECONDS = 2.0
-"""Seconds for API processes to cut off their requests and end, after a second signal."""
+"""Seconds for API processes to end after a second signal, or before they have served anything."""
 EXPLAIN_SECONDS = 1.0
 """Seconds for all API processes to end by themselves when no engine can be started: one prints the reason."""
 ENGINE_SECONDS = 3.0
@@ -202,13 +202,16 @@ class Supervisor:
             process.terminate()
         if not self._engines.worked:
             self._engines.terminate()  # nobody waits for them
-        await self._unless_forced(self._servers_end(), self._config.shutdown_timeout + EXTRA_SECONDS)
+        patience = self._config.shutdown_timeout + EXTRA_SECONDS
+        # Nothing is lost before a server has served, and a process may be at work that cannot be interrupted.
+        await self._unless_forced(self._servers_end(), patience if self._engines.worked else FORCED_SECONDS)
         if self._force.is_set():
             self._servers.tell(CutOff())
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._servers_end(), FORCED_SECONDS)
         for process in self._servers.running:
-            _log.error("%s does not end: it is killed", process.name)
+            if self._engines.worked:
+                _log.error("%s does not end: it is killed", process.name)
             process.kill()
 
     async def _servers_end(self) -> None:

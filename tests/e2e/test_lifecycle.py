@@ -89,6 +89,21 @@ def test_death_of_the_engine_while_it_loads_is_explained(api_servers: int, kille
         server.close()
 
 
+def test_ctrl_c_while_the_model_loads_waits_for_no_process():
+    """There are no requests to finish yet, so a process that cannot hear the signal is not waited for."""
+    server = LiveServer("demo", *SMALL, "--shutdown-timeout", "300")
+    try:
+        wait_until(lambda: "Loading libraries" in server.output(), 20, server.output)
+        children = server.children()
+        os.kill(server.api_pids()[0], signal.SIGSTOP)
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(60) == 0, server.output()
+        assert "ERROR" not in server.output()
+        wait_until(lambda: not any(map(alive, children)), 10, "a child outlived the server")
+    finally:
+        server.close()
+
+
 def test_no_child_survives_the_parent():
     with serving("demo", *SMALL) as server:
         children = server.children()

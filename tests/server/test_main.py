@@ -11,7 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from server.main import BAD_USAGE, PORT_IN_USE, bind, is_open_to_others, shows_key
+from server.main import (
+    BAD_USAGE,
+    INTERRUPTED,
+    PORT_IN_USE,
+    TERMINAL,
+    bind,
+    is_open_to_others,
+    shows_key,
+)
 from server.options.table import parse
 from server.run.progress import ProgressDisplay
 
@@ -35,8 +43,9 @@ def command(*arguments: str, cwd: Path | None = None, **variables: str) -> subpr
             ["serve", "--ssl-keyfile", "/no/k", "--ssl-certfile", "/no/c"],
             "error: --ssl-keyfile: there is no file /no/k",
         ),
-        (["server"], "usage: facet serve"),
-        ([], "usage: facet serve"),
+        (["server"], "error: there is no command server; did you mean serve?\n"),
+        (["zzqq"], "error: there is no command zzqq; facet --help lists all\n"),
+        ([], "usage: facet COMMAND"),
     ],
 )
 def test_bad_usage_is_refused_in_one_line(arguments: list[str], expected: str) -> None:
@@ -44,6 +53,23 @@ def test_bad_usage_is_refused_in_one_line(arguments: list[str], expected: str) -
     assert done.returncode == BAD_USAGE
     assert done.stderr.startswith(expected)
     assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c_before_a_command_has_begun_is_no_traceback() -> None:
+    code = (
+        "from server import main\n"
+        "def parse(*_, **__): raise KeyboardInterrupt\n"
+        "main.parse = parse\n"
+        "main.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "serve"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (INTERRUPTED, "", "")
+
+
+def test_help_names_every_command() -> None:
+    said = command("--help").stdout
+    words = said.replace("|", " ").split()
+    assert [name for name in ("serve", "bench", "keys", *TERMINAL) if name not in words] == []
 
 
 @pytest.mark.parametrize("module", ["server.main", "server.run.api_server", "facet"])

@@ -147,6 +147,21 @@ def test_a_process_without_a_stderr_keeps_its_number_from_others() -> None:
     assert (done.returncode, done.stdout) == (0, "True\n")
 
 
+def test_a_process_without_stdin_and_stdout_keeps_their_numbers_from_others() -> None:
+    code = (
+        "import os, socket; null = os.stat(os.devnull)\n"
+        "print([os.path.samestat(os.fstat(n), null) for n in (0, 1)], file=sys.stderr, end=' ')\n"
+        "print(socket.socket().fileno() > 2, file=sys.stderr)"
+    )
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" <&- >&-', "sh", sys.executable, "-c", "import sys\n" + BEGIN + code],
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "[True, True] True\n")
+
+
 def test_an_error_is_told_in_a_line_of_200_characters() -> None:
     short = ValueError("/models/a/config.json: the field 'x'\n is wrong")
     assert logs.one_line(short) == "/models/a/config.json: the field 'x' is wrong"

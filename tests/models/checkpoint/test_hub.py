@@ -111,9 +111,9 @@ def test_a_hub_that_does_not_answer_leaves_the_cache(fake: FakeHub, monkeypatch:
     assert resolve("gpt2") == fake.snapshot
 
 
-@pytest.mark.parametrize("model", ["/no/such/folder", "./name", "a/b/c", "owner/", "~/model", ""])
+@pytest.mark.parametrize("model", ["/no/folder", "./name", "./name.gguf", "a/b/c", "owner/", "~/model", ""])
 def test_neither_a_folder_nor_a_hub_id(fake: FakeHub, model: str) -> None:
-    with pytest.raises(hub.HubError, match="is not a folder here, and cannot be a hub id"):
+    with pytest.raises(hub.HubError, match="neither a folder nor a GGUF file here, and cannot be a hub id"):
         resolve(model)
     assert not fake.calls
 

@@ -30,6 +30,10 @@ async def test_every_name_has_a_card(client: httpx.AsyncClient) -> None:
     assert permission["allow_sampling"] is True
 
 
+async def test_a_slash_behind_the_list_names_no_model(client: httpx.AsyncClient) -> None:
+    assert (await client.get("/v1/models/")).json() == (await client.get("/v1/models")).json()
+
+
 @pytest.mark.parametrize("name", ["tiny", "org/tiny"])
 async def test_one_model(client: httpx.AsyncClient, name: str) -> None:
     assert (await client.get(f"/v1/models/{name}")).json()["id"] == name
