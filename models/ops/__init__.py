@@ -1,8 +1,8 @@
 """The operations a layer may call, under one name each: `ops.rms_norm(...)`.
 
-They are the plain torch ones of `reference.py`, `expert_reference.py` and `latent_reference.py`, unless the
-worker has one for its device and binds it with `use`. Layers must call them as attributes of this module, so
-that a new binding is seen.
+They are the plain torch ones of `reference.py` and the other references beside it, unless the worker has one
+for its device and binds it with `use`. Layers must call them as attributes of this module, so that a new
+binding is seen.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from models.ops import expert_reference, latent_reference, reference
+from models.ops import expert_reference, latent_reference, pooling_reference, reference
 from models.ops.expert_reference import add_gated, collect_experts, experts, route
 from models.ops.latent_reference import front_rms_norm, latent_attention, pack_latent
+from models.ops.pooling_reference import apart, pool
 from models.ops.reference import (
     activation,
     add,
@@ -47,6 +48,7 @@ __all__ = [
     "add_layer_norm",
     "add_rms_norm",
     "angles",
+    "apart",
     "attention",
     "collect_experts",
     "embed",
@@ -62,6 +64,7 @@ __all__ = [
     "normalize",
     "pack",
     "pack_latent",
+    "pool",
     "rms_norm",
     "rotary_and_cache",
     "rotate",
@@ -77,7 +80,7 @@ __all__ = [
 
 
 SPECIFIED: Mapping[str, Callable[..., Any]] = (
-    vars(expert_reference) | vars(latent_reference) | vars(reference)
+    vars(expert_reference) | vars(latent_reference) | vars(pooling_reference) | vars(reference)
 )
 """The reference of each operation, by its name."""
 

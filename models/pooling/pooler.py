@@ -1,8 +1,9 @@
 """The pooler turns hidden states into vectors and labels: the task chooses tokens, head and activation.
 
-Every sequence is pooled and passes its head by itself: sums run over its own rows in their order, and no
-matrix product has the rows of another in it. So a text gives the same bits alone and in any batch. Only work
-on each row alone (cuts, norms, activations) is done for many sequences at once. All arithmetic is float32.
+On a CPU every sequence is pooled and passes its head by itself (`ops.pool`, `ops.apart`): sums run over its
+own rows in their order, and no matrix product has the rows of another in it. So a text gives the same bits
+alone and in any batch. Only work on each row alone (cuts, norms, activations) is done for many sequences at
+once, and everything is on devices that promise no such bits. All arithmetic is float32.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from models import ops
 from models.checkpoint.weights import Weights, load
+from models.ops.segments import Segments
 from models.pooling.config import Activation
 from models.pooling.sentence_files import Mode
 
@@ -46,7 +48,7 @@ class PoolBatch:
     """Finished sequences, packed, each with the rows that its head needs (`Pooler.needed_positions`)."""
 
     hidden: Tensor  # [N, H]: hidden states
-    lengths: list[int]  # rows of each sequence; their sum is N
+    segments: Segments  # P sequences
     params: Sequence[PoolingLike]
 
 
@@ -60,10 +62,6 @@ class Rows(Protocol):
         """The positions of a sequence whose rows are needed, in order. Known before anything is computed."""
         ...
 
-    def __call__(self, rows: Tensor, skip: int) -> Tensor:
-        """Merge the needed rows [L, H] of a sequence -> [K, H'] float32."""
-        ...
-
 
 class Merged:
     """One row for the whole sequence; the results of several modes are laid side by side."""
@@ -75,12 +73,9 @@ class Merged:
     def needed_positions(self, tokens: Sequence[int]) -> Sequence[int]:
         return range(0 if self.needs_all else len(tokens) - 1, len(tokens))
 
-    def __call__(self, rows: Tensor, skip: int) -> Tensor:
-        # A sequence that is nothing but its instruction is merged whole, for no tokens have no vector.
-        skip = skip if skip < len(rows) else 0
-        if skip:
-            rows = rows[skip:]
-        merged = [_MERGE[mode](rows, skip) for mode in self.modes]
+    def __call__(self, rows: Tensor, segments: Segments) -> Tensor:
+        """Merge the rows [N, H] of each of P sequences -> [P, H'] float32."""
+        merged = [ops.pool(rows, segments, mode, _MERGE[mode]) for mode in self.modes]
         return merged[0] if len(merged) == 1 else torch.cat(merged, dim=-1)
 
 
@@ -91,9 +86,6 @@ class Every:
 
     def needed_positions(self, tokens: Sequence[int]) -> Sequence[int]:
         return range(len(tokens))
-
-    def __call__(self, rows: Tensor, skip: int) -> Tensor:
-        return rows.float()
 
 
 class Tagged:
@@ -106,9 +98,6 @@ class Tagged:
 
     def needed_positions(self, tokens: Sequence[int]) -> Sequence[int]:
         return [position for position, token in enumerate(tokens) if token == self.tag]
-
-    def __call__(self, rows: Tensor, skip: int) -> Tensor:
-        return rows.float()
 
 
 def _weighted_mean(rows: Tensor, skip: int) -> Tensor:
@@ -125,7 +114,7 @@ _MERGE: dict[Mode, Callable[[Tensor, int], Tensor]] = {
     "MEAN_SQRT_LEN": lambda rows, skip: rows.float().sum(0, keepdim=True) / len(rows) ** 0.5,
     "WEIGHTED_MEAN": _weighted_mean,
 }
-"""Each function merges rows [L, H], from which the first `skip` are already removed, to [1, H] float32."""
+"""Each function merges rows [L, H], before which `skip` others are left out, to [1, H]."""
 
 
 def _sigmoid(rows: Tensor) -> Tensor:
@@ -171,11 +160,21 @@ class TaskHead:
     def cut(self, dimensions: int | None) -> int:
         return min(dimensions or self.dimensions or self.width, self.width)
 
-    def pool(self, rows: Tensor, skip: int) -> Tensor:
-        """Merge and project the needed hidden states of a sequence [L, H] -> [K, width] float32."""
-        if self.before is not None:
-            rows = self.before(rows.float())
-        return self.project(self.rows(rows, skip))
+    def pool(self, rows: Tensor, segments: Segments, members: Sequence[int]) -> Tensor:
+        """Merge and project hidden states [N, H] of sequences, those of `members` -> [R, width] float32.
+
+        R is the number of members if each is merged into one row, else that of their rows.
+        """
+        lengths, chosen = segments.lengths, segments.of(members)
+        if not isinstance(self.rows, Merged) and chosen is not segments:
+            parts = rows.split(lengths)
+            rows, lengths = torch.cat([parts[i] for i in members]), chosen.lengths
+        before, project = self.before, self.project
+        if before is not None:
+            rows = ops.apart(lambda part: before(part.float()), rows, lengths)
+        if isinstance(self.rows, Merged):
+            rows, lengths = self.rows(rows, chosen), [1] * len(members)
+        return ops.apart(lambda part: project(part.float()), rows, lengths)
 
     def finish(self, rows: Tensor, use_activation: bool | None, dimensions: int | None) -> Tensor:
         """Cut and activate rows [R, width] -> [R, the cut width]."""
@@ -216,15 +215,15 @@ class Pooler(nn.Module):
 
     def forward(self, batch: PoolBatch) -> list[Tensor]:
         """Answer in the order of the batch, in float32: [D] for a merged sequence, else [K, D]."""
-        hidden = batch.hidden.split(batch.lengths)
+        lengths = batch.segments.lengths
         answers: dict[int, Tensor] = {}
         for (task, use_activation, dimensions), members in _alike(batch.params).items():
             head = self._head(task)
-            pooled = [head.pool(hidden[i], batch.params[i].skip) for i in members]
-            finished = head.finish(torch.cat(pooled), use_activation, dimensions)
-            pieces = finished if head.is_merged else finished.split([len(rows) for rows in pooled])
+            pooled = head.pool(batch.hidden, batch.segments, members)
+            finished = head.finish(pooled, use_activation, dimensions)
+            pieces = finished if head.is_merged else finished.split([lengths[i] for i in members])
             answers |= zip(members, pieces, strict=True)
-        return [answers[i] for i in range(len(batch.lengths))]
+        return [answers[i] for i in range(len(lengths))]
 
     def _head(self, task: str) -> TaskHead:
         if task not in self.heads:

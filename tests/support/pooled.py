@@ -19,6 +19,7 @@ from models.config import read_config
 from models.conversion.served_as import resolve_conversion
 from models.loader import LoadOptions, load_model
 from models.model import ServedModel
+from models.ops.segments import Segments
 from models.parallel.parallel import Parallel
 from models.pooling.config import read_pooling
 from models.pooling.pooler import PoolBatch
@@ -112,7 +113,12 @@ def pool(
         for rows, one, tokens in zip(hidden, asked, sequences, strict=True)
     ]
     with torch.inference_mode():
-        return pooler(PoolBatch(torch.cat(needed), [len(rows) for rows in needed], asked))
+        return pooler(PoolBatch(torch.cat(needed), packed(needed, asked), asked))
+
+
+def packed(rows: Sequence[Tensor], asked: Sequence[Any]) -> Segments:
+    """The places of sequences one behind the other."""
+    return Segments.packed([len(each) for each in rows], [each.skip for each in asked], torch.tensor)
 
 
 @torch.inference_mode()

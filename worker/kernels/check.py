@@ -17,6 +17,7 @@ from models.context import ForwardContext
 from models.ops import SPECIFIED, latent_reference
 from models.ops.head_prep import HeadPrep
 from models.ops.routing import Routing
+from models.ops.segments import Segments
 from models.quantization.coding import E2M1, E4M3, IQ4, WHOLE
 from models.quantization.matrix import Factors, Grouped
 
@@ -88,7 +89,7 @@ def moved(argument: Any, target: torch.device) -> Any:
             return tuple(moved(each, target) for each in cast("tuple[Any, ...]", argument))
         case HeadPrep():
             return msgspec.structs.replace(argument, cos_sin=moved(argument.cos_sin, target))
-        case ForwardContext() | Grouped() | Factors():
+        case ForwardContext() | Grouped() | Factors() | Segments():
             values = {each.name: getattr(argument, each.name) for each in fields(argument)}
             return replace(argument, **{name: moved(value, target) for name, value in values.items()})
         case _:
@@ -140,8 +141,20 @@ def _cases(made: torch.Generator, dtype: torch.dtype, dim: int) -> list[_Case]:
         _latent_case(values, step, cos_sin),
         _Case("encoder_attention", (q, k, v, step), {"scale": 0.2}),
         _Case("mean", (x,)),
+        _Case("pool", (x, _segments(), "WEIGHTED_MEAN", _weighted)),
+        _Case("pool", (x, _segments(), "MAX", lambda rows, skip: rows.amax(0, keepdim=True))),
         _Case("normalize", (x.float(),)),
     ]
+
+
+def _segments() -> Segments:
+    """Two texts of five rows, of which the second has an instruction."""
+    return Segments.packed([2, 3], [0, 1], torch.tensor)
+
+
+def _weighted(rows: Tensor, skip: int) -> Tensor:
+    weights = torch.arange(skip + 1, skip + len(rows) + 1, device=rows.device)[:, None].float()
+    return (rows.float() * weights).sum(0, keepdim=True) / weights.sum()
 
 
 def _latent_case(values: Callable[..., Tensor], step: ForwardContext, cos_sin: Tensor) -> _Case:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from models.ops.segments import Segments
 from models.pooling.pooler import PoolBatch, Pooler
 from worker.config import WorkerConfig
 from worker.pooling.hidden import HiddenStore
@@ -76,8 +77,15 @@ class PoolPlan:
 
     rows: list[int]  # index of each sequence in StepInput.seqs, in the order of the hidden states
     params: list[Pooling]
-    lengths: list[int]  # hidden states of each sequence
+    segments: Segments  # the hidden states of each sequence
     needed: NeededStates | None  # None: all of the step, in its order
+
+
+def segments_of(packet: Packet, lengths: Sequence[int], params: Sequence[Pooling]) -> Segments:
+    """The places of sequences with so many hidden states, one behind the other, sent with the step."""
+    return Segments.packed(
+        lengths, [each.skip for each in params], lambda places: packet.ints(np.ravel(places))
+    )
 
 
 def plan_pools(
@@ -101,7 +109,7 @@ def plan_pools(
     return PoolPlan(
         rows=rows[order].tolist(),
         params=[params[index] for index in order],
-        lengths=lengths.tolist(),
+        segments=segments_of(packet, lengths.tolist(), [params[index] for index in order]),
         needed=NeededStates(
             here=packet.ints(at[:here]),
             slots=packet.ints(np.repeat(slots[order], lengths)),
@@ -123,7 +131,7 @@ def gather_hidden(plan: PoolPlan, hidden: Tensor, store: HiddenStore | None, slo
     """The pooler's input. `hidden` [T, H]: the step's hidden states."""
     needed = plan.needed
     if needed is None:
-        return PoolBatch(hidden, plan.lengths, plan.params)
+        return PoolBatch(hidden, plan.segments, plan.params)
     states = hidden[needed.here]  # [M, H]
     count = len(states)  # M
     if count < len(needed.positions):
@@ -131,7 +139,7 @@ def gather_hidden(plan: PoolPlan, hidden: Tensor, store: HiddenStore | None, slo
             raise ValueError("a pooled sequence needs hidden states of earlier steps, which are not stored")
         older = store.read(slots.block_table, needed.slots[count:], needed.positions[count:])
         states = torch.cat([states, older])  # [N, H]
-    return PoolBatch(states, plan.lengths, plan.params)
+    return PoolBatch(states, plan.segments, plan.params)
 
 
 def apply_late_interaction(plan: PoolPlan, vectors: list[Tensor], queries: QueryStore) -> PooledVectors:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from worker.pooling.plan import PoolPlan, plan_pools
+from worker.pooling.plan import PoolPlan, plan_pools, segments_of
 from worker.protocol import NewSeq, Pooling, SeqStep, StepInput
 from worker.sampling.logprobs import PromptLogprobPlan
 from worker.sampling.sampler import GREEDY, SamplingPlan, plan_sampling
@@ -254,7 +254,7 @@ def _plan_pools(
     texts = [slots.texts[seqs[row].slot] for row in chosen]
     needed = [needed_positions(params, text) for params, text in zip(asked, texts, strict=True)]
     if not any(columns.starts) and [len(own) for own in needed] == columns.counts:  # an encoder's texts
-        return PoolPlan(chosen, asked, columns.counts, None)
+        return PoolPlan(chosen, asked, segments_of(packet, columns.counts, asked), None)
     return plan_pools(
         packet,
         rows=np.array(chosen),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from drive import Driver, load_ranks
-from pooled import NO, PROMPTS, YES, Params, assert_near, causal_checkpoint, load_pooled, pool
+from pooled import NO, PROMPTS, YES, Params, assert_near, causal_checkpoint, load_pooled, packed, pool
 from torch import Tensor, nn
 
 from models.checkpoint.weights import load, open_weights
@@ -134,7 +134,8 @@ def test_an_encoder_gets_the_pooler_of_its_head(
     task = sorted(tasks)[0]
     ids = torch.tensor([7, 8, 9])
     hidden = model(ids, ids)
-    (answer,) = model.pooler(PoolBatch(hidden, [3], [Params(task, use_activation=False)]))
+    asked = [Params(task, use_activation=False)]
+    (answer,) = model.pooler(PoolBatch(hidden, packed([hidden], asked), asked))
     rows = hidden if task.startswith("token") else hidden[:1]  # CLS
     expected = model.base.head(rows) if model.base.head else rows
     torch.testing.assert_close(answer.view_as(expected), expected)

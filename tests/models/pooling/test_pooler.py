@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pooled import packed
 from sentence_transformers.sentence_transformer.modules import Dense as TheirDense
 from sentence_transformers.sentence_transformer.modules import LayerNorm as TheirLayerNorm
 from sentence_transformers.sentence_transformer.modules import Pooling as TheirPooling
@@ -92,7 +93,7 @@ def pool(
         for rows, asked, text in zip(hidden, params, texts, strict=True)
     ]
     with torch.inference_mode():
-        return pooler(PoolBatch(torch.cat(needed), [len(rows) for rows in needed], params))
+        return pooler(PoolBatch(torch.cat(needed), packed(needed, params), params))
 
 
 def theirs(hidden: list[Tensor], modes: list[Mode], skip: int = 0) -> Tensor:

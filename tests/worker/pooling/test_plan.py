@@ -131,7 +131,7 @@ def test_rows_come_from_the_step_or_from_earlier_ones() -> None:
     store.write(states(second), second.context)
     plan = second.pooled
     assert plan is not None
-    assert (plan.rows, plan.lengths, plan.params) == ([1, 2, 0], [1, 4, 6], [LAST, WHOLE, WHOLE])
+    assert (plan.rows, plan.segments.lengths, plan.params) == ([1, 2, 0], [1, 4, 6], [LAST, WHOLE, WHOLE])
     pooled = gather_hidden(plan, states(second), store, table.slots)
     expected = [22, 30, 31, 32, 33, 10, 11, 12, 13, 14, 15]
     assert pooled.hidden[:, 0].tolist() == expected
@@ -144,7 +144,12 @@ def test_a_step_of_whole_sequences_is_pooled_as_it_is() -> None:
     batch = table.step(seq(1, 0, 4), seq(3, 0, 2), new=[new(1, 4, WHOLE), new(3, 2, WHOLE)])
     plan = batch.pooled
     assert plan is not None
-    assert (plan.rows, plan.lengths, plan.params, plan.needed) == ([0, 1], [4, 2], [WHOLE, WHOLE], None)
+    assert (plan.rows, plan.segments.lengths, plan.params, plan.needed) == (
+        [0, 1],
+        [4, 2],
+        [WHOLE, WHOLE],
+        None,
+    )
     hidden = states(batch)
     assert gather_hidden(plan, hidden, None, table.slots).hidden is hidden
 
@@ -168,13 +173,13 @@ def test_positions_that_a_token_names_come_from_the_step_or_from_earlier_ones() 
     news = [NewSeq(slot, text, len(text), TAGGED) for slot, text in enumerate((early, late, none))]
     first = table.step(*(seq(slot, 0, 2, [slot, slot + 3], pools=slot == 2) for slot in range(3)), new=news)
     assert first.pooled is not None
-    assert (first.pooled.rows, first.pooled.lengths) == ([2], [0])
+    assert (first.pooled.rows, first.pooled.segments.lengths) == ([2], [0])
     assert gather_hidden(first.pooled, states(first), store, table.slots).hidden.shape == (0, 3)
     at = torch.arange(12.0)
     store.write(at[:6, None].expand(-1, 3), first.context)
     second = table.step(*(seq(slot, 2, 4) for slot in range(2)))
     assert second.pooled is not None
-    assert (second.pooled.rows, second.pooled.lengths) == ([1, 0], [1, 3])
+    assert (second.pooled.rows, second.pooled.segments.lengths) == ([1, 0], [1, 3])
     hidden = 100 + at[:8, None].expand(-1, 3)
     store.write(hidden, second.context)
     pooled = gather_hidden(second.pooled, hidden, store, table.slots)

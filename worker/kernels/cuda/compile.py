@@ -36,6 +36,7 @@ from models.context import ForwardContext, use_context
 from models.loader import LoadOptions, load_model
 from models.model import ServedModel
 from models.ops.narrow import CACHE_DTYPES
+from models.ops.segments import Segments
 from models.parallel.experts import ExpertPlace
 from models.parallel.parallel import Parallel
 from models.quantization.cache_scheme import read_cache_scheme
@@ -150,6 +151,8 @@ def model_calls(
             _lay_out_tokens(block_size, paged=model.causal)
             if model.causal and parallel.last:
                 _choose_tokens(config.vocab_size, block_size)
+            if parallel.last:
+                _pool(config.output_size, dtype)
         finally:
             ops.use({} if kernels is None else kernels)
     return list({describe(call): call for call in calls}.values())
@@ -270,6 +273,13 @@ def _choose_tokens(vocab_size: int, block_size: int) -> None:
     lay_out(_nowhere((64,), torch.int32), states, slots, rows)
     lay_out_from_states(_nowhere((4,), torch.int32), states, slots, rows.samples)
     draw(GroupedLogits(_nowhere((4, vocab_size), torch.float32), BY_TORCH), filters(NOWHERE))
+
+
+def _pool(width: int, dtype: torch.dtype) -> None:
+    """Merge the rows of a text, as they are and as a projection of every token leaves them."""
+    segments = Segments([(0, 0, 64)], _nowhere((1, 3), torch.int32))
+    for kind in dict.fromkeys((dtype, torch.float32)):
+        ops.pool(_nowhere((64, width), kind), segments, "MEAN", lambda rows, skip: rows)
 
 
 def _nowhere(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -13,6 +13,7 @@ from worker.kernels import check
 from worker.kernels.cuda import attention, linear, norms, rotary
 from worker.kernels.cuda.card import Card
 from worker.kernels.cuda.latent import attention as latent
+from worker.kernels.cuda.pooling import segments
 from worker.kernels.cuda.products import experts
 from worker.kernels.cuda.products.inputs import InputForms
 from worker.kernels.cuda.products.rounded import torch_multiplies
@@ -27,7 +28,8 @@ def bind(card: Card, *, fp8: bool = False) -> Table:
     forms = InputForms()
     linears = linear.bind(card, forms, fp8=fp8)
     cached = attention.bind(card) | latent.bind(card) | rotary.bind()
-    return cached | norms.bind(forms) | linears | experts.bind(linear.gated)
+    others = norms.bind(forms) | experts.bind(linear.gated) | segments.bind()
+    return cached | linears | others
 
 
 def open_kernels(card: Card, target: torch.device, dim: int, *, fp8: bool = False) -> Table:

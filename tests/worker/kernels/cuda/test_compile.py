@@ -43,6 +43,8 @@ DECODER = (
     "lay_out_samples",
     "survey_groups",
     "draw_row",
+    "merge_rows",
+    "merge_rows",
 )
 QUANTIZED: dict[str, dict[str, object]] = {
     "awq": {"bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"},
@@ -226,7 +228,13 @@ def test_an_encoder_compiles_ahead(tmp_path: Path) -> None:
     shape = {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16}
     tiny_checkpoint("BertModel", tmp_path, **shape, num_hidden_layers=1)
     found = compiled(tmp_path, 90)
-    assert sorted({name for name, _, _ in found}) == ["activate", "attend", "lay_out_any", "norm"]
+    assert sorted({name for name, _, _ in found}) == [
+        "activate",
+        "attend",
+        "lay_out_any",
+        "merge_rows",
+        "norm",
+    ]
     assert [fault for _, _, fault in found if fault] == []
 
 

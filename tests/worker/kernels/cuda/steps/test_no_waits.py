@@ -267,6 +267,20 @@ def test_encoders_wait_for_nothing(family: str, tmp_path: Path) -> None:
     pools_without_waiting(config_of(folder), TOKEN_LABELS)
 
 
+@pytest.mark.parametrize("architecture", ["BertModel", "BertForSequenceClassification"])
+def test_many_texts_are_pooled_by_as_many_operations_as_two(tmp_path: Path, architecture: str) -> None:
+    config = config_of(tiny_checkpoint(architecture, tmp_path), max_num_seqs=40)
+    asked = Pooling(task="embed" if architecture == "BertModel" else "classify")
+    with opened(config, MetaCuda()) as (runner, calls):
+        found: list[tuple[int, int]] = []
+        for texts in (2, 40):
+            del calls[:]
+            new = [NewSeq(slot, [5, 9, 5], 3, asked) for slot in range(texts)]
+            seqs = [SeqStep(slot, 0, 3, [], samples=False, pools=True) for slot in range(texts)]
+            found.append((len(take(runner, StepInput(1, new, seqs)).operations), len(calls)))
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("chunk", [LENGTH, 4])
 @pytest.mark.parametrize("mode", ["LAST", "CLS", "MEAN", "MAX", "MEAN_SQRT_LEN", "WEIGHTED_MEAN"])
 def test_pooling_waits_for_nothing(qwen: Path, mode: str, chunk: int) -> None:
