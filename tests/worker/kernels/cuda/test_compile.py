@@ -74,7 +74,7 @@ def lines_of(program: str, *given: object) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "capability", [90, *(pytest.param(other, marks=pytest.mark.slow) for other in (80, 89))]
+    "capability", [90, *(pytest.param(other, marks=pytest.mark.slow) for other in (80, 86, 89, 100, 120))]
 )
 def test_a_decoder_compiles_ahead(tmp_path: Path, capability: int) -> None:
     shape = {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16, "head_dim": 128}
