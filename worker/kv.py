@@ -176,12 +176,13 @@ def bytes_beside_cache(
     step += attention(limits.max_num_batched_tokens)
     if place.expert_size > 1 and place.expert_transport == "all_to_all":
         step += limits.max_num_batched_tokens * replicas * _result_bytes(model, dtype)
-    if not place.alone:
+    if place.stages > 1 or replicas > 1:  # their steps are not recorded
         return step
+    copies = 4 if ranks == 1 else 5  # logits, also in pieces of ranks; copies, to cap, mask and rank them
     return step + device.recording_bytes(
         limits.max_num_seqs,
-        per_row=4 * 4 * model.vocab_size if generates else 0,  # logits; copies, to cap, mask and rank them
-        per_token=_token_numbers(model, 1) * dtype.itemsize,
+        per_row=copies * 4 * model.vocab_size if generates else 0,
+        per_token=_token_numbers(model, ranks) * dtype.itemsize,
         attention=attention,
     )
 

@@ -111,7 +111,7 @@ class Runner:
         self._staging = Staging(self._device.staging_buffer, steps_behind, limits.staged_words)
         self._queries = QueryStore()
         self._bounds = BoundsReader()
-        self._compute = self._device.quickened(self._make_compute(tasks), replays=place.alone)
+        self._compute = self._device.quickened(self._make_compute(tasks), self._groups)
         self._mixtures = _mixtures(self._model, config)
         self._failed = False
         """Whether the last step has failed, or is under way."""
@@ -191,6 +191,7 @@ class Runner:
         for layer in self._model.attention_layers():
             layer.kv = None
         self._cache = no_cache(0)
+        self._compute.close()
         self._groups.close()
         self._device.close()
 

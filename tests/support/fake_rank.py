@@ -66,6 +66,11 @@ class FakeRank(FakeWorker):
             raise RuntimeError("odd input")
         return super().launch(step, following)
 
+    def prepare(self) -> bool:
+        if (self._folder / "cannot-prepare").exists():
+            raise RuntimeError("NCCL is broken")
+        return super().prepare()
+
     def close(self) -> None:
         (self._folder / f"closed-{self._where.rank}").touch()
 

@@ -11,8 +11,8 @@ from worker.devices.cpu import Cpu
 from worker.kernels.cuda import table
 from worker.kernels.cuda.card import Card
 from worker.kernels.cuda.sampling.draw import draw, draw_into
-from worker.kernels.cuda.steps.graphs import Graphs
-from worker.kernels.cuda.steps.layout import Layout
+from worker.kernels.cuda.steps.graphs import open_graphs
+from worker.ranks.groups import Groups
 from worker.sampling.groups import BY_TORCH
 from worker.steps.compute import Compute, Computing
 
@@ -36,9 +36,6 @@ class Interpreted(Cpu):
         """Copy: the next replay writes to the same memory, and comes after this on a card."""
         return Fetch(values.clone(), None)
 
-    def quickened(self, compute: Compute, *, replays: bool) -> Computing:
+    def quickened(self, compute: Compute, groups: Groups) -> Computing:
         compute.slots.host_tables = None
-        if self.most_tokens and replays:
-            return Graphs(compute, CARD, self.graphs, self._draw_into, most=self.most_tokens)
-        compute.lay_out = Layout(CARD)
-        return compute
+        return open_graphs(compute, CARD, lambda: self.graphs, self._draw_into, groups, most=self.most_tokens)

@@ -17,8 +17,8 @@ from worker.devices.cpu import Cpu
 from worker.kernels.cuda import table
 from worker.kernels.cuda.launch import Call, taking
 from worker.kernels.cuda.sampling.draw import draw, draw_into
-from worker.kernels.cuda.steps.graphs import Graphs
-from worker.kernels.cuda.steps.layout import Layout
+from worker.kernels.cuda.steps.graphs import open_graphs
+from worker.ranks.groups import Groups
 from worker.runner import Runner
 from worker.steps.compute import Compute, Computing
 from worker.steps.warmup import warm_up_steps
@@ -34,13 +34,13 @@ class MetaCuda(Meta):
         self.replays = 0
         self.most_tokens = most_tokens
 
-    def quickened(self, compute: Compute, *, replays: bool) -> Computing:
-        if replays and self.most_tokens:
-            return Graphs(compute, CARD, self._capture, draw_into, most=self.most_tokens)
-        compute.lay_out = Layout(CARD)
-        return compute
+    def quickened(self, compute: Compute, groups: Groups) -> Computing:
+        return open_graphs(compute, CARD, lambda: self, draw_into, groups, most=self.most_tokens)
 
-    def _capture(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+    def warm_up(self, work: Callable[[], object]) -> None:
+        """Do nothing: there is nothing to compile. This device is its own `Capture`."""
+
+    def __call__(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
         def replay() -> None:
             self.replays += 1
 

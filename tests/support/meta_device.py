@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from worker.devices.base import Fetch
 from worker.devices.cpu import Cpu
+from worker.ranks.groups import Groups
 from worker.sampling import bounds
 from worker.sampling.draw import draw_fully
 from worker.sampling.groups import BY_TORCH
@@ -39,7 +40,7 @@ class Meta(Cpu):
         there = torch.empty(words, dtype=torch.int32, device=self.target)
         return torch.empty(words, dtype=torch.int32), there
 
-    def quickened(self, compute: Compute, *, replays: bool) -> Computing:
+    def quickened(self, compute: Compute, groups: Groups) -> Computing:
         return compute
 
     def fetch(self, values: Tensor) -> Fetch:

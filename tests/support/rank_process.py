@@ -1,8 +1,8 @@
 """A process that is one rank of a model, and later of another one, so that torch is imported once for all.
 
-Frames on the pipe begin with a letter: `o` a WorkerConfig to open a runner with, `s` a step, `c` close. It
-answers `f` with facts, `a` with an output if it is the one that answers, `b` when bytes that were read are
-asked for, and `e` with an error.
+Frames on the pipe begin with a letter: `o` a WorkerConfig to open a runner with, `s` a step, `p` prepare, `c`
+close. It answers `f` with facts, `a` with an output if it is the one that answers, `p` and whether something
+is left to prepare, `c` when the runner is closed, and `e` with an error.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ def main(pipe: Connection) -> None:
                 output = runner.launch(msgspec.msgpack.decode(body, type=StepInput)).result()
                 if answers:
                     pipe.send_bytes(b"a" + msgspec.msgpack.encode(output))
+            elif kind == b"p":
+                pipe.send_bytes(b"p" + bytes([runner.prepare()]))
             else:
                 runner.close()
                 runner = None

@@ -76,16 +76,16 @@ class RankError(Exception):
 
 
 class Ranks:
-    def __init__(self, count: int, folder: Path) -> None:
-        """`folder`: where the ranks of each model meet."""
+    def __init__(self, count: int, folder: Path, *command: str) -> None:
+        """`folder`: where the ranks of each model meet. `command`: a rank's program, and its arguments."""
         self._folder = folder
         self._models = 0
         self._processes: list[subprocess.Popen[bytes]] = []
         self.pipes: list[Connection] = []
         for _ in range(count):
             ours, theirs = socketpair()
-            command = [sys.executable, rank_process.__file__, str(theirs.fileno())]
-            self._processes.append(subprocess.Popen(command, pass_fds=[theirs.fileno()]))
+            program = [sys.executable, *(command or [rank_process.__file__]), str(theirs.fileno())]
+            self._processes.append(subprocess.Popen(program, pass_fds=[theirs.fileno()]))
             theirs.close()
             self.pipes.append(Connection(ours.detach()))
 
@@ -167,6 +167,15 @@ class RanksOfTests:
 
     def check(self) -> None:
         """Does nothing: an error is raised when a step is awaited."""
+
+    def idle(self, *, wait: bool = False) -> bool:
+        """Let all ranks prepare something; returns whether one had something to prepare."""
+        for pipe in self._pipes:
+            pipe.send_bytes(b"p")
+        left = {self._ranks.hear(pipe) for pipe in self._pipes}
+        if len(left) > 1:
+            raise RankError("the ranks do not prepare the same")
+        return left == {b"p\1"}
 
     def stop(self) -> None:
         if self.facts:

@@ -22,6 +22,8 @@ Result = TypeVar("Result")
 _aten = torch.ops.aten
 _WAITS = (_aten._local_scalar_dense.default, _aten.nonzero.default, _aten.lift_fresh.default)
 """Operations that wait for the device, or bring numbers from the host: a card refuses to capture them."""
+EXCHANGES = "ranks"
+"""The namespace of operations that exchange tensors with other ranks, in place."""
 _UNWRITTEN = (_aten.empty.memory_format, _aten.empty_like.default, _aten.new_empty.default)
 
 
@@ -44,8 +46,10 @@ class _Op:
 class _Writer(TorchDispatchMode):
     """Runs work and writes it down."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, captures: bool) -> None:
+        """`captures`: exchanges with other ranks are only written down, as on a card everything is."""
         super().__init__()
+        self._captures = captures
         self.calls: list[_Op | Call] = []
         self.made: dict[int, torch.UntypedStorage] = {}
         """The memory that the work has made, by address."""
@@ -62,7 +66,8 @@ class _Writer(TorchDispatchMode):
         assert func not in _WAITS, f"{func} cannot be captured"
         kwargs = kwargs or {}
         self._find(_tensors((args, kwargs)))
-        out = func(*args, **kwargs)
+        noted_only = self._captures and func.namespace == EXCHANGES
+        out = None if noted_only else func(*args, **kwargs)
         for tensor in _tensors(out):
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in self.found:
@@ -87,11 +92,14 @@ class RecordedGraphs:
         self.captured: list[list[_Op | Call]] = []
         self.replayed: list[int] = []
 
+    def warm_up(self, work: Callable[[], object]) -> None:
+        self._first = _Writer(captures=False)
+        _run(self._first, work)
+
     def __call__(self, work: Callable[[], Result]) -> tuple[Result, Callable[[], None]]:
-        first, writer = _Writer(), _Writer()
-        _run(first, work)  # as a card does, which compiles kernels meanwhile
+        writer = _Writer(captures=True)
         result = _run(writer, work)
-        assert writer.found == first.found, "what work finds must lie at fixed addresses"
+        assert writer.found == self._first.found, "what work finds must lie at fixed addresses"
         number = len(self.captured)
         self.captured.append(writer.calls)
 

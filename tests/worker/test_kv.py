@@ -151,3 +151,31 @@ def test_results_that_return_apart_have_room_beside_the_cache() -> None:
     tokens = 2 * LIMITS.max_num_batched_tokens
     more = reserved("all_to_all") - reserved("allgather_reducescatter")
     assert more == tokens * 8 * MODEL.hidden_size * (3 * 4 + 2)
+
+
+@pytest.mark.parametrize(
+    ("place", "recorded"),
+    [
+        (Place(), 1),
+        (Place(tensor_size=2), 1),
+        (Place(tensor_size=2, stages=2), 0),
+        (Place(expert_size=2, expert_replicas=2), 0),
+    ],
+)
+def test_recorded_steps_need_room_where_there_are_any(place: Place, recorded: int) -> None:
+    """With ranks, layers are narrower, and logits are there in pieces, too."""
+    asked: list[tuple[int, int]] = []
+
+    class Records(Cpu):
+        def recording_bytes(self, rows: int, *, per_row: int, per_token: int, attention: object) -> int:
+            asked.append((per_row, per_token))
+            return 1 << 40
+
+    config = worker_config(place=place)
+    device, dtype = Records(1), torch.bfloat16
+    beside = bytes_beside_cache(config, LIMITS, device, [], dtype, ["generate"])
+    assert beside >> 40 == recorded
+    ranks, width = place.tensor_size, MODEL.hidden_size
+    copies = 5 if ranks == 2 else 4
+    expected = [(copies * 4 * MODEL.vocab_size, (4 * width + 16 * width // ranks) * 2)]
+    assert asked == expected * recorded

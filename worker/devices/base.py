@@ -20,7 +20,7 @@ from models.config import ModelConfig
 from models.layers.attention import CachedAttention
 from models.parallel.parallel import Parallel
 from worker.host.memory import PageToucher
-from worker.ranks.groups import Group, Membership
+from worker.ranks.groups import Group, Groups, Membership
 from worker.sampling.bounds import Forbid
 from worker.sampling.draw import Draw
 from worker.sampling.groups import Scan
@@ -120,10 +120,10 @@ class Device(Protocol):
         """Adapt to the loaded weights. Called once, after loading."""
         ...
 
-    def quickened(self, compute: Compute, *, replays: bool) -> Computing:
+    def quickened(self, compute: Compute, groups: Groups) -> Computing:
         """What computes steps on this device: `compute`, changed, or something in its place.
 
-        `replays`: whether what is computed may be recorded and replayed; ranks that exchange tensors may not.
+        It may record steps and replay them, if it can replay their exchanges with the ranks of `groups`, too.
         """
         ...
 

@@ -22,7 +22,7 @@ from worker.kernels.cpu.packing import Packed
 from worker.kernels.cpu.quantized import describe_savings
 from worker.kernels.cpu.recording.positions import Layout
 from worker.kernels.cpu.recording.recorder import recorded
-from worker.ranks.groups import Group, HostGroup, Membership
+from worker.ranks.groups import Group, Groups, HostGroup, Membership
 from worker.sampling import bounds
 from worker.sampling.draw import draw_lazily
 from worker.sampling.groups import BY_TORCH
@@ -91,12 +91,12 @@ class Cpu:
         if self._quantization is not None:
             logger.info("%s", describe_savings(self._quantization, held))
 
-    def quickened(self, compute: Compute, *, replays: bool) -> Computing:
-        """Lay out in C, and replay small steps of the forward pass."""
+    def quickened(self, compute: Compute, groups: Groups) -> Computing:
+        """Lay out in C, and replay small steps of the forward pass, if no exchange is a part of it."""
         library, _ = operations.choose()
         if library is not None:
             compute.lay_out = layout = Layout(library, compute.slots)
-            if replays:
+            if groups.alone:
                 compute.forward = recorded(compute.forward, library, layout)
         return compute
 

@@ -26,7 +26,7 @@ from worker.devices.pinned import pinned_upload
 from worker.devices.plain_attention import plain_attention_bytes
 from worker.host.memory import PageToucher
 from worker.kernels.cpu.quantized import describe_savings
-from worker.ranks.groups import DeviceGroup, Group, Membership
+from worker.ranks.groups import DeviceGroup, Group, Groups, Membership
 from worker.sampling import bounds
 from worker.sampling.groups import BY_TORCH
 from worker.steps.compute import Compute, Computing
@@ -137,18 +137,15 @@ class Cuda:
         if self._card.rounds_inputs and (line := describe_rounding(weights, MANY_ROWS)):
             logger.info("%s", line)
 
-    def quickened(self, compute: Compute, *, replays: bool) -> Computing:
+    def quickened(self, compute: Compute, groups: Groups) -> Computing:
         """Replay small steps as graphs, and send plans of attention along with all others."""
         from worker.kernels.cuda.sampling.draw import draw, draw_into  # imports Triton, as `__init__` does
         from worker.kernels.cuda.steps.capture import CudaCapture
-        from worker.kernels.cuda.steps.graphs import Graphs
-        from worker.kernels.cuda.steps.layout import Layout
+        from worker.kernels.cuda.steps.graphs import open_graphs
 
-        if replays and self._most_tokens:
-            drawn = draw_into if self.draw is draw else None
-            return Graphs(compute, self._card, CudaCapture(self.target), drawn, most=self._most_tokens)
-        compute.lay_out = Layout(self._card)
-        return compute
+        drawn = draw_into if self.draw is draw else None
+        capture = partial(CudaCapture, self.target)
+        return open_graphs(compute, self._card, capture, drawn, groups, most=self._most_tokens)
 
     def recording_bytes(
         self, rows: int, *, per_row: int, per_token: int, attention: Callable[[int], int]

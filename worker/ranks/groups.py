@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol, cast
@@ -40,7 +41,7 @@ class ProcessGroup(Protocol):
 
     def allreduce(self, tensors: list[Tensor]) -> Transfer: ...
     def alltoall(self, outputs: list[Tensor], tensors: list[Tensor]) -> Transfer: ...
-    def allgather(self, outputs: list[list[Tensor]], tensors: list[Tensor]) -> Transfer: ...
+    def _allgather_base(self, output: Tensor, x: Tensor) -> Transfer: ...
     def send(self, tensors: list[Tensor], to: int, tag: int) -> Transfer: ...
     def recv(self, tensors: list[Tensor], source: int, tag: int) -> Transfer: ...
     def shutdown(self) -> None: ...
@@ -171,7 +172,10 @@ class _Several:
 
 
 class DeviceGroup:
-    """A group that exchanges tensors of CUDA devices, by NCCL. The device's stream waits, never the host."""
+    """A group that exchanges tensors of CUDA devices, by NCCL. The device's stream waits, never the host.
+
+    Sums and gathers may be captured as parts of a CUDA graph, which all ranks must replay together.
+    """
 
     exact = False  # NCCL adds in an order of its own, and the model's type halves what it carries
 
@@ -179,20 +183,35 @@ class DeviceGroup:
         self._size = member.size
         if member.address == "127.0.0.1":
             os.putenv("NCCL_SOCKET_IFNAME", "lo")  # NCCL takes it from the environment alone
+        # Else ranks exchange addresses while they capture, and wait for one whose capture has failed.
+        os.putenv("NCCL_GRAPH_REGISTER", "0")
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = TIMEOUT
         store = PrefixStore(member.name, member.store)
         self._nccl = cast("ProcessGroup", dist.ProcessGroupNCCL(store, member.rank, member.size, options))
+        self._rehearses = False
+
+    @contextmanager
+    def rehearsing(self) -> Iterator[None]:
+        """Exchange nothing meanwhile: sums and gathers take the same memory, and mean nothing."""
+        self._rehearses = True
+        try:
+            yield
+        finally:
+            self._rehearses = False
 
     def all_reduce(self, x: Tensor) -> Tensor:
         x = x.contiguous()
-        self._nccl.allreduce([x]).wait()
+        if not self._rehearses:
+            self._nccl.allreduce([x]).wait()
         return x
 
     def all_gather(self, x: Tensor) -> Tensor:
-        everyone = [torch.empty_like(x) for _ in range(self._size)]
-        self._nccl.allgather([everyone], [x.contiguous()]).wait()
-        return torch.cat(everyone, dim=-1)
+        everyone = x.new_empty(self._size, *x.shape)
+        x = x.contiguous()
+        if not self._rehearses:
+            self._nccl._allgather_base(everyone, x).wait()  # pyright: ignore[reportPrivateUsage]
+        return torch.cat(everyone.unbind(), dim=-1)
 
     def exchange(self, out: Sequence[Tensor], into: Sequence[Tensor]) -> Transfer:
         return self._nccl.alltoall(list(into), list(out))
@@ -235,6 +254,22 @@ class Groups:
     def experts(self) -> Collectives | None:
         """All ranks that share whole experts."""
         return self.both or self.replicas or self.tensor
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other rank takes part in what this one computes."""
+        return self.world is None
+
+    def rehearsing(self) -> AbstractContextManager[None]:
+        """What lets this rank compute by itself meanwhile, without the others that share its layers.
+
+        Its work takes the same memory as ever, and has results that mean nothing.
+        """
+        return self.tensor.rehearsing() if isinstance(self.tensor, DeviceGroup) else nullcontext()
+
+    def agree(self, number: int) -> bool:
+        """Whether all ranks call this with the same number."""
+        return self.minimum(number) == -self.minimum(-number)
 
     def minimum(self, number: int) -> int:
         """The smallest of the numbers with which all ranks call this."""

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import msgspec
 
@@ -124,9 +124,7 @@ class Rank:
             while True:
                 step = self._next_step()
                 if isinstance(step, Prepare):
-                    left = worker.prepare()
-                    if self._returns_outputs:
-                        self.send(RankPrepared(left))
+                    self._prepare(worker)
                     continue
                 self._progress.begin(step.number, sum([row.count for row in step.seqs]))
                 try:
@@ -136,6 +134,15 @@ class Rank:
                     self._progress.end()
         self._launched.put(None)
         sender.join()
+
+    def _prepare(self, worker: Worker) -> None:
+        try:
+            left = worker.prepare()
+        except Exception as error:
+            _log.error("preparing failed", exc_info=error)
+            self._end(RankFailed(logs.one_line(error), time.time()))
+        if self._returns_outputs:
+            self.send(RankPrepared(left))
 
     def _next_step(self) -> StepInput | Prepare:
         while not self._steps:
@@ -184,6 +191,10 @@ class Rank:
         if self._alone and not worker.lost(error):
             self.send(StepFailed(number, failed.message))
             return
+        self._end(failed)
+
+    def _end(self, failed: RankFailed) -> NoReturn:
+        """Say why, and end this process, or other ranks would wait for it."""
         self.send(failed)
         logs.flush()
         os._exit(BROKE)

@@ -57,6 +57,10 @@ class Computing(Protocol):
     urgent: int
     """How often `prepare` is called before the first request."""
 
+    def close(self) -> None:
+        """Give recordings back, before the groups are closed with whose ranks they exchange tensors."""
+        ...
+
 
 class Compute:
     """Computes step after step. A device that only has a quicker layout or forward pass sets these here."""
@@ -119,6 +123,9 @@ class Compute:
 
     def prepare(self) -> bool:
         return False
+
+    def close(self) -> None:
+        """Do nothing: there are no recordings."""
 
     def compute_hidden(
         self, ids: Tensor, context: ForwardContext, first_halves: Sequence[int] = ()

@@ -12,12 +12,14 @@ from typing import TypeVar
 import msgspec
 import pytest
 import torch
+import torch.distributed as dist
 from ranks import Layout
+from recorded_nccl import RecordedNccl
 from torch import Tensor
 
 from worker.config import Place
 from worker.devices.cpu import Cpu
-from worker.ranks.groups import Group, Groups, join_groups
+from worker.ranks.groups import DeviceGroup, Group, Groups, join_groups
 
 Result = TypeVar("Result")
 
@@ -94,11 +96,40 @@ def test_minimum_of_all_ranks(tmp_path: Path) -> None:
     close(groups)
 
 
+def test_agreement_of_all_ranks(tmp_path: Path) -> None:
+    groups = join(places(tmp_path, 3))
+    assert at_once(lambda own, number: own.agree(number), groups, [7, 7, 7]) == [True] * 3
+    assert at_once(lambda own, number: own.agree(number), groups, [7, 9, 7]) == [False] * 3
+    close(groups)
+
+
 def test_alone() -> None:
     groups = join_groups(Place(), Cpu(1).open_group, Cpu.target)
     assert groups == Groups()
+    assert groups.alone
     assert groups.minimum(3) == 3
+    assert groups.agree(3)
+    with groups.rehearsing():
+        assert groups.minimum(3) == 3
     groups.close()
+
+
+def test_a_rehearsal_exchanges_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results have their shapes, and nobody waits. Here the host's exchanges take the place of NCCL's."""
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", RecordedNccl, raising=False)
+    groups = at_once(lambda place: join_groups(place, DeviceGroup, torch.device("cpu")), places(tmp_path, 2))
+    first, second = (tensor_group(own) for own in groups)
+    with groups[0].rehearsing():
+        assert not groups[0].alone
+        assert first.all_reduce(torch.ones(2, 3)).shape == (2, 3)
+        assert first.all_gather(torch.ones(2, 3)).shape == (2, 6)
+    sums = at_once(lambda group: group.all_reduce(torch.ones(2)).tolist(), [first, second])
+    assert sums == [[2.0, 2.0]] * 2
+    pieces = at_once(
+        lambda group, piece: group.all_gather(torch.full((2, 2), piece).t()).tolist(), [first, second], [3, 4]
+    )
+    assert pieces == [[[3, 3, 4, 4]] * 2] * 2
+    close(groups)
 
 
 def test_stages_send_without_waiting(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from worker.config import Place
 from worker.protocol import NewSeq, Sampling, SeqStep, StepInput, StepOutput
 from worker.ranks.channel import (
     EngineEnd,
+    Prepare,
     RankEnd,
     RankFailed,
     RankMessage,
@@ -102,6 +103,17 @@ def test_a_failed_step_is_reported_and_the_next_one_runs(tmp_path: Path) -> None
     assert isinstance(output, StepOutput) and output.number == 2
     rank.end.close()
     rank.process.stop(5)
+
+
+def test_a_rank_that_fails_while_it_prepares_says_so_and_ends(tmp_path: Path) -> None:
+    (tmp_path / "cannot-prepare").touch()
+    rank = Rank(tmp_path, place=Place(tensor_rank=1, tensor_size=2))
+    rank.receive()
+    rank.end.write(msgspec.msgpack.encode(Prepare()))
+    failed = rank.receive()[0]
+    assert isinstance(failed, RankFailed) and failed.message == "RuntimeError: NCCL is broken"
+    assert rank.process.ended_within(5) and rank.process.wait() == 1
+    rank.end.close()
 
 
 def test_an_error_of_the_load_is_reported_in_one_line(tmp_path: Path) -> None:

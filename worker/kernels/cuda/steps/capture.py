@@ -4,17 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 
 Result = TypeVar("Result")
 
-Capture = Callable[[Callable[[], Result]], tuple[Result, Callable[[], None]]]
-"""The type of a function that captures work: its result, and the function that does the work again.
 
-The result stays where it is: whoever replays finds the new numbers there.
-"""
+class Capture(Protocol):
+    """Captures work, so that it can be done again."""
+
+    def warm_up(self, work: Callable[[], object]) -> None:
+        """Do the work once: kernels are compiled, and libraries take what they need."""
+        ...
+
+    def __call__(self, work: Callable[[], Result]) -> tuple[Result, Callable[[], None]]:
+        """Capture work that was warmed up: its result, and the function that does it again.
+
+        The result stays where it is: whoever replays finds the new numbers there.
+        """
+        ...
 
 
 class CudaCapture:
@@ -24,14 +33,17 @@ class CudaCapture:
         self._stream = torch.cuda.Stream(target)
         self._pool = torch.cuda.graph_pool_handle()
 
-    def __call__(self, work: Callable[[], Result]) -> tuple[Result, Callable[[], None]]:
+    def warm_up(self, work: Callable[[], object]) -> None:
         current = torch.cuda.current_stream()
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
-            work()  # kernels are compiled, and libraries take what they need, before anything is captured
+            work()
         current.wait_stream(self._stream)
+
+    def __call__(self, work: Callable[[], Result]) -> tuple[Result, Callable[[], None]]:
         graph = torch.cuda.CUDAGraph()
-        # Other threads wait for outputs meanwhile, which a capture in the global mode would not survive.
+        # In the global mode a capture would not survive that other threads wait for outputs meanwhile, or ask
+        # whether exchanges are over, as torch's watchdog of NCCL does.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             result = work()
         return result, _Replay(graph, work)

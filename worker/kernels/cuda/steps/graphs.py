@@ -3,6 +3,9 @@
 A step is replayed from its form to its tokens. If some row masks, penalises or reports logits, a step of
 single tokens is replayed up to its logits, and any other up to its hidden states, as it is if nothing samples
 or many rows do. What follows is computed as in any other step, and larger steps are from their beginning.
+
+Ranks that share layers replay their exchanges with a step. They have the same graphs (`recorder.py`), and
+choose one by what a step asks for, so that all replay the same.
 """
 
 from __future__ import annotations
@@ -19,14 +22,16 @@ from worker.kernels.cuda.steps import mixed
 from worker.kernels.cuda.steps.capture import Capture
 from worker.kernels.cuda.steps.layout import Layout
 from worker.kernels.cuda.steps.mixed import MixedStep
+from worker.kernels.cuda.steps.recorder import Missing, Recorder
 from worker.kernels.cuda.steps.rows import Rows, lay_out
 from worker.kernels.cuda.steps.samples import Samples, lay_out_from_states
 from worker.kernels.cuda.steps.tokens import Tokens
+from worker.ranks.groups import Groups
 from worker.sampling.draw import Draws
 from worker.sampling.groups import GroupedLogits
 from worker.sampling.sampler import SampledTokens
 from worker.steps.batch import Batch
-from worker.steps.compute import Compute, Outcome, WriteBounds
+from worker.steps.compute import Compute, Computing, Outcome, WriteBounds
 from worker.steps.recordings import UnreadStep
 from worker.tables.forms import Form, Forms, MixedForm, StagedForm
 from worker.tables.positions import Columns, LayOut
@@ -44,6 +49,8 @@ _FORM_WORDS = 1 << 16
 _GRAPH_BYTES = 4 << 20
 """What the driver takes for a graph, roughly."""
 
+Work = Callable[[], tuple[Tensor, Tensor]]
+"""The type of the work of a step, which returns the first two tensors of a `_Graph`."""
 DrawInto = Callable[[GroupedLogits, Draws, Tensor], None]
 """The type of a function that draws tokens for the rows that have a temperature, into [N] int32."""
 
@@ -84,14 +91,14 @@ class Graphs:
         self,
         compute: Compute,
         card: Card,
-        capture: Capture[tuple[Tensor, Tensor]],
+        recorder: Recorder,
         draw: DrawInto | None,
         *,
         most: int,
     ) -> None:
         """`most`: the tokens of the largest graph.
 
-        `draw`: None if the kernel draws wrong on this card: whole steps take the likeliest tokens only, then.
+        `draw`: None if the kernel draws wrong on a card: whole steps take the likeliest tokens only, then.
         """
         slots = compute.slots
         rows = min(most, slots.count, SIZES[-1]) if compute.generates else 0
@@ -102,7 +109,7 @@ class Graphs:
         self.forms: Forms | None = self
         self.states = States(slots)
         self.buffer = torch.zeros(_FORM_WORDS, dtype=torch.int32, device=target)
-        self._compute, self._capture, self._draw = compute, capture, draw
+        self._compute, self._recorder, self._draw = compute, recorder, draw
         self.draws = draw is not None
         self._rows = Rows.make(target, rows, slots.most_blocks)
         self._starts = torch.arange(rows + 1, dtype=torch.int32, device=target)
@@ -170,18 +177,31 @@ class Graphs:
         if not self._left:
             return False
         form = self._left.pop(0)
-        try:
-            self._graphs[form] = self._make_mixed(form) if isinstance(form, MixedForm) else self._make(form)
-        except Exception as reason:  # of the model's own code, too
-            if _is_short_of_memory(reason):
-                logger.warning("no memory for a CUDA graph of %s: such steps run as they are", _size(form))
-            else:
-                kind = "prompts and texts" if isinstance(form, MixedForm) else "single tokens"
-                logger.warning("steps of %s are not replayed as CUDA graphs: %s", kind, reason)
-                self._left = [other for other in self._left if type(other) is not type(form)]
+        made = self._recorder.record(
+            lambda: self._open_mixed(form) if isinstance(form, MixedForm) else self._open(form)
+        )
+        if isinstance(made, Missing):
+            self._leave_out(form, made)
+        else:
+            self._graphs[form] = _Graph(*made.result, made.replay)
         return bool(self._left)
 
-    def _make_mixed(self, form: MixedForm) -> _Graph:
+    def close(self) -> None:
+        """Give all graphs back: NCCL closes no group that graphs refer to."""
+        self._graphs.clear()
+
+    def _leave_out(self, form: Form | MixedForm, missing: Missing) -> None:
+        if not missing.short_of_memory:
+            self._left = [other for other in self._left if type(other) is not type(form)]
+        if missing.reason is None:
+            return
+        if missing.short_of_memory:
+            logger.warning("no memory for a CUDA graph of %s: such steps run as they are", _size(form))
+        else:
+            kind = "prompts and texts" if isinstance(form, MixedForm) else "single tokens"
+            logger.warning("steps of %s are not replayed as CUDA graphs: %s", kind, missing.reason)
+
+    def _open_mixed(self, form: MixedForm) -> Work:
         compute, step = self._compute, self._place_of(form.tokens)
         samples = self._rows.samples.first(step.samples)
         draws = samples.draws()
@@ -196,8 +216,7 @@ class Graphs:
             logits = compute.model.logits(hidden.index_select(0, step.last)).contiguous()
             return hidden, self._choose(logits, samples, draws)
 
-        (hidden, result), replay = self._capture(work)
-        return _Graph(hidden, result, replay)
+        return work
 
     def _place_of(self, tokens: int) -> MixedStep:
         """The place of mixed steps of up to so many tokens, which is the same however far a graph goes."""
@@ -213,7 +232,7 @@ class Graphs:
             )
         return self._steps[tokens]
 
-    def _make(self, form: Form) -> _Graph:
+    def _open(self, form: Form) -> Work:
         compute, rows = self._compute, self._rows.first(form.rows)
         step, draws = self._step(rows), rows.samples.draws()
         self.buffer.fill_(-1)
@@ -225,8 +244,7 @@ class Graphs:
             logits = compute.model.logits(hidden).contiguous()
             return hidden, self._choose(logits, rows.samples, draws) if form.whole else self._keep(logits)
 
-        (hidden, result), replay = self._capture(work)
-        return _Graph(hidden, result, replay)
+        return work
 
     def _step(self, rows: Rows) -> UnreadStep:
         """The context of a step, whose plan of attention is the same for sequences of any length."""
@@ -257,6 +275,31 @@ class Graphs:
         return self._logits[: len(logits)].copy_(logits)
 
 
+def open_graphs(
+    compute: Compute,
+    card: Card,
+    open_capture: Callable[[], Capture],
+    draw: DrawInto | None,
+    groups: Groups,
+    *,
+    most: int,
+) -> Computing:
+    """What replays steps as graphs, if they can be; else `compute`, which sends plans of attention along.
+
+    What ranks choose by must be the same on all of them, so their cards must be alike, and draw right.
+    `most` and `draw` are those of `Graphs`; 0: no step is replayed.
+    """
+    replays = most > 0 and groups.replicas is None and groups.links is None
+    if replays and not groups.agree(card.capability << 16 | card.processors):
+        logger.warning("steps are not replayed as CUDA graphs, because the cards of the ranks differ")
+        replays = False
+    if not replays:
+        compute.lay_out = Layout(card)
+        return compute
+    draws = groups.minimum(int(draw is not None))
+    return Graphs(compute, card, Recorder(open_capture(), groups), draw if draws else None, most=most)
+
+
 def _forms_to_make(sizes: Sequence[int], token_sizes: Sequence[int]) -> tuple[list[Form | MixedForm], int]:
     """All forms in the order in which they are recorded, and the number of those before the first request.
 
@@ -278,12 +321,3 @@ def _forms_to_make(sizes: Sequence[int], token_sizes: Sequence[int]) -> tuple[li
 
 def _size(form: Form | MixedForm) -> str:
     return f"{form.tokens} tokens" if isinstance(form, MixedForm) else f"{form.rows} rows"
-
-
-def _is_short_of_memory(error: BaseException | None) -> bool:
-    """Whether memory ran out, and perhaps the end of the capture broke, too."""
-    while error is not None:
-        if isinstance(error, torch.OutOfMemoryError):
-            return True
-        error = error.__context__
-    return False

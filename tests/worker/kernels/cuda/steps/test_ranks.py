@@ -1,0 +1,118 @@
+"""Ranks that share layers replay their sums with their steps: real processes, and the stand-in for graphs.
+
+Their exchanges are recorded as one of a graph's calls. Those of the host carry them, in the place of NCCL.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import graph_rank
+import pytest
+from bits_traffic import answers
+from interpreted_device import ON_A_CARD
+from ranks import Layout, Ranks, RanksOfTests, make
+from sizes import engine_config
+from tiny import tiny_checkpoint
+
+from engine_core.engine import Engine
+from engine_core.protocol import Add
+from worker.protocol import Sampling
+
+SHARED = [5, 6, 7, 8, 9, 10, 11, 12]
+REQUESTS = [
+    Add(0, [*SHARED, 40], Sampling(max_tokens=5, temperature=0)),
+    Add(1, [41, 42], Sampling(max_tokens=6, temperature=0.8, top_p=0.9, seed=7)),
+    Add(2, [*SHARED, 43], Sampling(max_tokens=2, temperature=0.9, seed=9, logprobs=2, logit_bias={3: 4.0})),
+    Add(3, [*SHARED, 40], Sampling(max_tokens=3, temperature=0.7, seed=1)),
+]
+MOST_TOKENS = 3
+FORMS = 3 + 1 + 3 + 1
+"""Graphs of 3, 2 and 1 rows and of 3 tokens up to tokens, then up to logits, and up to hidden states."""
+
+pytestmark = pytest.mark.skipif(ON_A_CARD, reason="two ranks need two cards")
+
+Run = Callable[..., tuple[dict[int, list[int]], list[dict[str, Any]]]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint("Qwen3ForCausalLM", tmp_path_factory.mktemp("qwen3"), num_hidden_layers=1)
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Ranks, Path]]:
+    """The processes of two ranks, and the folder with their plan and reports."""
+    folder = tmp_path_factory.mktemp("ranks")
+    ranks = Ranks(2, folder, graph_rank.__file__, str(folder))
+    yield ranks, folder
+    ranks.stop()
+
+
+def generated(folder: Path, executor: object = None, steps_ahead: int = 1) -> dict[int, list[int]]:
+    """The tokens of all requests: three fit, and their blocks do not."""
+    config = engine_config(
+        folder,
+        steps_ahead=steps_ahead,
+        tensor_parallel_size=1 if executor is None else 2,
+        max_num_seqs=3,
+        max_num_batched_tokens=MOST_TOKENS,
+        block_size=4,
+        max_model_len=20,
+        num_gpu_blocks_override=7,
+        cpu_threads=1,
+        enable_prefix_caching=True,
+        device="cpu",
+    )
+    engine = Engine.start(config, lambda _: None, executor)
+    try:
+        while engine.prepare(wait=True):
+            pass
+        return {id: result.tokens for id, result in answers(engine, REQUESTS).items()}
+    finally:
+        engine.stop()
+
+
+@pytest.fixture
+def run(folder: Path, ranks: tuple[Ranks, Path]) -> Run:
+    """A function that runs all requests on two ranks; returns tokens, and the ranks' reports."""
+    processes, own = ranks
+
+    def run(steps_ahead: int, **fails: object) -> tuple[dict[int, list[int]], list[dict[str, Any]]]:
+        (own / "plan.json").write_text(json.dumps({"most_tokens": MOST_TOKENS, **fails}))
+        made: list[RanksOfTests] = []
+        tokens = generated(folder, make(processes, Layout(2), made), steps_ahead)
+        return tokens, [json.loads((own / f"{rank}.json").read_text()) for rank in range(2)]
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> dict[int, list[int]]:
+    return generated(folder)
+
+
+@pytest.mark.parametrize("steps_ahead", [0, 1, 2])
+def test_tokens_are_those_of_one_rank(expected: dict[int, list[int]], run: Run, steps_ahead: int) -> None:
+    tokens, reports = run(steps_ahead)
+    assert tokens == expected
+    first, second = reports
+    assert first["captured"] == second["captured"] == FORMS
+    assert first["replayed"] == second["replayed"], "all ranks choose the same graphs"
+    assert set(first["replayed"]) & {0, 1, 2}, "steps were replayed to their tokens"
+    assert 3 in first["replayed"], "and steps with prompts"
+    assert set(first["replayed"]) & {4, 5, 6} and 7 in first["replayed"], "and steps up to their logits"
+    assert first["alive"] == second["alive"] == 0, "NCCL closes no group that graphs refer to"
+
+
+def test_what_does_not_fit_on_one_rank_is_left_out_on_all(expected: dict[int, list[int]], run: Run) -> None:
+    """The second rank has no memory to rehearse one form, and the first none to capture another."""
+    fails = {"1": {"rehearsals": [0]}, "0": {"captures": [5]}}
+    tokens, (first, second) = run(1, **fails)
+    assert tokens == expected
+    assert (first["captured"], second["captured"]) == (FORMS - 2, FORMS - 1), "one was captured for nothing"
+    without = {second["captured"] - FORMS + 5}  # the number of that one on the second rank
+    assert first["replayed"] and not without & set(second["replayed"])
