@@ -176,7 +176,7 @@ def bytes_beside_cache(
     step += attention(limits.max_num_batched_tokens)
     if place.expert_size > 1 and place.expert_transport == "all_to_all":
         step += limits.max_num_batched_tokens * replicas * _result_bytes(model, dtype)
-    if place.stages > 1 or replicas > 1:  # their steps are not recorded
+    if replicas > 1:  # their steps are not recorded
         return step
     copies = 4 if ranks == 1 else 5  # logits, also in pieces of ranks; copies, to cap, mask and rank them
     return step + device.recording_bytes(

@@ -36,6 +36,8 @@ class _Graphs(RecordedGraphs):
         self._form = -1
         self._replays: list[weakref.ref[Callable[[], None]]] = []
         self.group: _Group | None = None
+        self.alive_at_close = 0
+        """The recordings that could still be replayed when a group was closed."""
 
     def warm_up(self, work: Callable[[], object]) -> None:
         """Each form is warmed up in a rehearsal, and then together with the others."""
@@ -64,15 +66,13 @@ class _Group(DeviceGroup):
     def __init__(self, member: Membership, graphs: _Graphs) -> None:
         super().__init__(member)
         self._graphs = graphs
-        self.alive = 0
-        """The recordings that could still be replayed when the group was closed."""
 
     @property
     def rehearses(self) -> bool:
         return self._rehearses
 
     def close(self) -> None:
-        self.alive = self._graphs.alive
+        self._graphs.alive_at_close = self._graphs.alive
         super().close()
 
 
@@ -89,8 +89,11 @@ class _Device(Interpreted):
 
     def close(self) -> None:
         graphs = self._graphs
-        alive = graphs.group.alive if graphs.group else 0
-        report = {"captured": len(graphs.captured), "replayed": graphs.replayed, "alive": alive}
+        report = {
+            "captured": len(graphs.captured),
+            "replayed": graphs.replayed,
+            "alive": graphs.alive_at_close,
+        }
         self._report.write_text(json.dumps(report))
 
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from recorded_graphs import EXCHANGES
 from torch import Tensor
 
-from worker.ranks.groups import HostGroup, Membership
+from worker.ranks.groups import HostGroup, Membership, Transfer
 
 _numbers = count()
 _groups: dict[int, HostGroup] = {}
@@ -43,6 +43,19 @@ class _Done:
         """It is there."""
 
 
+@dataclass(frozen=True)
+class _Sent:
+    """A tensor that NCCL may read until somebody has waited for it."""
+
+    transfer: Transfer
+    x: Tensor
+    before: Tensor
+
+    def wait(self) -> None:
+        self.transfer.wait()
+        assert torch.equal(self.x, self.before), "it was written to before it was sent"
+
+
 class RecordedNccl:
     """A `dist.ProcessGroupNCCL`."""
 
@@ -58,6 +71,14 @@ class RecordedNccl:
 
     def _allgather_base(self, everyone: Tensor, x: Tensor) -> _Done:
         getattr(torch.ops, EXCHANGES).all_gather(everyone, x, self._number)
+        return _Done()
+
+    def send(self, tensors: list[Tensor], to: int, tag: int) -> Transfer:
+        (x,) = tensors
+        return _Sent(_groups[self._number].send(x, to), x, x.clone())
+
+    def recv(self, tensors: list[Tensor], source: int, tag: int) -> _Done:
+        _groups[self._number].receive(*tensors, source)
         return _Done()
 
     def abort(self) -> None:

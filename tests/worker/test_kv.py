@@ -158,7 +158,7 @@ def test_results_that_return_apart_have_room_beside_the_cache() -> None:
     [
         (Place(), 1),
         (Place(tensor_size=2), 1),
-        (Place(tensor_size=2, stages=2), 0),
+        (Place(tensor_size=2, stages=2), 1),
         (Place(expert_size=2, expert_replicas=2), 0),
     ],
 )

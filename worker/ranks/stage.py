@@ -77,16 +77,21 @@ class Stage:
             self._tokens.receive(values, self._place.stages - 1)
             tokens.view(-1)[awaited.flat] = values
 
-    def receive_stream(self, count: int) -> Tensor | None:
-        """The stream of `count` tokens [T, width] from the stage before; None if this is the first."""
+    def open_stream(self, count: int) -> Tensor | None:
+        """Memory for the stream of `count` tokens [T, width]; None if no stage is before this one."""
         if self._first:
             return None
-        stream = torch.empty(count, self._width, dtype=self._dtype, device=self._target)
+        return torch.empty(count, self._width, dtype=self._dtype, device=self._target)
+
+    def receive_stream(self, stream: Tensor) -> None:
+        """Write the stream [T, width] of the stage before into this memory."""
         self._stream.receive(stream, self._place.stage - 1)
-        return stream
 
     def send_stream(self, stream: Tensor, step: StepInput, sampled: SampleTargets | None) -> None:
-        """Send the stream to the next stage. The first stage notes which tokens will come back."""
+        """Send the stream to the next stage, to which nothing may be written any more.
+
+        The first stage notes which tokens will come back.
+        """
         self._send(self._stream, stream.contiguous(), self._place.stage + 1)
         if self._first and sampled is not None:
             slots = {step.seqs[row].slot for row in sampled.rows}
@@ -94,8 +99,8 @@ class Stage:
             self._awaited.append(_AwaitedTokens(slots, sampled.flat.clone()))
 
     def send_tokens(self, tokens: Tensor) -> None:
-        """On the last stage, send sampled tokens to the first."""
-        self._send(self._tokens, tokens, 0)
+        """On the last stage, send sampled tokens to the first: a copy, for a recording writes them again."""
+        self._send(self._tokens, tokens.clone(), 0)
 
     def _send(self, group: Group, x: Tensor, to: int) -> None:
         self._sent.append((group.send(x, to), x))

@@ -94,18 +94,26 @@ class Compute:
         self.scan = scan
         self._draw = draw
         self._hidden = hidden
-        self._stage = stage
+        self.stage = stage
         self._replicas = replicas
+
+    @property
+    def ends_model(self) -> bool:
+        """Whether this computes the last layers, after which tokens are sampled and texts pooled."""
+        return self.stage is None or self.stage.last
 
     def __call__(self, batch: Batch, write_bounds: WriteBounds) -> Outcome:
         ids, context = batch.lay_out()
         context.replica_tokens = batch.step.replica_tokens
-        hidden = self.compute_hidden(ids, context, batch.step.first_halves)
+        stream = self.stage.open_stream(len(ids)) if self.stage else None
+        if self.stage and stream is not None:
+            self.stage.receive_stream(stream)
+        hidden = self.compute_hidden(ids, context, batch.step.first_halves, stream)
         return self.finish(batch, hidden, write_bounds)
 
     def finish(self, batch: Batch, hidden: Tensor, write_bounds: WriteBounds) -> Outcome:
         """Compute what follows the last hidden states [T, H] of a step."""
-        if self._stage and not self._stage.last:
+        if not self.ends_model:
             return Outcome(hidden, None, [])
         tables = self.report_prompts(batch, hidden)
         sampled = batch.sampled
@@ -128,10 +136,16 @@ class Compute:
         """Do nothing: there are no recordings."""
 
     def compute_hidden(
-        self, ids: Tensor, context: ForwardContext, first_halves: Sequence[int] = ()
+        self,
+        ids: Tensor,
+        context: ForwardContext,
+        first_halves: Sequence[int] = (),
+        stream: Tensor | None = None,
     ) -> Tensor:
-        """The last hidden states [T, H], which are stored if there is a store."""
-        stream = self._stage.receive_stream(len(ids)) if self._stage else None
+        """The last hidden states [T, H], which are stored if there is a store.
+
+        `stream` [T, H]: what the stage before has sent, if there is one.
+        """
         if first_halves and self._replicas is not None:
             hidden = self._compute_halves(self._replicas, ids, context, stream, first_halves)
         else:

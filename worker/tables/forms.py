@@ -48,6 +48,8 @@ class Forms(Protocol):
     """The recordings of a device."""
 
     states: States
+    chooses: bool
+    """Whether recordings can choose tokens; else a later stage of the model does."""
     draws: bool
     """Whether recordings draw tokens at random."""
     buffer: Tensor
@@ -79,6 +81,8 @@ def find_form(forms: Forms, seqs: Sequence[SeqStep], slots: Slots) -> Form | Non
 
 def can_choose(forms: Forms, sampling: Sequence[SeqStep], slots: Slots) -> bool:
     """Whether a recording can choose the tokens of rows that sample: no logits are masked or reported."""
+    if not forms.chooses:
+        return False
     held = [seq.slot for seq in sampling]
     asks = slots.masked[held] | slots.penalised[held] | slots.logprobs[held]
     if not forms.draws:

@@ -5,14 +5,15 @@ single tokens is replayed up to its logits, and any other up to its hidden state
 or many rows do. What follows is computed as in any other step, and larger steps are from their beginning.
 
 Ranks that share layers replay their exchanges with a step. They have the same graphs (`recorder.py`), and
-choose one by what a step asks for, so that all replay the same.
+choose one by what a step asks for, so that all replay the same. Of several stages each replays what lies
+between receiving the stream and sending it on.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -110,10 +111,14 @@ class Graphs:
         self.states = States(slots)
         self.buffer = torch.zeros(_FORM_WORDS, dtype=torch.int32, device=target)
         self._compute, self._recorder, self._draw = compute, recorder, draw
-        self.draws = draw is not None
+        self.chooses, self.draws = compute.ends_model, draw is not None
         self._rows = Rows.make(target, rows, slots.most_blocks)
         self._starts = torch.arange(rows + 1, dtype=torch.int32, device=target)
-        self._logits = torch.empty(rows, compute.vocab_size, device=target)
+        self._logits = torch.empty(rows if self.chooses else 0, compute.vocab_size, device=target)
+        self._stream = compute.stage.open_stream(max(rows, most)) if compute.stage else None
+        """The place of what the stage before sends, if there is one."""
+        if self._stream is not None:
+            self._stream.zero_()  # a step may leave over what no stage has sent yet
         self._tokens = Tokens.make(target, most, min(slots.count, mixed.MOST_ROWS), slots.most_blocks)
         self._sizes, self._token_sizes = sizes_up_to(rows), mixed.sizes_up_to(most)
         self._left, self.urgent = _forms_to_make(self._sizes, self._token_sizes)
@@ -156,21 +161,33 @@ class Graphs:
         form = batch.form
         if form is None:
             return self._compute(batch, write_bounds)
-        graph, sampled = self._graphs[form], batch.sampled
+        graph, sampled, compute = self._graphs[form], batch.sampled, self._compute
         if isinstance(form, MixedForm):
-            ids, _ = batch.lay_out()
-            graph.replay()
-            hidden = graph.hidden[: len(ids)]
+            batch.lay_out()
+        hidden = self._replay(graph, sum([seq.count for seq in batch.step.seqs]))
+        if not compute.ends_model:
+            return Outcome(hidden.clone(), None, [])  # it is sent while other steps are replayed
+        if isinstance(form, MixedForm):
             if sampled is None or not form.whole:
-                return self._compute.finish(batch, hidden, write_bounds)
-            tables = self._compute.report_prompts(batch, hidden)
+                return compute.finish(batch, hidden, write_bounds)
+            tables = compute.report_prompts(batch, hidden)
             return Outcome(hidden, graph.tokens_of(len(sampled.rows)), tables)
-        graph.replay()
         if form.whole or sampled is None:
-            tokens = graph.tokens_of(len(batch.step.seqs))
+            tokens = graph.tokens_of(len(hidden))
         else:
-            tokens = self._compute.choose(graph.result[: len(sampled.rows)], sampled, write_bounds)
-        return Outcome(graph.hidden, tokens, [])
+            tokens = compute.choose(graph.result[: len(sampled.rows)], sampled, write_bounds)
+        return Outcome(hidden, tokens, [])
+
+    def _replay(self, graph: _Graph, count: int) -> Tensor:
+        """Replay a step of `count` tokens; returns their hidden states, which the next replay overwrites."""
+        stream = self._stream_of(count)
+        if self._compute.stage and stream is not None:
+            self._compute.stage.receive_stream(stream)
+        graph.replay()
+        return graph.hidden[:count]
+
+    def _stream_of(self, count: int) -> Tensor | None:
+        return None if self._stream is None else self._stream[:count]
 
     def prepare(self) -> bool:
         """Make the next graph. One that does not fit in memory is left out; other errors end its kind."""
@@ -183,7 +200,9 @@ class Graphs:
         if isinstance(made, Missing):
             self._leave_out(form, made)
         else:
-            self._graphs[form] = _Graph(*made.result, made.replay)
+            # A stage before the last records the same twice, to be in step with the others.
+            made_as = form if self.chooses else replace(form, whole=False)
+            self._graphs[made_as] = _Graph(*made.result, made.replay)
         return bool(self._left)
 
     def close(self) -> None:
@@ -209,8 +228,8 @@ class Graphs:
 
         def work() -> tuple[Tensor, Tensor]:
             ids, context = step.lay_out()
-            hidden = compute.compute_hidden(ids, context)
-            if not form.whole:
+            hidden = compute.compute_hidden(ids, context, stream=self._stream_of(len(ids)))
+            if not (form.whole and self.chooses):
                 return hidden, hidden
             lay_out_from_states(step.sampling, self.states.table, compute.slots, samples)
             logits = compute.model.logits(hidden.index_select(0, step.last)).contiguous()
@@ -240,7 +259,9 @@ class Graphs:
 
         def work() -> tuple[Tensor, Tensor]:
             lay_out(self.buffer, self.states.table, compute.slots, rows)
-            hidden = compute.compute_hidden(rows.ids, step)
+            hidden = compute.compute_hidden(rows.ids, step, stream=self._stream_of(form.rows))
+            if not self.chooses:
+                return hidden, hidden
             logits = compute.model.logits(hidden).contiguous()
             return hidden, self._choose(logits, rows.samples, draws) if form.whole else self._keep(logits)
 
@@ -289,7 +310,7 @@ def open_graphs(
     What ranks choose by must be the same on all of them, so their cards must be alike, and draw right.
     `most` and `draw` are those of `Graphs`; 0: no step is replayed.
     """
-    replays = most > 0 and groups.replicas is None and groups.links is None
+    replays = most > 0 and groups.replicas is None
     if replays and not groups.agree(card.capability << 16 | card.processors):
         logger.warning("steps are not replayed as CUDA graphs, because the cards of the ranks differ")
         replays = False

@@ -1,4 +1,4 @@
-"""Ranks that share layers replay their sums with their steps: real processes, and the stand-in for graphs.
+"""Ranks replay their steps, with sums over those that share layers: real processes, a stand-in for graphs.
 
 Their exchanges are recorded as one of a graph's calls. Those of the host carry them, in the place of NCCL.
 """
@@ -40,7 +40,7 @@ Run = Callable[..., tuple[dict[int, list[int]], list[dict[str, Any]]]]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint("Qwen3ForCausalLM", tmp_path_factory.mktemp("qwen3"), num_hidden_layers=1)
+    return tiny_checkpoint("Qwen3ForCausalLM", tmp_path_factory.mktemp("qwen3"), num_hidden_layers=2)
 
 
 @pytest.fixture(scope="module")
@@ -52,12 +52,15 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Ranks, Pat
     ranks.stop()
 
 
-def generated(folder: Path, executor: object = None, steps_ahead: int = 1) -> dict[int, list[int]]:
+def generated(
+    folder: Path, executor: object = None, layout: Layout = Layout(), steps_ahead: int = 1
+) -> dict[int, list[int]]:
     """The tokens of all requests: three fit, and their blocks do not."""
     config = engine_config(
         folder,
         steps_ahead=steps_ahead,
-        tensor_parallel_size=1 if executor is None else 2,
+        tensor_parallel_size=layout.tensor,
+        pipeline_parallel_size=layout.stages,
         max_num_seqs=3,
         max_num_batched_tokens=MOST_TOKENS,
         block_size=4,
@@ -81,10 +84,12 @@ def run(folder: Path, ranks: tuple[Ranks, Path]) -> Run:
     """A function that runs all requests on two ranks; returns tokens, and the ranks' reports."""
     processes, own = ranks
 
-    def run(steps_ahead: int, **fails: object) -> tuple[dict[int, list[int]], list[dict[str, Any]]]:
+    def run(
+        steps_ahead: int, layout: Layout = Layout(2), **fails: object
+    ) -> tuple[dict[int, list[int]], list[dict[str, Any]]]:
         (own / "plan.json").write_text(json.dumps({"most_tokens": MOST_TOKENS, **fails}))
         made: list[RanksOfTests] = []
-        tokens = generated(folder, make(processes, Layout(2), made), steps_ahead)
+        tokens = generated(folder, make(processes, layout, made), layout, steps_ahead)
         return tokens, [json.loads((own / f"{rank}.json").read_text()) for rank in range(2)]
 
     return run
@@ -116,3 +121,16 @@ def test_what_does_not_fit_on_one_rank_is_left_out_on_all(expected: dict[int, li
     assert (first["captured"], second["captured"]) == (FORMS - 2, FORMS - 1), "one was captured for nothing"
     without = {second["captured"] - FORMS + 5}  # the number of that one on the second rank
     assert first["replayed"] and not without & set(second["replayed"])
+
+
+def test_stages_replay_what_lies_between_their_exchanges(expected: dict[int, list[int]], run: Run) -> None:
+    """The stream comes before a replay and goes after it; the last stage chooses, and sends tokens back."""
+    tokens, (first, last) = run(1, Layout(1, 2))
+    assert tokens == expected
+    assert first["captured"] == last["captured"] == FORMS
+    assert set(first["replayed"]) <= {4, 5, 6, 7}, "it goes up to the stream, and made each twice"
+    for replayed in (first["replayed"], last["replayed"]):
+        assert set(replayed) & {4, 5, 6} and 7 in replayed
+    assert set(last["replayed"]) & {0, 1, 2} and 3 in last["replayed"]
+    assert len(first["replayed"]) == len(last["replayed"])
+    assert first["alive"] == last["alive"] == 0
