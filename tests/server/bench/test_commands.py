@@ -141,7 +141,7 @@ def test_errors_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
         (["serve", "--port", "1", "--num-prompts", "1"], "connection refused; start the server"),
         (["serve", "--base-url", "ftp://h"], "'ftp://h' is not the address of a server"),
         (["serve", "--base-url", "http://h:port"], "'http://h:port' is not the address of a server; write"),
-        (["offline", "/no such"], "'/no such' is not a folder here"),
+        (["offline", "/no such"], "'/no such' is neither a folder nor a GGUF file here"),
         (["offline", "--batch", "x"], "argument --batch: invalid int value: 'x'"),
         (["offline", "--batch", "0"], "--batch at least 1"),
         (["offline", "--output", "/no such/r.json"], "--output /no such/r.json: there is no folder"),
@@ -180,7 +180,9 @@ def test_the_generator_needs_neither_torch_nor_the_server() -> None:
 def test_a_server_that_does_not_start_is_told_in_its_own_words(tmp_path: Path) -> None:
     with pytest.raises(BenchError, match=r"^the server ended: there is no option --zz"):
         startup.measure(str(tmp_path / "none"), ["--zz"])
-    with pytest.raises(BenchError, match=r"^the server ended: '.*none' is not a folder here"):
+    with pytest.raises(
+        BenchError, match=r"^the server ended: '.*none' is neither a folder nor a GGUF file here"
+    ):
         startup.measure(str(tmp_path / "none"), [])
 
 

@@ -282,7 +282,7 @@ async def test_requests_that_run_at_a_shutdown_end_with_an_error():
 async def test_a_model_that_cannot_be_loaded():
     with shut_down(AsyncLLM("/no such")) as engine:
         for _ in range(2):
-            with pytest.raises(Unavailable, match="'/no such' is not a folder here"):
+            with pytest.raises(Unavailable, match="'/no such' is neither a folder nor a GGUF file here"):
                 await engine.start()
         assert engine.errored
     engine.shutdown()  # once more does nothing

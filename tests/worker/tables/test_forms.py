@@ -22,7 +22,7 @@ GREEDY = Sampling(max_tokens=9, temperature=0)
 class Recorded:
     """Recordings of steps of four rows."""
 
-    draws = True
+    chooses = draws = True
 
     def __init__(self) -> None:
         self.slots = Slots(CPU, 4, 20, block_size=4)
