@@ -94,6 +94,7 @@ soak: $(INSTALLED)
 	$(BIN)/python tests/bench/soak.py $(ARGS)
 
 # What the CUDA card of this machine does; nothing is installed for it, so any Python with torch for CUDA will do.
+# ARGS=--quick leaves out rates and models; files go to OUT, or here.
 gpu-check:
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) tests/gpu/check.py $(ARGS)
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Literal, cast
 
 import msgspec
-from tokenizers import Tokenizer
 
 from models.config import ConfigError, ModelConfig
 from models.pooling.sentence_files import Mode, Modules, Step, TextFacts, read_modules, read_texts
@@ -251,6 +250,8 @@ def _classifier_tokens(
 
 
 def _token_ids(folder: Path, names: tuple[str | int, ...]) -> tuple[int, ...]:
+    from tokenizers import Tokenizer  # a worker needs it for nothing else, and may not have it
+
     if all(isinstance(name, int) for name in names):
         return cast("tuple[int, ...]", names)
     path = folder / "tokenizer.json"

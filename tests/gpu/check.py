@@ -1,149 +1,204 @@
 """Says what this card does, in one command and under ten minutes: `make gpu-check`.
 
-    python tests/gpu/check.py [--only SECTION ...] [--out FOLDER]
+    python tests/gpu/check.py [--quick] [--only SECTION ...] [--sanitize] [--peer PYTHON] [--out FOLDER]
 
-It installs nothing and needs no network. Each section has a limit of time and cannot stop the next. Lines
-are printed as they come; `gpu-check.json` is written anew after each section, so a run that is killed leaves
-what it had. The exit code is the number of wrong results, at most 100, or 2 where there is no card. A slow
-result is no wrong one: figures stand beside the floor that the card's own speed sets.
+It installs nothing and needs no network: torch with its Triton, numpy, msgspec and safetensors are enough,
+and what needs more is skipped by name. Each section runs in a process of its own and has a limit of time: if
+it hangs, crashes or loses the device, it goes on behind the part that did, and so does all the rest. Lines
+are printed as they come; `gpu-check.json` and `gpu-check.md` are written anew after each section, so a run
+that is killed leaves what it had. What parts print lies in `gpu-check.log`.
+
+The exit code is the number of wrong results, at most 100, or 101 if nothing could be checked, for want of a
+card or of torch. Slow results are not wrong: they stand beside the floor that the card's own speed sets, and
+beside the targets for an H200. Nor are parts that took too long: they are counted apart.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
-import torch
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+sys.path.insert(0, str(HERE))
 
-ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support"), str(Path(__file__).parent)]
+from guard import Event, Guard  # noqa: E402
+from report import Report  # noqa: E402
+from results import Result  # noqa: E402
 
-from latent import measure_draws, measure_latent  # noqa: E402
-from measures import Ceilings, Result, measure_ceilings, measure_engine, measure_kernels  # noqa: E402
-from products import measure_experts, measure_products, measure_rounding, measure_small_cache  # noqa: E402
-from steps import measure_steps  # noqa: E402
-
-NO_CARD, MOST_WRONG = 2, 100
-
-
-def card(target: torch.device, ceilings: Ceilings) -> Iterator[Result]:
-    """The name of the card, and what it can do at most: the floors of all else."""
-    found = torch.cuda.get_device_properties(target)
-    yield Result("card", f"{found.name}, {found.major}.{found.minor}, {found.total_memory >> 30} GiB")
-    yield Result("torch", f"{torch.__version__} for CUDA {torch.version.cuda}")
-    yield Result("copy", "", ceilings.bytes_per_second / 1e12, "TB/s")
-    yield Result("products in bfloat16", "", ceilings.operations_per_second / 1e12, "TFLOP/s")
+MOST_WRONG, NOTHING_CHECKED = 100, 101
+SANITIZER = "compute-sanitizer"
+_SANITIZED = (SANITIZER, "--tool", "memcheck", "--error-exitcode", "99")
+_TOOLS = "/usr/local/cuda/bin"
 
 
-def right(target: torch.device, ceilings: Ceilings) -> Iterator[Result]:
-    """Every kernel against the reference, by the tests that the interpreter runs elsewhere."""
-    from worker.kernels import check
-    from worker.kernels.cuda import table
-    from worker.kernels.cuda.card import Card
-
-    for dim in (64, 96, 128, 256):
-        names = check.wrong(table.bind(Card.of(target)), target=target, dim=dim)
-        yield Result(f"operations, heads of {dim}", ", ".join(names) or "right", wrong=len(names))
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--no-header", "tests/worker/kernels/cuda"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    last = (run.stdout.strip().splitlines() or ["pytest did not start"])[-1]
-    yield Result("tests of kernels", last, wrong=int(run.returncode != 0))
+@dataclass(frozen=True)
+class Section:
+    seconds: float
+    """The time after which it is ended."""
+    quick: bool = False
+    """Whether it is part of the check for every change of a kernel."""
+    asked: bool = False
+    """Whether it runs only if it is asked for."""
+    prefix: tuple[str, ...] = ()
+    """A program under which it runs."""
 
 
-def products(target: torch.device, ceilings: Ceilings) -> Iterator[Result]:
-    """Quantized matrices, with inputs of 16 and of 8 bits, experts, and a cache of 8 bits."""
-    from worker.kernels.cuda import table
-    from worker.kernels.cuda.card import Card
-    from worker.kernels.cuda.products.rounded import multiply_in_8_bits
-
-    card = Card.of(target)
-    operations = table.bind(card)
-    if card.rounds_inputs:
-        keeps = table.bind(replace(card, capability=80))  # a card that rounds no inputs
-        ways = {"16 bits": keeps["linear"]} | {
-            name: partial(multiply_in_8_bits, bias=None, card=replace(card, scaled_mm=by_torch), wide=False)
-            for name, by_torch in (("8 bits by torch", True), ("8 bits by Triton", False))
-        }
-        yield from measure_rounding(operations["pack"], ways, target, ceilings)
-    yield from measure_products(operations, target, ceilings)
-    yield from measure_experts(operations, target, ceilings)
-    cached = torch.float8_e4m3fn if card.capability >= 89 else torch.float8_e5m2
-    yield from measure_small_cache(operations, target, ceilings, cached)
-
-
-def attention_of_latents(target: torch.device, ceilings: Ceilings) -> Iterator[Result]:
-    from worker.kernels.cuda import table
-    from worker.kernels.cuda.card import Card
-
-    yield from measure_latent(table.bind(Card.of(target))["latent_attention"], target, ceilings)
-
-
-def draws(target: torch.device, ceilings: Ceilings) -> Iterator[Result]:
-    from worker.kernels.cuda.sampling.draw import draw
-
-    yield from measure_draws(draw, target, ceilings)
-
-
-SECTIONS: dict[str, tuple[float, Callable[[torch.device, Ceilings], Iterator[Result]]]] = {
-    "card": (15, card),
-    "right": (240, right),
-    "kernels": (60, measure_kernels),
-    "products": (90, products),
-    "latent": (40, attention_of_latents),
-    "draws": (20, draws),
-    "steps": (60, measure_steps),
-    "engine": (200, measure_engine),
+SECTIONS: dict[str, Section] = {
+    "card": Section(25, quick=True),
+    "compile": Section(60, quick=True),
+    "right": Section(90, quick=True),
+    "rates": Section(80),
+    "step": Section(70, quick=True),
+    "engine": Section(150),
+    "long": Section(55),
+    "server": Section(60),
+    "sanitized": Section(300, asked=True, prefix=_SANITIZED),
+    "peer": Section(900, asked=True),
 }
-"""The sections by name: the seconds after which each stops, and what it yields."""
+"""The sections by name, which are the modules of `tests/gpu/parts` too; `card` runs before all others."""
 
 
-def run(name: str, target: torch.device, ceilings: Ceilings) -> list[Result]:
-    """The results of one section, as far as it came."""
-    seconds, section = SECTIONS[name]
-    print(f"== {name}", flush=True)
-    results: list[Result] = []
-    started = time.monotonic()
+@dataclass
+class Check:
+    """One run: where its files go, and what earlier sections have found that later ones need."""
+
+    out: Path
+    context: Path
+    """The file by which children learn of what was found before."""
+    guard: Guard
+    known: dict[str, object] = field(default_factory=dict)
+    report: Report = field(default_factory=Report)
+    child: Path = HERE / "child.py"
+    nothing: str = ""
+    """Why nothing can be checked, if so."""
+
+    def run(self, name: str, section: Section) -> None:
+        """Run one section, and write the files anew."""
+        print(f"== {name}", flush=True)
+        results = self.report.sections.setdefault(name, [])
+
+        def hear(event: Event) -> None:
+            match event:
+                case {"result": fields}:
+                    results.append(Result(**fields))
+                    print(results[-1].line(), flush=True)
+                case {"fact": fact, "value": str(value)}:
+                    self.report.facts[fact] = value
+                case {"known": known, "value": value}:
+                    self.known[known] = value
+                case {"nothing": reason}:
+                    self.nothing = reason
+                case _:
+                    pass
+
+        def command(first: int) -> list[str]:
+            self.context.write_text(json.dumps(self.known))
+            program = [sys.executable, str(self.child), name, str(first), str(self.context)]
+            return [*_found(section.prefix), *program]
+
+        if section.prefix and not _found(section.prefix):
+            results.append(Result(name, f"there is no {section.prefix[0]} here", skipped=True))
+        else:
+            self.guard.run(command, section.seconds, hear, name)
+        self.report.write(self.out)
+
+
+def _found(prefix: tuple[str, ...]) -> list[str]:
+    """The command of a program, if it is installed."""
+    path = shutil.which(prefix[0], path=f"{os.environ.get('PATH', '')}:{_TOOLS}") if prefix else None
+    return [path, *prefix[1:]] if path else []
+
+
+def choose(given: argparse.Namespace, sections: Mapping[str, Section]) -> list[str]:
+    """The names of the sections to run, in order; the card's own is always the first."""
+    chosen = set(given.only or ())
+    if not chosen:
+        chosen = {
+            name for name, each in sections.items() if not each.asked and (each.quick or not given.quick)
+        }
+    if given.sanitize:
+        chosen.add("sanitized")
+    if given.peer:
+        chosen.add("peer")
+    return [name for name in sections if name in {"card", *chosen}]
+
+
+def run_all(check: Check, names: Sequence[str], sections: Mapping[str, Section]) -> int:
+    """Run sections in order -> the exit code."""
+    for name in names:
+        check.run(name, sections[name])
+        if check.nothing:
+            print(f"gpu-check: {check.nothing}, so nothing was checked")
+            return NOTHING_CHECKED
+    print(check.report.summary())
+    print(f"in {check.out / 'gpu-check.md'} and gpu-check.json; what parts printed is in gpu-check.log")
+    return min(check.report.wrong, MOST_WRONG)
+
+
+def environment(cache: Path | None) -> dict[str, str]:
+    """The environment of children, which keep compiled kernels in `cache`, or where the user has them."""
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    own = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
+    made = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | own
+    return made if cache is None else {**made, "TRITON_CACHE_DIR": str(cache)}
+
+
+def commit() -> str:
+    """The commit that is checked out, or that it is not known here."""
     try:
-        for result in section(target, ceilings):
-            results.append(result)
-            print(result.line(), flush=True)
-            if time.monotonic() - started > seconds:
-                results.append(Result(name, f"stopped after {seconds:.0f} s"))
-                break
-    except Exception as error:  # one section cannot stop the next
-        results.append(Result(name, f"{type(error).__name__}: {error}", wrong=1))
-    return results
+        run = subprocess.run(
+            ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, timeout=10
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
+    return run.stdout.strip() or "unknown"
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: Sequence[str], clock: Callable[[], float] = time.monotonic) -> int:
     parser = argparse.ArgumentParser(description="What this card does, beside what it could do at most.")
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS))
-    parser.add_argument("--out", type=Path, default=Path(), help="The folder for gpu-check.json.")
+    parser.add_argument("--quick", action="store_true", help="The sections for every change of a kernel.")
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, help="These sections, and the card's.")
+    parser.add_argument(
+        "--sanitize",
+        action="store_true",
+        help="Run kernels under compute-sanitizer, too, if it is installed.",
+    )
+    parser.add_argument("--peer", metavar="PYTHON", help="The Python of a vLLM to measure in turns.")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path(os.environ.get("OUT", "")),
+        help="The folder for files; default: $OUT.",
+    )
+    parser.add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: tiny sizes, to try the check itself."
+    )
     given = parser.parse_args(arguments)
-    if not torch.cuda.is_available():
-        print("gpu-check: torch finds no CUDA device here, so nothing was checked")
-        return NO_CARD
-    target = torch.device("cuda", 0)
-    torch.cuda.set_device(target)
-    ceilings = measure_ceilings(target)
-    found: dict[str, list[dict[str, object]]] = {}
-    for name in given.only:
-        found[name] = [asdict(result) for result in run(name, target, ceilings)]
-        (given.out / "gpu-check.json").write_text(json.dumps(found, indent=2))
-    wrong = sum(int(str(result["wrong"])) for results in found.values() for result in results)
-    print(f"{wrong} wrong results")
-    return min(wrong, MOST_WRONG)
+    names = choose(given, SECTIONS)
+    given.out.mkdir(parents=True, exist_ok=True)
+    log = given.out / "gpu-check.log"
+    log.write_bytes(b"")
+    began = clock()
+    with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
+        cache = Path(folder) / "triton" if "compile" in names else None
+        guard = Guard(environment(cache), log)
+        check = Check(given.out, Path(folder) / "context.json", guard)
+        check.known = {"device": given.device, "folder": folder, "peer": given.peer}
+        check.report.facts = {"date": f"{datetime.now(UTC):%Y-%m-%d}", "commit": commit()}
+        code = run_all(check, names, SECTIONS)
+    print(f"{clock() - began:.0f} s")
+    return code
 
 
 if __name__ == "__main__":

@@ -1,111 +1,252 @@
-"""`make gpu-check` where there is no card: it says so; and its measurements, made small on a CPU."""
+"""How `make gpu-check` runs its sections: what hangs, crashes or is missing costs nothing else.
+
+Sections are run by stand-ins for their processes here; `test_parts.py` runs the sections themselves.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
-import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from latent import measure_draws, measure_latent
-from latent_sizes import Sizes
-from measures import Ceilings, Shape, measure_ceilings, measure_model, measure_texts
-from products import measure_experts, measure_products, measure_rounding, measure_small_cache
-from steps import measure_steps
+import check
+from check import NOTHING_CHECKED, SECTIONS, Check, Section, choose, main, run_all
+from guard import Guard
+from report import Report
+from results import TARGETS, Result, Target
 
-from models import ops
-from worker.sampling.draw import draw_fully
+SCRIPT = Path(__file__).with_name("check.py")
+STAND_IN = """
+import json, os, signal, sys, time
+section, first, context, _, pipe = sys.argv[1:]
+known = json.load(open(context))
 
-CPU = torch.device("cpu")
-TINY = Shape("tiny", 64, 96, 2, 4, 2, vocabulary=320, head_dim=16)
-CEILINGS = Ceilings(1e12, 1e14)
+def tell(**event):
+    os.write(int(pipe), json.dumps(event).encode() + b"\\n")
+
+def result(name, **fields):
+    tell(result={"name": name, **fields})
+
+first = int(first)
+print("printed by", section, first, flush=True)
+if section == "empty":
+    tell(nothing="torch finds no CUDA device here")
+elif section == "breaks":
+    raise SystemExit("no such section")
+elif section == "told":
+    tell(part=0, of=1, name="a", seconds=9)
+    tell(fact="card", value="H200")
+    tell(known="ceilings", value=[1, 2])
+    result("rate", value=5.0, unit="tok/s")
+    tell(end=True)
+elif section == "asks":
+    tell(part=0, of=1, name="a", seconds=9)
+    result("heard " + str(known["ceilings"]))
+    tell(end=True)
+elif section == "mixed" and first == 0:
+    tell(part=0, of=4, name="crash", seconds=9)
+    result("before")
+    os.kill(os.getpid(), signal.SIGSEGV)
+elif section == "mixed" and first == 1:
+    tell(part=1, of=4, name="hang", seconds=0.3)
+    os.spawnvp(os.P_NOWAIT, "sleep", ["sleep", "987"])
+    time.sleep(60)
+elif section == "mixed" and first == 2:
+    tell(part=2, of=4, name="fails", seconds=9)
+    result("fails", text="wrong", wrong=2)
+    tell(restart=3)
+elif section == "mixed":
+    tell(part=3, of=4, name="last", seconds=9)
+    result("after", skipped=True)
+    tell(end=True)
+elif section == "sanitized":
+    tell(part=0, of=1, name="a", seconds=9)
+    result("right")
+    tell(end=True)
+    print("ERROR SUMMARY: 3 errors", flush=True)
+    sys.exit(99)
+elif section == "slow":
+    tell(part=first, of=9, name="slow", seconds=0.2)
+    time.sleep(60)
+"""
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
-def test_without_a_card_it_says_so() -> None:
+@pytest.fixture
+def checked(tmp_path: Path) -> Check:
+    child = tmp_path / "child.py"
+    child.write_text(STAND_IN)
+    guard = Guard(dict(os.environ), tmp_path / "gpu-check.log")
+    return Check(tmp_path / "out", tmp_path / "context.json", guard, child=child)
+
+
+def shown(check: Check) -> list[tuple[str, str, int, bool]]:
+    return [(each.name, each.text, each.wrong, each.unfinished) for each in check.report.results]
+
+
+def test_what_crashes_hangs_or_fails_costs_nothing_else(checked: Check) -> None:
+    sections = {"mixed": Section(30)}
+    assert run_all(checked, ["mixed"], sections) == 3
+    assert shown(checked) == [
+        ("before", "", 0, False),
+        ("crash", "its process ended with signal SIGSEGV: printed by mixed 0", 1, False),
+        ("hang", "ended after 0 s", 0, True),
+        ("fails", "wrong", 2, False),
+        ("after", "", 0, False),
+    ]
+    assert checked.report.summary() == "3 wrong results, 1 parts that did not finish, 1 skipped"
+    processes = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+    assert "sleep 987" not in processes
+
+
+def test_a_section_ends_when_its_time_is_over(checked: Check) -> None:
+    began = time.monotonic()
+    assert run_all(checked, ["slow"], {"slow": Section(0.5)}) == 0
+    assert time.monotonic() - began < 20
+    assert all(unfinished for *_, unfinished in shown(checked))
+    assert "parts from number" in shown(checked)[-1][1] and 2 <= len(shown(checked)) <= 5
+
+
+def test_a_process_that_breaks_at_its_end_is_wrong(checked: Check) -> None:
+    """As compute-sanitizer does, which counts errors there."""
+    assert run_all(checked, ["sanitized"], {"sanitized": Section(20)}) == 1
+    assert shown(checked)[1][1] == "its process ended with exit code 99: ERROR SUMMARY: 3 errors"
+
+
+def test_a_process_that_does_not_come_to_its_first_part_is_wrong(checked: Check) -> None:
+    assert run_all(checked, ["breaks", "told"], {name: Section(20) for name in ("breaks", "told")}) == 1
+    assert shown(checked)[0][:2] == ("breaks", "its process ended with exit code 1: no such section")
+    assert shown(checked)[1][0] == "rate"
+
+
+def test_later_sections_know_what_earlier_ones_found(checked: Check) -> None:
+    run_all(checked, ["told", "asks"], {name: Section(20) for name in ("told", "asks")})
+    assert shown(checked)[1][0] == "heard [1, 2]"
+    assert checked.report.facts["card"] == "H200"
+    assert "printed by asks 0" in checked.guard.log.read_text()
+
+
+def test_without_a_device_nothing_else_runs(checked: Check, capsys: pytest.CaptureFixture[str]) -> None:
+    sections = {name: Section(20) for name in ("empty", "told")}
+    assert run_all(checked, ["empty", "told"], sections) == NOTHING_CHECKED
+    assert list(checked.report.sections) == ["empty"]
+    assert "torch finds no CUDA device here, so nothing was checked" in capsys.readouterr().out
+
+
+def test_a_program_that_is_not_installed_is_skipped(checked: Check) -> None:
+    prefix = ("no-such-sanitizer", "--tool")
+    assert run_all(checked, ["told"], {"told": Section(20, prefix=prefix)}) == 0
+    (result,) = checked.report.results
+    assert result.skipped and "no-such-sanitizer" in result.text
+
+
+def test_a_section_runs_under_its_program(checked: Check) -> None:
+    sections = {"told": Section(20, prefix=("env", "--"))}
+    run_all(checked, ["told"], sections)
+    assert shown(checked)[0][0] == "rate"
+
+
+def test_files_are_written_anew_after_each_section(checked: Check) -> None:
+    checked.run("told", Section(20))
+    told = json.loads((checked.out / "gpu-check.json").read_text())
+    assert list(told["sections"]) == ["told"] and told["facts"] == {"card": "H200"}
+    checked.known["ceilings"] = "all"
+    checked.run("asks", Section(20))
+    told = json.loads((checked.out / "gpu-check.json").read_text())
+    assert list(told["sections"]) == ["told", "asks"]
+    assert "heard all" in (checked.out / "gpu-check.md").read_text()
+
+
+def test_the_exit_code_is_never_that_of_a_missing_card(checked: Check) -> None:
+    checked.report.sections["before"] = [Result("many", wrong=1000)]
+    assert run_all(checked, ["told"], {"told": Section(20)}) == check.MOST_WRONG < NOTHING_CHECKED
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        ([], ["card", "compile", "right", "rates", "step", "engine", "long", "server"]),
+        (["--quick"], ["card", "compile", "right", "step"]),
+        (["--only", "long", "step"], ["card", "step", "long"]),
+        (["--quick", "--sanitize"], ["card", "compile", "right", "step", "sanitized"]),
+        (["--only", "right", "--peer", "python"], ["card", "right", "peer"]),
+    ],
+)
+def test_sections_are_chosen(
+    arguments: list[str], names: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    chosen: list[str] = []
+
+    def note(found: Check, names: list[str], sections: object) -> int:
+        chosen.extend(names)
+        return 0
+
+    monkeypatch.setattr(check, "run_all", note)
+    assert main([*arguments, "--out", str(tmp_path)]) == 0
+    assert chosen == names == choose(_given(arguments), SECTIONS)
+
+
+def _given(arguments: list[str]) -> object:
+    class Given:
+        quick = "--quick" in arguments
+        sanitize = "--sanitize" in arguments
+        peer = "python" if "--peer" in arguments else None
+        only = [name for name in SECTIONS if name in arguments]
+
+    return Given
+
+
+def test_all_takes_less_than_ten_minutes() -> None:
+    assert sum(section.seconds for section in SECTIONS.values() if not section.asked) <= 600
+    assert sum(section.seconds for section in SECTIONS.values() if section.quick) <= 250
+
+
+def test_without_a_card_it_says_so(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is a card")
     run = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("check.py"))],
+        [sys.executable, str(SCRIPT), "--out", str(tmp_path)], capture_output=True, text=True, timeout=150
+    )
+    assert (run.returncode, run.stderr) == (NOTHING_CHECKED, "")
+    assert "gpu-check: torch finds no CUDA device here, so nothing was checked" in run.stdout
+
+
+def test_a_python_without_torch_says_so(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError('no torch', name='torch')")
+    run = subprocess.run(
+        [sys.executable, str(SCRIPT), "--out", str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=150,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        timeout=60,
     )
-    assert (run.returncode, run.stderr) == (2, "")
-    assert run.stdout == "gpu-check: torch finds no CUDA device here, so nothing was checked\n"
+    assert run.returncode == NOTHING_CHECKED
+    assert "this Python cannot compute: no torch" in run.stdout
 
 
-def test_models_are_measured() -> None:
-    found = list(measure_model(TINY, CPU, CEILINGS, rows=(1, 3), prompts=(40,), length=20, steps=3))
-    assert [result.name for result in found] == [
-        "tiny decoding, 1 rows, likeliest",
-        "tiny decoding, 1 rows, drawn",
-        "tiny decoding, 3 rows, likeliest",
-        "tiny decoding, 3 rows, drawn",
-        "tiny prompt of 40",
+def test_figures_stand_beside_their_targets() -> None:
+    name = "8B decoding, 1 x 512"
+    report = Report({"card": "H200", "date": "2026-01-01"})
+    report.sections["engine"] = [
+        Result(name, "", 229, "tok/s", 0.8),
+        Result("8B prompt of 512, to its token", "", 21, "ms"),
+        Result("other", "a | b", wrong=1),
     ]
-    assert all(result.value > 0 and result.share for result in found)
+    page = report.markdown()
+    assert f"| {name} | at least 228 tok/s | 229.00 tok/s | hit |" in page
+    assert "| 8B prompt of 512, to its token | at most 20 ms | 21.00 ms | missed |" in page
+    assert "| 8B prompt of 2048 | at least 35,000 tok/s | not measured |  |" in page
+    assert "| other |  |  | WRONG: a \\| b |" in page
+    assert report.results[0].line().endswith("80.0% of the floor's rate  hit, at least 228 tok/s")
 
 
-def test_steps_are_compared_with_the_same_work_as_it_comes() -> None:
-    found = list(measure_steps(CPU, CEILINGS, TINY, steps=4))
-    compared = [result for result in found if result.name.startswith("graphs ") and not result.value]
-    assert [(result.text, result.wrong) for result in compared] == [("the same bits", 0)] * 3
-    assert [result.name for result in found[-2:]] == [
-        "graphs of a prompt of 128, to its token",
-        "a prompt of 128, to its token",
-    ]
-
-
-def test_texts_are_measured() -> None:
-    names = [result.name for result in measure_texts(TINY, CPU, CEILINGS, texts=2, length=9)]
-    assert names == ["tiny embeddings, 2 x 9", "tiny embeddings, 1 x 32"]
-
-
-def test_products_and_experts_are_measured() -> None:
-    operations = ops.SPECIFIED
-    found = list(measure_products(operations, CPU, CEILINGS, side=128))
-    found += measure_experts(operations, CPU, CEILINGS, size=32, inner=32, counts=(1, 3))
-    found += measure_small_cache(operations, CPU, CEILINGS, torch.float8_e4m3fn, sizes=((2, 70),))
-    names = [result.name for result in found]
-    assert len(names) == len(set(names)) == 4 * 5 + 2 * 2 + 1
-    assert names[1] == "product, 4 bits, groups of 128, 1 rows"
-    assert names[-1] == "decoding, 2 x 70, float8_e4m3fn"
-    assert all(result.value > 0 and result.share for result in found)
-
-
-def test_latent_attention_and_draws_are_measured() -> None:
-    attend = ops.SPECIFIED["latent_attention"]
-    sizes = (Sizes(2, 16, 4, 8, 8), Sizes(4, 16, 4, 8, 8))
-    found = list(measure_latent(attend, CPU, CEILINGS, sizes, decoding=((2, 70),), prompts=(9,)))
-    assert [result.name for result in found] == [
-        "latents, 2 heads, 2 x 70",
-        "latents, 2 heads, prompt of 9",
-        "latents, 4 heads, 2 x 70",
-        "latents, 4 heads, prompt of 9",
-    ]
-    drawn = list(measure_draws(draw_fully, CPU, CEILINGS, rows=(1, 2), width=300))
-    assert len({result.name for result in drawn}) == len(drawn) == 2 * 2 * 3
-    assert drawn[0].name == "draw, 1 rows, sharp, no filter"
-    assert all(result.value > 0 and result.share for result in found + drawn)
-
-
-def test_rounding_is_compared_with_inputs_of_16_bits() -> None:
-    linear = ops.SPECIFIED["linear"]
-    ways = {"16 bits": linear, "8 bits": lambda x, matrix: linear(x * 1.03, matrix), "wrong": lambda x, _: -x}
-    found = list(measure_rounding(ops.SPECIFIED["pack"], ways, CPU, CEILINGS, side=128, counts=(1, 3)))
-    assert [result.name for result in found[:2]] == [
-        "e4m3, rows, 16 bits, 1 rows",
-        "e4m3, rows, 8 bits, 1 rows",
-    ]
-    assert len(found) == 2 * 2 * 3
-    assert [result.wrong for result in found] == [0, 0, 1] * 4
-    assert all("differs by" in result.text for result in found[1::3])
-
-
-def test_ceilings_are_positive() -> None:
-    found = measure_ceilings(CPU, numbers=1000, side=16)
-    assert found.bytes_per_second > 0
-    assert found.operations_per_second > 0
+def test_targets_have_a_direction() -> None:
+    assert Target(2, "tok/s").is_hit(2) and not Target(2, "tok/s").is_hit(1.9)
+    assert TARGETS["8B ready, kernels compiled"].is_hit(11) and not TARGETS["0.6B one text of 32"].is_hit(2)

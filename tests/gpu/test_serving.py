@@ -1,0 +1,81 @@
+"""Servers that `make gpu-check` measures: ours, and another one beside it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, distributions
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).parents[1] / "bench"))
+
+import serving
+from parts import peer
+from results import TARGETS
+from servers import Side
+from serving import Measured
+from serving import peer as start_peer
+from work import Model
+from workbench import Workbench
+
+HERE = Path(__file__).parent
+LIMIT = ["--max-model-len", "2048"]
+
+
+def workbench(folder: Path) -> Workbench:
+    return Workbench(torch.device("cpu"), lambda **event: None, folder)
+
+
+def test_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both sides are measured in turns; ours answers twice as fast here."""
+    asked: list[tuple[str, int]] = []
+
+    @contextmanager
+    def serving(side: Side, folder: Path) -> Iterator[Any]:
+        assert (folder / "config.json").exists() and (folder / "tokenizer.json").exists()
+        assert {*LIMIT, "--load-format", "dummy"} < set(side.command(folder, Model("dummy"), 5))
+        yield SimpleNamespace(url=side.name, ready_s=1.0 if side.name == "facet" else 4.0)
+
+    def put_load(bench: Workbench, url: str, clients: int, seed: int) -> Measured:
+        asked.append((url, clients))
+        return Measured(100.0 if url == "facet" else 50.0, 8.0, failed=0)
+
+    monkeypatch.setattr(peer, "serving", serving)
+    monkeypatch.setattr(peer, "put_load", put_load)
+    bench = Workbench(torch.device("cpu"), lambda **event: None, tmp_path, peer="python")
+    results = {result.name: result for result in peer.measure_beside(bench, "0.6B")}
+    assert asked == [(side, clients) for side in ("facet", "peer") for clients in (1, 1, 32, 256)]
+    compared = {name: results[name].value for name in TARGETS if "peer" in name and name[0] == "0"}
+    assert sorted(set(compared.values())) == [0.25, 1.0, 2.0] and len(compared) == 7
+    assert not any(result.wrong or result.skipped for result in results.values())
+    (skipped,) = peer.measure_beside(Workbench(bench.target, bench.tell, tmp_path), "8B")
+    assert skipped.skipped
+
+
+def test_the_peer_is_started_by_its_own_python(tmp_path: Path) -> None:
+    side = start_peer("/elsewhere/bin/python")
+    command = list(side.command(tmp_path, Model("dummy"), 8001))
+    assert command[:5] == [
+        *("/elsewhere/bin/python", "-m", "vllm.entrypoints.openai.api_server", "--model", str(tmp_path))
+    ]
+    assert side.env["PYTHONPATH"] == ""
+
+
+def test_a_server_finds_its_version_where_it_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(serving, "version", missing)
+    path = serving.ours(workbench(tmp_path)).env["PYTHONPATH"].split(":")
+    assert path[0] == str(HERE.parents[1])
+    (found,) = distributions(path=path[1:])
+    assert found.metadata["Name"] == "facet-serve"
