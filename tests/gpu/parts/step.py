@@ -37,6 +37,9 @@ class Eager:
     def __init__(self, target: torch.device) -> None:
         """Like `CudaCapture`."""
 
+    def warm_up(self, work: Callable[[], object]) -> None:
+        """Like `CudaCapture`."""
+
     def __call__(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
         result = work()
 
