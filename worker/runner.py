@@ -269,18 +269,12 @@ class Runner:
             return load_model(options, upload)
 
     def _while_loading(self, block_size: int) -> AbstractContextManager[None]:
-        """The device's work meanwhile; it knows the kernels of our own models, within one replica."""
-        config, place = self._config, self._config.place
-        if place.expert_replicas > 1 or config.options.model_impl == "transformers":
+        """The device's work meanwhile; it knows the kernels of our own models."""
+        config = self._config
+        if config.options.model_impl == "transformers":
             return nullcontext()
-        return self._device.while_loading(
-            config.model,
-            Path(config.folder),
-            (self._dtype, self._cache_dtype),
-            block_size,
-            _parallel(config, self._groups),
-            (place.local_rank, place.local_ranks),
-        )
+        dtypes = self._dtype, self._cache_dtype
+        return self._device.while_loading(config, dtypes, block_size, _parallel(config, self._groups))
 
     def _make_cache(self, limits: WorkerLimits, tasks: tuple[str, ...]) -> Cache:
         if not self._model.causal:

@@ -7,10 +7,11 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
+from typing import get_args
 
 from models.checkpoint.hub import HubError, resolve
 from models.config import read_config
-from models.parallel.experts import check_experts
+from models.parallel.experts import Transport, check_experts
 from models.parallel.shares import check_cut
 from server.options.reader import OptionError
 from server.terminal.options import parser_of
@@ -18,11 +19,39 @@ from server.terminal.options import parser_of
 CAPABILITIES = (80, 86, 87, 89, 90, 100, 103, 120, 121)
 """The compute capabilities whose shared memory is known, as whole numbers: 90 for 9.0."""
 _DTYPES = ("auto", "bfloat16", "float16", "float32")
+_COUNTS = {"--tensor-parallel-size": "-tp", "--pipeline-parallel-size": "-pp", "--data-parallel-size": "-dp"}
+"""The options that are numbers of ranks, stages and replicas, and their short forms."""
 _CACHE_DTYPES = ("auto", *_DTYPES[1:], "fp8", "fp8_e4m3", "fp8_e5m2")
 
 
 def run(arguments: Sequence[str], command: str, api_key: str | None) -> int:
     """Starts a process that compiles, and returns its exit code. It needs Triton, and no card."""
+    given = _parser(command).parse_args(arguments)
+    ranks, stages, replicas = (getattr(given, flag[2:].replace("-", "_")) for flag in _COUNTS)
+    for flag, value in zip(_COUNTS, (ranks, stages, replicas), strict=True):
+        if value < 1:
+            raise OptionError(f"{flag} is {value}, but must be at least 1")
+    if find_spec("triton") is None:
+        raise OptionError("Triton is not installed: it comes with torch for CUDA, or by pip install triton")
+    _check_cache(given.kv_cache_dtype, given.capabilities)
+    try:
+        folder = resolve(given.model, None, None, lambda part: None, load_format="dummy")
+        model = read_config(folder)
+        check_cut(model, ranks, stages)
+        if given.enable_expert_parallel:
+            check_experts(model, ranks * replicas)
+    except (HubError, ValueError) as error:
+        raise OptionError(str(error)) from None
+    options = ["--dtype", given.dtype, "--kv-cache-dtype", given.kv_cache_dtype]
+    options += ["--quantization", given.quantization, "--all2all-backend", given.all2all_backend]
+    options += ["--block-size", str(given.block_size), "--data-parallel-size", str(replicas)]
+    options += ["--tensor-parallel-size", str(ranks), "--pipeline-parallel-size", str(stages)]
+    options += ["--enable-expert-parallel"] * given.enable_expert_parallel
+    program = [sys.executable, "-P", "-m", "worker.kernels.cuda.ahead.command", str(folder)]
+    return subprocess.run([*program, *map(str, given.capabilities), *options]).returncode
+
+
+def _parser(command: str) -> argparse.ArgumentParser:
     parser = parser_of(
         command, "Compile a model's CUDA kernels ahead of its start.", "compile MODEL [options]"
     )
@@ -43,34 +72,15 @@ def run(arguments: Sequence[str], command: str, api_key: str | None) -> int:
     )
     parser.add_argument("--block-size", type=int, default=64, metavar="N", help="As for serve (64).")
     parser.add_argument(
-        "--tensor-parallel-size", "-tp", type=int, default=1, metavar="N", help="As for serve (1)."
+        "--quantization", choices=("none", "fp8"), default="none", help="As for serve (none)."
     )
-    parser.add_argument(
-        "--pipeline-parallel-size", "-pp", type=int, default=1, metavar="N", help="As for serve (1)."
-    )
+    for flag, short in _COUNTS.items():
+        parser.add_argument(flag, short, type=int, default=1, metavar="N", help="As for serve (1).")
     parser.add_argument("--enable-expert-parallel", action="store_true", help="As for serve.")
-    given = parser.parse_args(arguments)
-    ranks, stages = given.tensor_parallel_size, given.pipeline_parallel_size
-    for option, value in (("--tensor-parallel-size", ranks), ("--pipeline-parallel-size", stages)):
-        if value < 1:
-            raise OptionError(f"{option} is {value}, but must be at least 1")
-    if find_spec("triton") is None:
-        raise OptionError("Triton is not installed: it comes with torch for CUDA, or by pip install triton")
-    _check_cache(given.kv_cache_dtype, given.capabilities)
-    try:
-        folder = resolve(given.model, None, None, lambda part: None, load_format="dummy")
-        model = read_config(folder)
-        check_cut(model, ranks, stages)
-        if given.enable_expert_parallel:
-            check_experts(model, ranks)
-    except (HubError, ValueError) as error:
-        raise OptionError(str(error)) from None
-    options = ["--dtype", given.dtype, "--kv-cache-dtype", given.kv_cache_dtype]
-    options += ["--block-size", str(given.block_size)]
-    options += ["--tensor-parallel-size", str(ranks), "--pipeline-parallel-size", str(stages)]
-    options += ["--enable-expert-parallel"] * given.enable_expert_parallel
-    program = [sys.executable, "-P", "-m", "worker.kernels.cuda.compile", str(folder)]
-    return subprocess.run([*program, *map(str, given.capabilities), *options]).returncode
+    parser.add_argument(
+        "--all2all-backend", choices=get_args(Transport), default=get_args(Transport)[0], help="As for serve."
+    )
+    return parser
 
 
 def _capability(text: str) -> int:

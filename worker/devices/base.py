@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,9 +15,9 @@ import torch
 from torch import Tensor
 
 from models.checkpoint.files import Upload
-from models.config import ModelConfig
 from models.layers.attention import CachedAttention
 from models.parallel.parallel import Parallel
+from worker.config import WorkerConfig
 from worker.host.memory import PageToucher
 from worker.ranks.groups import Group, Groups, Membership
 from worker.sampling.bounds import Forbid
@@ -95,17 +94,15 @@ class Device(Protocol):
 
     def while_loading(
         self,
-        config: ModelConfig,
-        folder: Path,
+        config: WorkerConfig,
         dtypes: tuple[torch.dtype, torch.dtype],
         block_size: int,
         parallel: Parallel,
-        turn: tuple[int, int],
     ) -> AbstractContextManager[None]:
         """What makes kernels ready in threads while the weights of this model load, and ends when they have.
 
         `dtypes`: the number types of the model and of its cache. `parallel`: which of the model's pieces are
-        computed here. `turn`: the number of this worker on its machine, and how many there are.
+        computed here.
         """
         ...
 

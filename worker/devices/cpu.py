@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from models.config import ModelConfig
 from models.layers.attention import CachedAttention
 from models.parallel.parallel import Parallel
+from worker.config import WorkerConfig
 from worker.devices.base import GIB, CacheBudget, Defaults, Fetch
 from worker.devices.plain_attention import plain_attention_bytes
 from worker.host.machine import available_memory, total_memory, usable_cores
@@ -67,12 +66,10 @@ class Cpu:
 
     def while_loading(
         self,
-        config: ModelConfig,
-        folder: Path,
+        config: WorkerConfig,
         dtypes: tuple[torch.dtype, torch.dtype],
         block_size: int,
         parallel: Parallel,
-        turn: tuple[int, int],
     ) -> AbstractContextManager[None]:
         """Do nothing: the kernels are there."""
         return nullcontext()

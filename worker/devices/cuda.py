@@ -17,14 +17,15 @@ import torch
 from torch import Tensor
 
 from models.checkpoint.files import Upload
-from models.config import ModelConfig
 from models.layers.attention import CachedAttention
 from models.parallel.parallel import Parallel
 from models.quantization.config import MADE_ON_CUDA
+from worker.config import WorkerConfig
 from worker.devices.base import GIB, CacheBudget, Defaults, Fetch
 from worker.devices.pinned import pinned_upload
 from worker.devices.plain_attention import plain_attention_bytes
 from worker.host.memory import PageToucher
+from worker.host.nvidia import why_card_is_too_old
 from worker.kernels.cpu.quantized import describe_savings
 from worker.ranks.groups import DeviceGroup, Group, Groups, Membership
 from worker.sampling import bounds
@@ -57,17 +58,24 @@ class Cuda:
         self.target = torch.device("cuda", index)
         torch.cuda.set_device(self.target)
         self.name = self.arithmetic = f"cuda ({torch.cuda.get_device_name(self.target)})"
+        if reason := why_card_is_too_old(
+            torch.cuda.get_device_capability(self.target), torch.cuda.get_arch_list()
+        ):
+            raise ValueError(f"{self.name} cannot be used: {reason}, or pass --device cpu")
         _, total = torch.cuda.mem_get_info(self.target)
         large = total >= 70 * GIB
         self.defaults = Defaults(64, 1024 if large else 256, 8192 if large else 2048)
         self.pooling_defaults = Defaults(64, 1024, 16384)
         from worker.kernels.cuda.card import Card
+        from worker.kernels.cuda.compile import compiling, opening_calls
         from worker.kernels.cuda.launch import count_compilations
         from worker.kernels.cuda.sampling.draw import open_draw
         from worker.kernels.cuda.table import open_kernels  # imports Triton
 
         count_compilations()
         self._card = Card.of(self.target)
+        with compiling(partial(opening_calls, self.capability, head_dim), self.target):
+            pass  # so that the proofs of kernels, which follow, find all compiled
         self.draw = open_draw(self.target)
         self.kernels = open_kernels(self._card, self.target, head_dim, fp8=fp8)
 
@@ -96,29 +104,28 @@ class Cuda:
 
     def while_loading(
         self,
-        config: ModelConfig,
-        folder: Path,
+        config: WorkerConfig,
         dtypes: tuple[torch.dtype, torch.dtype],
         block_size: int,
         parallel: Parallel,
-        turn: tuple[int, int],
     ) -> AbstractContextManager[None]:
         """Compile the model's kernels."""
         from worker.kernels.cuda.compile import compiling, model_calls  # imports Triton, as `__init__` does
 
         dtype, cache_dtype = dtypes
-        config = msgspec.structs.replace(config, warnings=())  # the log has them when weights load
         calls = partial(
             model_calls,
-            config,
-            folder,
+            msgspec.structs.replace(config.model, warnings=()),  # the log has them when weights load
+            Path(config.folder),
             dtype,
             self.capability,
             block_size,
             cache_dtype,
             self.kernels,
             parallel,
+            config.conversion,
         )
+        turn = config.place.local_rank, config.place.local_ranks
         return compiling(calls, self.target if self.target.type == "cuda" else None, turn)
 
     def uploading(self) -> AbstractContextManager[Upload]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import warnings
 
 import torch
 
@@ -15,6 +17,7 @@ from worker.config import WorkerConfig
 from worker.devices.base import Device
 from worker.devices.cpu import Cpu
 from worker.devices.cuda import Cuda
+from worker.host import nvidia
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +38,7 @@ def _find_device(config: WorkerConfig) -> Device:
     made = asked.quantization if asked.quantization in MADE_ON_LOADING else None
     fp8 = asked.quantization == MADE_ON_CUDA and read_quantization(config.model) is None
     match asked.device:
-        case "auto" | "cuda" if torch.cuda.is_available():
+        case "auto" | "cuda" if _finds_cuda():
             if made is not None:
                 raise ValueError(
                     f"--quantization {made} is for the CPU: pass --device cpu, or leave it "
@@ -49,14 +52,35 @@ def _find_device(config: WorkerConfig) -> Device:
                     "--quantization fp8: the checkpoint is not quantized, and fp8 is made on CUDA alone: "
                     "choose int8, which takes as much memory"
                 )
+            if asked.device == "auto" and place.local_rank == 0 and (reason := _why_no_cuda()):
+                logger.warning("the model is served on the CPU: %s", reason)
             return Cpu(asked.cpu_threads, place.local_ranks, made)
         case "cuda":
-            raise ValueError(
-                "--device cuda was asked for, but torch finds no CUDA device: check the driver and that this "
-                "is a CUDA build of torch, or pass --device cpu"
-            )
+            reason = _why_no_cuda() or "no NVIDIA card is here: leave the option out, or pass --device cpu"
+            raise ValueError(f"--device cuda was asked for, but {reason}")
         case other:
             raise ValueError(f"unknown device {other!r}: choose auto, cpu or cuda")
+
+
+def _finds_cuda() -> bool:
+    """Whether torch finds a card. If not, `_why_no_cuda` says why, in fewer words than torch's warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.cuda.is_available()
+
+
+def _why_no_cuda() -> str | None:
+    """Why torch finds no card, though something of one is here; None if nothing is, or cards are hidden."""
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if hidden is not None and hidden.strip() in ("", "-1"):
+        return None
+    if (reason := nvidia.why_unusable(torch.version.cuda)) or not nvidia.cards_here():
+        return reason
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        return f"torch cannot use the NVIDIA card: {str(error).strip().partition(chr(10))[0]}"
+    return None
 
 
 def choose_dtypes(config: WorkerConfig, device: Device) -> tuple[torch.dtype, torch.dtype]:

@@ -5,7 +5,7 @@ Compilers and virtual machines have been wrong before, and a slow answer is bett
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
 
@@ -36,16 +36,20 @@ def wrong(
 
     `target`: the device that computes both, if it is not the CPU. `dim`: the width of heads.
     """
-    made = torch.Generator().manual_seed(0)
     found = set[str]()
-    for dtype, tolerance in _TOLERANCE.items():
-        for case in _cases(made, dtype, dim):
-            if case.name not in specified or case.name not in table:
-                continue
-            here = case if target is None else case.moved(target)
-            if not _near(here.compute(table), here.compute(specified), tolerance):
-                found.add(case.name)
+    for case, tolerance in _cases_on(target, dim):
+        if case.name not in specified or case.name not in table:
+            continue
+        if not _near(case.compute(table), case.compute(specified), tolerance):
+            found.add(case.name)
     return sorted(found)
+
+
+def compute_all(table: Mapping[str, Callable[..., Any]], target: torch.device, dim: int) -> None:
+    """Call operations as `wrong` does, without a look at what comes of it, which may be tensors of "meta"."""
+    for case, _ in _cases_on(target, dim):
+        if case.name in table:
+            case.compute(table)
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,14 @@ def moved(argument: Any, target: torch.device) -> Any:
             return replace(argument, **{name: moved(value, target) for name, value in values.items()})
         case _:
             return argument
+
+
+def _cases_on(target: torch.device | None, dim: int) -> Iterator[tuple[_Case, float]]:
+    """All cases on a device, each with how far results may differ."""
+    made = torch.Generator().manual_seed(0)
+    for dtype, tolerance in _TOLERANCE.items():
+        for case in _cases(made, dtype, dim):
+            yield case if target is None else case.moved(target), tolerance
 
 
 def _cases(made: torch.Generator, dtype: torch.dtype, dim: int) -> list[_Case]:

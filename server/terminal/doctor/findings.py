@@ -1,14 +1,16 @@
 """Looks at one machine: what helps a server here, what is missing, and what that costs.
 
-Nothing here imports torch or starts a program but `nvidia-smi`, so that the answer comes at once.
+Nothing here imports torch, or starts a program but `nvidia-smi` and `ldconfig`: the answer comes at once.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
+import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -16,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from server.http.connection.limits import why_too_few_descriptors
-from worker.host import machine
+from worker.host import machine, nvidia
 from worker.host.private_folder import make_private
 from worker.kernels.cpu.library import levels_here, where_built
 
@@ -46,7 +48,7 @@ def examine(root: Path = Path("/")) -> Iterator[Finding]:
     yield _kernels()
     yield memory(root)
     yield huge_pages(root)
-    yield _cuda()
+    yield from _cuda_here(root)
     yield _descriptors()
     yield caches(machine.cache_folder())
     yield checkpoints(_hub_cache())
@@ -146,31 +148,65 @@ def huge_pages(root: Path) -> Finding:
     )
 
 
-def _cuda() -> Finding:
-    build = version_of("torch").partition("+")[2]
-    cards = _cards()
-    if cards and build == "cpu":
-        return Finding(
-            "CUDA", "slow", cards, "this torch is built for CPUs and cannot use it: install torch for CUDA"
-        )
+def cuda(root: Path, build: str | None, cards: str) -> Finding:
+    """Whether torch, built for this version of CUDA or for none, can use what nvidia-smi calls `cards`."""
+    reason = nvidia.why_unusable(build, root)
     if cards:
-        return Finding("CUDA", "good", cards)
-    if Path("/dev/nvidiactl").exists():
-        return Finding("CUDA", "slow", "a device without nvidia-smi", "the driver is not complete")
-    return Finding("CUDA", "note", "no device; models run on the processor")
+        return Finding("CUDA", "slow" if reason else "good", cards, reason or "")
+    if nvidia.cards_here(root):
+        return Finding("CUDA", "slow", "a device without nvidia-smi", reason or "the driver is not complete")
+    return Finding("CUDA", "note", "no device; models run on the processor", reason or "")
+
+
+def triton(compiler: str | None, headers: Path, libraries: str) -> Finding:
+    """What Triton needs to start kernels on a card. `libraries` is what `ldconfig -p` lists."""
+    wanted = (
+        ("a C compiler (gcc)", compiler is not None),
+        ("Python's headers (python3-dev)", (headers / "Python.h").is_file()),
+        ("libcuda.so.1 in the list of ldconfig -p (run ldconfig as root)", "libcuda.so.1" in libraries),
+    )
+    missing = [name for name, there in wanted if not there]
+    if missing:
+        return Finding(
+            "Triton", "slow", f"without {', '.join(missing)}", "no kernel can be started on the card"
+        )
+    return Finding("Triton", "good", "a C compiler, Python's headers and libcuda.so.1 are there")
+
+
+def _cuda_here(root: Path) -> Iterator[Finding]:
+    yield cuda(root, cuda_of_torch(), _cards())
+    if nvidia.cards_here(root):
+        headers = Path(sysconfig.get_paths()["include"])
+        yield triton(
+            shutil.which("gcc") or shutil.which("clang"), headers, _printed_by("/sbin/ldconfig", "-p")
+        )
+
+
+def cuda_of_torch() -> str | None:
+    """The version of CUDA that torch is built for, read without importing it; None for CPUs."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    said = re.search(r"^cuda\b.*= '([\d.]+)'", Path(spec.origin).with_name("version.py").read_text(), re.M)
+    return said[1] if said else None
 
 
 def _cards() -> str:
     """Names, memory and driver of the GPUs, one after the other; empty if there are none."""
-    program = shutil.which("nvidia-smi")
+    query = ("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
+    return "; ".join(_printed_by("nvidia-smi", *query).strip().splitlines())
+
+
+def _printed_by(name: str, *arguments: str) -> str:
+    """What a program prints; "" if it is not there, or fails."""
+    program = shutil.which(name)
     if program is None:
         return ""
-    query = [program, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
     try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=_SECONDS, check=True)
+        command = [program, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return ""
-    return "; ".join(done.stdout.strip().splitlines())
 
 
 def _descriptors() -> Finding:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from server.main import TERMINAL
 from server.terminal.command import MODULES, run
@@ -64,6 +65,37 @@ def test_memory_counts_the_limits_of_containers(tmp_path: Path) -> None:
     )
     found = findings.memory(root)
     assert (found.grade, "0.5 GiB available of 1.0 GiB" in found.text) == ("slow", True)
+
+
+@pytest.mark.parametrize(
+    ("build", "cards", "devices", "grade", "part"),
+    [
+        ("13.0", "NVIDIA H200, 143771 MiB, 550.54.14", 1, "slow", "needs 580 or newer"),
+        (None, "NVIDIA H200, 143771 MiB, 550.54.14", 1, "slow", "built for CPUs"),
+        ("12.6", "", 1, "slow", "libcuda.so.1"),
+        ("12.6", "", 0, "note", "--gpus all"),
+    ],
+)
+def test_a_card_that_torch_cannot_use(
+    tmp_path: Path, build: str | None, cards: str, devices: int, grade: str, part: str
+) -> None:
+    files = {f"dev/nvidia{number}": "" for number in range(devices)}
+    root = machine(tmp_path, files | {"proc/driver/nvidia/version": "Kernel Module  550.54.14  Thu\n"})
+    found = findings.cuda(root, build, cards)
+    assert (found.grade, part in found.cost) == (grade, True)
+
+
+def test_what_triton_needs_is_looked_for(tmp_path: Path) -> None:
+    listed = "\tlibcuda.so.1 (libc6,x86-64) => /usr/lib/x86_64-linux-gnu/libcuda.so.1\n"
+    found = findings.triton(None, tmp_path, "")
+    assert found.grade == "slow"
+    assert all(part in found.text for part in ("C compiler", "Python's headers", "ldconfig -p"))
+    (tmp_path / "Python.h").touch()
+    assert findings.triton("/usr/bin/gcc", tmp_path, listed).grade == "good"
+
+
+def test_the_build_of_torch_is_read_without_importing_it() -> None:
+    assert findings.cuda_of_torch() == torch.version.cuda
 
 
 def test_a_cache_folder_that_cannot_be_made_costs_something(tmp_path: Path) -> None:

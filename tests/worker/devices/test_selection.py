@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from typing import Any
 
 import pytest
@@ -14,11 +15,13 @@ from models import ops
 from models.config import ConfigError
 from models.ops import reference
 from models.quantization.saved import SavedQuantization
+from worker.config import Place
 from worker.devices import selection
 from worker.devices.base import Device
 from worker.devices.cpu import Cpu
 from worker.devices.cuda import Cuda
 from worker.devices.selection import choose_cache_dtype, choose_dtype, open_device
+from worker.host import nvidia
 from worker.kernels.cpu import operations
 from worker.kernels.cuda.card import Card
 
@@ -29,10 +32,52 @@ def no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_cuda")
-def test_auto_is_the_cpu_where_there_is_no_cuda() -> None:
+def test_auto_is_the_cpu_where_there_is_no_cuda(caplog: pytest.LogCaptureFixture) -> None:
     assert open_device(worker_config(device="auto")).name == "cpu"
-    with pytest.raises(ValueError, match="--device cpu"):
+    assert "served on the CPU" not in caplog.text
+    with pytest.raises(ValueError, match=r"no NVIDIA card is here: .* pass --device cpu"):
         open_device(worker_config(device="cuda"))
+
+
+TOO_OLD = "the NVIDIA driver is 550.54.14, and this torch, built for CUDA 13.0, needs 580 or newer"
+
+
+@pytest.mark.usefixtures("no_cuda")
+def test_a_card_that_cannot_be_used_is_told_in_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(nvidia, "why_unusable", lambda cuda: TOO_OLD)
+    with pytest.raises(ValueError, match=f"^--device cuda was asked for, but {TOO_OLD}$"):
+        open_device(worker_config(device="cuda"))
+    assert open_device(worker_config(device="auto")).name == "cpu"
+    assert caplog.messages == [f"the model is served on the CPU: {TOO_OLD}"]
+    caplog.clear()
+    open_device(worker_config(device="cpu"))
+    open_device(worker_config(device="auto", place=Place(tensor_size=2, local_rank=1, local_ranks=2)))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    open_device(worker_config(device="auto"))
+    assert caplog.messages == [], "the CPU was asked for, or the first worker says it, or cards are hidden"
+
+
+def test_torch_tells_what_nothing_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A card that is there and should work, but does not."""
+
+    def is_available() -> bool:
+        warnings.warn("CUDA initialization: Error 802: system not yet initialized", stacklevel=1)
+        return False
+
+    def init() -> None:
+        raise RuntimeError("Error 802: system not yet initialized\nand more lines")
+
+    monkeypatch.setattr(torch.cuda, "is_available", is_available)
+    monkeypatch.setattr(torch.cuda, "init", init)
+    monkeypatch.setattr(nvidia, "why_unusable", lambda cuda: None)
+    monkeypatch.setattr(nvidia, "cards_here", lambda: ["/dev/nvidia0"])
+    with pytest.raises(
+        ValueError, match="torch cannot use the NVIDIA card: Error 802: system not yet initi"
+    ) as told:
+        open_device(worker_config(device="cuda"))
+    assert "more lines" not in str(told.value)
 
 
 def test_unknown_device_names_the_known() -> None:

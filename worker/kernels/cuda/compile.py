@@ -7,17 +7,14 @@ get. They lie in Triton's cache afterwards, under the names by which a server lo
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import re
 import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,24 +23,24 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
-from triton import knobs
+from torch.fx.experimental import _config as meta_rules
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from models import ops
-from models.config import ModelConfig, has_latent_cache, read_config
+from models.config import ModelConfig
 from models.context import ForwardContext, use_context
+from models.conversion.served_as import Conversion, resolve_conversion
 from models.loader import LoadOptions, load_model
 from models.model import ServedModel
-from models.ops.narrow import CACHE_DTYPES
 from models.ops.segments import Segments
-from models.parallel.experts import ExpertPlace
-from models.parallel.parallel import Parallel
-from models.quantization.cache_scheme import read_cache_scheme
+from models.parallel.experts import ExpertPlace, Transport
+from models.parallel.parallel import Parallel, Replicas
+from worker.kernels import check
 from worker.kernels.cuda import table
-from worker.kernels.cuda.card import LEAST_E4M3, SHARED_KIB, Card
-from worker.kernels.cuda.launch import Call, collecting
-from worker.kernels.cuda.sampling.draw import draw, filters
+from worker.kernels.cuda.card import SHARED_KIB, Card
+from worker.kernels.cuda.launch import ALIGNED, Call, collecting
+from worker.kernels.cuda.sampling.draw import PROVED, draw, filters
 from worker.kernels.cuda.steps.rows import Rows, lay_out
 from worker.kernels.cuda.steps.samples import lay_out_from_states
 from worker.kernels.cuda.steps.tokens import Tokens, lay_out_step
@@ -64,6 +61,8 @@ _STEPS = (
     ([1, 1500], [20, 1500]),
 )
 """New tokens and all tokens of each row, for steps that need every variant of attention."""
+_SAMPLED = (1, 40, 256)
+"""Rows of logits, for every variant of a product with a quantized LM head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,56 +128,78 @@ def model_calls(
     cache_dtype: torch.dtype | None = None,
     kernels: Mapping[str, Callable[..., Any]] | None = None,
     parallel: Parallel = Parallel(),
+    conversion: Conversion | None = None,
 ) -> list[Call]:
     """The calls of kernels that a model makes, one for each variant; a cache has its type by default.
 
     `kernels`: the operations that are bound already, and stay so; None: those of any card with this
-    capability. `parallel`: the rank whose pieces are computed; no other one takes part.
+    capability. `parallel`: the rank whose pieces are computed; no other one takes part. `conversion`: what
+    the model is served as; None: what a server would choose.
     """
-    parallel = replace(parallel, group=_OtherRanks(parallel.size))
-    with torch.inference_mode(), collecting() as calls:
+    parallel = _alone(parallel)
+    conversion = conversion or resolve_conversion(config, folder)
+    with torch.inference_mode(), _all_are_chosen(), collecting() as calls:
         ops.use(table.bind(Card(capability, _PROCESSORS)) if kernels is None else kernels)
         try:
             options = LoadOptions(
-                config, folder, dtype=dtype, device=NOWHERE, load_format="dummy", parallel=parallel
+                config,
+                folder,
+                dtype=dtype,
+                device=NOWHERE,
+                load_format="dummy",
+                parallel=parallel,
+                conversion=conversion,
             )
-            model = load_model(options)
-            for layer in model.attention_layers():
-                layer.kv = _nowhere(layer.cache_shape(8, block_size), cache_dtype or dtype)
-            for new, total in _STEPS:
-                stream = None if parallel.first else _nowhere((sum(new), config.hidden_size), dtype)
-                _take_step(model, new, total if model.causal else new, block_size, stream)
-            _lay_out_tokens(block_size, paged=model.causal)
-            if model.causal and parallel.last:
-                _choose_tokens(config.vocab_size, block_size)
-            if parallel.last:
-                _pool(config.output_size, dtype)
+            _take_steps(load_model(options), options, block_size, cache_dtype or dtype)
         finally:
             ops.use({} if kernels is None else kernels)
-    return list({describe(call): call for call in calls}.values())
+    return one_of_each(calls)
 
 
 def calls_of_ranks(
-    make_calls: Callable[..., list[Call]], ranks: int, stages: int = 1, *, whole_experts: bool = False
+    make_calls: Callable[..., list[Call]],
+    ranks: int,
+    stages: int = 1,
+    *,
+    whole_experts: bool = False,
+    replicas: int = 1,
+    transport: Transport = "allgather_reducescatter",
 ) -> list[Call]:
     """The calls that so many ranks of each stage make, one for each variant.
 
     `make_calls` is `model_calls` with all arguments but `parallel`. `whole_experts`: whether ranks share
-    experts, instead of the width of each.
+    experts, instead of the width of each. `replicas`: how many share them, with so many ranks each.
     """
+    sharing = ranks * replicas if whole_experts else 1
     places = [
         Parallel(
             rank,
             ranks,
             stage=stage,
             stages=stages,
-            experts=ExpertPlace(rank, ranks) if whole_experts and ranks > 1 else None,
+            experts=ExpertPlace(replica * ranks + rank, sharing, transport=transport)
+            if sharing > 1
+            else None,
+            replicas=Replicas(replica, replicas, _OtherRanks(replicas)) if replicas > 1 else None,
         )
         for stage in range(stages)
+        for replica in range(replicas)
         for rank in range(ranks)
     ]
-    made = [make_calls(parallel=place) for place in places]
-    return list({describe(call): call for calls in made for call in calls}.values())
+    return one_of_each(call for place in places for call in make_calls(parallel=place))
+
+
+def opening_calls(capability: int, dim: int) -> list[Call]:
+    """The calls that prove kernels when a card is opened for a model whose heads are `dim` wide."""
+    with torch.inference_mode(), collecting() as calls:
+        check.compute_all(table.bind(Card(capability, _PROCESSORS)), NOWHERE, dim)
+        draw(GroupedLogits(_nowhere(PROVED, torch.float32), BY_TORCH), filters(NOWHERE))
+    return one_of_each(calls)
+
+
+def one_of_each(calls: Iterable[Call]) -> list[Call]:
+    """One call for each variant."""
+    return list({describe(call): call for call in calls}.values())
 
 
 def compile_ahead(calls: Sequence[Call], capability: int, threads: int = 1) -> Iterator[Compiled]:
@@ -237,15 +258,50 @@ def faults(made: Compiled, capability: int) -> str:
     return f"{made.spills} registers are spilled" if made.spills else ""
 
 
-def _take_step(
-    model: ServedModel, new: list[int], total: list[int], block_size: int, stream: Tensor | None
-) -> None:
-    """Take a step of so many new tokens of each row. `stream` is what came from an earlier stage."""
+def _take_steps(model: ServedModel, given: LoadOptions, block_size: int, cache_dtype: torch.dtype) -> None:
+    """Take steps of each kind with a model that was made as `given`, and do what follows its layers."""
+    config, parallel = given.config, given.parallel
+    for layer in model.attention_layers():
+        layer.kv = _nowhere(layer.cache_shape(8, block_size), cache_dtype)
+    for new, total in _STEPS:
+        stream = None if parallel.first else _nowhere((sum(new), config.hidden_size), given.dtype)
+        step = _step(new, total if model.causal else new, block_size, parallel)
+        with use_context(step):
+            model.forward(_nowhere((sum(new),), torch.int64), step.positions, stream)
+    _lay_out_tokens(block_size, paged=model.causal)
+    if given.conversion is not None and given.conversion.runner == "generate" and parallel.last:
+        for rows in _SAMPLED:
+            model.logits(_nowhere((rows, config.output_size), given.dtype))
+        _choose_tokens(config.vocab_size, block_size)
+    if parallel.last:
+        _pool(config.output_size, given.dtype)
+
+
+def _all_are_chosen() -> AbstractContextManager[Any]:
+    """Let "meta" tensors be asked which elements are not zero, as what sends tokens to experts does: all."""
+    return meta_rules.patch(meta_nonzero_assume_all_nonzero=True)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _alone(parallel: Parallel) -> Parallel:
+    """The same rank without the others, which take no part.
+
+    Where a token goes to the ranks of its experts alone, these multiply rows of one expert each, wherever
+    they came from: so there are no other replicas to ask.
+    """
+    place, replicas = parallel.experts, parallel.replicas
+    if replicas is not None:
+        replicas = replace(replicas, group=_OtherRanks(replicas.size))
+    if place is not None and place.transport == "all_to_all":
+        replicas = None
+    return replace(parallel, group=_OtherRanks(parallel.size), replicas=replicas)
+
+
+def _step(new: list[int], total: list[int], block_size: int, parallel: Parallel) -> ForwardContext:
+    """A step of so many new tokens of each row, in each of the replicas."""
     rows, tokens = len(new), sum(new)
     blocks = -(-max(total) // block_size)
-    positions = _nowhere((tokens,), torch.int64)
-    context = ForwardContext(
-        positions=positions,
+    return ForwardContext(
+        positions=_nowhere((tokens,), torch.int64),
         query_starts=_nowhere((rows + 1,), torch.int32),
         kv_lens=_nowhere((rows,), torch.int32),
         block_table=_nowhere((rows, blocks), torch.int32),
@@ -253,9 +309,8 @@ def _take_step(
         block_size=block_size,
         query_lens_host=new,
         kv_lens_host=total,
+        replica_tokens=[tokens] * (1 if parallel.replicas is None else parallel.replicas.size),
     )
-    with use_context(context):
-        model.forward(_nowhere((tokens,), torch.int64), positions, stream)
 
 
 def _lay_out_tokens(block_size: int, *, paged: bool) -> None:
@@ -287,14 +342,19 @@ def _nowhere(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def _word(parameter: Any, argument: Any) -> str:
-    """What a variant is compiled for: a constant, a type, or whether 16 divides a number or it is 1."""
+    """What a variant is compiled for: a constant, a type, or whether 16 divides a number or it is 1.
+
+    A tensor that begins at another address than a multiple of 16 is "between" them.
+    """
     if isinstance(argument, Tensor):
-        return str(argument.dtype).removeprefix("torch.")
+        return str(argument.dtype).removeprefix("torch.") + " between" * (argument.data_ptr() % ALIGNED > 0)
     if parameter.is_constexpr or argument is None:
         return str(argument)
     if isinstance(argument, float) or parameter.do_not_specialize:
         return type(argument).__name__
-    return "1" if argument == 1 else "int16" if argument % 16 == 0 else "int"
+    if argument == 1:
+        return "1"
+    return ("int16" if argument % ALIGNED == 0 else "int") + " wide" * (abs(argument) >= 1 << 31)
 
 
 def _compile(call: Call) -> Compiled:
@@ -316,49 +376,3 @@ def _compile(call: Call) -> Compiled:
 def _read_cubin(option: str, path: str) -> str:
     program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     return subprocess.run([program, option, path], capture_output=True, text=True, check=True).stdout
-
-
-def cache_dtype_on(config: ModelConfig, asked: str, capability: int) -> torch.dtype | None:
-    """The number type of a cache that a server would choose on such a card; None for the model's own."""
-    scheme = read_cache_scheme(config) if asked == "auto" and not has_latent_cache(config.raw) else None
-    if scheme is not None and scheme.obstacle is None and capability >= LEAST_E4M3:
-        return torch.float8_e4m3fn
-    return CACHE_DTYPES.get(asked)
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Compile for `facet kernels compile`, which checks arguments. Returns 1 if a variant fits no card."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("capabilities", type=int, nargs="+")
-    parser.add_argument("--dtype", required=True)
-    parser.add_argument("--kv-cache-dtype", required=True)
-    parser.add_argument("--block-size", type=int, required=True)
-    parser.add_argument("--tensor-parallel-size", type=int, required=True)
-    parser.add_argument("--pipeline-parallel-size", type=int, required=True)
-    parser.add_argument("--enable-expert-parallel", action="store_true")
-    given = parser.parse_args(arguments)
-    config = read_config(given.folder)
-    dtype = getattr(torch, config.dtype if given.dtype == "auto" else given.dtype)
-    too_large = False
-    for capability in given.capabilities:
-        started = time.monotonic()
-        cache_dtype = cache_dtype_on(config, given.kv_cache_dtype, capability)
-        model = partial(model_calls, config, given.folder, dtype, capability, given.block_size, cache_dtype)
-        ranks, stages = given.tensor_parallel_size, given.pipeline_parallel_size
-        calls = calls_of_ranks(model, ranks, stages, whole_experts=given.enable_expert_parallel)
-        made = compile_ahead(calls, capability, threads=os.cpu_count() or 1)
-        for number, variant in enumerate(made, start=1):
-            fault = faults(variant, capability)
-            too_large = too_large or variant.shared > SHARED_KIB[capability] * 1024
-            name = variant.name.partition("(")[0]
-            print(
-                f"{capability / 10}  {number}/{len(calls)}  {name}{': ' if fault else ''}{fault}", flush=True
-            )
-        took = time.monotonic() - started
-        print(f"{capability / 10}: {len(calls)} variants in {took:.1f} s, in {knobs.cache.dir}", flush=True)
-    return int(too_large)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

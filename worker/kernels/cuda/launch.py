@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 from triton import knobs
 
-_ALIGNED = 16
+ALIGNED = 16
 """Triton compiles variants of their own for pointers and numbers that this does not divide."""
 
 
@@ -114,14 +114,14 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: int) 
             if part == _CONSTANT:
                 words.append(argument)
             elif 1 < argument < 1 << 31:  # nearly all are: a call less
-                words.append(part == _SPECIALIZED and argument % _ALIGNED == 0)
+                words.append(part == _SPECIALIZED and argument % ALIGNED == 0)
             else:
                 words.append(_what_counts(argument, part))
         elif argument.__class__ is float and part != _CONSTANT:
             words.append(float)
         else:
             words.append((argument.__class__, argument))
-    if addresses % _ALIGNED:
+    if addresses % ALIGNED:
         kernel[grid](*arguments, **options)
         return
     key = tuple(words)
@@ -137,7 +137,7 @@ def _what_counts(number: int, part: int) -> int:
     width = (number if number >= 0 else ~number).bit_length() >> 5  # 32 bits, 64, or 64 without a sign
     if part == _FREE:
         return width
-    return -1 if number == 1 else 2 * width + (number % _ALIGNED == 0)
+    return -1 if number == 1 else 2 * width + (number % ALIGNED == 0)
 
 
 @contextmanager

@@ -22,8 +22,8 @@ from models.layers.attention import Attention
 from models.model import CausalLM
 from models.ops.narrow import CacheScales
 from worker.kernels.cuda import table
+from worker.kernels.cuda.ahead.command import cache_dtype_on
 from worker.kernels.cuda.card import Card
-from worker.kernels.cuda.compile import cache_dtype_on
 from worker.kv import describe_small_cache
 
 E4M3 = torch.float8_e4m3fn

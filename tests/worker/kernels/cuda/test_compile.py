@@ -132,7 +132,7 @@ from functools import partial
 from pathlib import Path
 import torch
 from models.config import read_config
-from worker.kernels.cuda.compile import calls_of_ranks, model_calls
+from worker.kernels.cuda.compile import calls_of_ranks, describe, model_calls
 
 folder = Path(sys.argv[1])
 model = partial(model_calls, read_config(folder), folder, torch.bfloat16, 90)
@@ -168,6 +168,15 @@ whole, cut, shared = (calls_of_ranks(model, ranks, whole_experts=apart)
 print(names(whole) == names(cut) == names(shared))
 print(min(inner_widths(cut)) * 2 == min(inner_widths(shared)) == min(inner_widths(whole)))
 print(len(calls_of_ranks(model, 1, whole_experts=True)) == len(whole))
+
+def of_experts(ranks, **given):  # what is started for experts
+    calls = calls_of_ranks(model, ranks, whole_experts=True, **given)
+    kernels = ("sort_pairs", "multiply", "add_pairs")
+    return {describe(call) for call in calls if call.kernel.fn.__name__ in kernels}
+
+print(of_experts(1, replicas=4) == of_experts(4) == of_experts(2, replicas=2) != of_experts(1))
+one_by_one = of_experts(1, replicas=4, transport="all_to_all")
+print(one_by_one == of_experts(4, transport="all_to_all") != of_experts(4))
 """
 
 
@@ -186,9 +195,10 @@ def test_stages_have_the_kernels_of_their_layers_and_the_last_one_draws(tmp_path
     assert of_ranks(tmp_path, STAGES) == ["False True True True", "True"]
 
 
-def test_ranks_that_share_whole_experts_have_their_variants(tmp_path: Path) -> None:
+def test_ranks_and_replicas_that_share_whole_experts_have_their_variants(tmp_path: Path) -> None:
+    """A rank multiplies alike whoever shares experts with it, but one by one in the other transport."""
     tiny_checkpoint("Qwen3MoeForCausalLM", tmp_path, num_experts=8)
-    assert of_ranks(tmp_path, EXPERTS) == ["True", "True", "True"]
+    assert of_ranks(tmp_path, EXPERTS) == ["True"] * 5
 
 
 DRAW = """

@@ -200,7 +200,9 @@ import torch
 from triton.runtime import driver
 from models import ops
 from models.config import read_config
+from models.conversion.served_as import Conversion
 from models.parallel.parallel import Parallel
+from worker.config import Place, WorkerConfig
 from worker.devices.cuda import Cuda
 from worker.kernels.cuda import norms
 from worker.kernels.cuda.card import Card
@@ -215,11 +217,18 @@ device = Cuda.__new__(Cuda)
 device.target, device._card = torch.device("cpu"), Card(90, 132)
 device.kernels = bind(device._card)
 dtypes = torch.bfloat16, torch.bfloat16
-with device.while_loading(read_config(folder), folder, dtypes, 64, Parallel(), (0, 1)):
+model = read_config(folder)
+
+def of(rank, ranks):
+    place = Place(tensor_rank=rank, tensor_size=ranks, local_rank=rank, local_ranks=ranks)
+    served = Conversion(runner="generate", convert="none", architecture=model.architecture)
+    return WorkerConfig(folder=str(folder), model=model, conversion=served, place=place)
+
+with device.while_loading(of(0, 1), dtypes, 64, Parallel()):
     pass
 print(alone := compilations(), ops.rms_norm is device.kernels["rms_norm"])
 for rank in (0, 1):
-    with device.while_loading(read_config(folder), folder, dtypes, 64, Parallel(rank, 2), (rank, 2)):
+    with device.while_loading(of(rank, 2), dtypes, 64, Parallel(rank, 2)):
         pass
     print(compilations() - alone)
 

@@ -29,6 +29,8 @@ _PIECE = 16
 """The groups that a program of the survey reads."""
 _TILE = 64
 """The groups that a search reads at a time."""
+PROVED = (4, 1000)
+"""The rows and tokens of the draws that are compared with torch's when a card is opened."""
 
 
 @triton.jit
@@ -215,7 +217,7 @@ def draw_row(
 def open_draw(target: torch.device) -> Draw:
     """The draw by Triton if it draws the same tokens on this card as torch does, else that of torch."""
     made = torch.Generator().manual_seed(0)
-    grouped = GroupedLogits(torch.randn(4, 1000, generator=made).to(target) * 3, BY_TORCH)
+    grouped = GroupedLogits(torch.randn(PROVED, generator=made).to(target) * 3, BY_TORCH)
     sample = filters(target)
     if draw(grouped, sample).tolist() == draw_fully(grouped, sample).tolist():
         return draw

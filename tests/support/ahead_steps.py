@@ -1,0 +1,143 @@
+"""Program: steps of all kinds on torch's "meta" device, whose kernels must be listed before the first one.
+
+Arguments are a compute capability, the name of a cache's number type, and folders of models. What would be
+started is written down, not started, so steps may be as long as real ones. For each model the program prints
+how many variants were needed, and then each that was needed and had not been listed.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from meta_device import Meta
+from sizes import worker_config
+
+from models import ops
+from models.config import read_config
+from models.conversion.served_as import resolve_conversion
+from worker import runner as runner_module
+from worker.config import WorkerConfig
+from worker.kernels.cuda import table
+from worker.kernels.cuda.card import Card
+from worker.kernels.cuda.compile import describe, model_calls
+from worker.kernels.cuda.launch import Call, taking
+from worker.kernels.cuda.sampling.draw import draw, draw_into
+from worker.kernels.cuda.steps.graphs import Graphs
+from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, StepInput
+from worker.runner import Runner
+from worker.steps.compute import Compute, Computing
+from worker.steps.warmup import warm_up_steps
+
+DTYPE = torch.bfloat16
+BLOCK, LONGEST, SLOTS = 64, 16384, 160
+FURTHER = 5000
+"""The tokens that a sequence has before a step whose keys are split."""
+STEPS = (
+    *([count] for count in (1, 5, 16, 17, 100, 127, 128, 200, 513, 600, 2000, 7000)),
+    *([3, 1], [20, 30], [600, 1, 1], [5] * 40, [20] * 40, [1] * SLOTS),
+)
+"""New tokens of each row."""
+
+
+class MetaCuda(Meta):
+    """A card that is not there."""
+
+    def __init__(self, card: Card) -> None:
+        super().__init__()
+        self.card = card
+        self.kernels, self.draw = table.bind(card), draw
+
+    def quickened(self, compute: Compute, *, replays: bool) -> Computing:
+        return Graphs(compute, self.card, lambda work: (work(), lambda: None), draw_into, most=512)
+
+
+def open_runner(config: WorkerConfig, card: Card, cache_dtype: torch.dtype) -> Runner:
+    """A worker on such a card, with all its graphs."""
+
+    def open_device(_: object) -> MetaCuda:
+        device = MetaCuda(card)
+        ops.use(device.kernels)
+        return device
+
+    def warm_up(self: Runner) -> tuple[()]:
+        for step in warm_up_steps(self.facts, slot=self._slots.dummy):
+            self.launch(step)  # no result is read: there is none
+        return ()
+
+    runner_module.open_device = open_device
+    runner_module.choose_dtypes = lambda config, device: (DTYPE, cache_dtype)
+    Runner._warm_up = warm_up
+    runner = Runner(config, lambda phase, part: None)
+    while runner.prepare():
+        pass
+    return runner
+
+
+def generate(runner: Runner) -> None:
+    """Prompts, each followed by a token, by one after many others, and by a chunk after many others."""
+    params = Sampling(max_tokens=LONGEST, temperature=0.7, top_p=0.9)
+    number = 0
+    for rows in STEPS:
+        sequences = [NewSeq(slot, [5] * count, count, params) for slot, count in enumerate(rows)]
+        later = [min(LONGEST - 1, count + FURTHER) for count in rows]
+        following = [
+            (rows, rows),
+            ([1] * len(rows), [count + 1 for count in rows]),
+            ([1] * len(rows), later),
+            ([min(count, 50) for count in rows], later),
+        ]
+        for turn, (counts, ends) in enumerate(following):
+            number += 1
+            seqs = [
+                SeqStep(slot, end - count, count, [0] * (LONGEST // BLOCK) if turn == 0 else [], True)
+                for slot, (count, end) in enumerate(zip(counts, ends, strict=True))
+            ]
+            runner.launch(StepInput(number, [] if turn else sequences, seqs))
+
+
+def pool(runner: Runner) -> None:
+    """Texts of all lengths."""
+    params = Pooling(task=next(task for task in runner.facts.tasks if task != "generate"))
+    longest = runner.facts.max_model_len
+    for number, rows in enumerate(STEPS):
+        counts = [min(count, longest) for count in rows]
+        new = [NewSeq(slot, [5] * count, count, params) for slot, count in enumerate(counts)]
+        blocks = [0] * (longest // BLOCK) if runner.facts.causal else []
+        seqs = [SeqStep(slot, 0, count, blocks, False, pools=True) for slot, count in enumerate(counts)]
+        runner.launch(StepInput(number, new, seqs))
+
+
+def missing_of(folder: Path, card: Card, cache_dtype: torch.dtype) -> tuple[int, list[str]]:
+    """The number of variants that steps of a model need, and those of them that are not listed."""
+    model = read_config(folder)
+    conversion = resolve_conversion(model, folder)
+    kernels = table.bind(card)
+    listed = model_calls(model, folder, DTYPE, card.capability, BLOCK, cache_dtype, kernels)
+    config = worker_config(
+        folder=str(folder),
+        model=model,
+        conversion=conversion,
+        load_format="dummy",
+        max_num_seqs=SLOTS,
+        block_size=BLOCK,
+        max_model_len=min(LONGEST, model.max_len or LONGEST),
+        max_num_batched_tokens=LONGEST,
+        num_gpu_blocks_override=2048,
+    )
+    calls: list[Call] = []
+    with taking(calls.append):
+        (generate if conversion.runner == "generate" else pool)(open_runner(config, card, cache_dtype))
+    needed = {describe(call) for call in calls}
+    return len(needed), sorted(needed - {describe(call) for call in listed})
+
+
+def main(capability: str, cache: str, *folders: str) -> None:
+    for folder in folders:
+        count, missing = missing_of(Path(folder), Card(int(capability), 132), getattr(torch, cache))
+        print(count, *missing, sep="\n  ")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
