@@ -51,10 +51,9 @@ def test_pip_installs_nothing_that_is_not_pinned(image: Path) -> None:
     torch = f"torch=={locked()['torch']}"
     for step in steps(image):
         for command in re.findall(r"pip install [^;&]*", step):
-            pinned = "--require-hashes" in command or command.rstrip().endswith(
-                ("--no-build-isolation .", torch)
-            )
-            assert "--no-deps" in command and pinned
+            own_index = '--index-url "$TORCH_INDEX"' in command and command.rstrip().endswith(torch)
+            pinned = "--require-hashes" in command or command.rstrip().endswith("--no-build-isolation .")
+            assert own_index or ("--no-deps" in command and pinned)
 
 
 @named
@@ -76,6 +75,38 @@ def test_the_image_is_healthy_while_it_lives_and_runs_with_no_right(image: Path)
         assert option in image.read_text()
 
 
+@named
+def test_the_wheel_gets_its_c_kernels(image: Path) -> None:
+    """The stage that builds it has a compiler before it does."""
+    build = steps(image)[: steps(image).index("FROM ${PYTHON}")]
+    compiler = next(i for i, step in enumerate(build) if "apt-get install" in step and " gcc " in step)
+    assert compiler < build.index("RUN pip install --no-deps --no-build-isolation .")
+
+
+def test_kernels_of_an_image_lie_where_they_are_looked_for() -> None:
+    """They lie in the environment that is copied, and the volume comes before them."""
+    build, final = " ".join(steps(IMAGES[1])).split(" FROM ${PYTHON} ", 1)[-1].split(" FROM ${PYTHON} ")
+    prefix = re.search(r"python -m venv (\S+)", build)
+    assert (
+        prefix is not None
+        and f"TRITON_CACHE_DIR={prefix[1]}/{shipped_folder()} facet kernels compile" in build
+    )
+    assert f"COPY --from=build {prefix[1]} {prefix[1]}" in final
+    [manager] = re.findall(r"TRITON_CACHE_MANAGER=([\w.]+):(\w+)", final)
+    source = (ROOT / manager[0].replace(".", "/")).with_suffix(".py").read_text()
+    assert f"class {manager[1]}(" in source
+    assert "TRITON_CACHE_DIR=/home/facet/.cache/" in final and "VOLUME /home/facet/.cache" in final
+
+
+def shipped_folder() -> str:
+    """The folder within an environment in which kernels of an image are looked for."""
+    found = re.search(
+        r'Path\(sys.prefix\) / "(\w+)"', (ROOT / "worker/kernels/cuda/ahead/shipped.py").read_text()
+    )
+    assert found is not None
+    return found[1]
+
+
 def test_the_unit_takes_rights_away_and_starts_no_wrong_configuration_again() -> None:
     unit = ConfigParser(strict=False, interpolation=None)
     unit.optionxform = str  # pyright: ignore[reportAttributeAccessIssue]
@@ -85,6 +116,10 @@ def test_the_unit_takes_rights_away_and_starts_no_wrong_configuration_again() ->
     assert (service["UMask"], service["CapabilityBoundingSet"]) == ("0077", "")
     assert service["SystemCallFilter"] == "@system-service"
     assert "AF_NETLINK" in service["RestrictAddressFamilies"], "names of hosts are looked up with it"
+    text = (DEPLOY / "facet.service").read_text()
+    for variable in ("HF_HOME", "XDG_CACHE_HOME", "TRITON_CACHE_DIR"):
+        assert f"{variable}=/var/lib/{service['StateDirectory']}/" in text, "ProtectHome= is on"
+    assert service["SupplementaryGroups"] == "video"
     for name in ("NoNewPrivileges", "LockPersonality", "RestrictNamespaces", "ProtectKernelModules"):
         assert service[name] == "true"
     assert not {"MemoryDenyWriteExecute", "PrivateDevices", "ProcSubset"} & service.keys()

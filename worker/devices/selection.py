@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import warnings
 
 import torch
@@ -17,7 +16,7 @@ from worker.config import WorkerConfig
 from worker.devices.base import Device
 from worker.devices.cpu import Cpu
 from worker.devices.cuda import Cuda
-from worker.host import nvidia
+from worker.host import machine, nvidia
 
 logger = logging.getLogger(__name__)
 
@@ -71,8 +70,7 @@ def _finds_cuda() -> bool:
 
 def _why_no_cuda() -> str | None:
     """Why torch finds no card, though something of one is here; None if nothing is, or cards are hidden."""
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if hidden is not None and hidden.strip() in ("", "-1"):
+    if machine.hides_cards():
         return None
     if (reason := nvidia.why_unusable(torch.version.cuda)) or not nvidia.cards_here():
         return reason

@@ -37,6 +37,11 @@ def environment_with(**variables: str) -> dict[str, str]:
     return {**os.environ, **variables}
 
 
+def hides_cards(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether the operator hides all NVIDIA cards from programs for CUDA."""
+    return environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1")
+
+
 def service_manager(environ: Mapping[str, str] = os.environ, pid: int | None = None) -> tuple[str, float]:
     """The socket at which systemd waits for notices, if any, and its patience in seconds; 0 has no end."""
     microseconds, watched = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID")
