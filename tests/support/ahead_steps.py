@@ -8,7 +8,9 @@ how many variants were needed, and then each that was needed and had not been li
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from meta_device import Meta
@@ -24,8 +26,9 @@ from worker.kernels.cuda.card import Card
 from worker.kernels.cuda.compile import describe, model_calls
 from worker.kernels.cuda.launch import Call, taking
 from worker.kernels.cuda.sampling.draw import draw, draw_into
-from worker.kernels.cuda.steps.graphs import Graphs
+from worker.kernels.cuda.steps.graphs import open_graphs
 from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, StepInput
+from worker.ranks.groups import Groups
 from worker.runner import Runner
 from worker.steps.compute import Compute, Computing
 from worker.steps.warmup import warm_up_steps
@@ -42,15 +45,21 @@ STEPS = (
 
 
 class MetaCuda(Meta):
-    """A card that is not there."""
+    """A card that is not there. Graphs are captured by computing once, and replayed by doing nothing."""
 
     def __init__(self, card: Card) -> None:
         super().__init__()
         self.card = card
         self.kernels, self.draw = table.bind(card), draw
 
-    def quickened(self, compute: Compute, *, replays: bool) -> Computing:
-        return Graphs(compute, self.card, lambda work: (work(), lambda: None), draw_into, most=512)
+    def quickened(self, compute: Compute, groups: Groups) -> Computing:
+        return open_graphs(compute, self.card, lambda: self, draw_into, groups, most=512)
+
+    def warm_up(self, work: Callable[[], object]) -> None:
+        """Do nothing: there is nothing to compile. This device is its own `Capture`."""
+
+    def __call__(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        return work(), lambda: None
 
 
 def open_runner(config: WorkerConfig, card: Card, cache_dtype: torch.dtype) -> Runner:
