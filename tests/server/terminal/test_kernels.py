@@ -22,7 +22,7 @@ def run(*arguments: str) -> int:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["nowhere at all", "--capability", "9.0"], "'nowhere at all' is neither a folder nor a GGUF file here"),
+        (["nowhere at all", "--capability", "9.0"], "'nowhere at all' is neither a folder nor"),
         (
             ["demo", "--capability", "9.0", "sm_80", "--kv-cache-dtype", "fp8"],
             r"needs compute capability 8\.9, and 8\.0 was asked for: pass fp8_e5m2",
