@@ -23,7 +23,10 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 FLAGS = {option.flag for option in [*OPTIONS, *VLLM_FLAGS]}
 FOREIGN = {
-    "deploying.md": {"--read-only", "--tmpfs", "--cap-drop", "--security-opt", "--gpus", "--build", "--set"},
+    "deploying.md": {
+        *("--read-only", "--tmpfs", "--cap-drop", "--security-opt", "--gpus", "--shm-size", "--ipc"),
+        *("--build", "--build-arg", "--set"),
+    },
     "sizing.md": set[str](),
     "getting-started.md": set[str](),
     "troubleshooting.md": {"--config"},
