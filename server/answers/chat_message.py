@@ -45,7 +45,10 @@ class MessageReader:
         return self._reader.reasoning_tokens
 
     def delta(self, text: str, widths: Sequence[int] = (), *, ended: bool) -> ChatDelta:
-        """The delta of a message that this next piece of the answer makes, whose tokens have these widths."""
+        """The delta of a message that this next piece of the answer makes, whose tokens have these widths.
+
+        It is empty if the piece only begins what is sent later, such as the name of a call.
+        """
         parts = self._reader.push(text, widths)
         if ended:
             parts += self._reader.finish()
@@ -58,8 +61,6 @@ class MessageReader:
         if calls:
             delta.tool_calls = calls
             self.has_calls = True
-        if isinstance(delta.content, UnsetType) and not calls and delta.spoken() is None:
-            delta.content = ""
         return delta
 
     def _add(self, part: Part, delta: ChatDelta, calls: list[ToolCallDelta]) -> None:

@@ -168,6 +168,9 @@ class ChatDelta(msgspec.Struct, kw_only=True):
         return None
 
 
+_NOTHING = ChatDelta()
+
+
 class ChatChunkChoice(msgspec.Struct, kw_only=True):
     index: int
     delta: ChatDelta
@@ -175,6 +178,12 @@ class ChatChunkChoice(msgspec.Struct, kw_only=True):
     finish_reason: str | None = None
     stop_reason: int | str | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType = UNSET
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether a client learns nothing from it."""
+        has_ids = not isinstance(self.token_ids, UnsetType) and bool(self.token_ids)
+        return self.finish_reason is None and self.logprobs is None and not has_ids and self.delta == _NOTHING
 
 
 class ChatChunk(msgspec.Struct, kw_only=True):

@@ -126,13 +126,14 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
         _check_n(self.n, facts)
         self._check_stops(facts)
         max_tokens = self._max_tokens(facts, prompt_len)
+        top_p, top_k, min_p = self._top_p(facts), self._top_k(facts), self._min_p(facts)
         greedy = temperature == 0
         template = Sampling(
             max_tokens=max_tokens,
             temperature=temperature,
-            top_p=1.0 if greedy else self._top_p(facts),
-            top_k=0 if greedy else self._top_k(facts),
-            min_p=0.0 if greedy else self._min_p(facts),
+            top_p=1.0 if greedy else top_p,
+            top_k=0 if greedy else top_k,
+            min_p=0.0 if greedy else min_p,
             presence_penalty=_penalty("presence_penalty", self.presence_penalty),
             frequency_penalty=_penalty("frequency_penalty", self.frequency_penalty),
             repetition_penalty=self._repetition_penalty(facts),

@@ -116,12 +116,13 @@ async def _events(chat: _Chat) -> AsyncGenerator[bytes]:
                 yield b""
                 continue
             chunk = choices[index].chunk(delta)
-            event_bytes = chunks.event(chunk, job.usage_in_chunk(index))
-            if job.running:
-                yield opening + event_bytes
-            else:
-                last = opening + event_bytes
-            opening = b""
+            usage = job.usage_in_chunk(index)
+            says_nothing = chunk.is_empty and isinstance(usage, UnsetType)
+            data, opening = opening + (b"" if says_nothing else chunks.event(chunk, usage)), b""
+            if not job.running:
+                last = data
+            elif data:
+                yield data
     yield last + job.end(chunks)
 
 

@@ -10,7 +10,7 @@ import http.client
 import json
 import socket
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -71,10 +71,12 @@ class Server:
     def post(self, path: str, body: object) -> Any:
         return self._value(self.send("POST", path, json.dumps(body).encode()))
 
-    def send(self, method: str, path: str, body: bytes | None = None) -> Reply:
-        """Any answer, whatever its status. Raises Unreachable."""
+    def send(
+        self, method: str, path: str, body: bytes | None = None, *, request_id: str | None = None
+    ) -> Reply:
+        """Any answer, whatever its status. Raises Unreachable. The server is told the id of the request."""
         try:
-            response = self._open(method, path, body)
+            response = self._open(method, path, body, {"X-Request-Id": request_id} if request_id else {})
             reply = Reply(response.status, response.headers, response.read())
         except (OSError, http.client.HTTPException) as error:
             self.close()
@@ -121,18 +123,25 @@ class Server:
             with suppress(OSError):  # it is closed by now
                 connection.sock.shutdown(socket.SHUT_RDWR)
 
-    def _open(self, method: str, path: str, body: bytes | None) -> http.client.HTTPResponse:
+    def _open(
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str] = {}
+    ) -> http.client.HTTPResponse:
         if self._connection is not None:
             with suppress(OSError, http.client.HTTPException):  # the server has closed it while it lay idle
-                return self._ask(self._connection, method, path, body)
+                return self._ask(self._connection, method, path, body, headers)
             self.close()
         self._connection = connection = self._connect()
-        return self._ask(connection, method, path, body)
+        return self._ask(connection, method, path, body, headers)
 
     def _ask(
-        self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None
+        self,
+        connection: http.client.HTTPConnection,
+        method: str,
+        path: str,
+        body: bytes | None,
+        headers: Mapping[str, str],
     ) -> http.client.HTTPResponse:
-        connection.request(method, self._root + path, body, self._headers)
+        connection.request(method, self._root + path, body, {**self._headers, **headers})
         return connection.getresponse()
 
     def _value(self, reply: Reply) -> Any:

@@ -34,7 +34,7 @@ def run(arguments: Sequence[str], command: str, api_key: str | None) -> int:
         fields["dimensions"] = given.dimensions
     if given.prompt_name is not None:
         fields["prompt_name"] = given.prompt_name
-    bar = Bar(len(texts), "texts")
+    bar = Bar(len(texts), "text")
     batches = _embedded(given, api_key, texts, fields, bar)
     output = None if given.output in (None, "-") else Path(given.output)
     if output is not None and output.suffix == ".npy":

@@ -49,6 +49,7 @@ class Bar:
     """Progress of work that is counted: a bar on a terminal, and one line at the end anywhere."""
 
     def __init__(self, total: int, unit: str, out: TextIO | None = None) -> None:
+        """`unit` is the name of one of them, whose plural ends in s."""
         self._total, self._unit = total, unit
         self._out = sys.stderr if out is None else out
         self._bar = self._out.isatty()
@@ -66,8 +67,11 @@ class Bar:
         if self._bar:
             self._out.write("\r\x1b[K")
         seconds = time.monotonic() - self._started
-        self._out.write(f"{self._done} {self._unit} in {seconds:.1f} s{remark}\n")
+        self._out.write(f"{self._done} {self._units(self._done)} in {seconds:.1f} s{remark}\n")
         self._out.flush()
+
+    def _units(self, count: int) -> str:
+        return self._unit if count == 1 else self._unit + "s"
 
     def _line(self, now: float) -> str:
         share = self._done / max(1, self._total)
@@ -75,6 +79,6 @@ class Bar:
         rate = self._done / max(1e-9, now - self._started)
         left = (self._total - self._done) / rate if rate else 0.0
         return (
-            f"{'█' * full}{'░' * (_WIDTH - full)} {self._done}/{self._total} {self._unit}, "
+            f"{'█' * full}{'░' * (_WIDTH - full)} {self._done}/{self._total} {self._units(self._total)}, "
             f"{rate:.1f}/s, {left:.0f} s left"
         )

@@ -168,7 +168,7 @@ async function answer(parent) {
   }
   const seconds = (last - first) / 1000;
   const rate = count > 1 && seconds > 0 ? `, ${((count - 1) / seconds).toFixed(1)} tokens/s` : "";
-  byId("pace").textContent = first ? `${count || "Some"} tokens${rate}, the first after ${Math.round(first - started)} ms` : "";
+  byId("pace").textContent = first ? `${count || "Some"} ${count === 1 ? "token" : "tokens"}${rate}, the first after ${Math.round(first - started)} ms` : "";
 }
 
 function busy(is, text) {

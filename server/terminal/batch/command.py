@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from server.options.reader import OptionError
-from server.terminal.batch.lines import Line, Output, answered, body_of, is_final, read_requests, unanswered
+from server.terminal.batch.lines import (
+    Line,
+    Output,
+    answered,
+    body_of,
+    is_final,
+    new_id,
+    read_requests,
+    unanswered,
+)
 from server.terminal.batch.own_server import own_server
 from server.terminal.connection import Server, Unreachable
 from server.terminal.options import parser_of
@@ -34,7 +43,7 @@ def run(arguments: Sequence[str], command: str, api_key: str | None) -> int:
     try:
         waiting = [line for line in requests if line.custom_id not in output.done]
         if not waiting:
-            Bar(0, "requests").close(f"; all {len(requests)} were answered before")
+            Bar(0, "request").close(f"; all {len(requests)} were answered before")
             return 0
         with _server_url(given, serve_options) as url:
             failed = _answer_all(waiting, output, url, given.api_key or api_key, given.max_concurrency)
@@ -54,7 +63,7 @@ def _server_url(given: argparse.Namespace, serve_options: Sequence[str]) -> Iter
 
 def _answer_all(lines: Sequence[Line], output: Output, url: str, api_key: str | None, most: int) -> int:
     """Sends all requests, `most` at a time; returns how many were not answered with a result."""
-    bar = Bar(len(lines), "requests")
+    bar = Bar(len(lines), "request")
     sender = _Sender(url, api_key)
     failed = 0
     with ThreadPoolExecutor(most) as pool:
@@ -111,17 +120,16 @@ class _Sender:
 
     def answer(self, line: Line) -> dict[str, Any]:
         """The output for a request. While the server is busy, it is sent again when the server says so."""
-        body, tries = json.dumps(line.body).encode(), 0
+        body, tries, id = json.dumps(line.body).encode(), 0, new_id()
         while True:
             try:
-                reply = self._server().send("POST", line.path, body)
+                reply = self._server().send("POST", line.path, body, request_id=id)
             except Unreachable as error:
                 tries += 1
                 if tries == _TRIES_WITHOUT_ANSWER or self._stopped.wait(min(_LONGEST_PAUSE, 2.0**tries)):
-                    return unanswered(line.custom_id, str(error))
+                    return unanswered(id, line.custom_id, str(error))
                 continue
-            request_id = reply.headers.get("x-request-id")
-            found = answered(line.custom_id, reply.status, body_of(reply.body), request_id)
+            found = answered(id, line.custom_id, reply.status, body_of(reply.body))
             if is_final(found) or reply.status not in _BUSY or not _may_come_back(reply.value()):
                 return found
             if self._stopped.wait(_pause(reply.headers.get("retry-after"))):

@@ -68,16 +68,19 @@ def _line_of(text: str, where: str) -> Line:
     return Line(name, url, body)
 
 
-def answered(name: str, status: int, body: object, request_id: str | None) -> dict[str, Any]:
-    """The output for a request that was answered, by a result or by the server's error."""
-    response = {"status_code": status, "request_id": request_id or "", "body": body}
-    return {"id": _new_id(), "custom_id": name, "response": response, "error": None}
+def answered(id: str, name: str, status: int, body: object) -> dict[str, Any]:
+    """The output for a request that was answered, by a result or by the server's error.
+
+    The server was told the id, and has it in its log and in the answer's own id.
+    """
+    response = {"status_code": status, "request_id": id, "body": body}
+    return {"id": id, "custom_id": name, "response": response, "error": None}
 
 
-def unanswered(name: str, reason: str) -> dict[str, Any]:
+def unanswered(id: str, name: str, reason: str) -> dict[str, Any]:
     """The output for a request without an answer."""
     error = {"code": "no_answer", "message": reason}
-    return {"id": _new_id(), "custom_id": name, "response": None, "error": error}
+    return {"id": id, "custom_id": name, "response": None, "error": error}
 
 
 def body_of(content: bytes) -> object:
@@ -94,7 +97,7 @@ def body_of(content: bytes) -> object:
         return content.decode("utf-8", "replace")
 
 
-def _new_id() -> str:
+def new_id() -> str:
     return f"batch_req_{uuid.uuid4().hex}"
 
 

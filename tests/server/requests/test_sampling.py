@@ -54,6 +54,11 @@ def test_greedy_drops_what_cannot_matter(temperature: float) -> None:
     assert (one.temperature, one.top_p, one.top_k, one.min_p) == (0, 1, 0, 0)
 
 
+@pytest.mark.parametrize("wrong", [{"top_p": 7.0}, {"top_p": 0.0}, {"top_k": -5}, {"min_p": 3.0}])
+def test_greedy_refuses_what_drawing_refuses(wrong: dict[str, object]) -> None:
+    assert refused(temperature=0, **wrong).message == refused(temperature=1, **wrong).message
+
+
 def test_values_are_brought_into_range() -> None:
     assert resolved(temperature=0.001)[0].temperature == 0.01
     assert resolved(top_k=-1)[0].top_k == 0

@@ -67,6 +67,33 @@ async def test_a_stream_says_the_same(client: httpx.AsyncClient) -> None:
     assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["tool_calls"]
 
 
+@pytest.mark.parametrize("per_step", [1, 4])
+async def test_chunks_of_a_call_bring_no_empty_text(
+    frontend: FakeFrontend, client: httpx.AsyncClient, per_step: int
+) -> None:
+    frontend.reply, frontend.per_step = CALL, per_step
+    chunks = await post_stream(client, PATH, messages=[USER], tools=[TOOL])
+    first, *others, last = [chunk["choices"][0] for chunk in chunks]
+    assert first["delta"] == {"role": "assistant", "content": ""}
+    assert others and all(one["delta"].keys() == {"tool_calls"} for one in others)
+    assert last["finish_reason"] == "tool_calls" and last["delta"].keys() <= {"tool_calls"}
+
+
+async def test_chunks_without_a_delta_are_sent_for_what_else_they_tell(
+    frontend: FakeFrontend, client: httpx.AsyncClient
+) -> None:
+    frontend.reply, frontend.per_step = CALL, 1
+    told = {"return_token_ids": True}
+    chunks = await post_stream(client, PATH, messages=[USER], tools=[TOOL], **told)
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert [one["delta"] for one in choices].count({}) > 0
+    assert [id for one in choices for id in one.get("token_ids", ())][: len(CALL)] == list(CALL.encode())
+    usage = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = await post_stream(client, PATH, messages=[USER], tools=[TOOL], stream_options=usage)
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert sorted(set(counts)) == list(range(max(counts) + 1))
+
+
 async def test_openais_client_collects_a_stream(frontend: FakeFrontend, client: httpx.AsyncClient) -> None:
     strict = {**TOOL, "function": {**TOOL["function"], "strict": True}}  # older versions want it
     openai_client = openai.AsyncOpenAI(api_key="x", base_url="http://localhost/v1", http_client=client)

@@ -56,8 +56,10 @@ def test_every_route_can_be_asked(url: str, frontend: FakeFrontend, tmp_path: Pa
     assert found.keys() == {"chat", "text", "vector", "pool", "tokens"}
     assert {one["response"]["status_code"] for one in found.values()} == {200}
     assert all(one["error"] is None and one["id"] for one in found.values())
-    answer = found["chat"]["response"]["body"]["choices"][0]["message"]["content"]
-    assert answer == "Hello, world."
+    answer = found["chat"]["response"]["body"]
+    assert answer["choices"][0]["message"]["content"] == "Hello, world."
+    assert found["chat"]["response"]["request_id"] in answer["id"], "by which the server's log finds it"
+    assert len({one["response"]["request_id"] for one in found.values()}) == len(found)
 
 
 def test_a_refusal_is_an_answer_and_shows_in_the_exit_code(url: str, tmp_path: Path) -> None:
@@ -74,8 +76,8 @@ def test_a_half_done_output_is_gone_on_with(
 ) -> None:
     source = write(tmp_path / "in.jsonl", *(request(f"r{i}") for i in range(6)))
     out = tmp_path / "out.jsonl"
-    kept = [answered("r0", 200, {"mine": 1}, None), answered("r1", 400, {}, None)]
-    again = [answered("r2", 503, {}, None), {"custom_id": "r3", "response": None, "error": {}}]
+    kept = [answered("a", "r0", 200, {"mine": 1}), answered("b", "r1", 400, {})]
+    again = [answered("c", "r2", 503, {}), {"custom_id": "r3", "response": None, "error": {}}]
     write(out, *kept, *again)
     with out.open("a") as file:
         file.write('{"custom_id": "r4", "respo')  # the command was killed while it wrote
@@ -145,7 +147,7 @@ def test_options_that_contradict_are_refused(
 )
 def test_a_body_stands_in_one_line_whatever_it_is(tmp_path: Path, content: bytes, kept: object) -> None:
     output = Output(tmp_path / "out.jsonl")
-    output.add(answered("a", 200, body_of(content), None))
+    output.add(answered("id", "a", 200, body_of(content)))
     output.close()
     (line,) = (tmp_path / "out.jsonl").read_text("utf-8").splitlines()
     assert json.loads(line)["response"]["body"] == kept
@@ -155,7 +157,7 @@ def test_a_body_stands_in_one_line_whatever_it_is(tmp_path: Path, content: bytes
     ("status", "final"), [(200, True), (400, True), (404, True), (408, False), (429, False), (500, False)]
 )
 def test_what_is_worth_another_try(status: int, final: bool) -> None:
-    assert is_final(answered("a", status, {}, None)) is final
+    assert is_final(answered("id", "a", status, {})) is final
 
 
 async def test_a_busy_server_is_asked_again(tmp_path: Path) -> None:

@@ -162,11 +162,17 @@ def test_text_of_a_model_cannot_move_the_cursor() -> None:
 def test_a_bar_is_drawn_on_a_terminal_only() -> None:
     quiet, shown = io.StringIO(), Terminal()
     for out in (quiet, shown):
-        bar = Bar(2, "texts", out)
+        bar = Bar(2, "text", out)
         bar.add()
         bar.close()
-    assert quiet.getvalue().startswith("1 texts in ")
+    assert quiet.getvalue().startswith("1 text in ")
     assert "1/2 texts" in shown.getvalue()
+
+
+def test_one_token_is_told_as_one() -> None:
+    pace = Pace()
+    pace.see({"choices": [{}]})
+    assert pace.summary().startswith("1 token, the first after ")
 
 
 def test_a_stream_without_tokens_has_no_pace() -> None:
