@@ -1,336 +1,40 @@
-"""The commands `serve`, `facet` and `bench`: read the options, bind the port, start all processes, keep them.
+"""The entry points of the commands `serve`, `facet` and `bench`.
 
-The order makes the start short: the port is bound and the engines and API servers run (they import large
-libraries) before this process imports what it needs to supervise them.
+Until the commands are imported, which takes a tenth of a second, Ctrl-C ends the process by the signal
+itself, without a traceback. So this module imports next to nothing.
 """
 
 from __future__ import annotations
 
-import difflib
-import errno
-import importlib.util
-import ipaddress
-import logging
-import os
 import signal
-import socket
 import sys
-import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import NoReturn
-
-from engine_core.engine_processes import start_engines
-from server.http.connection.limits import why_too_few_descriptors
-from server.http.hosts import is_loopback
-from server.options.reader import OptionError
-from server.options.table import (
-    ServerConfig,
-    client_key_of_environment,
-    key_file_of_environment,
-    parse,
-)
-from server.run.api_processes import ApiProcesses
-from worker import logs
-
-BAD_USAGE, PORT_IN_USE, INTERRUPTED = 2, 98, 130
-BACKLOG = 2048
-ENGINE_SECONDS = 3.0
-"""Seconds that an engine gets to end by itself when it has nothing left to do."""
-
-USAGE = """usage: facet COMMAND [options]; facet COMMAND --help tells more
-
-  facet serve [MODEL]             serve a model over HTTP; without a name, the built-in demo model
-  facet keys add|list|remove      edit the file of API keys
-
-With a server that runs:
-  facet chat                      talk to its model
-  facet complete                  continue a text
-  facet embed FILE...             make vectors of texts
-  facet models                    list its models
-  facet run-batch -i IN -o OUT    answer a file of requests; it can start a server of its own
-  facet bench serve               measure how it bears load
-
-On this machine:
-  facet doctor                    what it has and lacks for serving models
-  facet collect-env               the same with versions, for a bug report
-  facet bench startup|offline     measure the start, and the engine without HTTP
-  facet kernels compile MODEL     compile CUDA kernels ahead of a start
-  facet --version
-"""
-
-TERMINAL = ("chat", "complete", "embed", "models", "run-batch", "doctor", "collect-env", "kernels")
-"""Commands that serve nothing."""
 
 
-def serve() -> NoReturn:
-    _exit_with(lambda: _serve(sys.argv[1:], "serve"))
+def serve() -> None:
+    _run("serve")
 
 
-def main() -> NoReturn:
-    _exit_with(lambda: _command(sys.argv[1:]))
+def main() -> None:
+    _run("facet")
 
 
-def bench() -> NoReturn:
-    _exit_with(lambda: _bench(sys.argv[1:], "bench"))
+def bench() -> None:
+    _run("bench")
 
 
-def _exit_with(run: Callable[[], int]) -> NoReturn:
-    """End the process with the code of a command, without a traceback if Ctrl-C ends it before it begins."""
+def _run(command: str) -> None:
+    """Run a command with the arguments of this process, and end with its exit code."""
+    on_interrupt = signal.getsignal(signal.SIGINT)
+    if on_interrupt is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from server import commands  # imports much
+
     try:
-        code = run()
+        signal.signal(signal.SIGINT, on_interrupt)
+        code = commands.run(command, sys.argv[1:])
     except KeyboardInterrupt:
-        code = INTERRUPTED
+        code = commands.INTERRUPTED
     sys.exit(code)
-
-
-def _command(words: Sequence[str]) -> int:
-    match words:
-        case ["serve", *arguments]:
-            return _serve(arguments, "facet serve")
-        case ["bench", *arguments]:
-            return _bench(arguments, "facet bench")
-        case ["keys", *arguments]:
-            from server.access.keys import command as keys  # not needed to serve
-
-            return keys.run(arguments, key_file_of_environment())
-        case [name, *arguments] if name in TERMINAL:
-            from server.terminal import command as terminal  # not needed to serve
-
-            return terminal.run(name, arguments, client_key_of_environment())
-        case ["--version" | "-V"]:
-            _print_version()
-            return 0
-        case ["--help" | "-h" | "help"]:
-            print(USAGE, end="")
-            return 0
-        case [name, *_]:
-            near = difflib.get_close_matches(name, ("serve", "bench", "keys", *TERMINAL), n=1)
-            meant = f"did you mean {near[0]}?" if near else "facet --help lists all"
-            return _fail(f"there is no command {name}; {meant}", BAD_USAGE)
-        case _:
-            print(USAGE, end="", file=sys.stderr)
-            return BAD_USAGE
-
-
-def _bench(arguments: Sequence[str], command: str) -> int:
-    from server.bench import command as benchmarks  # not needed to serve
-
-    return benchmarks.run(arguments, command)
-
-
-def _print_version() -> None:
-    from importlib.metadata import version
-
-    print(version("facet-serve"))
-
-
-def _serve(arguments: Sequence[str], command: str) -> int:
-    started = time.monotonic()
-    logs.guard_stderr()
-    if "--version" in arguments:
-        _print_version()
-        return 0
-    try:
-        _check_packages()
-        config = parse(arguments, command=command)
-        if reason := why_too_few_descriptors():
-            raise OptionError(reason)
-        _check_files(config)
-        _check_parsers(config)
-    except OptionError as error:
-        return _fail(str(error), BAD_USAGE)
-    if config.headless:
-        return _run_headless(config)
-    try:
-        listener = bind(config)
-    except OSError as error:
-        return _explain_bind(config, error)
-    if config.replicas.elsewhere and (reason := _why_unreachable(config)):
-        return _fail(reason, PORT_IN_USE)
-    return _run(config, listener, started, shows_key=shows_key(arguments))
-
-
-def shows_key(arguments: Sequence[str]) -> bool:
-    """Whether the command line has a key in it."""
-    return any(word.partition("=")[0].replace("_", "-") == "--api-key" for word in arguments)
-
-
-def _run_headless(config: ServerConfig) -> int:
-    from server.run import headless  # imports no HTTP
-
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    logs.setup("headless", config.log.style)
-    try:
-        return headless.run(config)
-    except KeyboardInterrupt:
-        return 0
-    except (ValueError, OSError) as error:
-        return _fail(str(error), BAD_USAGE)
-
-
-def _run(config: ServerConfig, listener: socket.socket, started: float, *, shows_key: bool) -> int:
-    # Until the event loop handles signals, one ends this process, and its children with it.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    logs.setup("supervisor", config.log.style)
-    if is_open_to_others(config, listener):
-        logging.getLogger(__name__).warning(
-            "other machines can use this server without a key: give --api-key-file, or --insecure if that is "
-            "meant"
-        )
-    if shows_key:
-        logging.getLogger(__name__).warning(
-            "all users of this machine see --api-key on the command line: put the key into the variable "
-            "FACET_API_KEY or VLLM_API_KEY, or use --api-key-file"
-        )
-    engines = start_engines(
-        config.engine,
-        config.replicas,
-        api_servers=config.api_server_count,
-        drain_seconds=config.shutdown_timeout,
-        log_level=config.log.style,
-    )
-    try:
-        servers = ApiProcesses(config, listener, engines, started)
-        from server.run import supervise  # imports asyncio while the others begin
-
-        code = supervise.run(config, listener, engines, servers)
-    except KeyboardInterrupt:
-        return 0
-    finally:
-        engines.stop(ENGINE_SECONDS)
-        if config.uds is not None:
-            Path(config.uds).unlink(missing_ok=True)
-    # The port closes with the process. Whoever connected while Python cleans up would get no answer.
-    os._exit(code)
-
-
-def _check_packages() -> None:
-    """Refuses to start if another folder with the name of one of our packages is found before it."""
-    names = ("server", "engine_core", "worker", "models")
-    found = {name: importlib.util.find_spec(name) for name in names}
-    homes = {os.path.dirname(os.path.dirname(spec.origin or "")) if spec else "" for spec in found.values()}
-    if len(homes) > 1:
-        raise OptionError(
-            f"the packages {', '.join(names)} come from different places; run the installed command outside "
-            "of folders that hold packages of these names, or set PYTHONSAFEPATH=1"
-        )
-
-
-def _check_parsers(config: ServerConfig) -> None:
-    if config.tool_call_parser == config.reasoning_parser == "auto":
-        return
-    from server.answers.dialects import AUTO, dialect_named, thinking_named  # only here, to start sooner
-
-    try:
-        if config.tool_call_parser != AUTO:
-            dialect_named(config.tool_call_parser)
-        if config.reasoning_parser != AUTO:
-            thinking_named(config.reasoning_parser)
-    except ValueError as error:
-        raise OptionError(str(error)) from None
-
-
-def _check_files(config: ServerConfig) -> None:
-    for flag, path in (
-        ("--ssl-keyfile", config.ssl_keyfile),
-        ("--ssl-certfile", config.ssl_certfile),
-        ("--ssl-ca-certs", config.ssl_ca_certs),
-    ):
-        if path is not None and not Path(path).is_file():
-            raise OptionError(f"{flag}: there is no file {path}")
-    if (keys := config.access.api_key_file) is not None:
-        from server.access.keys.file import KeyFileError, read_keys  # few servers need it
-
-        try:
-            read_keys(Path(keys))
-        except KeyFileError as error:
-            raise OptionError(f"--api-key-file {error}") from None
-    if config.ssl_certfile is not None:
-        from server.http.connection.tls import make_context  # imports ssl, which few servers need
-
-        try:
-            make_context(config)
-        except OSError as error:
-            raise OptionError(
-                f"--ssl-certfile and --ssl-keyfile: a certificate and its key as PEM are needed: {error}"
-            ) from None
-
-
-def bind(config: ServerConfig) -> socket.socket:
-    """Returns the listening socket. Clients may connect from now on, and are answered when the loop runs."""
-    if config.uds is not None:
-        family, address = socket.AF_UNIX, config.uds
-        _remove_stale(config.uds)
-    else:
-        family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-        address = (config.host, config.port)
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-    except OSError:
-        listener.close()
-        raise
-    listener.setblocking(False)
-    return listener
-
-
-def is_open_to_others(config: ServerConfig, listener: socket.socket) -> bool:
-    """Whether other machines can use the server without a key, and nobody has said that they may."""
-    if config.uds is not None or config.access.is_guarded or config.insecure:
-        return False
-    return not is_loopback(listener.getsockname()[0])
-
-
-def _remove_stale(path: str) -> None:
-    """Removes the socket file of an earlier server, if nobody answers there any more."""
-    if not Path(path).is_socket():
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(path)
-        except ConnectionRefusedError:
-            os.unlink(path)
-
-
-def _explain_bind(config: ServerConfig, error: OSError) -> int:
-    where = config.uds or f"port {config.port} of {config.host}"
-    if error.errno == errno.EADDRINUSE:
-        remedy = "--uds" if config.uds else "--port"
-        return _fail(
-            f"{where} is in use: stop what listens there, or choose another with {remedy}", PORT_IN_USE
-        )
-    return _fail(f"cannot listen on {where}: {error.strerror or error}", BAD_USAGE)
-
-
-def _why_unreachable(config: ServerConfig) -> str | None:
-    """Why replicas on other machines could not connect; None if they can.
-
-    Checked before a model is loaded, which takes long.
-    """
-    address, first = config.data_parallel_address, config.data_parallel_rpc_port
-    try:
-        family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
-    except ValueError:
-        return f"--data-parallel-address {address}: on the machine with the API, give it in numbers"
-    for port in range(first, first + 2 * config.api_server_count):
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((address, port))
-            except OSError as error:
-                return (
-                    f"cannot listen on port {port} of {address} for replicas on other machines: "
-                    f"{error.strerror or error}; see --data-parallel-address and --data-parallel-rpc-port"
-                )
-    return None
-
-
-def _fail(reason: str, code: int) -> int:
-    print(f"error: {logs.printable(reason)}", file=sys.stderr)
-    return code
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from server.main import TERMINAL
+from server.commands import TERMINAL
 from server.options.table import OPTIONS, parse
 from server.options.vllm_flags import VLLM_FLAGS
 

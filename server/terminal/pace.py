@@ -28,4 +28,5 @@ class Pace:
         count = self._chunks if self._tokens is None else self._tokens
         seconds = self._last - self._first
         rate = f", {(count - 1) / seconds:.1f} tokens/s" if count > 1 and seconds > 0 else ""
-        return f"{count} token{'' if count == 1 else 's'}{rate}, the first after {self._first - self._started:.2f} s"
+        tokens = "1 token" if count == 1 else f"{count} tokens"
+        return f"{tokens}{rate}, the first after {self._first - self._started:.2f} s"

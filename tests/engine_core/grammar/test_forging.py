@@ -181,7 +181,7 @@ def test_a_thousand_schemas_leave_the_memory_as_before(
 
 def test_nothing_is_imported_before_the_first_grammar() -> None:
     program = (
-        "import sys, engine_core.process, engine_core.grammar.forging, server.main\n"
+        "import sys, engine_core.process, engine_core.grammar.forging, server.commands\n"
         "assert 'llguidance' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

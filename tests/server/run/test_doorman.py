@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 from certificates import make_certificate
 
-from server.main import bind
+from server.commands import bind
 from server.options.table import parse
 from server.run import doorman
 from server.run.doorman import Doorman

@@ -15,8 +15,8 @@ from certificates import make_certificate
 from fake_client import FakeClient
 from live import PATIENCE
 
+from server.commands import bind
 from server.frontend import Frontend
-from server.main import bind
 from server.run.http_server import HttpServer, QuietPaths
 
 Serve = Callable[..., Awaitable[tuple[HttpServer, tuple[str, int]]]]

@@ -35,14 +35,14 @@ LARGE = (
 
 def test_it_imports_no_large_library() -> None:
     """Libraries that are not there cannot break it or make it large."""
-    code = "import sys, server.main, server.run.supervise; print(*sys.modules)"
+    code = "import sys, server.commands, server.run.supervise; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert set(done.stdout.split()) & set(LARGE.split()) == set()
 
 
 def test_children_are_started_before_asyncio_is_imported() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", "import sys, server.main; print(*sys.modules)"],
+        [sys.executable, "-c", "import sys, server.commands; print(*sys.modules)"],
         capture_output=True,
         text=True,
         check=True,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from server.main import TERMINAL
+from server.commands import TERMINAL
 from server.terminal.command import MODULES, run
 from server.terminal.doctor import findings
 from server.terminal.doctor.command import report
@@ -138,5 +138,5 @@ def test_commands_import_no_torch(name: str) -> None:
 
 
 def test_a_server_starts_without_the_commands() -> None:
-    program = "import sys, server.main; sys.exit(any('terminal' in name for name in sys.modules))"
+    program = "import sys, server.commands; sys.exit(any('terminal' in name for name in sys.modules))"
     assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
