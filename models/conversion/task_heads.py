@@ -63,12 +63,12 @@ def _embedding_heads(setup: ModelSetup, default: Mode) -> tuple[dict[str, TaskHe
     def head(rows: Rows, project: Projection) -> TaskHead:
         return TaskHead(
             rows=rows,
-            project=project,
+            project=project if project.steps else None,
             width=project.width,
             activation=normalize,
             activates=activates,
             dimensions=config.dimensions,
-            before=before,
+            before=before if before.steps else None,
         )
 
     # A token is one row: a projection of several rows side by side cannot follow.

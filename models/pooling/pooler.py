@@ -141,8 +141,8 @@ class TaskHead:
     """The parts that answer one task: hidden states pass `before`, `rows`, `project` and `activation`."""
 
     rows: Rows
-    project: Function
-    """The projection or classifier that follows merging."""
+    project: Function | None
+    """The projection or classifier that follows merging, if there is one."""
     width: int
     """The width of a row that leaves `project`."""
     activation: Function
@@ -151,7 +151,7 @@ class TaskHead:
     dimensions: int | None = None
     """The width to which rows are cut if the request does not say."""
     before: Function | None = None
-    """A function of every token's row ahead of merging."""
+    """A function of every token's row ahead of merging, if there is one."""
 
     @property
     def is_merged(self) -> bool:
@@ -174,7 +174,9 @@ class TaskHead:
             rows = ops.apart(lambda part: before(part.float()), rows, lengths)
         if isinstance(self.rows, Merged):
             rows, lengths = self.rows(rows, chosen), [1] * len(members)
-        return ops.apart(lambda part: project(part.float()), rows, lengths)
+        return (
+            rows.float() if project is None else ops.apart(lambda part: project(part.float()), rows, lengths)
+        )
 
     def finish(self, rows: Tensor, use_activation: bool | None, dimensions: int | None) -> Tensor:
         """Cut and activate rows [R, width] -> [R, the cut width]."""

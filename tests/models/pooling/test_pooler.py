@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -16,6 +17,7 @@ from sentence_transformers.sentence_transformer.modules import LayerNorm as Thei
 from sentence_transformers.sentence_transformer.modules import Pooling as TheirPooling
 from torch import Tensor
 
+from models import ops
 from models.checkpoint.weights import WeightsError, load, open_weights
 from models.config import ConfigError, ModelConfig
 from models.conversion.task_heads import embedding_pooler, generating_pooler, label_pooler
@@ -236,6 +238,26 @@ def test_a_projection_before_pooling_sees_each_token(hidden: list[Tensor]) -> No
     text, tokens = pool(pooler, [hidden[2]] * 2, [Params(), Params("token_embed")])
     assert tokens.shape == (LENGTHS[2], 8)
     torch.testing.assert_close(text, tokens.mean(0))
+
+
+def test_rows_without_a_projection_are_not_copied(hidden: list[Tensor]) -> None:
+    """A step's hidden states are many: each copy of all would take as long as a layer."""
+    projected: list[int] = []
+
+    def apart(function: Callable[[Tensor], Tensor], rows: Tensor, lengths: Sequence[int]) -> Tensor:
+        projected.append(len(rows))
+        return function(rows)
+
+    params = [Params("embed"), *[Params("token_embed")] * (len(hidden) - 1)]
+    dense = Dense(folder="2_Dense", inputs=SIZE, outputs=8)
+    ops.use({"apart": apart})
+    try:
+        pool(embedder(modes=("MEAN",)), hidden, params)
+        assert not projected
+        pool(embedder(modes=("MEAN",), steps=(dense,)), hidden, params)
+        assert projected == [1, sum(LENGTHS[1:])]
+    finally:
+        ops.use({})
 
 
 # Activations
