@@ -20,7 +20,7 @@ from models.checkpoint.files import Upload
 from models.layers.attention import CachedAttention
 from models.parallel.parallel import Parallel
 from models.quantization.config import MADE_ON_CUDA
-from worker.config import WorkerConfig
+from worker.config import Place, WorkerConfig
 from worker.devices.base import GIB, CacheBudget, Defaults, Fetch
 from worker.devices.pinned import pinned_upload
 from worker.devices.plain_attention import plain_attention_bytes
@@ -42,14 +42,14 @@ class Cuda:
     scan = BY_TORCH
     forbid = staticmethod(bounds.forbid)
 
-    def __init__(self, index: int, head_dim: int, most_tokens: int, *, fp8: bool = False) -> None:
-        """`index`: the number of the card; `head_dim`: the width of the model's heads.
+    def __init__(self, place: Place, head_dim: int, most_tokens: int, *, fp8: bool = False) -> None:
+        """`place`: its number on this machine is that of the card. `head_dim`: the width of heads.
 
         `most_tokens`: those of the largest step that is recorded as a graph; 0 for none. `fp8`: whether
         plain weights become e4m3 when they are loaded.
         """
         self._most_tokens, self._fp8 = most_tokens, fp8
-        there = torch.cuda.device_count()
+        index, there = place.local_rank, torch.cuda.device_count()
         if index >= there:
             raise ValueError(
                 f"worker {index + 1} on this machine needs a CUDA device of its own, and there are {there}: "
@@ -74,7 +74,8 @@ class Cuda:
 
         count_compilations()
         self._card = Card.of(self.target)
-        with compiling(partial(opening_calls, self.capability, head_dim), self.target):
+        turn = place.local_rank, place.local_ranks
+        with compiling(partial(opening_calls, self.capability, head_dim), self.target, turn):
             pass  # so that the proofs of kernels, which follow, find all compiled
         self.draw = open_draw(self.target)
         self.kernels = open_kernels(self._card, self.target, head_dim, fp8=fp8)

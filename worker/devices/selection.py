@@ -44,7 +44,7 @@ def _find_device(config: WorkerConfig) -> Device:
                     "out to serve the weights as they are on CUDA; fp8 is made there"
                 )
             most_tokens = 0 if asked.enforce_eager else asked.max_cudagraph_capture_size
-            return Cuda(place.local_rank, config.model.head_dim, most_tokens, fp8=fp8)
+            return Cuda(place, config.model.head_dim, most_tokens, fp8=fp8)
         case "auto" | "cpu":
             if fp8:
                 raise ValueError(
@@ -55,8 +55,7 @@ def _find_device(config: WorkerConfig) -> Device:
                 logger.warning("the model is served on the CPU: %s", reason)
             return Cpu(asked.cpu_threads, place.local_ranks, made)
         case "cuda":
-            reason = _why_no_cuda() or "no NVIDIA card is here: leave the option out, or pass --device cpu"
-            raise ValueError(f"--device cuda was asked for, but {reason}")
+            raise ValueError(f"--device cuda was asked for, but {_why_no_cuda() or _why_no_card()}")
         case other:
             raise ValueError(f"unknown device {other!r}: choose auto, cpu or cuda")
 
@@ -79,6 +78,13 @@ def _why_no_cuda() -> str | None:
     except (RuntimeError, AssertionError) as error:
         return f"torch cannot use the NVIDIA card: {str(error).strip().partition(chr(10))[0]}"
     return None
+
+
+def _why_no_card() -> str:
+    """Why `_why_no_cuda` has nothing to say, and what to do about it."""
+    if machine.hides_cards():
+        return "CUDA_VISIBLE_DEVICES hides all cards: name some in it, or pass --device cpu"
+    return "no NVIDIA card is here: leave the option out, or pass --device cpu"
 
 
 def choose_dtypes(config: WorkerConfig, device: Device) -> tuple[torch.dtype, torch.dtype]:

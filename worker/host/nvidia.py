@@ -13,8 +13,8 @@ from pathlib import Path
 
 _LEAST_DRIVER = {11: 450, 12: 525, 13: 580}
 """The first release of the driver that runs what is built for each major version of CUDA."""
-_CARDS = ("nvidia[0-9]*", "dxg")
-"""The devices of cards: Linux' own, and that of Windows' subsystem for Linux."""
+_WSL_DRIVERS = ("lib/libcuda.so*", "drivers/nv*/libcuda.so*")
+"""NVIDIA's driver in `usr/lib/wsl`, where Windows' subsystem for Linux shows the drivers of Windows."""
 
 
 def driver_version(root: Path = Path("/")) -> str:
@@ -28,8 +28,15 @@ def driver_version(root: Path = Path("/")) -> str:
 
 
 def cards_here(root: Path = Path("/")) -> list[Path]:
-    """The devices of the cards that this process can see: of a container, those that it was given."""
-    return sorted(path for pattern in _CARDS for path in (root / "dev").glob(pattern))
+    """The devices of the cards that this process can see: of a container, those that it was given.
+
+    Windows' subsystem for Linux has one device for cards of all makers: it counts with NVIDIA's driver.
+    """
+    cards = sorted((root / "dev").glob("nvidia[0-9]*"))
+    shared, drivers = root / "dev/dxg", root / "usr/lib/wsl"
+    if shared.exists() and any(any(drivers.glob(pattern)) for pattern in _WSL_DRIVERS):
+        cards.append(shared)
+    return cards
 
 
 def why_driver_is_too_old(driver: str, cuda: str) -> str | None:

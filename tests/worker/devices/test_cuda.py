@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from models.layers.attention import Attention
 from models.layers.latent_attention import LatentAttention, LatentSpec
 from models.parallel.shares import Span
+from worker.config import Place
 from worker.devices.base import Fetch
 from worker.devices.cuda import Cuda
 from worker.devices.plain_attention import plain_attention_bytes
@@ -21,6 +24,33 @@ def device() -> Cuda:
     made = Cuda.__new__(Cuda)
     made.target = torch.device("cpu")
     return made
+
+
+def test_ranks_share_the_compiling_of_what_proves_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    from worker.kernels.cuda import compile, launch
+
+    class Stop(Exception):
+        pass
+
+    def compiling(calls: object, target: torch.device, turn: tuple[int, int] = (0, 1)) -> None:
+        raise Stop(target.index, turn)
+
+    found = SimpleNamespace(major=9, minor=0, multi_processor_count=132)
+    for name, value in {
+        "device_count": lambda: 4,
+        "set_device": lambda target: None,
+        "get_device_name": lambda target: "a card",
+        "get_device_capability": lambda target: (9, 0),
+        "get_arch_list": lambda: ["sm_90"],
+        "mem_get_info": lambda target: (1, 1),
+        "get_device_properties": lambda target: found,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(launch, "count_compilations", lambda: None)
+    monkeypatch.setattr(compile, "compiling", compiling)
+    with pytest.raises(Stop) as stopped:
+        Cuda(Place(tensor_size=4, tensor_rank=3, local_rank=3, local_ranks=4), 64, 0)
+    assert stopped.value.args == (3, (3, 4))
 
 
 def test_a_device_that_still_computes_is_not_lost(device: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,6 +57,8 @@ def test_a_card_that_cannot_be_used_is_told_in_one_sentence(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     open_device(worker_config(device="auto"))
     assert caplog.messages == [], "the CPU was asked for, or the first worker says it, or cards are hidden"
+    with pytest.raises(ValueError, match="but CUDA_VISIBLE_DEVICES hides all cards"):
+        open_device(worker_config(device="cuda"))
 
 
 def test_torch_tells_what_nothing_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,8 +117,8 @@ def test_the_largest_graph_is_chosen(
 ) -> None:
     made: list[tuple[int, int, int]] = []
 
-    def make(*sizes: int, fp8: bool) -> Cpu:
-        made.append((sizes[0], sizes[1], sizes[2]))
+    def make(place: Place, head_dim: int, most_tokens: int, *, fp8: bool) -> Cpu:
+        made.append((place.local_rank, head_dim, most_tokens))
         return Cpu(1)
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -81,6 +81,18 @@ def test_why_torch_finds_no_card(
     assert why is None if said is None else said in (why or "")
 
 
+def test_windows_subsystem_has_a_card_only_with_nvidia_s_driver(tmp_path: Path) -> None:
+    root = machine(tmp_path / "root")
+    (root / "dev/dxg").touch()
+    assert nvidia.why_unusable(None, root) is None, "the card may be of another maker"
+    library = root / "usr/lib/wsl/lib/libcuda.so.1"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    assert nvidia.cards_here(root) == [root / "dev/dxg"]
+    why = nvidia.why_unusable(None, root)
+    assert why is not None and why.startswith("this torch is built for CPUs")
+
+
 def test_a_card_that_its_user_may_not_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = machine(tmp_path / "root", OPEN, 2)
     monkeypatch.setattr("os.access", lambda path, mode: str(path).endswith("nvidia0"))

@@ -233,13 +233,11 @@ def compiling(
             first = len(calls) * number // count
             made = [pool.submit(call.prepare) for call in [*calls[first:], *calls[:first]]]
         except Exception as error:
-            logger.warning("no kernels are compiled while weights load, but when first started: %s", error)
+            logger.warning("kernels are not compiled ahead, but when first started: %s", error)
         yield
         errors = [error for one in made if (error := one.exception()) is not None]
         if errors:
-            logger.warning(
-                "%d of %d kernels did not compile while weights loaded: %s", len(errors), len(made), errors[0]
-            )
+            logger.warning("%d of %d kernels did not compile ahead: %s", len(errors), len(made), errors[0])
     finally:
         pool.shutdown(cancel_futures=True)
 

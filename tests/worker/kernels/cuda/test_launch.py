@@ -277,4 +277,4 @@ def test_kernels_compile_while_weights_load_and_what_fails_stops_nothing(tmp_pat
     assert begun == str([*range(7), 2, 3, 4, 5, 6, 0, 1, 4, 5, 6, 0, 1, 2, 3]), "each begins elsewhere"
     assert loads == ["loads", "loads"]
     assert "when first started: odd config" in run.stderr
-    assert "1 of 1 kernels did not compile while weights loaded: odd kernel" in run.stderr
+    assert "1 of 1 kernels did not compile ahead: odd kernel" in run.stderr
