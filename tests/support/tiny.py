@@ -275,8 +275,20 @@ ENCODERS = tuple(_ENCODERS)
 
 def tiny_checkpoint(arch: str, folder: Path, **overrides: object) -> Path:
     """Write a checkpoint of `arch` into `folder` and return it. `overrides` are fields of its config.json."""
-    model_class = getattr(transformers, arch)
-    config = model_class.config_class(
+    config = tiny_config(arch, **overrides)
+    model = getattr(transformers, arch)(config)
+    # With larger ones the norms behind each layer of an encoder would leave nothing of what tokens differ in.
+    randomise(model, seed=0, scale=0.3 if arch in _FAMILIES else 0.15)
+    model.to(config.dtype).save_pretrained(folder)
+    write_tokenizer(folder)
+    generation = {"bos_token_id": BOS_ID, "eos_token_id": [EOS_ID, TURN_END_ID], "pad_token_id": PAD_ID}
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    return folder
+
+
+def tiny_config(arch: str, **overrides: object) -> Any:
+    """The config of such a checkpoint, which is all that kernels are compiled by."""
+    return getattr(transformers, arch).config_class(
         **{
             **shape_of(arch),
             "vocab_size": VOCAB_SIZE,
@@ -288,14 +300,6 @@ def tiny_checkpoint(arch: str, folder: Path, **overrides: object) -> Path:
             **overrides,
         }
     )
-    model = model_class(config)
-    # With larger ones the norms behind each layer of an encoder would leave nothing of what tokens differ in.
-    randomise(model, seed=0, scale=0.3 if arch in _FAMILIES else 0.15)
-    model.to(config.dtype).save_pretrained(folder)
-    write_tokenizer(folder)
-    generation = {"bos_token_id": BOS_ID, "eos_token_id": [EOS_ID, TURN_END_ID], "pad_token_id": PAD_ID}
-    (folder / "generation_config.json").write_text(json.dumps(generation))
-    return folder
 
 
 def shape_of(arch: str) -> dict[str, object]:

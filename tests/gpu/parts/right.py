@@ -28,7 +28,13 @@ markers =
     cuda: needs a CUDA device
     slow: takes more than ten seconds
 """
-_AHEAD = ("test_compile.py", "steps/test_graphs.py", "steps/test_mixed.py", "steps/test_costs.py")
+_AHEAD = (
+    "test_compile.py",
+    "ahead/test_machine_code.py",
+    "steps/test_graphs.py",
+    "steps/test_mixed.py",
+    "steps/test_costs.py",
+)
 """Tests that need no card: they compile ahead, or stand in for graphs and devices."""
 _MOST_TOLD = 20
 _TESTS_SECONDS = 65

@@ -9,19 +9,15 @@ from __future__ import annotations
 
 import logging
 import os
-import re
-import subprocess
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 from torch.fx.experimental import _config as meta_rules
 from triton.backends.compiler import GPUTarget
@@ -38,7 +34,8 @@ from models.parallel.experts import ExpertPlace, Transport
 from models.parallel.parallel import Parallel, Replicas
 from worker.kernels import check
 from worker.kernels.cuda import table
-from worker.kernels.cuda.card import SHARED_KIB, Card
+from worker.kernels.cuda.ahead.machine_code import Compiled, inspect
+from worker.kernels.cuda.card import Card
 from worker.kernels.cuda.launch import ALIGNED, Call, collecting
 from worker.kernels.cuda.sampling.draw import PROVED, draw, filters
 from worker.kernels.cuda.steps.rows import Rows, lay_out
@@ -63,20 +60,6 @@ _STEPS = (
 """New tokens and all tokens of each row, for steps that need every variant of attention."""
 _SAMPLED = (1, 40, 256)
 """Rows of logits, for every variant of a product with a quantized LM head."""
-
-
-@dataclass(frozen=True, slots=True)
-class Compiled:
-    """What the compiler made of one variant."""
-
-    name: str
-    registers: int
-    spills: int
-    """Instructions that keep registers in memory: each costs time in an inner loop."""
-    shared: int
-    """Bytes of shared memory of a block of threads."""
-    matrix_unit: int
-    """Instructions of the matrix unit."""
 
 
 class _OtherRanks:
@@ -248,14 +231,6 @@ def describe(call: Call) -> str:
     return f"{call.kernel.fn.__name__}({', '.join(words)}) {call.options}"
 
 
-def faults(made: Compiled, capability: int) -> str:
-    """What is wrong with a variant on a card; "" if nothing is."""
-    limit = SHARED_KIB[capability] * 1024
-    if made.shared > limit:
-        return f"it takes {made.shared} bytes of shared memory, and there are {limit}"
-    return f"{made.spills} registers are spilled" if made.spills else ""
-
-
 def _take_steps(model: ServedModel, given: LoadOptions, block_size: int, cache_dtype: torch.dtype) -> None:
     """Take steps of each kind with a model that was made as `given`, and do what follows its layers."""
     config, parallel = given.config, given.parallel
@@ -356,21 +331,4 @@ def _word(parameter: Any, argument: Any) -> str:
 
 
 def _compile(call: Call) -> Compiled:
-    made = call.prepare()
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(made.asm["cubin"])
-        file.flush()
-        usage, code = _read_cubin("-res-usage", file.name), _read_cubin("-sass", file.name)
-    registers = re.search(r"REG:(\d+)", usage)
-    return Compiled(
-        describe(call),
-        registers=int(registers[1]) if registers else 0,
-        spills=len(re.findall(r"\b(?:LDL|STL)\b", code)),
-        shared=made.metadata.shared,
-        matrix_unit=len(re.findall(r"\b(?:HMMA|HGMMA|QMMA|QGMMA|UTCHMMA|UTCQMMA)\b", code)),
-    )
-
-
-def _read_cubin(option: str, path: str) -> str:
-    program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    return subprocess.run([program, option, path], capture_output=True, text=True, check=True).stdout
+    return inspect(describe(call), call.prepare())

@@ -1,9 +1,10 @@
-"""Attention by Triton against the reference, with NaN in everything that must not be read."""
+"""Attention by Triton against its definition in float64, with NaN in everything that must not be read."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import exact
 import pytest
 import torch
 from interpreted import DEVICE, assert_near, on_device
@@ -29,8 +30,10 @@ def _seed() -> None:  # pyright: ignore[reportUnusedFunction]
 
 
 def queries(step: ForwardContext, heads: int, dim: int, dtype: torch.dtype) -> Tensor:
-    """Queries beside other columns of the projection that they come from."""
-    return torch.randn(len(step.positions), heads + 2, dim).to(dtype).to(DEVICE)[:, :heads]
+    """Queries beside other columns of the projection that they come from, and before other rows."""
+    wide = torch.full((len(step.positions) + 3, heads + 2, dim), torch.nan, dtype=dtype)
+    wide[:-3, :heads] = torch.randn(len(wide) - 3, heads, dim)
+    return wide.to(DEVICE)[:-3, :heads]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -44,9 +47,11 @@ def queries(step: ForwardContext, heads: int, dim: int, dtype: torch.dtype) -> T
         ([70], [200], 1, 1, 96, 64),  # a tile of keys lies in one block
         ([1, 3], [9, 20], 20, 1, 16, 16),  # one token's heads take more than the least tile
         ([5, 1], [5, 300], 2, 1, 256, 16),
+        ([1, 6], [50, 31], 7, 1, 128, 20),
+        ([3, 1, 1], [3, 1, 44], 3, 3, 48, 7),
     ],
 )
-def test_attention_is_the_references(
+def test_attention_is_that_of_its_definition(
     dtype: torch.dtype,
     new: list[int],
     total: list[int],
@@ -59,7 +64,7 @@ def test_attention_is_the_references(
     kv = make_cache(step, kv_heads, dim, dtype).to(DEVICE)
     q = queries(step, group * kv_heads, dim, dtype)
     out = OPERATIONS["attention"](q, kv, step, scale=0.2)
-    assert_near(out, reference.attention(q, kv, step, scale=0.2))
+    assert_near(out, exact.attention(q, kv, step, scale=0.2))
 
 
 @pytest.mark.parametrize("tokens", [2, 3, 20])
@@ -84,7 +89,7 @@ def test_windows_and_caps(dtype: torch.dtype, limits: dict[str, float]) -> None:
     kv = make_cache(step, 2, 32, dtype).to(DEVICE)
     q = queries(step, 4, 32, dtype)
     out = OPERATIONS["attention"](q, kv, step, scale=0.2, **limits)
-    assert_near(out, reference.attention(q, kv, step, scale=0.2, **limits))  # pyright: ignore[reportArgumentType]
+    assert_near(out, exact.attention(q, kv, step, scale=0.2, **limits))  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -93,7 +98,7 @@ def test_sinks_take_their_share_once(dtype: torch.dtype) -> None:
     kv = make_cache(step, 2, 32, dtype).to(DEVICE)
     q, sinks = queries(step, 4, 32, dtype), torch.randn(4).to(dtype).to(DEVICE) + 2
     out = OPERATIONS["attention"](q, kv, step, scale=0.2, window=300, sinks=sinks)
-    assert_near(out, reference.attention(q, kv, step, scale=0.2, window=300, sinks=sinks))
+    assert_near(out, exact.attention(q, kv, step, scale=0.2, window=300, sinks=sinks))
 
 
 def test_splits_change_nothing_but_digits() -> None:
@@ -129,6 +134,7 @@ def test_blocks_of_no_row_write_nothing() -> None:
         ([9, 33, 1, 70], 1, 4, 40, 8, None),
         ([70, 5], 1, 3, 24, None, 6),
         ([70, 5], 2, 1, 64, 20, 30),
+        ([33, 2, 17], 7, 1, 96, 5, 3),
     ],
 )
 def test_encoders_see_both_sides(
@@ -142,11 +148,12 @@ def test_encoders_see_both_sides(
 ) -> None:
     step = on_device(make_step(lengths, lengths, 16))
     heads = group * kv_heads
-    projected = torch.randn(sum(lengths), heads + 2 * kv_heads, dim).to(dtype).to(DEVICE)
-    q, k, v = projected.split([heads, kv_heads, kv_heads], dim=1)
+    wide = torch.full((sum(lengths) + 3, heads + 2 * kv_heads + 1, dim), torch.nan, dtype=dtype)
+    wide[:-3, :-1] = torch.randn(sum(lengths), heads + 2 * kv_heads, dim)
+    q, k, v, _ = wide.to(DEVICE)[:-3].split([heads, kv_heads, kv_heads, 1], dim=1)
     bias = None if reach is None else torch.randn(heads, 2 * reach + 1).to(DEVICE)
     out = OPERATIONS["encoder_attention"](q, k, v, step, scale=0.2, window=window, bias=bias)
-    expected = reference.encoder_attention(q, k, v, step, scale=0.2, window=window, bias=bias)
+    expected = exact.encoder_attention(q, k, v, step, scale=0.2, window=window, bias=bias)
     assert_near(out, expected)
 
 
@@ -159,15 +166,16 @@ def test_what_the_kernels_do_not_know_is_left_to_the_reference() -> None:
     assert step.plan is None
 
 
-@pytest.mark.parametrize("cached", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize(("cached", "capability"), [(torch.float8_e4m3fn, 90), (torch.float8_e5m2, 120)])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_cache_of_8_bits_is_widened(cached: torch.dtype, dtype: torch.dtype) -> None:
+def test_a_cache_of_8_bits_is_widened(cached: torch.dtype, capability: int, dtype: torch.dtype) -> None:
+    """A card of 12.0 has other tiles for it."""
     step = on_device(make_step([1, 7, 1], [37, 20, 700], 16))
     kv = make_cache(step, 2, 40, cached).to(DEVICE)
     q = queries(step, 6, 40, dtype)
-    out = OPERATIONS["attention"](q, kv, step, scale=0.2)
-    assert_near(out, reference.attention(q, kv.to(dtype), step, scale=0.2))
-    assert_near(out, reference.attention(q, kv, step, scale=0.2))
+    out = attention.bind(Card(capability, 132))["attention"](q, kv, step, scale=0.2)
+    assert_near(out, exact.attention(q, kv.to(dtype), step, scale=0.2))
+    assert_near(reference.attention(q, kv, step, scale=0.2), out)
 
 
 @pytest.mark.parametrize("softcap", [None, 20.0])
@@ -177,7 +185,7 @@ def test_scales_of_a_cache_are_multiplied(softcap: float | None) -> None:
     kv = make_cache(step, 2, 40, torch.float8_e4m3fn).to(DEVICE)
     q, scales = queries(step, 6, 40, torch.float32), CacheScales(0.3, 1.7)
     meant = kv.float() * torch.tensor([scales.keys, scales.values]).view(2, 1, 1, 1, 1).to(DEVICE)
-    expected = reference.attention(q, meant, step, scale=0.2, softcap=softcap)
+    expected = exact.attention(q, meant, step, scale=0.2, softcap=softcap)
     options = {"scale": 0.2, "softcap": softcap, "scales": scales}
     assert_near(OPERATIONS["attention"](q, kv, step, **options), expected)
     assert_near(reference.attention(q, kv, step, **options), expected)

@@ -1,6 +1,6 @@
-"""Every variant of a model's kernels compiles for cards that are not here, and fits them.
+"""The list of a model's kernels is that of each rank, stage and replica which serves it.
 
-The interpreter runs kernels in the process of these tests, so the compiler has one of its own.
+The interpreter runs kernels in the process of these tests, so lists are made in another one.
 """
 
 from __future__ import annotations
@@ -12,55 +12,16 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from packed import change_config
 from tiny import tiny_checkpoint
 
-PROGRAM = """
-import sys
-from pathlib import Path
-import torch
-from models.config import read_config
-from worker.kernels.cuda.compile import compile_ahead, faults, model_calls
-
-folder, capability = Path(sys.argv[1]), int(sys.argv[2])
-calls = model_calls(read_config(folder), folder, torch.bfloat16, capability)
-for made in compile_ahead(calls, capability):
-    print(made.name.partition("(")[0], made.matrix_unit, faults(made, capability), sep=";")
-"""
 SECONDS = 150
 ROOT = Path(__file__).parents[4]
-DECODER = (
-    "norm",
-    "prepare_and_cache",
-    "attend",
-    "norm",
-    "activate",
-    "attend",
-    "join",
-    "attend",
-    "lay_out_any",
-    "lay_out_rows",
-    "lay_out_samples",
-    "survey_groups",
-    "draw_row",
-    "merge_rows",
-    "merge_rows",
-)
-QUANTIZED: dict[str, dict[str, object]] = {
-    "awq": {"bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"},
-    "fp8": {"weight_block_size": [128, 128], "activation_scheme": "dynamic"},
-}
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 
 
-def compiled(folder: Path, capability: int) -> list[list[str]]:
-    """The name, the instructions of the matrix unit and the faults of each variant."""
-    return [line.split(";") for line in lines_of(PROGRAM, folder, capability)]
-
-
 def lines_of(program: str, *given: object) -> list[str]:
-    """What a program prints that compiles kernels, in a process in which nothing is interpreted."""
+    """What a program prints that lists kernels, in a process in which nothing is interpreted."""
     run = subprocess.run(
         [sys.executable, "-c", program, *map(str, given)],
         cwd=ROOT,
@@ -71,59 +32,6 @@ def lines_of(program: str, *given: object) -> list[str]:
     )
     assert run.returncode == 0, run.stderr[-2000:]
     return run.stdout.splitlines()
-
-
-@pytest.mark.parametrize(
-    "capability", [90, *(pytest.param(other, marks=pytest.mark.slow) for other in (80, 86, 89, 100, 120))]
-)
-def test_a_decoder_compiles_ahead(tmp_path: Path, capability: int) -> None:
-    shape = {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16, "head_dim": 128}
-    tiny_checkpoint("Qwen3ForCausalLM", tmp_path, **shape, num_key_value_heads=8, num_hidden_layers=1)
-    found = compiled(tmp_path, capability)
-    assert tuple(name for name, _, _ in found) == DECODER
-    assert [fault for _, _, fault in found if fault] == []
-    assert all(int(matrix_unit) > 0 for name, matrix_unit, _ in found if name == "attend")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("capability", [80, 86, 89, 90, 100, 120])
-@pytest.mark.parametrize("method", QUANTIZED)
-def test_a_quantized_decoder_compiles_ahead(tmp_path: Path, capability: int, method: str) -> None:
-    tiny_checkpoint("Qwen3ForCausalLM", tmp_path, hidden_size=256, intermediate_size=384)
-    (tmp_path / "model.safetensors").unlink()  # it is not quantized
-    change_config(tmp_path, quantization_config={"quant_method": method, **QUANTIZED[method]})
-    found = compiled(tmp_path, capability)
-    many = {"widen_rows"}
-    if method == "fp8" and capability >= 89:  # torch multiplies blocks on 9.0
-        many = {"round_rows"} if capability == 90 else {"round_rows", "multiply_rounded"}
-    assert {"multiply", *many} <= {name for name, _, _ in found}
-    assert [fault for _, _, fault in found if fault] == []
-    assert all(int(matrix_unit) > 0 for name, matrix_unit, _ in found if "multiply" in name)
-
-
-@pytest.mark.parametrize(
-    "capability", [90, *(pytest.param(other, marks=pytest.mark.slow) for other in (80, 89))]
-)
-def test_latent_attention_compiles_ahead(tmp_path: Path, capability: int) -> None:
-    """The widths are those of DeepSeek's models, the number of heads is no power of two."""
-    widths = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
-    shape = {"num_attention_heads": 20, "num_key_value_heads": 20, "num_hidden_layers": 1}
-    tiny_checkpoint("YoutuForCausalLM", tmp_path, **widths, **shape)
-    found = compiled(tmp_path, capability)
-    names = [name for name, _, _ in found]
-    assert {"norm_front", "prepare_latent", "join"} <= set(names)
-    assert names.count("attend_latent") == 3, "decoding rows, split or not, and prompts"
-    assert names.count("attend_made") == 1, "long prompts"
-    assert [fault for _, _, fault in found if fault] == []
-    assert all(int(matrix_unit) > 0 for name, matrix_unit, _ in found if name.startswith("attend_"))
-
-
-@pytest.mark.slow
-def test_a_mixture_compiles_ahead(tmp_path: Path) -> None:
-    tiny_checkpoint("Qwen3MoeForCausalLM", tmp_path, hidden_size=256)
-    found = compiled(tmp_path, 90)
-    assert {"sort_pairs", "multiply", "add_pairs"} <= {name for name, _, _ in found}
-    assert [fault for _, _, fault in found if fault] == []
 
 
 RANKS = """
@@ -199,53 +107,6 @@ def test_ranks_and_replicas_that_share_whole_experts_have_their_variants(tmp_pat
     """A rank multiplies alike whoever shares experts with it, but one by one in the other transport."""
     tiny_checkpoint("Qwen3MoeForCausalLM", tmp_path, num_experts=8)
     assert of_ranks(tmp_path, EXPERTS) == ["True"] * 5
-
-
-DRAW = """
-import sys
-import torch
-from worker.kernels.cuda.compile import NOWHERE, compile_ahead, faults
-from worker.kernels.cuda.launch import collecting
-from worker.kernels.cuda.sampling.draw import draw, filters
-from worker.sampling.groups import BY_TORCH, GroupedLogits
-
-capability = int(sys.argv[1])
-with collecting() as calls:
-    draw(GroupedLogits(torch.empty(4, 151_936, device=NOWHERE), BY_TORCH), filters(NOWHERE))
-for made in compile_ahead(calls, capability):
-    print(made.name.partition("(")[0] + ":" + faults(made, capability))
-"""
-
-
-@pytest.mark.parametrize(
-    "capability", [90, *(pytest.param(other, marks=pytest.mark.slow) for other in (80, 86, 89, 100, 120))]
-)
-def test_a_draw_from_a_wide_vocabulary_compiles_ahead(capability: int) -> None:
-    run = subprocess.run(
-        [sys.executable, "-c", DRAW, str(capability)],
-        cwd=ROOT,
-        env={**os.environ, "TRITON_INTERPRET": "0"},
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-    )
-    assert run.returncode == 0, run.stderr[-2000:]
-    assert run.stdout.split() == ["survey_groups:", "draw_row:"], "nothing is wrong with either"
-
-
-@pytest.mark.slow
-def test_an_encoder_compiles_ahead(tmp_path: Path) -> None:
-    shape = {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16}
-    tiny_checkpoint("BertModel", tmp_path, **shape, num_hidden_layers=1)
-    found = compiled(tmp_path, 90)
-    assert sorted({name for name, _, _ in found}) == [
-        "activate",
-        "attend",
-        "lay_out_any",
-        "merge_rows",
-        "norm",
-    ]
-    assert [fault for _, _, fault in found if fault] == []
 
 
 def test_a_cpu_needs_no_triton(tmp_path: Path) -> None:

@@ -1,14 +1,18 @@
-"""Norms, rotations, activations and the check at start by Triton, against the reference."""
+"""Norms, rotations and activations by Triton, against their definitions in float64, and the check at start.
+
+What lies beside the columns of an input, and behind its rows, is NaN.
+"""
 
 from __future__ import annotations
 
+import exact
 import pytest
 import torch
 from interpreted import DEVICE, assert_near, on_device
 from paged import make_cache, make_step
 from torch import Tensor
 
-from models.ops import latent_reference, reference
+from models.ops import reference
 from models.ops.head_prep import AS_PROJECTED, HeadPrep
 from models.ops.narrow import UNSCALED, CacheScales
 from worker.kernels import check
@@ -28,36 +32,38 @@ def values(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(shape).to(dtype).to(DEVICE)
 
 
+def beside_nan(rows: int, width: int, dtype: torch.dtype) -> Tensor:
+    """Random rows in wider ones, before others."""
+    wide = torch.full((rows + 2, width + 3), torch.nan, dtype=dtype)
+    wide[:rows, :width] = torch.randn(rows, width)
+    return wide.to(DEVICE)[:rows, :width]
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("weight_type", DTYPES)
 @pytest.mark.parametrize("width", [16, 67, 1100])
 def test_norms(dtype: torch.dtype, weight_type: torch.dtype, width: int) -> None:
-    wide = values(5, width + 3, dtype=dtype)
-    x, residual = wide[:, :width], values(5, width, dtype=dtype)
-    weight = values(width, dtype=weight_type)
-    bias = values(width, dtype=dtype)
-    assert_near(OPERATIONS["rms_norm"](x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
-    added = OPERATIONS["add_rms_norm"](x, residual, weight, 1e-5)
-    for mine, other in zip(added, reference.add_rms_norm(x, residual, weight, 1e-5), strict=True):
-        assert_near(mine, other)
-    weight = weight.to(dtype)
+    x, residual = beside_nan(5, width, dtype), beside_nan(5, width, dtype)
+    weight, bias = values(width, dtype=weight_type), values(width, dtype=dtype)
+    total = x + residual
+    assert_near(OPERATIONS["rms_norm"](x, weight, 1e-5), exact.rms_norm(x, weight, 1e-5))
+    out, added = OPERATIONS["add_rms_norm"](x, residual, weight, 1e-5)
+    assert_near(out, exact.rms_norm(total, weight, 1e-5))
+    assert_near(added, total)
     for given in (bias, None):
-        assert_near(
-            OPERATIONS["layer_norm"](x, weight, given, 1e-5), reference.layer_norm(x, weight, given, 1e-5)
-        )
-        added = OPERATIONS["add_layer_norm"](x, residual, weight, given, 1e-5)
-        expected = reference.add_layer_norm(x, residual, weight, given, 1e-5)
-        for mine, other in zip(added, expected, strict=True):
-            assert_near(mine, other)
+        out = OPERATIONS["layer_norm"](x, weight, given, 1e-5)
+        assert_near(out, exact.layer_norm(x, weight, given, 1e-5))
+        out, added = OPERATIONS["add_layer_norm"](x, residual, weight, given, 1e-5)
+        assert_near(out, exact.layer_norm(total, weight, given, 1e-5))
+        assert_near(added, total)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("front", "behind"), [(48, 10), (512, 64), (7, 0)])
 def test_the_front_of_rows_is_normalised(dtype: torch.dtype, front: int, behind: int) -> None:
-    x = values(5, front + behind + 3, dtype=dtype)[:, : front + behind]
-    weight = values(front, dtype=dtype)
+    x, weight = beside_nan(5, front + behind, dtype), values(front, dtype=dtype)
     out = OPERATIONS["front_rms_norm"](x, weight, 1e-5)
-    assert_near(out, latent_reference.front_rms_norm(x, weight, 1e-5))
+    assert_near(out[:, :front], exact.rms_norm(x[:, :front], weight, 1e-5))
     assert torch.equal(out[:, front:], x[:, front:])
 
 
@@ -70,35 +76,54 @@ def test_the_sum_is_rounded_before_it_is_normalised() -> None:
     assert torch.equal(normed, again)
 
 
+def prepared(x: Tensor, weight: Tensor | None, prep: HeadPrep) -> Tensor:
+    """Heads [T, H, D] in float64 as attention takes them."""
+    x = x.double() if weight is None else exact.rms_norm(x, weight, prep.eps)
+    return x if prep.cos_sin is None else exact.rotate(x, prep.cos_sin)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("dim", "rotated"), [(64, 64), (40, 24), (96, 96), (32, 0)])
+@pytest.mark.parametrize(
+    ("dim", "rotated", "group"),
+    [(64, 64, 2), (40, 24, 7), (96, 96, 1), (32, 0, 2), (80, 20, 3), (256, 256, 1)],
+)
 @pytest.mark.parametrize("normed", [True, False])
-def test_heads_are_prepared_and_cached(dtype: torch.dtype, dim: int, rotated: int, normed: bool) -> None:
+def test_heads_are_prepared_and_cached(
+    dtype: torch.dtype, dim: int, rotated: int, group: int, normed: bool
+) -> None:
+    """All but the keys and values of the step stays as it was: NaN, or what other tokens have cached."""
     step = on_device(make_step([1, 5], [9, 5], 4))
-    projected = values(6, 8, dim, dtype=dtype)
-    q, k, v = projected.split([4, 2, 2], dim=1)
+    heads = 2 * group + 4
+    wide = torch.full((8, heads + 1, dim), torch.nan, dtype=dtype)
+    wide[:6, :heads] = torch.randn(6, heads, dim)
+    q, k, v, _ = wide.to(DEVICE)[:6].split([2 * group, 2, 2, 1], dim=1)
     prep = HeadPrep(
         cos_sin=values(6, rotated) if rotated else None,
         q_norm=values(dim, dtype=dtype) if normed else None,
         k_norm=values(dim, dtype=dtype) if normed else None,
         eps=1e-6,
     )
-    mine = make_cache(step, 2, dim, dtype).to(DEVICE)
-    other = mine.clone()
-    out = OPERATIONS["rotary_and_cache"](q, k, v, mine, step, prep)
-    assert_near(out, reference.rotary_and_cache(q, k, v, other, step, prep))
-    assert_near(mine.nan_to_num(77.0), other.nan_to_num(77.0))
+    cache = make_cache(step, 2, dim, dtype).to(DEVICE)
+    expected = cache.double()
+    block, place = step.slot_mapping // step.block_size, step.slot_mapping % step.block_size
+    expected[0, block, :, place] = prepared(k, prep.k_norm, prep)
+    expected[1, block, :, place] = v.double()
+    assert_near(OPERATIONS["rotary_and_cache"](q, k, v, cache, step, prep), prepared(q, prep.q_norm, prep))
+    assert torch.equal(cache.isnan(), expected.isnan())
+    assert_near(cache.nan_to_num(77.0), expected.nan_to_num(77.0))
     if prep.cos_sin is not None:
-        assert_near(OPERATIONS["rotate"](q, prep.cos_sin), reference.rotate(q, prep.cos_sin))
+        assert_near(OPERATIONS["rotate"](q, prep.cos_sin), exact.rotate(q, prep.cos_sin))
 
 
 @pytest.mark.filterwarnings("ignore:overflow")  # numpy warns of infinity, by which a gate is closed
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh", "relu"])
 def test_activations(dtype: torch.dtype, kind: str) -> None:
-    x = torch.cat([3 * values(3, 1290, dtype=dtype), values(1, 1290, dtype=dtype) * 40])
-    assert_near(OPERATIONS["activation"](x, kind), reference.activation(x, kind))
-    assert_near(OPERATIONS["gated"](x, kind), reference.gated(x, kind))
+    rows = [3 * values(3, 1290, dtype=dtype), values(1, 1290, dtype=dtype) * 40]
+    x = torch.cat([*rows, torch.full_like(rows[1], torch.nan)])[:4]
+    assert_near(OPERATIONS["activation"](x, kind), exact.activation(x, kind))
+    gate, up = x.chunk(2, dim=1)
+    assert_near(OPERATIONS["gated"](x, kind), exact.activation(gate, kind) * up)
 
 
 def test_an_unknown_activation_is_refused_by_name() -> None:

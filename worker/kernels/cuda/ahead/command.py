@@ -18,11 +18,11 @@ from models.ops.narrow import CACHE_DTYPES
 from models.quantization.cache_scheme import read_cache_scheme
 from models.quantization.config import MADE_ON_CUDA
 from worker.kernels.cuda import table
+from worker.kernels.cuda.ahead.machine_code import faults
 from worker.kernels.cuda.card import LEAST_E4M3, PROCESSORS, SHARED_KIB, Card
 from worker.kernels.cuda.compile import (
     calls_of_ranks,
     compile_ahead,
-    faults,
     model_calls,
     one_of_each,
     opening_calls,

@@ -192,7 +192,7 @@ def test_steps_that_are_graphs_make_no_keys() -> None:
 
 
 def test_a_short_prompt_and_one_whose_keys_would_fill_the_memory_are_compared_with_latents() -> None:
-    heads, tiles = Heads(16, 1, 576, latent=True), latent_tiles(torch.bfloat16, short=False)
+    heads, tiles = Heads(16, 1, 576, latent=True), latent_tiles(90, torch.bfloat16, short=False)
     most = 65_536
     for new, total, made in ((513, most, Prompt(0, most, most)), (513, most + 1, None), (512, 600, None)):
         ((blocks, chosen),) = plan_latents([new], [total], heads, torch.bfloat16, 90, 132, 99_999)

@@ -1,0 +1,122 @@
+"""Operations of models in float64, each straight from its definition, for kernels to be compared with.
+
+Nothing of the code under test is used, and what must not be read may be NaN: only what counts is looked at.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from models.context import ForwardContext
+
+
+def attention(
+    q: Tensor,
+    kv: Tensor,
+    step: ForwardContext,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Queries [T, H, D] of a step, and keys and values [2, blocks, G, size, D] -> [T, H, D]."""
+    pieces: list[Tensor] = []
+    rows = zip(step.block_table.long(), step.query_lens_host, step.kv_lens_host, strict=True)
+    for row, (table, new, total) in enumerate(rows):
+        first, held = int(step.query_starts[row]), torch.arange(total, device=q.device)
+        keys, values = kv[:, table[held // step.block_size], :, held % step.block_size].unbind(1)
+        distance = held[None, :] - held[total - new :, None]  # from each query to each key
+        seen = distance <= 0
+        if window is not None:
+            seen &= distance > -window
+        pieces.append(_attend(q[first : first + new], keys, values, seen, scale, softcap, sinks=sinks))
+    return torch.cat(pieces)
+
+
+def encoder_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    step: ForwardContext,
+    *,
+    scale: float,
+    window: int | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Queries [T, H, D] and keys and values [T, G, D] of texts; bias [H, 2 * reach + 1] -> [T, H, D]."""
+    pieces: list[Tensor] = []
+    texts = [tensor.split(step.query_lens_host) for tensor in (q, k, v)]
+    for queries, keys, values in zip(*texts, strict=True):
+        held = torch.arange(len(queries), device=q.device)
+        distance = held[None, :] - held[:, None]
+        seen = torch.ones_like(distance, dtype=torch.bool) if window is None else distance.abs() <= window
+        added = None
+        if bias is not None:
+            reach = bias.shape[1] // 2
+            added = bias.to(q.dtype)[:, distance.clamp(-reach, reach) + reach]
+        pieces.append(_attend(queries, keys, values, seen, scale, added=added))
+    return torch.cat(pieces)
+
+
+def _attend(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    seen: Tensor,
+    scale: float,
+    softcap: float | None = None,
+    *,
+    added: Tensor | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Queries [Q, H, D] of one text, its keys and values [K, G, D], and which are `seen` [Q, K]."""
+    group = q.shape[1] // keys.shape[1]
+    keys, values = (x.double().repeat_interleave(group, dim=1) for x in (keys, values))
+    scores = torch.einsum("qhd,khd->hqk", q.double(), keys) * scale
+    if softcap is not None:
+        scores = softcap * (scores / softcap).tanh()
+    if added is not None:
+        scores = scores + added.double()
+    masses = (scores.masked_fill(~seen, -math.inf)).exp()
+    total = masses.sum(-1, keepdim=True)
+    if sinks is not None:
+        total = total + sinks.double().exp()[:, None, None]
+    return torch.einsum("hqk,khd->qhd", masses / total, values)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x [..., W] over the root of its mean square, times weights [W]."""
+    wide = x.double()
+    return wide / (wide.square().mean(-1, keepdim=True) + eps).sqrt() * weight.double()
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """The same for what x differs by from its mean, and then a bias."""
+    out = rms_norm(x.double() - x.double().mean(-1, keepdim=True), weight, eps)
+    return out if bias is None else out + bias.double()
+
+
+def rotate(x: Tensor, cos_sin: Tensor) -> Tensor:
+    """Turn pairs of the first numbers of heads [T, H, D] by angles, whose cosines lie before their sines."""
+    wide, count = x.double(), cos_sin.shape[1] // 2
+    turns = torch.complex(*cos_sin.double().split(count, dim=1))[:, None]
+    turned = torch.complex(wide[..., :count], wide[..., count : 2 * count]) * turns
+    return torch.cat([turned.real, turned.imag, wide[..., 2 * count :]], dim=-1)
+
+
+def activation(x: Tensor, kind: str) -> Tensor:
+    """One of the functions between products."""
+    wide = x.double()
+    match kind:
+        case "silu":
+            return wide * wide.sigmoid()
+        case "gelu":
+            return wide * (1 + (wide / math.sqrt(2)).erf()) / 2
+        case "gelu_tanh":
+            return wide * (1 + (math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3)).tanh()) / 2
+        case _:
+            return wide.clamp(min=0)

@@ -1,0 +1,69 @@
+"""What the compiler made of a kernel: its registers, its shared memory, and how it multiplies tiles."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import triton
+
+from worker.kernels.cuda.card import SHARED_KIB
+
+_MATRIX_UNIT = re.compile(r"\b(HMMA|HGMMA|QMMA|QGMMA|UTCHMMA|UTCQMMA)\b")
+_SPILLS = re.compile(r"\b(?:LDL|STL)\b")
+_REGISTERS = re.compile(r"REG:(\d+) STACK:(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What the compiler made of one variant."""
+
+    name: str
+    registers: int
+    spills: int
+    """Instructions that keep registers in memory: each costs time in an inner loop."""
+    shared: int
+    """Bytes of shared memory of a block of threads."""
+    matrix_unit: tuple[str, ...]
+    """The kinds of its instructions of the matrix unit.
+
+    HMMA takes 16 bits and QMMA 8 out of registers. HGMMA and QGMMA (on 9.0) and UTCHMMA and UTCQMMA (on 10.0)
+    read tiles from shared memory, while the threads go on.
+    """
+
+
+def inspect(name: str, made: Any) -> Compiled:
+    """Look at a kernel that Triton has compiled. `name`: what its variant is called."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made.asm["cubin"])
+        file.flush()
+        usage = _REGISTERS.search(_read_cubin("-res-usage", file.name))
+        assert usage is not None  # there is one kernel in the file
+        registers, stack = map(int, usage.groups())
+        # To write all instructions down takes longer than to compile most kernels.
+        is_asked = stack > 0 or "mma" in made.asm["ptx"]
+        code = _read_cubin("-sass", file.name) if is_asked else ""
+    return Compiled(
+        name,
+        registers=registers,
+        spills=len(_SPILLS.findall(code)),
+        shared=made.metadata.shared,
+        matrix_unit=tuple(sorted(set(_MATRIX_UNIT.findall(code)))),
+    )
+
+
+def faults(made: Compiled, capability: int) -> str:
+    """What is wrong with a variant on a card; "" if nothing is."""
+    limit = SHARED_KIB[capability] * 1024
+    if made.shared > limit:
+        return f"it takes {made.shared} bytes of shared memory, and there are {limit}"
+    return f"{made.spills} registers are spilled" if made.spills else ""
+
+
+def _read_cubin(option: str, path: str) -> str:
+    program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    return subprocess.run([program, option, path], capture_output=True, text=True, check=True).stdout
