@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from server.app import openapi_schema
 from server.options.reference import option_groups
+from server.page.reference import about, body_models, fields_of, operations
 
 HERE = Path(__file__).parent
 
@@ -25,49 +24,15 @@ def options_page() -> str:
 
 def api_page(schema: dict[str, Any]) -> str:
     lines = ["# HTTP API", "", "Made from the routes in `server/routes/` by `make docs`.", ""]
-    for path, methods in schema["paths"].items():
-        for method, operation in methods.items():
-            about = operation.get("description") or operation["summary"]
-            lines += [f"## {method.upper()} {path}", "", about, ""]
-            if body := operation.get("requestBody"):
-                form = body["content"]["application/json"]["schema"]
-                lines += body_table(form, schema["components"]["schemas"])
+    for call, operation in operations(schema):
+        lines += [f"## {call}", "", about(operation), ""]
+        for name, model in body_models(operation, schema):
+            lines += [f"`{name}`:", "", "| Field | Type | Default | Meaning |", "|---|---|---|---|"]
+            for field, kind, default, meaning in fields_of(model):
+                shown = default if default == "required" else f"`{default}`"
+                lines.append(f"| `{field}` | {cell(kind)} | {shown} | {cell(meaning)} |")
+            lines.append("")
     return "\n".join(lines)
-
-
-def body_table(body: dict[str, Any], schemas: dict[str, Any]) -> list[str]:
-    lines = []
-    for name, model in bodies(body, schemas):
-        lines += [f"`{name}`:", "", "| Field | Type | Default | Meaning |", "|---|---|---|---|"]
-        required = model.get("required", [])
-        for field, facts in model.get("properties", {}).items():
-            default = "required" if field in required else f"`{json.dumps(facts.get('default'))}`"
-            about = cell(facts.get("description", ""))
-            lines.append(f"| `{field}` | {cell(kind(facts))} | {default} | {about} |")
-        lines.append("")
-    return lines
-
-
-def bodies(body: dict[str, Any], schemas: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The one model of a body, or each of several it may be."""
-    for option in body.get("anyOf") or body.get("oneOf") or [body]:
-        if "$ref" in option:
-            name = option["$ref"].rsplit("/", 1)[1]
-            yield name, schemas[name]
-
-
-def kind(facts: dict[str, Any]) -> str:
-    if "anyOf" in facts:
-        return " or ".join(kind(option) for option in facts["anyOf"])
-    if "$ref" in facts:
-        return facts["$ref"].rsplit("/", 1)[1]
-    if "enum" in facts:
-        return " or ".join(json.dumps(value) for value in facts["enum"])
-    if "const" in facts:
-        return json.dumps(facts["const"])
-    if facts.get("type") == "array":
-        return f"list of {kind(facts.get('items', {}))}"
-    return facts.get("type", "any")
 
 
 def cell(text: str) -> str:

@@ -21,6 +21,7 @@ from server.http.hosts import HostRules
 from server.http.middleware import HeaderChecks, HttpMetrics, RequestIds, TimingHeaders
 from server.http.traces import Traces, make_tracer
 from server.options.table import ServerConfig
+from server.page import reference
 from server.page import routes as page
 from server.routes import admin, chat, completions, embeddings, models, pooling, scores, tei, tokenize
 from server.routes.conversations import messages, responses
@@ -82,13 +83,15 @@ def _make_app(routers: Sequence[APIRouter], *, docs: bool) -> FastAPI:
     app = DocumentedApp(
         title="Facet",
         version=version("facet-serve"),
-        docs_url="/docs" if docs else None,
-        redoc_url="/redoc" if docs else None,
+        docs_url=None,  # FastAPI's own pages load scripts from elsewhere
+        redoc_url=None,
         openapi_url="/openapi.json" if docs else None,
         telemetry={"tracing": False, "metrics": False, "logs": False},  # spares a look for OpenTelemetry
     )
     for router in routers:
         app.include_router(router)
+    if docs:
+        app.include_router(reference.router)
     return app
 
 

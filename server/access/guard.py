@@ -21,9 +21,7 @@ OPEN_PATHS = frozenset({"/live", "/health", "/ready", "/ping", "/"})
 for the key."""
 DEEP = "deep"
 """The query parameter of /health with which it has the model compute a token."""
-ADMIN_PATHS = frozenset(
-    {"/metrics", "/load", "/live/events", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"}
-)
+ADMIN_PATHS = frozenset({"/metrics", "/load", "/live/events", "/docs", "/openapi.json"})
 """Paths that a key of a file must be an administrator's for."""
 
 _key_name: ContextVar[str] = ContextVar("key_name")

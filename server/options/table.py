@@ -171,7 +171,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = False
     enable_request_id_headers: Annotated[bool, Doc(_HTTP, "Answer with an X-Request-Id header.")] = False
     disable_page: Annotated[bool, Doc(_HTTP, "No page for people at / (docs/page.md).")] = False
-    disable_fastapi_docs: Annotated[bool, Doc(_HTTP, "No /docs, /redoc and /openapi.json.")] = False
+    disable_fastapi_docs: Annotated[bool, Doc(_HTTP, "No /docs and no /openapi.json.")] = False
 
     reports: ReportOptions = ReportOptions()
 

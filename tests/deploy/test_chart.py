@@ -20,6 +20,7 @@ EVERYTHING = {
     "env": [{"name": "HF_TOKEN", "value": "x"}],
     "args": ["--max-model-len", "8192"],
     "nodeSelector": {"pool": "models"},
+    "runtimeClassName": "nvidia",
     "headless": {"pods": 2, "enginesPerPod": 2, "local": 1, "clusterKeySecret": "cluster"},
 }
 VALUES = pytest.mark.parametrize("values", [{}, EVERYTHING], ids=["as it is", "everything"])
@@ -64,6 +65,19 @@ def test_containers_run_with_no_right_that_is_not_needed(values: dict[str, Any])
             security = pod["containers"][0]["securityContext"]
             assert pod["securityContext"]["runAsNonRoot"] and security["readOnlyRootFilesystem"]
             assert security["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_every_pod_runs_in_the_runtime_class_that_is_named() -> None:
+    pods = {
+        name: manifest["spec"]["template"]["spec"]
+        for (kind, name), manifest in manifests(EVERYTHING).items()
+        if kind in ("Deployment", "StatefulSet")
+    }
+    assert {name: pod["runtimeClassName"] for name, pod in pods.items()} == {
+        "test": "nvidia",
+        "test-engine": "nvidia",
+    }
+    assert "runtimeClassName" not in manifests({})["Deployment", "test"]["spec"]["template"]["spec"]
 
 
 def test_what_is_asked_for_is_there_and_nothing_else() -> None:

@@ -68,8 +68,21 @@ def test_prometheus_reads_the_configuration_the_alerts_and_every_panel(tmp_path:
     run("promtool", "check", "rules", path)
 
 
-def test_docker_compose_reads_the_file() -> None:
-    run("docker-compose", "-f", DEPLOY / "compose.yaml", "config", "-q")
+@pytest.mark.parametrize("profile", [[], ["--profile", "gpu"]], ids=["cpu", "gpu"])
+def test_docker_compose_reads_the_file(profile: list[str]) -> None:
+    run("docker-compose", "-f", DEPLOY / "compose.yaml", *profile, "config", "-q")
+
+
+def test_the_server_on_cards_differs_by_image_and_devices_alone() -> None:
+    plain, gpu = COMPOSE["services"]["facet"], COMPOSE["services"]["facet-gpu"]
+    assert {key for key in plain.keys() | gpu.keys() if plain.get(key) != gpu.get(key)} == {
+        *("profiles", "build", "image", "shm_size", "deploy", "networks")
+    }
+    assert "profiles" not in plain and gpu["profiles"] == ["gpu"]
+    assert (gpu["build"]["dockerfile"], gpu["image"]) == ("deploy/Dockerfile.cuda", "facet:cuda")
+    [device] = gpu["deploy"]["resources"]["reservations"]["devices"]
+    assert device == {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
+    assert gpu["networks"]["default"]["aliases"] == ["facet"], "Prometheus asks this name"
 
 
 def test_every_file_that_a_container_mounts_is_there() -> None:

@@ -52,6 +52,9 @@ capabilities: {drop: [ALL]}
 {{- end }}
 
 {{- define "facet.placement" -}}
+{{- with .Values.runtimeClassName }}
+runtimeClassName: {{ . }}
+{{- end }}
 {{- with .Values.nodeSelector }}
 nodeSelector: {{- toYaml . | nindent 2 }}
 {{- end }}

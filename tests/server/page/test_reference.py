@@ -1,0 +1,42 @@
+"""The page /docs: everything there is, and nothing from other hosts."""
+
+from __future__ import annotations
+
+import re
+
+from fake_api import make_app, make_client
+from fake_frontend import FakeFrontend
+
+from server.api.chat import ChatRequest
+from server.app import openapi_schema
+from server.page.reference import reference_page
+
+
+async def test_the_page_needs_no_script_and_no_other_host() -> None:
+    async with make_client(make_app(FakeFrontend())) as client:
+        page = await client.get("/docs")
+        linked = re.findall(r'<a href="([^"#]+)"', page.text)
+        assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+        assert "default-src 'none'" in page.headers["content-security-policy"]
+        assert not re.search(r"<script|<link|<img|src=|//|@import|url\(", page.text)
+        assert linked == ["openapi.json"]
+        assert (await client.get("/" + linked[0])).status_code == 200
+        assert (await client.get("/redoc")).status_code == 404
+
+
+def test_every_route_is_linked_and_every_field_is_there() -> None:
+    schema = openapi_schema()
+    page = reference_page(schema)
+    anchors = re.findall(r'<h2 id="([^"]+)"', page)
+    assert len(set(anchors)) == len(anchors) == sum(map(len, schema["paths"].values()))
+    assert re.findall(r'<a href="#([^"]+)"', page) == anchors
+    [chat] = re.findall(r'<h2 id="post-v1-chat-completions">.*?(?=<h2)', page)
+    assert re.findall(r"<tr><td><code>(\w+)</code>", chat) == list(ChatRequest.model_fields)
+
+
+def test_texts_are_escaped() -> None:
+    operation = {"summary": "<b>`a<b`", "responses": {}}
+    schema = {"info": {"title": "<i>", "version": "1"}, "paths": {"/<u>": {"get": operation}}}
+    page = reference_page(schema)
+    assert "&lt;b&gt;<code>a&lt;b</code>" in page and "&lt;i&gt; 1" in page and "/&lt;u&gt;" in page
+    assert not re.search("<b>`|<i>|<u>", page)
