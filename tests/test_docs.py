@@ -25,7 +25,7 @@ FLAGS = {option.flag for option in [*OPTIONS, *VLLM_FLAGS]}
 FOREIGN = {
     "deploying.md": {
         *("--read-only", "--tmpfs", "--cap-drop", "--security-opt", "--gpus", "--shm-size", "--ipc"),
-        *("--build", "--build-arg", "--set"),
+        *("--build", "--build-arg", "--profile", "--set"),
     },
     "sizing.md": set[str](),
     "getting-started.md": set[str](),

@@ -7,6 +7,8 @@ only for a model that is not here.
 
 from __future__ import annotations
 
+import difflib
+import errno
 import os
 import re
 import threading
@@ -21,6 +23,10 @@ DEMO = Path(__file__).parents[1] / "demo"
 
 _HUB_ID = re.compile(r"(?P<id>\w[\w.-]*(/\w[\w.-]*)?)(:(?P<quant>[\w.-]+))?")
 """A hub id, behind which the form of a GGUF file may stand, as llama.cpp and vLLM write it."""
+_ADDRESS = re.compile(r"https?://[^/]+/(?P<id>\w[\w.-]*/\w[\w.-]*)(/.*)?")
+"""The address of a model's page on a hub."""
+_BUILT_IN = ("demo", "minilm")
+_CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 _ALWAYS = ("*.json", "*.jinja", "*.txt", "*.model")
 _WEIGHTS = {
     "auto": ("*.safetensors",),
@@ -65,10 +71,13 @@ def resolve(
         raise HubError(f"'{model}' is a file; give the folder that holds config.json and the weights")
     named = _HUB_ID.fullmatch(model)
     if named is None:
+        meant = _ADDRESS.fullmatch(model)
         raise HubError(
             f"'{model}' is neither a folder nor a GGUF file here, and cannot be a hub id, which has the form "
-            "owner/name"
+            + (f"owner/name: did you mean {meant['id']}?" if meant else "owner/name")
         )
+    if path.suffix == ".gguf" and path.parent.is_dir():
+        raise HubError(f"there is no file '{model}'")
     if quant and named["quant"] and quant != named["quant"]:
         raise HubError(f"two forms are named: {named['quant']} and --quant {quant}; leave out one")
     repository = _Repository(named["id"], revision, download_dir, report)
@@ -124,6 +133,7 @@ class _Repository:
                 f"{at} is gated: ask for access on its page on the hub, then set HF_TOKEN to your token"
             ) from None
         except errors.RepositoryNotFoundError:
+            self._refuse_a_misspelt_name()
             raise HubError(
                 f"{at} is neither a folder here nor a model on the hub that can be seen; check the spelling, "
                 "and if it is private, set HF_TOKEN"
@@ -131,6 +141,7 @@ class _Repository:
         except errors.RevisionNotFoundError:
             raise HubError(f"the hub has no revision '{self._revision}' of '{self._id}'") from None
         except errors.LocalEntryNotFoundError as error:
+            self._refuse_a_misspelt_name()
             raise HubError(
                 f"{at} is not a folder here, is not in the cache, and the hub cannot be reached "
                 f"({error.__cause__ or 'offline'}); give a folder, or go online and leave HF_HUB_OFFLINE "
@@ -139,7 +150,22 @@ class _Repository:
         except SeveralFiles as error:
             raise HubError(str(error)) from None
         except OSError as error:
+            if error.errno in _CANNOT_WRITE:
+                raise HubError(
+                    f"downloading {at} failed: {error.strerror}: {self._cache_folder()}; name another folder "
+                    "with --download-dir or the variable HF_HOME"
+                ) from error
             raise HubError(f"downloading {at} failed: {error}") from error
+
+    def _refuse_a_misspelt_name(self) -> None:
+        if near := difflib.get_close_matches(self._id.lower(), _BUILT_IN, n=1, cutoff=0.75):
+            meant = f"did you mean {near[0]}?"
+            raise HubError(f"there is no model '{self._id}', here or on the hub; {meant}") from None
+
+    def _cache_folder(self) -> str:
+        from huggingface_hub import constants
+
+        return self._source["cache_dir"] or constants.HF_HUB_CACHE
 
     def _download(self, load_format: str, quant: str | None) -> Path:
         allowed, ignored = [*_ALWAYS, *_WEIGHTS[load_format]], _NEVER

@@ -131,13 +131,14 @@ class _WithPooler(_WithTokenLogits):
         return self.token_logits(rows)[:, self.labels]
 
 
+# The log shows its first 190 characters or so: they are a whole remedy.
 _NO_CLASSIFIER = (
-    "the checkpoint has no classifier (no tensor score.weight). A model that generates can classify by the "
-    "logits of tokens: --hf-overrides "
-    """'{"classifier_from_token": ["no", "yes"], "method": "from_2_way_softmax"}' gives the probability """
-    """of the second, and '{"classifier_from_token": ["a", "b"], "method": "no_post_processing"}' """
-    "one label for each. For vectors, use --convert embed. Rewards need a model that was trained to give "
-    "them: its own architecture (...ForRewardModel) is served without --convert."
+    "the checkpoint has no classifier (score.weight): use --convert embed, or classify by tokens: "
+    """--hf-overrides '{"classifier_from_token": ["no", "yes"], "method": "from_2_way_softmax"}' """
+    "gives the probability of the second by their logits, "
+    """and '{"classifier_from_token": ["a", "b"], "method": "no_post_processing"}' one label for each. """
+    "Rewards need a model that was trained to give them: its own architecture (...ForRewardModel) is served "
+    "without --convert."
 )
 
 

@@ -194,11 +194,15 @@ class ApiServer:
         """Waits for running requests, until the time for it is over or they shall be cut off."""
         self._frontend.begin_drain(refuse=True)
         self._http.stop_listening()  # others accept: the supervisor, if the whole server ends
-        if self._frontend.live:
-            _log.info("stopping: %d running requests may finish", self._frontend.live)
+        if self._frontend.live and self._config.shutdown_timeout:
+            _log.info(
+                "stopping: %s may finish for up to %g s; a second Ctrl-C or SIGTERM cuts them off",
+                _running(self._frontend.live),
+                self._config.shutdown_timeout,
+            )
         await _first_of(self._frontend.drained(), self._force.wait(), seconds=self._config.shutdown_timeout)
         if self._frontend.live:
-            _log.warning("stopping: %d running requests are cut off", self._frontend.live)
+            _log.warning("stopping: %s cut off", _running(self._frontend.live))
 
     async def _leave(self, http: asyncio.Task[None]) -> None:
         """Ends running requests with an error, so that no incomplete answer looks complete, then HTTP."""
@@ -242,6 +246,10 @@ class ApiServer:
                     100 * stats.kv_usage,
                 )
             before = now
+
+
+def _running(count: int) -> str:
+    return "1 running request" if count == 1 else f"{count} running requests"
 
 
 def _freeze_heap() -> None:

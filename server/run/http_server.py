@@ -42,6 +42,15 @@ class QuietPaths(logging.Filter):
         return str(asked).partition("?")[0] not in self._paths
 
 
+class UnixClients(logging.Filter):
+    """Names clients of a Unix socket, which have no address, in uvicorn's access log."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if isinstance(record.args, tuple) and record.args[:1] == ("",):
+            record.args = ("unix", *record.args[1:])
+        return True
+
+
 class HttpServer(uvicorn.Server):
     def __init__(self, config: ServerConfig, frontend: Frontend) -> None:
         self._config = config
@@ -103,6 +112,8 @@ def _uvicorn_config(config: ServerConfig, frontend: Frontend) -> uvicorn.Config:
         access_log.setLevel(logging.INFO)
         if frontend.access.has_file:
             access_log.addFilter(KeyNames())
+        if config.uds is not None:
+            access_log.addFilter(UnixClients())
         if shown.quiet_paths:
             access_log.addFilter(QuietPaths(shown.quiet_paths))
     most, metrics = most_connections(config.max_connections, config.data_parallel_size), frontend.metrics

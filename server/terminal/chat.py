@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from server.terminal.connection import Server, ServerError
-from server.terminal.lines import Lines
+from server.terminal.lines import Lines, piped
 from server.terminal.options import add_server_flags, model_of, parser_of, server_of
 from server.terminal.pace import Pace
 from server.terminal.screen import Screen
@@ -38,7 +38,7 @@ def _begin(chat: Chat, given: argparse.Namespace) -> None:
     if given.quick is not None:
         chat.say(given.quick)
     elif not sys.stdin.isatty():
-        chat.say(sys.stdin.read())
+        chat.say(piped())
     else:
         _converse(chat)
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from server.terminal.connection import Server
-from server.terminal.lines import Lines
+from server.terminal.lines import Lines, piped
 from server.terminal.options import add_server_flags, model_of, parser_of, server_of
 from server.terminal.pace import Pace
 from server.terminal.screen import Screen
@@ -26,7 +26,7 @@ def _complete_all(server: Server, screen: Screen, given: argparse.Namespace) -> 
     if given.quick is not None:
         _complete(server, screen, {**fields, "prompt": given.quick})
     elif not sys.stdin.isatty():
-        _complete(server, screen, {**fields, "prompt": sys.stdin.read()})
+        _complete(server, screen, {**fields, "prompt": piped()})
     else:
         screen.remark(f'{fields["model"]}: type the beginning of a text. """ begins and ends several lines.')
         for prompt in Lines():

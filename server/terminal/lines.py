@@ -1,11 +1,22 @@
-"""Messages that are typed on a terminal."""
+"""Messages that are typed on a terminal, or come through a pipe."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
+from server.options.reader import OptionError
+
 _QUOTES = '"""'
+
+
+def piped() -> str:
+    """All of standard input, which is one message."""
+    text = sys.stdin.read()
+    if not text.strip():
+        raise OptionError("standard input is empty: give a text through a pipe, or with --quick")
+    return text
 
 
 class Lines:

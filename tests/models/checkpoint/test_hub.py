@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +120,46 @@ def test_neither_a_folder_nor_a_hub_id(fake: FakeHub, model: str) -> None:
     assert not fake.calls
 
 
+@pytest.mark.parametrize("rest", ["", "/", "/tree/main", "/blob/main/config.json"])
+def test_an_address_is_told_the_id_that_it_means(fake: FakeHub, rest: str) -> None:
+    with pytest.raises(hub.HubError, match=r"owner/name: did you mean Qwen/Qwen3-0.6B\?"):
+        resolve("https://huggingface.co/Qwen/Qwen3-0.6B" + rest)
+    assert not fake.calls
+
+
+def test_a_gguf_file_that_is_not_here_is_not_looked_for_on_the_hub(fake: FakeHub) -> None:
+    with pytest.raises(hub.HubError, match=r"there is no file 'model\.gguf'"):
+        resolve("model.gguf")
+    assert not fake.calls
+    assert resolve("no-such-folder/name.gguf") == fake.snapshot
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("demoo", "demo"), ("Demo", "demo"), ("minilmm", "minilm"), ("MiniLM", "minilm")]
+)
+def test_a_built_in_model_that_is_misspelt(fake: FakeHub, typed: str, meant: str) -> None:
+    for failure in (
+        http_error(errors.RepositoryNotFoundError, 404),
+        errors.LocalEntryNotFoundError("offline"),
+    ):
+        fake.failure = failure
+        with pytest.raises(hub.HubError, match=rf"there is no model '{typed}', .* did you mean {meant}\?"):
+            resolve(typed)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])
+def test_a_folder_that_takes_no_files_is_named(fake: FakeHub, number: int) -> None:
+    fake.failure = OSError(number, os.strerror(number))
+    for folder in ("/some/cache", None):
+        with pytest.raises(hub.HubError) as caught:
+            hub.resolve("owner/name", None, folder, no_report)
+        assert str(caught.value) == (
+            f"downloading 'owner/name' failed: {os.strerror(number)}: "
+            f"{folder or huggingface_hub.constants.HF_HUB_CACHE}; name another folder with --download-dir or "
+            "the variable HF_HOME"
+        )
+
+
 def test_a_file_instead_of_its_folder(tmp_path: Path, fake: FakeHub) -> None:
     file = tmp_path / "model.safetensors"
     file.touch()
@@ -133,7 +175,7 @@ def test_a_file_instead_of_its_folder(tmp_path: Path, fake: FakeHub) -> None:
         (http_error(errors.RevisionNotFoundError, 404), "no revision 'v9' of 'owner/name'"),
         (errors.LocalEntryNotFoundError("no"), "not in the cache, and the hub cannot be reached"),
         (http_error(errors.HfHubHTTPError, 500), "downloading 'owner/name' .*failed: no"),
-        (OSError(28, "No space left on device"), "failed: .*No space left on device"),
+        (OSError(errno.EIO, "Input/output error"), "failed: .*Input/output error"),
     ],
 )
 def test_failures_say_what_to_do(fake: FakeHub, failure: Exception, message: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -27,3 +28,25 @@ async def test_an_error_in_its_client_ends_it_so_that_it_is_started_again(broke:
     forever = asyncio.ensure_future(asyncio.Event().wait())
     assert await ApiServer._serve(cast("Any", server), cast("Any", forever), cast("Any", forever)) == code
     forever.cancel()
+
+
+@pytest.mark.parametrize(
+    ("running", "named"), [(1, "1 running request"), (2, "2 running requests"), (0, None)]
+)
+async def test_draining_says_how_long_it_waits_and_how_to_end_at_once(
+    caplog: pytest.LogCaptureFixture, running: int, named: str | None
+) -> None:
+    forced = asyncio.Event()
+    forced.set()
+    server = SimpleNamespace(
+        _frontend=SimpleNamespace(
+            begin_drain=lambda refuse: None, live=running, drained=asyncio.Event().wait
+        ),
+        _http=SimpleNamespace(stop_listening=lambda: None),
+        _force=forced,
+        _config=SimpleNamespace(shutdown_timeout=25.0),
+    )
+    with caplog.at_level(logging.INFO):
+        await ApiServer._drain(cast("Any", server))
+    told = f"stopping: {named} may finish for up to 25 s; a second Ctrl-C or SIGTERM cuts them off"
+    assert caplog.messages == ([told, f"stopping: {named} cut off"] if named else [])

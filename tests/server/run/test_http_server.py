@@ -17,7 +17,7 @@ from live import PATIENCE
 
 from server.commands import bind
 from server.frontend import Frontend
-from server.run.http_server import HttpServer, QuietPaths
+from server.run.http_server import HttpServer, QuietPaths, UnixClients
 
 Serve = Callable[..., Awaitable[tuple[HttpServer, tuple[str, int]]]]
 
@@ -144,3 +144,24 @@ def test_requests_for_quiet_paths_are_not_logged(path: str, logged: bool) -> Non
     line = '%s - "%s %s HTTP/%s" %d'
     record = logging.LogRecord("a", logging.INFO, "", 0, line, ("1.1.1.1:1", "GET", path, "1.1", 200), None)
     assert QuietPaths(frozenset({"/health"})).filter(record) is logged
+
+
+async def test_clients_of_a_unix_socket_have_a_name_in_the_log(
+    ready: Callable[..., Awaitable[Frontend]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    frontend = await ready("--uds", str(tmp_path / "s"))
+    listener = bind(frontend.config)
+    server = HttpServer(frontend.config, frontend)
+    log = logging.getLogger("uvicorn.access")
+    try:
+        with caplog.at_level(logging.INFO):
+            task = asyncio.create_task(server.serve([listener]))
+            reader, writer = await asyncio.open_unix_connection(str(tmp_path / "s"))
+            writer.write(LIVE)
+            assert b"200 OK" in await head_of(reader)
+            writer.close()
+            server.end()
+            await task
+    finally:
+        log.filters = [one for one in log.filters if not isinstance(one, UnixClients)]
+    assert 'unix - "GET /live HTTP/1.1" 200' in caplog.messages

@@ -13,7 +13,7 @@ from served_app import served
 from server.options.access import AccessOptions
 from server.status import Starting
 from server.terminal.chat import Chat
-from server.terminal.command import FAILED, run
+from server.terminal.command import BAD_USAGE, FAILED, run
 from server.terminal.connection import Server, ServerError
 from server.terminal.lines import Lines
 from server.terminal.pace import Pace
@@ -52,6 +52,19 @@ def test_a_quick_message_is_answered_in_a_pipe(
 ) -> None:
     assert run("chat", ["--url", url + ending, "-q", "hi"], None) == 0
     assert capsys.readouterr().out == "Hello, world.\n"
+
+
+@pytest.mark.parametrize("command", ["chat", "complete"])
+@pytest.mark.parametrize("text", ["", " \n"])
+def test_an_empty_pipe_is_no_message(
+    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str, text: str
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    assert run(command, ["--url", url], None) == BAD_USAGE
+    assert capsys.readouterr() == (
+        "",
+        "error: standard input is empty: give a text through a pipe, or with --quick\n",
+    )
 
 
 def test_what_a_pipe_brings_is_one_message(

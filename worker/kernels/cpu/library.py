@@ -210,7 +210,7 @@ def build(level: Level, folder: Path) -> Path:
     # In a temporary folder, and then moved: another process may be doing the same.
     with tempfile.TemporaryDirectory(dir=folder, prefix=_SCRATCH) as scratch:
         check_room(Path(scratch), _ROOM)
-        logger.info("compiling the C kernels for this processor, which is done once and takes up to a minute")
+        logger.info("compiling the C kernels for this processor, which takes up to a minute")
         try:
             result = _compile(compiler, level, Path(scratch))
         except BuildError:
