@@ -70,6 +70,11 @@ def describe_quantization(config: ModelConfig, asked: str | None) -> str | None:
     return f"{asked}, made of {found.describe()}" if asked in MADE_ON_LOADING else found.describe()
 
 
+def makes_fp8(config: ModelConfig, asked: str | None) -> bool:
+    """Whether --quantization `asked` makes fp8 of plain weights: those of an fp8 checkpoint stay plain."""
+    return asked == MADE_ON_CUDA and read_quantization(config) is None
+
+
 def check_quantization(config: ModelConfig, asked: str | None) -> None:
     """Refuse a checkpoint that is not read, and a value of --quantization that does not fit it."""
     found = read_quantization(config)

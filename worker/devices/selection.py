@@ -11,7 +11,7 @@ from models import ops
 from models.config import has_latent_cache
 from models.ops.narrow import CACHE_DTYPES
 from models.quantization.cache_scheme import read_cache_scheme
-from models.quantization.config import MADE_ON_CUDA, MADE_ON_LOADING, read_quantization
+from models.quantization.config import MADE_ON_LOADING, makes_fp8
 from worker.config import WorkerConfig
 from worker.devices.base import Device
 from worker.devices.cpu import Cpu
@@ -35,7 +35,7 @@ def open_device(config: WorkerConfig) -> Device:
 def _find_device(config: WorkerConfig) -> Device:
     place, asked = config.place, config.options
     made = asked.quantization if asked.quantization in MADE_ON_LOADING else None
-    fp8 = asked.quantization == MADE_ON_CUDA and read_quantization(config.model) is None
+    fp8 = makes_fp8(config.model, asked.quantization)
     match asked.device:
         case "auto" | "cuda" if _finds_cuda():
             if made is not None:

@@ -16,7 +16,7 @@ from triton import knobs
 from models.config import ModelConfig, has_latent_cache, read_config
 from models.ops.narrow import CACHE_DTYPES
 from models.quantization.cache_scheme import read_cache_scheme
-from models.quantization.config import MADE_ON_CUDA
+from models.quantization.config import makes_fp8
 from worker.kernels.cuda import table
 from worker.kernels.cuda.ahead.machine_code import faults
 from worker.kernels.cuda.card import LEAST_E4M3, PROCESSORS, SHARED_KIB, Card
@@ -48,7 +48,7 @@ def all_calls(config: ModelConfig, given: argparse.Namespace, capability: int) -
     cache_dtype = cache_dtype_on(config, given.kv_cache_dtype, capability)
     calls = opening_calls(capability, config.head_dim)
     for processors in PROCESSORS:
-        kernels = table.bind(Card(capability, processors), fp8=given.quantization == MADE_ON_CUDA)
+        kernels = table.bind(Card(capability, processors), fp8=makes_fp8(config, given.quantization))
         calls += calls_of_ranks(
             partial(
                 model_calls, config, given.folder, dtype, capability, given.block_size, cache_dtype, kernels

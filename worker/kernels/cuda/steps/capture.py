@@ -43,8 +43,12 @@ class CudaCapture:
     def __call__(self, work: Callable[[], Result]) -> tuple[Result, Callable[[], None]]:
         graph = torch.cuda.CUDAGraph()
         # In the global mode a capture would not survive that other threads wait for outputs meanwhile, or ask
-        # whether exchanges are over, as torch's watchdog of NCCL does.
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+        # whether exchanges are over, as torch's watchdog of NCCL does. A capture that fails at its end leaves
+        # its stream the current one, so all that follows would run there: the outer context ends that.
+        with (
+            torch.cuda.stream(torch.cuda.current_stream()),
+            torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
+        ):
             result = work()
         return result, _Replay(graph, work)
 

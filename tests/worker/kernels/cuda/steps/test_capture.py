@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import weakref
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import pytest
@@ -58,3 +59,31 @@ def test_what_the_work_reads_lives_as_long_as_its_replay() -> None:
     del replay
     gc.collect()
     assert seen() is None
+
+
+def test_a_capture_that_fails_at_its_end_leaves_the_stream_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's context of a graph sets the stream back only if the capture ends well."""
+    before = Stream()
+    current = [before]
+
+    @contextmanager
+    def stream(entered: Stream) -> Iterator[None]:
+        outer, current[0] = current[0], entered
+        try:
+            yield
+        finally:
+            current[0] = outer
+
+    @contextmanager
+    def graph(graph: Graph, *, stream: Stream, **given: Any) -> Iterator[None]:
+        current[0] = stream
+        with suppress(RuntimeError):
+            yield
+        raise RuntimeError("the capture was invalidated")
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: current[0])
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    with pytest.raises(RuntimeError, match="invalidated"):
+        CudaCapture(torch.device("cpu"))(lambda: torch.ones(1))
+    assert current == [before]

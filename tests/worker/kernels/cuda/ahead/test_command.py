@@ -1,0 +1,48 @@
+"""What `facet kernels compile` makes is what a server would ask for."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("interpreted")  # before any kernel is imported
+from packed import change_config
+from tiny import tiny_checkpoint
+
+from models.config import read_config
+from worker.kernels.cuda.ahead import command
+from worker.kernels.cuda.card import Card
+
+
+@pytest.mark.parametrize(("checkpoint", "made"), [({}, True), ({"quant_method": "fp8"}, False)])
+def test_plain_matrices_of_an_fp8_checkpoint_stay_plain(
+    checkpoint: dict[str, object], made: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny_checkpoint("LlamaForCausalLM", tmp_path)
+    if checkpoint:
+        change_config(folder, quantization_config=checkpoint)
+    bound: list[bool] = []
+
+    def bind(card: Card, *, fp8: bool) -> dict[str, object]:
+        bound.append(fp8)
+        return {}
+
+    monkeypatch.setattr(command.table, "bind", bind)
+    for name in ("opening_calls", "calls_of_ranks"):
+        monkeypatch.setattr(command, name, lambda *given, **named: [])
+    given = Namespace(
+        folder=folder,
+        dtype="auto",
+        kv_cache_dtype="auto",
+        block_size=64,
+        quantization="fp8",
+        tensor_parallel_size=1,
+        pipeline_parallel_size=1,
+        data_parallel_size=1,
+        enable_expert_parallel=False,
+        all2all_backend="allgather_reducescatter",
+    )
+    assert command.all_calls(read_config(folder), given, 90) == []
+    assert set(bound) == {made}
