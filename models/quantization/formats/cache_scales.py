@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from models.checkpoint.files import WeightsError
 from models.checkpoint.weights import Weights
 from models.ops.narrow import CacheScales
-from models.quantization.formats.scope import SCALES
+from models.quantization.formats.scope import read_one_scale
 
 _OF_KEYS = ("k_scale", "attn.k_scale", "k_proj.k_scale", "qkv_proj.k_scale", "k_proj.output_scale")
 _OF_VALUES = ("v_scale", "attn.v_scale", "v_proj.v_scale", "qkv_proj.v_scale", "v_proj.output_scale")
@@ -17,24 +16,9 @@ def read_cache_scales(scope: Weights) -> CacheScales | None:
 
     Scales of heads are left unread: only `--kv-cache-dtype` makes a difference of them, and refuses them.
     """
-    keys, values = (_read(scope, (*names, *_OF_BOTH)) for names in (_OF_KEYS, _OF_VALUES))
+    if not scope.is_real:
+        return None
+    keys, values = (read_one_scale(scope, (*names, *_OF_BOTH)) for names in (_OF_KEYS, _OF_VALUES))
     if keys is None and values is None:
         return None
     return CacheScales(keys or values or 1.0, values or keys or 1.0)
-
-
-def _read(scope: Weights, names: tuple[str, ...]) -> float | None:
-    """Read the first of these scales that the checkpoint has."""
-    if not scope.is_real:
-        return None
-    for name in names:
-        shape = scope.stored_shape(name)
-        if shape not in ((), (1,)):
-            continue
-        scale = scope.stored(name, shape, SCALES)
-        if scope.headers_only:
-            return 1.0
-        if not scale.item() > 0:
-            raise WeightsError(f"{scope.origin(name)} is {scale.item():g}, but a scale must be above 0")
-        return scale.float().item()
-    return None

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from models.checkpoint.files import Cut
 from models.quantization.coding import E4M3, Coding
-from models.quantization.formats.scope import SCALES, Scope, covering, refuse
+from models.quantization.formats.scope import SCALES, Scope, covering, read_one_scale, refuse
 from models.quantization.matrix import Grouped, from_column
 
 MAIN, KINDS = "weight", ("float8_e4m3fn",)
@@ -24,7 +24,9 @@ _NAN = 127
 def read(scope: Scope, coding: Coding, shape: tuple[int, int], cut: Cut | None) -> Grouped | None:
     """Read a matrix [outputs, inputs] or a piece of it; None if only headers are compared."""
     scales = _scales(scope, coding, shape, cut)
-    input_scale = _input_scale(scope) if coding.static_inputs else None
+    input_scale = None
+    if coding.static_inputs:
+        input_scale = read_one_scale(scope, _OF_INPUTS) if scope.is_real else 1.0
     stored = scope.stored(MAIN, shape, KINDS, cut)
     if scope.headers_only:
         return None
@@ -65,23 +67,6 @@ def _grouped(
         input_bits=input_bits,
         kind=E4M3,
     )
-
-
-def _input_scale(scope: Scope) -> float | None:
-    """Read the scale of all inputs; None if there is none, or several."""
-    if not scope.is_real:
-        return 1.0
-    for name in _OF_INPUTS:
-        shape = scope.stored_shape(name)
-        if shape not in ((), (1,)):
-            continue
-        scale = scope.stored(name, shape, SCALES)
-        if scope.headers_only:
-            return 1.0
-        if not scale.item() > 0:
-            raise refuse(scope, name, f"is {scale.item():g}, but a scale must be above 0")
-        return scale.float().item()
-    return None
 
 
 def _scales(scope: Scope, coding: Coding, shape: tuple[int, int], cut: Cut | None) -> Tensor:

@@ -82,6 +82,21 @@ def groups_of(scope: Scope, stored: Tensor, matrix: Grouped) -> Tensor:
     return stored.long()
 
 
+def read_one_scale(scope: Scope, names: Sequence[str]) -> float | None:
+    """Read the first of these tensors that is a single scale; None if none is. Headers alone tell 1."""
+    for name in names:
+        shape = scope.stored_shape(name)
+        if shape not in ((), (1,)):
+            continue
+        scale = scope.stored(name, shape, SCALES)
+        if scope.headers_only:
+            return 1.0
+        if not scale.item() > 0:
+            raise refuse(scope, name, f"is {scale.item():g}, but a scale must be above 0")
+        return scale.float().item()
+    return None
+
+
 def refuse(scope: Scope, name: str, problem: str) -> WeightsError:
     """Make an error of a predicate on what the tensor `name` holds."""
     return WeightsError(f"{scope.origin(name)} {problem}; {DAMAGED}")
