@@ -17,7 +17,7 @@ from worker.host.machine import usable_cores
 BUFFER_BYTES = 64 << 20
 _BUFFERS = 2
 _AT_ONCE = 4 << 20
-"""Bytes that a thread copies before it takes the next ones; one that waits for its core delays no more."""
+"""Bytes that a thread copies at a time: others go on meanwhile, so one without a core holds up no more."""
 _MOST_THREADS = 8
 
 

@@ -8,7 +8,6 @@ get. They lie in Triton's cache afterwards, under the names by which a server lo
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
@@ -32,6 +31,7 @@ from models.model import ServedModel
 from models.ops.segments import Segments
 from models.parallel.experts import ExpertPlace, Transport
 from models.parallel.parallel import Parallel, Replicas
+from worker.host.machine import usable_cores
 from worker.kernels import check
 from worker.kernels.cuda import table
 from worker.kernels.cuda.ahead.machine_code import Compiled, inspect
@@ -206,7 +206,7 @@ def compiling(
     of the list and goes through all of it, and finds in Triton's cache what others have compiled meanwhile.
     """
     number, count = turn
-    threads = max(1, min(_MOST_THREADS, ((os.cpu_count() or 1) - 1) // count))
+    threads = max(1, min(_MOST_THREADS, (usable_cores() - 1) // count))
     begin = None if target is None else partial(torch.cuda.set_device, target)
     pool = ThreadPoolExecutor(threads, thread_name_prefix="compile", initializer=begin)
     made: list[Future[Any]] = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from models.config import ModelConfig, has_latent_cache, read_config
 from models.ops.narrow import CACHE_DTYPES
 from models.quantization.cache_scheme import read_cache_scheme
 from models.quantization.config import makes_fp8
+from worker.host.machine import usable_cores
 from worker.kernels.cuda import table
 from worker.kernels.cuda.ahead.machine_code import faults
 from worker.kernels.cuda.card import LEAST_E4M3, PROCESSORS, SHARED_KIB, Card
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str]) -> int:
     for capability in given.capabilities:
         started = time.monotonic()
         calls = all_calls(config, given, capability)
-        made = compile_ahead(calls, capability, threads=os.cpu_count() or 1)
+        made = compile_ahead(calls, capability, threads=usable_cores())
         for number, variant in enumerate(made, start=1):
             fault = faults(variant, capability)
             too_large = too_large or variant.shared > SHARED_KIB[capability] * 1024

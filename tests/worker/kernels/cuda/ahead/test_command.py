@@ -1,9 +1,11 @@
-"""What `facet kernels compile` makes is what a server would ask for."""
+"""`facet kernels compile` makes what a server would ask for, and neither takes more cores than it may."""
 
 from __future__ import annotations
 
 from argparse import Namespace
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,7 @@ from packed import change_config
 from tiny import tiny_checkpoint
 
 from models.config import read_config
+from worker.kernels.cuda import compile
 from worker.kernels.cuda.ahead import command
 from worker.kernels.cuda.card import Card
 
@@ -46,3 +49,20 @@ def test_plain_matrices_of_an_fp8_checkpoint_stay_plain(
     )
     assert command.all_calls(read_config(folder), given, 90) == []
     assert set(bound) == {made}
+
+
+def test_ranks_share_the_cores_that_a_container_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+
+    class Pool(ThreadPoolExecutor):
+        def __init__(self, most: int, **given: Any) -> None:
+            threads.append(most)
+            super().__init__(most, **given)
+
+    monkeypatch.setattr(compile, "ThreadPoolExecutor", Pool)
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    monkeypatch.setattr(compile, "usable_cores", lambda: 5)
+    for ranks in (1, 2):
+        with compile.compiling(list, None, (0, ranks)):
+            pass
+    assert threads == [4, 2]
