@@ -8,30 +8,20 @@ how many variants were needed, and then each that was needed and had not been li
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
-from meta_device import Meta
+from meta_cuda import MetaCuda, opened
 from sizes import worker_config
 
-from models import ops
 from models.config import read_config
 from models.conversion.served_as import resolve_conversion
 from worker import runner as runner_module
-from worker.config import WorkerConfig
 from worker.kernels.cuda import table
 from worker.kernels.cuda.card import Card
 from worker.kernels.cuda.compile import describe, model_calls
-from worker.kernels.cuda.launch import Call, taking
-from worker.kernels.cuda.sampling.draw import draw, draw_into
-from worker.kernels.cuda.steps.graphs import open_graphs
 from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, StepInput
-from worker.ranks.groups import Groups
 from worker.runner import Runner
-from worker.steps.compute import Compute, Computing
-from worker.steps.warmup import warm_up_steps
 
 DTYPE = torch.bfloat16
 BLOCK, LONGEST, SLOTS = 64, 16384, 160
@@ -42,46 +32,6 @@ STEPS = (
     *([3, 1], [20, 30], [600, 1, 1], [5] * 40, [20] * 40, [1] * SLOTS),
 )
 """New tokens of each row."""
-
-
-class MetaCuda(Meta):
-    """A card that is not there. Graphs are captured by computing once, and replayed by doing nothing."""
-
-    def __init__(self, card: Card) -> None:
-        super().__init__()
-        self.card = card
-        self.kernels, self.draw = table.bind(card), draw
-
-    def quickened(self, compute: Compute, groups: Groups) -> Computing:
-        return open_graphs(compute, self.card, lambda: self, draw_into, groups, most=512)
-
-    def warm_up(self, work: Callable[[], object]) -> None:
-        """Do nothing: there is nothing to compile. This device is its own `Capture`."""
-
-    def __call__(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-        return work(), lambda: None
-
-
-def open_runner(config: WorkerConfig, card: Card, cache_dtype: torch.dtype) -> Runner:
-    """A worker on such a card, with all its graphs."""
-
-    def open_device(_: object) -> MetaCuda:
-        device = MetaCuda(card)
-        ops.use(device.kernels)
-        return device
-
-    def warm_up(self: Runner) -> tuple[()]:
-        for step in warm_up_steps(self.facts, slot=self._slots.dummy):
-            self.launch(step)  # no result is read: there is none
-        return ()
-
-    runner_module.open_device = open_device
-    runner_module.choose_dtypes = lambda config, device: (DTYPE, cache_dtype)
-    Runner._warm_up = warm_up
-    runner = Runner(config, lambda phase, part: None)
-    while runner.prepare():
-        pass
-    return runner
 
 
 def generate(runner: Runner) -> None:
@@ -135,9 +85,11 @@ def missing_of(folder: Path, card: Card, cache_dtype: torch.dtype) -> tuple[int,
         max_num_batched_tokens=LONGEST,
         num_gpu_blocks_override=2048,
     )
-    calls: list[Call] = []
-    with taking(calls.append):
-        (generate if conversion.runner == "generate" else pool)(open_runner(config, card, cache_dtype))
+    runner_module.choose_dtypes = lambda config, device: (DTYPE, cache_dtype)
+    with opened(config, MetaCuda(512, card)) as (runner, calls):
+        while runner.prepare():
+            pass
+        (generate if conversion.runner == "generate" else pool)(runner)
     needed = {describe(call) for call in calls}
     return len(needed), sorted(needed - {describe(call) for call in listed})
 

@@ -1,4 +1,7 @@
-"""A CUDA device without a card: its kernels are taken instead of started, on tensors without memory."""
+"""A CUDA device without a card: its kernels are taken instead of started, on tensors without memory.
+
+Tests import `interpreted` before this module, as before any kernel; programs that compile kernels do not.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from interpreted_device import CARD  # before any kernel is imported
 from meta_device import Meta, NoMixing
 
 from models import ops
@@ -15,6 +17,7 @@ from worker import runner as runner_module
 from worker.config import WorkerConfig
 from worker.devices.cpu import Cpu
 from worker.kernels.cuda import table
+from worker.kernels.cuda.card import Card
 from worker.kernels.cuda.launch import Call, taking
 from worker.kernels.cuda.sampling.draw import draw, draw_into
 from worker.kernels.cuda.steps.graphs import open_graphs
@@ -27,15 +30,16 @@ from worker.steps.warmup import warm_up_steps
 class MetaCuda(Meta):
     """A card that is not there. Graphs are captured by computing once, and replayed by counting."""
 
-    def __init__(self, most_tokens: int = 0) -> None:
+    def __init__(self, most_tokens: int = 0, card: Card = Card(90, 132)) -> None:
         """`most_tokens`: those of the largest step that is replayed."""
         super().__init__()
-        self.kernels, self.draw = table.bind(CARD), draw
+        self.card = card
+        self.kernels, self.draw = table.bind(card), draw
         self.replays = 0
         self.most_tokens = most_tokens
 
     def quickened(self, compute: Compute, groups: Groups) -> Computing:
-        return open_graphs(compute, CARD, lambda: self, draw_into, groups, most=self.most_tokens)
+        return open_graphs(compute, self.card, lambda: self, draw_into, groups, most=self.most_tokens)
 
     def warm_up(self, work: Callable[[], object]) -> None:
         """Do nothing: there is nothing to compile. This device is its own `Capture`."""
