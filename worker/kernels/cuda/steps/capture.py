@@ -36,9 +36,11 @@ class CudaCapture:
     def warm_up(self, work: Callable[[], object]) -> None:
         current = torch.cuda.current_stream()
         self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            work()
-        current.wait_stream(self._stream)
+        try:
+            with torch.cuda.stream(self._stream):
+                work()
+        finally:  # what had begun before an error writes where the next step does
+            current.wait_stream(self._stream)
 
     def __call__(self, work: Callable[[], Result]) -> tuple[Result, Callable[[], None]]:
         graph = torch.cuda.CUDAGraph()

@@ -15,8 +15,11 @@ from worker.kernels.cuda.steps.capture import CudaCapture
 
 
 class Stream:
-    def wait_stream(self, other: object) -> None:
-        """Do not wait: nothing is queued."""
+    def __init__(self) -> None:
+        self.waited_for: list[Stream] = []
+
+    def wait_stream(self, other: Stream) -> None:
+        self.waited_for.append(other)
 
 
 class Graph:
@@ -59,6 +62,19 @@ def test_what_the_work_reads_lives_as_long_as_its_replay() -> None:
     del replay
     gc.collect()
     assert seen() is None
+
+
+def test_steps_wait_for_what_began_before_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    current = Stream()
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: current)
+
+    def fail() -> None:
+        assert current.waited_for == []
+        raise torch.OutOfMemoryError
+
+    with pytest.raises(torch.OutOfMemoryError):
+        CudaCapture(torch.device("cpu")).warm_up(fail)
+    assert len(current.waited_for) == 1
 
 
 def test_a_capture_that_fails_at_its_end_leaves_the_stream_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
