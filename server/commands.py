@@ -16,7 +16,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from engine_core.engine_processes import start_engines
@@ -32,7 +33,7 @@ from server.options.table import (
 from server.run.api_processes import ApiProcesses
 from worker import logs
 
-BAD_USAGE, PORT_IN_USE, INTERRUPTED = 2, 98, 130
+FAILED, BAD_USAGE, PORT_IN_USE, INTERRUPTED = 1, 2, 98, 130
 BACKLOG = 2048
 ENGINE_SECONDS = 3.0
 """Seconds that an engine gets to end by itself when it has nothing left to do."""
@@ -68,15 +69,32 @@ def run(command: str, arguments: Sequence[str]) -> int:
         case "serve":
             return _serve(arguments, command)
         case "bench":
-            return _bench(arguments, command)
+            return _printing(lambda: _bench(arguments, command))
+        case _ if arguments[:1] == ["serve"]:
+            return _serve(arguments[1:], "facet serve")
         case _:
-            return _command(arguments)
+            return _printing(lambda: _command(arguments))
+
+
+def _printing(run: Callable[[], int]) -> int:
+    """Run a command whose output may go to a full disk, or to a pipe that nobody reads any more."""
+    try:
+        code = run()
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        pass
+    except OSError as error:
+        _fail(str(error), FAILED)
+    if sys.stdout is not None:
+        with suppress(OSError):  # or Python tries once more when it exits, and complains
+            sys.stdout.close()
+    return FAILED
 
 
 def _command(words: Sequence[str]) -> int:
     match words:
-        case ["serve", *arguments]:
-            return _serve(arguments, "facet serve")
         case ["bench", *arguments]:
             return _bench(arguments, "facet bench")
         case ["keys", *arguments]:

@@ -32,6 +32,8 @@ LAST_LINES_SECONDS = 0.5
 """Seconds for which a process that ends waits for its last lines to be written."""
 _STDERR = 2
 _JSON = "+json"
+_CLEAR_LINE = "\x1b[K"
+"""What removes the rest of a terminal's line: of a progress bar, over which a record is written."""
 _LONGEST = 200 - len("error: ")
 _FOLDERS = re.compile(r"(?<!\S)/(?:[^/\s]+/)+(?=[^/\s]+/[^/\s])")
 """The folders of an absolute path that stands at the beginning of a word, but for the last."""
@@ -57,9 +59,9 @@ def setup(process: str, style: str) -> None:
     set_process_name(process)
     handler = _Handler()
     if level == style:
-        handler.setFormatter(
-            _Formatter(f"%(asctime)s %(levelname)-7s {process}: %(message)s", "%Y-%m-%d %H:%M:%S")
-        )
+        clear = _CLEAR_LINE if os.isatty(_STDERR) else ""
+        form = f"{clear}%(asctime)s %(levelname)-7s {process}: %(message)s"
+        handler.setFormatter(_Formatter(form, "%Y-%m-%d %H:%M:%S"))
     else:
         handler.setFormatter(_JsonFormatter(process))
     if isinstance(sys.stderr, _Stderr):

@@ -35,8 +35,8 @@ class ProgressDisplay:
         if title is None:
             return
         if self._bar:
-            # A stage that is over leaves no bar behind: other lines are written here too.
-            self._write("\r\x1b[K" + (self._line(title, fraction, detail) if fraction < 1 else ""))
+            # Other lines are written here too: over a bar, behind which the cursor goes back, or after it.
+            self._write("\r\x1b[K" + (self._line(title, fraction, detail) + "\r" if fraction < 1 else ""))
         elif stage != self._stage:
             self._write(f"{title} ({time.monotonic() - self._started:.1f} s)\n")
         self._stage = stage

@@ -33,8 +33,5 @@ def run(name: str, arguments: Sequence[str], api_key: str | None) -> int:
     except ServerError as error:
         print(f"error: {error}", file=sys.stderr)
         return FAILED
-    except BrokenPipeError:
-        sys.stderr.close()  # whoever read our output has seen enough
-        return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -6,6 +6,7 @@ import sys
 import time
 from typing import TextIO
 
+from worker.host.machine import wants_plain_text
 from worker.logs import printable
 
 _PAUSE = 0.1
@@ -25,7 +26,9 @@ class Screen:
         self._out = sys.stdout if out is None else out
         self._remarks = sys.stderr if remarks is None else remarks
         self.is_terminal = self._out.isatty()
-        self._dims = self._remarks.isatty()
+        self._is_looked_at = self._remarks.isatty()
+        # Empty with NO_COLOR, which all programs are asked to heed.
+        self._dim, self._normal = ("", "") if wants_plain_text() else ("\x1b[2m", "\x1b[0m")
 
     def text(self, text: str) -> None:
         """Writes text of a model at once, so that a stream is seen as it comes."""
@@ -35,13 +38,13 @@ class Screen:
     def thought(self, text: str) -> None:
         """Writes reasoning, which is no part of the answer: only people see it, dimmed."""
         if self.is_terminal:
-            self._out.write(f"\x1b[2m{safe(text)}\x1b[0m")
+            self._out.write(f"{self._dim}{safe(text)}{self._normal}")
             self._out.flush()
 
     def remark(self, text: str) -> None:
         """Writes a line about an answer, if somebody looks."""
-        if self._dims:
-            self._remarks.write(f"\x1b[2m{safe(text)}\x1b[0m\n")
+        if self._is_looked_at:
+            self._remarks.write(f"{self._dim}{safe(text)}{self._normal}\n")
             self._remarks.flush()
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from server.commands import (
     BAD_USAGE,
+    FAILED,
     INTERRUPTED,
     PORT_IN_USE,
     TERMINAL,
@@ -23,10 +24,12 @@ from server.commands import (
 from server.options.table import parse
 from server.run.progress import ProgressDisplay
 
+COMMAND = [sys.executable, "-c", "from server.main import main; main()"]
+
 
 def command(*arguments: str, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", "from server.main import main; main()", *arguments],
+        [*COMMAND, *arguments],
         capture_output=True,
         text=True,
         timeout=60,
@@ -64,6 +67,26 @@ def test_ctrl_c_before_a_command_has_begun_is_no_traceback() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code, "serve"], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (INTERRUPTED, "", "")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has it")
+@pytest.mark.parametrize("arguments", [["--help"], ["bench", "--help"], ["--version"]])
+def test_output_that_cannot_be_written_is_told_in_one_line(arguments: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*COMMAND, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert (done.returncode, done.stderr) == (FAILED, "error: [Errno 28] No space left on device\n")
+
+
+def test_output_that_nobody_reads_is_no_error_to_tell() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as pipe:
+        done = subprocess.run(
+            [*COMMAND, "--help"], stdout=pipe, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert (done.returncode, done.stderr) == (FAILED, "")
 
 
 def test_help_names_every_command() -> None:
@@ -222,9 +245,9 @@ def test_a_terminal_tells_how_far_each_replica_is_as_far_as_there_is_room(
     out = Terminal()
     display = ProgressDisplay(out)
     display.show("weights", 0.5, "replica 0: weights 50%, replica 1 starts")
-    assert out.getvalue().endswith("50%  replica 0: weights 50%, replica 1 starts")
+    assert out.getvalue().endswith("50%  replica 0: weights 50%, replica 1 starts\r")
     display.show("weights", 0.5, ", ".join(f"replica {n} starts" for n in range(8)))
-    line = out.getvalue().rpartition("\x1b[K")[2]
+    line = out.getvalue().rpartition("\x1b[K")[2].rstrip("\r")
     assert len(line) == 79 and "replica 0 starts, replica 1 starts" in line
 
 
@@ -233,7 +256,7 @@ def test_a_terminal_gets_a_bar_that_leaves_nothing_behind() -> None:
     display = ProgressDisplay(out)
     display.show("download", 0.5)
     assert " 50%" in out.getvalue()
-    assert "\n" not in out.getvalue()
+    assert "\n" not in out.getvalue() and out.getvalue().endswith("\r"), "a log line is written over it"
     display.show("download", 1.0)
     assert out.getvalue().endswith("\r\x1b[K"), "a log line that comes now would stand behind the bar"
     display.done("Serving")

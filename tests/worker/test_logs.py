@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import pty
 import subprocess
 import sys
 from datetime import datetime
@@ -71,6 +73,19 @@ def test_control_characters_are_escaped(capfd: pytest.CaptureFixture[str]) -> No
     assert line.endswith(
         r"m\x1b]0;title\x07\x9b31m\r\n2026-01-01 00:00:00 INFO forged\u2028\u202e\x7f 模型 é"
     )
+
+
+def test_on_a_terminal_a_record_clears_the_bar_over_which_it_is_written() -> None:
+    code = (
+        "import logging\nfrom worker import logs\nlogs.setup('engine', 'info')\n"
+        "logging.getLogger('worker').info('loaded')"
+    )
+    reader, terminal = pty.openpty()
+    with open(reader, "rb", buffering=0) as shown:
+        subprocess.run([sys.executable, "-c", code], stderr=terminal, timeout=60, check=True)
+        line = shown.read(200)
+        os.close(terminal)
+    assert line.startswith(b"\x1b[K2") and line.endswith(b" INFO    engine: loaded\r\n")
 
 
 def test_a_traceback_is_indented_and_its_text_escaped(capfd: pytest.CaptureFixture[str]) -> None:

@@ -42,6 +42,11 @@ def hides_cards(environ: Mapping[str, str] = os.environ) -> bool:
     return environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1")
 
 
+def wants_plain_text(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether the user asks all programs for text without colours, as no-color.org describes."""
+    return bool(environ.get("NO_COLOR"))
+
+
 def service_manager(environ: Mapping[str, str] = os.environ, pid: int | None = None) -> tuple[str, float]:
     """The socket at which systemd waits for notices, if any, and its patience in seconds; 0 has no end."""
     microseconds, watched = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID")

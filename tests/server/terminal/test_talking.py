@@ -182,6 +182,21 @@ def test_a_bar_is_drawn_on_a_terminal_only() -> None:
     assert "1/2 texts" in shown.getvalue()
 
 
+@pytest.mark.parametrize(("variable", "styled"), [(None, True), ("", True), ("1", False)])
+def test_text_has_no_style_if_the_user_wants_none(
+    monkeypatch: pytest.MonkeyPatch, variable: str | None, styled: bool
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("NO_COLOR", variable)
+    out, remarks = Terminal(), Terminal()
+    screen = Screen(out, remarks)
+    screen.thought("hm")
+    screen.remark("done")
+    dim, normal = ("\x1b[2m", "\x1b[0m") if styled else ("", "")
+    assert (out.getvalue(), remarks.getvalue()) == (f"{dim}hm{normal}", f"{dim}done{normal}\n")
+
+
 def test_one_token_is_told_as_one() -> None:
     pace = Pace()
     pace.see({"choices": [{}]})
