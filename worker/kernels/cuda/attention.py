@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -60,19 +59,19 @@ class Launch:
         return cls(send(blocks.rows), send(blocks.tokens), blocks.splits, tiles, prompt=blocks.prompt)
 
 
-PlanKey = tuple[Heads, torch.dtype, torch.dtype | None]
-"""Heads, their number type, and that of the cache; None for texts, which have none."""
+PlanKey = tuple[Heads, torch.dtype, bool]
+"""Heads, their number type, and whether sequences have a cache."""
 
 
 def plan_step(
     card: Card, key: PlanKey, new: Sequence[int], total: Sequence[int], longest: int
 ) -> list[tuple[Blocks, Tiles]]:
     """The blocks of a step for one kind of heads, on the host. `longest`: the most tokens of any row."""
-    heads, dtype, cached = key
+    heads, dtype, paged = key
     if heads.latent:
         return plan_latents(new, total, heads, dtype, card.capability, card.processors, longest)
     short, long = _tiles(card, key)
-    if cached is None:
+    if not paged:
         return [(blocks, long) for blocks in plan_texts(new, heads, long)]
     planned = plan_prompts_and_decodes(new, total, heads, short, long, card.processors)
     return [(blocks, short if blocks.short else long) for blocks in planned]
@@ -80,9 +79,9 @@ def plan_step(
 
 def plan_room(card: Card, key: PlanKey, tokens: int, rows: int, longest: int) -> list[tuple[Room, Tiles]]:
     """The launches that take the blocks of any step of up to so many tokens of so many rows."""
-    heads, _, cached = key
+    heads, _, paged = key
     short, long = _tiles(card, key)
-    if cached is None:
+    if not paged:
         return [(room, long) for room in room_for_texts(tokens, rows, heads, long)]
     rooms = room_for_prompts_and_decodes(tokens, rows, longest, heads, long, card.processors)
     return [(room, short if room.short else long) for room in rooms]
@@ -90,12 +89,12 @@ def plan_room(card: Card, key: PlanKey, tokens: int, rows: int, longest: int) ->
 
 def _tiles(card: Card, key: PlanKey) -> tuple[Tiles, Tiles]:
     """The tiles of blocks of few rows, and of large ones."""
-    heads, dtype, cached = key
+    heads, dtype, _ = key
     if heads.latent:
-        tiles = partial(latent_tiles, card.capability, dtype)
-    else:
-        tiles = partial(attention_tiles, card.capability, dtype, cached or dtype, heads.dim, heads.group)
-    return tiles(short=True), tiles(short=False)
+        return latent_tiles(dtype, short=True), latent_tiles(dtype, short=False)
+    capability, dim, group = card.capability, heads.dim, heads.group
+    short = attention_tiles(capability, dtype, dim, group, short=True)
+    return short, attention_tiles(capability, dtype, dim, group, short=False)
 
 
 def launches(card: Card, context: ForwardContext, key: PlanKey) -> list[Launch]:
@@ -147,7 +146,7 @@ def _attention(card: Card) -> Callable[..., Tensor]:
                 q, kv, context, scale=scale, window=window, softcap=softcap, sinks=sinks, scales=scales
             )
         of_keys, of_values = (scales.keys, scales.values) if kv.dtype.itemsize == 1 else (1.0, 1.0)
-        planned = launches(card, context, (heads, q.dtype, kv.dtype))
+        planned = launches(card, context, (heads, q.dtype, True))
         out = empty_results(planned, q)
         for blocks in planned:
             limits = _Limits(scale * of_keys, window, softcap, sinks=sinks, value_scale=of_values)
@@ -172,7 +171,7 @@ def _encoder_attention(card: Card) -> Callable[..., Tensor]:
         if not fits(heads, q, k, v):
             return reference.encoder_attention(q, k, v, context, scale=scale, window=window, bias=bias)
         added = None if bias is None else bias.to(q.dtype).contiguous()
-        planned = launches(card, context, (heads, q.dtype, None))
+        planned = launches(card, context, (heads, q.dtype, False))
         out = empty_results(planned, q)
         for blocks in planned:
             _run(blocks, heads, q, k, v, out, context, _Limits(scale, window, bias=added))

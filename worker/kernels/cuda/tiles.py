@@ -1,6 +1,6 @@
 """The sizes of tiles by card, number type and width of heads: chosen here once, and never tried at run time.
 
-They are the largest that Triton 3.7 compiles without spilled registers for each capability.
+They are the largest that Triton 3.7 compiles for each capability without spilling registers in loops.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import torch
 
 HOPPER, BLACKWELL = 90, 100
 """Capabilities whose matrix units read from shared memory, of which they have 227 KiB."""
-SMALL_BLACKWELL = 120
 
 SHORT_ROWS = 16
 """The least rows of a tile in which the matrix unit works: a block of decoding tokens has so many."""
@@ -35,42 +34,33 @@ def _is_blackwell(capability: int) -> bool:
     return capability // 10 == BLACKWELL // 10
 
 
-def _is_small_blackwell(capability: int) -> bool:
-    """Whether it is 12.0 or its kin, where the compiler spills registers to have more threads at work."""
-    return capability // 10 == SMALL_BLACKWELL // 10
-
-
 def _has_large(capability: int) -> bool:
     return capability == HOPPER or _is_blackwell(capability)
 
 
-def attention_tiles(
-    capability: int, dtype: torch.dtype, cached: torch.dtype, dim: int, group: int, *, short: bool
-) -> Tiles:
-    """The tiles for heads of `dim` numbers, `group` of which share a key head, whose keys are `cached` so.
+def attention_tiles(capability: int, dtype: torch.dtype, dim: int, group: int, *, short: bool) -> Tiles:
+    """The tiles for heads of `dim` numbers, `group` of which share a key head.
 
     `short`: the block of queries holds decoding tokens or a few more, whose keys are split.
     """
     least = 1 << (group - 1).bit_length()  # one token's heads fit
-    narrow = cached.itemsize == 1 and _is_small_blackwell(capability)
     if short:
-        tiles = _short(capability, dtype, dim, narrow=narrow)
+        tiles = _short(capability, dtype, dim)
     elif dtype == torch.float32:
         tiles = Tiles(32, 32, 4, 1 if dim > 128 else 2)
     elif _has_large(capability):
         tiles = _large(capability, dim)
-    elif dim <= 128:
-        tiles = Tiles(64, 64, 8, 2) if narrow else Tiles(128, 32, 8, 3)
     else:
-        tiles = Tiles(64, 32, 8, 2)
+        tiles = Tiles(128, 32, 8, 3) if dim <= 128 else Tiles(64, 32, 8, 2)
     return Tiles(max(tiles.queries, least), tiles.keys, tiles.warps, tiles.stages)
 
 
-def _short(capability: int, dtype: torch.dtype, dim: int, *, narrow: bool) -> Tiles:
+def _short(capability: int, dtype: torch.dtype, dim: int) -> Tiles:
     if dtype == torch.float32:
         return Tiles(SHORT_ROWS, 32, 4, 1 if dim > 128 else 2)
-    stages = 2 if capability == HOPPER and dim <= 64 else 3
-    return Tiles(SHORT_ROWS, 32 if narrow or dim > 128 else 64, 4, stages)
+    if dim > 128:
+        return Tiles(SHORT_ROWS, 32, 4, 2)
+    return Tiles(SHORT_ROWS, 64, 8 if capability == HOPPER and dim <= 64 else 4, 3)
 
 
 def _large(capability: int, dim: int) -> Tiles:
@@ -79,13 +69,11 @@ def _large(capability: int, dim: int) -> Tiles:
     return Tiles(128, 64, 8, 2 if _is_blackwell(capability) and dim <= 64 else 3)
 
 
-def latent_tiles(capability: int, dtype: torch.dtype, *, short: bool) -> Tiles:
-    """The tiles for latent attention: whole latents of queries fill the registers."""
+def latent_tiles(dtype: torch.dtype, *, short: bool) -> Tiles:
+    """The tiles for latent attention on every card: whole latents of queries fill the registers."""
     if dtype == torch.float32:
         return Tiles(SHORT_ROWS, 16, 8, 1)
-    if short:
-        return Tiles(SHORT_ROWS, 32, 8 if _is_small_blackwell(capability) else 4, 2)
-    return Tiles(2 * SHORT_ROWS, 32, 8, 2)
+    return Tiles(SHORT_ROWS, 32, 4, 2) if short else Tiles(2 * SHORT_ROWS, 32, 8, 2)
 
 
 def made_tiles(capability: int, dtype: torch.dtype, widest: int) -> Tiles:

@@ -14,7 +14,11 @@ import triton
 from worker.kernels.cuda.card import SHARED_KIB
 
 _MATRIX_UNIT = re.compile(r"\b(HMMA|HGMMA|QMMA|QGMMA|UTCHMMA|UTCQMMA)\b")
-_SPILLS = re.compile(r"\b(?:LDL|STL)\b")
+_LINE = re.compile(r"^\s+/\*([0-9a-f]+)\*/\s+([^;]*);", re.MULTILINE)
+_JUMP = re.compile(r"\bBRA\b.*?0x([0-9a-f]+)")
+_SPILL = re.compile(r"\b(?:LDL|STL)\b")
+_FEW = 10
+"""The instructions that may put registers aside around loops: they are no more than a few for a program."""
 _REGISTERS = re.compile(r"REG:(\d+) STACK:(\d+)")
 
 
@@ -25,7 +29,9 @@ class Compiled:
     name: str
     registers: int
     spills: int
-    """Instructions that keep registers in memory: each costs time in an inner loop."""
+    """Instructions within loops that keep registers in memory: each costs time."""
+    put_aside: int
+    """Instructions outside of all loops that keep registers in memory, so that more threads fit."""
     shared: int
     """Bytes of shared memory of a block of threads."""
     matrix_unit: tuple[str, ...]
@@ -47,10 +53,12 @@ def inspect(name: str, made: Any) -> Compiled:
         # To write all instructions down takes longer than to compile most kernels.
         is_asked = stack > 0 or "mma" in made.asm["ptx"]
         code = _read_cubin("-sass", file.name) if is_asked else ""
+    spills, put_aside = _count_spills(code)
     return Compiled(
         name,
         registers=registers,
-        spills=len(_SPILLS.findall(code)),
+        spills=spills,
+        put_aside=put_aside,
         shared=made.metadata.shared,
         matrix_unit=tuple(sorted(set(_MATRIX_UNIT.findall(code)))),
     )
@@ -61,7 +69,19 @@ def faults(made: Compiled, capability: int) -> str:
     limit = SHARED_KIB[capability] * 1024
     if made.shared > limit:
         return f"it takes {made.shared} bytes of shared memory, and there are {limit}"
-    return f"{made.spills} registers are spilled" if made.spills else ""
+    if made.spills or made.put_aside > _FEW:
+        return f"registers are spilled, {made.spills} times in loops and {made.put_aside} times elsewhere"
+    return ""
+
+
+def _count_spills(code: str) -> tuple[int, int]:
+    """How many instructions spill registers: within loops, which end with a jump to before, and elsewhere."""
+    lines = [(int(address, 16), text) for address, text in _LINE.findall(code)]
+    jumps = [(int(jump[1], 16), address) for address, text in lines if (jump := _JUMP.search(text))]
+    loops = [(first, last) for first, last in jumps if first <= last]
+    spills = [address for address, text in lines if _SPILL.search(text)]
+    within = sum(any(first <= address <= last for first, last in loops) for address in spills)
+    return within, len(spills) - within
 
 
 def _read_cubin(option: str, path: str) -> str:

@@ -53,7 +53,7 @@ def bind(card: Card) -> dict[str, Callable[..., Any]]:
         turned = _prepare(q, latent, cache, context, cos_sin, nope, rank)
         out = torch.empty(tokens, heads, each - nope, dtype=q.dtype, device=q.device)
         parted = _in_parts(heads, latent.shape[1], max(nope, each - nope))
-        planned = launches(card, context, (parted, q.dtype, cache.dtype))
+        planned = launches(card, context, (parted, q.dtype, True))
         if few := [blocks for blocks in planned if blocks.prompt is None]:
             wide = torch.empty(tokens, heads, rank, dtype=q.dtype, device=q.device)
             torch.bmm(q[:, :, :nope].transpose(0, 1), up[:, :nope], out=wide.transpose(0, 1))

@@ -44,7 +44,7 @@ def plan_latents(
     made = (counts > FEW_QUERIES) & (lengths * heads.queries <= MOST_MADE)
     launches: list[tuple[Blocks, Tiles]] = []
     if not made.all():
-        short, long = (latent_tiles(capability, dtype, short=short) for short in (True, False))
+        short, long = (latent_tiles(dtype, short=short) for short in (True, False))
         planned = plan_prompts_and_decodes(new, total, heads, short, long, processors, made)
         launches = [(blocks, short if blocks.short else long) for blocks in planned]
     tiles = made_tiles(capability, dtype, heads.made)

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,23 @@ def assert_right(variants: list[Variant], capability: int) -> None:
     assert [variant for variant in variants if variant.fault] == []
     wrong = [each for each in variants if each.matrix_unit != expected_unit(each, capability)]
     assert wrong == []
+
+
+CODE = """
+        /*0000*/                   STL [R1], R2 ;                       /* 0x0000000201007387 */
+                                                                        /* 0x000fe20000100800 */
+        /*0010*/                   IADD3 R3, R3, 0x1, RZ ;              /* 0x0000000103037810 */
+        /*0020*/                   LDL.LU R2, [R1] ;                    /* 0x0000000001027983 */
+        /*0030*/              @!P0 BRA 0x10 ;                           /* 0xfffffffc00008947 */
+        /*0040*/                   LDL R2, [R1+0x4] ;                   /* 0x0000040001027983 */
+        /*0050*/                   BRA 0x50;                            /* 0xfffffff000007947 */
+"""
+
+
+def test_registers_that_are_spilled_in_loops_are_told_from_others() -> None:
+    count = import_module("worker.kernels.cuda.ahead.machine_code")._count_spills
+    assert count(CODE) == (1, 2)
+    assert count(CODE.replace("BRA 0x10", "BRA 0x40")) == (0, 3)
 
 
 DRAWS = {"survey_groups", "draw_row"}

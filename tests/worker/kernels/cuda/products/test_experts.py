@@ -51,8 +51,15 @@ def drawn(form: str) -> tuple[list[Matrix], list[Matrix]]:
             return ups, [replace(grouped(SIZE, INNER), order=order) for order in orders]
 
 
+def poisoned(matrix: Matrix) -> Matrix:
+    """The same without numbers: nothing may be computed with it."""
+    if isinstance(matrix, Grouped):
+        return replace(matrix, scales=torch.full_like(matrix.scales, torch.nan))
+    return torch.full_like(matrix, torch.nan)
+
+
 def choices(tokens: int, chosen: int) -> tuple[Tensor, Tensor]:
-    """No token chooses the expert 1."""
+    """No token chooses the expert 1, whose matrices and biases are NaN."""
     allowed = torch.tensor([0, 2, 3, 4])
     ids = torch.stack([allowed[torch.randperm(4)[:chosen]].sort().values for _ in range(tokens)])
     return ids.int(), torch.rand(tokens, chosen)
@@ -69,6 +76,8 @@ def test_experts_are_those_of_the_reference(form: str, tokens: int, monkeypatch:
     plain = [[widen(matrix).double() for matrix in matrices] for matrices in (ups, downs)]
     exact = {name: bias.double() for name, bias in biases.items()}
     expected = expert_reference.experts(x.double(), ids, weights, *plain, "silu", **exact)
+    for part in (ups, downs, *biases.values()):
+        part[1] = torch.nan if isinstance(part, Tensor) else poisoned(part[1])
     packed = [
         OPERATIONS["collect_experts"]([parameter(matrix) for matrix in matrices]) for matrices in (ups, downs)
     ]

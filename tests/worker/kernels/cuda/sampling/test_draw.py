@@ -10,7 +10,7 @@ from torch import Tensor
 
 from worker.kernels.cuda.launch import collecting
 from worker.kernels.cuda.sampling import draw as by_triton
-from worker.sampling.draw import Draws, draw_fully
+from worker.sampling.draw import Draw, Draws, draw_fully
 from worker.sampling.groups import BY_TORCH, GroupedLogits
 from worker.sampling.points import uniform
 
@@ -77,6 +77,59 @@ def test_the_same_tokens_are_drawn(rows: int, share: float, width: int, spread: 
     grouped = GroupedLogits(some_logits(rows, width, spread), BY_TORCH)
     wanted = draws_of_all_options(rows, share)
     assert by_triton.draw(grouped, wanted).tolist() == draw_fully(grouped, wanted).tolist()
+
+
+def kept_shares(logits: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
+    """The probability of each token in float64, straight from what the filters mean."""
+    shares = (logits.double().cpu() / temperature).softmax(0)
+    ordered, tokens = shares.sort(descending=True)
+    if top_k:
+        ordered[top_k:] = 0
+    before = ordered.cumsum(0) - ordered
+    ordered[before >= top_p * ordered.sum()] = 0
+    return torch.zeros_like(shares).scatter(0, tokens, ordered / ordered.sum())
+
+
+def assert_drawn_by(shares: Tensor, tokens: Tensor) -> None:
+    """Pearson's test: the counts of tokens differ from what is expected as much as chance makes them.
+
+    The bounds are those that one in a thousand such tests passes on either side (Wilson and Hilferty).
+    """
+    counts = torch.bincount(tokens.cpu().long(), minlength=len(shares))
+    expected = shares * len(tokens)
+    assert counts[shares == 0].sum() == 0
+    assert expected[shares > 0].min() >= 5, "or the bounds are not those of counts"
+    distance = ((counts - expected).square() / expected)[shares > 0].sum()
+    freedom = int((shares > 0).sum()) - 1
+    low, high = (
+        freedom * (1 - 2 / (9 * freedom) + side * (2 / (9 * freedom)) ** 0.5) ** 3 for side in (-3.09, 3.09)
+    )
+    assert low < distance < high
+
+
+@pytest.mark.parametrize(
+    ("drawn_by", "count", "width", "top_k", "top_p", "growing"),
+    [
+        (by_triton.draw, 200, 10, 0, 1.0, "indices"),
+        (draw_fully, 200_000, 60, 0, 1.0, "seeds"),
+        (draw_fully, 200_000, 60, 0, 1.0, "indices"),
+        (draw_fully, 20_000, 60, 40, 0.9, "indices"),
+    ],
+)
+def test_tokens_come_as_often_as_they_should(
+    drawn_by: Draw, count: int, width: int, top_k: int, top_p: float, growing: str
+) -> None:
+    """Requests have a seed each, and a long text the indices of its tokens: both are as good as chance.
+
+    The rule on the host draws more often, and the kernel draws its tokens.
+    """
+    logits, temperature = torch.randn(width, generator=torch.Generator().manual_seed(3)), 1.3
+    numbers, same = np.arange(count, dtype=np.uint64), np.zeros(count, dtype=np.uint64)
+    points = uniform(numbers, same) if growing == "seeds" else uniform(same + 7, numbers)
+    wanted = draws([top_k] * count, [top_p] * count, [0.0] * count, [temperature] * count)
+    wanted.points.copy_(torch.from_numpy(points)[:, None])
+    grouped = GroupedLogits(logits.expand(count, -1).contiguous().to(DEVICE), BY_TORCH)
+    assert_drawn_by(kept_shares(logits, temperature, top_k, top_p), drawn_by(grouped, wanted))
 
 
 @pytest.mark.parametrize(("top_k", "top_p", "min_p"), [(0, 1.0, 0.0), (20, 1.0, 0.0), (0, 0.9, 0.0)])

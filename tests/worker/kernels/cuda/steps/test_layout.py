@@ -15,7 +15,7 @@ from worker.tables.slots import Slots
 from worker.tables.staging import Packet
 
 CARD = Card(90, 132)
-KEY = (Heads(8, 2, 64), torch.bfloat16, torch.bfloat16)
+KEY = (Heads(8, 2, 64), torch.bfloat16, True)
 
 
 def buffer(words: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -216,7 +216,7 @@ def test_rows_that_sample_nothing_write_no_token(
     assert device.graphs.replayed == replayed
 
 
-KEY: PlanKey = (Heads(8, 2, 64), torch.bfloat16, torch.bfloat16)
+KEY: PlanKey = (Heads(8, 2, 64), torch.bfloat16, True)
 SLOTS, BLOCK = 5, 4
 
 
