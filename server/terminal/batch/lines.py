@@ -126,7 +126,7 @@ class Output:
 
 def _keep_final(path: Path) -> set[str]:
     """Takes from an output what has to be done again; returns the custom_ids of the rest."""
-    if not path.exists():
+    if not path.is_file():  # a pipe, such as /dev/stdout, holds no earlier answers, and reading it would wait
         return set()
     lines = path.read_bytes().split(b"\n")
     kept = [(output["custom_id"], line) for line, output in _outputs(lines, path) if is_final(output)]

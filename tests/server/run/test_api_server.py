@@ -9,6 +9,8 @@ from typing import Any, cast
 
 import pytest
 
+from server.commands import bind
+from server.options.table import parse
 from server.run.api_server import ApiServer
 from server.run.messages import NOTHING_LEFT
 from worker.child import BROKE
@@ -50,3 +52,11 @@ async def test_draining_says_how_long_it_waits_and_how_to_end_at_once(
         await ApiServer._drain(cast("Any", server))
     told = f"stopping: {named} may finish for up to 25 s; a second Ctrl-C or SIGTERM cuts them off"
     assert caplog.messages == ([told, f"stopping: {named} cut off"] if named else [])
+
+
+def test_the_start_tells_the_port_that_was_taken() -> None:
+    config = parse(["--port", "0"], {})
+    with bind(config) as listener:
+        server = SimpleNamespace(_config=config, _listener=listener)
+        port = listener.getsockname()[1]
+        assert port and ApiServer._where(cast("Any", server)) == f"http://127.0.0.1:{port} (docs: /docs)"

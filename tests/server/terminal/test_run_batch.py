@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,19 @@ def test_a_half_done_output_is_gone_on_with(
     assert batch(source, out, "--url", "http://127.0.0.1:1") == 0  # nothing is left to ask
     assert out.read_bytes() == before
     assert "all 6 were answered before" in capsys.readouterr().err
+
+
+def test_an_output_that_is_no_file_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading /dev/stdout would wait for ever if it is a pipe or a terminal."""
+
+    def wait_for_ever(path: Path) -> bytes:
+        raise AssertionError(f"{path} is read")
+
+    monkeypatch.setattr(Path, "read_bytes", wait_for_ever)
+    output = Output(Path(os.devnull))
+    output.add(answered("id", "a", 200, {}))
+    output.close()
+    assert output.done == set()
 
 
 def test_another_file_is_not_taken_for_an_output(tmp_path: Path) -> None:
