@@ -50,14 +50,14 @@ class MixedStep:
         slots: Slots,
         kinds: Sequence[PlanKey],
         buffer: Tensor,
-        all: Tokens,
+        largest: Tokens,
     ) -> None:
         """`samples`: the most rows whose tokens a graph chooses; `kinds` of heads that the model has.
 
-        `all`: the tensors of the largest step.
+        `largest`: the tensors of the largest step, of which smaller ones take the beginning.
         """
         self._card, self._slots, self._buffer = card, slots, buffer
-        rows = min(tokens, len(all.block_table))
+        rows = min(tokens, len(largest.block_table))
         self.rows, self.samples = rows, min(samples, rows, MOST_SAMPLES)
         self._rooms: dict[PlanKey, list[tuple[Room, Tiles]]] = {
             key: plan_room(card, key, tokens, rows, slots.max_len) for key in kinds
@@ -74,7 +74,7 @@ class MixedStep:
         """The last tokens of the rows that sample, and their slots."""
         self._types = None if slots.paged else columns[6]
         self._blocks = columns[len(self._fixed) :]
-        self._tokens = all.first(tokens, rows)
+        self._tokens = largest.first(tokens, rows)
         self._context = self._open_context()
 
     def clear(self) -> None:

@@ -13,6 +13,7 @@ cannot make one must leave no other waiting for its part of an exchange. Each gr
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
@@ -22,6 +23,8 @@ import torch
 
 from worker.kernels.cuda.steps.capture import Capture
 from worker.ranks.groups import Groups
+
+logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -77,6 +80,7 @@ class Recorder:
         try:
             made = attempt()
         except Exception as error:  # of the model's own code, too
+            logger.debug("a graph cannot be made", exc_info=True)
             reason = str(error)  # the error itself would keep all that was made alive
             outcome = _Outcome.NO_MEMORY if _is_short_of_memory(error) else _Outcome.IMPOSSIBLE
         lowest = self._groups.minimum(int(outcome))

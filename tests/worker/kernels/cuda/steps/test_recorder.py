@@ -70,6 +70,15 @@ def test_a_rank_alone_warms_up_once() -> None:
     assert attempts.done == ["warm-up", "capture"]
 
 
+def test_the_log_says_where_a_graph_failed_if_it_is_asked_for_details(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The reason alone, such as "list index out of range", does not tell it."""
+    caplog.set_level("DEBUG")
+    record(Attempts(0, IndexError("list index out of range")), Groups())
+    assert "in _note" in caplog.text
+
+
 def test_ranks_rehearse_and_warm_up_together_before_they_capture(groups: list[Groups]) -> None:
     attempts = [Attempts(), Attempts()]
     made = at_once(record, attempts, groups)
