@@ -182,8 +182,9 @@ class ChatChunkChoice(msgspec.Struct, kw_only=True):
     @property
     def is_empty(self) -> bool:
         """Whether a client learns nothing from it."""
-        has_ids = not isinstance(self.token_ids, UnsetType) and bool(self.token_ids)
-        return self.finish_reason is None and self.logprobs is None and not has_ids and self.delta == _NOTHING
+        if self.finish_reason is not None or self.logprobs is not None or self.delta != _NOTHING:
+            return False
+        return isinstance(self.token_ids, UnsetType) or not self.token_ids
 
 
 class ChatChunk(msgspec.Struct, kw_only=True):

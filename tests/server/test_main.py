@@ -22,7 +22,8 @@ sys.meta_path.insert(0, Interrupt())
 
 @pytest.mark.parametrize("name", ["main", "serve", "bench"])
 def test_ctrl_c_while_the_commands_are_imported_is_no_traceback(name: str) -> None:
-    code = f"{INTERRUPTED_IMPORT}from server.main import {name}\n{name}()"
+    not_ignored = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    code = f"{not_ignored}\n{INTERRUPTED_IMPORT}from server.main import {name}\n{name}()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
