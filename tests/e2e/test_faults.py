@@ -151,13 +151,13 @@ def test_an_api_process_that_is_given_up(leaves: bool) -> None:
         assert server.terminate() == 0
 
 
-def test_the_folder_of_a_killed_server_is_removed_by_the_next_start(tmp_path: Path) -> None:
-    place = {"TMPDIR": str(tmp_path)}
+def test_the_folder_of_a_killed_server_is_removed_by_the_next_start(short_path: Path) -> None:
+    place = {"TMPDIR": str(short_path)}
     with serving("demo", *SMALL, env=place) as server:
         server.process.kill()
         server.process.wait()
-    [left] = tmp_path.glob("facet-*")
+    [left] = short_path.glob("facet-*")
     with serving("demo", *SMALL, env=place) as server:
-        assert not left.exists() and len(list(tmp_path.glob("facet-*"))) == 1
+        assert not left.exists() and len(list(short_path.glob("facet-*"))) == 1
         assert server.terminate() == 0
-    assert list(tmp_path.glob("facet-*")) == []
+    assert list(short_path.glob("facet-*")) == []

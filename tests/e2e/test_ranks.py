@@ -37,13 +37,13 @@ def test_two_ranks_serve_as_one_and_the_loss_of_one_is_named(demo: LiveServer) -
         assert text(server) == text(demo), "others are started in their place"
 
 
-def test_a_start_that_is_ended_leaves_nothing_behind(tmp_path: Path) -> None:
-    server = LiveServer(*TWO, env={"TMPDIR": str(tmp_path)})
+def test_a_start_that_is_ended_leaves_nothing_behind(short_path: Path) -> None:
+    server = LiveServer(*TWO, env={"TMPDIR": str(short_path)})
     try:
-        wait_until(lambda: any(tmp_path.glob("facet-*/facet-*")), 20, server.output)
+        wait_until(lambda: any(short_path.glob("facet-*/facet-*")), 20, server.output)
         children = server.children()
         assert server.terminate(10) == 0
-        assert list(tmp_path.iterdir()) == []
+        assert list(short_path.iterdir()) == []
         wait_until(lambda: not any(map(alive, children)), 2)
     finally:
         server.close()

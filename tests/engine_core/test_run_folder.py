@@ -23,31 +23,31 @@ signal.pause()
 """
 
 
-def test_it_is_private_and_named_after_its_owner(tmp_path: Path) -> None:
-    first, second = RunFolder(tmp_path), RunFolder(tmp_path)
+def test_it_is_private_and_named_after_its_owner(short_path: Path) -> None:
+    first, second = RunFolder(short_path), RunFolder(short_path)
     assert first.path.name.startswith(f"facet-{os.getpid()}-")
     assert second.path.name == f"{first.path.name}-1"
     assert first.path.stat().st_mode & 0o777 == 0o700
     first.remove()
     second.remove()
-    assert list(tmp_path.iterdir()) == []
+    assert list(short_path.iterdir()) == []
 
 
-def test_those_of_killed_owners_are_removed_and_no_others(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", OWNER, str(tmp_path)]
+def test_those_of_killed_owners_are_removed_and_no_others(short_path: Path) -> None:
+    command = [sys.executable, "-c", OWNER, str(short_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
         theirs = Path(owner.stdout.readline().strip())
-        strangers = [tmp_path / "facet-abcdefgh", tmp_path / "facet-notes-1", tmp_path / "other"]
+        strangers = [short_path / "facet-abcdefgh", short_path / "facet-notes-1", short_path / "other"]
         for folder in strangers:
             folder.mkdir()
-        (tmp_path / "facet-1-1").symlink_to(tmp_path / "other")
-        mine = RunFolder(tmp_path)
+        (short_path / "facet-1-1").symlink_to(short_path / "other")
+        mine = RunFolder(short_path)
         assert (theirs / "0.requests").exists(), "its owner lives"
         owner.send_signal(signal.SIGKILL)
         owner.wait()
         assert theirs.exists()
-    RunFolder(tmp_path).remove()
+    RunFolder(short_path).remove()
     assert not theirs.exists()
     assert mine.path.exists() and all(folder.exists() for folder in strangers)
     mine.remove()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
+from recorded_nccl import EXCHANGES
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
@@ -22,8 +23,6 @@ Result = TypeVar("Result")
 _aten = torch.ops.aten
 _WAITS = (_aten._local_scalar_dense.default, _aten.nonzero.default, _aten.lift_fresh.default)
 """Operations that wait for the device, or bring numbers from the host: a card refuses to capture them."""
-EXCHANGES = "ranks"
-"""The namespace of operations that exchange tensors with other ranks, in place."""
 _UNWRITTEN = (_aten.empty.memory_format, _aten.empty_like.default, _aten.new_empty.default)
 
 

@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from recorded_graphs import EXCHANGES
 from torch import Tensor
 
 from worker.ranks.groups import HostGroup, Membership, Transfer
 
+EXCHANGES = "ranks"
+"""The namespace of operations that exchange tensors with other ranks, in place."""
 _numbers = count()
 _groups: dict[int, HostGroup] = {}
 _library = torch.library.Library(EXCHANGES, "DEF")

@@ -153,6 +153,7 @@ async def test_clients_of_a_unix_socket_have_a_name_in_the_log(
     listener = bind(frontend.config)
     server = HttpServer(frontend.config, frontend)
     log = logging.getLogger("uvicorn.access")
+    log.addHandler(caplog.handler)  # whoever has set up uvicorn's own logs keeps them from the others
     try:
         with caplog.at_level(logging.INFO):
             task = asyncio.create_task(server.serve([listener]))
@@ -163,5 +164,6 @@ async def test_clients_of_a_unix_socket_have_a_name_in_the_log(
             server.end()
             await task
     finally:
+        log.removeHandler(caplog.handler)
         log.filters = [one for one in log.filters if not isinstance(one, UnixClients)]
     assert 'unix - "GET /live HTTP/1.1" 200' in caplog.messages

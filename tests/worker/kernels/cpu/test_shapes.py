@@ -58,7 +58,7 @@ FITTING = {"q": heads(HEADS), "k": heads(KV_HEADS), "v": heads(KV_HEADS), "kv": 
         {"q_norm": torch.ones(DIM // 2), "k_norm": torch.ones(DIM)},
         {"q_norm": torch.ones(DIM), "k_norm": torch.ones(1)},
     ],
-    ids=str,
+    ids=lambda wrong: ", ".join(f"{name} {tuple(each.shape)}" for name, each in wrong.items()),
 )
 def test_heads_and_the_cache(table: Table, wrong: dict[str, Tensor]) -> None:
     table["rotary_and_cache"](**FITTING, context=STEP, prep=HeadPrep(torch.ones(TOKENS, DIM)))
