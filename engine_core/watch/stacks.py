@@ -46,7 +46,7 @@ def descendants(pid: int) -> Iterator[int]:
     children: dict[int, list[int]] = {}
     for entry in _PROCESSES.glob("[0-9]*/stat"):
         with suppress(OSError):
-            parent = int(entry.read_text().rpartition(")")[2].split()[1])
+            parent = int(entry.read_bytes().rpartition(b")")[2].split()[1])
             children.setdefault(parent, []).append(int(entry.parent.name))
     frontier = [pid]
     while frontier:

@@ -145,9 +145,13 @@ class LiveServer:
 def serving(
     *args: str, env: dict[str, str] | None = None, command: Sequence[str] = COMMAND
 ) -> Iterator[LiveServer]:
+    """A server that is ready. What it printed is shown if the test fails."""
     server = LiveServer(*args, env=env, command=command)
     try:
         yield server.wait_ready()
+    except BaseException:
+        print(server.output())
+        raise
     finally:
         server.close()
 

@@ -2,8 +2,8 @@
 
 The page is a file of the run's private folder that both have mapped: writing to it is a few stores and no
 system call, so that it costs a step a microsecond, and a process that stands still is seen by what it does
-not write. A reader may meet an entry that is half written: it acts on what
-it has seen several times only.
+not write. A reader may meet an entry that is in part the one before: it acts on what it has seen several
+times only.
 """
 
 from __future__ import annotations
@@ -86,7 +86,9 @@ class ProgressWriter:
         self._write(WORKING, number, tokens, since, usual)
 
     def _write(self, state: int, number: int, tokens: int, since: float, usual: float) -> None:
-        _ENTRY.pack_into(self._memory, self._offset, self._pid, state, number, tokens, since, usual)
+        # Not packed in place: that clears the entry first, and a process stopped there would seem to start.
+        entry = _ENTRY.pack(self._pid, state, number, tokens, since, usual)
+        self._memory[self._offset : self._offset + _ENTRY.size] = entry
 
 
 class StepProgress:

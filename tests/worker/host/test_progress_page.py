@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,22 @@ def test_another_process_is_read(page: ProgressPage) -> None:
     own, other = page.entries()
     assert (own.pid, own.state) == (os.getpid(), IDLE)
     assert other[1:] == (WORKING, 5, 20, 1.5, 0.25) and other.pid not in (0, own.pid)
+
+
+def test_a_process_that_is_stopped_while_it_writes_does_not_seem_to_start(page: ProgressPage) -> None:
+    code = (
+        "import sys; from worker.host.progress_page import ProgressWriter\n"
+        "writer, number = ProgressWriter(sys.argv[1]), 0\n"
+        "while True: number += 1; writer.working(number, 1, 1.5, 0.25)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, page.path]) as writing:
+        while not page.read(0).pid:
+            time.sleep(0.01)
+        seen: set[tuple[int, int]] = set()
+        while page.read(0).number < 500_000:
+            seen.add(page.read(0)[:2])
+        writing.kill()
+    assert seen == {(writing.pid, WORKING)}
 
 
 def test_whoever_wrote_before_writes_no_more(page: ProgressPage) -> None:
