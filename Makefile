@@ -9,6 +9,9 @@ SITE := .venv-docs
 INSTALLED := $(VENV)/.installed
 MODEL ?=
 ARGS ?=
+# Tests run in so many processes, four at most, in which torch has one thread: its threads wait for each other, and those
+# of two processes would keep each other waiting. `PARALLEL=` runs one process, which debuggers need.
+PARALLEL ?= -n logical --maxprocesses 4 --dist worksteal
 
 .PHONY: serve test test-lowest clients few-clients client-tests deploy-tools docs-tools site check format docs pictures compare soak gpu-check clean
 
@@ -16,7 +19,7 @@ serve: $(INSTALLED)
 	$(BIN)/facet serve $(MODEL) $(ARGS)
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 # The oldest versions that pyproject.toml allows, in a virtual environment of their own. Kernels are left out: they need
 # torch and a C compiler only, which are the same ones.
@@ -26,7 +29,7 @@ test-lowest:
 	$(LOWEST)/bin/python -m pip install --quiet torch==2.13.0
 	$(LOWEST)/bin/python tests/support/lowest.py > $(LOWEST)/constraints.txt
 	$(LOWEST)/bin/python -m pip install --quiet -c $(LOWEST)/constraints.txt -e '.[test]'
-	$(LOWEST)/bin/python -m pytest --ignore=tests/worker/kernels $(ARGS)
+	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest $(PARALLEL) --ignore=tests/worker/kernels $(ARGS)
 
 # Clients that need other versions than the tests do, in virtual environments of their own, against our server. lm-eval has
 # another one, since it needs transformers; the JavaScript package comes from npm, if there is one. CI runs the first few.
