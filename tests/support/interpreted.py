@@ -64,6 +64,7 @@ def _interpret() -> None:
     setattr(interpreter.InterpreterBuilder, "create_dot", dot)  # noqa: B010
     setattr(interpreter.InterpreterBuilder, "create_fp_to_fp", converted)  # noqa: B010
     _find_members_once(interpreter)
+    _take_shortcuts(interpreter)
 
 
 def _find_members_once(interpreter: Any) -> None:
@@ -82,6 +83,32 @@ def _find_members_once(interpreter: Any) -> None:
     from triton.language.core import is_builtin
 
     interpreter._patch_builtin = patch
+
+
+def _take_shortcuts(interpreter: Any) -> None:
+    """Half of the rest goes into what it does anew for each operation and each function that is called."""
+    builder, function = interpreter.interpreter_builder, interpreter.InterpretedFunction
+    find, call = interpreter._get_np_dtype, function.__call__
+    types: dict[str, Any] = {}
+    patched: set[str] = set()
+
+    def found_once(kind: Any) -> Any:
+        name = kind.scalar.name
+        if name not in types:
+            types[name] = find(kind)
+        return types[name]
+
+    def called(self: Any, *arguments: Any, **options: Any) -> Any:
+        """The kernel's launch patches what our modules know; what only Triton's do is never put back."""
+        module = self.fn.__module__
+        if module in patched or not module.startswith("triton."):
+            return self.rewrite()(*arguments, **options)
+        patched.add(module)
+        return call(self, *arguments, **options)
+
+    builder.options = replace(builder.options, sanitize_overflow=False)  # numbers in tests are small
+    interpreter._get_np_dtype = found_once
+    function.__call__ = called
 
 
 if DEVICE.type == "cpu":
