@@ -13,6 +13,7 @@ from gguf_pairs import Pair, Recipe, write_pair
 from live import LiveServer, serving
 
 from facet import LLM, SamplingParams
+from worker.kernels.cpu.library import levels_here, open_library
 
 SIZES: dict[str, object] = {"hidden_size": 64, "intermediate_size": 96}
 SMALL = ("--dtype", "float32", "--kv-cache-memory-bytes", "16M")
@@ -37,7 +38,10 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 @pytest.fixture(scope="module")
 def server(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    cache = tmp_path_factory.mktemp("cache")  # a server whose first start this is
+    cache = tmp_path_factory.mktemp("cache")  # a server whose first start this is, but for compiled kernels
+    (cache / "facet").mkdir()
+    for level in levels_here()[:1]:
+        shutil.copy2(open_library(level).path, cache / "facet")
     tasks = ("--tasks", "generate,embed")
     with serving(str(pair.file), *SMALL, *FOUR_RANKS, *tasks, env={"XDG_CACHE_HOME": str(cache)}) as server:
         yield server

@@ -15,5 +15,6 @@ def level(request: pytest.FixtureRequest) -> Iterator[str]:
     """A level of processor, and random shapes that depend on the test's name alone."""
     torch.manual_seed(0)
     random.seed(request.node.name)
+    use_threads(request.param, 1)
     yield request.param
     use_threads(request.param, 1)

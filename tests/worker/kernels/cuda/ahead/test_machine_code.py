@@ -153,13 +153,6 @@ ROUNDED = {"round_rows", "multiply_rounded"}
 """Kernels of e4m3, which cards before 8.9 do not start: they widen what is stored in it."""
 
 
-def test_a_decoder_compiles_ahead(tmp_path: Path) -> None:
-    variants = compiled(90, [(decoder(tmp_path), ["bfloat16"], False)])
-    known = {"norm", "activate", "prepare_and_cache", "attend", "join"} | DRAWS | LAYOUTS
-    assert {variant.kernel for variant in variants} == known
-    assert_right(variants, 90)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 100)
 @pytest.mark.parametrize("capability", CAPABILITIES)
