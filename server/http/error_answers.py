@@ -67,7 +67,8 @@ def _type_of(status: int) -> str:
 def _from_http(request: Request, error: HTTPException) -> ApiError:
     message = error.detail
     if error.status_code == 404:
-        message = f"There is no {request.url.path} here; GET /docs lists what there is."
+        advice = "; GET /docs lists what there is" if request.app.openapi_url else ""
+        message = f"There is no {request.url.path} here{advice}."
     elif error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "another method")
         message = f"{request.url.path} does not take {request.method}; use {allowed}."

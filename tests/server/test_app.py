@@ -177,13 +177,15 @@ async def test_there_is_no_documentation_if_it_is_switched_off(ready: GetReady) 
             assert (await http.get(path)).status_code == 200
     async with connect(await ready("--disable-fastapi-docs")) as http:
         for path in ("/docs", "/openapi.json"):
-            assert (await http.get(path)).status_code == 404
+            answer = await http.get(path)
+            assert (answer.status_code, error_of(answer)["message"]) == (404, f"There is no {path} here.")
 
 
 async def test_errors_of_the_framework_have_our_shape(ready: GetReady) -> None:
     async with connect(await ready()) as http:
         error = error_of(await http.get("/nothing"))
         assert (error["type"], error["code"]) == ("NotFoundError", 404)
+        assert error["message"] == "There is no /nothing here; GET /docs lists what there is."
         response = await http.put("/v1/completions")
         assert response.status_code == 405
         assert response.headers["allow"] == "POST"
