@@ -143,14 +143,17 @@ class ReadPages:
 
     _PARTS = 64
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, least: int = 16 << 20) -> None:
+        """`least`: the bytes of a part. It takes a millisecond to give one back."""
+        size = sum(path.stat().st_size for path in folder.glob("*") if path.is_file())
+        self._parts = min(self._PARTS, size // least)
         self._folder = folder
         self._given_back = 0
 
     def follow(self, fraction: float) -> None:
         """Give pages back whenever another part of the files has been read; `fraction` of them is done."""
-        if int(fraction * self._PARTS) > self._given_back:
-            self._given_back = int(fraction * self._PARTS)
+        if int(fraction * self._parts) > self._given_back:
+            self._given_back = int(fraction * self._parts)
             _give_back(self._folder)
 
 

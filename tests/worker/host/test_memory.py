@@ -190,7 +190,7 @@ def test_what_was_read_once_is_given_back(tmp_path: Path, linked: bool) -> None:
 def test_pages_are_given_back_while_others_are_read(tmp_path: Path) -> None:
     stored, values = tmp_path / "model.safetensors", torch.randn(256, 1024)
     save_file({str(number): values + number for number in range(8)}, stored)
-    source, pages = open_source(tmp_path, "auto"), ReadPages(tmp_path)
+    source, pages = open_source(tmp_path, "auto"), ReadPages(tmp_path, values.nbytes)
     read: list[Tensor] = []
     for number in range(8):
         read.append(source.tensors[str(number)].read(None))
@@ -206,7 +206,7 @@ def test_a_large_matrix_is_converted_by_pieces(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("models.checkpoint.files.CONVERTED_AT_ONCE", piece)
     stored, values = tmp_path / "model.safetensors", torch.randn(8001, 1024).half()  # no whole pieces
     save_file({"head": values}, stored)
-    pages, held, reports = ReadPages(tmp_path), list[int](), list[float]()
+    pages, held, reports = ReadPages(tmp_path, piece), list[int](), list[float]()
 
     def report(fraction: float) -> None:
         reports.append(fraction)

@@ -37,16 +37,23 @@ def bind(library: Library) -> Table:
 
 def _quantizing(library: Library | None, name: str) -> Table:
     """The operations of linear layers, which are all that quantization changes."""
-    scheme = quantized.find_scheme(name)
-    plain = quantized.table(scheme)
+    plain = quantized.table(quantized.find_scheme(name))
     if library is None:
         logger.warning("quantized weights save memory here, but cost time: they are widened in each step")
         return plain
-    table = linear.bind(library, scheme)
-    if names := check.wrong(table, plain):
+    table, names = check_quantizing(library, name)
+    if names:
         logger.error("%s: %s differ from what they should compute: torch does it", name, ", ".join(names))
         return plain
     return table
+
+
+@functools.cache
+def check_quantizing(library: Library, name: str) -> tuple[Table, list[str]]:
+    """The kernels of a quantization, and the names of those whose results are wrong; once in a process."""
+    scheme = quantized.find_scheme(name)
+    table = linear.bind(library, scheme)
+    return table, check.wrong(table, quantized.table(scheme))
 
 
 @functools.cache
