@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -376,9 +377,7 @@ _IN_NO_TABLE = ("Mistral4ForCausalLM",)
 def hf_model(folder: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
     """Hugging Face's model with its plainest attention, which knows soft-caps and windows."""
     architecture = json.loads((folder / "config.json").read_text()).get("architectures", [""])[0]
-    made: Any = transformers.AutoModelForCausalLM
-    if architecture in _IN_NO_TABLE:
-        made = getattr(transformers, architecture)
+    made = getattr(transformers, architecture if architecture in _IN_NO_TABLE else "AutoModelForCausalLM")
     model = made.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
     return model.eval()
 
@@ -389,12 +388,12 @@ def hf_logits(folder: Path, tokens: list[int]) -> Tensor:
     return hf_model(folder)(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].float()
 
 
+@torch.inference_mode()
 def hf_greedy(folder: Path, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
     """The `max_tokens` most likely tokens after each prompt, end-of-sequence tokens not minded."""
-    outputs = []
-    for prompt in prompts:
-        tokens = list(prompt)
-        for _ in range(max_tokens):
-            tokens.append(int(hf_logits(folder, tokens)[-1].argmax()))
-        outputs.append(tokens[len(prompt) :])
-    return outputs
+    rows = [list(prompt) for prompt in prompts]
+    for _ in range(max_tokens):
+        filled = torch.tensor([*zip_longest(*rows, fillvalue=0)]).T  # no token sees those after it
+        for row, found in zip(rows, hf_model(folder)(input_ids=filled, use_cache=False).logits, strict=True):
+            row.append(int(found[len(row) - 1].argmax()))
+    return [row[len(prompt) :] for row, prompt in zip(rows, prompts, strict=True)]
