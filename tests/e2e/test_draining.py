@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 
-import httpx
 import pytest
 from live import COMMAND, PATIENCE, LiveServer, events, serving, wait_until
 from probes import probing
@@ -26,7 +25,7 @@ ENDLESS = {**LONG, "max_tokens": 2000, "n": 8}
 @contextmanager
 def stream(server: LiveServer, body: dict[str, object]) -> Iterator[Iterator[str]]:
     """The events of a stream of which the first has come."""
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
+    with server.stream("/v1/completions", body) as response:
         data = events(response)
         next(data)
         yield data

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx
 import pytest
 from live import LiveServer, chunks, preemptions, serving
 
@@ -53,7 +52,7 @@ def whole(server: LiveServer, prompt: str, **options: object) -> list[dict]:
 def streamed(server: LiveServer, prompt: str, **options: object) -> list[dict]:
     body = {"prompt": prompt, "max_tokens": 24, "stream": True, **options}
     joined: dict[int, dict] = {}
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
+    with server.stream("/v1/completions", body) as response:
         assert response.status_code == 200, response.read()
         for chunk in chunks(response):
             for choice in chunk["choices"]:

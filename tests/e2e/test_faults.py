@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import httpx
 import pytest
 from live import COMMAND, LiveServer, alive, events, serving, wait_until
 from probes import probing
@@ -66,7 +65,7 @@ def test_requests_wait_for_a_killed_engine(server: LiveServer) -> None:
 
 
 def test_a_stream_whose_engine_is_killed_does_not_look_complete(server: LiveServer) -> None:
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=LONG, timeout=60) as response:
+    with server.stream("/v1/completions", LONG) as response:
         data = events(response)
         next(data)
         os.kill(server.engine_pid(), signal.SIGKILL)

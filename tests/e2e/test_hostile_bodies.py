@@ -52,10 +52,9 @@ def server() -> Iterator[LiveServer]:
 @pytest.mark.parametrize("name", BODIES)
 def test_others_are_answered_while_it_is_read(server: LiveServer, name: str) -> None:
     path, body = BODIES[name]
-    headers = {"content-type": "application/json"}
     before = seconds_computed(server)
     with ThreadPoolExecutor(1) as pool, httpx.Client(timeout=60) as other:
-        answer = pool.submit(httpx.post, server.url + path, content=body, headers=headers, timeout=60)
+        answer = pool.submit(server.post, path, body)
         while not answer.done():
             assert other.get(server.url + "/live").status_code == 200
             time.sleep(0.02)
@@ -69,10 +68,9 @@ def test_others_are_answered_while_it_is_read(server: LiveServer, name: str) -> 
 
 def test_memory_is_given_back(server: LiveServer) -> None:
     path, body = BODIES["texts"]
-    headers = {"content-type": "application/json"}
     before = memory(server)
     for _ in range(3):
-        httpx.post(server.url + path, content=body, headers=headers, timeout=60)
+        server.post(path, body)
     wait_until(lambda: memory(server) < before + MOST_MEMORY, 1)
 
 

@@ -58,7 +58,7 @@ def test_only_the_http_port_listens(demo: LiveServer):
 
 
 def test_sigterm_lets_a_stream_finish(server: LiveServer):
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=LONG, timeout=60) as response:
+    with server.stream("/v1/completions", LONG) as response:
         data = events(response)
         next(data)
         server.process.send_signal(signal.SIGTERM)
@@ -115,7 +115,7 @@ def test_no_child_survives_the_parent():
 
 def test_a_client_that_leaves_frees_its_place(server: LiveServer):
     longer = {**LONG, "max_tokens": 2000}  # than it takes the gauges to be told
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=longer, timeout=60) as response:
+    with server.stream("/v1/completions", longer) as response:
         data = events(response)  # held: an iterator that is dropped closes the response
         next(data)
         wait_until(lambda: gauge(server, "vllm:num_requests_running") == 1, 5)

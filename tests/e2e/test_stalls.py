@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import pytest
 from live import COMMAND, LiveServer, alive, events, serving, wait_until
 from probes import probing
@@ -51,7 +50,7 @@ def complete(server: LiveServer) -> str:
 def test_an_engine_that_hangs_is_replaced_and_its_streams_go_on() -> None:
     with serving("demo", *SMALL, command=hurried()) as server:
         expected = complete(server)
-        with httpx.stream("POST", f"{server.url}/v1/completions", json=LONG, timeout=SECONDS) as response:
+        with server.stream("/v1/completions", LONG, SECONDS) as response:
             data = events(response)
             next(data)
             engine = server.engine_pid()
@@ -124,7 +123,7 @@ def test_one_api_process_of_two_that_hangs_is_replaced() -> None:
 
 def test_a_pause_of_all_processes_harms_none() -> None:
     with serving("demo", *SMALL, command=hurried(2.0, 3.0)) as server:
-        with httpx.stream("POST", f"{server.url}/v1/completions", json=LONG, timeout=SECONDS) as response:
+        with server.stream("/v1/completions", LONG, SECONDS) as response:
             data = events(response)
             next(data)
             pids = [server.process.pid, *server.children()]

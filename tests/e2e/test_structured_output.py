@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
-import httpx
 import jsonschema
 import openai
 import pydantic
@@ -50,9 +49,7 @@ def body_of(schema: Schema, **more: Any) -> dict[str, Any]:
 def streamed(server: LiveServer, body: dict[str, Any]) -> list[tuple[str, str | None]]:
     """The text of each choice of a stream, and how it ended."""
     texts, ends = [""] * body.get("n", 1), [None] * body.get("n", 1)
-    with httpx.stream(
-        "POST", f"{server.url}/v1/chat/completions", json={**body, "stream": True}, timeout=150
-    ) as got:
+    with server.stream("/v1/chat/completions", {**body, "stream": True}, timeout=150) as got:
         assert got.status_code == 200
         for line in got.iter_lines():
             if line.startswith("data: {"):
@@ -141,12 +138,7 @@ def test_hostile_grammars_end_soon_and_harm_nobody(server: LiveServer) -> None:
     assert server.post("/v1/completions", first).status_code == 200
     for hostile in HOSTILE:
         body = json.dumps({"prompt": "a", "max_tokens": 20, "structured_outputs": hostile})
-        answer = httpx.post(
-            f"{server.url}/v1/completions",
-            content=body,
-            timeout=60,
-            headers={"content-type": "application/json"},
-        )
+        answer = server.post("/v1/completions", body.encode())
         assert answer.status_code in (200, 400), (str(hostile)[:80], answer.text)
         if answer.status_code == 400:
             error = answer.json()["error"]
