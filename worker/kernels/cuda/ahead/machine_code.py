@@ -14,12 +14,17 @@ import triton
 from worker.kernels.cuda.card import SHARED_KIB
 
 _MATRIX_UNIT = re.compile(r"\b(HMMA|HGMMA|QMMA|QGMMA|UTCHMMA|UTCQMMA)\b")
+_PRODUCT = re.compile(r"\b(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma)[\w.:]*")
+"""An instruction for the matrix unit in PTX, which the assembler makes machine code of."""
 _LINE = re.compile(r"^\s+/\*([0-9a-f]+)\*/\s+([^;]*);", re.MULTILINE)
 _JUMP = re.compile(r"\bBRA\b.*?0x([0-9a-f]+)")
 _SPILL = re.compile(r"\b(?:LDL|STL)\b")
 _FEW = 10
 """The instructions that may put registers aside around loops: they are no more than a few for a program."""
 _REGISTERS = re.compile(r"REG:(\d+) STACK:(\d+)")
+
+_units: dict[tuple[object, frozenset[str]], tuple[str, ...]] = {}
+"""The kinds of machine instructions that those of PTX became, for each card and all of PTX in one kernel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +55,20 @@ def inspect(name: str, made: Any) -> Compiled:
         usage = _REGISTERS.search(_read_cubin("-res-usage", file.name))
         assert usage is not None  # there is one kernel in the file
         registers, stack = map(int, usage.groups())
-        # To write all instructions down takes longer than to compile most kernels.
-        is_asked = stack > 0 or "mma" in made.asm["ptx"]
+        # To write all instructions down takes as long as to compile them: not for what other kernels told.
+        products = made.metadata.target.arch, frozenset(_PRODUCT.findall(made.asm["ptx"]))
+        is_asked = stack > 0 or products not in _units
         code = _read_cubin("-sass", file.name) if is_asked else ""
     spills, put_aside = _count_spills(code)
+    if products not in _units:
+        _units[products] = tuple(sorted(set(_MATRIX_UNIT.findall(code))))
     return Compiled(
         name,
         registers=registers,
         spills=spills,
         put_aside=put_aside,
         shared=made.metadata.shared,
-        matrix_unit=tuple(sorted(set(_MATRIX_UNIT.findall(code)))),
+        matrix_unit=_units[products],
     )
 
 
