@@ -74,7 +74,8 @@ def test_clients_are_told_to_go_elsewhere() -> None:
         kept.request("GET", "/live")
         assert kept.getresponse().read()
         server.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: server.get("/ready").status_code == 503, 5)
+        wait_until(lambda: "stopping: " in server.output(), 5)  # the supervisor says so by /ready before
+        assert server.get("/ready").status_code == 503
         answers: list[http.client.HTTPResponse] = []
         for each in (kept, fresh):
             with suppress(BrokenPipeError, http.client.RemoteDisconnected):  # it was idle for too long
