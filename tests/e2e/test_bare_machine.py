@@ -17,7 +17,8 @@ NEEDED = ("PYTHONPATH", "COVERAGE_PROCESS_START")
 def bare(*limits: str, **environment: str) -> list[str]:
     """The command under limits of the shell, and in an environment with nothing else."""
     kept = {name: os.environ[name] for name in NEEDED if name in os.environ}
-    variables = [f"{name}={value}" for name, value in {**kept, **environment}.items()]
+    given = {**kept, "FACET_CPU_THREADS": "1", **environment}  # threads of torch would wait for each other
+    variables = [f"{name}={value}" for name, value in given.items()]
     script = "; ".join((*(f"ulimit {limit}" for limit in limits), 'exec "$@"'))
     return ["/bin/bash", "-c", script, "bash", "/usr/bin/env", "-i", *variables, *COMMAND]
 
