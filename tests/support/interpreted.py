@@ -86,8 +86,8 @@ def _find_members_once(interpreter: Any) -> None:
 
 
 def _take_shortcuts(interpreter: Any) -> None:
-    """Half of the rest goes into what it does anew for each operation and each function that is called."""
-    builder, function = interpreter.interpreter_builder, interpreter.InterpretedFunction
+    """Much of the rest goes into tables made for each operation, and into patching what is patched."""
+    function = interpreter.InterpretedFunction
     find, call = interpreter._get_np_dtype, function.__call__
     types: dict[str, Any] = {}
     patched: set[str] = set()
@@ -106,7 +106,6 @@ def _take_shortcuts(interpreter: Any) -> None:
         patched.add(module)
         return call(self, *arguments, **options)
 
-    builder.options = replace(builder.options, sanitize_overflow=False)  # numbers in tests are small
     interpreter._get_np_dtype = found_once
     function.__call__ = called
 

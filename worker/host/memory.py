@@ -144,7 +144,7 @@ class ReadPages:
     _PARTS = 64
 
     def __init__(self, folder: Path, least: int = 16 << 20) -> None:
-        """`least`: the bytes of a part. It takes a millisecond to give one back."""
+        """`least`: the fewest bytes that are given back at once, which takes a millisecond."""
         size = sum(path.stat().st_size for path in folder.glob("*") if path.is_file())
         self._parts = min(self._PARTS, size // least)
         self._folder = folder

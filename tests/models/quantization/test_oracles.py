@@ -87,7 +87,7 @@ def measured(weight: Tensor, args: QuantizationArgs) -> dict[str, Tensor]:
     return {"weight": weight, "weight_scale": scale, "weight_zero_point": zero, **made}
 
 
-@torch.compiler.set_stance("force_eager")  # of one format it compiles a function, for half a minute
+@torch.compiler.set_stance("force_eager")  # it would compile a function for mxfp4
 def write_library(llama: Path, folder: Path, name: str) -> tuple[Path, Path]:
     """Have the library compress a checkpoint, and decompress what it made."""
     format, scheme = scheme_of(name)

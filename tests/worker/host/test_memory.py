@@ -18,6 +18,7 @@ from torch import Tensor
 
 from models.checkpoint.files import Cut, open_source
 from models.checkpoint.weights import open_weights
+from worker.host import memory
 from worker.host.memory import Arena, PageToucher, ReadPages, huge_pages, release_after_loading
 from worker.protocol import SeqStep, StepInput
 
@@ -198,6 +199,19 @@ def test_pages_are_given_back_while_others_are_read(tmp_path: Path) -> None:
         pages.follow((number + 1) / 8)
         assert resident(stored) <= values.nbytes
     assert all(torch.equal(tensor, values + number) for number, tensor in enumerate(read))
+
+
+@pytest.mark.parametrize(("least", "times"), [(16 << 20, 0), (1 << 20, 8), (1, 64)])
+def test_small_parts_of_files_are_given_back_together(
+    least: int, times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model.safetensors").write_bytes(bytes(8 << 20))
+    given_back: list[Path] = []
+    monkeypatch.setattr(memory, "_give_back", given_back.append)
+    pages = ReadPages(tmp_path, least)
+    for number in range(1000):
+        pages.follow((number + 1) / 1000)
+    assert len(given_back) == times
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="this system has no /proc")

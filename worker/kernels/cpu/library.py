@@ -2,7 +2,7 @@
 
 The sources in `csrc/` are compiled for each `Level` of processor, with that level's instructions; a wheel may
 carry the results in `built/`. Where it does not, a C compiler makes the one that this machine needs at first
-use, in half a minute on two cores, and it stays in a cache folder (`worker/host/machine.py`). Its name
+use, in some twenty seconds on two cores, and it stays in a cache folder (`worker/host/machine.py`). Its name
 holds a digest of sources and flags, so that a stale one is never found.
 """
 

@@ -24,7 +24,7 @@ _FEW = 10
 _REGISTERS = re.compile(r"REG:(\d+) STACK:(\d+)")
 
 _units: dict[tuple[object, frozenset[str]], tuple[str, ...]] = {}
-"""The kinds of machine instructions that those of PTX became, for each card and all of PTX in one kernel."""
+"""The kinds of instructions of the matrix unit, by the capability and by what PTX has for products."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +55,12 @@ def inspect(name: str, made: Any) -> Compiled:
         usage = _REGISTERS.search(_read_cubin("-res-usage", file.name))
         assert usage is not None  # there is one kernel in the file
         registers, stack = map(int, usage.groups())
-        # To write all instructions down takes as long as to compile them: not for what other kernels told.
+        # Writing all instructions down takes as long as compiling: for the same products once is enough.
         products = made.metadata.target.arch, frozenset(_PRODUCT.findall(made.asm["ptx"]))
         is_asked = stack > 0 or products not in _units
         code = _read_cubin("-sass", file.name) if is_asked else ""
     spills, put_aside = _count_spills(code)
-    if products not in _units:
+    if code:
         _units[products] = tuple(sorted(set(_MATRIX_UNIT.findall(code))))
     return Compiled(
         name,
