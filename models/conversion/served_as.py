@@ -133,7 +133,7 @@ class _Case:
 
     def pooling(self, convert: str) -> Conversion:
         if self.is_native:
-            self._check_native(convert)
+            self._tell_what_stays(convert)
             return self._as("pooling", "none", self.name)
         if convert == "none":
             raise ConfigError(
@@ -183,16 +183,20 @@ class _Case:
         override = f"""--hf-overrides '{{"architectures": ["{sibling}"]}}'"""
         return f"{message}; or, if the checkpoint has one, say {override}"
 
-    def _check_native(self, convert: str) -> None:
+    def _tell_what_stays(self, convert: str) -> None:
+        """Logs that a model which pools by itself keeps its own head, whatever `convert` asks for."""
         if convert in ("auto", "none", self.kind):
             return
         trunk = f"{self.stem}Model"
-        ways = [f"leave --convert out, and it will {_DOES[self.kind]}"]
+        way = ""
         if convert == "embed" and trunk in supported():
-            ways.append(f"""serve its trunk with --hf-overrides '{{"architectures": ["{trunk}"]}}'""")
-        raise ConfigError(
-            f"{self.name} cannot be converted with --convert {convert}, for it has no head but its own: "
-            + "; or ".join(ways)
+            way = f"""; to embed, serve its trunk with --hf-overrides '{{"architectures": ["{trunk}"]}}'"""
+        logger.warning(
+            "--convert %s changes nothing: %s keeps its own head, and will %s%s",
+            convert,
+            self.name,
+            _DOES[self.kind],
+            way,
         )
 
     def _as(self, runner: Runner, convert: Convert, architecture: str) -> Conversion:

@@ -107,7 +107,7 @@ class AsyncLLM:
         read = read_prompt(prompt)
         frontend = await self._ready()
         require_task(GENERATE, frontend.facts.tasks)
-        tokens = await _encode(read, frontend)
+        tokens = await _encode(read, sampling_params, frontend)
         name = uuid.uuid4().hex if request_id is None else request_id
         options: AddOptions = {"priority": priority, "salt": read.salt}
         if (asked := sampling_params.asked_form()) is not None:
@@ -302,10 +302,13 @@ def _without_bound(config: ServerConfig) -> ServerConfig:
     return msgspec.structs.replace(config, engine=engine)
 
 
-async def _encode(prompt: Prompt, frontend: Frontend) -> list[int]:
+async def _encode(prompt: Prompt, params: SamplingParams, frontend: Frontend) -> list[int]:
+    facts = frontend.facts
     if prompt.ids is not None:
-        frontend.facts.check_token_ids(prompt.ids, "prompt")
-        return prompt.ids
+        ids = params.cut_prompt(prompt.ids, facts)
+        facts.check_token_ids(ids, "prompt")
+        return ids
     text, tokenizer = prompt.text or "", frontend.tokenizer
-    tokenizer.check_text_length(text, frontend.facts)
-    return await tokenizer.encode_async(text)
+    if params.truncate_prompt_tokens is None:
+        tokenizer.check_text_length(text, facts)
+    return params.cut_prompt(await tokenizer.encode_async(text), facts)

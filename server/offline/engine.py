@@ -136,6 +136,7 @@ class LLMEngine:
         encoded = encode_prompts(prompts, self.tokenizer, add_special_tokens=add_special_tokens)
         requests: list[GenerationRequest] = []
         for request_id, prompt, tokens, sampling in zip(request_ids, prompts, encoded, params, strict=True):
+            tokens = sampling.cut_prompt(tokens, self.facts)
             self.facts.check_token_ids(tokens, "prompt")
             requests.append(
                 GenerationRequest(

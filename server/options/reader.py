@@ -211,7 +211,8 @@ class VllmFlag:
             return
         words = value if isinstance(value, list) else [value]
         if self.is_switch or any(str(word) not in self.neutral for word in words):
-            allowed = f"; leave it out, or give {' or '.join(self.neutral)}" if self.neutral else ""
+            shown = " or ".join(self.neutral)
+            allowed = f"; leave it out, or give {shown}" if shown else ""
             raise OptionError(f"{self.flag} {self.instead}{allowed}")
 
 
@@ -277,7 +278,7 @@ def _help(option: Option) -> str:
 
 def canonical(arguments: Iterable[str], parser: argparse.ArgumentParser) -> list[str]:
     """Write flags with dashes instead of underscores; an unknown flag is refused with the nearest one."""
-    known = set(parser._option_string_actions)  # pyright: ignore[reportPrivateUsage]
+    known = parser._option_string_actions  # pyright: ignore[reportPrivateUsage]
     words: list[str] = []
     for argument in arguments:
         if not argument.startswith("--") or argument == "--":
@@ -286,7 +287,8 @@ def canonical(arguments: Iterable[str], parser: argparse.ArgumentParser) -> list
         name, equals, value = argument.partition("=")
         flag = name.replace("_", "-")
         if flag not in known:
-            raise OptionError(f"there is no option {name}{_nearest(flag, known)}")
+            offered = [one for one, action in known.items() if action.help != argparse.SUPPRESS]
+            raise OptionError(f"there is no option {name}{_nearest(flag, offered)}")
         words.append(flag + equals + value)
     return words
 
@@ -331,7 +333,7 @@ def from_file(options: Sequence[Option], vllm_flags: Sequence[VllmFlag], path: P
         elif field in by_name:
             found[field] = by_name[field].value(given, f"{path}: {key}")
         else:
-            nearest = _nearest(field, [*by_name, *unsupported])
+            nearest = _nearest(field, by_name)
             raise OptionError(f"{path}: there is no option {key}{nearest}")
     return found
 
@@ -346,7 +348,7 @@ def from_keywords(
     for name, given in keywords.items():
         field = name.replace("-", "_")
         if field not in by_name and field not in unsupported:
-            nearest = _nearest(field, [*by_name, *unsupported], "they are those of `serve`")
+            nearest = _nearest(field, by_name, "they are those of `serve`")
             raise OptionError(f"there is no option {name}{nearest}")
         if given is None:
             continue
@@ -367,5 +369,5 @@ def _written(option: Option, given: object) -> object:
 
 
 def _nearest(name: str, known: Iterable[str], otherwise: str = "--help lists them") -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
     return f"; did you mean {near[0]}?" if near else f"; {otherwise}"

@@ -368,6 +368,11 @@ def _build(values: dict[str, object]) -> ServerConfig:
         )
     if bool(config.ssl_keyfile) != bool(config.ssl_certfile):
         raise OptionError("--ssl-keyfile and --ssl-certfile go together; give both or none")
+    if config.ssl_ca_certs and not config.ssl_certfile:
+        raise OptionError(
+            "--ssl-ca-certs asks clients for certificates, which plain HTTP cannot: "
+            "give --ssl-certfile and --ssl-keyfile too"
+        )
     if not config.host:
         raise OptionError("--host: an empty address would be all of them; write 0.0.0.0 if you mean that")
     if "" in config.access.api_key:

@@ -13,12 +13,11 @@ from server.api.conversations.custom_tools import MOST_NAMED, UNENFORCED, held_s
 from server.api.fields import check_text
 from server.api.messages import Message, TemplateOptions, Tool
 from server.api.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
-from server.errors import BadRequest, invalid, too_many
+from server.errors import BadRequest, too_many
 from server.reading.reader import A_LOT, Reader
 from server.reading.tool_prompt import tell_tools
-from server.requests.facts import Facts
 from server.requests.pooling import CUT_MARGIN
-from server.requests.sampling import check_logprobs
+from server.requests.sampling import check_logprobs, kept_tokens
 from server.text.style import Style
 from server.text.token_ids import TokenIds, count_ids, unpack
 
@@ -156,7 +155,7 @@ def _prepare(
     source: str | list[int], body: GenerationBody, reader: Reader, special: bool, max_tokens: int | None
 ) -> Prompt:
     facts = reader.facts
-    keep = _kept_tokens(body, facts, max_tokens)
+    keep = kept_tokens(body.truncate_prompt_tokens, max_tokens, facts)
     left = body.truncation_side != "right"
     if isinstance(source, str):
         text = source
@@ -209,21 +208,6 @@ def write_conversation(
             **(options.chat_template_kwargs or {}),
         },
     )
-
-
-def _kept_tokens(body: GenerationBody, facts: Facts, max_tokens: int | None) -> int | None:
-    """How many tokens of the prompt to keep; None keeps all."""
-    asked = body.truncate_prompt_tokens
-    if asked is not None and asked > facts.max_model_len:
-        raise invalid(
-            "truncate_prompt_tokens",
-            f"truncate_prompt_tokens={asked} cannot be greater than max_model_len = {facts.max_model_len}. "
-            "Please request a smaller truncation size.",
-            asked,
-        )
-    if asked == -1:
-        return max(1, facts.max_model_len - max(1, max_tokens or 1))
-    return asked
 
 
 def _cut(whole: Sliceable, size: int, *, left: bool) -> Sliceable:

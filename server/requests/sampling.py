@@ -75,6 +75,8 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
     logprobs: int | None = None
     """How many of the most likely tokens to report beside the chosen one; -1 is the whole vocabulary."""
     prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
+    """Keep so many of the last tokens of the prompt; -1 keeps what leaves room for the answer."""
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     """Accepted and without effect: tokenizers of the `tokenizers` library put no spaces there."""
@@ -99,6 +101,11 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
         asked = Asked(params, "structured_outputs")
         asked.constraint()
         return asked
+
+    def cut_prompt(self, ids: list[int], facts: Facts) -> list[int]:
+        """Drops the beginning of a prompt if truncate_prompt_tokens asks for it. Raises BadRequest."""
+        keep = kept_tokens(self.truncate_prompt_tokens, self.max_tokens, facts)
+        return ids if keep is None else ids[max(0, len(ids) - keep) :]
 
     def clone(self) -> SamplingParams:
         return deepcopy(self)
@@ -352,3 +359,21 @@ def _check_bad_word_tokens(count: int, facts: Facts) -> None:
     most = facts.limits.bad_word_tokens
     if count > most:
         raise BadRequest(f"bad_words may hold at most {most} tokens together, got {count}.", "bad_words")
+
+
+def kept_tokens(asked: int | None, max_tokens: int | None, facts: Facts) -> int | None:
+    """Returns how many tokens of a prompt truncate_prompt_tokens keeps; None keeps all."""
+    if asked is None:
+        return None
+    if asked > facts.max_model_len:
+        raise invalid(
+            "truncate_prompt_tokens",
+            f"truncate_prompt_tokens={asked} cannot be greater than max_model_len = {facts.max_model_len}. "
+            "Please request a smaller truncation size.",
+            asked,
+        )
+    if asked < -1:
+        raise invalid("truncate_prompt_tokens", f"truncate_prompt_tokens={asked} must be at least -1.", asked)
+    if asked == -1:
+        return max(1, facts.max_model_len - max(1, max_tokens or 1))
+    return asked

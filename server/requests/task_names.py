@@ -63,7 +63,21 @@ def require_task(task: str, tasks: Collection[str]) -> None:
 def no_task(wanted: str, tasks: Collection[str]) -> BadRequest:
     """The error for a task that the model does not do. It names the right endpoint or kind of model."""
     offered = ", ".join(f"{task} (POST {_ENDPOINTS[task]})" for task in tasks if task in _ENDPOINTS)
-    return BadRequest(f"This model does not do the task {wanted!r}. It does: {offered or 'nothing'}.")
+    return BadRequest(
+        f"This model does not do the task {wanted!r}. It does: {offered or 'nothing'}."
+        + _way_to_offer(wanted, tasks)
+    )
+
+
+def _way_to_offer(wanted: str, tasks: Collection[str]) -> str:
+    """Why a model that could do a task for single tokens does not offer it, and how it would."""
+    able = [task for task in _ALIASES.get(wanted, (wanted,)) if task.removeprefix("token_") in tasks]
+    if GENERATE not in tasks or not able or not able[0].startswith("token_"):
+        return ""
+    return (
+        " Beside generation, tasks for single tokens keep states of whole texts, so they are offered only "
+        f"if the server is started with --tasks {','.join((*tasks, able[0]))}."
+    )
 
 
 def score_type(tasks: Collection[str], pooling: PoolingConfig) -> ScoreType | None:

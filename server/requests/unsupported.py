@@ -29,7 +29,6 @@ class UnsupportedSampling(Unsupported, kw_only=True):
     prompt_logprob_token_ids: object = None
     prompt_logprob_start: object = None
     flat_logprobs: object = None
-    truncate_prompt_tokens: object = None
     skip_reading_prefix_cache: object = None
     thinking_token_budget: object = None
     repetition_detection: object = None

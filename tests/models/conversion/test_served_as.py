@@ -207,9 +207,6 @@ def test_labels_for_tokens(tmp_path: Path) -> None:
         (("Qwen3ForCausalLM", "pooling", "none"), "say --convert embed or --convert classify"),
         (("Qwen3ForCausalLM", "generate", "classify"), "let tokens be the labels: --hf-overrides"),
         (("Qwen3ForCausalLM", "generate", "reward"), "Use --runner pooling"),
-        (("BertModel", "auto", "classify"), "leave --convert out, and it will embed$"),
-        (("BertForSequenceClassification", "auto", "embed"), r"leave .* or serve its trunk .*\"BertModel\""),
-        (("Qwen2ForRewardModel", "auto", "embed"), "will give rewards$"),
         (("Qwen3ForCausalLM", "poling"), "--runner poling: must be one of auto, generate, pooling$"),
         (("Qwen3ForCausalLM", "auto", "both"), "--convert both: must be one of auto, none, embed"),
     ],
@@ -217,6 +214,25 @@ def test_labels_for_tokens(tmp_path: Path) -> None:
 def test_what_cannot_be(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         resolve(tmp_path, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "convert", "said"),
+    [
+        (
+            "BertModel",
+            "classify",
+            "--convert classify changes nothing: BertModel keeps its own head, and will embed",
+        ),
+        ("BertForSequenceClassification", "embed", "; to embed, serve its trunk with --hf-overrides"),
+        ("Qwen2ForRewardModel", "embed", "will give rewards"),
+    ],
+)
+def test_a_model_that_pools_by_itself_keeps_its_head(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, architecture: str, convert: str, said: str
+) -> None:
+    assert resolve(tmp_path, architecture, "auto", convert) == ("pooling", "none", architecture)
+    assert said in caplog.text
 
 
 @pytest.mark.parametrize("fields", [{"is_causal": False}, {"use_bidirectional_attention": True}])

@@ -56,6 +56,14 @@ async def idle(engine: AsyncLLM) -> None:
     raise TimeoutError(f"still {client.stats}")
 
 
+async def test_a_prompt_loses_its_beginning_if_asked(engine: AsyncLLM):
+    for prompt in (CAPITAL, [5, 6, 7, 8], "Once upon a time. " * 4096):
+        params = SamplingParams(truncate_prompt_tokens=2, max_tokens=1)
+        async for output in engine.generate(prompt, params):
+            assert len(output.prompt_token_ids) == 2
+            assert prompt != [5, 6, 7, 8] or output.prompt_token_ids == [7, 8]
+
+
 def pid_of(engine: AsyncLLM) -> int:
     return engine._engines.engines[0].process.pid
 

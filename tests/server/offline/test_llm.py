@@ -50,6 +50,29 @@ def test_every_form_of_a_prompt(llm: LLM):
     assert llm.generate([], GREEDY) == []
 
 
+def test_prompts_to_answer_lose_their_beginning_if_asked(llm: LLM):
+    """A text to pool loses its end instead."""
+    ids = llm.tokenizer.encode(CAPITAL)
+
+    def read(prompt: str | list[int], keep: int) -> list[int]:
+        params = SamplingParams(truncate_prompt_tokens=keep, max_tokens=2)
+        (output,) = llm.generate(prompt, params, use_tqdm=False)
+        return output.prompt_token_ids
+
+    assert read(CAPITAL, 3) == read(ids, 3) == ids[-3:]
+    assert read(ids, 100) == read(ids, -1) == ids
+    most = llm.facts.max_model_len
+    assert read([5] * most + [6], -1) == [5] * (most - 3) + [6]
+    assert len(read("Once upon a time. " * most, -1)) == most - 2
+    for keep, refused in (
+        (most + 1, "cannot be greater than max_model_len"),
+        (-2, "at least -1"),
+        (0, "empty"),
+    ):
+        with pytest.raises(BadRequest, match=refused):
+            read(ids, keep)
+
+
 def test_sixteen_tokens_unless_asked(llm: LLM):
     (unasked,) = llm.generate("Once upon a time", use_tqdm=False)
     (asked,) = llm.generate("Once upon a time", SamplingParams(ignore_eos=True), use_tqdm=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -62,12 +63,31 @@ def test_start_lines_that_ask_for_what_is_so_anyway(line: str) -> None:
         ("--log-config-file x", "--log-config-file is not supported yet"),
         ("-dph", "--data-parallel-hybrid-lb is not supported yet"),
         ("-sc.method ngram", "--speculative-config is not supported yet"),
+        ("--num-speculative-tokens 3", "--num-speculative-tokens is not supported yet, and neither is"),
     ],
 )
 def test_refusals_say_what_to_do_instead(line: str, said: str) -> None:
     with pytest.raises(OptionError) as refused:
         read(line)
     assert said in str(refused.value)
+
+
+def test_refusals_are_whole_sentences() -> None:
+    for other in VLLM_FLAGS:
+        with suppress(OptionError):
+            other.check("x")
+            continue
+        with pytest.raises(OptionError) as refused:
+            other.check("x")
+        assert not str(refused.value).endswith((" ", "give", ";")), refused.value
+
+
+@pytest.mark.parametrize("flag", ["--speculative-modle x", "--enable-lorra", "--max-lora-rnak 8"])
+def test_no_flag_that_is_refused_too_is_offered(flag: str) -> None:
+    with pytest.raises(OptionError, match="there is no option") as refused:
+        read(flag)
+    refused_flags = {other.flag for other in VLLM_FLAGS}
+    assert not refused_flags & set(str(refused.value).rstrip("?").split())
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,17 @@ async def test_what_the_model_cannot_do(
     assert f"It does: {tasks[0]} (POST /" in error["message"]
 
 
+async def test_why_tasks_for_tokens_are_not_offered_beside_generation(
+    client: httpx.AsyncClient, frontend: FakeFrontend
+) -> None:
+    frontend.serve("generate", "embed")
+    for task in ("token_embed", "encode"):
+        error = await refusal(client, POOL, input="a", task=task)
+        assert error["message"].endswith("is started with --tasks generate,embed,token_embed.")
+    error = await refusal(client, POOL, input="a", task="classify")
+    assert "--tasks" not in error["message"]
+
+
 async def test_any_task(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:
     answer = await post(client, POOL, input="ab")
     assert answer["id"].startswith("pooling-")

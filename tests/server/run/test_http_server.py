@@ -137,6 +137,35 @@ async def test_a_certificate_is_replaced_without_a_restart(
     assert await peer(address) == second and "the old one stays" in caplog.text
 
 
+async def test_clients_without_a_certificate_are_refused_where_one_is_asked_for(
+    serve: Serve, tmp_path: Path
+) -> None:
+    files: dict[str, tuple[Path, Path]] = {}
+    for name in ("server", "known", "stranger"):
+        (tmp_path / name).mkdir()
+        files[name] = make_certificate(tmp_path / name, name)
+    key, certificate = files["server"]
+    flags = ("--ssl-keyfile", str(key), "--ssl-certfile", str(certificate))
+    _, address = await serve(*flags, "--ssl-ca-certs", str(files["known"][1]))
+
+    async def ask(name: str | None) -> bytes:
+        trusting = ssl.create_default_context(cafile=str(certificate))
+        trusting.check_hostname = False
+        if name is not None:
+            trusting.load_cert_chain(*reversed(files[name]))
+        reader, writer = await asyncio.open_connection(*address, ssl=trusting)
+        writer.write(LIVE)
+        try:
+            return await head_of(reader)
+        finally:
+            writer.transport.abort()
+
+    assert (await ask("known")).startswith(b"HTTP/1.1 200")
+    for name in (None, "stranger"):
+        with pytest.raises((ssl.SSLError, OSError, asyncio.IncompleteReadError)):
+            await ask(name)
+
+
 @pytest.mark.parametrize(
     ("path", "logged"), [("/health?deep=1", False), ("/health", False), ("/v1/models", True)]
 )
