@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from server.app import openapi_schema
-from server.options.reference import option_groups
+from server.options.parsing import option_groups
 from server.page.reference import about, body_models, fields_of, operations
 
 HERE = Path(__file__).parent
 
 
 def options_page() -> str:
-    lines = ["# Options", "", "Made from the option table in `server/options/table.py` by `make docs`.", ""]
+    lines = ["# Options", "", "Made from `server/options/server_config.py` by `make docs`.", ""]
     for group, options in option_groups():
         lines += [f"## {group}", "", "| Flag | Default | Meaning |", "|---|---|---|"]
         lines += [f"| `{o.flags}` | {cell(o.default)} | {cell(o.help)} |" for o in options]

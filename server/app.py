@@ -20,7 +20,7 @@ from server.http.error_answers import explain
 from server.http.hosts import HostRules
 from server.http.middleware import HeaderChecks, HttpMetrics, RequestIds, TimingHeaders
 from server.http.traces import Traces, make_tracer
-from server.options.table import ServerConfig
+from server.options.server_config import ServerConfig
 from server.page import reference
 from server.page import routes as page
 from server.routes import admin, chat, completions, embeddings, models, pooling, scores, tei, tokenize

@@ -23,13 +23,9 @@ from pathlib import Path
 from engine_core.engine_processes import start_engines
 from server.http.connection.limits import why_too_few_descriptors
 from server.http.hosts import is_loopback
+from server.options.parsing import client_key_of_environment, key_file_of_environment, parse
 from server.options.reader import OptionError
-from server.options.table import (
-    ServerConfig,
-    client_key_of_environment,
-    key_file_of_environment,
-    parse,
-)
+from server.options.server_config import ServerConfig
 from server.run.api_processes import ApiProcesses
 from worker import logs
 

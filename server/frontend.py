@@ -33,7 +33,7 @@ from server.grammars import Grammars
 from server.merging import merged
 from server.metrics import Metrics
 from server.offload.helper import Helper
-from server.options.table import ServerConfig
+from server.options.server_config import ServerConfig
 from server.reading.reader import Reader, ReadingOptions
 from server.requests.facts import Facts
 from server.requests.loading import find_facts, find_folder, load_tokenizer, tokenizer_source

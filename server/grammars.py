@@ -11,7 +11,7 @@ from engine_core.protocol import Grammar, Spelling
 from server.answers.finding import format_of
 from server.offload.prover import Prover
 from server.offload.proving import Question
-from server.options.table import ServerConfig
+from server.options.server_config import ServerConfig
 from server.requests.facts import Facts
 from server.structured.building import Built
 from server.text.tokenizer import Tokenizer

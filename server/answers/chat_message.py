@@ -12,7 +12,7 @@ from server.answers.free_text import FreeText
 from server.answers.parts import Arguments, CallBegun, CallEnded, Part, Reasoning, Text
 from server.answers.reader import AnswerReader
 from server.api.chat import ChatDelta, CustomDelta, FunctionDelta, ToolCallDelta
-from server.options.table import ReasoningField
+from server.options.server_config import ReasoningField
 
 _ALPHANUMERIC = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _MISTRAL_LENGTH = 9

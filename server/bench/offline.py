@@ -13,8 +13,8 @@ import msgspec
 from server.bench.errors import BenchError
 from server.bench.options import check_folder
 from server.offline.llm import LLM
+from server.options.parsing import parse
 from server.options.reader import Parser, flatten
-from server.options.table import parse
 from server.requests.sampling import SamplingParams
 from server.requests.task_names import GENERATE
 from worker import logs

@@ -26,7 +26,8 @@ from server.offline.outputs import PoolingOutput, PoolingRequestOutput, RequestM
 from server.offline.pooling import read_items
 from server.offline.prompts import Prompt, PromptLike, read_prompt
 from server.offline.transformers_tokenizer import open_transformers_tokenizer
-from server.options.table import ServerConfig, from_python
+from server.options.parsing import from_python
+from server.options.server_config import ServerConfig
 from server.requests.pooling import PoolingParams
 from server.requests.sampling import SamplingParams
 from server.requests.task_names import GENERATE, require_task

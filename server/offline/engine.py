@@ -14,7 +14,8 @@ from server.offline.pooling import read_items
 from server.offline.prompts import Prompt, PromptLike, encode_prompts, read_prompt
 from server.offline.requests import EngineRequest, GenerationRequest, Output, PoolingRequest
 from server.offline.transformers_tokenizer import open_transformers_tokenizer
-from server.options.table import ServerConfig, from_python
+from server.options.parsing import from_python
+from server.options.server_config import ServerConfig
 from server.requests.loading import find_facts, open_tokenizer
 from server.requests.pooling import PoolingParams
 from server.requests.sampling import RequestOutputKind, SamplingParams

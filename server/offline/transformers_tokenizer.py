@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from server.options.table import ServerConfig
+from server.options.server_config import ServerConfig
 from server.requests.loading import tokenizer_folder
 from server.text.tokenizer import template_text
 

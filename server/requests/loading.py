@@ -12,7 +12,7 @@ from models.checkpoint.hub import resolve
 from models.config import ConfigError, ModelConfig, read_config
 from models.pooling.config import PoolingConfig, read_pooling
 from server.answers.finding import describe_format
-from server.options.table import ServerConfig
+from server.options.server_config import ServerConfig
 from server.requests.facts import Facts, read_defaults
 from server.requests.scoring import QWEN3_RERANKER
 from server.requests.task_names import GENERATE, score_type

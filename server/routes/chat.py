@@ -23,7 +23,7 @@ from server.api.logprobs import ChatLogprobs, chat_logprobs, prompt_logprobs
 from server.frontend import Delta
 from server.http.endpoint import Endpoint
 from server.http.sse import Chunks, EventStream, event
-from server.options.table import ReasoningField, ServerConfig
+from server.options.server_config import ReasoningField, ServerConfig
 from server.reading.table import CHAT
 from server.routes.conversations.turn import Turn, begin_turn
 from server.routes.generation import GENERATES, answer, config_of

@@ -27,7 +27,7 @@ from server.http.middleware import REQUEST_ID
 from server.http.sse import DONE, KEEP_ALIVE, Chunks, ClientGone, json_response, while_connected
 from server.http.traces import Attributes
 from server.merging import merged
-from server.options.table import ServerConfig
+from server.options.server_config import ServerConfig
 from server.reading.prompts import Prompt, Said
 from server.requests.cache_diagnosis import Asked, CacheDiagnosis, explain_miss, one_or_all
 from server.requests.sampling import SamplingParams

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from engine_core.engine_processes import EngineProcesses
-from server.options.table import ServerConfig
+from server.options.server_config import ServerConfig
 from server.run.messages import ApiConfig, EngineGivenUp, EngineStalled, Message, Served
 from worker import child
 from worker.host.progress_page import ProgressPage

@@ -16,7 +16,7 @@ import msgspec
 from engine_core.reasons import SENTENCES, Reason
 from server.http.connection.tls import make_context
 from server.http.error_shapes import ANTHROPIC, anthropic_error
-from server.options.table import ServerConfig
+from server.options.server_config import ServerConfig
 
 MAX_HEAD = 64 << 10
 """Bytes of a request that are read before it is answered, whether or not they are the whole head."""

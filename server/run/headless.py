@@ -12,7 +12,7 @@ from engine_core.client.join import Refused, join
 from engine_core.engine_processes import EngineProcesses, start_engines
 from engine_core.keeper import NoWatcher, keep_engines
 from engine_core.ranks.node import run_node
-from server.options.table import ServerConfig
+from server.options.server_config import ServerConfig
 from worker.child import BROKE, CANNOT_START, STOPPED
 
 ENGINE_SECONDS = 3.0

@@ -18,7 +18,7 @@ from server.frontend import Frontend
 from server.http.connection.connection import make_protocol
 from server.http.connection.limits import most_connections
 from server.http.connection.tls import make_context
-from server.options.table import ServerConfig
+from server.options.server_config import ServerConfig
 
 FLUSH_SECONDS = 3.0
 """Seconds for complete answers to reach their clients after all generation has ended."""

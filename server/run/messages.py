@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from engine_core.config import Address
-from server.options.table import ServerConfig
+from server.options.server_config import ServerConfig
 
 NOTHING_LEFT = 3
 """The exit code of an API process that need not be started again, because no engine is left."""

@@ -12,7 +12,7 @@ from queue import SimpleQueue
 import msgspec
 import uvloop
 
-from server.options.table import share_metrics
+from server.options.parsing import share_metrics
 from server.run.messages import ApiConfig, Message
 from worker import child, logs
 

@@ -21,7 +21,7 @@ from engine_core.engine_processes import EngineProcesses
 from engine_core.keeper import Keeper, exit_of, keep_engines
 from engine_core.watch import stacks
 from engine_core.watch.watcher import Watcher
-from server.options.table import ServerConfig
+from server.options.server_config import ServerConfig
 from server.run.api_processes import ApiProcess, ApiProcesses
 from server.run.doorman import Doorman
 from server.run.messages import (

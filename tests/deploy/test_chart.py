@@ -10,7 +10,7 @@ import pytest
 import yaml
 from deploy_tools import DEPLOY, render_chart, run
 
-from server.options import table
+from server.options.parsing import parse
 
 EVERYTHING = {
     "apiKeySecret": "keys",
@@ -90,7 +90,7 @@ def test_what_is_asked_for_is_there_and_nothing_else() -> None:
 def test_engines_in_pods_of_their_own_are_numbered_through() -> None:
     found = manifests(EVERYTHING)
     api = found["Deployment", "test"]["spec"]["template"]["spec"]["containers"][0]
-    config = table.parse([arg.replace("$(POD_IP)", "10.0.0.1") for arg in api["args"]], _environ())
+    config = parse([arg.replace("$(POD_IP)", "10.0.0.1") for arg in api["args"]], _environ())
     assert (config.replicas.size, config.replicas.here) == (5, 1)
     engines = found["StatefulSet", "test-engine"]["spec"]["template"]["spec"]["containers"][0]
     script, model, *others = engines["args"]
@@ -98,7 +98,7 @@ def test_engines_in_pods_of_their_own_are_numbered_through() -> None:
     firsts = []
     for pod in range(2):
         arguments = words.replace("$((1 + POD_INDEX * 2))", str(1 + pod * 2)).split()
-        replicas = table.parse(arguments, _environ()).replicas
+        replicas = parse(arguments, _environ()).replicas
         firsts.append((replicas.first, replicas.here, replicas.address))
     assert firsts == [(1, 2, "test-engines"), (3, 2, "test-engines")]
 

@@ -12,7 +12,7 @@ from fake_client import FakeClient
 
 from server.frontend import Frontend
 from server.metrics import Metrics
-from server.options.table import parse
+from server.options.parsing import parse
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],

@@ -21,7 +21,7 @@ from server.commands import (
     is_open_to_others,
     shows_key,
 )
-from server.options.table import parse
+from server.options.parsing import parse
 from server.run.progress import ProgressDisplay
 
 COMMAND = [sys.executable, "-c", "from server.main import main; main()"]

@@ -22,7 +22,7 @@ from server.errors import (
 )
 from server.frontend import Frontend
 from server.metrics import Metrics
-from server.options.table import parse
+from server.options.parsing import parse
 from server.requests.sampling import SamplingParams
 from server.status import Dead, Draining, Ready, Starting
 from server.text.output import ALL_TOKENS

@@ -14,7 +14,7 @@ from engine_core.config import EngineConfig
 from server.access.access import Access
 from server.app import create_app
 from server.frontend import Frontend
-from server.options.table import ServerConfig
+from server.options.server_config import ServerConfig
 from server.reading.reader import ReadingOptions
 
 

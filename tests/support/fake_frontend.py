@@ -31,7 +31,7 @@ from server.offload.messages import Answer
 from server.offload.process import answer
 from server.offload.proving import Proof, Question, prove
 from server.offload.refused import Refusal, Refused
-from server.options.table import ServerConfig
+from server.options.server_config import ServerConfig
 from server.reading.reader import Reader, ReadingOptions
 from server.reading.table import BY_NAME, Reading
 from server.requests.facts import Facts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 
-from server.options.table import ServerConfig
+from server.options.server_config import ServerConfig
 
 
 def make_context(config: ServerConfig) -> ssl.SSLContext | None:

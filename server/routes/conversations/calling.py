@@ -13,7 +13,7 @@ from server.api.chat import ChatRequest
 from server.errors import BadRequest
 from server.frontend import Frontend
 from server.grammars import as_grammar
-from server.options.table import ServerConfig, ToolStrictLevel
+from server.options.server_config import ServerConfig, ToolStrictLevel
 from server.reading.prompts import Conversation
 from server.reading.tool_prompt import TOLD_DIALECT
 from server.structured.budgets import NO_REASONING, thinking_within

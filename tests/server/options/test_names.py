@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from server.options.names import shown_name
+from server.options.server_config import shown_name
 
 
 @pytest.mark.parametrize(

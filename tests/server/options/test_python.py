@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from server.options.parsing import from_python, parse
 from server.options.reader import OptionError
-from server.options.table import ServerConfig, from_python, parse
+from server.options.server_config import ServerConfig
 
 
 def read(**keywords: object) -> ServerConfig:

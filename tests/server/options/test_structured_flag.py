@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from server.options.parsing import parse
 from server.options.reader import OptionError
-from server.options.table import parse
 
 
 @pytest.mark.parametrize(

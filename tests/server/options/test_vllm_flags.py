@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from server.options.parsing import from_python, parse
 from server.options.reader import OptionError
-from server.options.table import ServerConfig, from_python, parse
+from server.options.server_config import ServerConfig
 from server.options.vllm_flags import VLLM_FLAGS
 
 MIGRATING = Path(__file__).parents[3] / "docs/migrating.md"

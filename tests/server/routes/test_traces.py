@@ -15,8 +15,9 @@ from fake_api import make_app, make_client
 from fake_frontend import FakeFrontend
 
 from engine_core.protocol import Timing
+from server.options.checks import check_traces
+from server.options.log_and_trace_options import ReportOptions
 from server.options.reader import OptionError
-from server.options.reports import ReportOptions, check_traces
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -130,8 +131,8 @@ def test_nothing_of_it_is_imported_without_the_flag() -> None:
 
 def test_an_address_of_grpc_and_a_missing_package_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OptionError, match="4318, not 4317"):
-        check_traces(ReportOptions(otlp_traces_endpoint="localhost:4317"))
-    monkeypatch.setattr("server.options.reports.find_spec", lambda name: None)
+        check_traces("localhost:4317")
+    monkeypatch.setattr("server.options.checks.find_spec", lambda name: None)
     with pytest.raises(OptionError, match=r"pip install 'facet-serve\[otel\]'"):
-        check_traces(ReportOptions(otlp_traces_endpoint="http://localhost:4318/v1/traces"))
-    check_traces(ReportOptions())
+        check_traces("http://localhost:4318/v1/traces")
+    check_traces(None)

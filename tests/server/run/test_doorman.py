@@ -14,7 +14,7 @@ import pytest_asyncio
 from certificates import make_certificate
 
 from server.commands import bind
-from server.options.table import parse
+from server.options.parsing import parse
 from server.run import doorman
 from server.run.doorman import Doorman
 

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from server.options.table import parse
+from server.options.parsing import parse
 from server.run.messages import (
     NOTHING_LEFT,
     CutOff,

@@ -1,17 +1,56 @@
-"""Checks of the options that spread ranks or replicas over several machines."""
+"""Checks of options that must go together, and of those that spread one model over machines."""
 
 from __future__ import annotations
 
 import ipaddress
+from importlib.util import find_spec
 
-from engine_core.config import EngineConfig, Replicas
+from engine_core.config import EngineConfig
 from engine_core.lockstep.halving import check_halves
 from engine_core.wire.key_rules import check_length, needed
 from server.options.reader import OptionError
+from server.options.server_config import ServerConfig
 
 
-def check_nodes(engine: EngineConfig, *, headless: bool, replicas: int, insecure: bool) -> None:
+def check(config: ServerConfig) -> None:
+    """Raises OptionError if options contradict each other, or cannot do what they are meant for."""
+    if "*" in config.allowed_origins and config.allow_credentials:
+        raise OptionError(
+            "--allow-credentials with --allowed-origins * would let every website act as your users; "
+            "name the origins"
+        )
+    if bool(config.ssl_keyfile) != bool(config.ssl_certfile):
+        raise OptionError("--ssl-keyfile and --ssl-certfile go together; give both or none")
+    if config.ssl_ca_certs and not config.ssl_certfile:
+        raise OptionError(
+            "--ssl-ca-certs asks clients for certificates, which plain HTTP cannot: "
+            "give --ssl-certfile and --ssl-keyfile too"
+        )
+    if not config.host:
+        raise OptionError("--host: an empty address would be all of them; write 0.0.0.0 if you mean that")
+    if "" in config.access.api_key:
+        raise OptionError("--api-key: an empty key protects nothing; leave it out or give one")
+    check_traces(config.reports.otlp_traces_endpoint)
+    _check_nodes(config)
+    _check_replicas(config)
+
+
+def check_traces(endpoint: str | None) -> None:
+    """Raises OptionError if spans cannot be sent to where they shall be."""
+    if endpoint is None:
+        return
+    if not endpoint.startswith(("http://", "https://")):
+        raise OptionError(
+            f"--otlp-traces-endpoint: {endpoint!r} is no http or https URL; spans are sent by OTLP over "
+            "HTTP, whose port is 4318, not 4317, that of gRPC"
+        )
+    if find_spec("opentelemetry.exporter") is None or find_spec("opentelemetry.sdk") is None:
+        raise OptionError("--otlp-traces-endpoint needs OpenTelemetry: pip install 'facet-serve[otel]'")
+
+
+def _check_nodes(config: ServerConfig) -> None:
     """Check the options that spread one model over several machines."""
+    engine, headless = config.engine, config.headless
     nodes, rank = engine.nnodes, engine.node_rank
     if rank >= nodes:
         raise OptionError(f"--node-rank {rank}: of --nnodes {nodes} the last is {nodes - 1}")
@@ -21,13 +60,13 @@ def check_nodes(engine: EngineConfig, *, headless: bool, replicas: int, insecure
         return
     if headless and not rank:
         raise OptionError("--headless with --nnodes is for --node-rank 1 and up: rank 0 has the API")
-    if replicas > 1:
+    if config.data_parallel_size > 1:
         raise OptionError(
             "--nnodes spreads one replica over machines, and --data-parallel-size adds replicas: use one of "
             "them; several spread replicas are several servers behind a load balancer"
         )
     _check_key(engine, f"--nnodes {nodes}")
-    if _is_public(engine.master_addr) and not insecure:
+    if _is_public(engine.master_addr) and not config.insecure:
         raise OptionError(
             f"--master-addr {engine.master_addr} is a public address, and what ranks exchange is not "
             "encrypted: give an address of a private network, such as WireGuard's, or --insecure if "
@@ -35,10 +74,11 @@ def check_nodes(engine: EngineConfig, *, headless: bool, replicas: int, insecure
         )
 
 
-def check_replicas(engine: EngineConfig, replicas: Replicas, *, headless: bool) -> None:
+def _check_replicas(config: ServerConfig) -> None:
     """Check the options that put replicas on several machines, or let them share experts."""
     from engine_core.experts.options import balancing_of  # after `serve` has checked whose `models` this is
 
+    engine, replicas, headless = config.engine, config.replicas, config.headless
     size = replicas.size
     try:
         check_halves(engine, size if engine.enable_expert_parallel else 1)

@@ -1,4 +1,4 @@
-"""Options on what the server writes into its log."""
+"""Options on what the server writes into its log, its answers and traces about requests."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from worker import logs
 from worker.options import Doc
 
 LOGS = "Process and logs"
+REPORTS = "Times and traces"
 
 
 class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,3 +38,25 @@ class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
         """Paths whose requests are not logged."""
         parts = (part.strip() for part in self.disable_access_log_for_endpoints.split(","))
         return frozenset(part for part in parts if part)
+
+
+class ReportOptions(msgspec.Struct, frozen=True, kw_only=True):
+    enable_timing: Annotated[
+        bool, Doc(REPORTS, "Report in usage where the time went, in streams with the last chunk.")
+    ] = False
+    enable_timing_headers: Annotated[
+        bool,
+        Doc(
+            REPORTS,
+            "Tell in headers of whole answers how long they were queued, read and generated, and how many "
+            "prompt tokens were cached: x-facet-queue-ms, -prefill-ms, -decode-ms, -cached-tokens.",
+        ),
+    ] = False
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        Doc(
+            REPORTS,
+            "Where a span of each request is sent, by OTLP over HTTP: the whole URL, such as "
+            "http://localhost:4318/v1/traces. Needs the extra otel.",
+        ),
+    ] = None

@@ -1,0 +1,212 @@
+"""Reads the options of a server from the command line, variables, a file and keywords: the only reader of the
+environment but for what the system says there (`worker.host.machine`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from engine_core.config import WORKERS
+from server.options.access import ACCESS
+from server.options.checks import check
+from server.options.log_and_trace_options import LOGS, REPORTS
+from server.options.reader import (
+    Option,
+    OptionError,
+    VllmFlag,
+    assemble,
+    build_parser,
+    canonical,
+    from_environment,
+    from_file,
+    from_keywords,
+    json_object,
+    options_of,
+)
+from server.options.server_config import ANSWERS, HTTP, TEXT, ServerConfig
+from server.options.vllm_flags import VLLM_FLAGS
+from worker.options import MEMORY, MODEL, SCHEDULER, Doc
+
+PREFIX = "FACET_"
+
+
+class _Shorthands(msgspec.Struct, frozen=True):
+    """Options that stand for others."""
+
+    async_scheduling: Annotated[
+        bool | None, Doc(SCHEDULER, "Plan a step while another runs; the same as --steps-ahead 1, or 0.")
+    ] = None
+
+
+_GROUPS = (MODEL, MEMORY, WORKERS, SCHEDULER, TEXT, ANSWERS, HTTP, REPORTS, ACCESS, LOGS)
+
+OPTIONS: list[Option] = sorted(
+    [*options_of(ServerConfig), *options_of(_Shorthands)],
+    key=lambda option: _GROUPS.index(option.doc.group),
+)
+"""Every option, for the parsers below and for the reference page."""
+
+
+_EPILOG = (
+    f"Every option can also be set by a variable, {PREFIX}MAX_MODEL_LEN for --max-model-len, or in the file "
+    "of --config; the command line wins over variables, and those over the file."
+)
+
+
+def parse(
+    arguments: Sequence[str], environ: Mapping[str, str] = os.environ, *, command: str = "serve"
+) -> ServerConfig:
+    """Read the command line, variables and the file. Raises OptionError; --help prints and exits."""
+    parser = build_parser(command, OPTIONS, VLLM_FLAGS, _EPILOG)
+    parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="Folder, hub id, GGUF file; or demo.")
+    parser.add_argument("--config", metavar="FILE", help="YAML file of options.")
+    words = canonical(_undotted(arguments, [*OPTIONS, *VLLM_FLAGS]), parser)
+    given = vars(parser.parse_args(words))
+    for other in VLLM_FLAGS:
+        if other.flag in given:
+            other.check(given.pop(other.flag))
+    model_tag, file = given.pop("model_tag", None), given.pop("config", None)
+    values = {
+        **(from_file(OPTIONS, VLLM_FLAGS, Path(file)) if file else {}),
+        **from_environment(OPTIONS, environ, PREFIX),
+        **{
+            option.field: option.value(given[option.field], option.flag)
+            for option in OPTIONS
+            if option.field in given
+        },
+    }
+    _set_model(values, model_tag, "model" in given)
+    if "api_key" not in values and environ.get("VLLM_API_KEY"):
+        values["api_key"] = [environ["VLLM_API_KEY"]]
+    return _build(values)
+
+
+def from_python(keywords: Mapping[str, object], environ: Mapping[str, str] = os.environ) -> ServerConfig:
+    """Read keyword options, such as max_model_len="32k", as flags are read.
+
+    Of the variables only that of the cluster's key counts: a secret should not stand in a program. Raises
+    OptionError, which names options as keywords.
+    """
+    try:
+        key = {name: text for name, text in environ.items() if name == f"{PREFIX}CLUSTER_KEY"}
+        values = from_environment(OPTIONS, key, PREFIX) | from_keywords(OPTIONS, VLLM_FLAGS, keywords)
+        _set_model(values, None, by_flag=False)
+        return _build(values)
+    except OptionError as error:
+        raise OptionError(_FLAG.sub(lambda flag: flag[1].replace("-", "_"), str(error))) from error
+
+
+_FLAG = re.compile(r"(?<!\S)--([a-z][a-z-]+)")
+
+
+def _set_model(values: dict[str, object], tag: str | None, by_flag: bool) -> None:
+    if tag is not None and by_flag and tag != values["model"]:
+        raise OptionError(f"two models are named: {tag} and --model {values['model']}; leave out one")
+    if tag is not None:
+        values["model"] = tag
+    values.setdefault("model", "demo")
+
+
+def _build(values: dict[str, object]) -> ServerConfig:
+    overlap = values.pop("async_scheduling", None)
+    if overlap is not None and values.setdefault("steps_ahead", int(bool(overlap))) != int(bool(overlap)):
+        raise OptionError("--async-scheduling and --steps-ahead contradict each other; leave out one")
+    if values.get("model_impl") == "vllm":
+        values["model_impl"] = "facet"  # the name that vLLM gives its own model code
+    config = assemble(ServerConfig, values)
+    check(config)
+    return config
+
+
+def key_file_of_environment(environ: Mapping[str, str] = os.environ) -> str | None:
+    """The file of keys that a server started now would use by its variable."""
+    return environ.get(f"{PREFIX}API_KEY_FILE") or None
+
+
+def client_key_of_environment(environ: Mapping[str, str] = os.environ) -> str | None:
+    """The key that commands send to a server, by the same variables as the server's own, or OpenAI's."""
+    names = (f"{PREFIX}API_KEY", "VLLM_API_KEY", "OPENAI_API_KEY")
+    return next((environ[name] for name in names if environ.get(name)), None)
+
+
+def share_metrics(folder: Path) -> None:
+    """Let prometheus_client count for several processes. It reads this variable when first imported."""
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
+
+
+def _undotted(arguments: Sequence[str], options: Sequence[Option | VllmFlag]) -> list[str]:
+    """Gather flags with dots, --hf-overrides.rope_theta 1e6, in the JSON of the option whose parts they give.
+
+    What stands later counts.
+    """
+    by_name = {name: option.flag for option in options if option.is_object for name in option.flags}
+    dotted = {by_name[name] for name in map(_whose_part, arguments) if name in by_name}
+    words: list[str] = []
+    objects: dict[str, dict[str, object]] = {}
+    rest = iter(arguments)
+    for argument in rest:
+        name, equals, value = argument.partition("=")
+        head, _, path = name.partition(".")
+        flag = by_name.get(head.replace("_", "-"))
+        if flag not in dotted:
+            words.append(argument)
+            continue
+        if not equals and (value := next(rest, "")) == "":
+            raise OptionError(f"{name} needs a value")
+        inner = objects.setdefault(flag, {})
+        if path:
+            _put(inner, path.replace("-", "_").split("."), value, name)
+        else:
+            inner.update(_whole(value, flag))
+    return [*words, *(word for flag, value in objects.items() for word in (flag, json.dumps(value)))]
+
+
+def _whose_part(argument: str) -> str | None:
+    """The flag before the dot, if this is a flag with a dot."""
+    head, dot, _ = argument.partition("=")[0].partition(".")
+    return head.replace("_", "-") if dot and head.startswith("-") else None
+
+
+def _put(inner: dict[str, object], path: list[str], text: str, name: str) -> None:
+    *outer, last = path
+    for key in outer:
+        found = inner.setdefault(key, {})
+        if not isinstance(found, dict):
+            raise OptionError(f"{name}: {key} is given as something else than an object")
+        inner = found
+    try:
+        inner[last] = json.loads(text)
+    except ValueError:
+        inner[last] = text
+
+
+def _whole(text: str, flag: str) -> dict[str, object]:
+    try:
+        return json_object(text)
+    except ValueError as error:
+        raise OptionError(f"{flag}: {error}") from error
+
+
+class OptionRow(msgspec.Struct, frozen=True):
+    """An option as the reference page shows it."""
+
+    flags: str
+    default: str
+    help: str
+
+
+def option_groups() -> list[tuple[str, list[OptionRow]]]:
+    """Return the table's groups in order, each with its rows."""
+    groups: dict[str, list[OptionRow]] = {}
+    for option in OPTIONS:
+        flags = ", ".join([*option.flags, *([f"--no-{option.flag[2:]}"] if option.is_switch else [])])
+        row = OptionRow(flags, option.written_default, option.doc.text)
+        groups.setdefault(option.doc.group, []).append(row)
+    return list(groups.items())

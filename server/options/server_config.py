@@ -1,0 +1,277 @@
+"""Everything that an operator may ask of a server: the options that are no engine's and no worker's own.
+
+Each option is a field of a frozen struct, here, in `engine_core.config` or in `worker.options`. The command
+line (see `serve --help`), the variables FACET_<FLAG>, the YAML file of --config, the keywords of `LLM` and
+the reference page all come from it. Names and meanings are those of `vllm serve`; an option that differs
+says so.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Annotated, Literal
+
+import msgspec
+
+from engine_core.config import WORKERS, EngineConfig, Replicas
+from server.options.access import AccessOptions
+from server.options.log_and_trace_options import LOGS, LogOptions, ReportOptions
+from worker.options import MODEL, Doc
+
+TEXT, ANSWERS, HTTP = "Tokenizer and chat template", "Answers", "HTTP"
+
+_ANY: list[str] = msgspec.field(default_factory=lambda: ["*"])
+
+
+ReasoningField = Literal["both", "reasoning", "reasoning_content"]
+"""The fields of a message that carry the reasoning: clients of different servers read different ones."""
+
+ToolStrictLevel = Literal["auto", "function", "parameter"]
+"""What calls of tools are held to that are not strict."""
+
+
+_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?(:[\w.-]+)?")
+_GGUF = re.compile(r"(.+?)(-\d{5}-of-\d{5})?\.gguf")
+_CACHED = re.compile(r"models--(.+)")
+"""A model's folder in the cache of Hugging Face's hub, which names its owner and the model."""
+
+
+class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything an operator may ask of a server, its engines and their workers."""
+
+    engine: EngineConfig
+
+    served_model_name: Annotated[
+        list[str],
+        Doc(
+            MODEL,
+            "Names that clients may use for the model; answers carry the first. Default: the hub id, or the "
+            "last part of a folder's path; requests may use the whole path, too.",
+        ),
+    ] = []
+    show_root: Annotated[
+        bool, Doc(MODEL, "Tell the model's hub id or path as `root` in /v1/models, not its name.")
+    ] = False
+    tokenizer: Annotated[str | None, Doc(TEXT, "Folder or hub id of the tokenizer, if not the model's.")] = (
+        None
+    )
+    chat_template: Annotated[str | None, Doc(TEXT, "A Jinja template, or a file with one.")] = None
+    chat_template_content_format: Annotated[
+        Literal["auto", "string", "openai"],
+        Doc(TEXT, "How the template takes contents; auto looks into it.", ("auto", "string", "openai")),
+    ] = "auto"
+    default_chat_template_kwargs: Annotated[
+        dict[str, object], Doc(TEXT, "Arguments for the template where a request gives none.")
+    ] = {}
+    trust_request_chat_template: Annotated[
+        bool, Doc(TEXT, "Let requests bring a chat template: a program, which gets 2 s and 256 MiB.")
+    ] = False
+    default_prompt_name: Annotated[
+        str | None,
+        Doc(TEXT, "The prompt that is written before texts to embed where a request names none."),
+    ] = None
+    response_role: Annotated[str, Doc(TEXT, "Role of the answers in chat.")] = "assistant"
+
+    generation_config: Annotated[
+        str, Doc(ANSWERS, "Sampling defaults: auto is the model's own, vllm is neutral ones, or a folder.")
+    ] = "auto"
+    override_generation_config: Annotated[
+        dict[str, object], Doc(ANSWERS, "Sampling defaults to put over those.")
+    ] = {}
+    max_logprobs: Annotated[
+        int, Doc(ANSWERS, "Most logprobs that a request may ask for; -1 is no bound.", least=-1)
+    ] = 20
+    stream_interval: Annotated[
+        int, Doc(ANSWERS, "Tokens in a streamed chunk; the first comes alone.", least=1)
+    ] = 1
+    enable_prompt_tokens_details: Annotated[bool, Doc(ANSWERS, "Report cached prompt tokens in usage.")] = (
+        False
+    )
+    tool_call_parser: Annotated[
+        str, Doc(ANSWERS, "How tool calls are written: a parser's name, none, or auto asks the template.")
+    ] = "auto"
+    tool_strict_level: Annotated[
+        ToolStrictLevel,
+        Doc(
+            ANSWERS,
+            "What calls are held to where a tool is not strict: auto is nothing, function is their form and "
+            "names, parameter their arguments too.",
+            ("auto", "function", "parameter"),
+        ),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        str, Doc(ANSWERS, "How reasoning is marked: a parser's name, none, or auto asks the template.")
+    ] = "auto"
+    reasoning_field: Annotated[
+        ReasoningField,
+        Doc(ANSWERS, "Fields that carry it.", ("both", "reasoning", "reasoning_content")),
+    ] = "both"
+    ignore_unknown_fields: Annotated[
+        bool, Doc(ANSWERS, "Accept fields of requests that this server does not know, without effect.")
+    ] = False
+    enable_force_include_usage: Annotated[bool, Doc(ANSWERS, "Send usage in every stream.")] = False
+    return_tokens_as_token_ids: Annotated[bool, Doc(ANSWERS, "In logprobs, tokens as token_id:123.")] = False
+    sse_keep_alive_interval: Annotated[
+        float,
+        Doc(
+            ANSWERS,
+            "Seconds of silence after which a stream sends a comment, such as `: waiting 12 ahead` or "
+            "`: reading 4096 of 9000`; 0 is never. Unlike vLLM's, not 0 by default: silence means that the "
+            "server is gone.",
+            least=0,
+        ),
+    ] = 15.0
+
+    host: Annotated[
+        str,
+        Doc(HTTP, "Address to listen on. Unlike vLLM's, only this machine by default: 0.0.0.0 for all."),
+    ] = "127.0.0.1"
+    port: Annotated[int, Doc(HTTP, "Port to listen on; 0 takes a free one.", least=0, most=65535)] = 8000
+    uds: Annotated[str | None, Doc(HTTP, "Unix socket to listen on, in place of host and port.")] = None
+    ssl_keyfile: Annotated[str | None, Doc(HTTP, "Key file, to serve HTTPS.")] = None
+    ssl_certfile: Annotated[str | None, Doc(HTTP, "Certificate file, to serve HTTPS.")] = None
+    ssl_ca_certs: Annotated[str | None, Doc(HTTP, "Authorities whose client certificates are accepted.")] = (
+        None
+    )
+    root_path: Annotated[str, Doc(HTTP, "Path under which a proxy shows this server.")] = ""
+    allowed_origins: Annotated[list[str], Doc(HTTP, "Origins that browsers may call from (CORS).")] = []
+    allowed_methods: Annotated[list[str], Doc(HTTP, "Methods that browsers may use.")] = _ANY
+    allowed_headers: Annotated[list[str], Doc(HTTP, "Headers that browsers may send.")] = _ANY
+    allow_credentials: Annotated[bool, Doc(HTTP, "Let browsers send credentials.")] = False
+    allowed_hosts: Annotated[
+        list[str],
+        Doc(
+            HTTP,
+            "Names under which clients reach this server, beside localhost and its address; * for any. "
+            "Checked if this is given or only this machine is listened to.",
+        ),
+    ] = []
+    max_connections: Annotated[
+        int, Doc(HTTP, "Connections that an API process serves at a time; see also ulimit -n.", least=1)
+    ] = 4096
+    insecure: Annotated[
+        bool,
+        Doc(HTTP, "Let other machines use this server without a key, and ranks meet at a public address."),
+    ] = False
+    enable_request_id_headers: Annotated[bool, Doc(HTTP, "Answer with an X-Request-Id header.")] = False
+    disable_page: Annotated[bool, Doc(HTTP, "No page for people at / (docs/page.md).")] = False
+    disable_fastapi_docs: Annotated[bool, Doc(HTTP, "No /docs and no /openapi.json.")] = False
+
+    reports: ReportOptions = ReportOptions()
+
+    access: AccessOptions = AccessOptions()
+
+    data_parallel_size: Annotated[
+        int, Doc(WORKERS, "Replicas of the model, among which requests are spread.", least=1, short="-dp")
+    ] = 1
+    data_parallel_size_local: Annotated[
+        int | None,
+        Doc(WORKERS, "How many run on this machine; default: all that no other does.", least=0, short="-dpl"),
+    ] = None
+    data_parallel_start_rank: Annotated[
+        int,
+        Doc(WORKERS, "With --headless: the number of this machine's first replica.", least=0, short="-dpr"),
+    ] = 0
+    data_parallel_address: Annotated[
+        str,
+        Doc(WORKERS, "Address of the machine with the API, as replicas on others reach it.", short="-dpa"),
+    ] = "127.0.0.1"
+    data_parallel_rpc_port: Annotated[
+        int,
+        Doc(
+            WORKERS,
+            "Port there, for those replicas; each API process takes two more.",
+            least=1,
+            most=65000,
+            short="-dpp",
+        ),
+    ] = 29550
+    headless: Annotated[
+        bool, Doc(WORKERS, "No API here: only workers (--nnodes) or replicas for another machine's API.")
+    ] = False
+
+    api_server_count: Annotated[
+        int,
+        Doc(
+            LOGS,
+            "API processes that share the port, for very many small requests.",
+            least=1,
+            most=64,
+            short="-asc",
+        ),
+    ] = 1
+    shutdown_timeout: Annotated[
+        float,
+        Doc(
+            LOGS,
+            "Seconds that requests may run on after SIGTERM; 0 ends them at once. The default leaves 5 of "
+            "the 30 that Kubernetes and systemd units usually grant.",
+            least=0,
+        ),
+    ] = 25.0
+    drain_delay: Annotated[
+        float,
+        Doc(
+            LOGS,
+            "Seconds after SIGTERM for which /ready says 503 and requests are still taken, so that load "
+            "balancers notice before anybody is refused.",
+            least=0,
+        ),
+    ] = 0.0
+    restart_wait: Annotated[
+        float,
+        Doc(LOGS, "Seconds for which requests wait while a broken engine is started again.", least=0),
+    ] = 10.0
+    exit_on_failure: Annotated[
+        bool,
+        Doc(
+            LOGS,
+            "Exit with code 1 when a process broke too often to be started again. Without it the server "
+            "stays, and answers 503 with the reason.",
+        ),
+    ] = False
+
+    log: LogOptions = LogOptions()
+
+    @property
+    def replicas(self) -> Replicas:
+        first, here = self.data_parallel_start_rank, self.data_parallel_size_local
+        return Replicas(
+            size=self.data_parallel_size,
+            first=first,
+            here=self.data_parallel_size - first if here is None else here,
+            address=self.data_parallel_address,
+            port=self.data_parallel_rpc_port,
+            secret=self.engine.cluster_key,
+            together=self.engine.enable_expert_parallel and self.data_parallel_size > 1,
+        )
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Names of the model that clients are told."""
+        return tuple(self.served_model_name) or (shown_name(self.engine.model),)
+
+    def is_own_path(self, name: str) -> bool:
+        """Whether clients of vLLM may use this name: they call a model without a name by its path."""
+        return name == self.engine.model and not self.served_model_name
+
+    @property
+    def root(self) -> str:
+        """The model's origin, as far as clients are told."""
+        return self.engine.model if self.show_root else self.model_names[0]
+
+
+def shown_name(model: str) -> str:
+    """Names a model whose operator gave it none: clients must not learn where files lie.
+
+    A hub id as it is, and of a path only its last part, without .gguf.
+    """
+    file = _GGUF.fullmatch(os.path.basename(model))
+    if _HUB_ID.fullmatch(model) and not file:
+        return model
+    parts = os.path.abspath(os.path.expanduser(model)).split(os.sep)
+    for part in parts:
+        if cached := _CACHED.fullmatch(part):
+            return cached[1].replace("--", "/")
+    return (file[1] if file else parts[-1]) or "model"
