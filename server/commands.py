@@ -98,7 +98,7 @@ def _command(words: Sequence[str]) -> int:
 
             return keys.run(arguments, key_file_of_environment())
         case [name, *arguments] if name in TERMINAL:
-            from server.terminal import command as terminal  # not needed to serve
+            from server.terminal import client_commands as terminal  # not needed to serve
 
             return terminal.run(name, arguments, client_key_of_environment())
         case ["--version" | "-V"]:
@@ -117,7 +117,7 @@ def _command(words: Sequence[str]) -> int:
 
 
 def _bench(arguments: Sequence[str], command: str) -> int:
-    from server.bench import command as benchmarks  # not needed to serve
+    from server.bench import bench_command as benchmarks  # not needed to serve
 
     return benchmarks.run(arguments, command)
 

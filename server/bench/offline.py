@@ -6,12 +6,10 @@ import argparse
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import msgspec
 
-from server.bench.errors import BenchError
-from server.bench.options import check_folder
+from server.bench.serve_options import BenchError, check_folder, write_result
 from server.offline.llm import LLM
 from server.options.parsing import parse
 from server.options.reader import Parser, flatten
@@ -48,9 +46,7 @@ def run(arguments: Sequence[str], command: str) -> int:
         for row in measure:
             rows.append(row)
             print(_line(row), flush=True)
-    if given.output is not None:
-        document = {"model": given.model, "rows": rows}
-        Path(given.output).write_bytes(msgspec.json.format(msgspec.json.encode(document)) + b"\n")
+    write_result(given.output, {"model": given.model, "rows": rows})
     return 0
 
 

@@ -9,18 +9,15 @@ from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 
-import msgspec
 import uvloop
 
 from server.bench import plot
 from server.bench.beside import rounds
 from server.bench.load.datasets import endless
-from server.bench.load.endpoints import Sender
-from server.bench.load.http import Client
+from server.bench.load.endpoints import Outcome, Sender
+from server.bench.load.http_client import Client, first_model
 from server.bench.load.load import Load, apply
-from server.bench.load.models import first_model
-from server.bench.load.outcome import Outcome
-from server.bench.options import METRICS, LoadOptions, dataset_options, parse
+from server.bench.serve_options import METRICS, LoadOptions, dataset_options, parse, write_result
 from server.bench.summary import Figures, Result, summarize
 from server.bench.table import Bar, table
 
@@ -35,8 +32,7 @@ def run(arguments: Sequence[str], command: str) -> int:
 def _run(options: LoadOptions) -> int:
     result = uvloop.run(measure(options))
     print(table(result.points, options.percentile_metrics or METRICS))
-    if options.output is not None:
-        Path(options.output).write_bytes(msgspec.json.format(msgspec.json.encode(result)) + b"\n")
+    write_result(options.output, result)
     if options.plot is not None:
         title = f"{result.model}, {result.endpoint}"
         plot.write(Path(options.plot), title, plot.charts(result.points))

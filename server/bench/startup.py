@@ -7,6 +7,9 @@ run measures both, one after the other, so that their ratio is fair on a machine
 from __future__ import annotations
 
 import argparse
+import http.client
+import json
+import socket
 import statistics
 import subprocess
 import sys
@@ -19,9 +22,7 @@ from typing import TextIO
 import msgspec
 
 from models.checkpoint.hub import DEMO
-from server.bench.errors import BenchError
-from server.bench.options import check_folder
-from server.bench.probe import free_port, opens
+from server.bench.serve_options import BenchError, check_folder, write_result
 from server.options.reader import Parser
 
 _FLOOR = (
@@ -56,9 +57,7 @@ def run(arguments: Sequence[str], command: str) -> int:
         print(_line(starts[-1]), flush=True)
     if len(starts) > 1:
         print("medians: " + _line(medians(starts)))
-    if given.output is not None:
-        document = {"model": given.model, "runs": starts, "medians": medians(starts)}
-        Path(given.output).write_bytes(msgspec.json.format(msgspec.json.encode(document)) + b"\n")
+    write_result(given.output, {"model": given.model, "runs": starts, "medians": medians(starts)})
     return 0
 
 
@@ -141,3 +140,25 @@ def _parser(command: str) -> argparse.ArgumentParser:
     parser.add_argument("--runs", type=int, default=6, metavar="N", help="How often (default: 6).")
     parser.add_argument("--output", metavar="FILE", help="File for the result as JSON.")
     return parser
+
+
+_PATIENCE = 600.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def opens(port: int, method: str, path: str, body: object = None) -> bool:
+    """Whether the server answers this request with status 200."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_PATIENCE)
+    try:
+        text = None if body is None else json.dumps(body)
+        connection.request(method, path, text, {"Content-Type": "application/json"})
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()

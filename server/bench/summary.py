@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from server.bench.load.endpoints import Outcome
 from server.bench.load.load import Load
-from server.bench.load.outcome import Outcome
 
 FORMAT = 1
 """The version of the JSON result, which changes when a field changes its meaning."""

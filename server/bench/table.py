@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection, Sequence
 from typing import TextIO
 
-from server.bench.load.outcome import Outcome
+from server.bench.load.endpoints import Outcome
 from server.bench.summary import Figures, Spread
 
 _TITLES = {

@@ -23,8 +23,7 @@ from server.metrics import Metrics
 from server.offline.engine_args import EngineArgs
 from server.offline.output_builder import OutputBuilder, tokens_per_output
 from server.offline.outputs import PoolingOutput, PoolingRequestOutput, RequestMetrics, RequestOutput
-from server.offline.pooling import read_items
-from server.offline.prompts import Prompt, PromptLike, read_prompt
+from server.offline.prompts import Prompt, PromptLike, read_items, read_prompt
 from server.offline.transformers_tokenizer import open_transformers_tokenizer
 from server.options.parsing import from_python
 from server.options.server_config import ServerConfig

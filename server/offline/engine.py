@@ -2,26 +2,63 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from engine_core.engine import Engine
-from engine_core.protocol import Add, Admitted, Alone, Standing, Tokens
+from engine_core.protocol import Add, Admitted, Alone, Grammar, Standing, Tokens
+from server.grammars import as_grammar, spelling_of
 from server.offline.engine_args import EngineArgs
-from server.offline.forms import Forms
-from server.offline.pooling import read_items
-from server.offline.prompts import Prompt, PromptLike, encode_prompts, read_prompt
+from server.offline.prompts import Prompt, PromptLike, encode_prompts, read_items, read_prompt
 from server.offline.requests import EngineRequest, GenerationRequest, Output, PoolingRequest
 from server.offline.transformers_tokenizer import open_transformers_tokenizer
 from server.options.parsing import from_python
 from server.options.server_config import ServerConfig
+from server.requests.facts import Facts
 from server.requests.loading import find_facts, open_tokenizer
 from server.requests.pooling import PoolingParams
 from server.requests.sampling import RequestOutputKind, SamplingParams
 from server.requests.task_names import GENERATE, require_task
 from server.requests.unsupported import refuse_keywords
 from server.run.progress import ProgressDisplay
+from server.structured.building import build
+from server.structured.params import Asked
+from server.text.tokenizer import Tokenizer
+
+_MOST_KEPT = 1024
+
+_log = logging.getLogger(__name__)
+
+
+class Forms:
+    """The grammars of what was asked. The program is its own client, so no other process proves them."""
+
+    def __init__(self, engine: Engine, facts: Facts, tokenizer: Tokenizer) -> None:
+        self._engine = engine
+        self._facts = facts
+        self._tokenizer = tokenizer
+        self._known: dict[bytes, Grammar] = {}
+
+    def grammar(self, asked: Asked) -> Grammar:
+        """Raises BadRequest if there is none, and logs what of it is not enforced."""
+        key = msgspec.msgpack.encode(asked)
+        if (known := self._known.get(key)) is not None:
+            return known
+        special = {
+            name: id for name, id in self._tokenizer.added_tokens.items() if id in self._tokenizer.special_ids
+        }
+        built = build(asked, special)
+        if built.ignored:
+            _log.warning("%s: not enforced: %s", asked.field, ", ".join(built.ignored))
+        self._engine.spell(spelling_of(self._tokenizer, self._facts))
+        if len(self._known) >= _MOST_KEPT:
+            self._known.clear()
+        return self._known.setdefault(key, as_grammar(built))
+
 
 _CLIENT = 0
 _UNSUPPORTED = ("arrival_time", "lora_request", "tokenization_kwargs", "trace_headers", "prompt_text")

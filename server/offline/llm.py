@@ -19,14 +19,15 @@ from server.offline.outputs import (
     classification_output,
     embedding_output,
 )
-from server.offline.pooling import ReadOptions, read_items
 from server.offline.prompts import (
     Message,
     Prompt,
     PromptLike,
+    ReadOptions,
     TextPrompt,
     for_each,
     read_conversations,
+    read_items,
     read_prompts,
     read_texts,
 )

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, TypedDict, TypeVar
 
+import msgspec
+
 from server.errors import BadRequest
-from server.requests.pooling import Source
+from server.requests.facts import Facts
+from server.requests.pooling import Item, PoolingParams, Source, TextReader, Truncation, find_prompt
 from server.text.tokenizer import Tokenizer
 
 
@@ -178,3 +181,52 @@ def _check_parts(content: object) -> None:
 def _shown(value: object) -> str:
     text = repr(value)
     return f"{type(value).__name__} {text if len(text) <= 80 else text[:79] + '…'}"
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """Options of a call for all of its texts. None leaves an option to the parameters of each text."""
+
+    task: str | None = None
+    prompt_name: str | None = None
+    """The name of one of the model's instructions, which is written before each text."""
+    truncate_prompt_tokens: int | None = None
+    truncation_side: str | None = None
+
+
+def read_items(
+    prompts: Sequence[Prompt],
+    params: Sequence[PoolingParams],
+    facts: Facts,
+    tokenizer: Tokenizer,
+    reading: ReadOptions = ReadOptions(),
+) -> list[Item]:
+    """Encodes texts for the engine, together if their parameters are equal. Raises BadRequest."""
+    if all(one is params[0] or one == params[0] for one in params):
+        return _read(prompts, params[0], facts, tokenizer, reading) if params else []
+    return [
+        item
+        for index, (prompt, one) in enumerate(zip(prompts, params, strict=True))
+        for item in _read([prompt], one, facts, tokenizer, reading, index)
+    ]
+
+
+def _read(
+    prompts: Sequence[Prompt],
+    params: PoolingParams,
+    facts: Facts,
+    tokenizer: Tokenizer,
+    reading: ReadOptions,
+    first: int = 0,
+) -> list[Item]:
+    """`first` is the index of the first of these prompts in the call."""
+    resolved = msgspec.structs.replace(params, task=reading.task or params.task).resolve(facts)
+    keep = reading.truncate_prompt_tokens
+    keep = params.truncate_prompt_tokens if keep is None else keep
+    reader = TextReader(
+        facts,
+        tokenizer,
+        Truncation.from_request(keep, reading.truncation_side, facts),
+        find_prompt(reading.prompt_name, facts, resolved.task),
+    )
+    return reader.read([prompt.source for prompt in prompts], resolved, first)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from server.options.reader import OptionError
-from server.terminal.options import add_server_flags, model_of, parser_of, server_of
 from server.terminal.screen import Bar
+from server.terminal.server_flags import add_server_flags, model_of, parser_of, server_of
 
 if TYPE_CHECKING:
     import numpy as np

@@ -14,7 +14,7 @@ from models.config import read_config
 from models.parallel.experts import Transport, check_experts
 from models.parallel.shares import check_cut
 from server.options.reader import OptionError
-from server.terminal.options import parser_of
+from server.terminal.server_flags import parser_of
 
 CAPABILITIES = (80, 86, 87, 89, 90, 100, 103, 120, 121)
 """The compute capabilities whose shared memory is known, as whole numbers: 90 for 9.0."""

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from server.terminal.connection import Server, ServerError
-from server.terminal.options import add_server_flags, parser_of, server_of
 from server.terminal.screen import safe
+from server.terminal.server_flags import add_server_flags, parser_of, server_of
 
 _NOT_READY = 503
 

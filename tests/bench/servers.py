@@ -15,7 +15,7 @@ from pathlib import Path
 import processes
 import work
 
-from server.bench.probe import free_port, opens
+from server.bench.startup import free_port, opens
 
 NAME = "m"
 """The name under which every server serves its model."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from server.bench.options import LoadOptions
+from server.bench.serve_options import LoadOptions
 
 GENERATIVE = ("llama-135m", "qwen3-0.6b")
 MIXTURE = "granite-moe-1.3b"

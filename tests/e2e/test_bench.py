@@ -11,7 +11,7 @@ import pytest
 from live import LiveServer
 
 from server.bench import offline, serve, startup
-from server.bench.options import parse
+from server.bench.serve_options import parse
 from server.bench.startup import Start
 
 

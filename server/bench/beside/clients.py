@@ -12,12 +12,10 @@ from multiprocessing.connection import Connection
 
 import uvloop
 
-from server.bench.errors import BenchError
 from server.bench.load.datasets import endless
-from server.bench.load.endpoints import Sender
-from server.bench.load.http import Client
-from server.bench.load.outcome import Outcome
-from server.bench.options import LoadOptions
+from server.bench.load.endpoints import Outcome, Sender
+from server.bench.load.http_client import Client
+from server.bench.serve_options import BenchError, LoadOptions
 
 
 @dataclass(frozen=True, slots=True)

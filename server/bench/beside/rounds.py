@@ -12,21 +12,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from itertools import count, islice
-from pathlib import Path
 
 import msgspec
 import uvloop
 
 from server.bench.beside.clients import EmbeddingClients, Job
 from server.bench.beside.samples import Samples, read_streams, time_prompt, time_texts
-from server.bench.beside.summary import BesideResult, Round, figures, ratios, together
-from server.bench.beside.table import table
+from server.bench.beside.summary import BesideResult, Round, figures, ratios, table, together
 from server.bench.load.datasets import endless
-from server.bench.load.endpoints import Sender
-from server.bench.load.http import Client
-from server.bench.load.models import Model, first_model
-from server.bench.load.outcome import Outcome
-from server.bench.options import LoadOptions
+from server.bench.load.endpoints import Outcome, Sender
+from server.bench.load.http_client import Client, Model, first_model
+from server.bench.serve_options import LoadOptions, write_result
 
 _ROOM = 64
 """Tokens of the model's length that the long prompt leaves to a chat template and to the answer."""
@@ -42,8 +38,7 @@ Phase = Callable[[Samples, Samples], Awaitable[None]]
 def run(options: LoadOptions) -> int:
     result = uvloop.run(measure(options))
     print(table(result))
-    if options.output is not None:
-        Path(options.output).write_bytes(msgspec.json.format(msgspec.json.encode(result)) + b"\n")
+    write_result(options.output, result)
     return 0
 
 

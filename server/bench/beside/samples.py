@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from server.bench.beside.clients import check
-from server.bench.load.endpoints import Sender, StreamedAnswer
-from server.bench.load.outcome import Outcome
+from server.bench.load.endpoints import Outcome, Sender, StreamedAnswer
 
 _TICK = 0.005
 """Seconds between two looks at the clock, or at a stream that another request waits for."""

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from server.bench.errors import BenchError
-from server.bench.options import LoadOptions
+from server.bench.serve_options import BenchError, LoadOptions
 
 Text = str | list[int]
 Message = dict[str, object]

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from server.bench.load.datasets import Work
-from server.bench.load.endpoints import Sender
-from server.bench.load.outcome import Outcome
+from server.bench.load.endpoints import Outcome, Sender
 
 Prepared = tuple[bytes, int]
 """A request's body, and how many texts it holds."""

@@ -14,10 +14,10 @@ import msgspec
 import pytest
 from scripted_server import MODELS, Request, completes, says, scripted, whole
 
-from server.bench import command, offline, serve, startup
-from server.bench.errors import BenchError
+from server.bench import bench_command as command
+from server.bench import offline, serve, startup
 from server.bench.load.load import Load
-from server.bench.options import LoadOptions, parse
+from server.bench.serve_options import BenchError, LoadOptions, parse
 from server.bench.summary import Result
 from server.options.reader import OptionError
 

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from server.bench import plot
+from server.bench.load.endpoints import Outcome
 from server.bench.load.load import Load
-from server.bench.load.outcome import Outcome
 from server.bench.summary import Figures, Result, percentile, spread, summarize
 from server.bench.table import Bar, table
 

@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from server.commands import TERMINAL
-from server.terminal.command import MODULES, run
-from server.terminal.doctor import findings
-from server.terminal.doctor.command import report
-from server.terminal.doctor.findings import Finding
+from server.terminal import doctor as findings
+from server.terminal.client_commands import MODULES, run
+from server.terminal.doctor import Finding, report
 
 
 def machine(root: Path, files: dict[str, str]) -> Path:
@@ -129,7 +128,7 @@ def test_commands_are_known_to_both_tables() -> None:
 @pytest.mark.parametrize("name", sorted(MODULES))
 def test_commands_import_no_torch(name: str) -> None:
     program = (
-        "import sys; from server.terminal.command import run\n"
+        "import sys; from server.terminal.client_commands import run\n"
         "try: run(sys.argv[1], ['--help'], None)\n"
         "except SystemExit: pass\n"
         "heavy = {'torch', 'transformers', 'fastapi', 'numpy'} & set(sys.modules); assert not heavy, heavy"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from fake_frontend import FakeFrontend, vectors
 
-from server.terminal.command import BAD_USAGE, FAILED, run
+from server.terminal.client_commands import BAD_USAGE, FAILED, run
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ from fake_frontend import FakeFrontend, vectors
 from scripted_server import Request, scripted, whole
 
 from server.options.reader import OptionError
-from server.terminal.batch import command
-from server.terminal.batch.lines import Output, answered, body_of, is_final, read_requests
-from server.terminal.batch.own_server import own_server
-from server.terminal.command import BAD_USAGE, FAILED, run
+from server.terminal import run_batch as command
+from server.terminal.batch_files import Output, answered, body_of, is_final, read_requests
+from server.terminal.client_commands import BAD_USAGE, FAILED, run
 from server.terminal.connection import Server, ServerError
+from server.terminal.run_batch import own_server
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 

@@ -12,12 +12,10 @@ from served_app import served
 
 from server.options.access import AccessOptions
 from server.status import Starting
-from server.terminal.chat import Chat
-from server.terminal.command import BAD_USAGE, FAILED, run
+from server.terminal.client_commands import BAD_USAGE, FAILED, run
 from server.terminal.connection import Server, ServerError
-from server.terminal.lines import Lines
-from server.terminal.pace import Pace
 from server.terminal.screen import Bar, Screen, safe
+from server.terminal.talking import Chat, Lines, Pace
 
 
 class Terminal(io.StringIO):

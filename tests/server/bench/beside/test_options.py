@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from server.bench.options import LoadOptions, parse
+from server.bench.serve_options import LoadOptions, parse
 from server.options.reader import OptionError
 
 

@@ -23,7 +23,7 @@ from scripted_server import (
     whole,
 )
 
-from server.bench import command
+from server.bench import bench_command as command
 from server.bench.beside import samples
 from server.bench.beside.summary import BesideResult
 

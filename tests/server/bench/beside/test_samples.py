@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from server.bench.beside.samples import Samples, gaps, timed_ticks
-from server.bench.load.outcome import Outcome
+from server.bench.load.endpoints import Outcome
 
 
 def test_chunks_read_together_count_as_one() -> None:

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from server.bench.errors import BenchError
 from server.bench.load.datasets import Work, endless
-from server.bench.options import LoadOptions
+from server.bench.serve_options import BenchError, LoadOptions
 
 
 def some(count: int, salt: int = 0, **options: object) -> list[Work]:

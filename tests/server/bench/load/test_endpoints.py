@@ -11,7 +11,7 @@ from scripted_server import DONE, event, text, usage
 
 from server.bench.load.datasets import Work
 from server.bench.load.endpoints import StreamedAnswer, WholeAnswer, body
-from server.bench.options import LoadOptions
+from server.bench.serve_options import LoadOptions
 
 IDS = Work([[101, 102, 103]], max_tokens=7)
 

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from scripted_server import LAST, STREAM, Request, part, says, scripted, whole
 
-from server.bench.errors import BenchError
-from server.bench.load.http import Client, TransportError
+from server.bench.load.http_client import Client, TransportError
+from server.bench.serve_options import BenchError
 
 
 async def post(client: Client, body: bytes = b"{}") -> tuple[int, bytes]:

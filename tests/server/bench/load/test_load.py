@@ -10,11 +10,10 @@ import pytest
 from scripted_server import Reply, Request, completes, scripted, whole
 
 from server.bench.load.datasets import endless
-from server.bench.load.endpoints import Sender
-from server.bench.load.http import Client
+from server.bench.load.endpoints import Outcome, Sender
+from server.bench.load.http_client import Client
 from server.bench.load.load import Load, apply, arrivals
-from server.bench.load.outcome import Outcome
-from server.bench.options import LoadOptions
+from server.bench.serve_options import LoadOptions
 
 OPTIONS = LoadOptions(random_input_len=5, random_output_len=3)
 

@@ -1,4 +1,4 @@
-"""Looks at one machine: what helps a server here, what is missing, and what that costs.
+"""`facet doctor` and `facet collect-env`: what helps a server here, what is missing, what that costs.
 
 Nothing here imports torch, or starts a program but `nvidia-smi` and `ldconfig`: the answer comes at once.
 """
@@ -6,18 +6,21 @@ Nothing here imports torch, or starts a program but `nvidia-smi` and `ldconfig`:
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
+import platform
 import re
 import shutil
 import subprocess
 import sysconfig
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
 from server.http.connection.limits import why_too_few_descriptors
+from server.terminal.server_flags import parser_of
 from worker.host import machine, nvidia
 from worker.host.private_folder import make_private
 from worker.kernels.cpu.library import levels_here, where_built
@@ -265,3 +268,59 @@ def version_of(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return "missing"
+
+
+FAILED = 1
+
+_MARKS = {"good": "ok", "note": "ok", "slow": "slow", "broken": "BROKEN"}
+_PACKAGES = (
+    *("facet-serve", "torch", "transformers", "tokenizers", "safetensors", "huggingface-hub", "numpy"),
+    *("fastapi", "starlette", "uvicorn", "uvloop", "httptools", "pyzmq", "msgspec", "pydantic", "jinja2"),
+    *("llguidance", "ray", "triton"),
+)
+
+
+def run(arguments: Sequence[str], command: str, api_key: str | None) -> int:
+    """Prints what was found. The exit code is 1 if something keeps every server from starting here."""
+    parser = parser_of(command, "Look at this machine: what it has, what is missing, and what that costs.")
+    parser.add_argument("--report", action="store_true", help="Text for a bug report: versions, too.")
+    parser.add_argument("--json", action="store_true", help="The findings as JSON.")
+    given = parser.parse_args(arguments)
+    findings = list(examine())
+    if given.json:
+        print(json.dumps([asdict(one) for one in findings], indent=2))
+    elif given.report or command.endswith("collect-env"):
+        print(report(findings))
+    else:
+        print("\n".join(map(_line, findings)))
+        print(_verdict(findings))
+    return FAILED if any(one.grade == "broken" for one in findings) else 0
+
+
+def report(findings: Sequence[Finding]) -> str:
+    """Versions and findings as text that names neither user nor host."""
+    home = os.path.expanduser("~")
+    lines = [
+        f"system: {platform.system()} {platform.release()} {platform.machine()}",
+        f"libc: {' '.join(platform.libc_ver())}",
+        f"python: {platform.python_implementation()} {platform.python_version()}",
+        *(f"{name}: {version_of(name)}" for name in _PACKAGES),
+        *map(_line, findings),
+    ]
+    text = "\n".join(lines)
+    return text.replace(home, "~") if len(home) > 1 else text
+
+
+def _line(one: Finding) -> str:
+    line = f"{_MARKS[one.grade]:6} {one.name}: {one.text}"
+    return f"{line}\n       {one.cost}" if one.cost else line
+
+
+def _verdict(findings: Sequence[Finding]) -> str:
+    broken = [one.name for one in findings if one.grade == "broken"]
+    slow = [one.name for one in findings if one.grade == "slow"]
+    if broken:
+        return f"No model can be served here before this is repaired: {', '.join(broken)}."
+    if slow:
+        return f"Models can be served here; these make them slower than they need be: {', '.join(slow)}."
+    return "Models can be served here."

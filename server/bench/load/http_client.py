@@ -14,8 +14,9 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 import httptools
+import msgspec
 
-from server.bench.errors import BenchError
+from server.bench.serve_options import BenchError
 
 Receive = Callable[[bytes], None]
 
@@ -165,3 +166,32 @@ class _Connection(asyncio.Protocol):
 
 def _ignore(body: bytes) -> None:
     """Drops bytes that no request waits for."""
+
+
+_REMEDIES = {401: "give its key as --api-key", 404: "give the address of its API as --base-url, without /v1"}
+
+
+class Model(msgspec.Struct):
+    """A model that a server lists."""
+
+    id: str
+    max_model_len: int | None = None
+    """Tokens of its longest sequence; None if the server does not tell."""
+
+
+class _Models(msgspec.Struct):
+    data: list[Model]
+
+
+async def first_model(client: Client, url: str) -> Model:
+    try:
+        status, body = await client.get("/v1/models")
+    except TransportError as error:
+        raise BenchError(f"{url}: {error}; start the server, or name it with --base-url") from None
+    if status != 200:
+        remedy = _REMEDIES.get(status, "wait, or name one with --model")
+        raise BenchError(f"{url} answers {status} when asked for its models; {remedy}")
+    try:
+        return msgspec.json.decode(body, type=_Models).data[0]
+    except (msgspec.DecodeError, IndexError):
+        raise BenchError(f"{url} does not list its models; name one with --model") from None

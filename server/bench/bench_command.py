@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from server.bench.errors import BenchError
+from server.bench.serve_options import BenchError
 from server.options.reader import OptionError
 
 BAD_USAGE = 2

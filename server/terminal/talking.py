@@ -1,18 +1,19 @@
-"""`facet chat`: a conversation with a model, as `vllm chat` has it; on a terminal or in a pipe."""
+"""`facet chat` and `facet complete`, as vLLM has them: streamed, on a terminal or in a pipe."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
+from server.options.reader import OptionError
 from server.terminal.connection import Server, ServerError
-from server.terminal.lines import Lines, piped
-from server.terminal.options import add_server_flags, model_of, parser_of, server_of
-from server.terminal.pace import Pace
 from server.terminal.screen import Screen
+from server.terminal.server_flags import add_server_flags, model_of, parser_of, server_of
 
 HELP = '''/system TEXT     begin anew with this system prompt; without a text, with none
 /model NAME      go on with another model; without a name, list them
@@ -25,22 +26,55 @@ Several lines: begin and end them with """, or end each with a backslash. Ctrl-C
 
 
 def run(arguments: Sequence[str], command: str, api_key: str | None) -> int:
-    given = _parser(command).parse_args(arguments)
+    """Runs `facet chat`, or `facet complete` if that is the command's name."""
+    talks = command.endswith("chat")
+    given = _parser(command, talks=talks).parse_args(arguments)
+    asked = {"max_tokens": given.max_tokens, "temperature": given.temperature}
+    fields = {name: value for name, value in asked.items() if value is not None}
     with server_of(given, api_key) as server:
-        chat = Chat(server, Screen(), model_of(server, given, "generate"), given.system_prompt)
-        _begin(chat, given)
+        screen, model = Screen(), model_of(server, given, "generate")
+        if talks:
+            chat = Chat(server, screen, model, given.system_prompt)
+            chat.fields.update(fields)
+            _say(given, chat.say, lambda: _converse(chat))
+        else:
+            body = {"model": model, **fields, "stream": True, "stream_options": {"include_usage": True}}
+            _say(
+                given,
+                lambda prompt: _complete(server, screen, {**body, "prompt": prompt}),
+                lambda: _complete_typed(server, screen, body),
+            )
     return 0
 
 
-def _begin(chat: Chat, given: argparse.Namespace) -> None:
-    fields = {"max_tokens": given.max_tokens, "temperature": given.temperature}
-    chat.fields.update({name: value for name, value in fields.items() if value is not None})
+def _say(given: argparse.Namespace, say: Callable[[str], None], converse: Callable[[], None]) -> None:
+    """Says one text, that of --quick or of a pipe, or else whatever is typed."""
     if given.quick is not None:
-        chat.say(given.quick)
+        say(given.quick)
     elif not sys.stdin.isatty():
-        chat.say(piped())
+        say(piped())
     else:
-        _converse(chat)
+        converse()
+
+
+def _complete_typed(server: Server, screen: Screen, body: dict[str, Any]) -> None:
+    screen.remark(f'{body["model"]}: type the beginning of a text. """ begins and ends several lines.')
+    for prompt in Lines():
+        _complete(server, screen, {**body, "prompt": prompt})
+
+
+def _complete(server: Server, screen: Screen, body: dict[str, Any]) -> None:
+    pace = Pace()
+    try:
+        for chunk in server.stream("/v1/completions", body):
+            pace.see(chunk)
+            for choice in chunk["choices"]:
+                screen.text(choice["text"])
+    except KeyboardInterrupt:
+        if not screen.is_terminal:
+            raise
+    screen.text("\n")
+    screen.remark(pace.summary())
 
 
 def _converse(chat: Chat) -> None:
@@ -161,13 +195,94 @@ class Chat:
             self.screen.remark("set: " + (json.dumps(self.fields) if self.fields else "nothing"))
 
 
-def _parser(command: str) -> argparse.ArgumentParser:
-    parser = parser_of(
-        command, "Talk to a model: --quick's message, that of a pipe, or those that are typed."
-    )
+def _parser(command: str, *, talks: bool) -> argparse.ArgumentParser:
+    if talks:
+        does = "Talk to a model: --quick's message, that of a pipe, or those that are typed."
+        quick, longest = "Send this message, and end.", "Longest answer."
+    else:
+        does = "Go on with a text: --quick's, that of a pipe, or those that are typed."
+        quick, longest = "Complete this, and end.", "Default: the server's, 16."
+    parser = parser_of(command, does)
     add_server_flags(parser)
-    parser.add_argument("--system-prompt", metavar="TEXT", help="How the model shall answer.")
-    parser.add_argument("-q", "--quick", metavar="TEXT", help="Send this message, and end.")
-    parser.add_argument("--max-tokens", type=int, metavar="N", help="Longest answer.")
+    if talks:
+        parser.add_argument("--system-prompt", metavar="TEXT", help="How the model shall answer.")
+    parser.add_argument("-q", "--quick", metavar="TEXT", help=quick)
+    parser.add_argument("--max-tokens", type=int, metavar="N", help=longest)
     parser.add_argument("--temperature", type=float, metavar="X", help="Default: the server's.")
     return parser
+
+
+_QUOTES = '"""'
+
+
+def piped() -> str:
+    """All of standard input, which is one message."""
+    text = sys.stdin.read()
+    if not text.strip():
+        raise OptionError("standard input is empty: give a text through a pipe, or with --quick")
+    return text
+
+
+class Lines:
+    '''Yields what is typed until Ctrl-D: one line each, or several between lines that are """.
+
+    A line that ends with a backslash goes on in the next one.
+    '''
+
+    def __init__(self, read: Callable[[str], str] = input) -> None:
+        self._read = read
+        with suppress(ImportError):
+            import readline  # noqa: F401  # gives input() editing and the lines before
+
+    def __iter__(self) -> Iterator[str]:
+        while True:
+            try:
+                message = self._message()
+            except EOFError:
+                print()
+                return
+            if message.strip():
+                yield message
+
+    def _message(self) -> str:
+        line = self._read("> ")
+        if line.strip().startswith(_QUOTES):
+            return self._quoted(line.strip().removeprefix(_QUOTES))
+        lines = [line]
+        while lines[-1].endswith("\\"):
+            lines[-1] = lines[-1].removesuffix("\\")
+            lines.append(self._read("… "))
+        return "\n".join(lines)
+
+    def _quoted(self, first: str) -> str:
+        lines = [first] if first else []
+        while not (lines and lines[-1].endswith(_QUOTES)):
+            lines.append(self._read("… "))
+        lines[-1] = lines[-1].removesuffix(_QUOTES)
+        return "\n".join(lines).rstrip("\n")
+
+
+class Pace:
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+        self._first = self._last = 0.0
+        self._chunks = 0
+        self._tokens: int | None = None
+
+    def see(self, chunk: dict[str, Any]) -> None:
+        """Counts a chunk of a stream; the one with `usage` says how many tokens there were."""
+        if chunk.get("choices"):
+            self._last = time.monotonic()
+            self._first = self._first or self._last
+            self._chunks += 1
+        if usage := chunk.get("usage"):
+            self._tokens = usage["completion_tokens"]
+
+    def summary(self) -> str:
+        if not self._chunks:
+            return "no token came"
+        count = self._chunks if self._tokens is None else self._tokens
+        seconds = self._last - self._first
+        rate = f", {(count - 1) / seconds:.1f} tokens/s" if count > 1 and seconds > 0 else ""
+        tokens = "1 token" if count == 1 else f"{count} tokens"
+        return f"{tokens}{rate}, the first after {self._first - self._started:.2f} s"

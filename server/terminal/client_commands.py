@@ -12,14 +12,14 @@ from server.terminal.connection import ServerError
 BAD_USAGE, FAILED, INTERRUPTED = 2, 1, 130
 
 MODULES = {
-    "chat": "server.terminal.chat",
-    "complete": "server.terminal.complete",
+    "chat": "server.terminal.talking",
+    "complete": "server.terminal.talking",
     "embed": "server.terminal.embed",
     "models": "server.terminal.models",
-    "run-batch": "server.terminal.batch.command",
-    "doctor": "server.terminal.doctor.command",
+    "run-batch": "server.terminal.run_batch",
+    "doctor": "server.terminal.doctor",
     "kernels": "server.terminal.kernels",
-    "collect-env": "server.terminal.doctor.command",
+    "collect-env": "server.terminal.doctor",
 }
 
 

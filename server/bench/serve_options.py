@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from server.bench.beside.options import DEFAULTS, BesideOptions, check
 from server.options.reader import (
     Doc,
     Option,
@@ -21,6 +20,70 @@ from server.options.reader import (
     canonical,
     options_of,
 )
+
+
+class BenchError(Exception):
+    """A benchmark cannot run; the message is one line that says what was wrong and what to do."""
+
+
+_BESIDE = "Streams beside other work"
+
+BESIDE_KINDS = ("embeddings", "prompt", "bulk")
+
+BESIDE_DEFAULTS: Mapping[str, object] = {"random_input_len": 32, "random_output_len": 200, "ignore_eos": True}
+"""Defaults of a plain load's options that are others with --beside."""
+
+_MEANINGLESS = (
+    *("max_concurrency", "request_rate", "burstiness", "num_prompts", "duration", "num_warmups"),
+    *("random_batch_size", "percentile_metrics", "plot"),
+)
+
+
+class BesideOptions(msgspec.Struct, frozen=True, kw_only=True):
+    beside: Annotated[
+        list[str],
+        Doc(
+            _BESIDE,
+            "Measure how evenly streams run beside other work: clients that embed texts without pause, a "
+            "long prompt in the middle of the streams, or both; bulk measures single texts to embed beside "
+            "one request with very many.",
+            BESIDE_KINDS,
+        ),
+    ] = []
+    streams: Annotated[int, Doc(_BESIDE, "Streams at once.", least=1)] = 1
+    rounds: Annotated[int, Doc(_BESIDE, "How often everything is measured, beside and alone.", least=1)] = 3
+    embed_base_url: Annotated[
+        str | None, Doc(_BESIDE, "Address of the server that embeds, if it is another one.")
+    ] = None
+    embed_clients: Annotated[int, Doc(_BESIDE, "Clients that embed without pause.", least=1)] = 2
+    embed_batch_size: Annotated[int, Doc(_BESIDE, "Texts in each of their requests.", least=1)] = 4
+    embed_input_len: Annotated[int, Doc(_BESIDE, "Tokens of each of these texts.", least=1)] = 200
+    long_prompt_len: Annotated[
+        int, Doc(_BESIDE, "Tokens of the long prompt, if the model takes so many.", least=1)
+    ] = 3000
+    bulk_batch_size: Annotated[
+        int, Doc(_BESIDE, "Texts in the request of bulk, each of --random-input-len tokens.", least=1)
+    ] = 10000
+
+
+def _check_beside(options: BesideOptions, given: Iterable[str], endpoint: str) -> None:
+    """Raises OptionError if options were given that do not go together; `given` are their fields."""
+    own = set(BesideOptions.__struct_fields__)
+    if not options.beside:
+        if needing := sorted(own & set(given)):
+            raise OptionError(f"{_flag(needing[0])} needs --beside")
+        return
+    if "bulk" in options.beside and len(options.beside) > 1:
+        raise OptionError("--beside bulk is measured by itself; name no other kind with it")
+    if idle := [field for field in _MEANINGLESS if field in given]:
+        raise OptionError(f"{_flag(idle[0])} means nothing with --beside; leave it out")
+    if endpoint == "embeddings":
+        raise OptionError("--beside reads streams: of --endpoint completions or chat")
+
+
+def _flag(field: str) -> str:
+    return "--" + field.replace("_", "-")
+
 
 _Number = TypeVar("_Number", int, float)
 
@@ -227,9 +290,9 @@ def parse(arguments: Sequence[str], command: str) -> LoadOptions:
             other.check(given.pop(other.flag))
     values: dict[str, Any] = {o.field: o.value(given[o.field], o.flag) for o in OPTIONS if o.field in given}
     if values.get("beside"):
-        values = {**DEFAULTS, **values}
+        values = {**BESIDE_DEFAULTS, **values}
     options = assemble(LoadOptions, values)
-    check(options.others, values, options.kind)
+    _check_beside(options.others, values, options.kind)
     _check(options)
     return options
 
@@ -238,6 +301,12 @@ def check_folder(flag: str, path: str | None) -> None:
     """Refuse a file that could not be written at the end, before the benchmark begins."""
     if path is not None and not Path(path).parent.is_dir():
         raise OptionError(f"{flag} {path}: there is no folder {Path(path).parent}; make it first")
+
+
+def write_result(path: str | None, result: object) -> None:
+    """Write the result of a benchmark as JSON, if a file is named for it."""
+    if path is not None:
+        Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(result)) + b"\n")
 
 
 def dataset_options(options: LoadOptions) -> dict[str, object]:
