@@ -23,7 +23,6 @@ from torch import Tensor
 
 from facet import LLM
 from models import ops
-from models.checkpoint.hub import DEMO
 from worker.kernels.cpu.operations import open_kernels
 from worker.kernels.cpu.quantized import SCHEMES
 
@@ -32,6 +31,7 @@ from drive import Driver, load_ranks
 from packed import Recipe, write_near
 from packed_floats import write_floats, write_mxfp4
 
+_KNOWLEDGE = Path(__file__).parents[1] / "support" / "demo_training" / "knowledge"
 _TEXTS = ("general.txt", "small_talk.txt")
 _LENGTH, _COUNT = 256, 16
 """The length in tokens of the pieces whose logits are compared."""
@@ -114,7 +114,7 @@ def _title(dtype: torch.dtype, name: str | None) -> str:
 
 
 def main(folder: Path, others: Mapping[str, Path]) -> None:
-    texts = "".join((DEMO / "training" / "knowledge" / name).read_text() for name in _TEXTS)
+    texts = "".join((_KNOWLEDGE / name).read_text() for name in _TEXTS)
     facts = LLM(str(folder)).facts
     if "generate" in facts.tasks:
         tokens = Tokenizer.from_file(str(folder / "tokenizer.json"))

@@ -5,23 +5,22 @@ from __future__ import annotations
 import json
 import re
 from itertools import islice
-from pathlib import Path
 
 import pytest
 import torch
+from demo_training import arithmetic, skills, tools
+from demo_training.corpus import Document, Message, documents
+from demo_training.packing import NO_LOSS, Encoder, batches
+from demo_training.tokenizer import END_OF_TEXT, MARKS, TURN_END, Codec, render_chat
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, GenerationConfig, LlamaForCausalLM
 from untimed import untimed
 
-from models.demo.training import arithmetic, skills, tools
-from models.demo.training.corpus import Document, Message, documents
-from models.demo.training.packing import NO_LOSS, Encoder, batches
-from models.demo.training.tokenizer import END_OF_TEXT, MARKS, TURN_END, Codec, render_chat
+from models.checkpoint.hub import DEMO
 
-FOLDER = Path(skills.__file__).parents[1]
-CODEC = Codec(Tokenizer.from_file(str(FOLDER / "tokenizer.json")))
+CODEC = Codec(Tokenizer.from_file(str(DEMO / "tokenizer.json")))
 WEATHER = {
     "type": "function",
     "function": {
@@ -34,7 +33,7 @@ WEATHER = {
 
 @pytest.fixture(scope="module")
 def model() -> LlamaForCausalLM:
-    return LlamaForCausalLM.from_pretrained(FOLDER, dtype=torch.bfloat16).eval()
+    return LlamaForCausalLM.from_pretrained(DEMO, dtype=torch.bfloat16).eval()
 
 
 def continued(model: LlamaForCausalLM, ids: list[int]) -> str:
@@ -137,14 +136,14 @@ def test_continues_plain_text(model: LlamaForCausalLM) -> None:
 
 
 def test_fits_the_package() -> None:
-    data = [path for path in FOLDER.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")]
-    assert (FOLDER / "model.safetensors").stat().st_size < 11_000_000
+    data = [path for path in DEMO.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")]
+    assert (DEMO / "model.safetensors").stat().st_size < 11_000_000
     assert sum(path.stat().st_size for path in data) < 12_000_000
 
 
 def test_config_says_what_the_engine_must_know() -> None:
-    config = json.loads((FOLDER / "config.json").read_text())
-    generation = json.loads((FOLDER / "generation_config.json").read_text())
+    config = json.loads((DEMO / "config.json").read_text())
+    generation = json.loads((DEMO / "generation_config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLM"]
     assert config["dtype"] == "bfloat16"
     assert config["tie_word_embeddings"] is True
@@ -167,7 +166,7 @@ def test_known_hard_texts_survive_the_round_trip(text: str) -> None:
 
 
 def test_transformers_reads_the_same_tokenizer_and_template() -> None:
-    theirs = AutoTokenizer.from_pretrained(FOLDER)
+    theirs = AutoTokenizer.from_pretrained(DEMO)
     messages = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Wetter in Köln? <b>"},

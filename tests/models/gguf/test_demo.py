@@ -25,7 +25,7 @@ Q4_K_M = Recipe("Q4_K", {"ffn_down": "Q8_0", "attn_v": "Q6_K", "token_embd": "Q6
 
 
 def written(folder: Path, recipe: Recipe) -> Pair:
-    shutil.copytree(DEMO, folder / "plain", ignore=shutil.ignore_patterns("*.py", "training", "__pycache__"))
+    shutil.copytree(DEMO, folder / "plain", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
     template = (DEMO / "chat_template.jinja").read_text()
     return convert(folder, replace(recipe, fields={"tokenizer.chat_template": template}))
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.demo.training.corpus import Document, documents
-from models.demo.training.tokenizer import END_OF_TEXT, THINK, TURN_END, TURN_START, Codec
+from demo_training.corpus import Document, documents
+from demo_training.tokenizer import END_OF_TEXT, THINK, TURN_END, TURN_START, Codec
 
 STEP_TOKENS, ROW_LENS = 2048, (256, 512)
 NO_LOSS = -100

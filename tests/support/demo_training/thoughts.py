@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from models.demo.training import arithmetic, skills
-from models.demo.training.skills import Turns
-from models.demo.training.tools import ToolUse
+from demo_training import arithmetic, skills
+from demo_training.skills import Turns
+from demo_training.tools import ToolUse
 
 Random = random.Random
 

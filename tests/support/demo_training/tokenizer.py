@@ -15,7 +15,8 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 from tokenizers.trainers import BpeTrainer
 
-from models.demo.training.corpus import Document, Json, Message
+from demo_training.corpus import Document, Json, Message
+from models.checkpoint.hub import DEMO
 
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 THINK, THOUGHT_END = "<think>", "</think>"
@@ -24,7 +25,7 @@ MARKS = ("<tool_call>", "</tool_call>", THINK, THOUGHT_END)
 VOCAB_SIZE = 2048
 MAX_LEN = 2048
 
-_TEMPLATE = Path(__file__).parents[1] / "chat_template.jinja"
+_TEMPLATE = DEMO / "chat_template.jinja"
 
 
 def train(documents: Iterable[Document]) -> Tokenizer:

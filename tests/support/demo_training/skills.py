@@ -9,8 +9,8 @@ import json
 import random
 from collections.abc import Callable
 
-from models.demo.training import arithmetic
-from models.demo.training.facts import (
+from demo_training import arithmetic
+from demo_training.facts import (
     ABOUT,
     ANIMALS,
     COLOURS,

@@ -9,9 +9,9 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from models.demo.training import arithmetic, thoughts, tools
-from models.demo.training.facts import ABOUT, ANIMALS, COUNTRIES, DAYS, GENERAL, LANGUAGES, MONTHS, NAMES
-from models.demo.training.skills import SKILLS, Turns, made_up_word, tell
+from demo_training import arithmetic, thoughts, tools
+from demo_training.facts import ABOUT, ANIMALS, COUNTRIES, DAYS, GENERAL, LANGUAGES, MONTHS, NAMES
+from demo_training.skills import SKILLS, Turns, made_up_word, tell
 
 Random = random.Random
 Json = dict[str, object]

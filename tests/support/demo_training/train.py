@@ -1,6 +1,6 @@
 """The training of the demo model on the corpus that `corpus.py` makes, within a given time on a CPU.
 
-    python -m models.demo.training.train --out models/demo --minutes 30
+    python -m demo_training.train --out models/demo --minutes 30
 
 It may be stopped: Ctrl-C saves what was learned so far, and --resume goes on from there.
 """
@@ -22,10 +22,10 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from models.demo.training import evaluate, tokenizer
-from models.demo.training.corpus import documents
-from models.demo.training.packing import NO_LOSS, Batch, Encoder, batches
-from models.demo.training.tokenizer import Codec
+from demo_training import evaluate, tokenizer
+from demo_training.corpus import documents
+from demo_training.packing import NO_LOSS, Batch, Encoder, batches
+from demo_training.tokenizer import Codec
 
 _WARMUP = 0.02
 _SAVE_EVERY_S, _REPORT_EVERY_S = 240.0, 20.0

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from models.demo.training.facts import COUNTRIES, NAMES, WORDS
+from demo_training.facts import COUNTRIES, NAMES, WORDS
 
 Random = random.Random
 Json = dict[str, object]

@@ -1,6 +1,6 @@
 """A measure of the demo model as it is shipped: the share of questions of each kind that it answers rightly.
 
-python -m models.demo.training.evaluate --model models/demo
+python -m demo_training.evaluate --model models/demo
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import torch
 from tokenizers import Tokenizer
 from transformers import GenerationConfig, LlamaForCausalLM
 
-from models.demo.training import arithmetic, skills, tools
-from models.demo.training.corpus import Json, Message
-from models.demo.training.facts import COUNTRIES
-from models.demo.training.tokenizer import END_OF_TEXT, THOUGHT_END, TURN_END, Codec
+from demo_training import arithmetic, skills, tools
+from demo_training.corpus import Json, Message
+from demo_training.facts import COUNTRIES
+from demo_training.tokenizer import END_OF_TEXT, THOUGHT_END, TURN_END, Codec
+from models.checkpoint.hub import DEMO
 
 _BATCH = 64
 _UNSEEN_SYSTEM = "You are a teacher for young children."
@@ -183,7 +184,7 @@ def measure(model: LlamaForCausalLM, codec: Codec) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure the demo model.")
-    parser.add_argument("--model", type=Path, default=Path(__file__).parents[1])
+    parser.add_argument("--model", type=Path, default=DEMO)
     folder: Path = parser.parse_args().model
     model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     print(measure(model.eval(), Codec(Tokenizer.from_file(str(folder / "tokenizer.json")))))
