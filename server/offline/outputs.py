@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -13,6 +13,7 @@ from server.requests.timing import EngineTimes
 from server.requests.vectors import Floats
 
 Form = TypeVar("Form")
+Result = TypeVar("Result")
 
 
 @dataclass(slots=True)
@@ -174,13 +175,7 @@ class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
 
 def embedding_output(pooled: PoolingRequestOutput[PoolingOutput]) -> EmbeddingRequestOutput:
     embedding: list[float] = pooled.outputs.data.tolist()
-    return EmbeddingRequestOutput(
-        pooled.request_id,
-        EmbeddingOutput(embedding),
-        pooled.prompt_token_ids,
-        pooled.num_cached_tokens,
-        metrics=pooled.metrics,
-    )
+    return _with_form(EmbeddingRequestOutput, EmbeddingOutput(embedding), pooled)
 
 
 def classification_output(
@@ -188,10 +183,12 @@ def classification_output(
 ) -> ClassificationRequestOutput:
     probs: list[float] = pooled.outputs.data.tolist()
     classes = ClassificationOutput(probs, labels[probs.index(max(probs))] if labels else None)
-    return ClassificationRequestOutput(
-        pooled.request_id,
-        classes,
-        pooled.prompt_token_ids,
-        pooled.num_cached_tokens,
-        metrics=pooled.metrics,
-    )
+    return _with_form(ClassificationRequestOutput, classes, pooled)
+
+
+def _with_form(
+    kind: Callable[..., Result], form: object, pooled: PoolingRequestOutput[PoolingOutput]
+) -> Result:
+    """The same result with its vector in the form of another class."""
+    ids, cached = pooled.prompt_token_ids, pooled.num_cached_tokens
+    return kind(pooled.request_id, form, ids, cached, metrics=pooled.metrics)

@@ -11,7 +11,7 @@ import msgspec
 
 from engine_core.engine_processes import EngineProcesses
 from server.options.server_config import ServerConfig
-from server.run.messages import ApiConfig, EngineGivenUp, EngineStalled, Message, Served
+from server.run.supervisor_messages import ApiConfig, EngineGivenUp, EngineStalled, Message, Served
 from worker import child
 from worker.host.progress_page import ProgressPage
 

@@ -21,7 +21,8 @@ from server.http.connection.sockets import set_options
 from server.metrics import Metrics
 from server.run.http_server import FLUSH_SECONDS, HttpServer
 from server.run.loop_watch import LoopWatch
-from server.run.messages import (
+from server.run.progress import ProgressDisplay
+from server.run.supervisor_messages import (
     NOTHING_LEFT,
     ApiConfig,
     CutOff,
@@ -33,7 +34,6 @@ from server.run.messages import (
     Reload,
     Served,
 )
-from server.run.progress import ProgressDisplay
 from worker import logs
 from worker.child import BROKE, CANNOT_START, STOPPED
 from worker.host.progress_page import ProgressWriter

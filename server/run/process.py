@@ -13,7 +13,7 @@ import msgspec
 import uvloop
 
 from server.options.parsing import share_metrics
-from server.run.messages import ApiConfig, Message
+from server.run.supervisor_messages import ApiConfig, Message
 from worker import child, logs
 
 

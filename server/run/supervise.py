@@ -23,8 +23,9 @@ from engine_core.watch import stacks
 from engine_core.watch.watcher import Watcher
 from server.options.server_config import ServerConfig
 from server.run.api_processes import ApiProcess, ApiProcesses
-from server.run.doorman import Doorman
-from server.run.messages import (
+from server.run.service_manager import ServiceManager
+from server.run.standby import Standby
+from server.run.supervisor_messages import (
     NOTHING_LEFT,
     CutOff,
     EngineExited,
@@ -33,7 +34,6 @@ from server.run.messages import (
     Leaving,
     Reload,
 )
-from server.run.service_manager import ServiceManager
 from worker import logs
 from worker.child import BROKE, CANNOT_START, DUMP_STACKS, STOPPED
 from worker.host.machine import service_manager
@@ -70,7 +70,7 @@ class Supervisor:
         self._config = config
         self._engines = engines
         self._servers = servers
-        self._doorman = Doorman(listener, config)
+        self._standby = Standby(listener, config)
         self._keepers = [self._keeper(server) for server in servers]
         self.code: int | None = None
         """The exit code, once the server shall end."""
@@ -95,7 +95,7 @@ class Supervisor:
         await self._end_engines()
         self._engines.stop(0)
         logs.flush()
-        await self._doorman.finish(FINISH_SECONDS)
+        await self._standby.finish(FINISH_SECONDS)
         return BROKE if self.code is None else self.code
 
     # What happens to engines, for the clients in the API processes.
@@ -140,17 +140,17 @@ class Supervisor:
         self._open_or_close()
 
     def _open_or_close(self) -> None:
-        """Let the doorman answer while no API process accepts, or begins to."""
+        """Let the stand-by listener answer while no API process accepts, or begins to."""
         if self._ending.is_set():
             return
         running = [s.stalled for s, keeper in zip(self._servers, self._keepers, strict=True) if keeper.runs]
         if not all(running):
-            self._doorman.close()
+            self._standby.close()
         elif running:
-            self._doorman.open("api_stalled")
+            self._standby.open("api_stalled")
         else:
             hopeless = all(keeper.given_up for keeper in self._keepers)
-            self._doorman.open("api_given_up" if hopeless else "api_restarting")
+            self._standby.open("api_given_up" if hopeless else "api_restarting")
 
     def _note_that_it_served(self) -> None:
         """Act on the first report of an API process that requests are served."""
@@ -190,12 +190,12 @@ class Supervisor:
     # The end.
 
     async def _end_servers(self) -> None:
-        """Let API processes finish their requests and end. The doorman answers whoever comes meanwhile."""
+        """Let API processes finish their requests and end. The stand-by listener answers whoever comes."""
         self._engines.leaving = True
         if self.code == STOPPED and self._engines.worked and self._config.drain_delay:
             self._servers.tell(Leaving())
             await self._unless_forced(asyncio.Event().wait(), self._config.drain_delay)
-        self._doorman.open("draining")
+        self._standby.open("draining")
         if self.code != STOPPED:
             await self._unless_forced(self._servers_end(), EXPLAIN_SECONDS)
         for process in self._servers.running:

@@ -12,7 +12,7 @@ import pytest
 from server.commands import bind
 from server.options.parsing import parse
 from server.run.api_server import ApiServer
-from server.run.messages import NOTHING_LEFT
+from server.run.supervisor_messages import NOTHING_LEFT
 from worker.child import BROKE
 
 

@@ -15,7 +15,9 @@ import msgspec
 import pytest
 
 from server.options.parsing import parse
-from server.run.messages import (
+from server.run.process import Messages
+from server.run.supervise import Supervisor
+from server.run.supervisor_messages import (
     NOTHING_LEFT,
     CutOff,
     EngineExited,
@@ -24,8 +26,6 @@ from server.run.messages import (
     Message,
     Reload,
 )
-from server.run.process import Messages
-from server.run.supervise import Supervisor
 from worker.child import BROKE, CANNOT_START, STOPPED
 
 LARGE = (

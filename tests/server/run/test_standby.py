@@ -1,4 +1,4 @@
-"""The doorman: it answers whatever comes at once, and leaves the port to others when it is closed."""
+"""The stand-by listener answers whatever comes at once, and leaves the port to others when it is closed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from certificates import make_certificate
 
 from server.commands import bind
 from server.options.parsing import parse
-from server.run import doorman
-from server.run.doorman import Doorman
+from server.run import standby
+from server.run.standby import Standby
 
 READY = b"GET /ready?x=1 HTTP/1.1\r\nHost: a\r\n\r\n"
 
@@ -27,16 +27,16 @@ def listener() -> Iterator[socket.socket]:
         yield found
 
 
-Make = Callable[..., Doorman]
+Make = Callable[..., Standby]
 
 
 @pytest_asyncio.fixture
 async def make(listener: socket.socket) -> AsyncIterator[Make]:
-    """A function that makes a doorman for a server with these flags."""
-    made: list[Doorman] = []
+    """A function that makes a stand-by listener for a server with these flags."""
+    made: list[Standby] = []
 
-    def build(*flags: str, at: socket.socket = listener) -> Doorman:
-        made.append(Doorman(at, parse(flags, {})))
+    def build(*flags: str, at: socket.socket = listener) -> Standby:
+        made.append(Standby(at, parse(flags, {})))
         return made[-1]
 
     yield build
@@ -45,7 +45,7 @@ async def make(listener: socket.socket) -> AsyncIterator[Make]:
 
 
 @pytest.fixture
-async def open_door(make: Make) -> Doorman:
+async def open_door(make: Make) -> Standby:
     door = make()
     door.open("engine_given_up")
     return door
@@ -76,7 +76,7 @@ def parsed(answer: bytes) -> tuple[int, dict[str, str], dict]:
 
 
 async def test_the_process_lives_and_all_else_has_to_wait(
-    listener: socket.socket, open_door: Doorman
+    listener: socket.socket, open_door: Standby
 ) -> None:
     status, headers, body = parsed(await ask(listener, b"GET /live HTTP/1.1\r\nHost: a\r\n\r\n"))
     assert (status, body, headers["Connection"]) == (200, {"state": "live"}, "close")
@@ -88,12 +88,12 @@ async def test_the_process_lives_and_all_else_has_to_wait(
         assert error["code"] == 503 and error["type"] == "engine_given_up" and "log" in error["message"]
 
 
-async def test_each_api_is_refused_in_its_own_shape(listener: socket.socket, open_door: Doorman) -> None:
+async def test_each_api_is_refused_in_its_own_shape(listener: socket.socket, open_door: Standby) -> None:
     _, _, body = parsed(await ask(listener, b"POST /v1/messages?beta=true HTTP/1.1\r\n\r\n"))
     assert (body["type"], body["error"]["type"]) == ("error", "overloaded_error")
 
 
-async def test_a_head_request_has_no_body(listener: socket.socket, open_door: Doorman) -> None:
+async def test_a_head_request_has_no_body(listener: socket.socket, open_door: Standby) -> None:
     answer = await ask(listener, b"HEAD /live HTTP/1.1\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 200 OK\r\n") and answer.endswith(b"\r\n\r\n")
 
@@ -104,21 +104,21 @@ async def test_a_path_may_have_the_prefix_of_a_proxy(listener: socket.socket, ma
     assert status == 200
 
 
-async def test_an_endless_head_is_read_up_to_a_limit(listener: socket.socket, open_door: Doorman) -> None:
-    status, _, _ = parsed(await ask(listener, b"GET /x HTTP/1.1\r\nA: " + b"a" * doorman.MAX_HEAD))
+async def test_an_endless_head_is_read_up_to_a_limit(listener: socket.socket, open_door: Standby) -> None:
+    status, _, _ = parsed(await ask(listener, b"GET /x HTTP/1.1\r\nA: " + b"a" * standby.MAX_HEAD))
     assert status == 503
 
 
 async def test_half_a_head_is_answered_after_a_while(
-    listener: socket.socket, open_door: Doorman, monkeypatch: pytest.MonkeyPatch
+    listener: socket.socket, open_door: Standby, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doorman, "HEAD_SECONDS", 0.02)
+    monkeypatch.setattr(standby, "HEAD_SECONDS", 0.02)
     status, _, _ = parsed(await ask(listener, b"GET /li"))
     assert status == 503
 
 
 async def test_a_large_body_does_not_cost_the_client_its_answer(
-    listener: socket.socket, open_door: Doorman
+    listener: socket.socket, open_door: Standby
 ) -> None:
     """If the connection were closed while the body is on its way, it would be reset."""
     reader, writer = await connect(listener)
@@ -132,9 +132,9 @@ async def test_a_large_body_does_not_cost_the_client_its_answer(
 
 
 async def test_too_many_are_answered_before_they_ask(
-    listener: socket.socket, open_door: Doorman, monkeypatch: pytest.MonkeyPatch
+    listener: socket.socket, open_door: Standby, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doorman, "MAX_VISITORS", 1)
+    monkeypatch.setattr(standby, "MAX_VISITORS", 1)
     _, first = await connect(listener)
     await asyncio.sleep(0)
     assert parsed(await ask(listener, b""))[0] == 503
@@ -157,7 +157,7 @@ async def test_a_closed_door_leaves_connections_to_others(listener: socket.socke
 
 
 async def test_the_last_ones_are_answered_even_if_they_say_nothing(
-    listener: socket.socket, open_door: Doorman
+    listener: socket.socket, open_door: Standby
 ) -> None:
     address = listener.getsockname()
     reader, writer = await connect(listener)

@@ -34,7 +34,7 @@ _PAUSE_SECONDS = 0.1
 _log = logging.getLogger(__name__)
 
 
-class Doorman:
+class Standby:
     def __init__(self, listener: socket.socket, config: ServerConfig) -> None:
         """`listener` does not block. It is closed by `finish` only."""
         self.is_open = False
@@ -141,8 +141,8 @@ class Doorman:
 class _Visitor(asyncio.Protocol):
     """One connection: its head is read, then it is answered, and the rest of the request is dropped."""
 
-    def __init__(self, doorman: Doorman) -> None:
-        self._doorman = doorman
+    def __init__(self, standby: Standby) -> None:
+        self._standby = standby
         self._head = bytearray()
         self._answered = False
 
@@ -150,7 +150,7 @@ class _Visitor(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._timer = asyncio.get_running_loop().call_later(HEAD_SECONDS, self.answer)
-        if not self._doorman.enter(self):
+        if not self._standby.enter(self):
             self.answer()
 
     def data_received(self, data: bytes) -> None:
@@ -164,7 +164,7 @@ class _Visitor(asyncio.Protocol):
         if self._answered:
             return
         self._answered = True
-        self._transport.write(self._doorman.answer_to(bytes(self._head)))
+        self._transport.write(self._standby.answer_to(bytes(self._head)))
         if self._transport.can_write_eof():
             self._transport.write_eof()
         self._timer.cancel()
@@ -172,7 +172,7 @@ class _Visitor(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
-        self._doorman.leave(self)
+        self._standby.leave(self)
 
 
 def _heard_so_far(connection: socket.socket) -> bytes:
