@@ -10,10 +10,9 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from server.access.access import Access
-from server.access.door import Door
-from server.access.guard import KeyGuard
-from server.frontend import Frontend
+from server.access.access import Access, EarlyAdmission
+from server.frontend.frontend import Frontend
+from server.http.authentication import KeyCheck
 from server.http.documented_answers import DocumentedApp
 from server.http.endpoint import Endpoint, PathTable
 from server.http.error_answers import explain
@@ -68,7 +67,7 @@ def create_app(frontend: Frontend) -> FastAPI:
     return app
 
 
-def make_door(frontend: Frontend) -> Door:
+def early_admission(frontend: Frontend) -> EarlyAdmission:
     """What decides on requests for the engine before the application sees them."""
     paths = [
         route.path
@@ -76,7 +75,7 @@ def make_door(frontend: Frontend) -> Door:
         for route in router.routes
         if isinstance(route, Endpoint) and require_room in route.checks
     ]
-    return Door(frontend.admissions, paths, frontend.access)
+    return EarlyAdmission(frontend.admissions, paths, frontend.access)
 
 
 def _make_app(routers: Sequence[APIRouter], *, docs: bool) -> FastAPI:
@@ -101,7 +100,7 @@ def _add_middleware(app: FastAPI, config: ServerConfig, access: Access) -> None:
     hosts = HostRules(address, allowed_hosts=config.allowed_hosts, allowed_origins=config.allowed_origins)
     app.add_middleware(HeaderChecks, hosts=hosts)
     if access.is_guarded:
-        app.add_middleware(KeyGuard, access=access)
+        app.add_middleware(KeyCheck, access=access)
     if config.allowed_origins:
         app.add_middleware(
             CORSMiddleware,

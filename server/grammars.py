@@ -9,10 +9,10 @@ from typing import Protocol
 from engine_core.client.client import EngineClient
 from engine_core.protocol import Grammar, Spelling
 from server.answers.finding import format_of
+from server.facts.model_facts import Facts
 from server.offload.prover import Prover
 from server.offload.proving import Question
 from server.options.server_config import ServerConfig
-from server.requests.facts import Facts
 from server.structured.building import Built
 from server.text.tokenizer import Tokenizer
 

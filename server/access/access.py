@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from starlette.types import Scope
 
 from server.access.accounts import Account, KeyCounters
+from server.access.admission import Admissions
 from server.access.callers import Caller, caller_at
 from server.access.keys.followed_file import FollowedFile
 from server.access.keys.key import Key
 from server.access.keys.keyring import OPERATOR, Keyring
+from server.errors import ApiError
 from server.options.access import AccessOptions
 
 
@@ -85,6 +87,36 @@ class Access:
         """Reads the file again whenever it has changed."""
         if self._file is not None:
             await self._file.follow()
+
+
+class EarlyAdmission:
+    """Decides at the head of a request whether it may get in: a full server then spends nothing else on it.
+
+    Takes one place for each request that the engine will compute, or refuses it if there is none.
+
+    The place is in `scope["admission"]`, and is given back when the request ends.
+    """
+
+    def __init__(self, admissions: Admissions, paths: Collection[str], access: Access) -> None:
+        """`paths` are those of the endpoints that ask the engine."""
+        self._admissions = admissions
+        self._paths = frozenset(path.encode() for path in paths)
+        self._access = access
+
+    def enter(self, method: bytes, url: bytes, scope: Scope) -> ApiError | None:
+        """Returns the reason for which a request is refused, if it is."""
+        if method != b"POST" or url not in self._paths or not self._admissions.slots:
+            return None  # also for a path with a query: such a line may still turn out to be malformed
+        caller = self._access.enter(scope)
+        if caller is None:
+            return None  # its key is not valid; or a proxy is before it, and it will be known later who it is
+        try:
+            admission = self._admissions.take_free_place(caller)
+        except ApiError as error:
+            return error
+        if admission is not None:
+            scope["admission"] = admission
+        return None
 
 
 def _key_in(scope: Scope) -> bytes | None:

@@ -14,7 +14,7 @@ from server.offline.llm import LLM
 from server.options.parsing import parse
 from server.options.reader import Parser, flatten
 from server.requests.sampling import SamplingParams
-from server.requests.task_names import GENERATE
+from server.facts.task_names import GENERATE
 from worker import logs
 
 

@@ -19,11 +19,11 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.api.fields import unknown_fields
+from server.api.json_body import check_values, is_long, read_json
 from server.errors import ApiError
 from server.http.body import BODY_MEMORY, read_body
 from server.http.error_answers import CLIENT_GONE, explain, path_of
 from server.http.sse import ClientGone, while_connected
-from server.reading.json_body import check_values, is_long, read_json
 from server.reading.table import BY_PATH, OTHER_BODY, Reading
 from server.requests.timing import RequestTimes
 

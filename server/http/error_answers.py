@@ -12,7 +12,7 @@ from starlette.types import Scope
 
 from server.errors import ApiError, BadRequest, Internal
 from server.http.error_shapes import error_body
-from server.status import Draining
+from server.http.server_status import Draining
 
 CLIENT_GONE = 499
 """The status under which a request is counted whose client left before the answer."""

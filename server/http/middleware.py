@@ -16,7 +16,7 @@ from server.errors import ApiError, BadRequest
 from server.http import body
 from server.http.error_answers import error_response, path_of
 from server.http.hosts import HostRules
-from server.metrics import Metrics
+from server.metrics.server_metrics import Metrics
 from server.requests.timing import RequestTimes
 
 HOST = re.compile(rb"[^\s/\\?#@]+")

@@ -17,9 +17,10 @@ from engine_core.engine_processes import EngineProcesses, start_engines
 from engine_core.keeper import keep_engines
 from engine_core.protocol import Progress
 from server.errors import ApiError, Unavailable
-from server.frontend import Frontend
+from server.facts.task_names import GENERATE, require_task
+from server.frontend.frontend import Frontend
 from server.grammars import as_grammar
-from server.metrics import Metrics
+from server.metrics.server_metrics import Metrics
 from server.offline.engine_args import EngineArgs
 from server.offline.output_builder import OutputBuilder, tokens_per_output
 from server.offline.outputs import PoolingOutput, PoolingRequestOutput, RequestMetrics, RequestOutput
@@ -29,7 +30,6 @@ from server.options.parsing import from_python
 from server.options.server_config import ServerConfig
 from server.requests.pooling import PoolingParams
 from server.requests.sampling import SamplingParams
-from server.requests.task_names import GENERATE, require_task
 from server.requests.unsupported import refuse_keywords
 from server.requests.vectors import as_array
 from server.run.progress import ProgressDisplay

@@ -18,11 +18,11 @@ from server.offline.requests import EngineRequest, GenerationRequest, Output, Po
 from server.offline.transformers_tokenizer import open_transformers_tokenizer
 from server.options.parsing import from_python
 from server.options.server_config import ServerConfig
-from server.requests.facts import Facts
+from server.facts.model_facts import Facts
 from server.requests.loading import find_facts, open_tokenizer
 from server.requests.pooling import PoolingParams
 from server.requests.sampling import RequestOutputKind, SamplingParams
-from server.requests.task_names import GENERATE, require_task
+from server.facts.task_names import GENERATE, require_task
 from server.requests.unsupported import refuse_keywords
 from server.run.progress import ProgressDisplay
 from server.structured.building import build

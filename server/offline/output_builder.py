@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from server.errors import ApiError
+from server.frontend.choice_output import ALL_TOKENS, Delta
 from server.offline.outputs import (
     CompletionOutput,
     Logprob,
@@ -15,7 +16,6 @@ from server.offline.outputs import (
     RequestOutput,
 )
 from server.requests.sampling import RequestOutputKind, SamplingParams
-from server.text.output import ALL_TOKENS, Delta
 from server.text.tokenizer import Tokenizer
 from worker.protocol import TokenLogprobs
 

@@ -7,13 +7,13 @@ from typing import Protocol
 
 from engine_core.protocol import Failed, Grammar, Pooled, Tokens
 from server.errors import ApiError, from_engine
+from server.facts.model_facts import Facts
+from server.frontend.choice_output import TextOutput
 from server.offline.output_builder import OutputBuilder, tokens_per_output
 from server.offline.outputs import PoolingOutput, PoolingRequestOutput, RequestMetrics, RequestOutput
-from server.requests.facts import Facts
 from server.requests.pooling import Item
 from server.requests.sampling import RequestOutputKind, SamplingParams
 from server.requests.vectors import as_array
-from server.text.output import TextOutput
 from server.text.token_ids import unpack
 from server.text.tokenizer import Tokenizer
 from worker.protocol import Pooling, Sampling, Vectors

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from server.errors import BadRequest, Overloaded, Unavailable
+from server.offload.answering_process import AnsweringProcess, CannotStart, Ended
 from server.offload.proving import Proof, ProverSetup, Question
-from server.offload.question import AnsweringProcess, CannotStart, Ended
 from server.offload.refused import Refusal, Refused, refused
 from server.structured.building import Built
 from server.structured.limits import too_complex

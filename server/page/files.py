@@ -7,8 +7,6 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-PAGE_FOLDER = "/page/"
-"""The beginning of the paths of the page's files."""
 FOLDER = Path(__file__).parent / "files"
 _INDEX = "index.html"
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}

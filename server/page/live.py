@@ -12,10 +12,10 @@ import msgspec
 
 from engine_core.client.replica import Replica
 from server.errors import ApiError
-from server.frontend import Frontend
+from server.frontend.frontend import Frontend
+from server.http.server_status import Dead, Draining, Ready, Restarting, Stalled, Starting
 from server.http.sse import DONE
-from server.plain_metrics import PlainHistogram
-from server.status import Dead, Draining, Ready, Restarting, Stalled, Starting
+from server.metrics.plain_metrics import PlainHistogram
 
 SECONDS = 1.0
 """Seconds between two events of a stream."""

@@ -10,9 +10,9 @@ from server.api.cohere import CohereRequest
 from server.api.pooling import ClassifyRequest, EmbeddingRequest, PoolingRequest, PromptedBody, TextBody
 from server.api.tei import EmbedAllRequest, EmbedRequest, PredictRequest, SimilarityRequest
 from server.errors import too_many
+from server.facts.model_facts import Facts
 from server.reading.prompts import work_of_template, write_conversation
 from server.reading.reader import Reader
-from server.requests.facts import Facts
 from server.requests.pooling import (
     Item,
     PoolingParams,

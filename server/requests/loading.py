@@ -12,10 +12,10 @@ from models.checkpoint.hub import resolve
 from models.config import ConfigError, ModelConfig, read_config
 from models.pooling.config import PoolingConfig, read_pooling
 from server.answers.finding import describe_format
+from server.facts.model_facts import Facts, read_defaults
+from server.facts.task_names import GENERATE, score_type
 from server.options.server_config import ServerConfig
-from server.requests.facts import Facts, read_defaults
 from server.requests.scoring import QWEN3_RERANKER
-from server.requests.task_names import GENERATE, score_type
 from server.text.tokenizer import Tokenizer
 from server.text.tokenizer_source import TokenizerSource
 from worker.host.machine import cache_folder

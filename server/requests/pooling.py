@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import msgspec
 
 from server.errors import BadRequest, invalid
-from server.requests.facts import Facts
-from server.requests.task_names import find_task
+from server.facts.model_facts import Facts
+from server.facts.task_names import find_task
 from server.requests.unsupported import UnsupportedPooling
 from server.text.token_ids import TokenIds, count_ids
 from server.text.tokenizer import Tokenizer

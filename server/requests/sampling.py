@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from server.errors import BadRequest, invalid, too_many
-from server.requests.facts import Facts
+from server.facts.model_facts import Facts
 from server.requests.unsupported import UnsupportedSampling
 from server.structured.params import Asked, StructuredOutputsParams
 from worker.protocol import Sampling

@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 
 from server.errors import BadRequest, Unavailable
-from server.requests.facts import Facts
+from server.facts.model_facts import Facts
+from server.facts.task_names import no_scores
 from server.requests.pooling import (
     NO_TRUNCATION,
     TEXTS_AT_ONCE,
@@ -26,7 +27,6 @@ from server.requests.pooling import (
     find_prompt,
     prompt_for,
 )
-from server.requests.task_names import no_scores
 from server.requests.vectors import compare, scalar
 from server.text.tokenizer import Tokenizer
 from worker.protocol import Pooling, Vectors

@@ -13,15 +13,15 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from server.access.callers import begin_request
-from server.access.guard import DEEP
 from server.api.fields import FIRST_ERROR
+from server.facts.task_names import GENERATE
+from server.http.authentication import DEEP
 from server.http.endpoint import Endpoint
-from server.metrics import CONTENT_TYPE
+from server.http.server_status import Dead, Draining, Ready, Restarting, Stalled, Starting
+from server.metrics.server_metrics import CONTENT_TYPE
 from server.requests.pooling import Item, PoolingParams
 from server.requests.sampling import SamplingParams
-from server.requests.task_names import GENERATE
 from server.routes.generation import admit, frontend_of, require_json
-from server.status import Dead, Draining, Ready, Restarting, Stalled, Starting
 
 router = APIRouter(route_class=Endpoint, tags=["server"])
 

@@ -9,7 +9,6 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, UnsetType
 
-from server.answers.chat_message import MessageReader, joined_calls, joined_text, new_call_id
 from server.api.chat import (
     ChatChoice,
     ChatChunk,
@@ -20,11 +19,12 @@ from server.api.chat import (
     ChatRequest,
 )
 from server.api.logprobs import ChatLogprobs, chat_logprobs, prompt_logprobs
-from server.frontend import Delta
+from server.frontend.frontend import Delta
 from server.http.endpoint import Endpoint
 from server.http.sse import Chunks, EventStream, event
 from server.options.server_config import ReasoningField, ServerConfig
 from server.reading.table import CHAT
+from server.routes.chat_message import MessageReader, joined_calls, joined_text, new_call_id
 from server.routes.conversations.turn import Turn, begin_turn
 from server.routes.generation import GENERATES, answer, config_of
 from worker.protocol import TokenLogprobs

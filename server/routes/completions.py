@@ -21,7 +21,7 @@ from server.api.completions import (
     CompletionRequest,
 )
 from server.api.logprobs import CompletionLogprobs, PromptLogprobs, completion_logprobs, prompt_logprobs
-from server.frontend import Delta
+from server.frontend.frontend import Delta
 from server.http.endpoint import Endpoint
 from server.http.sse import Chunks, EventStream
 from server.reading.prompts import Prompt

@@ -21,19 +21,19 @@ from server.access.deadlines import limits_of
 from server.api.common import CacheDiagnoses, GenerationBody, StreamOptions, Usage, make_usage
 from server.api.logprobs import TokenNames
 from server.errors import BadRequest
-from server.frontend import Delta, Frontend
+from server.facts.task_names import GENERATE, require_task
+from server.frontend.choice_output import ALL_TOKENS
+from server.frontend.frontend import Delta, Frontend
+from server.frontend.merged_streams import merged
 from server.http.error_answers import CLIENT_GONE
 from server.http.middleware import REQUEST_ID
 from server.http.sse import DONE, KEEP_ALIVE, Chunks, ClientGone, json_response, while_connected
 from server.http.traces import Attributes
-from server.merging import merged
 from server.options.server_config import ServerConfig
 from server.reading.prompts import Prompt, Said
 from server.requests.cache_diagnosis import Asked, CacheDiagnosis, explain_miss, one_or_all
 from server.requests.sampling import SamplingParams
-from server.requests.task_names import GENERATE, require_task
 from server.requests.timing import RequestTimes
-from server.text.output import ALL_TOKENS
 from worker.protocol import Sampling
 
 REPLICA = b"x-data-parallel-rank"

@@ -20,12 +20,12 @@ from server.access.deadlines import limits_of
 from server.api.common import CacheDiagnoses, Usage, make_usage
 from server.api.pooling import PooledList
 from server.errors import ApiError
+from server.facts.task_names import POOLING, no_scores, no_task, require_task
 from server.http.sse import encode
 from server.http.traces import Attributes
 from server.requests.cache_diagnosis import Asked, CacheDiagnosis, explain_miss, one_or_all
 from server.requests.pooling import Item, Terms
 from server.requests.scoring import Compared, Scorer, compare_all
-from server.requests.task_names import POOLING, no_scores, no_task, require_task
 from server.routes.generation import (
     COMPUTES,
     admit,

@@ -8,8 +8,8 @@ from typing import TypeVar
 from fastapi import Request
 
 from server.api.fields import Body
+from server.api.json_body import LONG
 from server.http.endpoint import READ
-from server.reading.json_body import LONG
 from server.reading.table import Reading
 from server.routes.generation import frontend_of
 

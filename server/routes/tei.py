@@ -10,12 +10,12 @@ from fastapi.responses import JSONResponse
 from server.access.callers import require_right
 from server.api.scores import best_first
 from server.api.tei import EmbedAllRequest, EmbedRequest, Prediction, PredictRequest, SimilarityRequest
+from server.facts.model_facts import Facts
+from server.facts.task_names import require_task
 from server.http.endpoint import Endpoint
 from server.http.sse import encode
 from server.reading.table import EMBED, EMBED_ALL, PREDICT, SIMILARITY, Reading
-from server.requests.facts import Facts
 from server.requests.pooling import Item
-from server.requests.task_names import require_task
 from server.requests.vectors import as_array, as_json, compare
 from server.routes.generation import frontend_of, require_ready, respond
 from server.routes.pooling import label_of

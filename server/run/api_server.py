@@ -16,9 +16,9 @@ from pathlib import Path
 from engine_core.client.client import EngineClient
 from engine_core.protocol import Progress
 from server.errors import ApiError
-from server.frontend import Frontend
+from server.frontend.frontend import Frontend
 from server.http.connection.sockets import set_options
-from server.metrics import Metrics
+from server.metrics.server_metrics import Metrics
 from server.run.http_server import FLUSH_SECONDS, HttpServer
 from server.run.loop_watch import LoopWatch
 from server.run.progress import ProgressDisplay

@@ -12,9 +12,9 @@ from typing import Any, cast
 
 import uvicorn
 
-from server.access.guard import KeyNames
-from server.app import create_app, make_door
-from server.frontend import Frontend
+from server.app import create_app, early_admission
+from server.frontend.frontend import Frontend
+from server.http.authentication import KeyNames
 from server.http.connection.connection import make_protocol
 from server.http.connection.limits import most_connections
 from server.http.connection.tls import make_context
@@ -118,7 +118,7 @@ def _uvicorn_config(config: ServerConfig, frontend: Frontend) -> uvicorn.Config:
             access_log.addFilter(QuietPaths(shown.quiet_paths))
     most, metrics = most_connections(config.max_connections, config.data_parallel_size), frontend.metrics
     protocol = make_protocol(
-        most, lambda status: metrics.http("none", "OTHER", status, 0.0), make_door(frontend).enter
+        most, lambda status: metrics.http("none", "OTHER", status, 0.0), early_admission(frontend).enter
     )
     return uvicorn.Config(
         create_app(frontend),

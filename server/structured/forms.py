@@ -12,7 +12,7 @@ from engine_core.client.add_options import AddOptions
 from server.answers.finding import AnswerFormat
 from server.answers.source import is_mark
 from server.errors import BadRequest
-from server.frontend import Frontend
+from server.frontend.frontend import Frontend
 from server.grammars import as_grammar
 from server.structured.building import Built
 from server.structured.params import Asked

@@ -20,7 +20,7 @@ import tokenizers
 from models.checkpoint.plain_files import FileError, check_regular, read_json
 from models.gguf.folder import NO_TOKENIZER
 from server.errors import invalid
-from server.requests.facts import Facts
+from server.facts.model_facts import Facts
 from server.text.detokenizer import ByteText, MarkedText, TextState, WindowText, byte_decoding
 from server.text.template import AskedFormat, ChatTemplate, compile_template, read_templates
 

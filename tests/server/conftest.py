@@ -10,8 +10,8 @@ import pytest
 import zoo
 from fake_client import FakeClient
 
-from server.frontend import Frontend
-from server.metrics import Metrics
+from server.frontend.frontend import Frontend
+from server.metrics.server_metrics import Metrics
 from server.options.parsing import parse
 
 LLAMA = {

@@ -9,11 +9,11 @@ import httpx
 import pytest
 from fake_client import FakeClient
 
+from server.api.json_body import invalid_body
 from server.app import ROUTERS, create_app
-from server.frontend import Frontend
+from server.frontend.frontend import Frontend
 from server.http import body
 from server.http.endpoint import Endpoint
-from server.reading.json_body import invalid_body
 from server.routes import admin
 
 Make = Callable[..., Frontend]

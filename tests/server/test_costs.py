@@ -17,7 +17,7 @@ from fake_client import FakeClient
 from fake_frontend import FakeFrontend
 from starlette.types import ASGIApp
 
-from server.frontend import Frontend
+from server.frontend.frontend import Frontend
 from server.requests.sampling import SamplingParams
 
 TEXT = ("/v1/completions", {"prompt": "hi"})

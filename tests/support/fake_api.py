@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 from engine_core.config import EngineConfig
 from server.access.access import Access
 from server.app import create_app
-from server.frontend import Frontend
+from server.frontend.frontend import Frontend
 from server.options.server_config import ServerConfig
 from server.reading.reader import ReadingOptions
 

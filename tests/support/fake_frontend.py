@@ -25,22 +25,22 @@ from server.access.access import Access
 from server.access.admission import Admission, Admissions
 from server.access.callers import ANYONE, Caller
 from server.errors import ApiError, NotFound
-from server.metrics import Metrics
-from server.offload.helper import ReadBody, opened
-from server.offload.messages import Answer
-from server.offload.process import answer
+from server.facts.model_facts import Facts
+from server.frontend.choice_output import Delta, TextOutput
+from server.http.server_status import Ready, Status
+from server.metrics.server_metrics import Metrics
 from server.offload.proving import Proof, Question, prove
 from server.offload.refused import Refusal, Refused
 from server.options.server_config import ServerConfig
+from server.reading.helper import ReadBody, opened
+from server.reading.helper_messages import Answer
+from server.reading.helper_process import answer
 from server.reading.reader import Reader, ReadingOptions
 from server.reading.table import BY_NAME, Reading
-from server.requests.facts import Facts
 from server.requests.pooling import Item
 from server.requests.sampling import SamplingParams
-from server.status import Ready, Status
 from server.structured.building import Built
 from server.text.detokenizer import byte_level_table
-from server.text.output import Delta, TextOutput
 from server.text.template import ChatTemplate
 from server.text.token_ids import TokenIds, unpack
 from server.text.tokenizer import Tokenizer

@@ -10,7 +10,7 @@ import zoo
 from model_facts import READY, changed
 from tokenizers.processors import BertProcessing
 
-from server.requests.facts import Facts
+from server.facts.model_facts import Facts
 from server.text.template import ChatTemplate
 from server.text.tokenizer import Tokenizer
 

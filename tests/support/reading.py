@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Coroutine
 from typing import Any
 
 from engine_core.protocol import Pooled
-from server.frontend import Delta
+from server.frontend.frontend import Delta
 
 
 async def started(stream: AsyncGenerator[Delta, None]) -> asyncio.Task[list[Delta]]:

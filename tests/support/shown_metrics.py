@@ -15,7 +15,7 @@ from engine_core.rates import (
     ExpertStats,
     StepBuckets,
 )
-from server.metrics import Metrics
+from server.metrics.server_metrics import Metrics
 from worker.protocol import Balancedness
 
 SHOWN_BY = {"counter": "_total", "gauge": "", "histogram": ""}

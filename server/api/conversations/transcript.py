@@ -13,8 +13,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from server.api.chat import ChatRequest
+from server.api.json_body import invalid_body
 from server.errors import BadRequest
-from server.reading.json_body import invalid_body
 
 Content = str | list[dict[str, Any]] | None
 

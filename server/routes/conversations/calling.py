@@ -11,7 +11,7 @@ from server.answers.finding import AnswerFormat, format_of
 from server.answers.writing.asked import AskedTool, ask_for_calls
 from server.api.chat import ChatRequest
 from server.errors import BadRequest
-from server.frontend import Frontend
+from server.frontend.frontend import Frontend
 from server.grammars import as_grammar
 from server.options.server_config import ServerConfig, ToolStrictLevel
 from server.reading.prompts import Conversation

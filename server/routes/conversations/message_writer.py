@@ -12,7 +12,6 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from server.answers.chat_message import new_call_id
 from server.answers.parts import Arguments, CallBegun, CallEnded, Part, Reasoning, Text
 from server.api.conversations.anthropic import MessagesRequest
 from server.api.conversations.anthropic_message import (
@@ -33,9 +32,10 @@ from server.api.conversations.anthropic_message import (
 )
 from server.api.conversations.transcript import seal
 from server.errors import ApiError
-from server.frontend import Delta
+from server.frontend.frontend import Delta
 from server.http.error_shapes import anthropic_error
 from server.http.sse import encode
+from server.routes.chat_message import new_call_id
 from server.routes.conversations.turn import Turn, TurnParts
 
 _TAGS: dict[type[Event], bytes] = {

@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from server.answers.chat_message import new_call_id
 from server.answers.free_text import FreeText
 from server.answers.parts import Arguments, CallBegun, CallEnded, Part, Reasoning, Text
 from server.api.conversations.response import (
@@ -32,8 +31,9 @@ from server.api.conversations.responses import ResponsesRequest
 from server.api.conversations.transcript import seal
 from server.api.logprobs import ChatTokenLogprob, chat_logprobs
 from server.errors import ApiError, Overloaded, TooManyRequests
-from server.frontend import Delta
+from server.frontend.frontend import Delta
 from server.http.sse import named_event
+from server.routes.chat_message import new_call_id
 from server.routes.conversations.turn import Turn, TurnParts
 
 

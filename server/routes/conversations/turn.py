@@ -16,7 +16,7 @@ from server.answers.parts import CallBegun, Part, Text
 from server.answers.reader import AnswerReader
 from server.api.chat import ChatRequest
 from server.api.fields import Body
-from server.frontend import Delta
+from server.frontend.frontend import Delta
 from server.reading.prompts import Conversation
 from server.reading.table import Reading
 from server.routes.conversations.calling import plan_calls

@@ -10,7 +10,7 @@ from reading import beginning, started
 
 from server.access.callers import Caller
 from server.errors import TooManyRequests
-from server.frontend import Frontend
+from server.frontend.frontend import Frontend
 from server.requests.pooling import Item
 from server.requests.sampling import SamplingParams
 from worker.protocol import Pooling

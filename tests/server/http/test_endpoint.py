@@ -16,11 +16,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.types import Receive, Scope, Send
 
+from server.api.json_body import invalid_body
 from server.app import ROUTERS, openapi_schema
 from server.errors import ApiError, BadRequest, Unavailable
 from server.http.endpoint import Endpoint, PathTable
 from server.http.error_answers import CLIENT_GONE, explain
-from server.reading.json_body import invalid_body
 from server.requests.timing import RequestTimes
 
 COMPLETIONS, CHAT, TOKENIZE = "/v1/completions", "/v1/chat/completions", "/tokenize"

@@ -7,10 +7,10 @@ from fake_frontend import byte_tokenizer
 
 from engine_core.protocol import Timing
 from server.errors import Internal
+from server.frontend.choice_output import Delta
 from server.offline.output_builder import OutputBuilder
 from server.offline.outputs import CompletionOutput, Logprob, RequestOutput
 from server.requests.sampling import RequestOutputKind, SamplingParams
-from server.text.output import Delta
 from worker.protocol import TokenLogprobs
 
 TOKENIZER = byte_tokenizer()

@@ -15,9 +15,9 @@ from served_app import served
 from models.pooling.config import PoolingConfig
 from server.access.callers import ANYONE
 from server.errors import Unavailable
+from server.http.server_status import Ready, Starting
 from server.options.access import AccessOptions
 from server.page.routes import WATCH
-from server.status import Ready, Starting
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no Chromium here")
 

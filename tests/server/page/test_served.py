@@ -15,12 +15,12 @@ from served_app import served
 
 from engine_core.client.replica import Replica
 from engine_core.protocol import Stats
+from server.http.server_status import Draining, Starting
 from server.options.access import AccessOptions
 from server.page import live
 from server.page.files import FOLDER, page_files
 from server.page.live import TooManyWatchers, Watch, look
 from server.page.routes import WATCH
-from server.status import Draining, Starting
 
 MOST_BYTES = 200 << 10
 

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from models.pooling.config import PoolingConfig
 from models.pooling.sentence_files import TextFacts
-from server.reading.json_body import LONG
+from server.api.json_body import LONG
 from server.reading.reader import A_LOT, Reader, ReadingOptions
 from server.reading.table import BY_NAME
 from server.requests.scoring import QWEN3_RERANKER

@@ -11,11 +11,11 @@ from fake_api import make_app, make_client
 from fake_frontend import FakeFrontend, FakeHelper
 
 from engine_core.protocol import CacheMiss
+from server.api.json_body import LONG
+from server.facts.model_facts import Limits
 from server.http import endpoint
 from server.http.body import BODY_MEMORY
-from server.reading.json_body import LONG
 from server.reading.table import BY_PATH
-from server.requests.facts import Limits
 
 TALK = [
     {"role": "system", "content": "be"},

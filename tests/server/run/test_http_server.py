@@ -16,7 +16,7 @@ from fake_client import FakeClient
 from live import PATIENCE
 
 from server.commands import bind
-from server.frontend import Frontend
+from server.frontend.frontend import Frontend
 from server.run.http_server import HttpServer, QuietPaths, UnixClients
 
 Serve = Callable[..., Awaitable[tuple[HttpServer, tuple[str, int]]]]

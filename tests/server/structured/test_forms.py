@@ -14,7 +14,7 @@ from server.answers.dialect import Thinking
 from server.answers.dialects import THINKING_BY_NAME
 from server.answers.finding import AnswerFormat
 from server.errors import BadRequest
-from server.frontend import Frontend
+from server.frontend.frontend import Frontend
 from server.structured.building import Built, build
 from server.structured.forms import Form, form_of, with_warnings
 from server.structured.params import Asked, StructuredOutputsParams

@@ -10,7 +10,7 @@ import zoo
 from model_facts import READY
 
 from server.errors import BadRequest
-from server.requests.facts import Facts
+from server.facts.model_facts import Facts
 from server.text.tokenizer import LONG_TEXT, Tokenizer, TokenizerError, load_tokenizer
 
 

@@ -18,8 +18,8 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from engine_core.client.replica import Replica
 from engine_core.protocol import Timing
-from server.engine_metrics import EngineNumbers
-from server.plain_metrics import PlainCounter, PlainCounters, PlainHistogram, PlainHistograms
+from server.metrics.engine_metrics import EngineNumbers
+from server.metrics.plain_metrics import PlainCounter, PlainCounters, PlainHistogram, PlainHistograms
 from worker import logs
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST

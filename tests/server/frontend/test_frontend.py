@@ -20,12 +20,12 @@ from server.errors import (
     Overloaded,
     Unavailable,
 )
-from server.frontend import Frontend
-from server.metrics import Metrics
+from server.frontend.choice_output import ALL_TOKENS
+from server.frontend.frontend import Frontend
+from server.http.server_status import Dead, Draining, Ready, Starting
+from server.metrics.server_metrics import Metrics
 from server.options.parsing import parse
 from server.requests.sampling import SamplingParams
-from server.status import Dead, Draining, Ready, Starting
-from server.text.output import ALL_TOKENS
 
 Make = Callable[..., Frontend]
 GetReady = Callable[..., Awaitable[Frontend]]
@@ -282,7 +282,7 @@ async def test_draining_finishes_what_runs_and_takes_nothing_new(client: FakeCli
 
 
 async def test_requests_are_logged_if_asked(ready: GetReady, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "server.frontend")
+    caplog.set_level("INFO", "server.frontend.frontend")
     (await ready()).generate([1, 2], SamplingParams(), request_id="quiet")
     (await ready("--enable-log-requests")).generate([1, 2], SamplingParams(seed=5), request_id="loud")
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["request loud"]

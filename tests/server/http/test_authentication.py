@@ -14,7 +14,7 @@ import pytest
 from fake_api import make_app, make_client
 from fake_frontend import FakeFrontend, vectors
 
-from server.access.guard import KeyNames
+from server.http.authentication import KeyNames
 from server.options.access import AccessOptions
 
 COMPLETION = {"prompt": "hi", "max_tokens": 4}

@@ -6,13 +6,12 @@ import asyncio
 
 import pytest
 
-from server.http import body, heap
-from server.http.body import BodyMemory, read_body
-from server.http.heap import HeapTrimmer
+from server.http import body
+from server.http.body import BodyMemory, HeapTrimmer, read_body
 
 
 async def test_once_for_many_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heap, "TRIM_AFTER", 0.5)
+    monkeypatch.setattr(body, "TRIM_AFTER", 0.5)
     trims, trimmed = 0, asyncio.Event()
 
     def trim() -> None:

@@ -11,7 +11,7 @@ from reading import beginning
 
 from engine_core.protocol import Timing
 from server.errors import Internal, Overloaded, Unavailable
-from server.frontend import Frontend
+from server.frontend.frontend import Frontend
 from server.requests.pooling import Item
 from server.requests.vectors import as_array
 from worker.protocol import Pooling
@@ -43,7 +43,7 @@ async def test_the_wait_of_later_texts_counts_as_queued(
     client: FakeClient, ready: GetReady, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0
-    monkeypatch.setattr("server.frontend.time.monotonic", lambda: now)
+    monkeypatch.setattr("server.frontend.frontend.time.monotonic", lambda: now)
     task = await beginning((await ready()).pool(items(100)))
     timing = Timing(queued=0.5, prefill=1.0, decode=0.0, preemptions=0)
     for i in range(100):

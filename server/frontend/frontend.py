@@ -27,20 +27,28 @@ from server.access.admission import Admission, Admissions
 from server.access.backlog import Work
 from server.access.callers import ANYONE, Caller
 from server.access.deadlines import of_later_texts
-from server.choice import Choice
 from server.errors import ApiError, NoEngine, NotFound, Unavailable, from_engine
+from server.facts.model_facts import Facts
+from server.frontend.choice_output import ALL_TOKENS, Choice, Delta, TextOutput
+from server.frontend.merged_streams import merged
 from server.grammars import Grammars
-from server.merging import merged
-from server.metrics import Metrics
-from server.offload.helper import Helper
+from server.http.server_status import (
+    Dead,
+    Draining,
+    Ready,
+    Restarting,
+    Stalled,
+    Starting,
+    Status,
+    raise_if_refused,
+)
+from server.metrics.server_metrics import Metrics
 from server.options.server_config import ServerConfig
+from server.reading.helper import Helper
 from server.reading.reader import Reader, ReadingOptions
-from server.requests.facts import Facts
 from server.requests.loading import find_facts, find_folder, load_tokenizer, tokenizer_source
 from server.requests.pooling import Item
 from server.requests.sampling import SamplingParams
-from server.status import Dead, Draining, Ready, Restarting, Stalled, Starting, Status, raise_if_refused
-from server.text.output import ALL_TOKENS, Delta, TextOutput
 from server.text.token_ids import TokenIds, count_ids, unpack
 from server.text.tokenizer import Tokenizer
 from server.text.tokenizer_source import TokenizerSource

@@ -22,7 +22,7 @@ from engine_core.rates import (
     ExpertStats,
     StepBuckets,
 )
-from server.metrics import Metrics
+from server.metrics.server_metrics import Metrics
 from worker import logs
 from worker.protocol import Balancedness
 
@@ -36,7 +36,7 @@ def values(metrics: Metrics) -> dict[str, float]:
 
 def test_a_request_is_timed_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("server.metrics.time.monotonic", lambda: now)
+    monkeypatch.setattr("server.metrics.server_metrics.time.monotonic", lambda: now)
     metrics = Metrics("m")
     record = metrics.begin(prompt_tokens=7, n=1, max_tokens=50)
     now = 101.0
@@ -174,7 +174,7 @@ def test_several_processes_are_shown_as_one(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from server.options.parsing import share_metrics\n"
         "folder = Path(sys.argv[1]); share_metrics(folder)\n"
-        "from server.metrics import Metrics\n"
+        "from server.metrics.server_metrics import Metrics\n"
         "metrics = Metrics('m', folder); metrics.count_tokens(5, 0); metrics.rejected()\n"
         "print(metrics.page().decode())"
     )
@@ -190,6 +190,6 @@ def test_several_processes_are_shown_as_one(tmp_path: Path) -> None:
 
 
 def test_the_page_on_metrics_lists_what_there_is_and_nothing_else() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
     listed = re.findall(r"^\| `([a-z0-9_:]+)` \|", page, flags=re.MULTILINE)
     assert sorted(listed) == sorted(labels_by_name())

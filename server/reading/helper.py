@@ -16,17 +16,17 @@ from typing import Generic, TypeVar
 import msgspec
 
 from server.errors import ApiError, BadRequest, Overloaded, Unavailable
-from server.offload.messages import Answer, HelperLimits, Job, Setup
-from server.offload.question import AnsweringProcess, CannotStart, Ended
+from server.facts.model_facts import Facts
+from server.offload.answering_process import AnsweringProcess, CannotStart, Ended
 from server.offload.refused import NO_MEMORY, Refusal, Refused, refused
+from server.reading.helper_messages import Answer, HelperLimits, Job, Setup
 from server.reading.reader import ReadingOptions
 from server.reading.table import Reading
-from server.requests.facts import Facts
 from server.text.tokenizer_source import TokenizerSource
 
 R = TypeVar("R")
 
-MODULE = "server.offload.process"
+MODULE = "server.reading.helper_process"
 
 LARGE = 1 << 20
 """The largest body in bytes that waits for no larger one."""

@@ -14,11 +14,12 @@ from server.access.callers import Caller
 from server.access.keys.keyring import OPERATOR
 from server.errors import ApiError, Forbidden, Unauthorized
 from server.http.error_answers import error_response, path_of
-from server.page.files import PAGE_FOLDER
 
 OPEN_PATHS = frozenset({"/live", "/health", "/ready", "/ping", "/"})
 """Paths that are answered without a key: they tell only whether the server lives, and `/` is a page that asks
 for the key."""
+PAGE_FOLDER = "/page/"
+"""The beginning of the paths of the page's files, which anybody may read."""
 DEEP = "deep"
 """The query parameter of /health with which it has the model compute a token."""
 ADMIN_PATHS = frozenset({"/metrics", "/load", "/live/events", "/docs", "/openapi.json"})
@@ -37,7 +38,7 @@ def is_open(scope: Scope) -> bool:
     return path in OPEN_PATHS and not (query and DEEP in QueryParams(query))
 
 
-class KeyGuard:
+class KeyCheck:
     """Refuses a request without a valid key, unless its path is open to all, and notes who sends others."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:

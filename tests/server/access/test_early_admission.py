@@ -13,8 +13,8 @@ from fake_frontend import FakeFrontend, vectors
 
 from server.access.admission import Admissions
 from server.access.callers import ANYONE, Caller
-from server.app import make_door
-from server.frontend import Frontend
+from server.app import early_admission
+from server.frontend.frontend import Frontend
 from server.options.access import AccessOptions
 
 ADDRESS = "10.0.0.1"
@@ -22,7 +22,7 @@ ADDRESS = "10.0.0.1"
 
 
 class Served:
-    """A frontend with places for four sequences, behind connections that ask at its door."""
+    """A frontend with places for four sequences, behind connections that ask it at each head."""
 
     def __init__(self, **access: Any) -> None:
         self.frontend = FakeFrontend(answer_of=lambda item: vectors([1.0]))
@@ -36,8 +36,8 @@ class Served:
             self.app_calls += 1
             await app(scope, receive, send)
 
-        door = make_door(cast(Frontend, self.frontend))
-        self.server = FakeServer(counted, door=door.enter)
+        early = early_admission(cast(Frontend, self.frontend))
+        self.server = FakeServer(counted, door=early.enter)
 
     @property
     def live(self) -> int:
@@ -122,7 +122,7 @@ async def test_a_line_that_turns_out_to_be_malformed_keeps_no_place() -> None:
     assert client.error()["code"] == 400 and served.live == 0
 
 
-async def test_who_has_less_than_its_share_passes_the_door() -> None:
+async def test_who_has_less_than_its_share_is_let_in() -> None:
     served = Served()
     served.frontend.admissions.admit(Caller("10.0.0.9"), 2)
     crowd = served.frontend.admissions.admit(Caller("10.0.0.9"), 2)
@@ -131,15 +131,15 @@ async def test_who_has_less_than_its_share_passes_the_door() -> None:
     assert crowd.refusal is not None
 
 
-async def test_a_client_that_a_proxy_names_is_known_behind_the_door() -> None:
+async def test_a_client_that_a_proxy_names_is_known_later() -> None:
     served = Served()
     served.frontend.admissions.admit(Caller(ADDRESS), 4)
-    door = make_door(cast(Frontend, served.frontend))
+    early = early_admission(cast(Frontend, served.frontend))
     headers = [(b"x-forwarded-for", b"10.0.0.7")]
     proxied = {"type": "http", "client": ("127.0.0.1", 1), "headers": headers}
-    assert door.enter(b"POST", b"/v1/completions", proxied) is None and "admission" not in proxied
+    assert early.enter(b"POST", b"/v1/completions", proxied) is None and "admission" not in proxied
     direct = {"type": "http", "client": (ADDRESS, 1), "headers": headers}
-    assert door.enter(b"POST", b"/v1/completions", direct) is not None
+    assert early.enter(b"POST", b"/v1/completions", direct) is not None
 
 
 async def test_all_are_one_if_addresses_are_not_trusted() -> None:

@@ -19,11 +19,11 @@ import pytest
 from model_facts import READY, changed
 
 from server.errors import ApiError, Overloaded
-from server.offload.helper import LARGE, Helper
-from server.offload.messages import HelperLimits
+from server.facts.model_facts import Facts
+from server.reading.helper import LARGE, Helper
+from server.reading.helper_messages import HelperLimits
 from server.reading.reader import ReadingOptions
 from server.reading.table import BY_NAME, CHAT, COMPLETION, DETOKENIZE, TOKENIZE
-from server.requests.facts import Facts
 from server.text.tokenizer_source import TokenizerSource
 from worker import child
 
@@ -264,7 +264,7 @@ async def test_no_process_can_be_made(make: Callable[..., Any], monkeypatch: pyt
 def test_a_helper_imports_no_server_and_no_torch() -> None:
     """It shall be small, and there soon."""
     code = (
-        "import sys, server.offload.process as _; "
+        "import sys, server.reading.helper_process as _; "
         "print({'torch', 'transformers', 'fastapi', 'starlette', 'uvicorn', 'zmq'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

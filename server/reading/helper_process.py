@@ -1,4 +1,4 @@
-"""The helper, `python -m server.offload.process FD`: reads long bodies for an API process, one at a time.
+"""The helper, `python -m server.reading.helper_process FD`: reads long bodies for an API process, one at a time.
 
 Whatever a client has written is read here within bounds of time and memory that the operating system keeps:
 the API process kills this one when a body takes too long, and the kernel does when a chat template does.
@@ -22,10 +22,12 @@ import msgspec
 from pydantic import TypeAdapter
 
 from server.api.fields import Body, unknown_fields
+from server.api.json_body import read_json
 from server.errors import ApiError, BadRequest, Internal
 from server.offload.frames import frame, receive_frame
 from server.offload.memory import give_back, resident, set_most_memory, unset_most_memory
-from server.offload.messages import (
+from server.offload.refused import NO_MEMORY, refused
+from server.reading.helper_messages import (
     Answer,
     Done,
     HelperLimits,
@@ -33,8 +35,6 @@ from server.offload.messages import (
     Setup,
     Started,
 )
-from server.offload.refused import NO_MEMORY, refused
-from server.reading.json_body import read_json
 from server.reading.prompts import Prompt
 from server.reading.reader import Reader
 from server.reading.table import BY_NAME, Reading

@@ -11,7 +11,7 @@ import msgspec
 from engine_core.protocol import Ready
 from models.pooling.config import PoolingConfig
 from server.errors import BadRequest, invalid
-from server.requests.task_names import ScoreType
+from server.facts.task_names import ScoreType
 
 
 class Limits(msgspec.Struct, frozen=True):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from server.facts.model_facts import Facts
 from server.offload.refused import Refused
 from server.reading.reader import ReadingOptions
-from server.requests.facts import Facts
 from server.text.tokenizer_source import TokenizerSource
 
 
