@@ -1,4 +1,4 @@
-"""The helper, `python -m server.reading.helper_process FD`: reads long bodies for an API process, one at a time.
+"""The helper, `python -m server.reading.helper_process FD`: reads long bodies for an API process, in turn.
 
 Whatever a client has written is read here within bounds of time and memory that the operating system keeps:
 the API process kills this one when a body takes too long, and the kernel does when a chat template does.
