@@ -11,6 +11,8 @@ import msgspec
 
 from engine_core.engine import Engine
 from engine_core.protocol import Add, Admitted, Alone, Grammar, Standing, Tokens
+from server.facts.model_facts import Facts
+from server.facts.task_names import GENERATE, require_task
 from server.grammars import as_grammar, spelling_of
 from server.offline.engine_args import EngineArgs
 from server.offline.prompts import Prompt, PromptLike, encode_prompts, read_items, read_prompt
@@ -18,11 +20,9 @@ from server.offline.requests import EngineRequest, GenerationRequest, Output, Po
 from server.offline.transformers_tokenizer import open_transformers_tokenizer
 from server.options.parsing import from_python
 from server.options.server_config import ServerConfig
-from server.facts.model_facts import Facts
 from server.requests.loading import find_facts, open_tokenizer
 from server.requests.pooling import PoolingParams
 from server.requests.sampling import RequestOutputKind, SamplingParams
-from server.facts.task_names import GENERATE, require_task
 from server.requests.unsupported import refuse_keywords
 from server.run.progress import ProgressDisplay
 from server.structured.building import build
