@@ -47,12 +47,12 @@ from server.options.server_config import ServerConfig
 from server.reading.helper import Helper
 from server.reading.reader import Reader, ReadingOptions
 from server.requests.loading import find_facts, find_folder, load_tokenizer, tokenizer_source
-from server.requests.pooling import Item
+from server.requests.pooling import Item, items_to_send
 from server.requests.sampling import SamplingParams
 from server.text.token_ids import TokenIds, count_ids, unpack
 from server.text.tokenizer import Tokenizer
 from server.text.tokenizer_source import TokenizerSource
-from worker.protocol import Pooling, Sampling
+from worker.protocol import Sampling
 
 _log = logging.getLogger(__name__)
 
@@ -60,13 +60,10 @@ POOLING_WINDOW = 2
 """Steps' worth of one request's texts that are in the engine at once. The next step is never short of texts,
 and a request that comes after one of ten thousand texts waits for few of them."""
 
-TOKENS_AT_ONCE = 1 << 17
-"""Tokens of one request's texts that are sent in one turn of the event loop."""
-
 
 @dataclass(slots=True)
-class Question:
-    """A checked prompt: one choice for each of `params`."""
+class CheckedPrompt:
+    """A prompt to generate for: one choice for each of `params`."""
 
     prompt: TokenIds
     sampling: SamplingParams
@@ -216,11 +213,11 @@ class Frontend:
             )
         options["streams"] = interval < ALL_TOKENS
         options["times_each"] = bool(sampling.stop)  # a stop string ends the text here, before the engine
-        question = Question(prompt, sampling, params, interval, request_id, replica, options, admission)
+        asked = CheckedPrompt(prompt, sampling, params, interval, request_id, replica, options, admission)
         if len(params) == 1:
-            return self._generate(question, 0)
+            return self._generate(asked, 0)
         options.setdefault("group", self.new_group())
-        return self._generate_all(question)
+        return self._generate_all(asked)
 
     def new_group(self) -> int:
         """A number for the option `group` of all prompts, or all texts, of one request."""
@@ -274,7 +271,7 @@ class Frontend:
             while len(answers) < len(items):
                 sent = len(answers) + len(waiting)
                 if len(waiting) <= window // 2 and sent < len(items):
-                    batch = _first_tokens(items, sent, len(answers) + window)
+                    batch = items_to_send(items, sent, len(answers) + window)
                     told = of_later_texts(options, time.monotonic() - began) if sent else options
                     streams = self._client.submit_many(batch, replica=replica, **told)
                     since = time.monotonic() if sent else began
@@ -331,14 +328,14 @@ class Frontend:
         """Waits until no request runs."""
         await self.admissions.idle.wait()
 
-    def _admit(self, question: Question) -> Admission:
+    def _admit(self, asked: CheckedPrompt) -> Admission:
         """Finds places for a request that has none yet."""
-        return self.admissions.admit(ANYONE, len(question.params), id=question.request_id)
+        return self.admissions.admit(ANYONE, len(asked.params), id=asked.request_id)
 
-    async def _generate_all(self, question: Question) -> AsyncGenerator[Delta, None]:
-        own = question.admission or self._admit(question)
-        question.admission, given = own, question.admission
-        choices = [self._generate(question, index) for index in range(len(question.params))]
+    async def _generate_all(self, asked: CheckedPrompt) -> AsyncGenerator[Delta, None]:
+        own = asked.admission or self._admit(asked)
+        asked.admission, given = own, asked.admission
+        choices = [self._generate(asked, index) for index in range(len(asked.params))]
         try:
             async with aclosing(merged(choices)) as deltas:
                 async for _, delta in deltas:
@@ -347,19 +344,19 @@ class Frontend:
             if given is None:
                 own.release()
 
-    async def _generate(self, question: Question, index: int) -> AsyncGenerator[Delta, None]:
+    async def _generate(self, asked: CheckedPrompt, index: int) -> AsyncGenerator[Delta, None]:
         """Yields the deltas of one choice."""
-        admission = question.admission or self._admit(question)
+        admission = asked.admission or self._admit(asked)
         admission.check()
-        prompt, params, eos = unpack(question.prompt), question.params[index], self.facts.eos_token_ids
-        options = question.options.copy()
+        prompt, params, eos = unpack(asked.prompt), asked.params[index], self.facts.eos_token_ids
+        options = asked.options.copy()
         if index:
             options.pop("diagnoses", None)  # the first choice tells for all
-        stream = self._client.submit(prompt, params, replica=question.replica, **options)
-        text = TextOutput(index, prompt, question.sampling, self.tokenizer, eos, question.interval)
-        may_stop = bool(params.stop_token_ids) or bool(question.sampling.stop)
+        stream = self._client.submit(prompt, params, replica=asked.replica, **options)
+        text = TextOutput(index, prompt, asked.sampling, self.tokenizer, eos, asked.interval)
+        may_stop = bool(params.stop_token_ids) or bool(asked.sampling.stop)
         work = Work(len(prompt), params.max_tokens, may_stop)
-        record = self.metrics.begin(len(prompt), len(question.params), params.max_tokens)
+        record = self.metrics.begin(len(prompt), len(asked.params), params.max_tokens)
         choice = Choice(text, record, admission, work)
         admission.streams.add(stream.id)
         try:
@@ -383,18 +380,6 @@ class Frontend:
     def _raise_if_dead(self) -> None:
         if self._client.dead is not None:
             raise NoEngine(self._client.dead, "engine_given_up")
-
-
-def _first_tokens(items: Sequence[Item], start: int, stop: int) -> list[tuple[list[int], Pooling]]:
-    """The next items to send: not more than take a moment to write."""
-    batch: list[tuple[list[int], Pooling]] = []
-    tokens = 0
-    for item in items[start:stop]:
-        if tokens and tokens + item.length > TOKENS_AT_ONCE:
-            break
-        batch.append((unpack(item.tokens), item.params))
-        tokens += item.length
-    return batch
 
 
 def _sent_later(answer: Pooled, seconds: float) -> Pooled:

@@ -14,7 +14,7 @@ from server.errors import BadRequest, invalid
 from server.facts.model_facts import Facts
 from server.facts.task_names import find_task
 from server.requests.unsupported import UnsupportedPooling
-from server.text.token_ids import TokenIds, count_ids
+from server.text.token_ids import TokenIds, count_ids, unpack
 from server.text.tokenizer import Tokenizer
 from worker.protocol import Pooling, Task
 
@@ -27,6 +27,9 @@ differ."""
 
 TEXTS_AT_ONCE = 256
 """Texts that are tokenized in one go."""
+
+TOKENS_AT_ONCE = 1 << 17
+"""Tokens of one request's texts that are sent in one turn of the event loop."""
 
 _VECTORS: tuple[Task, ...] = ("embed", "token_embed")
 
@@ -75,6 +78,18 @@ class Item(msgspec.Struct, frozen=True, gc=False):
     def length(self) -> int:
         """The number of tokens."""
         return count_ids(self.tokens)
+
+
+def items_to_send(items: Sequence[Item], start: int, stop: int) -> list[tuple[list[int], Pooling]]:
+    """The next items to send: not more than take a moment to write."""
+    batch: list[tuple[list[int], Pooling]] = []
+    tokens = 0
+    for item in items[start:stop]:
+        if tokens and tokens + item.length > TOKENS_AT_ONCE:
+            break
+        batch.append((unpack(item.tokens), item.params))
+        tokens += item.length
+    return batch
 
 
 @dataclass(frozen=True, slots=True)
