@@ -20,7 +20,7 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").glob("*.md")])
 
-MOST_LINES, MOST_LINES_OF_A_FUNCTION, MOST_FILES = 400, 50, 12
+MOST_LINES, MOST_LINES_OF_A_FUNCTION, MOST_FILES = 400, 50, 16
 
 LONG_FUNCTIONS: set[str] = set()
 """Functions that may be longer, as file:function; five at most."""
