@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 from server.api.common import CacheDiagnoses, Usage
 from server.api.fields import Flag, check_text
 from server.api.messages import TEXT_PARTS
-from server.api.pooling import UNSUPPORTED, PoolingBody
+from server.api.pooling_bodies import UNSUPPORTED, PoolingBody
 from server.errors import BadRequest
 from server.facts.model_facts import LIMITS
 from server.requests.pooling import Terms

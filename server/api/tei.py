@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Discriminator, Field, PlainValidator, Tag
 from pydantic_core import PydanticCustomError
 
 from server.api.fields import Body, Flag, Text, Texts, check_text
-from server.api.pooling import Inputs
+from server.api.pooling_bodies import Inputs
 from server.api.scores import RerankRequest
 from server.errors import BadRequest, too_many
 from server.facts.model_facts import LIMITS, Facts

@@ -21,7 +21,7 @@ from server.offload.answering_process import AnsweringProcess, CannotStart, Ende
 from server.offload.refused import NO_MEMORY, Refusal, Refused, refused
 from server.reading.helper_messages import Answer, HelperLimits, Job, Setup
 from server.reading.reader import ReadingOptions
-from server.reading.table import Reading
+from server.reading.readings import Reading
 from server.text.tokenizer_source import TokenizerSource
 
 R = TypeVar("R")

@@ -51,7 +51,7 @@ class Job(msgspec.Struct, frozen=True, tag=True):
     """An order to read a body, which follows in a frame of its own, as bytes."""
 
     reading: str
-    """The name of an entry of `server.reading.table`."""
+    """The name of an entry of `server.reading.readings`."""
     facts: Facts
 
 

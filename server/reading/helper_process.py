@@ -37,7 +37,7 @@ from server.reading.helper_messages import (
 )
 from server.reading.prompts import Prompt
 from server.reading.reader import Reader
-from server.reading.table import BY_NAME, Reading
+from server.reading.readings import BY_NAME, Reading
 from server.requests.pooling import Item
 from server.text.template import AskedFormat, ChatTemplate
 from server.text.token_ids import pack

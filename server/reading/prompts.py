@@ -15,7 +15,6 @@ from server.api.messages import Message, TemplateOptions, Tool
 from server.api.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 from server.errors import BadRequest, too_many
 from server.reading.reader import A_LOT, Reader
-from server.reading.tool_prompt import tell_tools
 from server.requests.pooling import CUT_MARGIN
 from server.requests.sampling import check_logprobs, kept_tokens
 from server.text.style import Style
@@ -212,3 +211,26 @@ def write_conversation(
 
 def _cut(whole: Sliceable, size: int, *, left: bool) -> Sliceable:
     return whole[max(0, len(whole) - size) :] if left else whole[:size]
+
+
+TOLD_DIALECT = "hermes"
+"""The form of calls that the model is told."""
+
+_TOLD = """You answer by calling tools. The tools, as JSON schemas:
+<tools>
+{tools}
+</tools>
+Call one by writing an object with its name and arguments, and nothing around it:
+<tool_call>
+{{"name": "NAME", "arguments": {{...}}}}
+</tool_call>"""
+
+
+def tell_tools(messages: list[Message], tools: list[Tool]) -> list[Message]:
+    """The conversation with the tools and the form of calls in its system message."""
+    described: list[dict[str, Any]] = [tool.for_template()["function"] for tool in tools]
+    told = _TOLD.format(tools="\n".join(json.dumps(each, ensure_ascii=False) for each in described))
+    if messages and messages[0].role in ("system", "developer"):
+        first = messages[0].model_copy(update={"content": f"{messages[0].text()}\n\n{told}"})
+        return [first, *messages[1:]]
+    return [Message(role="system", content=told), *messages]

@@ -1,4 +1,4 @@
-"""Turns the texts of a body into the items that the engine pools."""
+"""Turns the texts of a body, and pairs of texts to be compared, into the items that the engine pools."""
 
 from __future__ import annotations
 
@@ -7,8 +7,15 @@ from collections.abc import Sequence
 import msgspec
 
 from server.api.cohere import CohereRequest
-from server.api.pooling import ClassifyRequest, EmbeddingRequest, PoolingRequest, PromptedBody, TextBody
-from server.api.tei import EmbedAllRequest, EmbedRequest, PredictRequest, SimilarityRequest
+from server.api.pooling_bodies import (
+    ClassifyRequest,
+    EmbeddingRequest,
+    PoolingRequest,
+    PromptedBody,
+    TextBody,
+)
+from server.api.scores import RerankRequest, ScoreRequest
+from server.api.tei import EmbedAllRequest, EmbedRequest, PredictRequest, SimilarityRequest, TextsRequest
 from server.errors import too_many
 from server.facts.model_facts import Facts
 from server.reading.prompts import work_of_template, write_conversation
@@ -22,7 +29,7 @@ from server.requests.pooling import (
     find_prompt,
     prompt_for,
 )
-from server.requests.scoring import texts_and_pairs
+from server.requests.scoring import Compared, Pairs, ScoreOptions, read_pairs, texts_and_pairs
 from worker.protocol import Task
 
 
@@ -153,3 +160,49 @@ def _prompt_of(body: PromptedBody, task: Task, facts: Facts) -> str:
 def _check_count(number: int, name: str, facts: Facts) -> None:
     if number > facts.limits.inputs:
         raise too_many(name, facts.limits.inputs, "texts", number)
+
+
+class RankedTexts(msgspec.Struct, frozen=True, gc=False):
+    compared: Compared
+    texts: list[bytes] = []
+    """The documents as JSON, if the answer shall repeat them."""
+
+
+def read_score(body: ScoreRequest, reader: Reader) -> Compared:
+    terms = body.terms(reader.facts)
+    return _read_compared(body.pairs(), body.options(terms, body.names), reader)
+
+
+def read_rerank(body: RerankRequest | TextsRequest, reader: Reader) -> RankedTexts:
+    terms = body.terms(reader.facts)
+    if isinstance(body, TextsRequest):
+        options, repeats = body.options(terms), body.return_text
+    else:
+        options, repeats = body.options(terms, ("query", "documents")), body.return_documents is not False
+    pairs = body.pairs()
+    compared = _read_compared(pairs, options, reader)
+    return RankedTexts(compared, [msgspec.json.encode(text) for text in pairs.documents] if repeats else [])
+
+
+def work_of_score(body: ScoreRequest, reader: Reader) -> int:
+    return _work_of_pairs(body.pairs(), body.instruction, reader)
+
+
+def work_of_rerank(body: RerankRequest | TextsRequest, reader: Reader) -> int:
+    instruction = None if isinstance(body, TextsRequest) else body.instruction
+    return _work_of_pairs(body.pairs(), instruction, reader)
+
+
+def _work_of_pairs(pairs: Pairs, instruction: str | None, reader: Reader) -> int:
+    """The characters that are written beside each document: the query, an instruction, and a template."""
+    beside = sum(map(len, pairs.queries)) // max(1, len(pairs.queries)) + len(instruction or "")
+    if reader.facts.score_template is not None:
+        beside += max(len(reader.facts.score_template), reader.tokenizer.chat.overhead)
+    return len(pairs.documents) * beside
+
+
+def _read_compared(pairs: Pairs, options: ScoreOptions, reader: Reader) -> Compared:
+    most = reader.facts.limits.inputs
+    if len(pairs.documents) > most:
+        raise too_many(options.names[1], most, "texts", len(pairs.documents))
+    return read_pairs(pairs, options, reader.facts, reader.tokenizer)

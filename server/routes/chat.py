@@ -23,7 +23,7 @@ from server.frontend.frontend import Delta
 from server.http.endpoint import Endpoint
 from server.http.sse import Chunks, EventStream, event
 from server.options.server_config import ReasoningField, ServerConfig
-from server.reading.table import CHAT
+from server.reading.readings import CHAT
 from server.routes.chat_message import MessageReader, joined_calls, joined_text, new_call_id
 from server.routes.conversations.turn import Turn, begin_turn
 from server.routes.generation import GENERATES, answer, config_of

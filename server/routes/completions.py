@@ -25,7 +25,7 @@ from server.frontend.frontend import Delta
 from server.http.endpoint import Endpoint
 from server.http.sse import Chunks, EventStream
 from server.reading.prompts import Prompt
-from server.reading.table import COMPLETION
+from server.reading.readings import COMPLETION
 from server.routes.generation import GENERATES, Job, admit_answers, answer, config_of, frontend_of
 from server.routes.read import read
 from server.structured.budgets import NO_REASONING, leaves_thinking_open, thinking_within

@@ -8,11 +8,11 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from server.api.cohere import ApiVersion, BilledUnits, CohereEmbedded, CohereEmbeddings, CohereRequest, Meta
-from server.api.pooling import ByteRange, Embedding, EmbeddingRequest, Encoding
+from server.api.pooling_bodies import ByteRange, Embedding, EmbeddingRequest, Encoding
 from server.errors import BadRequest
 from server.http.endpoint import Endpoint
 from server.http.sse import encode, json_response
-from server.reading.table import COHERE, EMBEDDINGS
+from server.reading.readings import COHERE, EMBEDDINGS
 from server.requests.vectors import as_base64_json, as_bits, as_bytes, as_json
 from server.routes.generation import frontend_of, respond
 from server.routes.pooling_call import EMBEDS, FEW_VECTORS, PoolingCall, maybe_in_thread

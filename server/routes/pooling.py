@@ -6,10 +6,10 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 
 from server.access.callers import require_right
-from server.api.pooling import Classification, ClassifyRequest, PoolingData, PoolingRequest
+from server.api.pooling_bodies import Classification, ClassifyRequest, PoolingData, PoolingRequest
 from server.facts.model_facts import Facts
 from server.http.endpoint import Endpoint
-from server.reading.table import CLASSIFY, POOLING
+from server.reading.readings import CLASSIFY, POOLING
 from server.requests.vectors import as_array
 from server.routes.embeddings import bytes_response, check_encoding, written
 from server.routes.generation import frontend_of, respond

@@ -18,7 +18,7 @@ from server.access.admission import Admission
 from server.access.callers import caller_of, require_right
 from server.access.deadlines import limits_of
 from server.api.common import CacheDiagnoses, Usage, make_usage
-from server.api.pooling import PooledList
+from server.api.pooling_bodies import PooledList
 from server.errors import ApiError
 from server.facts.task_names import POOLING, no_scores, no_task, require_task
 from server.http.sse import encode

@@ -10,7 +10,7 @@ from fastapi import Request
 from server.api.fields import Body
 from server.api.json_body import LONG
 from server.http.endpoint import READ
-from server.reading.table import Reading
+from server.reading.readings import Reading
 from server.routes.generation import frontend_of
 
 R = TypeVar("R")

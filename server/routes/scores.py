@@ -17,7 +17,7 @@ from server.api.scores import (
 from server.api.tei import EitherRerank, RankedText, TextsRequest
 from server.http.endpoint import Endpoint
 from server.http.sse import encode, json_response
-from server.reading.table import RERANK, SCORE
+from server.reading.readings import RERANK, SCORE
 from server.routes.generation import frontend_of, respond
 from server.routes.pooling_call import SCORES, PoolingCall
 from server.routes.read import read

@@ -14,7 +14,7 @@ from server.facts.model_facts import Facts
 from server.facts.task_names import require_task
 from server.http.endpoint import Endpoint
 from server.http.sse import encode
-from server.reading.table import EMBED, EMBED_ALL, PREDICT, SIMILARITY, Reading
+from server.reading.readings import EMBED, EMBED_ALL, PREDICT, SIMILARITY, Reading
 from server.requests.pooling import Item
 from server.requests.vectors import as_array, as_json, compare
 from server.routes.generation import frontend_of, require_ready, respond

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from server.api.tokenize import DetokenizeRequest, TokenizeRequest
 from server.http.endpoint import Endpoint
-from server.reading.table import DETOKENIZE, TOKENIZE
+from server.reading.readings import DETOKENIZE, TOKENIZE
 from server.routes.generation import ENTRY, frontend_of
 from server.routes.read import read
 

@@ -36,7 +36,7 @@ from server.reading.helper import ReadBody, opened
 from server.reading.helper_messages import Answer
 from server.reading.helper_process import answer
 from server.reading.reader import Reader, ReadingOptions
-from server.reading.table import BY_NAME, Reading
+from server.reading.readings import BY_NAME, Reading
 from server.requests.pooling import Item
 from server.requests.sampling import SamplingParams
 from server.structured.building import Built

@@ -14,8 +14,7 @@ from server.errors import BadRequest
 from server.frontend.frontend import Frontend
 from server.grammars import as_grammar
 from server.options.server_config import ServerConfig, ToolStrictLevel
-from server.reading.prompts import Conversation
-from server.reading.tool_prompt import TOLD_DIALECT
+from server.reading.prompts import TOLD_DIALECT, Conversation
 from server.structured.budgets import NO_REASONING, thinking_within
 from server.structured.building import Built
 from server.structured.forms import form_of

@@ -10,7 +10,7 @@ from server.api.conversations.anthropic import CountTokensRequest, MessagesReque
 from server.api.conversations.anthropic_message import AnthropicMessage, TokenCount
 from server.http.endpoint import Endpoint
 from server.http.sse import EventStream, StreamForm, json_response
-from server.reading.table import COUNT_TOKENS, MESSAGES
+from server.reading.readings import COUNT_TOKENS, MESSAGES
 from server.routes.conversations.message_writer import PING, MessageWriter
 from server.routes.conversations.turn import Turn, begin_turn, events_of
 from server.routes.generation import ENTRY, GENERATES, answer, config_of, frontend_of

@@ -13,7 +13,7 @@ from server.api.conversations.responses import ResponsesRequest
 from server.errors import NotFound
 from server.http.endpoint import Endpoint
 from server.http.sse import EventStream, StreamForm, json_response
-from server.reading.table import INPUT_TOKENS, RESPONSES
+from server.reading.readings import INPUT_TOKENS, RESPONSES
 from server.routes.conversations.response_writer import ResponseWriter
 from server.routes.conversations.turn import Turn, begin_turn, events_of
 from server.routes.generation import ENTRY, GENERATES, answer, config_of, frontend_of

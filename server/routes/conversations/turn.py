@@ -18,7 +18,7 @@ from server.api.chat import ChatRequest
 from server.api.fields import Body
 from server.frontend.frontend import Delta
 from server.reading.prompts import Conversation
-from server.reading.table import Reading
+from server.reading.readings import Reading
 from server.routes.conversations.calling import plan_calls
 from server.routes.generation import Job, admit_answers, config_of, frontend_of
 from server.routes.read import read

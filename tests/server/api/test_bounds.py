@@ -11,7 +11,7 @@ from server.api.chat import ChatRequest
 from server.api.cohere import CohereRequest
 from server.api.completions import CompletionRequest
 from server.api.fields import Body
-from server.api.pooling import EmbeddingRequest
+from server.api.pooling_bodies import EmbeddingRequest
 from server.api.scores import RerankRequest, ScoreRequest
 from server.api.tei import EmbedRequest, PredictRequest, SimilarityRequest, TextsRequest
 from server.api.tokenize import DetokenizeRequest

@@ -23,7 +23,7 @@ from server.facts.model_facts import Facts
 from server.reading.helper import LARGE, Helper
 from server.reading.helper_messages import HelperLimits
 from server.reading.reader import ReadingOptions
-from server.reading.table import BY_NAME, CHAT, COMPLETION, DETOKENIZE, TOKENIZE
+from server.reading.readings import BY_NAME, CHAT, COMPLETION, DETOKENIZE, TOKENIZE
 from server.text.tokenizer_source import TokenizerSource
 from worker import child
 

@@ -13,7 +13,7 @@ from models.pooling.config import PoolingConfig
 from models.pooling.sentence_files import TextFacts
 from server.api.json_body import LONG
 from server.reading.reader import A_LOT, Reader, ReadingOptions
-from server.reading.table import BY_NAME
+from server.reading.readings import BY_NAME
 from server.requests.scoring import QWEN3_RERANKER
 
 TALK = [{"role": "user", "content": "a"}]

@@ -11,15 +11,14 @@ from server.api.cohere import CohereRequest
 from server.api.completions import CompletionRequest
 from server.api.conversations.anthropic import CountTokensRequest, MessagesRequest
 from server.api.conversations.responses import ResponsesRequest
-from server.api.pooling import ClassifyRequest, EmbeddingRequest, PoolingRequest
+from server.api.pooling_bodies import ClassifyRequest, EmbeddingRequest, PoolingRequest
 from server.api.scores import ScoreRequest
 from server.api.tei import EitherRerank, EmbedAllRequest, EmbedRequest, PredictRequest, SimilarityRequest
 from server.api.tokenize import DetokenizeRequest, TokenizeRequest
-from server.reading import conversations, pairs, prompts, texts
-from server.reading.pairs import RankedTexts
+from server.reading import conversations, prompts, texts
 from server.reading.prompts import Conversation, Prompt
 from server.reading.reader import Reader
-from server.reading.texts import EmbeddedTexts, PredictedTexts
+from server.reading.texts import EmbeddedTexts, PredictedTexts, RankedTexts
 from server.requests.pooling import Item
 from server.requests.scoring import Compared
 
@@ -74,8 +73,8 @@ PREDICT = Reading("predict", PredictRequest, texts.read_predict, PredictedTexts,
 SIMILARITY = Reading(
     "similarity", SimilarityRequest, texts.read_similarity, list[Item], MANY_TEXTS, texts.work_of_similarity
 )
-SCORE = Reading("score", ScoreRequest, pairs.read_score, Compared, MANY_TEXTS, pairs.work_of_score)
-RERANK = Reading("rerank", EitherRerank, pairs.read_rerank, RankedTexts, MANY_TEXTS, pairs.work_of_rerank)
+SCORE = Reading("score", ScoreRequest, texts.read_score, Compared, MANY_TEXTS, texts.work_of_score)
+RERANK = Reading("rerank", EitherRerank, texts.read_rerank, RankedTexts, MANY_TEXTS, texts.work_of_rerank)
 
 BY_PATH: dict[str, Reading[Any]] = {
     "/v1/completions": COMPLETION,
