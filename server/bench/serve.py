@@ -18,8 +18,7 @@ from server.bench.load.endpoints import Outcome, Sender
 from server.bench.load.http_client import Client, first_model
 from server.bench.load.load import Load, apply
 from server.bench.serve_options import METRICS, LoadOptions, dataset_options, parse, write_result
-from server.bench.summary import Figures, Result, summarize
-from server.bench.table import Bar, table
+from server.bench.summary import Bar, Figures, Result, summarize, table
 
 FAILED = 1
 

@@ -22,7 +22,7 @@ from server.frontend.frontend import Frontend
 from server.grammars import as_grammar
 from server.metrics.server_metrics import Metrics
 from server.offline.engine_args import EngineArgs
-from server.offline.output_builder import OutputBuilder, tokens_per_output
+from server.offline.engine_requests import OutputBuilder, tokens_per_output
 from server.offline.outputs import PoolingOutput, PoolingRequestOutput, RequestMetrics, RequestOutput
 from server.offline.prompts import Prompt, PromptLike, read_items, read_prompt
 from server.offline.transformers_tokenizer import open_transformers_tokenizer

@@ -15,8 +15,8 @@ from server.facts.model_facts import Facts
 from server.facts.task_names import GENERATE, require_task
 from server.grammars import as_grammar, spelling_of
 from server.offline.engine_args import EngineArgs
+from server.offline.engine_requests import EngineRequest, GenerationRequest, Output, PoolingRequest
 from server.offline.prompts import Prompt, PromptLike, encode_prompts, read_items, read_prompt
-from server.offline.requests import EngineRequest, GenerationRequest, Output, PoolingRequest
 from server.offline.transformers_tokenizer import open_transformers_tokenizer
 from server.options.parsing import from_python
 from server.options.server_config import ServerConfig

@@ -8,6 +8,7 @@ from typing import Any, TypedDict, Unpack
 
 from server.errors import ApiError, BadRequest
 from server.offline.engine import LLMEngine
+from server.offline.engine_requests import EngineRequest, Output, PoolingRequest
 from server.offline.outputs import (
     ClassificationRequestOutput,
     EmbeddingRequestOutput,
@@ -31,7 +32,6 @@ from server.offline.prompts import (
     read_prompts,
     read_texts,
 )
-from server.offline.requests import EngineRequest, Output, PoolingRequest
 from server.requests.pooling import Item, PoolingParams, Truncation
 from server.requests.sampling import RequestOutputKind, SamplingParams
 from server.requests.scoring import Pairs, ScoreOptions, Scorer, score

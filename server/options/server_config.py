@@ -131,9 +131,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     uds: Annotated[str | None, Doc(HTTP, "Unix socket to listen on, in place of host and port.")] = None
     ssl_keyfile: Annotated[str | None, Doc(HTTP, "Key file, to serve HTTPS.")] = None
     ssl_certfile: Annotated[str | None, Doc(HTTP, "Certificate file, to serve HTTPS.")] = None
-    ssl_ca_certs: Annotated[str | None, Doc(HTTP, "Authorities whose client certificates are accepted.")] = (
-        None
-    )
+    ssl_ca_certs: Annotated[
+        str | None,
+        Doc(HTTP, "Authorities that must have signed the certificates of clients; with HTTPS only."),
+    ] = None
     root_path: Annotated[str, Doc(HTTP, "Path under which a proxy shows this server.")] = ""
     allowed_origins: Annotated[list[str], Doc(HTTP, "Origins that browsers may call from (CORS).")] = []
     allowed_methods: Annotated[list[str], Doc(HTTP, "Methods that browsers may use.")] = _ANY

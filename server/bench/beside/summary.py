@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from server.bench.beside.samples import Samples
-from server.bench.summary import FORMAT, Spread, spread
-from server.bench.table import aligned
+from server.bench.summary import FORMAT, Spread, aligned, spread
 
 METRICS = ("gaps", "ttft", "prompt_ttft", "latency", "lateness")
 

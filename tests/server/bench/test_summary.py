@@ -15,8 +15,7 @@ import pytest
 from server.bench import plot
 from server.bench.load.endpoints import Outcome
 from server.bench.load.load import Load
-from server.bench.summary import Figures, Result, percentile, spread, summarize
-from server.bench.table import Bar, table
+from server.bench.summary import Bar, Figures, Result, percentile, spread, summarize, table
 
 # Two answers. The first: 4 tokens in 2 chunks; the second: 3 tokens, a chunk each.
 FIRST = Outcome(due=10.0, ended=11.0, input_tokens=8, output_tokens=4, times=[10.1, 10.7])
