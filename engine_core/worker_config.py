@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from engine_core.config import TASKS, EngineConfig
 from engine_core.experts.options import balancing_of
 from models.checkpoint.hub import resolve
-from models.checkpoint.plain_files import FileError
 from models.config import ConfigError, ModelConfig
 from models.conversion.served_as import Conversion, resolve_conversion
 from models.gguf.folder import make_folder
+from models.plain_files import FileError
 from models.plugins import registrations
 from models.pooling.config import read_pooling
 from worker.config import WorkerConfig

@@ -14,9 +14,9 @@ from typing import Annotated, TypeVar, cast
 
 import msgspec
 
-from models.checkpoint.plain_files import FileError, check_regular, read_json
-from models.conversion.composites import text_part
-from models.quantization.saved import SavedQuantization, find_quantization
+from models.composites import text_part
+from models.plain_files import FileError, check_regular, read_json
+from models.saved_quantization import SavedQuantization, find_quantization
 
 DTYPES = ("float32", "bfloat16", "float16")
 

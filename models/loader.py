@@ -16,10 +16,11 @@ import torch
 from torch import nn
 
 from models import ops
-from models.checkpoint.beside_text import ignore_beside_text
 from models.checkpoint.files import Shapes, Source, Upload, open_source
 from models.checkpoint.mtp import ignore_mtp
-from models.checkpoint.weights import Reading, Weights, WeightsError, load, no_report
+from models.checkpoint.unread import ignore_beside_text, ignore_scales_of_tensors
+from models.checkpoint.weights import Reading, Weights, load, no_report
+from models.coding import Quantization
 from models.config import ConfigError, ModelConfig
 from models.conversion.class_adapters import adapt
 from models.conversion.served_as import Conversion, looks_ahead
@@ -30,10 +31,9 @@ from models.model import ModelSetup, ServedModel
 from models.parallel.parallel import Parallel
 from models.parallel.shares import most_ranks_of
 from models.pooling.config import PoolingConfig
-from models.quantization.coding import Quantization
 from models.quantization.config import read_quantization
-from models.quantization.formats.unused import ignore_scales_of_tensors
 from models.registry import resolve
+from models.weight_pieces import WeightsError
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 
+from models.composites import COMPOSITES
 from models.config import ModelConfig
-from models.conversion.composites import COMPOSITES
 from models.plugins import load, registered
 
 ARCHITECTURES: dict[str, str] = {

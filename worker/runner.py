@@ -24,10 +24,10 @@ from models.context import context_without_rows, use_context
 from models.layers.moe import MoeMLP
 from models.loader import LoadOptions, load_model
 from models.model import ServedModel
+from models.ops.grouped_matrix import describe_sizes
 from models.parallel.experts import ExpertPlace
 from models.parallel.parallel import Parallel, Replicas
 from models.quantization.config import MADE_ON_LOADING, MOST_BITS, read_quantization
-from models.quantization.matrix import describe_sizes
 from worker.config import WorkerConfig
 from worker.devices.fingerprint import fingerprint
 from worker.devices.selection import choose_dtypes, dtype_name, open_device

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from models.checkpoint.files import DAMAGED, WeightsError
+from models.weight_pieces import DAMAGED, WeightsError
 
 
 class FiniteCheck:

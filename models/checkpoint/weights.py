@@ -20,12 +20,13 @@ from typing import Protocol, cast, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from models.checkpoint.files import Cut, Shapes, Source, Stored, Upload, WeightsError, convert, open_source
+from models.checkpoint.files import Shapes, Source, Stored, Upload, convert, open_source
 from models.checkpoint.finite import FiniteCheck
 from models.checkpoint.headers import shown
-from models.quantization.coding import Coding, Quantization
+from models.coding import Coding, Quantization
+from models.ops.grouped_matrix import Grouped, Matrix
 from models.quantization.formats.registry import FORMATS
-from models.quantization.matrix import Grouped, Matrix
+from models.weight_pieces import Cut, WeightsError
 
 FLOATS = ("float32", "float16", "bfloat16")
 """Number types of weights. Others, such as those of quantized weights, mean nothing without their scales."""

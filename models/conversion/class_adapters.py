@@ -13,15 +13,16 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from models.checkpoint.weights import Weights, WeightsError, load
+from models.checkpoint.weights import Weights, load
 from models.conversion.served_as import Conversion, stem
 from models.conversion.task_heads import embedding_pooler, generating_pooler, label_pooler
 from models.layers.attention import CachedAttention
+from models.layers.stages import if_held
 from models.model import ModelSetup
-from models.parallel.stages import if_held
 from models.pooling.pooler import Pooler
 from models.pooling.projection import Matrix
 from models.pooling.sentence_files import Mode
+from models.weight_pieces import WeightsError
 
 
 class PoolingModel(nn.Module):

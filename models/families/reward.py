@@ -16,8 +16,8 @@ from models.conversion.class_adapters import PoolingModel
 from models.conversion.task_heads import label_pooler
 from models.families.decoders.internlm2 import InternLM2ForCausalLM
 from models.families.decoders.qwen2 import Qwen2ForCausalLM
+from models.layers.stages import if_held
 from models.model import ModelSetup
-from models.parallel.stages import if_held
 from models.pooling.projection import Matrix
 
 _STEP_END = 151651  # <extra_0> in the vocabulary of Qwen2

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from models.checkpoint.plain_files import FileError
-from models.gguf.codings import PLAIN
 from models.gguf.families import DENSE
 from models.gguf.fields import Fields
 from models.gguf.file import GgufFile
 from models.gguf.latent.metadata import LATENT
 from models.gguf.mixtures import MIXTURES
 from models.gguf.names import placed_tensors
+from models.plain_files import FileError
+from models.quantization.gguf_codings import PLAIN
 from models.quantization.methods.gguf import module_of_all
 
 FAMILIES = {**DENSE, **MIXTURES, **LATENT}

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
-from models.checkpoint.plain_files import FileError
 from models.gguf.fields import Fields
+from models.plain_files import FileError
 
 More = Callable[[Fields, Mapping[str, object]], dict[str, object]]
 

@@ -6,8 +6,8 @@ import struct
 from array import array
 from contextlib import suppress
 
-from models.checkpoint.plain_files import FileError
 from models.gguf.file import GgufFile, Value
+from models.plain_files import FileError
 
 
 class Fields:

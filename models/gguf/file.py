@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from models.checkpoint.headers import shown
-from models.checkpoint.plain_files import FileError, check_regular
-from models.gguf.codings import CODINGS, REMOVED
+from models.plain_files import FileError, check_regular
+from models.quantization.gguf_codings import CODINGS, REMOVED
 
 Value: TypeAlias = "str | int | float | bool | list[str] | array[int] | array[float]"
 """A value of the metadata; an array of numbers stays one."""

@@ -15,12 +15,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from models.checkpoint.plain_files import FileError, check_regular, read_json
 from models.gguf.config import raw_config
 from models.gguf.fields import shortest
 from models.gguf.file import GgufFile, part_paths, read_gguf
 from models.gguf.tokenizer import tokenizer_config, tokenizer_json
 from models.gguf.vocabulary import read_vocabulary
+from models.plain_files import FileError, check_regular, read_json
 
 _log = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from math import prod
 
 from models.checkpoint.headers import shown
-from models.checkpoint.plain_files import FileError
-from models.gguf.codings import PLAIN, QUANTIZED
 from models.gguf.file import GgufFile, GgufTensor, Value
+from models.plain_files import FileError
+from models.quantization.gguf_codings import PLAIN, QUANTIZED
 
 _LAYER = re.compile(r"blk\.(\d{1,6})\.((?:nextn\.)?\w+)\.(\w+)")
 _CONFIG_TENSORS = ("rope_freqs", "rope_factors_long", "rope_factors_short")

@@ -14,12 +14,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from models.checkpoint.files import Cut, Stored, WeightsError
-from models.checkpoint.plain_files import FileError
-from models.gguf.codings import CODINGS, BlockSize
+from models.checkpoint.files import Stored
 from models.gguf.file import GgufTensor, read_gguf
 from models.gguf.latent.halves import joined_halves
 from models.gguf.names import Place, placed_tensors
+from models.plain_files import FileError
+from models.quantization.gguf_codings import CODINGS, BlockSize
+from models.weight_pieces import Cut, WeightsError
 
 _NUMBERS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
 _SIZES = {coding.name: coding for coding in CODINGS.values()}

@@ -9,7 +9,6 @@ import base64
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 
-from models.checkpoint.plain_files import FileError
 from models.gguf.file import GgufFile
 from models.gguf.pre_tokenizers import CUTTINGS, Cutting
 from models.gguf.vocabulary import (
@@ -20,6 +19,7 @@ from models.gguf.vocabulary import (
     chat_templates,
     read_vocabulary,
 )
+from models.plain_files import FileError
 
 Json = dict[str, object]
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from models.checkpoint.plain_files import FileError
 from models.gguf.file import GgufFile, Value
+from models.plain_files import FileError
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """The kinds of tokens, by their numbers in the file."""

@@ -7,11 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models import ops
-from models.checkpoint.files import Cut
 from models.checkpoint.weights import Weights
 from models.layers.linear import cut_of, frozen
+from models.ops.grouped_matrix import Grouped, Matrix, widen
 from models.parallel.parallel import Parallel
-from models.quantization.matrix import Grouped, Matrix, widen
+from models.weight_pieces import Cut
 
 
 class Embedding(nn.Module):

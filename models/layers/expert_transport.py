@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from models.context import context
+from models.ops.tree_sum import add_in_pairs
 from models.parallel.experts import ExpertPlace
 from models.parallel.parallel import Parallel, Replicas
-from models.parallel.tree import add_in_pairs
 
 AddUp = Callable[[Tensor, Tensor, Tensor], Tensor]
 """The type of a function that sends rows [T, H] through those of their chosen experts, given by numbers and

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from models import ops
-from models.checkpoint.files import Cut
 from models.checkpoint.weights import Weights
 from models.layers.expert_transport import ApartTransport, sum_over_replicas
 from models.layers.linear import cut_of, frozen
+from models.ops.grouped_matrix import Grouped, Matrix
 from models.parallel.parallel import Parallel
 from models.parallel.shares import Span
 from models.quantization.formats import fp8, mxfp4
-from models.quantization.matrix import Grouped, Matrix
+from models.weight_pieces import Cut
 
 ReadParts = Callable[[int], list[Matrix]]
 ReadMatrix = Callable[[int], Matrix]

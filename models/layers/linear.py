@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from models import ops
-from models.checkpoint.files import Cut
 from models.checkpoint.weights import Weights
+from models.ops.grouped_matrix import Grouped, Matrix
 from models.parallel.parallel import Parallel
 from models.parallel.shares import Span
-from models.quantization.matrix import Grouped, Matrix
+from models.weight_pieces import Cut
 
 Part = TypeVar("Part", Tensor, Matrix)
 

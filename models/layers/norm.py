@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from models import ops
-from models.checkpoint.files import Cut
 from models.checkpoint.weights import Weights
 from models.layers.linear import frozen
 from models.parallel.parallel import Parallel
 from models.parallel.shares import Span
+from models.weight_pieces import Cut
 
 
 class RMSNorm(nn.Module):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from models.ops.reference import gated
 from models.ops.routing import Routing
-from models.parallel.tree import add_in_pairs
+from models.ops.tree_sum import add_in_pairs
 
 
 def route(

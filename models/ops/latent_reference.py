@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from models.context import ForwardContext
+from models.ops.grouped_matrix import Matrix, widen
 from models.ops.reference import rms_norm, rotate
-from models.quantization.matrix import Matrix, widen
 
 _MOST_ROWS = 512
 _MOST_SCORES = 1 << 24

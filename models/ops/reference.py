@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.context import ForwardContext
+from models.ops.grouped_matrix import Matrix, widen
 from models.ops.head_prep import AS_PROJECTED, HeadPrep
 from models.ops.narrow import UNSCALED, CacheScales, widened, write_cache
-from models.parallel.tree import add_in_pairs
-from models.quantization.matrix import Matrix, widen
+from models.ops.tree_sum import add_in_pairs
 
 # Loading
 

@@ -90,7 +90,7 @@ def most_ranks_of(heads: int, kv_heads: int) -> int:
 
 
 def sections_of(span: Span, most_ranks: int) -> int:
-    """The number of sections of a rank's piece that sums over it add up apart (`models/parallel/tree.py`).
+    """The number of sections of a rank's piece that sums over it add up apart (`models/ops/tree_sum.py`).
 
     The whole dimension has one for each of `most_ranks`, or fewer if it cannot be cut into so many: each has
     whole units, and an even number of features, which bfloat16 kernels read in pairs. So what one of 1, 2, 4

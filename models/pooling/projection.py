@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.checkpoint.weights import Weights, WeightsError, open_weights
+from models.checkpoint.weights import Weights, open_weights
 from models.layers.linear import frozen
 from models.pooling.sentence_files import Dense, LayerNorm, Normalize, Step
+from models.weight_pieces import WeightsError
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "Identity": lambda x: x,

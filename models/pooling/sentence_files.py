@@ -12,8 +12,8 @@ from typing import Literal, TypeVar, cast, get_args
 
 import msgspec
 
-from models.checkpoint.plain_files import FileError, lies_within, read_text_bytes
 from models.config import ConfigError
+from models.plain_files import FileError, lies_within, read_text_bytes
 
 Mode = Literal["CLS", "LAST", "MEAN", "MAX", "MEAN_SQRT_LEN", "WEIGHTED_MEAN"]
 Similarity = Literal["cosine", "dot", "euclidean", "manhattan", "maxsim", "meanmaxsim"]

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
+from models.coding import Quantization
 from models.config import ConfigError, ModelConfig
-from models.quantization.coding import Quantization
 from models.quantization.methods.auto_round import AutoRound, AutoRoundFields
 from models.quantization.methods.awq import Awq, AwqFields
 from models.quantization.methods.compressed import Compressed, CompressedFields
@@ -16,7 +16,7 @@ from models.quantization.methods.fp8 import Fp8, Fp8Fields
 from models.quantization.methods.gguf import Gguf, GgufFields
 from models.quantization.methods.gptq import Gptq, GptqFields
 from models.quantization.methods.mxfp4 import Mxfp4, Mxfp4Fields
-from models.quantization.saved import SavedQuantization
+from models.saved_quantization import SavedQuantization
 
 METHODS: Mapping[str, tuple[type[msgspec.Struct], Callable[[SavedQuantization, Any], Quantization]]] = {
     "gptq": (GptqFields, Gptq),

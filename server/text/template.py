@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 
 from jinja2 import TemplateError, TemplateSyntaxError, nodes
 
-from models.checkpoint.plain_files import read_json, read_text
+from models.plain_files import read_json, read_text
 from server.errors import BadRequest
 from server.text.sandbox import make_sandbox
 

@@ -17,8 +17,8 @@ from typing import Any, cast
 
 import tokenizers
 
-from models.checkpoint.plain_files import FileError, check_regular, read_json
 from models.gguf.folder import NO_TOKENIZER
+from models.plain_files import FileError, check_regular, read_json
 from server.errors import invalid
 from server.facts.model_facts import Facts
 from server.text.detokenizer import ByteText, MarkedText, TextState, WindowText, byte_decoding

@@ -14,7 +14,7 @@ import pytest
 from sizes import MODEL
 
 from models import plugins, registry
-from models.conversion.composites import COMPOSITES
+from models.composites import COMPOSITES
 from models.plugins import register_model
 
 

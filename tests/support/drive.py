@@ -21,9 +21,9 @@ from models.context import ForwardContext, context_without_rows, use_context
 from models.layers.moe import MoeMLP
 from models.loader import LoadOptions, load_model
 from models.model import CausalLM
+from models.ops.tree_sum import add_in_pairs
 from models.parallel.experts import ExpertPlace, Placement, Transport
 from models.parallel.parallel import Parallel, Replicas
-from models.parallel.tree import add_in_pairs
 
 Result = TypeVar("Result")
 

@@ -15,7 +15,7 @@ import transformers
 from architectures import RUNS, names, outcome
 from transformers.utils import logging
 
-from models.conversion.composites import COMPOSITES
+from models.composites import COMPOSITES
 from models.registry import ARCHITECTURES
 
 _TEXTS = [

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from models.checkpoint.fingerprint import digest_weights
+from models.fingerprint import digest_weights
 from models.parallel.shares import most_ranks_of
 from models.quantization.config import read_quantization
 from worker.config import WorkerConfig

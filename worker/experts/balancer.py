@@ -17,10 +17,10 @@ from torch import Tensor
 
 from models.layers.expert_transport import ApartTransport
 from models.layers.experts import Experts
+from models.layers.stages import Layers
 from models.model import ServedModel
 from models.parallel.experts import ExpertPlace
 from models.parallel.parallel import Collectives
-from models.parallel.stages import Layers
 from worker.experts.balance import ExpertMap, improve, map_of, stay
 from worker.experts.moving import bytes_at, choose_sources, form_of, move
 from worker.experts.options import Balancing

@@ -13,13 +13,13 @@ import msgspec
 import torch
 from torch import Tensor
 
+from models.coding import E2M1, E4M3, IQ4, WHOLE
 from models.context import ForwardContext
 from models.ops import SPECIFIED, latent_reference
+from models.ops.grouped_matrix import Factors, Grouped
 from models.ops.head_prep import HeadPrep
 from models.ops.routing import Routing
 from models.ops.segments import Segments
-from models.quantization.coding import E2M1, E4M3, IQ4, WHOLE
-from models.quantization.matrix import Factors, Grouped
 
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 _CACHING = ("rotary_and_cache", "latent_attention")

@@ -20,8 +20,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
+from models.ops.tree_sum import add_in_pairs
 from models.parallel.parallel import Collectives
-from models.parallel.tree import add_in_pairs
 from worker.config import Place
 from worker.ranks.sockets import SocketCarrier
 from worker.ranks.turns import TurnGroup

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from models import ops
 from models.checkpoint.weights import Weights, load
+from models.composites import HEADS, TRUNKS
 from models.config import Eps, ModelConfig, Size
-from models.conversion.composites import HEADS, TRUNKS
 from models.conversion.served_as import looks_ahead
 from models.layers.attention import Attention, CachedAttention, QueryGrowth
 from models.layers.embedding import Embedding, LMHead
@@ -28,10 +28,10 @@ from models.layers.mlp import GatedMLP
 from models.layers.moe import ExpertSpec, MoeMLP
 from models.layers.norm import RMSNorm, SpreadRMSNorm
 from models.layers.rotary import Rope, Rotary
+from models.layers.stages import Layers, if_held
 from models.model import ModelSetup
 from models.ops.head_prep import HeadPrep
 from models.parallel.parallel import Parallel
-from models.parallel.stages import Layers, if_held
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from models.layers.embedding import Embedding, LMHead
 from models.layers.linear import Linear, RowLinear
 from models.layers.mlp import activation_kind
 from models.layers.norm import LayerNorm
+from models.layers.stages import Layers, if_held
 from models.model import ModelSetup
 from models.parallel.parallel import Parallel
-from models.parallel.stages import Layers, if_held
 
 
 class GPT2Fields(msgspec.Struct, frozen=True, kw_only=True):

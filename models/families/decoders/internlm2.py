@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from models.checkpoint.files import Cut
-from models.checkpoint.weights import Reading, Weights, WeightsError
+from models.checkpoint.weights import Reading, Weights
 from models.config import ModelConfig, family_fields
 from models.families.decoders.decoder import DecoderFields, DecoderForCausalLM, LayerSpec
 from models.layers.rotary import read_rope
 from models.model import ModelSetup
+from models.weight_pieces import Cut, WeightsError
 
 _NAMES = {
     "embed_tokens": "tok_embeddings",

@@ -13,8 +13,8 @@ from models.layers.embedding import Embedding, LMHead
 from models.layers.linear import Linear, RowLinear
 from models.layers.mlp import activation_kind
 from models.layers.norm import LayerNorm
+from models.layers.stages import Layers, if_held
 from models.model import ModelSetup
-from models.parallel.stages import Layers, if_held
 
 _FIRST_POSITION = 2  # rows 0 and 1 of the position table were meant for padding
 _EPS = 1e-5

@@ -20,10 +20,10 @@ from models.layers.encoder_attention import EncoderAttention
 from models.layers.linear import Linear, RowLinear
 from models.layers.mlp import activation_kind
 from models.layers.norm import LayerNorm
+from models.layers.stages import if_held
 from models.model import ModelSetup
 from models.ops.head_prep import HeadPrep
 from models.parallel.parallel import Parallel
-from models.parallel.stages import if_held
 
 
 @dataclass(frozen=True, kw_only=True)

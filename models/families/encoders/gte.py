@@ -16,8 +16,8 @@ from models.layers.linear import GatedLinear, RowLinear
 from models.layers.mlp import activation_kind
 from models.layers.rotary import Rotary, read_rope
 from models.model import ModelSetup
+from models.ops.grouped_matrix import Matrix, halves, stacked
 from models.parallel.parallel import Parallel
-from models.quantization.matrix import Matrix, halves, stacked
 
 _APART = LayerNames(
     qkv=("attention.q_proj", "attention.k_proj", "attention.v_proj"),

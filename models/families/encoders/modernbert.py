@@ -19,9 +19,9 @@ from models.layers.linear import GatedLinear, Linear, RowLinear
 from models.layers.mlp import activation_kind
 from models.layers.norm import LayerNorm
 from models.layers.rotary import Rope, Rotary, read_rope
+from models.layers.stages import Layers, if_held
 from models.model import ModelSetup
 from models.ops.head_prep import HeadPrep
-from models.parallel.stages import Layers, if_held
 from models.pooling.projection import Matrix
 
 _NEAR, _FAR = "sliding_attention", "full_attention"

@@ -9,7 +9,6 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from models.checkpoint.files import Cut
 from models.checkpoint.weights import Weights
 from models.config import Eps, ModelConfig, Size, family_fields
 from models.families.encoders.encoder import MLP, Embeddings, Encoder, EncoderLayer, LayerNames
@@ -17,6 +16,7 @@ from models.families.encoders.encoder_model import Head, encoder_classes
 from models.layers.linear import frozen
 from models.model import ModelSetup
 from models.parallel.parallel import Parallel
+from models.weight_pieces import Cut
 
 _FIRST_POSITION = 2  # rows 0 and 1 of the position table were meant for padding
 _BUCKETS = 32

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from models import ops
-from models.checkpoint.files import Cut
 from models.checkpoint.weights import Weights
 from models.config import ConfigError, Eps, Size, family_fields
 from models.context import context
@@ -21,6 +20,7 @@ from models.layers.mlp import activation_kind
 from models.layers.rotary import Rope, Rotary, plain_rope, read_rope
 from models.model import ModelSetup
 from models.parallel.parallel import Parallel
+from models.weight_pieces import Cut
 
 _NAMES = LayerNames(
     qkv=("attn.Wqkv",), out="attn.out_proj", attention_norm="norm1", mlp="mlp", mlp_norm="norm2"

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.checkpoint.files import Cut, Stored, WeightsError
+from models.checkpoint.files import Stored
 from models.quantization.formats.gguf import widened_blocks
+from models.weight_pieces import Cut, WeightsError
 
 _KEYS, _VALUES, _WHOLE = (f".{name}_b_proj.weight" for name in ("k", "v", "kv"))
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from models import ops
-from models.checkpoint.files import Cut
-from models.quantization.coding import Coding
+from models.coding import Coding
+from models.ops.grouped_matrix import Grouped, from_column
 from models.quantization.formats.scope import SCALES, WORD_BITS, Scope, covering
-from models.quantization.matrix import Grouped, from_column
+from models.weight_pieces import Cut
 
 MAIN = "qweight"
 _NIBBLES = (0, 4, 1, 5, 2, 6, 3, 7)

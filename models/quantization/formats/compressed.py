@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from models import ops
-from models.checkpoint.files import Cut
-from models.quantization.coding import Coding
+from models.coding import Coding
+from models.ops.grouped_matrix import Grouped, from_column, sorted_by_group
 from models.quantization.formats.scope import SCALES, WORD_BITS, Scope, covering, groups_of, refuse
-from models.quantization.matrix import Grouped, from_column, sorted_by_group
+from models.weight_pieces import Cut
 
 PACKED, PLAIN = "weight_packed", "weight"
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from models.checkpoint.files import Cut
-from models.quantization.coding import E4M3, Coding
+from models.coding import E4M3, Coding
+from models.ops.grouped_matrix import Grouped, from_column
 from models.quantization.formats.scope import SCALES, Scope, covering, read_one_scale, refuse
-from models.quantization.matrix import Grouped, from_column
+from models.weight_pieces import Cut
 
 MAIN, KINDS = "weight", ("float8_e4m3fn",)
 STACK_SCALES = "_scale_inv"

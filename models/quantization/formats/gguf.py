@@ -12,12 +12,12 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from models.checkpoint.files import Cut
-from models.gguf.codings import CODINGS
-from models.quantization.coding import Coding
+from models.coding import Coding
+from models.ops.grouped_matrix import Factors, Grouped, from_column, stacked
 from models.quantization.formats.scope import Scope, covering, refuse
-from models.quantization.matrix import Factors, Grouped, from_column, stacked
+from models.quantization.gguf_codings import CODINGS
 from models.quantization.methods.gguf import CODINGS as GGUF_CODINGS
+from models.weight_pieces import Cut
 
 MAIN = "weight"
 _SIZES = {size.name: size for size in CODINGS.values()}

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from models.checkpoint.files import Cut
-from models.quantization.coding import E2M1, Coding
+from models.coding import E2M1, Coding
+from models.ops.grouped_matrix import Grouped, from_column
 from models.quantization.formats.scope import Scope, covering, refuse
-from models.quantization.matrix import Grouped, from_column
+from models.weight_pieces import Cut
 
 PACKED, KINDS = "weight_packed", ("uint8",)
 _SCALE = "weight_scale"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from models.checkpoint.files import Cut
-from models.quantization.coding import Coding
+from models.coding import Coding
+from models.ops.grouped_matrix import Grouped
 from models.quantization.formats import awq, compressed, fp8, gguf, gptq, mxfp4
 from models.quantization.formats.scope import Scope
-from models.quantization.matrix import Grouped
 from models.quantization.methods.gguf import CODINGS
+from models.weight_pieces import Cut
 
 Read = Callable[[Scope, Coding, tuple[int, int], Cut | None], Grouped | None]
 

@@ -8,8 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from models.checkpoint.files import DAMAGED, Cut, WeightsError
-from models.quantization.matrix import Grouped
+from models.ops.grouped_matrix import Grouped
+from models.weight_pieces import DAMAGED, Cut, WeightsError
 
 SCALES = ("float16", "bfloat16", "float32")
 """Number types of scales."""

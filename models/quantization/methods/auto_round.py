@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
+from models.coding import Coding, describe_form
 from models.config import ConfigError
-from models.quantization.coding import Coding, describe_form
 from models.quantization.matching import compiled
 from models.quantization.methods.gptq import GroupSize
-from models.quantization.saved import SavedQuantization
+from models.saved_quantization import SavedQuantization
 
 _LAYOUTS = ("gptq", "awq")
 _PLAIN_BITS = 16

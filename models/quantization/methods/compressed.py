@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from models.coding import E4M3, Coding, describe_form
 from models.config import ConfigError
-from models.quantization.coding import E4M3, Coding, describe_form
 from models.quantization.matching import compiled
 from models.quantization.methods import mxfp4
-from models.quantization.saved import SavedQuantization
+from models.saved_quantization import SavedQuantization
 
 _MXFP4 = "mxfp4-pack-quantized"
 _FORMATS = {

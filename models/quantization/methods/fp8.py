@@ -6,9 +6,9 @@ from typing import Annotated
 
 import msgspec
 
+from models.coding import E4M3, Coding
 from models.config import ConfigError
-from models.quantization.coding import E4M3, Coding
-from models.quantization.saved import SavedQuantization
+from models.saved_quantization import SavedQuantization
 
 _Side = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 import msgspec
 
+from models.coding import E2M1, IQ4, Coding
 from models.config import ConfigError
-from models.quantization.coding import E2M1, IQ4, Coding
-from models.quantization.saved import SavedQuantization
+from models.saved_quantization import SavedQuantization
 
 CODINGS: Mapping[str, Coding] = {
     coding.format: coding
@@ -27,7 +27,7 @@ CODINGS: Mapping[str, Coding] = {
         Coding(format="MXFP4", bits=4, group=32, codes=E2M1),
     )
 }
-"""The codings of blocks that are read, as `models/gguf/codings.py` lists them."""
+"""The codings of blocks that are read, as `models/quantization/gguf_codings.py` lists them."""
 _BITS_OF_PLAIN = 16
 _NUMBER = re.compile(r"(?<=\.experts\.)\d+\.")
 

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import msgspec
 
+from models.coding import Coding, describe_form
 from models.config import ConfigError
-from models.quantization.coding import Coding, describe_form
 from models.quantization.matching import compiled
-from models.quantization.saved import SavedQuantization
+from models.saved_quantization import SavedQuantization
 
 _BITS = (4, 8)
 GroupSize = Annotated[int, msgspec.Meta(ge=-1, le=1 << 20)]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from models.quantization.coding import E2M1, Coding, describe_form
-from models.quantization.saved import SavedQuantization
+from models.coding import E2M1, Coding, describe_form
+from models.saved_quantization import SavedQuantization
 
 FORM = Coding(format="mxfp4", bits=4, group=32, codes=E2M1)
 _EXPERTS = "experts"

@@ -31,7 +31,7 @@ from broken import (
 from safetensors.torch import load_file, save_file
 from tiny import tiny_checkpoint
 
-from models.checkpoint.plain_files import MOST_JSON_BYTES
+from models.plain_files import MOST_JSON_BYTES
 
 DEEP = b"[" * 100_000
 NOT_WHOLE = (WEIGHTS, "not a whole safetensors file")

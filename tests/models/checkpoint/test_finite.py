@@ -15,9 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from models.checkpoint.files import Upload
 from models.checkpoint.finite import FiniteCheck
-from models.checkpoint.weights import WeightsError
 from models.config import read_config
 from models.loader import LoadOptions, load_model
+from models.weight_pieces import WeightsError
 
 NAN, INFINITE = float("nan"), float("inf")
 

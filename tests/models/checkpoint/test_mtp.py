@@ -11,11 +11,11 @@ from drive import Driver
 from safetensors.torch import load_file, save_file
 from tiny import hf_logits, tiny_checkpoint
 
-from models.checkpoint.files import WeightsError
 from models.config import read_config
 from models.loader import LoadOptions, load_model
 from models.model import ServedModel
 from models.parallel.parallel import Parallel
+from models.weight_pieces import WeightsError
 
 PROMPT = [7, 30, 299, 4, 18, 18, 120]
 LAYERS = 2

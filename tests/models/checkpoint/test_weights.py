@@ -13,13 +13,14 @@ from safetensors.torch import load_file, save_file
 from tiny import hf_logits, tiny_checkpoint
 from torch import Tensor, nn
 
-from models.checkpoint.files import Cut, Dummy, WeightsError, open_source
+from models.checkpoint.files import Dummy, open_source
 from models.checkpoint.weights import Reading, Weights, load, open_weights
 from models.config import read_config
 from models.families.decoders.llama import LlamaForCausalLM
 from models.loader import LoadOptions, load_model
 from models.model import ModelSetup
 from models.parallel.parallel import Parallel
+from models.weight_pieces import Cut, WeightsError
 
 CPU = torch.device("cpu")
 HOST_GENERATOR = torch.Generator()

@@ -25,8 +25,8 @@ from sentence_transformers.cross_encoder.modules import LogitScore
 from tiny import hf_logits, tiny_checkpoint
 from tokenizers import Tokenizer
 
-from models.checkpoint.weights import WeightsError
 from models.pooling.config import PLAIN, TWO_WAY
+from models.weight_pieces import WeightsError
 from worker import logs
 
 CLASSIFIERS = [

@@ -16,12 +16,12 @@ from safetensors.torch import load_file, save_file
 from tiny import BOS_ID, EOS_ID, GROWING_QUERIES, PAD_ID, VOCAB_SIZE, randomise, shape_of
 from torch import Tensor
 
-from models.checkpoint.files import WeightsError
+from models.composites import COMPOSITES
 from models.config import read_config
-from models.conversion.composites import COMPOSITES
 from models.loader import LoadOptions, load_model
 from models.parallel.parallel import Parallel
 from models.registry import UnknownArchitecture
+from models.weight_pieces import WeightsError
 
 PROMPT = random.Random(2).choices(range(5, 300), k=19)
 _WINDOW = 6

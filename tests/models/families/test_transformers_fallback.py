@@ -14,11 +14,11 @@ from tiny import hf_greedy, hf_logits, tiny_checkpoint
 from torch import Tensor
 from transformers import dynamic_module_utils
 
-from models.checkpoint.files import WeightsError
 from models.config import read_config
 from models.families.transformers_fallback import TransformersForCausalLM, UnsupportedModel, knows
 from models.loader import LoadOptions, load_model
 from models.model import CausalLM
+from models.weight_pieces import WeightsError
 
 ARCHITECTURES = ["GPTNeoXForCausalLM", "CohereForCausalLM", "Starcoder2ForCausalLM"]
 """Untied and parallel sublayers; tied with scaled logits and norms of q and k; windows and biases."""

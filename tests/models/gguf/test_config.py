@@ -9,10 +9,10 @@ import pytest
 from gguf_metadata import Fields
 from gguf_writer import Blob, Typed, write_gguf
 
-from models.checkpoint.plain_files import FileError
 from models.gguf.config import FAMILIES, raw_config
 from models.gguf.file import read_gguf
 from models.gguf.names import ARCHITECTURES
+from models.plain_files import FileError
 
 SHAPE: Fields = {
     "context_length": 512,

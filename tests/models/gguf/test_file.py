@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from gguf_writer import ARRAY, F64, I8, I16, I64, U8, U16, U64, Blob, Typed, field, string, write_gguf
 
-from models.checkpoint.plain_files import FileError
-from models.gguf.codings import CODINGS
 from models.gguf.file import read_gguf
+from models.plain_files import FileError
+from models.quantization.gguf_codings import CODINGS
 
 _MAGIC = b"GGUF" + struct.pack("<I", 3)
 

@@ -12,10 +12,10 @@ from gguf_pairs import Pair, Recipe, write_pair
 from gguf_writer import F32, Typed
 from tiny import EOS_ID, TURN_END_ID, write_tokenizer
 
-from models.checkpoint.fingerprint import digest_weights
-from models.checkpoint.plain_files import FileError
 from models.config import read_config
+from models.fingerprint import digest_weights
 from models.gguf.folder import NO_TOKENIZER, gguf_parts, make_folder
+from models.plain_files import FileError
 from models.pooling.config import read_pooling
 from models.quantization.config import describe_quantization
 

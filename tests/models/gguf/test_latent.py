@@ -14,11 +14,11 @@ from gguf_writer import Blob, write_gguf
 from safetensors.torch import load_file
 from tiny import hf_logits
 
-from models.checkpoint.files import Cut, WeightsError
-from models.checkpoint.plain_files import FileError
 from models.gguf.config import raw_config
 from models.gguf.file import read_gguf
 from models.gguf.source import GgufSource
+from models.plain_files import FileError
+from models.weight_pieces import Cut, WeightsError
 
 PROMPT = random.Random(2).choices(range(5, 300), k=23)
 WIDTHS: dict[str, object] = {

@@ -16,15 +16,15 @@ from gguf_writer import Blob, write_gguf
 from safetensors.torch import load_file
 from tiny import hf_logits
 
-from models.checkpoint.files import Cut
-from models.checkpoint.weights import Reading, Weights, WeightsError
+from models.checkpoint.weights import Reading, Weights
 from models.gguf.config import raw_config
 from models.gguf.file import read_gguf
 from models.gguf.source import GgufSource
 from models.layers.experts import Experts
-from models.quantization.matrix import Grouped, widen
+from models.ops.grouped_matrix import Grouped, widen
 from models.quantization.methods.gguf import Gguf, GgufFields
-from models.quantization.saved import SavedQuantization
+from models.saved_quantization import SavedQuantization
+from models.weight_pieces import Cut, WeightsError
 
 PROMPT = random.Random(2).choices(range(5, 300), k=23)
 SHAPE = {"hidden_size": 64, "intermediate_size": 128}

@@ -11,10 +11,10 @@ from gguf_pairs import Recipe, write_pair
 from gguf_writer import Blob, write_gguf
 from pooled import PROMPTS, Params, load_pooled, pool
 
-from models.checkpoint.plain_files import FileError
 from models.gguf.config import raw_config
 from models.gguf.file import read_gguf
 from models.gguf.folder import make_folder
+from models.plain_files import FileError
 
 ARCH = "RobertaForSequenceClassification"
 

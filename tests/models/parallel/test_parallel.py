@@ -11,7 +11,6 @@ from internlm2 import make_internlm2
 from safetensors.torch import load_file, save_file
 from tiny import ARCHITECTURES, ENCODERS, tiny_checkpoint
 
-from models.checkpoint.weights import WeightsError
 from models.config import read_config
 from models.conversion.served_as import resolve_conversion
 from models.families.transformers_fallback import UnsupportedModel
@@ -20,6 +19,7 @@ from models.model import ServedModel
 from models.parallel.parallel import Parallel
 from models.pooling.config import read_pooling
 from models.registry import ARCHITECTURES as OWN
+from models.weight_pieces import WeightsError
 
 STAGES = 3
 

@@ -18,13 +18,14 @@ from sentence_transformers.sentence_transformer.modules import Pooling as TheirP
 from torch import Tensor
 
 from models import ops
-from models.checkpoint.weights import WeightsError, load, open_weights
+from models.checkpoint.weights import load, open_weights
 from models.config import ConfigError, ModelConfig
 from models.conversion.task_heads import embedding_pooler, generating_pooler, label_pooler
 from models.model import ModelSetup
 from models.pooling.config import Activation, PoolingConfig
 from models.pooling.pooler import PoolBatch, Pooler
 from models.pooling.sentence_files import Dense, LayerNorm, Mode, Normalize
+from models.weight_pieces import WeightsError
 
 SIZE = 48
 LENGTHS = [5, 1, 9, 3, 7]

@@ -11,8 +11,8 @@ import pytest
 from live import PATIENCE
 from packed import change_config
 
+from models.coding import Coding, Quantization
 from models.config import ConfigError, read_config
-from models.quantization.coding import Coding, Quantization
 from models.quantization.config import check_quantization, describe_quantization, read_quantization
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 8, "dtype": "float16"}

@@ -13,7 +13,7 @@ from packed_floats import FLOAT_CASES, write_floats
 from safetensors.torch import load_file, save_file
 from tiny import hf_logits, tiny_checkpoint
 
-from models.checkpoint.weights import WeightsError
+from models.weight_pieces import WeightsError
 
 PROMPT = [7, 80, 300, 12, 55, 9, 9]
 

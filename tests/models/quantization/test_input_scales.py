@@ -14,11 +14,11 @@ from safetensors.torch import load_file, save_file
 from tiny import tiny_checkpoint
 
 from models import ops
-from models.checkpoint.files import WeightsError
 from models.config import read_config
 from models.loader import LoadOptions, load_model
 from models.ops import reference
-from models.quantization.matrix import Grouped, Matrix
+from models.ops.grouped_matrix import Grouped, Matrix
+from models.weight_pieces import WeightsError
 
 STATIC: dict[str, object] = {"quant_method": "fp8", "activation_scheme": "static"}
 

@@ -16,12 +16,12 @@ from tiny import hf_logits
 from torch import Tensor
 
 from models import ops
-from models.checkpoint.weights import WeightsError
 from models.config import ConfigError, read_config
 from models.loader import LoadOptions, load_model
 from models.model import ServedModel
 from models.parallel.parallel import Parallel
 from models.quantization.config import METHODS
+from models.weight_pieces import WeightsError
 from worker.kernels.cpu import operations
 
 RECIPE = Recipe(method="gptq", group=32, symmetric=False, act_order=True)

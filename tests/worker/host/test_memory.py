@@ -16,8 +16,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from models.checkpoint.files import Cut, open_source
+from models.checkpoint.files import open_source
 from models.checkpoint.weights import open_weights
+from models.weight_pieces import Cut
 from worker.host import memory
 from worker.host.memory import Arena, PageToucher, ReadPages, huge_pages, release_after_loading
 from worker.protocol import SeqStep, StepInput

@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.coding import E4M3
 from models.ops import reference
-from models.parallel.tree import add_in_pairs
-from models.quantization.coding import E4M3
-from models.quantization.matrix import Grouped, Matrix, stacked, widen
+from models.ops.grouped_matrix import Grouped, Matrix, stacked, widen
+from models.ops.tree_sum import add_in_pairs
 from worker.kernels.cpu import portable
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from triton.language import constexpr
 
 from models.ops import reference
-from models.quantization.matrix import Grouped, Matrix, alike, stacked
+from models.ops.grouped_matrix import Grouped, Matrix, alike, stacked
 from worker.kernels.cuda.card import Card
 from worker.kernels.cuda.launch import launch
 from worker.kernels.cuda.products import packing

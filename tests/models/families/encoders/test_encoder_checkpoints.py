@@ -13,8 +13,8 @@ from encoded import TEXTS, add_tensors, assert_near, hf_hidden, rename, run
 from safetensors.torch import load_file, save_file
 from tiny import tiny_checkpoint
 
-from models.checkpoint.weights import WeightsError
 from models.config import ConfigError, read_config
+from models.weight_pieces import WeightsError
 
 
 def test_trunks_with_and_without_their_name(tmp_path: Path) -> None:

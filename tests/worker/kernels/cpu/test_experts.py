@@ -12,7 +12,7 @@ from torch import Tensor
 
 from models.ops import expert_reference
 from models.ops.routing import Routing
-from models.parallel.tree import add_in_pairs
+from models.ops.tree_sum import add_in_pairs
 from worker.kernels.cpu import linear, portable, quantized
 from worker.kernels.cpu.experts import ExpertTable
 from worker.kernels.cpu.operations import Table

@@ -11,7 +11,7 @@ from kernel_levels import NAMES, library_of, use_threads
 from torch import Tensor
 
 from models.ops import reference
-from models.quantization.matrix import Grouped, describe_sizes, from_column, stacked, widen
+from models.ops.grouped_matrix import Grouped, describe_sizes, from_column, stacked, widen
 from worker.kernels.cpu import linear, quantized
 from worker.kernels.cpu.operations import Table
 from worker.kernels.cpu.packing import Packed

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from models.layers.linear import frozen
 from models.ops import reference
-from models.quantization.matrix import Grouped
+from models.ops.grouped_matrix import Grouped
 from worker.kernels import check
 from worker.kernels.cpu import linear, quantized
 from worker.kernels.cpu.operations import Table

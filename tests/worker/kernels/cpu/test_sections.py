@@ -10,7 +10,7 @@ from kernel_levels import NAMES, library_of, table_of, use_threads
 from torch import Tensor
 
 from models.ops import reference
-from models.parallel.tree import add_in_pairs
+from models.ops.tree_sum import add_in_pairs
 from worker.kernels.cpu import linear, portable, quantized
 from worker.kernels.cpu.operations import Table
 from worker.kernels.cpu.quantized import SCHEMES

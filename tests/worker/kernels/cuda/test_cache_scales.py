@@ -16,11 +16,11 @@ from tiny import tiny_checkpoint
 from torch import Tensor
 
 from models import ops
-from models.checkpoint.weights import WeightsError
 from models.config import read_config
 from models.layers.attention import Attention
 from models.model import CausalLM
 from models.ops.narrow import CacheScales
+from models.weight_pieces import WeightsError
 from worker.kernels.cuda import table
 from worker.kernels.cuda.ahead.command import cache_dtype_on
 from worker.kernels.cuda.card import Card

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from models.context import ForwardContext
 from models.ops import latent_reference
-from models.quantization.matrix import Matrix
+from models.ops.grouped_matrix import Matrix
 from worker.kernels.cpu import quantized
 from worker.kernels.cpu.library import FLOAT, LONG, POINTER, Library
 from worker.kernels.cpu.packing import KINDS, Packed, Packer

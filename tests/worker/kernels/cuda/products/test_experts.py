@@ -11,7 +11,7 @@ from interpreted import DEVICE
 from torch import Tensor
 
 from models.ops import expert_reference
-from models.quantization.matrix import Grouped, Matrix, widen
+from models.ops.grouped_matrix import Grouped, Matrix, widen
 from worker.experts.moving import bytes_at, form_of
 from worker.kernels import check
 from worker.kernels.cuda import table

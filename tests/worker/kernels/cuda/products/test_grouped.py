@@ -9,9 +9,9 @@ import torch
 from interpreted import DEVICE
 from torch import Tensor
 
+from models.coding import E2M1, E4M3, IQ4, WHOLE
 from models.ops import reference
-from models.quantization.coding import E2M1, E4M3, IQ4, WHOLE
-from models.quantization.matrix import Factors, Grouped, Matrix
+from models.ops.grouped_matrix import Factors, Grouped, Matrix
 from worker.kernels import check
 from worker.kernels.cuda import table
 from worker.kernels.cuda.card import Card

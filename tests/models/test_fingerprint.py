@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from models.checkpoint.files import WeightsError
-from models.checkpoint.fingerprint import digest_weights
+from models.fingerprint import digest_weights
+from models.weight_pieces import WeightsError
 
 
 def write(folder: Path, tensors: dict[str, Tensor], load_format: str = "auto") -> str:

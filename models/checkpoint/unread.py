@@ -1,14 +1,20 @@
-"""Weights of a composite checkpoint that text does not need: they are passed over by name, never read."""
+"""Weights that are passed over by name, never read: those of images beside text, and scales without a use."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from math import prod
 
 import torch
 
 from models.checkpoint.weights import Weights
+from models.composites import COMPOSITES
 from models.config import ModelConfig
-from models.conversion.composites import COMPOSITES
+
+_ENDINGS = (*(f".{name}_scale" for name in ("q", "k", "v", "kv", "input", "output")), "activation_scale")
+"""Layers of attention read those of the cache, and matrices in fp8 those of their inputs, if they have a use
+for them."""
+_OF_INPUTS = (".input_scale", "activation_scale")
 
 
 def ignore_beside_text(weights: Weights, config: ModelConfig) -> int:
@@ -26,3 +32,10 @@ def _size(weights: Weights, name: str) -> int:
     shape, kind = weights.reading.stored_shape(name), weights.reading.stored_type(name)
     dtype = getattr(torch, kind or "", None)
     return prod(shape or ()) * (dtype.itemsize if isinstance(dtype, torch.dtype) else 1)
+
+
+def ignore_scales_of_tensors(weights: Weights) -> Collection[str]:
+    """Let all scales but those of weights go unread; returns the names of those of inputs."""
+    names = [name for name in weights.reading.names if name.endswith(_ENDINGS)]
+    weights.ignore(*names)
+    return [name for name in names if name.endswith(_OF_INPUTS)]

@@ -8,7 +8,7 @@ from typing import cast
 
 import msgspec
 
-from models.checkpoint.plain_files import FileError, read_json
+from models.plain_files import FileError, read_json
 
 _FIELDS = ("quantization_config", "compression_config")
 _SIDE_FILES = {

@@ -9,7 +9,7 @@ from math import gcd
 import torch
 from torch import Tensor
 
-from models.quantization.coding import E4M3, LEVELS, WHOLE
+from models.coding import E4M3, LEVELS, WHOLE
 
 _MOST_IN_GROUP = 128
 """Inputs of the largest groups that kernels know. Larger ones are divided: all pieces have the same scale."""
