@@ -383,9 +383,9 @@ def hf_model(folder: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
 
 
 @torch.inference_mode()
-def hf_logits(folder: Path, tokens: list[int]) -> Tensor:
-    """[T, V] float32: what follows after each of the tokens."""
-    return hf_model(folder)(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].float()
+def hf_logits(folder: Path, tokens: list[int], dtype: torch.dtype = torch.float32) -> Tensor:
+    """[T, V] float32, computed in this type: what follows after each of the tokens."""
+    return hf_model(folder, dtype)(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].float()
 
 
 @torch.inference_mode()

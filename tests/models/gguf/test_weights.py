@@ -71,8 +71,9 @@ def test_all_codings_that_are_read_are_written() -> None:
     assert all(CODINGS[kind.number].name == name for name, kind in KINDS.items())
 
 
-def assert_same_logits(pair: Pair, ranks: tuple[int, ...] = (1,)) -> None:
-    expected = hf_logits(pair.plain, PROMPT).log_softmax(-1)
+def assert_same_logits(pair: Pair, ranks: tuple[int, ...] = (1,), dtype: torch.dtype = torch.float32) -> None:
+    """Compare with the logits that transformers computes in this type."""
+    expected = hf_logits(pair.plain, PROMPT, dtype).log_softmax(-1)
     for size in ranks:
         logits = run_in_chunks(Driver(load_pair(pair, size)), 0, PROMPT, 7)
         torch.testing.assert_close(logits.log_softmax(-1), expected, atol=1e-4, rtol=1e-5)
@@ -80,7 +81,9 @@ def assert_same_logits(pair: Pair, ranks: tuple[int, ...] = (1,)) -> None:
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=str)
 def test_every_coding(recipe: Recipe, tmp_path: Path) -> None:
-    assert_same_logits(write_pair(tmp_path, "LlamaForCausalLM", recipe, **SHAPE), (1, 2, 4))
+    """Logits reach 34: in float32 transformers is off by up to 5e-4 on some processors, ours by 8e-5."""
+    pair = write_pair(tmp_path, "LlamaForCausalLM", recipe, **SHAPE)
+    assert_same_logits(pair, (1, 2, 4), torch.float64)
 
 
 @pytest.mark.parametrize("arch", DECODERS)
