@@ -80,7 +80,7 @@ class Api:
         """The resident memory of processes in MiB that the API process has started and that hold no model."""
         total = 0
         for pid in self._server.children():
-            if b"server.offload" in _command(pid):
+            if b"server.reading.helper_process" in _command(pid):
                 pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
                 total += pages * os.sysconf("SC_PAGE_SIZE")
         return total / MIB
