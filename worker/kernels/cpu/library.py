@@ -28,7 +28,7 @@ from worker.host.private_folder import check_room, is_trusted, make_private, tak
 
 logger = logging.getLogger(__name__)
 
-SOURCES = Path(__file__).parents[1] / "csrc"
+SOURCES = Path(__file__).parent / "csrc"
 BUILT = Path(__file__).parents[1] / "built"
 
 POINTER, LONG, INT, FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
