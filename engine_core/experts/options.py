@@ -9,7 +9,7 @@ import msgspec
 from engine_core.config import EngineConfig
 from models.config import ConfigError
 from models.parallel.experts import Transport
-from worker.experts.options import Balancing
+from worker.config import Balancing
 
 _OWN_OPTION = "show_load"
 """The field of Balancing that is no key of --eplb-config."""

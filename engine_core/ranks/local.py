@@ -33,7 +33,7 @@ class LocalRanks:
     def __init__(
         self,
         places: Sequence[Place],
-        module: str = "worker.ranks.process",
+        module: str = "worker.rank_process",
         folder: str | None = None,
         progress_page: str = "",
     ) -> None:

@@ -44,7 +44,7 @@ _RECONNECT_MS, _RECONNECT_MAX_MS = 100, 1000
 _log = logging.getLogger(__name__)
 
 
-def run_node(config: EngineConfig, log_level: str, module: str = "worker.ranks.process") -> int:
+def run_node(config: EngineConfig, log_level: str, module: str = "worker.rank_process") -> int:
     """Runs the node of this process until the engine ends or vanishes; returns the exit code.
 
     `module` is what ranks run, by `python -m`.

@@ -46,7 +46,7 @@ class RayRanks(RemoteRanks):
         config: EngineConfig,
         places: Sequence[Place],
         report: ReportPhase,
-        module: str = "worker.ranks.process",
+        module: str = "worker.rank_process",
     ) -> None:
         self._ray, self._ours = _connect()
         self._module = module

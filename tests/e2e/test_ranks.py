@@ -17,7 +17,7 @@ ASK = {"prompt": "The capital of France is", "max_tokens": 8, "temperature": 0}
 
 def rank_pids(server: LiveServer) -> list[int]:
     commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in server.children()}
-    return [pid for pid, command in commands.items() if b"worker.ranks.process" in command]
+    return [pid for pid, command in commands.items() if b"worker.rank_process" in command]
 
 
 def text(server: LiveServer) -> str:

@@ -22,9 +22,9 @@ from fake_worker import (
     facts,
 )
 
+from worker import rank_process as process
 from worker.config import Place, WorkerConfig
 from worker.protocol import StepBounds, StepInput
-from worker.ranks import process
 
 FELT = "Connection closed by peer"
 """The message of a rank that fails because another one has ended."""

@@ -6,7 +6,6 @@ from interpreted import DEVICE  # before any kernel is imported
 from recorded_graphs import RecordedGraphs
 from torch import Tensor
 
-from worker.devices.base import Fetch
 from worker.devices.cpu import Cpu
 from worker.kernels.cuda import table
 from worker.kernels.cuda.card import Card
@@ -15,6 +14,7 @@ from worker.kernels.cuda.steps.graphs import open_graphs
 from worker.ranks.groups import Groups
 from worker.sampling.groups import BY_TORCH
 from worker.steps.compute import Compute, Computing
+from worker.steps.output import Fetch
 
 CARD = Card(90, 132)
 ON_A_CARD = DEVICE.type != "cpu"

@@ -9,7 +9,8 @@ from torch import Tensor
 from models.context import ForwardContext
 from worker.pooling.plan import PoolPlan
 from worker.sampling.logprobs import PromptLogprobPlan
-from worker.steps.batch import Batch, SampleTargets
+from worker.sampling.sampler import SampleTargets
+from worker.steps.batch import Batch
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ class LiveServer:
 
     def rank_pids(self) -> list[int]:
         """The process ids of ranks that have processes of their own, in the order of their start."""
-        return self._running(b"worker.ranks.process")
+        return self._running(b"worker.rank_process")
 
     def _running(self, module: bytes) -> list[int]:
         found: list[int] = []

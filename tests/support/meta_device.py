@@ -12,13 +12,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from worker.devices.base import Fetch
 from worker.devices.cpu import Cpu
 from worker.ranks.groups import Groups
 from worker.sampling import bounds
 from worker.sampling.draw import draw_fully
 from worker.sampling.groups import BY_TORCH
 from worker.steps.compute import Compute, Computing
+from worker.steps.output import Fetch
 
 _HOST = torch.device("cpu")
 

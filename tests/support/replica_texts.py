@@ -12,7 +12,7 @@ from ranks import Layout, Ranks
 from sizes import worker_config
 
 from models.config import read_config
-from worker.experts.options import Balancing
+from worker.config import Balancing
 from worker.protocol import ExpertReport, NewSeq, Sampling, SeqStep, StepInput, StepOutput
 
 PROMPTS = [list(range(40, 63)), [9] * 17, list(range(7, 12)), [3, 250, 4]]

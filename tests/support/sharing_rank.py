@@ -6,7 +6,7 @@ import sys
 
 from sharing_engine import SharingRank
 
-from worker.ranks import process
+from worker import rank_process as process
 
 if __name__ == "__main__":
     sys.exit(process.main(SharingRank))

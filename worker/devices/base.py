@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,6 +23,7 @@ from worker.sampling.bounds import Forbid
 from worker.sampling.draw import Draw
 from worker.sampling.groups import Scan
 from worker.steps.compute import Compute, Computing
+from worker.steps.output import Fetch
 
 GIB = 1 << 30
 
@@ -44,23 +44,6 @@ class CacheBudget:
     """The option that an operator changes to get another budget."""
     most: int
     """The bytes that the device has beside the weights, whatever is asked for."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fetch:
-    """Values on their way to the host."""
-
-    host: Tensor
-    done: torch.cuda.Event | None
-    target: torch.device | None = None
-    """The device of the event."""
-
-    def wait(self) -> np.ndarray:
-        if self.done is not None:
-            if self.target is not None:  # a thread that names no device opens a context on the first one
-                torch.cuda.set_device(self.target)
-            self.done.synchronize()
-        return self.host.numpy()
 
 
 class Device(Protocol):

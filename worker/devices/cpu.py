@@ -12,7 +12,7 @@ from torch import Tensor
 from models.layers.attention import CachedAttention
 from models.parallel.parallel import Parallel
 from worker.config import WorkerConfig
-from worker.devices.base import GIB, CacheBudget, Defaults, Fetch
+from worker.devices.base import GIB, CacheBudget, Defaults
 from worker.devices.plain_attention import plain_attention_bytes
 from worker.host.machine import available_memory, total_memory, usable_cores
 from worker.host.memory import PageToucher, huge_pages, keep_freed_memory
@@ -26,6 +26,7 @@ from worker.sampling import bounds
 from worker.sampling.draw import draw_lazily
 from worker.sampling.groups import BY_TORCH
 from worker.steps.compute import Compute, Computing
+from worker.steps.output import Fetch
 
 logger = logging.getLogger(__name__)
 

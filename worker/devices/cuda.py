@@ -21,7 +21,7 @@ from models.layers.attention import CachedAttention
 from models.parallel.parallel import Parallel
 from models.quantization.config import MADE_ON_CUDA
 from worker.config import Place, WorkerConfig
-from worker.devices.base import GIB, CacheBudget, Defaults, Fetch
+from worker.devices.base import GIB, CacheBudget, Defaults
 from worker.devices.pinned import pinned_upload
 from worker.devices.plain_attention import plain_attention_bytes
 from worker.host.memory import PageToucher
@@ -31,6 +31,7 @@ from worker.ranks.groups import DeviceGroup, Group, Groups, Membership
 from worker.sampling import bounds
 from worker.sampling.groups import BY_TORCH
 from worker.steps.compute import Compute, Computing
+from worker.steps.output import Fetch
 
 logger = logging.getLogger(__name__)
 

@@ -21,9 +21,9 @@ from models.layers.stages import Layers
 from models.model import ServedModel
 from models.parallel.experts import ExpertPlace
 from models.parallel.parallel import Collectives
+from worker.config import Balancing
 from worker.experts.balance import ExpertMap, improve, map_of, stay
 from worker.experts.moving import bytes_at, choose_sources, form_of, move
-from worker.experts.options import Balancing
 from worker.experts.window import LoadWindow
 from worker.protocol import Balancedness, ExpertReport
 

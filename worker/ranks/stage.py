@@ -17,7 +17,7 @@ from torch import Tensor
 from worker.config import Place
 from worker.protocol import StepInput, StepOutput
 from worker.ranks.groups import Group, Links, Transfer
-from worker.steps.batch import SampleTargets
+from worker.sampling.sampler import SampleTargets
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ and the largest floor that leaves the share of all mass that top_p asks for. Tok
 above the floor pass as well, so the result does not depend on the order in which a device sorts.
 
 The draw walks the masses above the floor in the order of the vocabulary up to a point that is a fixed hash of
-(seed, output index), made in `worker/sampling/points.py`. Masses are computed in `worker/sampling/mass.py`.
+(seed, output index), made in `worker/tables/random_bits.py`. Masses are computed in `mass.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from worker.sampling.groups import GROUP, GroupedLogits
 from worker.sampling.mass import FullMass, LazyMass, Mass
-from worker.sampling.points import uniform
+from worker.tables.random_bits import uniform
 from worker.tables.slots import SampleRows, Slots
 from worker.tables.staging import Packet
 from worker.tables.workspace import slice_rows

@@ -31,6 +31,18 @@ class SamplingPlan:
     logprobs: list[LogprobPlan]
 
 
+@dataclass(frozen=True, slots=True)
+class SampleTargets:
+    """The rows of a step that sample a token: where their logits come from and where their tokens go."""
+
+    last: Tensor | None  # [R] index of each row's last token in the step; None: they are all its tokens
+    flat: Tensor  # [R] flat indices of the new tokens in the table of tokens; none where a recording has them
+    rows: list[int]  # index of each row in StepInput.seqs
+    plan: SamplingPlan
+    bound: dict[int, int]
+    """slot -> row of the logits, for those whose bounds follow the step."""
+
+
 GREEDY = SamplingPlan(masks=None, penalties=[], draws=[], logprobs=[])
 """All rows take the likeliest token."""
 

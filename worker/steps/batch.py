@@ -11,12 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from torch import Tensor
 
 from worker.pooling.plan import PoolPlan, plan_pools, segments_of
 from worker.protocol import NewSeq, Pooling, SeqStep, StepInput
 from worker.sampling.logprobs import PromptLogprobPlan
-from worker.sampling.sampler import GREEDY, SamplingPlan, plan_sampling
+from worker.sampling.sampler import GREEDY, SampleTargets, plan_sampling
 from worker.tables.forms import Form, Forms, MixedForm, StagedForm, can_choose, find_form, send_form
 from worker.tables.positions import Columns, LayOut, StepTokens, lay_out
 from worker.tables.slots import SampleRows, Slots
@@ -24,18 +23,6 @@ from worker.tables.staging import Packet
 
 NeededPositions = Callable[[Pooling, Sequence[int]], Sequence[int]]
 """The type of a function that names the positions of a sequence of these tokens that its pooling reads."""
-
-
-@dataclass(frozen=True, slots=True)
-class SampleTargets:
-    """The rows of a step that sample a token: where their logits come from and where their tokens go."""
-
-    last: Tensor | None  # [R] index of each row's last token in the step; None: they are all its tokens
-    flat: Tensor  # [R] flat indices of the new tokens in the table of tokens; none where a recording has them
-    rows: list[int]  # index of each row in StepInput.seqs
-    plan: SamplingPlan
-    bound: dict[int, int]
-    """slot -> row of the logits, for those whose bounds follow the step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ from worker.ranks.turns import TurnGroup
 from worker.sampling.draw import Draw
 from worker.sampling.groups import Scan
 from worker.sampling.logprobs import prompt_logprob_table
-from worker.sampling.sampler import SampledTokens, sample
-from worker.steps.batch import Batch, SampleTargets
+from worker.sampling.sampler import SampledTokens, SampleTargets, sample
+from worker.steps.batch import Batch
 from worker.steps.halves import cut_step
 from worker.tables.forms import Forms
 from worker.tables.positions import LayOut, lay_out

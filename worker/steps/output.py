@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from worker.devices.base import Device, Fetch
 from worker.pooling.plan import PooledVectors
 from worker.protocol import ExpertReport, StepInput, StepOutput, TokenLogprobs, Vectors
 from worker.sampling.logprobs import unpack_logprobs
@@ -21,8 +21,36 @@ NOT_FINITE = "the model produced non-finite logits"
 NOT_FINITE_VALUES = "the model produced non-finite values"
 
 
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Values on their way to the host."""
+
+    host: Tensor
+    done: torch.cuda.Event | None
+    target: torch.device | None = None
+    """The device of the event."""
+
+    def wait(self) -> np.ndarray:
+        if self.done is not None:
+            if self.target is not None:  # a thread that names no device opens a context on the first one
+                torch.cuda.set_device(self.target)
+            self.done.synchronize()
+        return self.host.numpy()
+
+
+class OutputDevice(Protocol):
+    """The part of a device that the output of a step needs."""
+
+    target: torch.device
+
+    @property
+    def kernel_compilations(self) -> int: ...
+
+    def fetch(self, values: Tensor) -> Fetch: ...
+
+
 def fetch_output(
-    device: Device,
+    device: OutputDevice,
     batch: Batch,
     tokens: SampledTokens | None,
     prompt_tables: list[Tensor],

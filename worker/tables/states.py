@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from worker.protocol import SeqStep
-from worker.sampling.points import stream
+from worker.tables.random_bits import stream
 from worker.tables.slots import STATE_WORDS, Slots
 
 LENGTH, INDEX, TOP_K, TEMPERATURE, TOP_P, MIN_P, STREAM = range(7)

@@ -20,8 +20,7 @@ from engine_core.ranks.layout import backend_of, check_layout, rank_places
 from engine_core.ranks.placement import make_executor
 from engine_core.worker_config import make_worker_config
 from models.config import read_config
-from worker.config import Place, WorkerConfig
-from worker.experts.options import Balancing
+from worker.config import Balancing, Place, WorkerConfig
 
 KEY = "0123456789abcdef"
 

@@ -17,7 +17,7 @@ from workbench import Part, Workbench
 
 from worker.sampling.draw import Draws, draw_fully
 from worker.sampling.groups import BY_TORCH, GroupedLogits
-from worker.sampling.points import uniform
+from worker.tables.random_bits import uniform
 
 ROOT = Path(__file__).parents[3]
 _PYTEST = """\

@@ -11,9 +11,9 @@ from models.layers.attention import Attention
 from models.layers.latent_attention import LatentAttention, LatentSpec
 from models.parallel.shares import Span
 from worker.config import Place
-from worker.devices.base import Fetch
 from worker.devices.cuda import Cuda
 from worker.devices.plain_attention import plain_attention_bytes
+from worker.steps.output import Fetch
 
 interpreted = pytest.importorskip("interpreted")
 

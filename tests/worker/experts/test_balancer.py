@@ -19,10 +19,10 @@ from models.layers.experts import Experts
 from models.layers.moe import MoeMLP, Router
 from models.model import CausalLM
 from models.parallel.experts import ExpertPlace
+from worker.config import Balancing
 from worker.experts import balancer as balancers
 from worker.experts.balance import improve
 from worker.experts.balancer import Balancer, summarize
-from worker.experts.options import Balancing
 from worker.protocol import Balancedness, ExpertReport
 
 REPLICAS, EXPERTS, COPIES = 4, 8, 4

@@ -11,7 +11,7 @@ from ranks import Layout, Ranks
 from replica_texts import run
 from tiny import tiny_checkpoint
 
-from worker.experts.options import Balancing
+from worker.config import Balancing
 
 LENGTH = 9
 

@@ -15,7 +15,7 @@ from tiny import tiny_checkpoint
 
 from models.config import read_config
 from models.parallel.experts import Transport
-from worker.experts.options import Balancing
+from worker.config import Balancing
 from worker.protocol import NewSeq, Sampling, SeqStep, StepInput, StepOutput
 
 PROMPTS = [[list(range(40, 63)), [9, 8, 7, 6, 5, 4]], [list(range(60, 77)), [3, 250, 4, 1]]]

@@ -13,8 +13,7 @@ from torch import Tensor
 from worker.protocol import NewSeq, Sampling, SeqStep, StepInput
 from worker.ranks.groups import Links, Transfer
 from worker.ranks.stage import Stage
-from worker.sampling.sampler import SamplingPlan
-from worker.steps.batch import SampleTargets
+from worker.sampling.sampler import SampleTargets, SamplingPlan
 
 IN_FLIGHT = 3
 WIDTH = 4

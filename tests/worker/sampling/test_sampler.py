@@ -18,8 +18,8 @@ from worker.sampling.draw import draw_fully, draw_lazily
 from worker.sampling.groups import BY_TORCH, GroupedLogits
 from worker.sampling.logprobs import unpack_logprobs
 from worker.sampling.mass import FullMass, LazyMass
-from worker.sampling.points import mix, uniform
 from worker.sampling.sampler import SampledTokens, SamplingPlan, plan_sampling
+from worker.tables.random_bits import mix, uniform
 from worker.tables.slots import SampleRows, Slots
 from worker.tables.staging import Staging
 

@@ -16,7 +16,7 @@ from triton.language import constexpr
 
 from worker.kernels.cuda.launch import launch
 from worker.sampling.draw import Draws
-from worker.sampling.points import STEP
+from worker.tables.random_bits import STEP
 from worker.tables.slots import STATE_WORDS, Slots
 from worker.tables.states import INDEX, MIN_P, STREAM, TEMPERATURE, TOP_K, TOP_P
 
@@ -75,7 +75,7 @@ class Samples:
 
 @triton.jit
 def _mix(state):
-    """SplitMix64's finaliser, as `worker/sampling/points.py` has it."""
+    """SplitMix64's finaliser, as `worker/tables/random_bits.py` has it."""
     state = (state ^ (state >> 30)) * tl.full([], 0xBF58476D1CE4E5B9, tl.uint64)
     state = (state ^ (state >> 27)) * tl.full([], 0x94D049BB133111EB, tl.uint64)
     return state ^ (state >> 31)

@@ -12,7 +12,7 @@ from worker.kernels.cuda.launch import collecting
 from worker.kernels.cuda.sampling import draw as by_triton
 from worker.sampling.draw import Draw, Draws, draw_fully
 from worker.sampling.groups import BY_TORCH, GroupedLogits
-from worker.sampling.points import uniform
+from worker.tables.random_bits import uniform
 
 TEMPERATURES = (0.7, 1.0, 1.3, 0.5, 2.0, 1e-3)
 TOP_K = (0, 1, 7, 50, 400, 5000)

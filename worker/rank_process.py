@@ -1,4 +1,4 @@
-"""The process of one rank, `python -m worker.ranks.process FD`: it reads steps and sends outputs.
+"""The process of one rank, `python -m worker.rank_process FD`: it reads steps and sends outputs.
 
 One thread launches steps as they come, another waits for their outputs: with a device that works on its own
 the next step is under way when the output of the last one is sent. A step that waits for its bounds lets its
