@@ -32,7 +32,7 @@ from worker.ranks.channel import (
     StepFailed,
 )
 
-SUPPORT = Path(__file__).parents[2] / "support"
+SUPPORT = Path(__file__).parents[1] / "support"
 
 decoder = msgspec.msgpack.Decoder(RankMessage)
 
@@ -130,7 +130,7 @@ PARENT = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from test_process import Rank
+from test_rank_process import Rank
 rank = Rank(Path(sys.argv[1]))
 rank.receive()
 print(rank.process.pid, flush=True)
