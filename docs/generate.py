@@ -1,10 +1,12 @@
-"""Writes docs/options.md and docs/api.md from the code; with --check, fails if they are out of date."""
+"""Writes docs/options.md, api.md and rooms.svg from the code; with --check, fails if they are out of date."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 from typing import Any
+
+from rooms_picture import picture
 
 from server.app import openapi_schema
 from server.options.parsing import option_groups
@@ -40,7 +42,7 @@ def cell(text: str) -> str:
 
 
 def main() -> int:
-    pages = {"options.md": options_page(), "api.md": api_page(openapi_schema())}
+    pages = {"options.md": options_page(), "api.md": api_page(openapi_schema()), "rooms.svg": picture()}
     stale = [name for name, text in pages.items() if not same(HERE / name, text)]
     if "--check" in sys.argv[1:]:
         if stale:

@@ -1,0 +1,1 @@
+"""Engines, as a server sees them."""

@@ -1,0 +1,1 @@
+"""What may come next in an answer."""

@@ -1,0 +1,1 @@
+"""Progress, and when none is made."""

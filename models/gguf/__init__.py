@@ -1,1 +1,1 @@
-"""GGUF files, the checkpoints of llama.cpp: what they hold, and how the rest of the house reads it."""
+"""GGUF files, read as checkpoints."""

@@ -1,4 +1,4 @@
-"""The operations a layer may call, under one name each: `ops.rms_norm(...)`.
+"""What layers may compute: each operation under one name, `ops.rms_norm(...)`.
 
 They are the plain torch ones of `reference.py` and the other references beside it, unless the worker has one
 for its device and binds it with `use`. Layers must call them as attributes of this module, so that a new

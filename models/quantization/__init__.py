@@ -1,0 +1,1 @@
+"""How checkpoints store matrices."""

@@ -1,0 +1,1 @@
+"""Keys, quotas, refusing when busy."""

@@ -1,0 +1,1 @@
+"""Bodies and answers, by field."""

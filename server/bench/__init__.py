@@ -1,0 +1,1 @@
+"""Measures servers: `facet bench`."""

@@ -1,0 +1,1 @@
+"""What the served model can do."""

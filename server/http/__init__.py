@@ -1,0 +1,1 @@
+"""The way into every endpoint."""

@@ -1,0 +1,1 @@
+"""Every option, read and checked."""

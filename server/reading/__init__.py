@@ -1,0 +1,1 @@
+"""Bodies read and checked, prompts."""

@@ -1,0 +1,1 @@
+"""Parameters, checked once."""

@@ -1,0 +1,1 @@
+"""What holds an answer to a form."""

@@ -1,0 +1,1 @@
+"""A CPU or a CUDA card."""

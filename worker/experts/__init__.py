@@ -1,0 +1,1 @@
+"""Experts, moved by load."""

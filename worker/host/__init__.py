@@ -1,0 +1,1 @@
+"""Memory and pages of the machine."""

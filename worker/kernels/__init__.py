@@ -1,0 +1,1 @@
+"""Operations in C and Triton."""

@@ -1,0 +1,1 @@
+"""Rows and positions on the device."""
