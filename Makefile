@@ -12,24 +12,33 @@ ARGS ?=
 # Tests run in so many processes, four at most, in which torch has one thread: its threads wait for each other, and those
 # of two processes would keep each other waiting. `PARALLEL=` runs one process, which debuggers need.
 PARALLEL ?= -n logical --maxprocesses 4 --dist worksteal
+# Tests that are slow, and cases that differ little, run by turns: this day's with `make test`, all with `make test-all`.
+DAY ?= $(shell expr $$(date +%s) / 86400)
 
-.PHONY: serve test test-lowest clients few-clients client-tests deploy-tools docs-tools site check format docs pictures compare soak gpu-check clean
+.PHONY: serve test test-all test-lowest clients few-clients client-tests deploy-tools docs-tools site check format docs pictures compare soak gpu-check clean
 
 serve: $(INSTALLED)
 	$(BIN)/facet serve $(MODEL) $(ARGS)
 
 test: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) --day $(DAY) $(ARGS)
+
+test-all: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
-# The oldest versions that pyproject.toml allows, in a virtual environment of their own. Kernels are left out: they need
-# torch and a C compiler only, which are the same ones.
+# The oldest versions that pyproject.toml allows, in a virtual environment of their own, where ours meets theirs: HTTP, wire,
+# grammars, tokenizers, templates, options, metrics, checkpoints, transformers' models, a server that starts and its client.
+BOUNDARIES := $(addprefix tests/server/,text http routes api structured metrics options test_app.py test_main.py) \
+	$(addprefix tests/engine_core/,wire grammar test_protocol.py) \
+	$(addprefix tests/models/,checkpoint conversion families test_config.py test_registry.py test_bad_checkpoints.py) \
+	$(addprefix tests/e2e/,test_openai_sdk.py test_lifecycle.py)
 test-lowest:
 	$(PYTHON) -m venv $(LOWEST)
 	$(LOWEST)/bin/python -m pip install --quiet --upgrade pip
 	$(LOWEST)/bin/python -m pip install --quiet torch==2.13.0
 	$(LOWEST)/bin/python tests/support/lowest.py > $(LOWEST)/constraints.txt
 	$(LOWEST)/bin/python -m pip install --quiet -c $(LOWEST)/constraints.txt -e '.[test]'
-	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest $(PARALLEL) --ignore=tests/worker/kernels $(ARGS)
+	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest $(PARALLEL) --day $(DAY) $(or $(ARGS),$(BOUNDARIES))
 
 # Clients that need other versions than the tests do, in virtual environments of their own, against our server. lm-eval has
 # another one, since it needs transformers; the JavaScript package comes from npm, if there is one. CI runs the first few.

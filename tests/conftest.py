@@ -8,6 +8,29 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from turns import waiting_on
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    about = "the number of a day: leave out slow tests and cases that have their turn on other days"
+    parser.addoption("--day", type=int, help=about)
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    day = config.getoption("--day")
+    if day is None:
+        return None
+    return f"day {day}: slow tests and cases of other days are left out, which make test-all runs"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With --day, leave out the tests whose turn is on another day."""
+    day = config.getoption("--day")
+    if day is None:
+        return
+    waiting = waiting_on(day, [(item.nodeid, {mark.name for mark in item.iter_markers()}) for item in items])
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in waiting])
+    items[:] = [item for item in items if item.nodeid not in waiting]
 
 
 @pytest.fixture

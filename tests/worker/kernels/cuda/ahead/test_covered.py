@@ -120,7 +120,7 @@ def written(models: dict[str, Callable[[Path], Path]], folder: Path) -> dict[str
     return {name: write(folder / str(number)) for number, (name, write) in enumerate(models.items())}
 
 
-@pytest.mark.slow
+@pytest.mark.turns
 @pytest.mark.parametrize(
     ("capability", "cache"), [(90, "bfloat16"), (89, "float8_e4m3fn"), (80, "float8_e5m2"), (100, "bfloat16")]
 )
