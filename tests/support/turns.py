@@ -1,4 +1,4 @@
-"""Which tests run on which day, where not all of them run each time."""
+"""The turns of tests: some run on one day only, where all of them would take long."""
 
 from __future__ import annotations
 
