@@ -38,7 +38,10 @@ from models import ops
 from worker import runner
 from worker.protocol import Sampling
 
-pytestmark = pytest.mark.skipif(DEVICE.type != "cpu", reason="`make gpu-check` runs these sections on a card")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(DEVICE.type != "cpu", reason="`make gpu-check` runs these sections on a card"),
+]
 
 OTHERS = ("zmq", "fastapi", "uvicorn", "tokenizers", "transformers", "jinja2", "pydantic", "yaml")
 """Packages that a machine with a card need not have."""

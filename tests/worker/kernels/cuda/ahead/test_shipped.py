@@ -34,7 +34,10 @@ print(compilations(), all(each.asm["cubin"] for each in made))
 """
 MANAGER = {"TRITON_CACHE_MANAGER": "worker.kernels.cuda.ahead.shipped:ShippedKernels"}
 
-pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed"),
+]
 
 
 def compiled(cache: Path, shipped: Path, *widths: int, **variables: str) -> str:

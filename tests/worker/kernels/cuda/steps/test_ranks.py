@@ -100,6 +100,7 @@ def expected(folder: Path) -> dict[int, list[int]]:
     return generated(folder)
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("steps_ahead", [0, 1, 2])
 def test_tokens_are_those_of_one_rank(expected: dict[int, list[int]], run: Run, steps_ahead: int) -> None:
     tokens, reports = run(steps_ahead)
