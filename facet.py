@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from models.plugins import register_model
     from server.errors import ApiError, BadRequest, Unavailable
+    from server.grammars.structured_params import StructuredOutputsParams
     from server.offline.async_llm import AsyncLLM
     from server.offline.engine import LLMEngine
     from server.offline.engine_args import AsyncEngineArgs, EngineArgs
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from server.offline.prompts import TextPrompt, TokensPrompt
     from server.requests.pooling import PoolingParams
     from server.requests.sampling import RequestOutputKind, SamplingParams
-    from server.structured.params import StructuredOutputsParams
 
 __all__ = [
     "LLM",
@@ -75,7 +75,7 @@ _HOMES = {
     "PoolingParams": "server.requests.pooling",
     "RequestOutputKind": "server.requests.sampling",
     "SamplingParams": "server.requests.sampling",
-    "StructuredOutputsParams": "server.structured.params",
+    "StructuredOutputsParams": "server.grammars.structured_params",
     "TextPrompt": "server.offline.prompts",
     "TokensPrompt": "server.offline.prompts",
     "Unavailable": "server.errors",

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from server.answers.calls import Calls
 from server.answers.source import Reading
-from server.answers.writing.lark import Lark, ToolForm
+from server.grammars.tool_grammar import Lark, ToolForm
 
 Described = TypeVar("Described")
 

@@ -21,8 +21,8 @@ from server.answers.dialects import (
 )
 from server.answers.parts import Arguments, CallBegun, Part
 from server.answers.reader import AnswerReader
-from server.answers.source import FIRST_MARK, is_mark
 from server.errors import BadRequest
+from server.text.marks import FIRST_MARK, is_mark
 
 _SHORTEST_TOKEN = 4
 """The fewest characters of a special token that is a marker: shorter ones are spaces and punctuation."""

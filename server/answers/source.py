@@ -10,16 +10,6 @@ import re
 from collections.abc import Callable, Generator, Iterable
 from typing import TypeVar
 
-FIRST_MARK = 0xD800
-"""The first of the lone surrogates, which text decoded from UTF-8 never has."""
-MOST_MARKS = 0x800
-
-
-def is_mark(text: str) -> bool:
-    """Whether a text is the mark of a special token."""
-    return len(text) == 1 and FIRST_MARK <= ord(text) < FIRST_MARK + MOST_MARKS
-
-
 SPACE = " \t\r\n"
 MOST_SPACE = 512
 """The most space between parts of markup, and at the end of text that may be followed by markup."""

@@ -13,13 +13,13 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import BeforeValidator, Field, model_validator
 
+from server.api.answer_form import StructuredBody
 from server.api.fields import FIRST_ERROR, Body, Bounds, Flag, Ids, Text, Texts
 from server.errors import BadRequest
 from server.facts.model_facts import LIMITS
 from server.requests.cache_diagnosis import CacheDiagnosis
 from server.requests.sampling import SamplingParams
 from server.requests.timing import TimingReport
-from server.structured.body import StructuredBody
 
 Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 

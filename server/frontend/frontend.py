@@ -31,7 +31,6 @@ from server.errors import ApiError, NoEngine, NotFound, Unavailable, from_engine
 from server.facts.model_facts import Facts
 from server.frontend.choice_output import ALL_TOKENS, Choice, Delta, TextOutput
 from server.frontend.merged_streams import merged
-from server.grammars import Grammars
 from server.http.server_status import (
     Dead,
     Draining,
@@ -44,6 +43,7 @@ from server.http.server_status import (
 )
 from server.metrics.server_metrics import Metrics
 from server.options.server_config import ServerConfig
+from server.proving.model_grammars import Grammars
 from server.reading.helper import Helper
 from server.reading.reader import Reader, ReadingOptions
 from server.requests.loading import find_facts, find_folder, load_tokenizer, tokenizer_source

@@ -19,7 +19,7 @@ from engine_core.protocol import Progress
 from server.errors import ApiError, Unavailable
 from server.facts.task_names import GENERATE, require_task
 from server.frontend.frontend import Frontend
-from server.grammars import as_grammar
+from server.grammars.engine_grammar import as_grammar
 from server.metrics.server_metrics import Metrics
 from server.offline.engine_args import EngineArgs
 from server.offline.engine_requests import OutputBuilder, tokens_per_output

@@ -13,7 +13,9 @@ from engine_core.engine import Engine
 from engine_core.protocol import Add, Admitted, Alone, Grammar, Standing, Tokens
 from server.facts.model_facts import Facts
 from server.facts.task_names import GENERATE, require_task
-from server.grammars import as_grammar, spelling_of
+from server.grammars.building import build
+from server.grammars.engine_grammar import as_grammar, spelling_of
+from server.grammars.structured_params import Asked
 from server.offline.engine_args import EngineArgs
 from server.offline.engine_requests import EngineRequest, GenerationRequest, Output, PoolingRequest
 from server.offline.prompts import Prompt, PromptLike, encode_prompts, read_items, read_prompt
@@ -25,8 +27,6 @@ from server.requests.pooling import PoolingParams
 from server.requests.sampling import RequestOutputKind, SamplingParams
 from server.requests.unsupported import refuse_keywords
 from server.run.progress import ProgressDisplay
-from server.structured.building import build
-from server.structured.params import Asked
 from server.text.tokenizer import Tokenizer
 
 _MOST_KEPT = 1024

@@ -17,8 +17,8 @@ import msgspec
 
 from server.errors import BadRequest, invalid, too_many
 from server.facts.model_facts import Facts
+from server.grammars.structured_params import Asked, StructuredOutputsParams
 from server.requests.unsupported import UnsupportedSampling
-from server.structured.params import Asked, StructuredOutputsParams
 from worker.protocol import Sampling
 
 if TYPE_CHECKING:

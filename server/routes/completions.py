@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from engine_core.client.add_options import AddOptions
 from server.answers.finding import format_of
+from server.answers.thinking_budget import NO_REASONING, leaves_thinking_open, thinking_within
 from server.api.completions import (
     Completion,
     CompletionChoice,
@@ -26,10 +27,9 @@ from server.http.endpoint import Endpoint
 from server.http.sse import Chunks, EventStream
 from server.reading.prompts import Prompt
 from server.reading.readings import COMPLETION
+from server.routes.answer_bounds import Form, form_of, with_warnings
 from server.routes.generation import GENERATES, Job, admit_answers, answer, config_of, frontend_of
 from server.routes.read import read
-from server.structured.budgets import NO_REASONING, leaves_thinking_open, thinking_within
-from server.structured.forms import Form, form_of, with_warnings
 from worker.protocol import TokenLogprobs
 
 router = APIRouter(route_class=Endpoint, tags=["generate"])

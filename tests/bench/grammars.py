@@ -30,8 +30,8 @@ from engine_core.walking.walker import GrammarError, Walker  # noqa: E402
 from server.answers.dialects import DIALECTS_BY_NAME  # noqa: E402
 from server.answers.reader import AnswerReader  # noqa: E402
 from server.errors import BadRequest  # noqa: E402
-from server.structured.building import build  # noqa: E402
-from server.structured.params import Asked, StructuredOutputsParams  # noqa: E402
+from server.grammars.building import build  # noqa: E402
+from server.grammars.structured_params import Asked, StructuredOutputsParams  # noqa: E402
 from server.text.tokenizer import load_tokenizer  # noqa: E402
 
 LONGEST = 96

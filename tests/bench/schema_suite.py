@@ -24,8 +24,8 @@ from llguidance import LLMatcher, LLTokenizer  # noqa: E402
 
 from engine_core.grammar.limits import LIMITS, as_llguidance  # noqa: E402
 from server.errors import BadRequest  # noqa: E402
-from server.structured.building import Built, build  # noqa: E402
-from server.structured.params import Asked, StructuredOutputsParams  # noqa: E402
+from server.grammars.building import Built, build  # noqa: E402
+from server.grammars.structured_params import Asked, StructuredOutputsParams  # noqa: E402
 
 
 def built(schema: Any, *, strict: bool) -> Built | None:

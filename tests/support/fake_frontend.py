@@ -27,11 +27,12 @@ from server.access.callers import ANYONE, Caller
 from server.errors import ApiError, NotFound
 from server.facts.model_facts import Facts
 from server.frontend.choice_output import Delta, TextOutput
+from server.grammars.building import Built
 from server.http.server_status import Ready, Status
 from server.metrics.server_metrics import Metrics
-from server.offload.proving import Proof, Question, prove
 from server.offload.refused import Refusal, Refused
 from server.options.server_config import ServerConfig
+from server.proving.prover_process import Proof, Question, prove
 from server.reading.helper import ReadBody, opened
 from server.reading.helper_messages import Answer
 from server.reading.helper_process import answer
@@ -39,7 +40,6 @@ from server.reading.reader import Reader, ReadingOptions
 from server.reading.readings import BY_NAME, Reading
 from server.requests.pooling import Item
 from server.requests.sampling import SamplingParams
-from server.structured.building import Built
 from server.text.detokenizer import byte_level_table
 from server.text.template import ChatTemplate
 from server.text.token_ids import TokenIds, unpack

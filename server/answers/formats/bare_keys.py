@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from server.answers.calls import MAX_NAME, Calls
 from server.answers.source import SPACE, Literals, Reading
 from server.answers.writing.arguments import Member, in_order, members_of, raw_string
-from server.answers.writing.lark import Lark, ToolForm
 from server.answers.writing.values import write_value
+from server.grammars.tool_grammar import Lark, ToolForm
 
 CALL = "call:"
 """What stands between the opener and the name."""

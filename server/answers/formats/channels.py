@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from server.answers.calls import MAX_NAME, Calls, pass_json
 from server.answers.source import Literals, Reading
-from server.answers.writing.lark import Lark, ToolForm
+from server.grammars.tool_grammar import Lark, ToolForm
 
 _RECIPIENT = re.compile(r"to=functions\.([^\s<]+)")
 """The recipient in a message's header, where special tokens are written out."""

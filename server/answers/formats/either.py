@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from server.answers.calls import Calls
 from server.answers.dialect import CallFormat
-from server.answers.source import Reading, is_mark
-from server.answers.writing.lark import Lark, ToolForm
+from server.answers.source import Reading
+from server.grammars.tool_grammar import Lark, ToolForm
+from server.text.marks import is_mark
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from server.answers.formats.schema_types import child_of, takes_strings_only, ty
 from server.answers.source import SPACE as SPACES
 from server.answers.source import Literals, Reading
 from server.answers.writing.arguments import Member, in_order, members_of, raw_string
-from server.answers.writing.lark import SPACE, Lark, ToolForm
 from server.answers.writing.values import write_value
+from server.grammars.tool_grammar import SPACE, Lark, ToolForm
 
 ITEM = "item"
 _MOST_DEPTH = 32

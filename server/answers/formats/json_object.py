@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from server.answers.calls import Calls, pass_json, read_string
 from server.answers.source import Reading
-from server.answers.writing.lark import SPACE, Lark, ToolForm
+from server.grammars.tool_grammar import SPACE, Lark, ToolForm
 
 _NAMES = ("name", "tool_name", "function")
 _ARGUMENTS = ("arguments", "parameters")

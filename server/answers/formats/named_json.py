@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from server.answers.calls import MAX_NAME, Calls, pass_json
 from server.answers.source import Literals, Reading
-from server.answers.writing.lark import SPACE, Lark, ToolForm
+from server.grammars.tool_grammar import SPACE, Lark, ToolForm
 
 
 def plain(name: str) -> tuple[str, str]:

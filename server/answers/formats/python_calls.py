@@ -12,7 +12,7 @@ from server.answers.formats.schema_types import types_in
 from server.answers.source import SPACE as SPACES
 from server.answers.source import Literals, Reading, Source
 from server.answers.writing.arguments import Member, in_order, json_argument, members_of
-from server.answers.writing.lark import SPACE, Lark, ToolForm
+from server.grammars.tool_grammar import SPACE, Lark, ToolForm
 
 _OPEN, _CLOSE = "([{", ")]}"
 

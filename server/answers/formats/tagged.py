@@ -24,7 +24,7 @@ from server.answers.writing.arguments import (
     raw_string,
     takes_any_text,
 )
-from server.answers.writing.lark import SPACE, Lark, ToolForm
+from server.grammars.tool_grammar import SPACE, Lark, ToolForm
 
 _WRITTEN_AS_JSON = frozenset({"array", "object"})
 

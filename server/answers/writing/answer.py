@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from server.answers.dialect import Dialect, Thinking
 from server.answers.finding import AnswerFormat
-from server.answers.source import is_mark
-from server.answers.writing.lark import SPACE, Lark, ToolForm, Unenforceable
+from server.grammars.tool_grammar import SPACE, Lark, ToolForm, Unenforceable
+from server.text.marks import is_mark
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from server.answers.formats.schema_types import resolved, types_in
-from server.answers.writing.lark import Lark, ToolForm
+from server.grammars.tool_grammar import Lark, ToolForm
 
 _SAID_ELSEWHERE = frozenset(
     {

@@ -12,11 +12,11 @@ import msgspec
 
 from server.answers.finding import AnswerFormat, format_of_names
 from server.answers.writing.answer import AnswerWriter, Written
-from server.answers.writing.lark import ANY_OBJECT, ToolForm, Unenforceable
 from server.errors import BadRequest
-from server.structured.building import Built, judge, unknown_keywords
-from server.structured.limits import check_schema
-from server.structured.schema import prepare_schema
+from server.grammars.building import Built, judge, unknown_keywords
+from server.grammars.grammar_limits import check_schema
+from server.grammars.json_schema import prepare_schema
+from server.grammars.tool_grammar import ANY_OBJECT, ToolForm, Unenforceable
 
 _FIELD = "tools"
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from server.answers.formats.schema_types import resolved, types_in
 from server.answers.writing.arguments import Member, is_string, json_argument, members_of
-from server.answers.writing.lark import Lark, ToolForm
+from server.grammars.tool_grammar import Lark, ToolForm
 
 _OF_ARRAYS = frozenset({"type", "items", "title", "description", "default", "examples"})
 _ALTERNATIVES = ("anyOf", "oneOf")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from server.errors import BadRequest
-from server.structured.lark_regex import NotRegular, regex_of
+from server.grammars.lark_to_regex import NotRegular, regex_of
 
 INPUT = "input"
 UNENFORCED = "grammars told to the model but not enforced"

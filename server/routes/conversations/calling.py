@@ -8,17 +8,17 @@ from dataclasses import dataclass, field, replace
 from engine_core.client.add_options import AddOptions
 from server.answers.dialects import AUTO
 from server.answers.finding import AnswerFormat, format_of
+from server.answers.thinking_budget import NO_REASONING, thinking_within
 from server.answers.writing.asked import AskedTool, ask_for_calls
 from server.api.chat import ChatRequest
 from server.errors import BadRequest
 from server.frontend.frontend import Frontend
-from server.grammars import as_grammar
+from server.grammars.building import Built
+from server.grammars.engine_grammar import as_grammar
+from server.grammars.structured_params import Asked
 from server.options.server_config import ServerConfig, ToolStrictLevel
 from server.reading.prompts import TOLD_DIALECT, Conversation
-from server.structured.budgets import NO_REASONING, thinking_within
-from server.structured.building import Built
-from server.structured.forms import form_of
-from server.structured.params import Asked
+from server.routes.answer_bounds import form_of
 
 FREE_CALLS = (
     "Under `tool_choice` auto the calls of this model cannot be held to a grammar, "

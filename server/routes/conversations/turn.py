@@ -19,10 +19,10 @@ from server.api.fields import Body
 from server.frontend.frontend import Delta
 from server.reading.prompts import Conversation
 from server.reading.readings import Reading
+from server.routes.answer_bounds import with_warnings
 from server.routes.conversations.calling import plan_calls
 from server.routes.generation import Job, admit_answers, config_of, frontend_of
 from server.routes.read import read
-from server.structured.forms import with_warnings
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from fake_vocabularies import with_tokens
 
 from engine_core.protocol import Thinking
 from server.answers.finding import format_of
-from server.structured.budgets import leaves_thinking_open
+from server.answers.thinking_budget import leaves_thinking_open
 
 PATH = "/v1/completions"
 

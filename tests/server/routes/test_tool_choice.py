@@ -13,7 +13,7 @@ from fake_vocabularies import with_tokens
 
 from engine_core.protocol import Grammar, Thinking
 from server.answers.writing.asked import AskedCalls
-from server.structured.params import Asked
+from server.grammars.structured_params import Asked
 
 PATH = "/v1/chat/completions"
 USER = {"role": "user", "content": "hi"}

@@ -18,11 +18,11 @@ from server.answers.dialect import Thinking, with_marks
 from server.answers.dialects import DIALECTS, DIALECTS_BY_NAME, THINKING_BY_NAME
 from server.answers.finding import AnswerFormat
 from server.answers.reader import AnswerReader
-from server.answers.source import FIRST_MARK
 from server.answers.writing.answer import AnswerWriter, Written
-from server.answers.writing.lark import ANY_OBJECT, ToolForm, Unenforceable
-from server.structured.building import Built
-from server.structured.thinking import Markers, behind_thinking
+from server.grammars.after_reasoning import Markers, behind_thinking
+from server.grammars.building import Built
+from server.grammars.tool_grammar import ANY_OBJECT, ToolForm, Unenforceable
+from server.text.marks import FIRST_MARK
 
 SPECIAL = re.compile(
     r"<\|[^|>]*\|>|<｜[^｜>]*｜>|｜DSML｜|</?(?:seed:|minimax:|start_|end_)?(?:tool_call|function_call)>"

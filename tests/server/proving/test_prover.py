@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from server.errors import ApiError, Overloaded
-from server.offload.prover import Prover, ProverLimits
-from server.structured.building import Built
-from server.structured.params import Asked, StructuredOutputsParams
+from server.grammars.building import Built
+from server.grammars.structured_params import Asked, StructuredOutputsParams
+from server.proving.prover import Prover, ProverLimits
 
 
 def asked(*, strict: bool = False, **params: Any) -> Asked:
@@ -102,7 +102,7 @@ async def test_a_grammar_gets_only_so_much_memory() -> None:
 
 
 async def test_grammars_wait_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.offload.prover.MOST_WAITING", 2)
+    monkeypatch.setattr("server.proving.prover.MOST_WAITING", 2)
     async with a_prover() as prover:
         waiting = [asyncio.create_task(prover.prove(asked(regex=f"a{{{n + 1}}}"))) for n in range(3)]
         found = await asyncio.gather(*waiting, return_exceptions=True)
@@ -116,20 +116,20 @@ async def test_what_is_longer_than_any_limit_is_not_even_sent() -> None:
 
 
 async def test_verdicts_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.offload.prover.MOST_KEPT", 2)
+    monkeypatch.setattr("server.proving.prover.MOST_KEPT", 2)
     async with a_prover() as prover:
         first = await prover.prove(asked(regex="a"))
         for pattern in ("b", "a", "c"):
             await prover.prove(asked(regex=pattern))
         assert await prover.prove(asked(regex="a")) is first
-        monkeypatch.setattr("server.offload.prover.MOST_BYTES_KEPT", 1)
+        monkeypatch.setattr("server.proving.prover.MOST_BYTES_KEPT", 1)
         await prover.prove(asked(regex="d"))
         assert await prover.prove(asked(regex="a")) is not first
 
 
 def test_it_imports_nothing_that_it_does_not_need() -> None:
     program = (
-        "import sys, server.offload.proving; "
+        "import sys, server.proving.prover_process; "
         "assert not {'torch', 'tokenizers', 'pydantic', 'fastapi', 'zmq'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

@@ -10,13 +10,13 @@ from fastapi import Response
 
 from engine_core.client.add_options import AddOptions
 from server.answers.finding import AnswerFormat
-from server.answers.source import is_mark
 from server.errors import BadRequest
 from server.frontend.frontend import Frontend
-from server.grammars import as_grammar
-from server.structured.building import Built
-from server.structured.params import Asked
-from server.structured.thinking import Markers, behind_thinking
+from server.grammars.after_reasoning import Markers, behind_thinking
+from server.grammars.building import Built
+from server.grammars.engine_grammar import as_grammar
+from server.grammars.structured_params import Asked
+from server.text.marks import is_mark
 
 _ALIKE = (
     "This model begins calls with a character with which an answer of the form that is asked may begin too, "

@@ -1,4 +1,4 @@
-"""The prover, `python -m server.offload.proving FD`: compiles what clients ask of the form of answers."""
+"""The process that compiles what clients ask of answers: `python -m server.proving.prover_process FD`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import msgspec
 
 from server.answers.writing.asked import AskedCalls, build_calls
 from server.errors import ApiError, BadRequest, Internal
+from server.grammars.building import Built, build
+from server.grammars.structured_params import Asked
 from server.offload.frames import frame, receive_frame
 from server.offload.memory import give_back, resident, set_most_memory
 from server.offload.refused import NO_MEMORY, Refused, refused
-from server.structured.building import Built, build
-from server.structured.params import Asked
 from worker import child, logs
 
 MUCH, TOO_MUCH = 16 << 20, 128 << 20

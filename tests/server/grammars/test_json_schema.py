@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from server.errors import BadRequest
-from server.structured.schema import prepare_schema
+from server.grammars.json_schema import prepare_schema
 
 
 def prepared(schema: dict[str, Any], *, closed: bool | None = None) -> dict[str, Any]:

@@ -11,8 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from server.errors import BadRequest
-from server.structured import lark
-from server.structured.limits import DEEPEST_SCHEMA, MOST_REPEATS, check_grammar, check_regex, too_complex
+from server.grammars import lark
+from server.grammars.grammar_limits import (
+    DEEPEST_SCHEMA,
+    MOST_REPEATS,
+    check_grammar,
+    check_regex,
+    too_complex,
+)
 
 Format = dict[str, Any]
 

@@ -15,13 +15,13 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from server.errors import BadRequest, Overloaded, Unavailable
+from server.grammars.building import Built
+from server.grammars.grammar_limits import too_complex
 from server.offload.answering_process import AnsweringProcess, CannotStart, Ended
-from server.offload.proving import Proof, ProverSetup, Question
 from server.offload.refused import Refusal, Refused, refused
-from server.structured.building import Built
-from server.structured.limits import too_complex
+from server.proving.prover_process import Proof, ProverSetup, Question
 
-MODULE = "server.offload.proving"
+MODULE = "server.proving.prover_process"
 
 LONGEST = 1 << 20
 """The most bytes of what is asked. What is read there has smaller limits, each with its own words."""

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
 from engine_core.client.client import EngineClient
-from engine_core.protocol import Grammar, Spelling
 from server.answers.finding import format_of
 from server.facts.model_facts import Facts
-from server.offload.prover import Prover
-from server.offload.proving import Question
+from server.grammars.building import Built
+from server.grammars.engine_grammar import spelling_of
 from server.options.server_config import ServerConfig
-from server.structured.building import Built
+from server.proving.prover import Prover
+from server.proving.prover_process import Question
 from server.text.tokenizer import Tokenizer
 
 
@@ -60,18 +60,3 @@ class Grammars:
     def _marks(self) -> Mapping[int, str]:
         config = self._config
         return format_of(self._model.tokenizer, config.tool_call_parser, config.reasoning_parser).marks
-
-
-def as_grammar(built: Built) -> Grammar:
-    """What the engine is told."""
-    return Grammar(built.kind, built.text, built.wakes, built.again)
-
-
-def spelling_of(tokenizer: Tokenizer, facts: Facts, marks: Iterable[int] = ()) -> Spelling:
-    """How the tokens of a model are spelled. `marks` are no text either, whatever the tokenizer says."""
-    return Spelling(
-        tokens=[tokenizer.token_bytes(id) for id in range(tokenizer.largest_id + 1)],
-        special=sorted({*tokenizer.special_ids, *marks}),
-        ends=list(facts.eos_token_ids),
-        tokenizer=tokenizer.path,
-    )

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from server.structured import lark
-from server.structured.building import Built
+from server.grammars import lark
+from server.grammars.building import Built
 
 _SPACE = "space: /[ \\n\\r\\t]{1,20}/"
 

@@ -7,7 +7,7 @@ import re
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from server.structured.lark_regex import COMMON, NotRegular, regex_of
+from server.grammars.lark_to_regex import COMMON, NotRegular, regex_of
 
 PATCH = r"""
 start: begin_patch hunk+ end_patch

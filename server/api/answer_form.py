@@ -10,7 +10,7 @@ from pydantic import Field
 
 from server.api.fields import Body
 from server.errors import BadRequest
-from server.structured.params import Asked, StructuredOutputsParams
+from server.grammars.structured_params import Asked, StructuredOutputsParams
 
 _FORMATS = "text, json_object, json_schema and structural_tag"
 

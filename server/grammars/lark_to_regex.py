@@ -13,8 +13,8 @@ import sys
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from server.structured.lark import exactly
-from server.structured.limits import LONGEST_REGEX, LONGEST_SCHEMA
+from server.grammars.grammar_limits import LONGEST_REGEX, LONGEST_SCHEMA
+from server.grammars.lark import exactly
 
 COMMON: Mapping[str, str] = {
     "CNAME": "[_A-Za-z][_A-Za-z0-9]*",

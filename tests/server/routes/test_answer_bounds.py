@@ -15,9 +15,9 @@ from server.answers.dialects import THINKING_BY_NAME
 from server.answers.finding import AnswerFormat
 from server.errors import BadRequest
 from server.frontend.frontend import Frontend
-from server.structured.building import Built, build
-from server.structured.forms import Form, form_of, with_warnings
-from server.structured.params import Asked, StructuredOutputsParams
+from server.grammars.building import Built, build
+from server.grammars.structured_params import Asked, StructuredOutputsParams
+from server.routes.answer_bounds import Form, form_of, with_warnings
 
 CALLS = Built("lark", "start: <[9]>")
 OPEN, CLOSE, CALL = "\ud800", "\ud801", "\ud802"

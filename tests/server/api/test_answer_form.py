@@ -9,7 +9,7 @@ import pytest
 from server.api.chat import ChatRequest
 from server.api.completions import CompletionRequest
 from server.errors import BadRequest
-from server.structured.params import Asked, StructuredOutputsParams
+from server.grammars.structured_params import Asked, StructuredOutputsParams
 
 SCHEMA = {"type": "object"}
 

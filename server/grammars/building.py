@@ -1,7 +1,7 @@
 """From what was asked to one grammar, or the reason why there is none.
 
-It runs in the process that proves grammars (server/offload/proving.py), because all of this is a stranger's
-text; programs that are their own client run it in their own process.
+It runs in the process that proves grammars (`server/proving/prover_process.py`), because all of this is
+text of strangers; programs that are their own client run it in their own process.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any, Literal
 import msgspec
 
 from server.errors import BadRequest
-from server.structured import lark
-from server.structured.limits import check_choice, check_grammar, check_regex, check_schema
-from server.structured.params import Asked
-from server.structured.schema import Schema, prepare_schema
-from server.structured.tags import TagGrammar
+from server.grammars import lark
+from server.grammars.grammar_limits import check_choice, check_grammar, check_regex, check_schema
+from server.grammars.json_schema import Schema, prepare_schema
+from server.grammars.structural_tags import TagGrammar
+from server.grammars.structured_params import Asked
 
 WHITESPACE = r"[ \n\r\t]{0,20}"
 """Whitespace between tokens of JSON. A model that could write as much as it likes may never stop."""

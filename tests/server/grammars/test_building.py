@@ -13,8 +13,8 @@ from engine_core.grammar.forge import Forge
 from engine_core.protocol import Grammar
 from engine_core.walking.walker import GrammarError
 from server.errors import BadRequest
-from server.structured.building import Built, build
-from server.structured.params import Asked, StructuredOutputsParams
+from server.grammars.building import Built, build
+from server.grammars.structured_params import Asked, StructuredOutputsParams
 
 CALL, END_CALL, END = 256, 257, 258
 TOKENS = {"<call>": CALL, "</call>": END_CALL}

@@ -11,9 +11,9 @@ from spelled import byte_spelling
 from engine_core.grammar.forge import Forge
 from engine_core.protocol import Grammar
 from engine_core.walking.walker import GrammarError
-from server.structured.building import Built, build
-from server.structured.params import Asked, StructuredOutputsParams
-from server.structured.thinking import Markers, behind_thinking
+from server.grammars.after_reasoning import Markers, behind_thinking
+from server.grammars.building import Built, build
+from server.grammars.structured_params import Asked, StructuredOutputsParams
 
 OPEN, CLOSE, CALL, END = 256, 257, 258, 259
 SPELLING = byte_spelling(b"<think>", b"</think>", b"<call>", b"<end>", special=4, ends=(END,))

@@ -1,0 +1,1 @@
+"""Grammars proved in a process of their own."""
