@@ -39,6 +39,27 @@ _DECODERS: dict[str, dict[str, Any]] = {
         "final_logit_softcapping": 15.0,
     },
 }
+_MIXTURES_AND_LATENTS: dict[str, dict[str, Any]] = {
+    "Qwen3MoeForCausalLM": {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 16,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 64,
+        "decoder_sparse_step": 1,
+    },
+    "YoutuForCausalLM": {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+        "q_lora_rank": 64,
+        "kv_lora_rank": 64,
+        "qk_nope_head_dim": 32,
+        "qk_rope_head_dim": 16,
+        "v_head_dim": 32,
+    },
+}
+_GENERATING = _DECODERS | _MIXTURES_AND_LATENTS
 _ENCODERS: dict[str, dict[str, Any]] = {
     "BertModel": {"num_attention_heads": 4},
     "BertForSequenceClassification": {"num_attention_heads": 4, "num_labels": 3},
@@ -63,7 +84,7 @@ class Subject:
 
     @property
     def generates(self) -> bool:
-        return self.architecture in _DECODERS
+        return self.architecture in _GENERATING
 
     def __str__(self) -> str:
         quantization = self.options.get("quantization")
@@ -73,7 +94,7 @@ class Subject:
         """Write the checkpoint below `folder`, if it is not there, and return its own folder."""
         own = folder / self.architecture
         if not own.exists():
-            shape = _SHAPE | (_DECODERS | _ENCODERS)[self.architecture]
+            shape = _SHAPE | (_GENERATING | _ENCODERS)[self.architecture]
             tiny_checkpoint(self.architecture, own, **shape)
         return own
 
@@ -103,7 +124,16 @@ def _encoder(architecture: str, dtype: str, pooling_type: str) -> Subject:
 def subjects() -> list[Subject]:
     """Every kind of model, so that the first dozen has all families, both number types and MEAN and LAST."""
     quantized = [decoder("LlamaForCausalLM", "bfloat16", "MEAN", each) for each in QUANTIZATIONS]
-    return [*_subjects(POOLING_TYPES), *quantized]
+    return [*_subjects(POOLING_TYPES), *quantized, *mixtures_and_latents()]
+
+
+def mixtures_and_latents() -> list[Subject]:
+    """A mixture of experts and a model of latent attention."""
+    return [
+        decoder(architecture, dtype, "MEAN")
+        for architecture in _MIXTURES_AND_LATENTS
+        for dtype in ("float32", "bfloat16")
+    ]
 
 
 def _subjects(pooling_types: Sequence[str]) -> Iterator[Subject]:
