@@ -28,7 +28,7 @@ test-all: $(INSTALLED)
 
 # The oldest versions that pyproject.toml allows, in a virtual environment of their own, where ours meets theirs: HTTP, wire,
 # grammars, tokenizers, templates, options, metrics, checkpoints, transformers' models, a server that starts and its client.
-BOUNDARIES := $(addprefix tests/server/,text http routes api structured metrics options test_app.py test_main.py) \
+BOUNDARIES := $(addprefix tests/server/,text http routes api grammars metrics options test_app.py test_main.py) \
 	$(addprefix tests/engine_core/,wire grammar test_protocol.py) \
 	$(addprefix tests/models/,checkpoint conversion families test_config.py test_registry.py test_bad_checkpoints.py) \
 	$(addprefix tests/e2e/,test_openai_sdk.py test_lifecycle.py)

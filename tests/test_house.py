@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -144,6 +145,15 @@ def test_documents_name_files_that_exist(page: Path) -> None:
     named = re.findall(
         r"`((?:server|engine_core|worker|models|tests|docs|deploy)/[\w/.-]+)`", page.read_text()
     )
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_the_oldest_versions_are_tested_by_files_that_exist() -> None:
+    recipe = subprocess.run(
+        ["make", "--dry-run", "test-lowest"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    named = re.findall(r"tests/[\w/.]+", recipe.stdout.splitlines()[-1])
+    assert named
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
