@@ -9,7 +9,7 @@ from typing import Any
 from rooms_picture import picture
 
 from server.app import openapi_schema
-from server.options.parsing import option_groups
+from server.options.server_options import option_groups
 from server.page.reference import about, body_models, fields_of, operations
 
 HERE = Path(__file__).parent

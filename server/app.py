@@ -10,13 +10,13 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from server.access.access import Access, EarlyAdmission
+from server.access.keyring import Access, EarlyAdmission
 from server.frontend.frontend import Frontend
+from server.http.allowed_hosts import HostRules
 from server.http.authentication import KeyCheck
 from server.http.documented_answers import DocumentedApp
 from server.http.endpoint import Endpoint, PathTable
 from server.http.error_answers import explain
-from server.http.hosts import HostRules
 from server.http.middleware import HeaderChecks, HttpMetrics, RequestIds, TimingHeaders
 from server.http.traces import Traces, make_tracer
 from server.options.server_config import ServerConfig

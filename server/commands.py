@@ -21,11 +21,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from engine_core.engine_processes import start_engines
+from server.http.allowed_hosts import is_loopback
 from server.http.connection.limits import why_too_few_descriptors
-from server.http.hosts import is_loopback
-from server.options.parsing import client_key_of_environment, key_file_of_environment, parse
-from server.options.reader import OptionError
+from server.options.option_table import OptionError
 from server.options.server_config import ServerConfig
+from server.options.server_options import client_key_of_environment, key_file_of_environment, parse
 from server.run.api_processes import ApiProcesses
 from worker import logs
 
@@ -94,7 +94,7 @@ def _command(words: Sequence[str]) -> int:
         case ["bench", *arguments]:
             return _bench(arguments, "facet bench")
         case ["keys", *arguments]:
-            from server.access.keys import command as keys  # not needed to serve
+            from server.access.keys import keys_command as keys  # not needed to serve
 
             return keys.run(arguments, key_file_of_environment())
         case [name, *arguments] if name in TERMINAL:
@@ -195,9 +195,9 @@ def _run(config: ServerConfig, listener: socket.socket, started: float, *, shows
     )
     try:
         servers = ApiProcesses(config, listener, engines, started)
-        from server.run import supervise  # imports asyncio while the others begin
+        from server.run import supervisor  # imports asyncio while the others begin
 
-        code = supervise.run(config, listener, engines, servers)
+        code = supervisor.run(config, listener, engines, servers)
     except KeyboardInterrupt:
         return 0
     finally:
@@ -243,7 +243,7 @@ def _check_files(config: ServerConfig) -> None:
         if path is not None and not Path(path).is_file():
             raise OptionError(f"{flag}: there is no file {path}")
     if (keys := config.access.api_key_file) is not None:
-        from server.access.keys.file import KeyFileError, read_keys  # few servers need it
+        from server.access.keys.key_file import KeyFileError, read_keys  # few servers need it
 
         try:
             read_keys(Path(keys))

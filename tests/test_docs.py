@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from server.commands import TERMINAL
-from server.options.parsing import OPTIONS, parse
+from server.options.server_options import OPTIONS, parse
 from server.options.vllm_flags import VLLM_FLAGS
 
 ROOT = Path(__file__).parents[1]

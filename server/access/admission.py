@@ -15,8 +15,8 @@ from typing import NoReturn, Protocol
 
 from engine_core.protocol import Standing, Stats
 from server.access.backlog import Backlog, Work, seconds_of
-from server.access.callers import Caller
-from server.access.live_ids import LiveIds
+from server.access.client_identity import Caller
+from server.access.requests_by_id import RequestsById
 from server.errors import ApiError, BadRequest, Overloaded, TooManyRequests
 
 DEFAULT_QUEUE = 8192
@@ -173,7 +173,7 @@ class Admissions:
         self.engines = engines
         self._on_refusal = on_refusal
         self._owners: dict[str, Owner] = {}
-        self.ids = LiveIds[Admission]()
+        self.ids = RequestsById[Admission]()
 
     @property
     def most(self) -> int:

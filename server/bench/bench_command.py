@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from server.bench.serve_options import BenchError
-from server.options.reader import OptionError
+from server.options.option_table import OptionError
 
 BAD_USAGE = 2
 

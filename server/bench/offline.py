@@ -12,8 +12,8 @@ import msgspec
 from server.bench.serve_options import BenchError, check_folder, write_result
 from server.facts.task_names import GENERATE
 from server.offline.llm import LLM
-from server.options.parsing import parse
-from server.options.reader import Parser, flatten
+from server.options.option_table import Parser, flatten
+from server.options.server_options import parse
 from server.requests.sampling import SamplingParams
 from worker import logs
 

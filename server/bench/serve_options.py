@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from server.options.reader import (
+from server.options.option_table import (
     Doc,
     Option,
     OptionError,

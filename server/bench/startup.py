@@ -23,7 +23,7 @@ import msgspec
 
 from models.checkpoint.hub import DEMO
 from server.bench.serve_options import BenchError, check_folder, write_result
-from server.options.reader import Parser
+from server.options.option_table import Parser
 
 _FLOOR = (
     "import pathlib, sys, torch; [p.read_bytes() for p in pathlib.Path(sys.argv[1]).glob('*.safetensors')]"

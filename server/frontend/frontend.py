@@ -22,15 +22,15 @@ from engine_core.client.add_options import AddOptions
 from engine_core.client.client import EngineClient
 from engine_core.client.streams import Stream
 from engine_core.protocol import Failed, Pooled
-from server.access.access import Access
 from server.access.admission import Admission, Admissions
 from server.access.backlog import Work
-from server.access.callers import ANYONE, Caller
-from server.access.deadlines import of_later_texts
+from server.access.client_identity import ANYONE, Caller
+from server.access.keyring import Access
+from server.access.time_limits import of_later_texts
 from server.errors import ApiError, NoEngine, NotFound, Unavailable, from_engine
 from server.facts.model_facts import Facts
-from server.frontend.choice_output import ALL_TOKENS, Choice, Delta, TextOutput
-from server.frontend.merged_streams import merged
+from server.frontend.merged_generators import merged
+from server.frontend.text_output import ALL_TOKENS, Choice, Delta, TextOutput
 from server.http.server_status import (
     Dead,
     Draining,

@@ -8,9 +8,9 @@ from contextvars import ContextVar
 from starlette.datastructures import QueryParams
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.access.access import OPERATOR, Access
-from server.access.accounts import Account
-from server.access.callers import Caller
+from server.access.client_identity import Caller
+from server.access.keyring import OPERATOR, Access
+from server.access.quotas import Account
 from server.errors import ApiError, Forbidden, Unauthorized
 from server.http.error_answers import error_response, path_of
 

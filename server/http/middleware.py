@@ -14,8 +14,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import ApiError, BadRequest
 from server.http import body
+from server.http.allowed_hosts import HostRules
 from server.http.error_answers import error_response, path_of
-from server.http.hosts import HostRules
 from server.metrics.server_metrics import Metrics
 from server.requests.timing import RequestTimes
 

@@ -26,13 +26,13 @@ from server.offline.engine_requests import OutputBuilder, tokens_per_output
 from server.offline.outputs import PoolingOutput, PoolingRequestOutput, RequestMetrics, RequestOutput
 from server.offline.prompts import Prompt, PromptLike, read_items, read_prompt
 from server.offline.transformers_tokenizer import open_transformers_tokenizer
-from server.options.parsing import from_python
 from server.options.server_config import ServerConfig
+from server.options.server_options import from_python
 from server.requests.pooling import PoolingParams
 from server.requests.sampling import SamplingParams
 from server.requests.unsupported import refuse_keywords
 from server.requests.vectors import as_array
-from server.run.progress import ProgressDisplay
+from server.run.progress_bar import ProgressDisplay
 from server.text.token_ids import unpack
 from server.text.tokenizer import LONG_TEXT
 from worker import logs

@@ -20,13 +20,13 @@ from server.offline.engine_args import EngineArgs
 from server.offline.engine_requests import EngineRequest, GenerationRequest, Output, PoolingRequest
 from server.offline.prompts import Prompt, PromptLike, encode_prompts, read_items, read_prompt
 from server.offline.transformers_tokenizer import open_transformers_tokenizer
-from server.options.parsing import from_python
 from server.options.server_config import ServerConfig
+from server.options.server_options import from_python
 from server.requests.loading import find_facts, open_tokenizer
 from server.requests.pooling import PoolingParams
 from server.requests.sampling import RequestOutputKind, SamplingParams
 from server.requests.unsupported import refuse_keywords
-from server.run.progress import ProgressDisplay
+from server.run.progress_bar import ProgressDisplay
 from server.text.tokenizer import Tokenizer
 
 _MOST_KEPT = 1024

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from server.options.parsing import OPTIONS, from_python
+from server.options.server_options import OPTIONS, from_python
 
 _DEFAULTS = {option.field: option.default for option in OPTIONS}
 

@@ -10,7 +10,7 @@ from typing import Protocol
 from engine_core.protocol import Failed, Grammar, Pooled, Tokens
 from server.errors import ApiError, from_engine
 from server.facts.model_facts import Facts
-from server.frontend.choice_output import ALL_TOKENS, Delta, TextOutput
+from server.frontend.text_output import ALL_TOKENS, Delta, TextOutput
 from server.offline.outputs import (
     CompletionOutput,
     Logprob,

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from engine_core.config import EngineConfig
 from engine_core.lockstep.halving import check_halves
 from engine_core.wire.key_rules import check_length, needed
-from server.options.reader import OptionError
+from server.options.option_table import OptionError
 from server.options.server_config import ServerConfig
 
 

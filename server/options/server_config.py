@@ -15,11 +15,11 @@ from typing import Annotated, Literal
 import msgspec
 
 from engine_core.config import WORKERS, EngineConfig, Replicas
-from server.options.access import AccessOptions
-from server.options.log_and_trace_options import LOGS, LogOptions, ReportOptions
+from worker import logs
 from worker.options import MODEL, Doc
 
 TEXT, ANSWERS, HTTP = "Tokenizer and chat template", "Answers", "HTTP"
+ACCESS, REPORTS, LOGS = "Access and fairness", "Times and traces", "Process and logs"
 
 _ANY: list[str] = msgspec.field(default_factory=lambda: ["*"])
 
@@ -35,6 +35,112 @@ _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?(:[\w.-]+)?")
 _GGUF = re.compile(r"(.+?)(-\d{5}-of-\d{5})?\.gguf")
 _CACHED = re.compile(r"models--(.+)")
 """A model's folder in the cache of Hugging Face's hub, which names its owner and the model."""
+
+
+class AccessOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Who may use a server, and how it is shared."""
+
+    api_key: Annotated[
+        list[str],
+        Doc(
+            ACCESS,
+            "Keys, one of which every request must bring, but for /live, /health, /ready and /ping. Other "
+            "users of the machine see the command line: better put one into the variable FACET_API_KEY.",
+        ),
+    ] = []
+    api_key_file: Annotated[
+        str | None,
+        Doc(
+            ACCESS,
+            "File of keys with names, shares, quotas and rights (docs/access.md), which `facet keys add` "
+            "writes. It is read again when it changes.",
+        ),
+    ] = None
+    fair_between: Annotated[
+        str,
+        Doc(
+            ACCESS,
+            "Who shares the server fairly if there are no keys: client addresses (IPv6: networks of 64 bits; "
+            "behind a proxy of this machine, what its X-Forwarded-For says), or none: then all are one.",
+            ("addresses", "none"),
+        ),
+    ] = "addresses"
+    max_queue_wait: Annotated[
+        float,
+        Doc(
+            ACCESS,
+            "Seconds in which the engine must begin with a request, or it is refused with 503; 0 is any "
+            "number. Of a request for many texts, the first counts.",
+            least=0,
+        ),
+    ] = 0.0
+    request_timeout: Annotated[
+        float,
+        Doc(
+            ACCESS,
+            "Seconds after which a request is ended with 504; 0 is never. The header X-Request-Timeout, or "
+            "`timeout` in the body, may make it less.",
+            least=0,
+        ),
+    ] = 0.0
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether requests need a key."""
+        return bool(self.api_key) or self.api_key_file is not None
+
+
+class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the server writes into its log."""
+
+    enable_log_requests: Annotated[bool, Doc(LOGS, "Log each request's id, size and parameters.")] = False
+    disable_log_stats: Annotated[bool, Doc(LOGS, "No line on throughput every ten seconds.")] = False
+    disable_uvicorn_access_log: Annotated[bool, Doc(LOGS, "No line for each HTTP request.")] = False
+    disable_access_log_for_endpoints: Annotated[
+        str, Doc(LOGS, "Paths whose requests have no such line, divided by commas: /health,/metrics.")
+    ] = ""
+    uvicorn_log_level: Annotated[
+        str,
+        Doc(LOGS, "What to log.", ("critical", "error", "warning", "info", "debug")),
+    ] = "info"
+    log_format: Annotated[
+        str, Doc(LOGS, "Lines of the log: text for people, json for programs.", ("text", "json"))
+    ] = "text"
+
+    @property
+    def style(self) -> str:
+        """What `worker.logs.setup` is told in every process."""
+        return logs.style(self.uvicorn_log_level, self.log_format)
+
+    @property
+    def quiet_paths(self) -> frozenset[str]:
+        """Paths whose requests are not logged."""
+        parts = (part.strip() for part in self.disable_access_log_for_endpoints.split(","))
+        return frozenset(part for part in parts if part)
+
+
+class ReportOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the server tells in answers and traces about requests."""
+
+    enable_timing: Annotated[
+        bool, Doc(REPORTS, "Report in usage where the time went, in streams with the last chunk.")
+    ] = False
+    enable_timing_headers: Annotated[
+        bool,
+        Doc(
+            REPORTS,
+            "Tell in headers of whole answers how long they were queued, read and generated, and how many "
+            "prompt tokens were cached: x-facet-queue-ms, -prefill-ms, -decode-ms, -cached-tokens.",
+        ),
+    ] = False
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        Doc(
+            REPORTS,
+            "Where a span of each request is sent, by OTLP over HTTP: the whole URL, such as "
+            "http://localhost:4318/v1/traces. Needs the extra otel.",
+        ),
+    ] = None
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 
-from server.options.reader import OptionError, VllmFlag, asks_for_nothing
+from server.options.option_table import OptionError, VllmFlag, asks_for_nothing
 
 _SWITCHES = """
     skip-tokenizer-init enable-prompt-embeds enable-sleep-mode enable-nccl-comm-suspend enable-cumem-allocator

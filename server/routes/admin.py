@@ -12,7 +12,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from server.access.callers import begin_request
+from server.access.client_identity import begin_request
 from server.api.fields import FIRST_ERROR
 from server.facts.task_names import GENERATE
 from server.http.authentication import DEEP

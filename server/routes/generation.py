@@ -16,15 +16,15 @@ from msgspec import UNSET, UnsetType
 from engine_core.client.add_options import AddOptions
 from engine_core.protocol import CacheMiss
 from server.access.admission import Admission
-from server.access.callers import begin_request, caller_of, require_right
-from server.access.deadlines import limits_of
+from server.access.client_identity import begin_request, caller_of, require_right
+from server.access.time_limits import limits_of
 from server.api.common import CacheDiagnoses, GenerationBody, StreamOptions, Usage, make_usage
 from server.api.logprobs import TokenNames
 from server.errors import BadRequest
 from server.facts.task_names import GENERATE, require_task
-from server.frontend.choice_output import ALL_TOKENS
 from server.frontend.frontend import Delta, Frontend
-from server.frontend.merged_streams import merged
+from server.frontend.merged_generators import merged
+from server.frontend.text_output import ALL_TOKENS
 from server.http.error_answers import CLIENT_GONE
 from server.http.middleware import REQUEST_ID
 from server.http.sse import DONE, KEEP_ALIVE, Chunks, ClientGone, json_response, while_connected

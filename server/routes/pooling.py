@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from fastapi import APIRouter, Request, Response
 
-from server.access.callers import require_right
+from server.access.client_identity import require_right
 from server.api.pooling_bodies import Classification, ClassifyRequest, PoolingData, PoolingRequest
 from server.facts.model_facts import Facts
 from server.http.endpoint import Endpoint

@@ -15,8 +15,8 @@ from fastapi.responses import StreamingResponse
 
 from engine_core.protocol import Pooled
 from server.access.admission import Admission
-from server.access.callers import caller_of, require_right
-from server.access.deadlines import limits_of
+from server.access.client_identity import caller_of, require_right
+from server.access.time_limits import limits_of
 from server.api.common import CacheDiagnoses, Usage, make_usage
 from server.api.pooling_bodies import PooledList
 from server.errors import ApiError

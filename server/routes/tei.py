@@ -7,7 +7,7 @@ from importlib.metadata import version
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse
 
-from server.access.callers import require_right
+from server.access.client_identity import require_right
 from server.api.scores import best_first
 from server.api.tei import EmbedAllRequest, EmbedRequest, Prediction, PredictRequest, SimilarityRequest
 from server.facts.model_facts import Facts

@@ -34,7 +34,7 @@ class ApiProcess:
         self.page = ProgressPage(Path(self._config.progress_page))
         inherit = [self._config.listener, self._config.reports]
         self.process = child.start(
-            f"api {self._config.index}", "server.run.process", _encode(self._config), inherit
+            f"api {self._config.index}", "server.run.api_process", _encode(self._config), inherit
         )
         for message in self._told.values():
             self.process.tell(_encode(message))

@@ -21,7 +21,7 @@ from server.http.connection.sockets import set_options
 from server.metrics.server_metrics import Metrics
 from server.run.http_server import FLUSH_SECONDS, HttpServer
 from server.run.loop_watch import LoopWatch
-from server.run.progress import ProgressDisplay
+from server.run.progress_bar import ProgressDisplay
 from server.run.supervisor_messages import (
     NOTHING_LEFT,
     ApiConfig,

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from server.options.reader import OptionError
+from server.options.option_table import OptionError
 
 _WORTH_ANOTHER_TRY = (408, 425, 429)
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from server.options.reader import OptionError
+from server.options.option_table import OptionError
 from server.terminal.connection import ServerError
 
 BAD_USAGE, FAILED, INTERRUPTED = 2, 1, 130

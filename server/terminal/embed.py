@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from server.options.reader import OptionError
+from server.options.option_table import OptionError
 from server.terminal.screen import Bar
 from server.terminal.server_flags import add_server_flags, model_of, parser_of, server_of
 

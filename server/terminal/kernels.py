@@ -13,7 +13,7 @@ from models.checkpoint.hub import HubError, resolve
 from models.config import read_config
 from models.parallel.experts import Transport, check_experts
 from models.parallel.shares import check_cut
-from server.options.reader import OptionError
+from server.options.option_table import OptionError
 from server.terminal.server_flags import parser_of
 
 CAPABILITIES = (80, 86, 87, 89, 90, 100, 103, 120, 121)

@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from server.options.reader import OptionError
-from server.run.progress import ProgressDisplay
+from server.options.option_table import OptionError
+from server.run.progress_bar import ProgressDisplay
 from server.terminal.batch_files import (
     Line,
     Output,

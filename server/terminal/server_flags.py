@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from server.options.reader import Parser
+from server.options.option_table import Parser
 from server.terminal.connection import DEFAULT_URL, Server, ServerError
 
 

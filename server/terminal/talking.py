@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from server.options.reader import OptionError
+from server.options.option_table import OptionError
 from server.terminal.connection import Server, ServerError
 from server.terminal.screen import Screen
 from server.terminal.server_flags import add_server_flags, model_of, parser_of, server_of

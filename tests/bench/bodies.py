@@ -68,7 +68,7 @@ class Api:
     def __init__(self, server: LiveServer, delays: Path) -> None:
         self._server = server
         files = {int(file.name): file for file in delays.iterdir()}
-        self.pid = max(files, key=lambda pid: b"server.run.process" in _command(pid))
+        self.pid = max(files, key=lambda pid: b"server.run.api_process" in _command(pid))
         self._delays = files[self.pid]
 
     def memory(self) -> float:

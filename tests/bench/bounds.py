@@ -28,7 +28,7 @@ from engine_core.engine import Engine
 from engine_core.grammar.forge import Forge
 from engine_core.protocol import Add, Grammar, Spelling
 from engine_core.walking.walker import Walker
-from server.options.reader import assemble
+from server.options.option_table import assemble
 from server.text.tokenizer import load_tokenizer
 from worker.protocol import Bound, Sampling
 

@@ -77,7 +77,7 @@ class Server:
     def http_pid(self) -> int:
         """The id of the process that speaks HTTP: ours is a child of the one that was started."""
         below = processes.tree(self.pid)
-        return next((pid for pid in below if "server.run.process" in processes.command(pid)), self.pid)
+        return next((pid for pid in below if "server.run.api_process" in processes.command(pid)), self.pid)
 
     def wait_ready(self) -> None:
         while not opens(self.port, "GET", "/health"):

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from deploy_tools import DEPLOY, render_chart, run
 
-from server.options.parsing import parse
+from server.options.server_options import parse
 
 EVERYTHING = {
     "apiKeySecret": "keys",

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from deploy_tools import DEPLOY
 
-from server.options.parsing import OPTIONS
+from server.options.server_options import OPTIONS
 
 FILE = DEPLOY / "ray" / "cluster.yaml"
 

@@ -97,7 +97,7 @@ def test_clients_wait_for_a_killed_api_process(server: LiveServer) -> None:
 
 def test_stacks_of_all_processes_are_dumped_on_demand(server: LiveServer) -> None:
     server.process.send_signal(signal.SIGUSR1)
-    files = ("supervise.py", "server/run/process.py", "engine_core/process.py")
+    files = ("supervisor.py", "server/run/api_process.py", "engine_core/process.py")
     wait_until(lambda: all(file in server.output() for file in files), 5, server.output)
     complete(server)
 

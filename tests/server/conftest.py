@@ -12,7 +12,7 @@ from fake_client import FakeClient
 
 from server.frontend.frontend import Frontend
 from server.metrics.server_metrics import Metrics
-from server.options.parsing import parse
+from server.options.server_options import parse
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],

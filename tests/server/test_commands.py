@@ -21,8 +21,8 @@ from server.commands import (
     is_open_to_others,
     shows_key,
 )
-from server.options.parsing import parse
-from server.run.progress import ProgressDisplay
+from server.options.server_options import parse
+from server.run.progress_bar import ProgressDisplay
 
 COMMAND = [sys.executable, "-c", "from server.main import main; main()"]
 

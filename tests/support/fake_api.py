@@ -11,7 +11,7 @@ from fake_frontend import FakeFrontend
 from starlette.types import ASGIApp
 
 from engine_core.config import EngineConfig
-from server.access.access import Access
+from server.access.keyring import Access
 from server.app import create_app
 from server.frontend.frontend import Frontend
 from server.options.server_config import ServerConfig

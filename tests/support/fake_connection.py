@@ -12,7 +12,7 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from server.http.connection.connection import Connection, Shared
-from server.http.connection.deadlines import TICK, Deadlines
+from server.http.connection.deadline_timer import TICK, Deadlines
 
 
 class FakeClock:

@@ -21,12 +21,12 @@ from model_facts import READY, changed
 from engine_core.client.add_options import AddOptions
 from engine_core.config import EngineConfig
 from engine_core.protocol import CacheMiss, Pooled, Timing, Tokens
-from server.access.access import Access
 from server.access.admission import Admission, Admissions
-from server.access.callers import ANYONE, Caller
+from server.access.client_identity import ANYONE, Caller
+from server.access.keyring import Access
 from server.errors import ApiError, NotFound
 from server.facts.model_facts import Facts
-from server.frontend.choice_output import Delta, TextOutput
+from server.frontend.text_output import Delta, TextOutput
 from server.grammars.building import Built
 from server.http.server_status import Ready, Status
 from server.metrics.server_metrics import Metrics

@@ -91,7 +91,7 @@ class LiveServer:
 
     def api_pids(self) -> list[int]:
         """The process ids of the API processes, in the order in which they were started."""
-        return self._running(b"server.run.process")
+        return self._running(b"server.run.api_process")
 
     def rank_pids(self) -> list[int]:
         """The process ids of ranks that have processes of their own, in the order of their start."""

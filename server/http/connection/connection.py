@@ -18,7 +18,7 @@ from uvicorn.server import ServerState
 
 from server.errors import ApiError
 from server.http.connection import limits, refusals
-from server.http.connection.deadlines import NEVER, Deadlines
+from server.http.connection.deadline_timer import NEVER, Deadlines
 from server.http.connection.sockets import bytes_taken, expect_stream, unread_bytes
 
 Wait = Literal[

@@ -19,7 +19,7 @@ from server.access.admission import (
     Admissions,
 )
 from server.access.backlog import Work
-from server.access.callers import ANYONE, Caller
+from server.access.client_identity import ANYONE, Caller
 from server.errors import BadRequest, Overloaded, TooManyRequests
 
 A, B, C = Caller("a"), Caller("b"), Caller("c", weight=2.0)

@@ -12,10 +12,10 @@ from fake_connection import FakeClient, FakeServer, settled
 from fake_frontend import FakeFrontend, vectors
 
 from server.access.admission import Admissions
-from server.access.callers import ANYONE, Caller
+from server.access.client_identity import ANYONE, Caller
 from server.app import early_admission
 from server.frontend.frontend import Frontend
-from server.options.access import AccessOptions
+from server.options.server_config import AccessOptions
 
 ADDRESS = "10.0.0.1"
 """The address of all fake connections."""

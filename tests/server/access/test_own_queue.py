@@ -10,7 +10,7 @@ import pytest
 from engine_core.protocol import Stats
 from server.access.admission import Admissions
 from server.access.backlog import Work
-from server.access.callers import Caller
+from server.access.client_identity import Caller
 from server.errors import BadRequest, TooManyRequests
 
 SLOTS = 4

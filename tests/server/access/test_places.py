@@ -8,7 +8,7 @@ import pytest
 from fake_client import FakeClient
 from reading import beginning, started
 
-from server.access.callers import Caller
+from server.access.client_identity import Caller
 from server.errors import TooManyRequests
 from server.frontend.frontend import Frontend
 from server.requests.pooling import Item

@@ -19,7 +19,7 @@ from server.bench import offline, serve, startup
 from server.bench.load.load import Load
 from server.bench.serve_options import BenchError, LoadOptions, parse
 from server.bench.summary import Result
-from server.options.reader import OptionError
+from server.options.option_table import OptionError
 
 
 def options(*arguments: str) -> LoadOptions:

@@ -11,7 +11,7 @@ from fake_client import FakeClient
 from reading import started
 
 from engine_core.protocol import Stats
-from server.access.callers import Caller
+from server.access.client_identity import Caller
 from server.errors import (
     ApiError,
     BadRequest,
@@ -20,11 +20,11 @@ from server.errors import (
     Overloaded,
     Unavailable,
 )
-from server.frontend.choice_output import ALL_TOKENS
 from server.frontend.frontend import Frontend
+from server.frontend.text_output import ALL_TOKENS
 from server.http.server_status import Dead, Draining, Ready, Starting
 from server.metrics.server_metrics import Metrics
-from server.options.parsing import parse
+from server.options.server_options import parse
 from server.requests.sampling import SamplingParams
 
 Make = Callable[..., Frontend]

@@ -15,7 +15,7 @@ from fake_api import make_app, make_client
 from fake_frontend import FakeFrontend, vectors
 
 from server.http.authentication import KeyNames
-from server.options.access import AccessOptions
+from server.options.server_config import AccessOptions
 
 COMPLETION = {"prompt": "hi", "max_tokens": 4}
 

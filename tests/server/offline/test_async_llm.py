@@ -24,7 +24,7 @@ from facet import (
     SamplingParams,
     Unavailable,
 )
-from server.frontend.choice_output import Delta
+from server.frontend.text_output import Delta
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

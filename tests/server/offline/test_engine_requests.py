@@ -7,7 +7,7 @@ from fake_frontend import byte_tokenizer
 
 from engine_core.protocol import Timing
 from server.errors import Internal
-from server.frontend.choice_output import Delta
+from server.frontend.text_output import Delta
 from server.offline.engine_requests import OutputBuilder
 from server.offline.outputs import CompletionOutput, Logprob, RequestOutput
 from server.requests.sampling import RequestOutputKind, SamplingParams

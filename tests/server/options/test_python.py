@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from server.options.parsing import from_python, parse
-from server.options.reader import OptionError
+from server.options.option_table import OptionError
 from server.options.server_config import ServerConfig
+from server.options.server_options import from_python, parse
 
 
 def read(**keywords: object) -> ServerConfig:

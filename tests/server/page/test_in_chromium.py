@@ -13,10 +13,10 @@ from fake_frontend import FakeFrontend, vectors
 from served_app import served
 
 from models.pooling.config import PoolingConfig
-from server.access.callers import ANYONE
+from server.access.client_identity import ANYONE
 from server.errors import Unavailable
 from server.http.server_status import Ready, Starting
-from server.options.access import AccessOptions
+from server.options.server_config import AccessOptions
 from server.page.routes import WATCH
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no Chromium here")

@@ -16,7 +16,7 @@ from served_app import served
 from engine_core.client.replica import Replica
 from engine_core.protocol import Stats
 from server.http.server_status import Draining, Starting
-from server.options.access import AccessOptions
+from server.options.server_config import AccessOptions
 from server.page import live
 from server.page.files import FOLDER, page_files
 from server.page.live import TooManyWatchers, Watch, look

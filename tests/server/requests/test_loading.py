@@ -12,7 +12,7 @@ from model_facts import READY, changed
 
 from models.config import ConfigError
 from server.facts.model_facts import Facts
-from server.options.parsing import parse
+from server.options.server_options import parse
 from server.requests.loading import find_facts, load_tokenizer, open_tokenizer, tokenizer_source
 from server.requests.scoring import QWEN3_RERANKER
 

@@ -9,8 +9,8 @@ import httpx
 from fake_api import make_app, make_client
 from fake_frontend import FakeFrontend, vectors
 
-from server.access.callers import ANYONE
-from server.options.access import AccessOptions
+from server.access.client_identity import ANYONE
+from server.options.server_config import AccessOptions
 
 CALLS: dict[str, Any] = {
     "/v1/completions": {"prompt": "hi", "max_tokens": 2},

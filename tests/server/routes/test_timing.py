@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 
 from engine_core.protocol import Timing
 from server.errors import Overloaded, Unavailable
-from server.options.log_and_trace_options import ReportOptions
+from server.options.server_config import ReportOptions
 
 TEXT = ("/v1/completions", {"prompt": "hi", "max_tokens": 20})
 TALK = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 20})

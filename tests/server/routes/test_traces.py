@@ -16,8 +16,8 @@ from fake_frontend import FakeFrontend
 
 from engine_core.protocol import Timing
 from server.options.checks import check_traces
-from server.options.log_and_trace_options import ReportOptions
-from server.options.reader import OptionError
+from server.options.option_table import OptionError
+from server.options.server_config import ReportOptions
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest

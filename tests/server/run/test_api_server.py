@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from server.commands import bind
-from server.options.parsing import parse
+from server.options.server_options import parse
 from server.run.api_server import ApiServer
 from server.run.supervisor_messages import NOTHING_LEFT
 from worker.child import BROKE

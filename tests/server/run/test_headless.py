@@ -7,7 +7,7 @@ import pytest
 from engine_core.client.join import Refused
 from engine_core.config import Address, EngineConfig
 from engine_core.protocol import PROTOCOL, Welcome
-from server.options.parsing import parse
+from server.options.server_options import parse
 from server.run import headless
 
 KEY = ["--cluster-key", "a secret of sixteen characters or more", "--headless"]

@@ -14,7 +14,7 @@ import pytest_asyncio
 from certificates import make_certificate
 
 from server.commands import bind
-from server.options.parsing import parse
+from server.options.server_options import parse
 from server.run import standby
 from server.run.standby import Standby
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tiny import tiny_checkpoint
 
-from server.options.reader import OptionError
+from server.options.option_table import OptionError
 from server.terminal import kernels
 
 COMMAND = "facet kernels"

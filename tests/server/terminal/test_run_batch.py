@@ -13,7 +13,7 @@ import pytest
 from fake_frontend import FakeFrontend, vectors
 from scripted_server import Request, scripted, whole
 
-from server.options.reader import OptionError
+from server.options.option_table import OptionError
 from server.terminal import run_batch as command
 from server.terminal.batch_files import Output, answered, body_of, is_final, read_requests
 from server.terminal.client_commands import BAD_USAGE, FAILED, run

@@ -11,7 +11,7 @@ from fake_frontend import FakeFrontend
 from served_app import served
 
 from server.http.server_status import Starting
-from server.options.access import AccessOptions
+from server.options.server_config import AccessOptions
 from server.terminal.client_commands import BAD_USAGE, FAILED, run
 from server.terminal.connection import Server, ServerError
 from server.terminal.screen import Bar, Screen, safe

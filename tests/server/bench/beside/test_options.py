@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from server.bench.serve_options import LoadOptions, parse
-from server.options.reader import OptionError
+from server.options.option_table import OptionError
 
 
 def options(*arguments: str) -> LoadOptions:

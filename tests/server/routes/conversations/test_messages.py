@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 
 from server.errors import BadRequest, Overloaded, TooManyRequests, Unavailable
 from server.http import sse
-from server.options.access import AccessOptions
+from server.options.server_config import AccessOptions
 
 PATH = "/v1/messages"
 TOOL = {"name": "get_weather", "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}}}

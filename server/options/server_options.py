@@ -14,10 +14,8 @@ from typing import Annotated
 import msgspec
 
 from engine_core.config import WORKERS
-from server.options.access import ACCESS
 from server.options.checks import check
-from server.options.log_and_trace_options import LOGS, REPORTS
-from server.options.reader import (
+from server.options.option_table import (
     Option,
     OptionError,
     VllmFlag,
@@ -30,7 +28,7 @@ from server.options.reader import (
     json_object,
     options_of,
 )
-from server.options.server_config import ANSWERS, HTTP, TEXT, ServerConfig
+from server.options.server_config import ACCESS, ANSWERS, HTTP, LOGS, REPORTS, TEXT, ServerConfig
 from server.options.vllm_flags import VLLM_FLAGS
 from worker.options import MEMORY, MODEL, SCHEDULER, Doc
 

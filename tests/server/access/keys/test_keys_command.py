@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from server.access.keys.command import run
-from server.access.keys.file import read_keys
+from server.access.keys.key_file import read_keys
+from server.access.keys.keys_command import run
 
 
 @pytest.fixture

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from starlette.types import Scope
 
-from server.access.accounts import Account, KeyCounters
 from server.access.admission import Admissions
-from server.access.callers import Caller, caller_at
-from server.access.keys.followed_file import FollowedFile
+from server.access.client_identity import Caller, caller_at
+from server.access.keys.followed_key_file import FollowedFile
 from server.access.keys.key import Key
+from server.access.quotas import Account, KeyCounters
 from server.errors import ApiError
-from server.options.access import AccessOptions
+from server.options.server_config import AccessOptions
 
 OPERATOR = Caller()
 """Whoever holds one of the keys of --api-key, which have all rights and no name."""

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from engine_core.protocol import Timing, Tokens
-from server.frontend.choice_output import Delta, TextOutput
+from server.frontend.text_output import Delta, TextOutput
 from server.requests.sampling import SamplingParams
 from server.text.detokenizer import BROKEN
 from server.text.tokenizer import Tokenizer

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from server.access.live_ids import LiveIds
+from server.access.requests_by_id import RequestsById
 
 
 def test_an_id_is_free_until_it_is_taken_and_again_when_it_is_dropped() -> None:
-    ids = LiveIds[int]()
+    ids = RequestsById[int]()
     assert ids.free("a") == "a"
     ids.put("a", 1)
     other = ids.free("a")
@@ -18,7 +18,7 @@ def test_an_id_is_free_until_it_is_taken_and_again_when_it_is_dropped() -> None:
 
 
 def test_programs_may_give_several_the_same() -> None:
-    ids = LiveIds[int]()
+    ids = RequestsById[int]()
     for request in (1, 2):
         ids.put("a", request)
     assert list(ids.find(["a"])) == [1, 2]

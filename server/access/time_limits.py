@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from engine_core.client.add_options import AddOptions
 from server.errors import BadRequest, DeadlineExceeded, TooLate
-from server.options.access import AccessOptions
+from server.options.server_config import AccessOptions
 
 HEADER = b"x-request-timeout"
 MOST_SECONDS = 1e6

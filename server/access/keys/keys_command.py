@@ -13,9 +13,9 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from server.access.keys.editing import change, with_key, without_key
-from server.access.keys.file import KeyFileError, moment_of, read_keys
 from server.access.keys.key import RIGHTS, Key, explain
+from server.access.keys.key_file import KeyFileError, moment_of, read_keys
+from server.access.keys.key_file_editing import change, with_key, without_key
 
 BAD_USAGE = 2
 

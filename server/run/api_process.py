@@ -1,4 +1,4 @@
-"""An API process, `python -m server.run.process FD`, on the listening socket that the supervisor holds."""
+"""An API process on the socket that the supervisor holds: `python -m server.run.api_process FD`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from queue import SimpleQueue
 import msgspec
 import uvloop
 
-from server.options.parsing import share_metrics
+from server.options.server_options import share_metrics
 from server.run.supervisor_messages import ApiConfig, Message
 from worker import child, logs
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from server.access.keys.file import HEADER, KeyFileError, parse_keys, read_text
 from server.access.keys.key import Key
+from server.access.keys.key_file import HEADER, KeyFileError, parse_keys, read_text
 
 _ONLY_OWNER = 0o600
 

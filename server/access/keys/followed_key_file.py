@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from server.access.keys.file import KeyFileError, State, read_keys, state_of
 from server.access.keys.key import Key
+from server.access.keys.key_file import KeyFileError, State, read_keys, state_of
 
 LOOK_SECONDS = 0.5
 """Seconds between looks at the file's state."""

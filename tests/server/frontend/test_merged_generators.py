@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 import pytest
 
-from server.frontend.merged_streams import STARTED_AT_ONCE, merged
+from server.frontend.merged_generators import STARTED_AT_ONCE, merged
 
 
 class Source:

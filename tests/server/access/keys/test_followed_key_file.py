@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from server.access.keys import followed_file
-from server.access.keys.followed_file import QUIET_SECONDS, FollowedFile
+from server.access.keys import followed_key_file
+from server.access.keys.followed_key_file import QUIET_SECONDS, FollowedFile
 from server.access.keys.key import Key
 
 LONG = 60.0
@@ -117,7 +117,7 @@ async def until(condition: object) -> None:
 
 
 async def test_it_is_read_when_that_is_asked_for(followed: Followed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(followed_file, "LOOK_SECONDS", LONG)
+    monkeypatch.setattr(followed_key_file, "LOOK_SECONDS", LONG)
     following = asyncio.create_task(followed.file.follow())
     followed.write("bob")
     followed.file.ask()
@@ -130,7 +130,7 @@ async def test_it_is_read_when_that_is_asked_for(followed: Followed, monkeypatch
 async def test_it_is_read_by_itself_when_it_has_changed(
     followed: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(followed_file, "LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(followed_key_file, "LOOK_SECONDS", 0.001)
     following = asyncio.create_task(followed.file.follow())
     followed.write("bob")
     while followed.valid != ["bob"]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from fake_frontend import FakeFrontend
 
-from server.access.accounts import Account, Bucket
 from server.access.keys.key import Key
+from server.access.quotas import Account, Bucket
 from server.errors import QuotaExceeded
 
 DIGEST = "0" * 64

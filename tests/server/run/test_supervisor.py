@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from server.options.parsing import parse
-from server.run.process import Messages
-from server.run.supervise import Supervisor
+from server.options.server_options import parse
+from server.run.api_process import Messages
+from server.run.supervisor import Supervisor
 from server.run.supervisor_messages import (
     NOTHING_LEFT,
     CutOff,
@@ -35,7 +35,7 @@ LARGE = (
 
 def test_it_imports_no_large_library() -> None:
     """Libraries that are not there cannot break it or make it large."""
-    code = "import sys, server.commands, server.run.supervise; print(*sys.modules)"
+    code = "import sys, server.commands, server.run.supervisor; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert set(done.stdout.split()) & set(LARGE.split()) == set()
 

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 R = TypeVar("R")
 
 
-class LiveIds(Generic[R]):
+class RequestsById(Generic[R]):
     """Finds requests by their ids. Programs that use the engine directly may give several the same id."""
 
     def __init__(self) -> None:

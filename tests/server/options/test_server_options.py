@@ -10,11 +10,9 @@ import msgspec
 import pytest
 
 from engine_core.config import EngineConfig
-from server.options.access import AccessOptions
-from server.options.log_and_trace_options import LogOptions, ReportOptions
-from server.options.parsing import OPTIONS, parse
-from server.options.reader import OptionError, assemble, flatten
-from server.options.server_config import ServerConfig
+from server.options.option_table import OptionError, assemble, flatten
+from server.options.server_config import AccessOptions, LogOptions, ReportOptions, ServerConfig
+from server.options.server_options import OPTIONS, parse
 from server.options.vllm_flags import VLLM_FLAGS
 from worker.options import WorkerOptions, size
 

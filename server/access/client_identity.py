@@ -10,8 +10,8 @@ from starlette.requests import Request
 from starlette.types import Scope
 
 from engine_core.client.add_options import AddOptions
-from server.access.accounts import Account
 from server.access.keys.key import Key, Right
+from server.access.quotas import Account
 
 _PROXIES = ("127.0.0.1", "::1")
 """Addresses whose X-Forwarded-For uvicorn believes."""

@@ -11,9 +11,9 @@ from fake_client import FakeClient
 from fake_frontend import FakeFrontend, vectors
 
 from server.access.admission import Admissions
-from server.access.callers import ANYONE, Caller
+from server.access.client_identity import ANYONE, Caller
 from server.errors import TooManyRequests
-from server.options.access import AccessOptions
+from server.options.server_config import AccessOptions
 
 COMPLETION = ("/v1/completions", {"prompt": "hi", "max_tokens": 1})
 EMBEDDING = ("/v1/embeddings", {"input": ["hi", "you"]})

@@ -7,7 +7,7 @@ import random
 import pytest
 from fake_connection import FakeClock
 
-from server.http.connection.deadlines import LATE, MOST_AT_ONCE, NEVER, TICK, Deadlines
+from server.http.connection.deadline_timer import LATE, MOST_AT_ONCE, NEVER, TICK, Deadlines
 
 
 class Waiter:

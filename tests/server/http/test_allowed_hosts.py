@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import pytest
 
-from server.http.hosts import HostRules, is_loopback
+from server.http.allowed_hosts import HostRules, is_loopback
 
 TAKEN, WRONG_HOST, FOREIGN = None, 421, 403
 
