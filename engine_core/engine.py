@@ -15,7 +15,8 @@ from msgspec.structs import replace
 
 from engine_core.config import EngineConfig, ProcessConfig
 from engine_core.executor import Executor, ExecutorDead, MakeExecutor, StepFuture
-from engine_core.grammar.forging import Forging, Key
+from engine_core.grammar.compile_queue import CompileQueue, Key
+from engine_core.grammar.matcher import TokenMatcher
 from engine_core.lockstep.executor import LockstepExecutor
 from engine_core.protocol import (
     Add,
@@ -33,7 +34,6 @@ from engine_core.ranks.placement import make_executor
 from engine_core.ready import describe, make_ready
 from engine_core.scheduling.scheduler import Scheduler
 from engine_core.scheduling.step_builder import PlannedStep
-from engine_core.walking.walker import Walker
 from engine_core.watch.step_times import StepTimes
 from engine_core.worker_config import find_checkpoint, make_worker_config
 from models.config import read_config
@@ -68,8 +68,8 @@ class Engine:
         """The oldest step comes first. None: another engine planned it, and it has no rows of this one."""
         self._unbound: deque[PlannedStep] = deque()
         """Steps in flight whose bounds have not been told."""
-        self._forging: Forging | None = None
-        """The place of requests whose grammar is being compiled, once tokens are known by their bytes."""
+        self._compile_queue: CompileQueue | None = None
+        """Requests whose grammar is being compiled, once tokens are known by their bytes."""
         self._outputs: OutputsByClient = {}
         self._blocked = False
         """Whether no other step could be planned when that was last tried."""
@@ -116,15 +116,15 @@ class Engine:
             raise
 
     def stop(self) -> None:
-        if self._forging is not None:
-            self._forging.stop()
+        if self._compile_queue is not None:
+            self._compile_queue.stop()
         self._executor.stop()
 
     def register(self, poller: zmq.Poller) -> None:
         """Let the next poll wake when a step is done; `waits` says afterwards whether to poll for it."""
         self._executor.register(poller)
-        if self._forging is not None:
-            self._forging.register(poller)
+        if self._compile_queue is not None:
+            self._compile_queue.register(poller)
 
     @property
     def waits(self) -> bool:
@@ -147,11 +147,11 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether step() has something to do or to return."""
-        return bool(self._scheduler.live or self._in_flight or self._outputs or self._forging)
+        return bool(self._scheduler.live or self._in_flight or self._outputs or self._compile_queue)
 
     @property
     def idle(self) -> bool:
-        """Whether nothing can be done before a request comes, is forged, or goes on that is paused."""
+        """Whether nothing can be done before a request comes, is compiled, or goes on that is paused."""
         scheduler = self._scheduler
         if self._in_flight or self._outputs or self._may_follow:
             return False
@@ -165,67 +165,68 @@ class Engine:
 
     def stats(self) -> Stats:
         stats = self._scheduler.stats(time.monotonic())
-        if not self._forging:
+        if not self._compile_queue:
             return stats
-        deferred = len(self._forging)
+        deferred = len(self._compile_queue)
         return replace(stats, waiting=stats.waiting + deferred, deferred=deferred)
 
     def spell(self, spelling: Spelling) -> None:
         """Learn how tokens are spelled, so that requests may have grammars."""
-        if self._forging is None:
-            self._forging = Forging(self.ready.vocab_size, self.ready.folder)
-        self._forging.spell(spelling)
+        if self._compile_queue is None:
+            self._compile_queue = CompileQueue(self.ready.vocab_size, self.ready.folder)
+        self._compile_queue.spell(spelling)
 
-    def add(self, client: int, request: Add, walker: Walker | None = None) -> None:
+    def add(self, client: int, request: Add, matcher: TokenMatcher | None = None) -> None:
         """Take a request in. Whatever happens, later steps return exactly one terminal answer to it.
 
-        `walker` follows the text of this request, if it is to be in a language.
+        `matcher` follows the text of this request, if it is to be in a language.
         """
         if self._draining:
             self._collect({client: [Failed(id=request.id, code=503, message="the engine is shutting down")]})
-        elif request.grammar is not None and walker is None:
-            if refused := self._forge(client, request, request.grammar):
+        elif request.grammar is not None and matcher is None:
+            if refused := self._compile(client, request, request.grammar):
                 self._collect({client: [refused]})
         else:
-            self._schedule(client, request, walker)
+            self._schedule(client, request, matcher)
 
-    def _schedule(self, client: int, request: Add, walker: Walker | None) -> None:
-        answer = self._scheduler.add(client, request, time.monotonic(), walker)
+    def _schedule(self, client: int, request: Add, matcher: TokenMatcher | None) -> None:
+        answer = self._scheduler.add(client, request, time.monotonic(), matcher)
         if answer is not None:
             self._collect({client: [answer]})
 
-    def _forge(self, client: int, request: Add, grammar: Grammar) -> Failed | None:
+    def _compile(self, client: int, request: Add, grammar: Grammar) -> Failed | None:
         """Have the grammar of a request compiled, after which it goes to the scheduler."""
-        if self._forging is None:
+        if self._compile_queue is None:
             return Failed(id=request.id, code=500, message="the server has not said how tokens are spelled")
-        if refused := self._scheduler.refusal(client, request, forging=len(self._forging)):
+        if refused := self._scheduler.refusal(client, request, compiling=len(self._compile_queue)):
             return refused
-        if (client, request.id) in self._forging:
+        if (client, request.id) in self._compile_queue:
             return Failed(id=request.id, code=400, message="a live request has the same id")
-        self._forging.add(client, request, grammar)
-        self._leave_forging()  # it may be known
+        self._compile_queue.add(client, request, grammar)
+        self._schedule_compiled()  # it may be known
         return None
 
-    def _leave_forging(self, *, wait: bool = False) -> None:
+    def _schedule_compiled(self, *, wait: bool = False) -> None:
         """Give requests to the scheduler whose grammar is compiled."""
-        if not self._forging:
+        if not self._compile_queue:
             return
         if wait:
-            self._forging.wait()
-        for forged in self._forging.leave():
-            if isinstance(forged.outcome, Failed):
-                self._collect({forged.client: [forged.outcome]})
+            self._compile_queue.wait()
+        for compiled in self._compile_queue.leave():
+            outcome = compiled.outcome()
+            if isinstance(outcome, Failed):
+                self._collect({compiled.client: [outcome]})
                 continue
-            self._schedule(forged.client, forged.request, forged.outcome)
-            if forged.paused:
-                self.pause(forged.client, [forged.request.id])
+            self._schedule(compiled.client, compiled.request, outcome)
+            if compiled.paused:
+                self.pause(compiled.client, [compiled.request.id])
 
     def abort(self, client: int, ids: Iterable[int]) -> None:
         self._abort([(client, id) for id in ids])
 
     def _abort(self, keys: list[Key]) -> None:
-        if self._forging:
-            for client, id in self._forging.discard(keys):
+        if self._compile_queue:
+            for client, id in self._compile_queue.discard(keys):
                 self._collect({client: [Tokens(id=id, tokens=[], finish="abort")]})
         self._collect(self._scheduler.abort(keys, time.monotonic()))
 
@@ -237,8 +238,8 @@ class Engine:
         self._set_paused([(client, id) for id in ids], paused=False)
 
     def _set_paused(self, keys: list[Key], *, paused: bool) -> None:
-        if self._forging:
-            self._forging.set_paused(keys, paused=paused)
+        if self._compile_queue:
+            self._compile_queue.set_paused(keys, paused=paused)
         (self._scheduler.paused.pause if paused else self._scheduler.paused.resume)(keys)
 
     def ask(self, client: int, id: int) -> None:
@@ -248,7 +249,7 @@ class Engine:
 
     def abort_all(self, client: int | None = None) -> None:
         """End all requests of one client, or of all clients."""
-        keys = [*self._scheduler.live, *(self._forging.keys() if self._forging else ())]
+        keys = [*self._scheduler.live, *(self._compile_queue.keys() if self._compile_queue else ())]
         self._abort([key for key in keys if client is None or key[0] == client])
 
     def drain(self) -> None:
@@ -266,8 +267,8 @@ class Engine:
         planned = None
         if self._lockstep is not None:
             self._lockstep.receive()
-        if self._forging:
-            self._leave_forging(wait=wait and self.idle)
+        if self._compile_queue:
+            self._schedule_compiled(wait=wait and self.idle)
         if (due := self._scheduler.deadlines.next) is not None and time.monotonic() >= due:
             self._collect(self._scheduler.end_overdue(time.monotonic()))
         if self._scheduler.suspects.groups and not self._own_in_flight:

@@ -25,6 +25,7 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from engine_core.config import EngineConfig
+from engine_core.grammar.matcher import ThinkingMatcher, TokenMatcher, catch_up
 from engine_core.protocol import Add, Admitted, Failed, OutputsByClient, Stats
 from engine_core.scheduling.cache.cache_manager import CacheManager
 from engine_core.scheduling.config_checks import check_config
@@ -42,8 +43,6 @@ from engine_core.scheduling.request_checks import refusal, token_limit
 from engine_core.scheduling.sequence import Key, Sequence
 from engine_core.scheduling.stats import Counters
 from engine_core.scheduling.step_builder import PlannedStep, StepBuilder
-from engine_core.walking.thinking import ThinkingBudget
-from engine_core.walking.walker import Walker, catch_up
 from worker.protocol import NewSeq, Sampling, StepBounds, StepOutput, WorkerFacts
 
 _WORTH_SAYING = 0.1
@@ -85,23 +84,23 @@ class Scheduler:
     # Requests come and go.
 
     def add(
-        self, client: int, request: Add, now: float, walker: Walker | None = None
+        self, client: int, request: Add, now: float, matcher: TokenMatcher | None = None
     ) -> Admitted | Failed | None:
         """Take a request in, or return why it cannot be. If it will wait for long, returns for how long.
 
-        `walker` follows the text of this request and of no other, and says what may come next.
+        `matcher` follows the text of this request and of no other, and says what may come next.
         """
         if refused := self.refusal(client, request):
             return refused
         key, facts = (client, request.id), self._facts
         if request.thinking is not None:
-            walker = ThinkingBudget(request.thinking, self._config.depth - 1, walker)
-        if walker is not None and (reason := catch_up(walker, request)):
+            matcher = ThinkingMatcher(request.thinking, self._config.depth - 1, matcher)
+        if matcher is not None and (reason := catch_up(matcher, request)):
             return Failed(id=request.id, code=400, message=reason)
         arrived = request.sent or now  # an engine reads requests between steps
         owner = self.owners.enter(request, class_of(request))
         place, limit = self.waiting.order_of(client, request, owner), token_limit(request, facts)
-        seq = Sequence(key, request, place, limit, arrived, owner, walker)
+        seq = Sequence(key, request, place, limit, arrived, owner, matcher)
         self.live[key] = seq
         self.pace.enter(seq, self.cache.cached_tokens(seq))
         self.waiting.add(seq)
@@ -119,14 +118,14 @@ class Scheduler:
         waits = request.streams and seq.expected >= _WORTH_SAYING
         return Admitted(request.id, seq.expected) if waits else None
 
-    def refusal(self, client: int, request: Add, forging: int = 0) -> Failed | None:
+    def refusal(self, client: int, request: Add, compiling: int = 0) -> Failed | None:
         """The reason why a request cannot be taken in; so many others wait for their grammars."""
         if (client, request.id) in self.live:
             return Failed(id=request.id, code=400, message="a live request has the same id")
         if reason := refusal(request, self._facts, self._vocab_size):
             return Failed(id=request.id, code=400, message=reason)
         queued, limit = (
-            self.waiting.count + forging - len(self.cache.free_slots),
+            self.waiting.count + compiling - len(self.cache.free_slots),
             self._config.max_num_queued_reqs,
         )
         if limit is not None and queued >= limit and not request.prompt_len:

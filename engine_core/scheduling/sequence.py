@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from engine_core.grammar.matcher import TokenMatcher
 from engine_core.protocol import Add, CacheMiss, Timing
 from engine_core.scheduling.cache.block_pool import chain_hash, root_hash
 from engine_core.scheduling.cost import sampling_term
 from engine_core.scheduling.queue.classes import WorkClass, class_of
 from engine_core.scheduling.queue.owners import Owner
-from engine_core.walking.walker import Walker
 from worker.protocol import Pooling, Sampling, SeqStep, TokenLogprobs
 
 Key = tuple[int, int]
@@ -29,7 +29,7 @@ class Sequence:
     """The number of tokens, the prompt's included, at which the sequence ends."""
     arrived: float
     owner: Owner
-    walker: Walker | None = None
+    matcher: TokenMatcher | None = None
     """What follows the text and says what may come next, for answers in a language."""
 
     work_class: WorkClass = field(init=False)
@@ -107,7 +107,7 @@ class Sequence:
         params = self.request.params
         if isinstance(params, Pooling):
             return False
-        return bool(params.stop_token_ids) or self.request.times_each or self.walker is not None
+        return bool(params.stop_token_ids) or self.request.times_each or self.matcher is not None
 
     @property
     def owes_prompt_logprobs(self) -> bool:

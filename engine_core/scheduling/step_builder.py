@@ -115,7 +115,7 @@ class StepBuilder:
         start, ends = seq.computed, seq.computed + count == known
         is_text = seq.pools
         samples, pools = ends and not is_text, ends and is_text
-        bound = samples and seq.walker is not None and seq.walker.binds
+        bound = samples and seq.matcher is not None and seq.matcher.binds
         self._binds |= bound
         output_index = known - seq.prompt_len
         self._rows.append(SeqStep(seq.slot, start, count, new_blocks, samples, output_index, pools, bound))

@@ -117,9 +117,9 @@ def judge(built: Built) -> tuple[str, list[str]]:
     # With the first grammar and not before: the library takes a tenth of a second.
     from llguidance import LLMatcher
 
-    from engine_core.grammar.limits import LIMITS, as_llguidance
+    from engine_core.grammar.llguidance_matcher import LIMITS, llguidance_grammar
 
-    text = as_llguidance(built.kind, built.text)
+    text = llguidance_grammar(built.kind, built.text)
     failed, found = LLMatcher.validate_grammar_with_warnings(text, limits=LIMITS)
     return (found[0] or "it allows no text", []) if failed else ("", found)
 

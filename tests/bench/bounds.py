@@ -3,7 +3,7 @@
     python tests/bench/bounds.py FOLDER [--rows 1 8 32] [--tokens 384] [--json]
 
 FOLDER is a checkpoint of `checkpoints.py`. One engine, without HTTP, writes answers of equal length. Their
-walkers take 20 us for a mask, or with `--json` follow a long list of objects, and are awake in turns: for a
+matchers take 20 us for a mask, or with `--json` follow a long list of objects, and are awake in turns: for a
 few steps none of them, for a few every second one, for a few all, in an order that changes. So all three
 meet the same moods of the machine. The first quartile of the steps of each kind counts, because others can
 only make them slower, and the first steps after each change do not.
@@ -25,9 +25,9 @@ import numpy as np
 
 from engine_core.config import EngineConfig
 from engine_core.engine import Engine
-from engine_core.grammar.forge import Forge
+from engine_core.grammar.compiler import GrammarCompiler
+from engine_core.grammar.matcher import TokenMatcher
 from engine_core.protocol import Add, Grammar, Spelling
-from engine_core.walking.walker import Walker
 from server.options.option_table import assemble
 from server.text.tokenizer import load_tokenizer
 from worker.protocol import Bound, Sampling
@@ -37,7 +37,7 @@ MASK_SECONDS = 20e-6
 TURN, LEFT_OUT = 10, 3
 """The steps of a turn, and how many of them at its beginning are not counted."""
 KINDS = {"none": 0, "half": 2, "all": 1}
-"""The name of a turn, and that every so many walkers are awake in it."""
+"""The name of a turn, and that every so many matchers are awake in it."""
 
 ITEM = {
     "type": "object",
@@ -67,7 +67,7 @@ class Turns:
         return self.steps % TURN >= LEFT_OUT
 
 
-class SteadyWalker:
+class SteadyMatcher:
     """Takes the same time for every mask, and allows most tokens or few, as JSON does."""
 
     complete = False
@@ -87,24 +87,24 @@ class SteadyWalker:
         return self._masks[self._taken % len(self._masks)]
 
 
-class WalkerInTurns:
-    """Lets a walker take only the tokens that were sampled in its turns."""
+class MatcherInTurns:
+    """Lets a matcher take only the tokens that were sampled in its turns."""
 
     complete = False
 
-    def __init__(self, number: int, turns: Turns, walker: Walker) -> None:
+    def __init__(self, number: int, turns: Turns, matcher: TokenMatcher) -> None:
         self._number = number
         self._turns = turns
-        self._walker = walker
+        self._matcher = matcher
         self._planned: deque[bool] = deque()
         """Whether each token that has not come yet is bound."""
 
     def take(self, token: int, *, wakes: bool = True) -> None:
         if self._planned.popleft():
-            self._walker.take(token, wakes=wakes)
+            self._matcher.take(token, wakes=wakes)
 
     def bound(self) -> Bound | None:
-        return self._walker.bound()
+        return self._matcher.bound()
 
     @property
     def binds(self) -> bool:
@@ -113,16 +113,16 @@ class WalkerInTurns:
         return self._planned[-1]
 
 
-def json_walkers(folder: Path, vocab_size: int) -> Callable[[], Walker]:
-    """A function that makes walkers of a JSON schema which no answer comes to the end of."""
+def json_matchers(folder: Path, vocab_size: int) -> Callable[[], TokenMatcher]:
+    """A function that makes matchers of a JSON schema which no answer comes to the end of."""
     tokenizer = load_tokenizer(folder, cache=Path())
     tokens = [tokenizer.token_bytes(id) for id in range(tokenizer.largest_id + 1)]
     spelling = Spelling(tokens, sorted(tokenizer.special_ids), [], str(folder / "tokenizer.json"))
-    forge = Forge(spelling, vocab_size, str(folder), lambda: None)
+    compiler = GrammarCompiler(spelling, vocab_size, str(folder), lambda: None)
     grammar = Grammar("json", json.dumps({"type": "array", "items": ITEM, "minItems": 1000}))
-    compiled = forge.compile(grammar).result()
-    forge.stop()
-    return lambda: forge.walker(compiled, grammar)
+    compiled = compiler.compile(grammar).result()
+    compiler.stop()
+    return lambda: compiler.matcher(compiled, grammar)
 
 
 def make_masks(vocab_size: int) -> list[Bound]:
@@ -136,14 +136,14 @@ def make_masks(vocab_size: int) -> list[Bound]:
 
 
 def step_seconds(
-    engine: Engine, rows: int, tokens: int, walker: Callable[[], Walker]
+    engine: Engine, rows: int, tokens: int, matcher: Callable[[], TokenMatcher]
 ) -> dict[str, list[float]]:
     """The times of steps in which so many sequences get a token each, by the kind of their turn."""
     rng, turns = np.random.default_rng(rows), Turns()
     for id in range(rows):
         prompt = rng.integers(5, 30_000, PROMPT).tolist()
         params = Sampling(max_tokens=tokens, temperature=1.0, seed=id)
-        engine.add(0, Add(id, prompt, params), WalkerInTurns(id, turns, walker()))
+        engine.add(0, Add(id, prompt, params), MatcherInTurns(id, turns, matcher()))
     found: dict[str, list[float]] = {kind: [] for kind in KINDS}
     before = time.perf_counter()
     while engine.busy:
@@ -167,10 +167,10 @@ def main() -> None:
     engine = Engine.start(assemble(EngineConfig, given), lambda _: None)
     vocab_size = engine.ready.vocab_size
     masks = make_masks(vocab_size)
-    walker = json_walkers(asked.folder, vocab_size) if asked.json else lambda: SteadyWalker(masks)
+    matcher = json_matchers(asked.folder, vocab_size) if asked.json else lambda: SteadyMatcher(masks)
     try:
         for rows in asked.rows:
-            found = step_seconds(engine, rows, asked.tokens, walker)
+            found = step_seconds(engine, rows, asked.tokens, matcher)
             rates = {kind: rows / quantiles(times)[0] for kind, times in found.items()}
             told = ", ".join(
                 f"{kind} {rate:.1f} ({rate / rates['none']:.3f})" for kind, rate in rates.items()

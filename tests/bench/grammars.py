@@ -24,9 +24,9 @@ import numpy as np
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from engine_core.grammar.forge import Forge  # noqa: E402
+from engine_core.grammar.compiler import GrammarCompiler  # noqa: E402
+from engine_core.grammar.matcher import GrammarError, TokenMatcher  # noqa: E402
 from engine_core.protocol import Grammar, Spelling  # noqa: E402
-from engine_core.walking.walker import GrammarError, Walker  # noqa: E402
 from server.answers.dialects import DIALECTS_BY_NAME  # noqa: E402
 from server.answers.reader import AnswerReader  # noqa: E402
 from server.errors import BadRequest  # noqa: E402
@@ -94,13 +94,13 @@ def told(what: str, times: list[float]) -> None:
 
 
 def follow(
-    walker: Walker, size: int, tokens: list[int] | None, seed: random.Random
+    matcher: TokenMatcher, size: int, tokens: list[int] | None, seed: random.Random
 ) -> tuple[list[int], list[float]]:
     """Follow a text, or random tokens that are allowed; returns them, and the time of each mask."""
     written: list[int] = []
     masks: list[float] = []
-    while not walker.complete and len(written) < LONGEST:
-        bound, spent = milliseconds(walker.bound)
+    while not matcher.complete and len(written) < LONGEST:
+        bound, spent = milliseconds(matcher.bound)
         masks.append(spent)
         if tokens is None:
             bits = np.frombuffer(bound.data, np.uint8)
@@ -109,12 +109,12 @@ def follow(
             token = tokens[len(written)]
         else:
             break
-        walker.take(token)
+        matcher.take(token)
         written.append(token)
     return written, masks
 
 
-def measure_schemas(forge: Forge, size: int, count: int) -> None:
+def measure_schemas(compiler: GrammarCompiler, size: int, count: int) -> None:
     seed = random.Random(7)
     times: dict[str, list[float]] = {}
 
@@ -127,24 +127,26 @@ def measure_schemas(forge: Forge, size: int, count: int) -> None:
         asked = Asked(StructuredOutputsParams(json=random_schema(seed)), "schema")
         built = timed("building and proving, ms", build, asked, {})
         grammar = Grammar(built.kind, built.text)
-        compiled = timed("compiling and first mask, ms", lambda given: forge.compile(given).result(), grammar)
-        walker = timed("walker of a known grammar, ms", forge.walker, compiled, grammar)
-        written, new = follow(walker, size, None, seed)
-        _, known = follow(forge.walker(compiled, grammar), size, written, seed)
+        compiled = timed(
+            "compiling and first mask, ms", lambda given: compiler.compile(given).result(), grammar
+        )
+        matcher = timed("matcher of a known grammar, ms", compiler.matcher, compiled, grammar)
+        written, new = follow(matcher, size, None, seed)
+        _, known = follow(compiler.matcher(compiled, grammar), size, written, seed)
         times.setdefault("mask of a new schema, ms", []).extend(new)
         times.setdefault("mask of a known schema, ms", []).extend(known)
     for what, spent in times.items():
         told(what, spent)
 
 
-def measure_hostile(forge: Forge, size: int) -> None:
+def measure_hostile(compiler: GrammarCompiler, size: int) -> None:
     for name, params in HOSTILE.items():
         begin = time.perf_counter()
         try:
             built = build(Asked(params, "schema"), {})
             grammar = Grammar(built.kind, built.text)
-            walker = forge.walker(forge.compile(grammar).result(), grammar)
-            worst = max(follow(walker, size, None, random.Random(1))[1])
+            matcher = compiler.matcher(compiler.compile(grammar).result(), grammar)
+            worst = max(follow(matcher, size, None, random.Random(1))[1])
             outcome = f"followed, worst mask {worst:.1f} ms"
         except (BadRequest, GrammarError) as error:
             outcome = f"refused: {str(error)[:70]}"
@@ -175,13 +177,13 @@ def main() -> None:
     tokens = [tokenizer.token_bytes(id) for id in range(size)]
     spelling = Spelling(tokens, sorted(tokenizer.special_ids), [], str(asked.folder / "tokenizer.json"))
     print(f"spelling {size} tokens: {time.perf_counter() - begin:.2f} s")
-    forge = Forge(spelling, size, str(asked.folder), lambda: None)
-    _, spent = milliseconds(lambda: forge.compile(Grammar("regex", "a")).result())
+    compiler = GrammarCompiler(spelling, size, str(asked.folder), lambda: None)
+    _, spent = milliseconds(lambda: compiler.compile(Grammar("regex", "a")).result())
     print(f"the vocabulary, once: {spent / 1000:.2f} s")
-    measure_schemas(forge, size, asked.schemas)
-    measure_hostile(forge, size)
+    measure_schemas(compiler, size, asked.schemas)
+    measure_hostile(compiler, size)
     measure_reading()
-    forge.stop()
+    compiler.stop()
 
 
 if __name__ == "__main__":

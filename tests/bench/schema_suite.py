@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 from llguidance import LLMatcher, LLTokenizer  # noqa: E402
 
-from engine_core.grammar.limits import LIMITS, as_llguidance  # noqa: E402
+from engine_core.grammar.llguidance_matcher import LIMITS, llguidance_grammar  # noqa: E402
 from server.errors import BadRequest  # noqa: E402
 from server.grammars.building import Built, build  # noqa: E402
 from server.grammars.structured_params import Asked, StructuredOutputsParams  # noqa: E402
@@ -38,7 +38,7 @@ def built(schema: Any, *, strict: bool) -> Built | None:
 
 def writes(grammar: Built, instance: object, tokenizer: LLTokenizer) -> bool:
     """Whether the grammar allows this instance as an answer."""
-    matcher = LLMatcher(tokenizer, as_llguidance(grammar.kind, grammar.text), limits=LIMITS, log_level=0)
+    matcher = LLMatcher(tokenizer, llguidance_grammar(grammar.kind, grammar.text), limits=LIMITS, log_level=0)
     text = json.dumps(instance, ensure_ascii=False)
     return all(map(matcher.consume_token, text.encode())) and matcher.is_accepting()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sizes import engine_config
 from tiny import VOCAB_SIZE, tiny_checkpoint
-from toy_language import Language, ToyWalker
+from toy_language import Language, ToyMatcher
 
 from engine_core.engine import Engine
 from engine_core.protocol import Add, Failed, Tokens
@@ -43,8 +43,8 @@ def answers(folder: Path, *, bound: bool = True, **options: object) -> Answers:
     found: Answers = {}
     try:
         for id, (prompt, language) in enumerate(zip(PROMPTS, languages, strict=True)):
-            walker = ToyWalker(language) if language is not None and bound else None
-            engine.add(0, Add(id, prompt, params(id)), walker)
+            matcher = ToyMatcher(language) if language is not None and bound else None
+            engine.add(0, Add(id, prompt, params(id)), matcher)
         while engine.busy:
             for output in engine.step().get(0, []):
                 assert isinstance(output, Tokens), output
@@ -96,8 +96,8 @@ def test_a_text_that_cannot_go_on_ends_alone(folder: Path, expected: Answers) ->
     last: dict[int, Tokens | Failed] = {}
     try:
         breaking = Language(vocab=VOCAB_SIZE, width=40, shortest=9, breaks=-3)
-        engine.add(0, Add(0, PROMPTS[0], params(0)), ToyWalker(breaking))
-        engine.add(0, Add(1, PROMPTS[1], params(1)), ToyWalker(LANGUAGE))
+        engine.add(0, Add(0, PROMPTS[0], params(0)), ToyMatcher(breaking))
+        engine.add(0, Add(1, PROMPTS[1], params(1)), ToyMatcher(LANGUAGE))
         while engine.busy:
             for output in engine.step().get(0, []):
                 assert isinstance(output, Tokens | Failed)

@@ -8,7 +8,7 @@ from bound_life import POISON, BoundExecutor, Life
 from fake_worker import VOCAB, facts, reference
 from hypothesis import given
 from hypothesis import strategies as st
-from toy_language import Language, ToyWalker
+from toy_language import Language, ToyMatcher
 from untimed import untimed
 
 from engine_core.protocol import Add, Failed, Tokens
@@ -99,7 +99,7 @@ def test_bounds_are_told_when_the_step_before_has_landed_and_never_twice() -> No
     assert [each.number for each in executor.told] == [1, 2], "the third waits for the token of the second"
     while life.engine.busy:
         life.step(wait=True)
-    assert life.walkers[0].asked == list(range(9)), "one mask for each token"
+    assert life.matchers[0].asked == list(range(9)), "one mask for each token"
     life.check(set())
 
 
@@ -119,7 +119,7 @@ def test_an_answer_that_was_complete_is_not_taken_up_again() -> None:
     life = Life.of(BoundExecutor(facts()))
     language = Language(shortest=1)
     whole = language.reference([1], 30)
-    life.engine.add(0, Add(0, [1, *whole], Sampling(max_tokens=40), prompt_len=1), ToyWalker(language))
+    life.engine.add(0, Add(0, [1, *whole], Sampling(max_tokens=40), prompt_len=1), ToyMatcher(language))
     life.collect(life.engine.take_outputs())
     [answer] = life.answers[0]
     assert isinstance(answer, Failed) and answer.code == 400

@@ -16,7 +16,7 @@ from fake_worker import (
 )
 from msgspec.structs import replace
 from sizes import engine_config
-from toy_language import Language, ToyWalker
+from toy_language import Language, ToyMatcher
 
 from engine_core.engine import Engine
 from engine_core.executor import ExecutorDead
@@ -77,7 +77,7 @@ def test_outputs_are_the_same_however_far_ahead_it_plans(model: Path, steps_ahea
 def test_requests_in_a_language_and_others_share_steps(model: Path, steps_ahead: int) -> None:
     engine, language = start(model, steps_ahead=steps_ahead), Language(shortest=5, width=20)
     for id in range(4):
-        engine.add(0, add(id, [id + 1, 7], max_tokens=9), ToyWalker(language) if id % 2 else None)
+        engine.add(0, add(id, [id + 1, 7], max_tokens=9), ToyMatcher(language) if id % 2 else None)
     told = run(engine)
     for id in range(4):
         expected = language.reference([id + 1, 7], 9) if id % 2 else reference([id + 1, 7], 9)

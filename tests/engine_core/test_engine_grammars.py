@@ -12,7 +12,7 @@ from model_facts import READY, changed
 from scheduler_bench import config
 
 from engine_core.engine import Engine
-from engine_core.grammar.forge import Compiled, Forge
+from engine_core.grammar.compiler import Compiled, GrammarCompiler
 from engine_core.protocol import Add, Failed, Grammar, OutputsByClient, Spelling, Tokens
 from engine_core.scheduling.scheduler import Scheduler
 from worker.protocol import Sampling
@@ -55,8 +55,8 @@ def text(outputs: OutputsByClient, id: int, client: int = 0) -> list[int]:
     return [token for one in found for token in one.tokens]
 
 
-class SlowForge(Forge):
-    """A forge that compiles nothing before it is told to."""
+class SlowCompiler(GrammarCompiler):
+    """A compiler that compiles nothing before it is told to."""
 
     held: list[Future[Compiled]] = []
 
@@ -74,16 +74,16 @@ class SlowForge(Forge):
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Engine:
-    monkeypatch.setattr("engine_core.grammar.forge.Forge", SlowForge)
-    SlowForge.held.clear()
+    monkeypatch.setattr("engine_core.grammar.compiler.GrammarCompiler", SlowCompiler)
+    SlowCompiler.held.clear()
     return start()
 
 
-def forge_of(engine: Engine) -> SlowForge:
-    forging = engine._forging  # pyright: ignore[reportPrivateUsage]
-    forge = forging and forging._forge  # pyright: ignore[reportPrivateUsage]
-    assert isinstance(forge, SlowForge)
-    return forge
+def compiler_of(engine: Engine) -> SlowCompiler:
+    queue = engine._compile_queue  # pyright: ignore[reportPrivateUsage]
+    compiler = queue and queue._compiler  # pyright: ignore[reportPrivateUsage]
+    assert isinstance(compiler, SlowCompiler)
+    return compiler
 
 
 @pytest.mark.parametrize("steps_ahead", [0, 1, 2])
@@ -122,7 +122,7 @@ def test_others_run_while_a_grammar_is_compiled(slow: Engine) -> None:
         told = [one.id for one in slow.step(wait=False).get(0, []) if isinstance(one, Tokens) and one.finish]
     assert told == [2] and slow.busy and slow.idle
     assert slow.stats().waiting == 1
-    forge_of(slow).finish()
+    compiler_of(slow).finish()
     assert len(text(run(slow), 1)) == 3
 
 
@@ -133,7 +133,7 @@ def test_the_loop_wakes_when_a_grammar_is_compiled(slow: Engine) -> None:
     slow.register(poller)
     while poller.poll(0):
         slow.step(wait=False)
-    forge_of(slow).finish()
+    compiler_of(slow).finish()
     assert poller.poll(LONG_MS)
     slow.step(wait=False)
     assert not slow.idle
@@ -160,14 +160,14 @@ def test_draining_ends_with_the_last_grammar(slow: Engine) -> None:
     [refused] = slow.take_outputs()[0]
     assert isinstance(refused, Failed) and (refused.id, refused.code) == (2, 503)
     assert slow.busy
-    forge_of(slow).finish()
+    compiler_of(slow).finish()
     assert len(text(run(slow), 1)) == 3
 
 
 def test_a_paused_request_is_paused_when_it_is_forged(slow: Engine) -> None:
     slow.add(0, add(1))
     slow.pause(0, [1])
-    forge_of(slow).finish()
+    compiler_of(slow).finish()
     for _ in range(3):
         assert slow.step(wait=False) == {}
     slow.resume(0, [1])
@@ -181,12 +181,12 @@ def test_what_is_wrong_is_said_before_a_grammar_is_compiled(slow: Engine) -> Non
     duplicate, foreign = slow.take_outputs()[0]
     assert isinstance(duplicate, Failed) and "same id" in duplicate.message
     assert isinstance(foreign, Failed) and foreign.code == 400
-    assert len(SlowForge.held) == 1
+    assert len(SlowCompiler.held) == 1
 
 
 def test_they_count_as_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine_core.grammar.forge.Forge", SlowForge)
-    SlowForge.held.clear()
+    monkeypatch.setattr("engine_core.grammar.compiler.GrammarCompiler", SlowCompiler)
+    SlowCompiler.held.clear()
     engine = start(max_num_queued_reqs=1)
     for id in range(6):  # there are four slots, and one may wait
         engine.add(0, add(id))

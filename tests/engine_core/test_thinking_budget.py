@@ -9,7 +9,7 @@ from bound_life import BoundExecutor, Life
 from fake_worker import VOCAB, facts, text_after
 from hypothesis import given
 from hypothesis import strategies as st
-from toy_language import Language, ToyWalker
+from toy_language import Language, ToyMatcher
 from untimed import untimed
 
 from engine_core.protocol import Add, Failed, Thinking
@@ -69,14 +69,14 @@ def test_answers_are_those_of_the_rules(
         thinking = Thinking(thinking.budget, thinking.marker, open=True)
         language = Language(wakes=thinking.marker[0])
     expected = reference(thinking, language, 24)
-    walker = None if language is None else ToyWalker(language)
-    life.engine.add(0, Add(0, PROMPT, Sampling(max_tokens=24), thinking=thinking), walker)
+    matcher = None if language is None else ToyMatcher(language)
+    life.engine.add(0, Add(0, PROMPT, Sampling(max_tokens=24), thinking=thinking), matcher)
     begun = len(expected) // 2
     if begun:  # another engine has begun it
         again = Add(
             1, PROMPT + expected[:begun], Sampling(max_tokens=24), prompt_len=len(PROMPT), thinking=thinking
         )
-        life.engine.add(0, again, None if language is None else ToyWalker(language))
+        life.engine.add(0, again, None if language is None else ToyMatcher(language))
     while life.engine.busy:
         life.step(wait=True)
     assert life.text(0) == expected

@@ -9,7 +9,7 @@ import zmq
 from fake_worker import VOCAB, FakeWorker, reference
 from model_facts import READY
 from scheduler_bench import config
-from toy_language import Language, ToyWalker
+from toy_language import Language, ToyMatcher
 
 from engine_core.engine import Engine
 from engine_core.protocol import Add, Failed, OutputsByClient, Tokens
@@ -110,7 +110,7 @@ class Life:
     executor: BoundExecutor
     requests: dict[int, Add] = field(default_factory=dict)
     languages: dict[int, Language | None] = field(default_factory=dict)
-    walkers: dict[int, ToyWalker] = field(default_factory=dict)
+    matchers: dict[int, ToyMatcher] = field(default_factory=dict)
     answers: dict[int, list[Tokens | Failed]] = field(default_factory=dict)
 
     @classmethod
@@ -120,10 +120,10 @@ class Life:
 
     def add(self, request: Add, language: Language | None) -> None:
         self.requests[request.id], self.languages[request.id] = request, language
-        walker = None
+        matcher = None
         if language is not None:
-            walker = self.walkers[request.id] = ToyWalker(language)
-        self.engine.add(0, request, walker)
+            matcher = self.matchers[request.id] = ToyMatcher(language)
+        self.engine.add(0, request, matcher)
 
     def step(self, *, wait: bool) -> None:
         self.collect(self.engine.step(wait=wait))

@@ -18,11 +18,11 @@ from model_facts import READY
 from sizes import engine_config
 
 from engine_core.engine import Engine
+from engine_core.grammar.matcher import TokenMatcher
 from engine_core.lockstep.executor import LockstepExecutor
 from engine_core.lockstep.halving import Halving
 from engine_core.protocol import Add, Failed, OutputsByClient, Tokens
 from engine_core.scheduling.scheduler import Scheduler
-from engine_core.walking.walker import Walker
 from worker.protocol import StepBounds, StepInput, StepOutput, WorkerFacts
 
 
@@ -138,8 +138,8 @@ class Group:
     def _all_begun(self, number: int) -> bool:
         return all(len(executor.steps) > number for executor in self.executors)
 
-    def add(self, index: int, request: Add, walker: Walker | None = None) -> None:
-        self.engines[index].add(0, request, walker)
+    def add(self, index: int, request: Add, matcher: TokenMatcher | None = None) -> None:
+        self.engines[index].add(0, request, matcher)
 
     def turn(self) -> bool:
         """Let one engine do something, or a step land; returns False if all sleep."""

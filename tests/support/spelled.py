@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from engine_core.grammar.matcher import TokenMatcher
 from engine_core.protocol import Spelling
-from engine_core.walking.walker import Walker
 from server.text.tokenizer import Tokenizer, load_tokenizer
 from worker.protocol import Bound
 
@@ -52,10 +52,10 @@ def allowed_by(bound: Bound | None, size: int) -> list[int]:
     return sorted(set(range(size)) - set(ids))
 
 
-def walk(walker: Walker, size: int, rng: random.Random, most: int) -> list[int]:
-    """Tokens drawn by chance among those that a walker allows, until it is complete or there are `most`."""
+def walk(matcher: TokenMatcher, size: int, rng: random.Random, most: int) -> list[int]:
+    """Tokens drawn by chance among those that a matcher allows, until it is complete or there are `most`."""
     tokens: list[int] = []
-    while not walker.complete and len(tokens) < most:
-        tokens.append(rng.choice(allowed_by(walker.bound(), size)))
-        walker.take(tokens[-1])
+    while not matcher.complete and len(tokens) < most:
+        tokens.append(rng.choice(allowed_by(matcher.bound(), size)))
+        matcher.take(tokens[-1])
     return tokens

@@ -1,4 +1,4 @@
-"""A small language of tokens, its walkers, and the text that a FakeWorker writes in it."""
+"""A small language of tokens, its matchers, and the text that a FakeWorker writes in it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from fake_worker import VOCAB, text_after
 
-from engine_core.walking.walker import GrammarError
+from engine_core.grammar.matcher import GrammarError
 from worker.protocol import Bound
 
 FORMS: tuple[Literal["bits", "allowed", "forbidden"], ...] = ("bits", "allowed", "forbidden")
@@ -37,7 +37,7 @@ class Language:
     wakes: int | None = None
     """The token behind which the text begins; None: it begins at once."""
     breaks: int = 0
-    """The token of the text, counted from 1, behind which walkers give up; 0: none."""
+    """The token of the text, counted from 1, behind which matchers give up; 0: none."""
 
     def written(self, tokens: Sequence[int]) -> list[int] | None:
         """The part of an answer that is in the language; None if it has not begun."""
@@ -77,7 +77,7 @@ class Language:
 
 
 @dataclass
-class ToyWalker:
+class ToyMatcher:
     language: Language
     taken: list[int] = field(default_factory=list)
     asked: list[int] = field(default_factory=list)

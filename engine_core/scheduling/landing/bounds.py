@@ -1,16 +1,16 @@
-"""The bounds that follow a step: for each of its bound rows, what the walker of its sequence allows.
+"""The bounds that follow a step: for each of its bound rows, what the matcher of its sequence allows.
 
-A walker must have taken every token before the one that it bounds. So the bounds of a step are made when none
-of its bound rows waits for the sample of an earlier step, and that step's forward runs meanwhile.
+A matcher must have taken every token before the one that it bounds. So the bounds of a step are made when
+none of its bound rows waits for the sample of an earlier step, and that step's forward runs meanwhile.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from engine_core.grammar.matcher import GrammarError
 from engine_core.scheduling.sequence import Sequence
 from engine_core.scheduling.step_builder import PlannedStep
-from engine_core.walking.walker import GrammarError
 from worker.protocol import Bound, StepBounds
 
 
@@ -18,7 +18,7 @@ from worker.protocol import Bound, StepBounds
 class MadeBounds:
     bounds: StepBounds
     refused: list[tuple[Sequence, str]] = field(default_factory=list)
-    """The sequences whose walkers cannot go on, and why. Their rows are not bounded: they end."""
+    """The sequences whose matchers cannot go on, and why. Their rows are not bounded: they end."""
 
 
 def make_bounds(planned: PlannedStep) -> MadeBounds | None:
@@ -39,7 +39,7 @@ def make_bounds(planned: PlannedStep) -> MadeBounds | None:
     made = MadeBounds(StepBounds(number, rows))
     for slot, seq in wanted:
         try:
-            rows[slot] = seq.walker.bound() if seq.walker is not None else None
+            rows[slot] = seq.matcher.bound() if seq.matcher is not None else None
         except GrammarError as error:
             made.refused.append((seq, str(error)))
     return made

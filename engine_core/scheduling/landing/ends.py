@@ -51,6 +51,6 @@ def finish_reason(seq: Sequence, token: int) -> Finish | None:
         and outputs_before >= params.min_tokens
     ):
         return "stop"
-    if seq.walker is not None and seq.walker.complete:
+    if seq.matcher is not None and seq.matcher.complete:
         return "stop"
     return "length" if len(seq.tokens) >= seq.limit else None

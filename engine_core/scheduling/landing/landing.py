@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import repeat
 
+from engine_core.grammar.matcher import GrammarError
 from engine_core.protocol import Failed, OutputsByClient, Pooled, Tokens
 from engine_core.scheduling.cache.cache_manager import CacheManager
 from engine_core.scheduling.landing.bounds import make_bounds
@@ -14,7 +15,6 @@ from engine_core.scheduling.queue.paused import PausedSequences
 from engine_core.scheduling.queue.suspects import Suspects, verdict
 from engine_core.scheduling.sequence import Sequence
 from engine_core.scheduling.step_builder import PlannedStep
-from engine_core.walking.walker import GrammarError
 from worker.protocol import QUERY_GONE, StepBounds, StepOutput, TokenLogprobs
 
 Change = Callable[[Sequence], None]
@@ -100,9 +100,9 @@ class Landing:
         seq.tokens.append(token)
         if seq.apart:
             self._suspects.acquit(seq)
-        if seq.walker is not None:
+        if seq.matcher is not None:
             try:
-                seq.walker.take(token)
+                seq.matcher.take(token)
             except GrammarError as error:
                 return self._fail(seq, 400, str(error))
         finish = finish_reason(seq, token)

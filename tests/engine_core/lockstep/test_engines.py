@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fake_worker import facts, reference
 from shared_experts import Group
-from toy_language import Language, ToyWalker
+from toy_language import Language, ToyMatcher
 
 from engine_core.executor import ExecutorDead
 from engine_core.protocol import Add, Failed, Tokens
@@ -49,7 +49,7 @@ def test_requests_that_come_and_go_anywhere_get_their_texts(
         prompt = [draw.randrange(1, 40) for _ in range(draw.choice([1, 2, 5, 14]))]
         asked[id] = add(id, prompt, draw.choice([1, 4, 12, 20]))
         index = draw.randrange(size)
-        group.add(index, asked[id], ToyWalker(language) if id % 3 == 2 else None)
+        group.add(index, asked[id], ToyMatcher(language) if id % 3 == 2 else None)
         if draw.random() < 0.2:
             aborted.add(id)
             group.engines[index].abort(0, [id])

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from spelled import byte_spelling
 
-from engine_core.grammar.forge import Forge
+from engine_core.grammar.compiler import GrammarCompiler
+from engine_core.grammar.matcher import GrammarError
 from engine_core.protocol import Grammar
-from engine_core.walking.walker import GrammarError
 from server.grammars.after_reasoning import Markers, behind_thinking
 from server.grammars.building import Built, build
 from server.grammars.structured_params import Asked, StructuredOutputsParams
@@ -36,15 +36,15 @@ def accepts(markers: Markers, params: dict[str, Any], text: str, calls: Built | 
     """Whether a text is allowed, in which [, ] and ^ stand for the special tokens."""
     built = behind_thinking(build(Asked(StructuredOutputsParams(**params), "f"), {}), markers, calls)
     grammar = Grammar(built.kind, built.text)
-    forge = Forge(SPELLING, 260, "", lambda: None)
-    walker = forge.walker(forge.compile(grammar).result(), grammar)
-    forge.stop()
+    compiler = GrammarCompiler(SPELLING, 260, "", lambda: None)
+    matcher = compiler.matcher(compiler.compile(grammar).result(), grammar)
+    compiler.stop()
     try:
         for char in text:
             for token in [SPECIAL[char]] if char in SPECIAL else char.encode():
-                walker.take(token)
-        if not walker.complete:
-            walker.take(END)
+                matcher.take(token)
+        if not matcher.complete:
+            matcher.take(END)
     except GrammarError:
         return False
     return True

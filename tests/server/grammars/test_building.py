@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from spelled import byte_spelling
 
-from engine_core.grammar.forge import Forge
+from engine_core.grammar.compiler import GrammarCompiler
+from engine_core.grammar.matcher import GrammarError
 from engine_core.protocol import Grammar
-from engine_core.walking.walker import GrammarError
 from server.errors import BadRequest
 from server.grammars.building import Built, build
 from server.grammars.structured_params import Asked, StructuredOutputsParams
@@ -44,17 +44,17 @@ def tokens_of(text: str) -> list[int]:
 
 def accepts(found: Built, text: str, *, spelled: bool = False) -> bool:
     """Whether a text is in the language. `spelled`: with the names of special tokens as text."""
-    forge = Forge(SPELLING, SIZE, "", lambda: None)
+    compiler = GrammarCompiler(SPELLING, SIZE, "", lambda: None)
     grammar = Grammar(found.kind, found.text)
-    walker = forge.walker(forge.compile(grammar).result(), grammar)
-    forge.stop()
+    matcher = compiler.matcher(compiler.compile(grammar).result(), grammar)
+    compiler.stop()
     try:
         for token in list(text.encode()) if spelled else tokens_of(text):
-            if walker.complete:
+            if matcher.complete:
                 return False
-            walker.take(token)
-        if not walker.complete:
-            walker.take(END)
+            matcher.take(token)
+        if not matcher.complete:
+            matcher.take(END)
     except GrammarError:
         return False
     return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from fake_worker import allowed_ids, facts
 from scheduler_bench import Bench, add, config
-from toy_language import Language, ToyWalker
+from toy_language import Language, ToyMatcher
 
 from engine_core.protocol import Failed, OutputsByClient
 from engine_core.scheduling.step_builder import PlannedStep
@@ -19,8 +19,8 @@ def bench() -> Bench:
     """Two requests in a language and one that is in none, with their first step in flight."""
     bench = Bench(config(steps_ahead=1), facts(), depth=1)
     for id in range(3):
-        walker = ToyWalker(LANGUAGE) if id < 2 else None
-        assert bench.scheduler.add(0, add(id, [id + 1, 7], max_tokens=9), 0.0, walker) is None
+        matcher = ToyMatcher(LANGUAGE) if id < 2 else None
+        assert bench.scheduler.add(0, add(id, [id + 1, 7], max_tokens=9), 0.0, matcher) is None
     return bench
 
 
@@ -74,11 +74,11 @@ def test_a_step_behind_one_that_failed_waits_for_nothing(bench: Bench) -> None:
     assert found is not None and list(found.rows.values()) == [None, None]
 
 
-def test_a_walker_that_gives_up_ends_its_request_and_its_row_is_free() -> None:
+def test_a_matcher_that_gives_up_ends_its_request_and_its_row_is_free() -> None:
     bench = Bench(config(), facts())
     for id, breaks in enumerate((-1, 0)):
-        walker = ToyWalker(Language(shortest=20, breaks=breaks))
-        bench.scheduler.add(0, add(id, [id + 1], max_tokens=9), 0.0, walker)
+        matcher = ToyMatcher(Language(shortest=20, breaks=breaks))
+        bench.scheduler.add(0, add(id, [id + 1], max_tokens=9), 0.0, matcher)
     outputs: OutputsByClient = {}
     found = bounds(bench, plan(bench), outputs)
     assert outputs == {0: [Failed(0, 400, "no bounds can be made")]}

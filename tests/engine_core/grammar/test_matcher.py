@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 from fake_worker import allowed_ids
-from toy_language import Language, ToyWalker
+from toy_language import Language, ToyMatcher
 
+from engine_core.grammar.matcher import ThinkingMatcher
 from engine_core.protocol import Thinking
-from engine_core.walking.thinking import ThinkingBudget
 
 MARKER = (1, 2, 3)
 
 
-def walk(budget: ThinkingBudget, tokens: list[int]) -> list[int | None]:
+def walk(budget: ThinkingMatcher, tokens: list[int]) -> list[int | None]:
     """What may come before each of these tokens and behind the last: one token, or None for any."""
     found: list[int | None] = []
     for token in [*tokens, None]:
@@ -26,43 +26,43 @@ def walk(budget: ThinkingBudget, tokens: list[int]) -> list[int | None]:
 
 
 def test_the_marker_comes_token_by_token_when_the_budget_is_spent() -> None:
-    budget = ThinkingBudget(Thinking(2, MARKER, open=True), 0, None)
+    budget = ThinkingMatcher(Thinking(2, MARKER, open=True), 0, None)
     assert walk(budget, [9, 9, 1, 2, 3, 9]) == [None, None, 1, 2, 3, None, None]
     assert not budget.complete
 
 
 def test_without_a_budget_it_comes_at_once() -> None:
-    assert walk(ThinkingBudget(Thinking(0, (7,), open=True), 0, None), [7, 9]) == [7, None, None]
+    assert walk(ThinkingMatcher(Thinking(0, (7,), open=True), 0, None), [7, 9]) == [7, None, None]
 
 
 def test_what_was_written_of_the_marker_is_not_written_again() -> None:
-    assert walk(ThinkingBudget(Thinking(2, MARKER, open=True), 0, None), [9, 1, 2, 3])[2:] == [2, 3, None]
+    assert walk(ThinkingMatcher(Thinking(2, MARKER, open=True), 0, None), [9, 1, 2, 3])[2:] == [2, 3, None]
     repeats = (1, 1, 2)
-    assert walk(ThinkingBudget(Thinking(3, repeats, open=True), 0, None), [1, 1, 1, 2])[3:] == [2, None]
+    assert walk(ThinkingMatcher(Thinking(3, repeats, open=True), 0, None), [1, 1, 1, 2])[3:] == [2, None]
 
 
 def test_thinking_that_has_ended_is_bound_no_more() -> None:
-    closed = ThinkingBudget(Thinking(4, MARKER, open=True), 9, None)
+    closed = ThinkingMatcher(Thinking(4, MARKER, open=True), 9, None)
     assert closed.binds
     assert walk(closed, [1, 2, 3, 9, 9, 9, 9, 9]) == [None] * 9
     assert not closed.binds, "nothing opens it again"
-    ended = ThinkingBudget(Thinking(3, MARKER, open=True, ends=((8, 8), (5,))), 0, None)
+    ended = ThinkingMatcher(Thinking(3, MARKER, open=True, ends=((8, 8), (5,))), 0, None)
     assert walk(ended, [9, 8, 8, 9, 9]) == [None] * 6
 
 
 def test_only_tokens_behind_the_opening_are_counted() -> None:
-    budget = ThinkingBudget(Thinking(2, (7,), opens=((4, 5),)), 0, None)
+    budget = ThinkingMatcher(Thinking(2, (7,), opens=((4, 5),)), 0, None)
     assert walk(budget, [9, 9, 9, 4, 5, 9, 9, 7, 9]) == [None] * 7 + [7, None, None]
 
 
 def test_thinking_that_opens_again_is_closed_when_all_is_spent() -> None:
-    budget = ThinkingBudget(Thinking(3, (7,), open=True, opens=((4,),)), 0, None)
+    budget = ThinkingMatcher(Thinking(3, (7,), open=True, opens=((4,),)), 0, None)
     assert walk(budget, [9, 7, 9, 4, 9, 7, 4, 7]) == [None] * 5 + [7, None, 7, None]
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 3])
 def test_rows_are_bound_only_in_the_last_steps(ahead: int) -> None:
-    budget = ThinkingBudget(Thinking(6, (7,), open=True), ahead, None)
+    budget = ThinkingMatcher(Thinking(6, (7,), open=True), ahead, None)
     binds: list[bool] = []
     for token in [9] * 6 + [7, 9]:
         binds.append(budget.binds)
@@ -87,7 +87,7 @@ class Sleeper:
 
 def test_a_grammar_does_not_wake_while_it_thinks() -> None:
     sleeper = Sleeper()
-    thinking = ThinkingBudget(Thinking(None, (1, 2), open=True, opens=((7,),)), 9, sleeper)
+    thinking = ThinkingMatcher(Thinking(None, (1, 2), open=True, opens=((7,),)), 9, sleeper)
     assert walk(thinking, [5, 1, 2, 5, 7, 5, 1, 2]) == [None] * 9
     assert not thinking.binds
     awake = [False, False, True, True, True, False, False, True]
@@ -96,8 +96,8 @@ def test_a_grammar_does_not_wake_while_it_thinks() -> None:
 
 def test_a_grammar_wakes_behind_the_marker() -> None:
     language = Language(wakes=3, shortest=1)
-    grammar = ToyWalker(language)
-    budget = ThinkingBudget(Thinking(2, MARKER, open=True), 0, grammar)
+    grammar = ToyMatcher(language)
+    budget = ThinkingMatcher(Thinking(2, MARKER, open=True), 0, grammar)
     assert walk(budget, [9, 9, 1, 2])[2:] == [1, 2, 3]
     budget.take(3)
     bound = budget.bound()

@@ -8,31 +8,31 @@ import pytest
 from llguidance import LLParserLimits
 from spelled import allowed_by, byte_spelling, demo_spelling, demo_tokenizer, walk
 
-from engine_core.grammar.forge import Forge
-from engine_core.grammar.walker import GrammarWalker, bound_of
+from engine_core.grammar.compiler import GrammarCompiler
+from engine_core.grammar.llguidance_matcher import GrammarMatcher, bound_of
+from engine_core.grammar.matcher import GrammarError, TokenMatcher
 from engine_core.protocol import Grammar, Spelling
-from engine_core.walking.walker import GrammarError, Walker
 
 END = 258
 BYTES = byte_spelling(b"ab", b"<think>", b"<end>", special=2, ends=(END,))
 SIZE = 270
 
 
-def walker(grammar: Grammar, spelling: Spelling = BYTES, size: int = SIZE) -> GrammarWalker:
-    forge = Forge(spelling, size, "", lambda: None)
+def matcher(grammar: Grammar, spelling: Spelling = BYTES, size: int = SIZE) -> GrammarMatcher:
+    compiler = GrammarCompiler(spelling, size, "", lambda: None)
     try:
-        return forge.walker(forge.compile(grammar).result(), grammar)
+        return compiler.matcher(compiler.compile(grammar).result(), grammar)
     finally:
-        forge.stop()
+        compiler.stop()
 
 
-def take(walker: Walker, text: bytes) -> None:
+def take(matcher: TokenMatcher, text: bytes) -> None:
     for byte in text:
-        walker.take(byte)
+        matcher.take(byte)
 
 
-def test_a_walker_allows_what_the_grammar_does_and_is_complete_at_its_end() -> None:
-    one = walker(Grammar("regex", "ab[01]"))
+def test_a_matcher_allows_what_the_grammar_does_and_is_complete_at_its_end() -> None:
+    one = matcher(Grammar("regex", "ab[01]"))
     assert allowed_by(one.bound(), SIZE) == [256]  # as the vocabulary would write it
     one.take(256)
     assert allowed_by(one.bound(), SIZE) == [ord("0"), ord("1")]
@@ -42,7 +42,7 @@ def test_a_walker_allows_what_the_grammar_does_and_is_complete_at_its_end() -> N
 
 
 def test_an_end_token_is_allowed_where_the_text_may_end_and_completes_it() -> None:
-    one = walker(Grammar("regex", "a+"))
+    one = matcher(Grammar("regex", "a+"))
     assert END not in allowed_by(one.bound(), SIZE)
     one.take(ord("a"))
     assert allowed_by(one.bound(), SIZE) == [ord("a"), END]
@@ -51,18 +51,18 @@ def test_an_end_token_is_allowed_where_the_text_may_end_and_completes_it() -> No
 
 
 def test_a_model_without_an_end_token_has_none_allowed() -> None:
-    one = walker(Grammar("regex", "a+"), byte_spelling(), 256)
+    one = matcher(Grammar("regex", "a+"), byte_spelling(), 256)
     one.take(ord("a"))
     assert allowed_by(one.bound(), 256) == [ord("a")]
 
 
 def test_tokens_that_the_tokenizer_does_not_have_are_never_allowed() -> None:
-    allowed = allowed_by(walker(Grammar("regex", "(?s:.*)")).bound(), SIZE)
+    allowed = allowed_by(matcher(Grammar("regex", "(?s:.*)")).bound(), SIZE)
     assert max(allowed) == END and 257 not in allowed  # the rest is no text, or padding of the model
 
 
 def test_a_grammar_that_wakes_sleeps_until_its_tokens_have_come() -> None:
-    one = walker(Grammar("regex", "[xy]", wakes=((ord("="), ord(">")), (257,))))
+    one = matcher(Grammar("regex", "[xy]", wakes=((ord("="), ord(">")), (257,))))
     assert one.bound() is None and one.binds
     take(one, b"a = > 7 =")
     assert one.bound() is None
@@ -73,7 +73,7 @@ def test_a_grammar_that_wakes_sleeps_until_its_tokens_have_come() -> None:
 
 
 def test_a_grammar_that_begins_again_is_never_complete() -> None:
-    one = walker(Grammar("regex", "[xy]", wakes=((257,),), again=True))
+    one = matcher(Grammar("regex", "[xy]", wakes=((257,),), again=True))
     for _ in range(3):
         take(one, b"text")
         one.take(257)
@@ -83,24 +83,24 @@ def test_a_grammar_that_begins_again_is_never_complete() -> None:
 
 
 def test_a_token_of_thinking_does_not_wake_it() -> None:
-    one = walker(Grammar("regex", "[xy]", wakes=((257,),)))
+    one = matcher(Grammar("regex", "[xy]", wakes=((257,),)))
     one.take(257, wakes=False)
     assert one.bound() is None
     one.take(257)
     assert one.bound() is not None
 
 
-def test_a_token_that_is_not_allowed_ends_the_walk() -> None:
-    one = walker(Grammar("regex", "abc"))
+def test_a_token_that_is_not_allowed_ends_the_answer() -> None:
+    one = matcher(Grammar("regex", "abc"))
     with pytest.raises(GrammarError, match="does not allow output token 1"):
         one.take(ord("z"))
 
 
 def test_a_text_that_becomes_too_complex_says_at_which_token(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = LLParserLimits(max_items_in_row=50, verbose_errors=False)
-    monkeypatch.setattr("engine_core.grammar.limits.LIMITS", limits)
+    monkeypatch.setattr("engine_core.grammar.llguidance_matcher.LIMITS", limits)
     optional = {f"p{number}": {"type": "integer"} for number in range(200)}
-    one = walker(Grammar("json", json.dumps({"type": "object", "properties": optional})))
+    one = matcher(Grammar("json", json.dumps({"type": "object", "properties": optional})))
     with pytest.raises(GrammarError, match=r"too complex at output token [0-9]+: make it simpler"):
         for byte in b'{"p1": 1, "p2": 2, "p3"':
             one.bound()
@@ -108,7 +108,7 @@ def test_a_text_that_becomes_too_complex_says_at_which_token(monkeypatch: pytest
 
 
 def test_special_tokens_of_a_grammar_are_tokens_and_not_their_text() -> None:
-    one = walker(Grammar("lark", 'start: <[257]> "ab" /c+/'))
+    one = matcher(Grammar("lark", 'start: <[257]> "ab" /c+/'))
     assert allowed_by(one.bound(), SIZE) == [257]
     one.take(257)
     assert allowed_by(one.bound(), SIZE) == [256]
@@ -124,7 +124,7 @@ def test_what_is_drawn_from_a_real_vocabulary_is_the_json_that_was_asked_for(see
         "x-guidance": {"whitespace_pattern": "[ ]{0,1}"},
     }
     size = len(demo_spelling().tokens)
-    one = walker(Grammar("json", json.dumps(schema)), demo_spelling(), size)
+    one = matcher(Grammar("json", json.dumps(schema)), demo_spelling(), size)
     tokens = walk(one, size, random.Random(seed), 400)
     if one.complete:
         answer = json.loads(demo_tokenizer().decode(tokens))

@@ -1,20 +1,37 @@
-"""Follows the text of one sequence through its grammar."""
+"""Grammars in llguidance's own form, and the matcher of one answer."""
 
 from __future__ import annotations
 
 from collections import deque
+from typing import Literal
 
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLParserLimits
 
+from engine_core.grammar.matcher import GrammarError
 from engine_core.protocol import Grammar
-from engine_core.walking.walker import GrammarError
 from worker.protocol import Bound
+
+LIMITS = LLParserLimits(max_items_in_row=8192, max_lexer_states=50_000, verbose_errors=False)
+"""The bounds of llguidance's work. Its errors do not repeat grammars and texts, which may be secret."""
 
 _NOT_ALLOWED = "doesn't satisfy the grammar"
 """What llguidance says of a token that it had not allowed. Its other errors are limits that are reached."""
 
 
-class GrammarWalker:
+def llguidance_grammar(kind: Literal["json", "regex", "lark", "llguidance"], text: str) -> str:
+    """The grammar of `Grammar.kind` and `Grammar.text` in llguidance's own form."""
+    match kind:
+        case "json":
+            return LLMatcher.grammar_from_json_schema(text)
+        case "regex":
+            return LLMatcher.grammar_from_regex(text)
+        case "lark":
+            return LLMatcher.grammar_from_lark(text)
+        case "llguidance":
+            return text
+
+
+class GrammarMatcher:
     """Asleep until one of the grammar's `wakes` has been written, then awake until it is complete."""
 
     def __init__(self, compiled: LLMatcher, grammar: Grammar, vocab_size: int) -> None:
@@ -23,7 +40,7 @@ class GrammarWalker:
         self._wakes = grammar.wakes
         self._again = grammar.again
         self._vocab_size = vocab_size
-        self._matcher = None if self._wakes else compiled.deep_copy()
+        self._position = None if self._wakes else compiled.deep_copy()
         """The place in the grammar; None while asleep."""
         self._last: deque[int] = deque(maxlen=max(map(len, self._wakes), default=0))
         """The last tokens that were written while asleep."""
@@ -40,20 +57,20 @@ class GrammarWalker:
 
     def take(self, token: int, *, wakes: bool = True) -> None:
         self._count += 1
-        if self._matcher is None:
+        if self._position is None:
             self._listen(token, wakes)
             return
-        if not self._matcher.consume_token(token):
-            raise self._error(self._matcher, self._count)
-        if self._matcher.is_stopped():
-            self._finish(self._matcher)
+        if not self._position.consume_token(token):
+            raise self._error(self._position, self._count)
+        if self._position.is_stopped():
+            self._finish(self._position)
 
     def bound(self) -> Bound | None:
-        if self._matcher is None:
+        if self._position is None:
             return None
-        bits = self._matcher.compute_bitmask()
-        if self._matcher.is_error():
-            raise self._error(self._matcher, self._count + 1)
+        bits = self._position.compute_bitmask()
+        if self._position.is_error():
+            raise self._error(self._position, self._count + 1)
         return bound_of(bits, self._vocab_size)
 
     def _listen(self, token: int, wakes: bool) -> None:
@@ -62,18 +79,18 @@ class GrammarWalker:
         written = tuple(self._last)
         if wakes and any(written[-len(wake) :] == wake for wake in self._wakes):
             self._last.clear()
-            self._matcher = self._compiled.deep_copy()
+            self._position = self._compiled.deep_copy()
 
-    def _finish(self, matcher: LLMatcher) -> None:
-        if matcher.is_error():
-            raise self._error(matcher, self._count)
+    def _finish(self, position: LLMatcher) -> None:
+        if position.is_error():
+            raise self._error(position, self._count)
         if self._again:
-            self._matcher = None
+            self._position = None
         else:
             self._complete = True
 
-    def _error(self, matcher: LLMatcher, at: int) -> GrammarError:
-        if _NOT_ALLOWED in matcher.get_error():
+    def _error(self, position: LLMatcher, at: int) -> GrammarError:
+        if _NOT_ALLOWED in position.get_error():
             return GrammarError(f"the grammar of the answer does not allow output token {at}")
         return GrammarError(
             f"the grammar of the answer became too complex at output token {at}: "

@@ -1,4 +1,4 @@
-"""The place of requests whose grammar is being compiled. From here they go to the scheduler.
+"""The queue of requests whose grammar is being compiled. From here they go to the scheduler.
 
 Nothing of llguidance is imported before the first of them comes.
 """
@@ -15,119 +15,108 @@ from typing import TYPE_CHECKING
 
 import zmq
 
+from engine_core.grammar.matcher import GrammarError, TokenMatcher
 from engine_core.protocol import Add, Failed, Grammar, Spelling
-from engine_core.walking.walker import GrammarError, Walker
 
 if TYPE_CHECKING:
-    from engine_core.grammar.forge import Compiled, Forge
+    from engine_core.grammar.compiler import Compiled, GrammarCompiler
 
 Key = tuple[int, int]
 """The number of a client, and the id of one of its requests."""
 
-_BROKE = "the grammar of this request could not be prepared"
-
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Forged:
-    """A request that has left this place."""
-
+@dataclass(slots=True)
+class QueuedRequest:
     client: int
     request: Add
-    outcome: Walker | Failed
-    """What follows its grammar, or the answer to a request whose grammar cannot be followed."""
-    paused: bool
-    """Whether nothing shall be computed for it yet."""
-
-
-@dataclass(slots=True)
-class _Order:
-    request: Add
     grammar: Grammar
-    forge: Forge
+    compiler: GrammarCompiler
     compiled: Future[Compiled]
     paused: bool = False
+    """Whether nothing shall be computed for it yet."""
+
+    def outcome(self) -> TokenMatcher | Failed:
+        """The matcher of its answer, or the answer to a request whose grammar cannot be followed."""
+        try:
+            return self.compiler.matcher(self.compiled.result(), self.grammar)
+        except GrammarError as error:
+            return Failed(id=self.request.id, code=400, message=str(error))
+        except Exception:
+            _log.exception("a grammar could not be prepared")
+            broke = "the grammar of this request could not be prepared"
+            return Failed(id=self.request.id, code=500, message=broke)
 
 
-class Forging:
+class CompileQueue:
     def __init__(self, vocab_size: int, folder: str) -> None:
         """`folder` is the checkpoint's on this machine."""
         self._vocab_size = vocab_size
         self._folder = folder
         self._spelling: Spelling | None = None
-        self._forge: Forge | None = None
-        self._orders: dict[Key, _Order] = {}
+        self._compiler: GrammarCompiler | None = None
+        self._requests: dict[Key, QueuedRequest] = {}
         self._done = _Bell()
 
     def __len__(self) -> int:
         """The number of requests here."""
-        return len(self._orders)
+        return len(self._requests)
 
     def __contains__(self, key: Key) -> bool:
-        return key in self._orders
+        return key in self._requests
 
     def spell(self, spelling: Spelling) -> None:
         """Learn how tokens are spelled, before the first request. All servers of a model say the same."""
         if spelling == self._spelling:
             return
         # With the first constrained request and not before: most engines never get one.
-        from engine_core.grammar.forge import Forge
+        from engine_core.grammar.compiler import GrammarCompiler
 
-        if self._forge is not None:
-            self._forge.stop()
+        if self._compiler is not None:
+            self._compiler.stop()
         self._spelling = spelling
-        self._forge = Forge(spelling, self._vocab_size, self._folder, self._done.ring)
+        self._compiler = GrammarCompiler(spelling, self._vocab_size, self._folder, self._done.ring)
 
     def add(self, client: int, request: Add, grammar: Grammar) -> None:
         """Take a request in. `leave` returns it when its grammar is compiled."""
-        if self._forge is None:
+        compiler = self._compiler
+        if compiler is None:
             raise ValueError("a request with a grammar came before the spelling of tokens")
-        compiled = self._forge.compile(grammar)
-        self._orders[client, request.id] = _Order(request, grammar, self._forge, compiled)
+        compiled = compiler.compile(grammar)
+        self._requests[client, request.id] = QueuedRequest(client, request, grammar, compiler, compiled)
 
-    def leave(self) -> list[Forged]:
+    def leave(self) -> list[QueuedRequest]:
         """Return the requests whose grammar is compiled, which are not here any more."""
         self._done.silence()
-        keys = [key for key, order in self._orders.items() if order.compiled.done()]
-        return [self._leave(key) for key in keys]
+        keys = [key for key, queued in self._requests.items() if queued.compiled.done()]
+        return [self._requests.pop(key) for key in keys]
 
     def discard(self, keys: Iterable[Key]) -> list[Key]:
         """Let requests go that nobody waits for any more; returns those that were here."""
-        return [key for key in keys if self._orders.pop(key, None) is not None]
+        return [key for key in keys if self._requests.pop(key, None) is not None]
 
     def keys(self) -> list[Key]:
         """The requests that are here."""
-        return list(self._orders)
+        return list(self._requests)
 
     def set_paused(self, keys: Iterable[Key], *, paused: bool) -> None:
         for key in keys:
-            if key in self._orders:
-                self._orders[key].paused = paused
+            if key in self._requests:
+                self._requests[key].paused = paused
 
     def wait(self) -> None:
         """Wait until a grammar is compiled."""
-        wait([order.compiled for order in self._orders.values()], return_when=FIRST_COMPLETED)
+        wait([queued.compiled for queued in self._requests.values()], return_when=FIRST_COMPLETED)
 
     def register(self, poller: zmq.Poller) -> None:
         """Let polls wake when a grammar is compiled."""
         self._done.register(poller)
 
     def stop(self) -> None:
-        if self._forge is not None:
-            self._forge.stop()
+        if self._compiler is not None:
+            self._compiler.stop()
         self._done.close()
-
-    def _leave(self, key: Key) -> Forged:
-        order = self._orders.pop(key)
-        try:
-            outcome: Walker | Failed = order.forge.walker(order.compiled.result(), order.grammar)
-        except GrammarError as error:
-            outcome = Failed(id=key[1], code=400, message=str(error))
-        except Exception:
-            _log.exception("a grammar could not be prepared")
-            outcome = Failed(id=key[1], code=500, message=_BROKE)
-        return Forged(key[0], order.request, outcome, order.paused)
 
 
 class _Bell:
