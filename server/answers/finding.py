@@ -22,7 +22,7 @@ from server.answers.dialects import (
 from server.answers.parts import Arguments, CallBegun, Part
 from server.answers.reader import AnswerReader
 from server.errors import BadRequest
-from server.text.marks import FIRST_MARK, is_mark
+from server.text.detokenizer import FIRST_MARK, is_mark
 
 _SHORTEST_TOKEN = 4
 """The fewest characters of a special token that is a marker: shorter ones are spaces and punctuation."""

@@ -17,7 +17,7 @@ from server.api.logprobs import ChatLogprobs, PromptLogprobs
 from server.api.messages import Messages, TemplateOptions
 from server.errors import BadRequest
 from server.requests.sampling import SamplingParams
-from server.text.style import Style, Verbosity
+from server.text.chat_template import AnswerStyle, Verbosity
 
 
 class ChatRequest(GenerationBody, TemplateOptions, ReasoningOptions):
@@ -75,10 +75,10 @@ class ChatRequest(GenerationBody, TemplateOptions, ReasoningOptions):
         return read_tool_choice(self.tool_choice)
 
     @property
-    def style(self) -> Style | None:
+    def style(self) -> AnswerStyle | None:
         """What is said of the manner of the answer, if anything is."""
-        style = Style(self.reasoning_effort, self.verbosity, self.enable_thinking, self.thinking_budget)
-        return None if style == Style() else style
+        style = AnswerStyle(self.reasoning_effort, self.verbosity, self.enable_thinking, self.thinking_budget)
+        return None if style == AnswerStyle() else style
 
     @property
     def most_tokens(self) -> int | None:

@@ -12,7 +12,7 @@ from server.api.common import Int64, check_cache_salt
 from server.api.fields import FIRST_ERROR, MEANINGLESS, Body, Text, Texts
 from server.api.messages import Content
 from server.errors import BadRequest, invalid
-from server.facts.model_facts import LIMITS, Facts
+from server.model_facts import LIMITS, Facts
 from server.requests.pooling import Terms, Truncation
 
 EmbeddingType = Literal["float", "binary", "ubinary", "base64"]

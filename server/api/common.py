@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from server.api.answer_form import StructuredBody
 from server.api.fields import FIRST_ERROR, Body, Bounds, Flag, Ids, Text, Texts
 from server.errors import BadRequest
-from server.facts.model_facts import LIMITS
+from server.model_facts import LIMITS
 from server.requests.cache_diagnosis import CacheDiagnosis
 from server.requests.sampling import SamplingParams
 from server.requests.timing import TimingReport

@@ -14,7 +14,7 @@ from server.api.conversations.reasoning_options import BudgetOptions
 from server.api.fields import MEANINGLESS, UNSUPPORTED, Flag
 from server.api.logprobs import CompletionLogprobs, PromptLogprobs
 from server.errors import BadRequest, too_many
-from server.facts.model_facts import LIMITS
+from server.model_facts import LIMITS
 from server.requests.sampling import SamplingParams
 
 Prompt = str | list[int]

@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from server.api.conversations.custom_tools import call_of, function_of
 from server.api.fields import FIRST_ERROR, Body, Bounds, Flag, check_text
 from server.errors import BadRequest
-from server.facts.model_facts import LIMITS
+from server.model_facts import LIMITS
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024

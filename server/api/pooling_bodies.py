@@ -17,7 +17,7 @@ from server.api.common import INCLUDE, CacheDiagnoses, Include, Int64, Timeout, 
 from server.api.fields import FIRST_ERROR, MEANINGLESS, Body, Flag, Neutral, Text, check_text
 from server.api.messages import Message, Messages, TemplateOptions
 from server.errors import BadRequest, too_many
-from server.facts.model_facts import LIMITS, Facts
+from server.model_facts import LIMITS, Facts
 from server.requests.pooling import PoolingParams, Terms, Truncation
 from server.requests.vectors import EmbedDtype, Endianness
 

@@ -15,7 +15,7 @@ from server.api.fields import Flag, check_text
 from server.api.messages import TEXT_PARTS
 from server.api.pooling_bodies import UNSUPPORTED, PoolingBody
 from server.errors import BadRequest
-from server.facts.model_facts import LIMITS
+from server.model_facts import LIMITS
 from server.requests.pooling import Terms
 from server.requests.scoring import Pairs, ScoreOptions
 

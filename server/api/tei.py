@@ -13,7 +13,7 @@ from server.api.fields import Body, Flag, Text, Texts, check_text
 from server.api.pooling_bodies import Inputs
 from server.api.scores import RerankRequest
 from server.errors import BadRequest, too_many
-from server.facts.model_facts import LIMITS, Facts
+from server.model_facts import LIMITS, Facts
 from server.requests.pooling import PoolingParams, Source, Terms, Truncation
 from server.requests.scoring import Pairs, ScoreOptions
 

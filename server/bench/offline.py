@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from server.bench.serve_options import BenchError, check_folder, write_result
-from server.facts.task_names import GENERATE
 from server.offline.llm import LLM
 from server.options.option_table import Parser, flatten
 from server.options.server_options import parse
 from server.requests.sampling import SamplingParams
+from server.task_names import GENERATE
 from worker import logs
 
 

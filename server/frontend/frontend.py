@@ -28,7 +28,6 @@ from server.access.client_identity import ANYONE, Caller
 from server.access.keyring import Access
 from server.access.time_limits import of_later_texts
 from server.errors import ApiError, NoEngine, NotFound, Unavailable, from_engine
-from server.facts.model_facts import Facts
 from server.frontend.merged_generators import merged
 from server.frontend.text_output import ALL_TOKENS, Choice, Delta, TextOutput
 from server.http.server_status import (
@@ -42,16 +41,16 @@ from server.http.server_status import (
     raise_if_refused,
 )
 from server.metrics.server_metrics import Metrics
+from server.model_facts import Facts
 from server.options.server_config import ServerConfig
 from server.proving.model_grammars import Grammars
 from server.reading.helper import Helper
 from server.reading.reader import Reader, ReadingOptions
-from server.requests.loading import find_facts, find_folder, load_tokenizer, tokenizer_source
+from server.requests.loading import find_facts, find_folder, load_tokenizer, tokenizer_files
 from server.requests.pooling import Item, items_to_send
 from server.requests.sampling import SamplingParams
-from server.text.token_ids import TokenIds, count_ids, unpack
-from server.text.tokenizer import Tokenizer
-from server.text.tokenizer_source import TokenizerSource
+from server.text.tokenizer import TokenIds, Tokenizer, count_ids, unpack
+from server.text.tokenizer_files import TokenizerFiles
 from worker.protocol import Sampling
 
 _log = logging.getLogger(__name__)
@@ -84,10 +83,10 @@ class Frontend:
         """The checkpoint's folder on this machine, once it is known."""
         self._facts: Facts | None = None
         self._tokenizer: Tokenizer | None = None
-        self._source: TokenizerSource | None = None
+        self._source: TokenizerFiles | None = None
         self._reader: Reader | None = None
         self._reading = ReadingOptions.of(config)
-        self.helper = Helper(self._tokenizer_source, self._reading, log_level=config.log.style)
+        self.helper = Helper(self._tokenizer_files, self._reading, log_level=config.log.style)
         """Reads the bodies of requests that are too long for the event loop."""
         self.grammars = Grammars(self, client, config)
         self._draining: Draining | None = None
@@ -109,7 +108,7 @@ class Frontend:
             self.folder = Path(self._client.folder)
         else:
             self.folder = await asyncio.to_thread(find_folder, self.config)
-        self._source = await asyncio.to_thread(tokenizer_source, self.config, self.folder)
+        self._source = await asyncio.to_thread(tokenizer_files, self.config, self.folder)
         self._tokenizer = await asyncio.to_thread(load_tokenizer, self._source, self.config)
         await self._client.ready_or_dead.wait()
         self._raise_if_dead()
@@ -140,7 +139,7 @@ class Frontend:
         """The tools that read the texts of requests."""
         return self._reader or Reader(self.facts, self.tokenizer, self._reading)
 
-    def _tokenizer_source(self) -> TokenizerSource:
+    def _tokenizer_files(self) -> TokenizerFiles:
         if self._source is None:
             raise Unavailable("The tokenizer is not loaded yet.", retry_after=1)
         return self._source

@@ -14,8 +14,7 @@ from server.access.admission import Admission
 from server.access.backlog import Work
 from server.metrics.server_metrics import RequestRecord
 from server.requests.sampling import SamplingParams
-from server.text.detokenizer import MarkedText
-from server.text.stop_strings import StopStrings
+from server.text.detokenizer import MarkedText, StopStrings
 from server.text.tokenizer import Tokenizer
 from worker.protocol import TokenLogprobs
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from engine_core.protocol import Grammar, Spelling
-from server.facts.model_facts import Facts
 from server.grammars.building import Built
+from server.model_facts import Facts
 from server.text.tokenizer import Tokenizer
 
 

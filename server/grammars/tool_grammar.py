@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from server.text.marks import FIRST_MARK, MOST_MARKS
+from server.text.detokenizer import FIRST_MARK, MOST_MARKS
 
 Schema = Mapping[str, Any]
 

@@ -17,7 +17,6 @@ from engine_core.engine_processes import EngineProcesses, start_engines
 from engine_core.keeper import keep_engines
 from engine_core.protocol import Progress
 from server.errors import ApiError, Unavailable
-from server.facts.task_names import GENERATE, require_task
 from server.frontend.frontend import Frontend
 from server.grammars.engine_grammar import as_grammar
 from server.metrics.server_metrics import Metrics
@@ -33,8 +32,8 @@ from server.requests.sampling import SamplingParams
 from server.requests.unsupported import refuse_keywords
 from server.requests.vectors import as_array
 from server.run.progress_bar import ProgressDisplay
-from server.text.token_ids import unpack
-from server.text.tokenizer import LONG_TEXT
+from server.task_names import GENERATE, require_task
+from server.text.tokenizer import LONG_TEXT, unpack
 from worker import logs
 
 SECONDS_TO_END = 3.0

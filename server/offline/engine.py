@@ -11,11 +11,10 @@ import msgspec
 
 from engine_core.engine import Engine
 from engine_core.protocol import Add, Admitted, Alone, Grammar, Standing, Tokens
-from server.facts.model_facts import Facts
-from server.facts.task_names import GENERATE, require_task
 from server.grammars.building import build
 from server.grammars.engine_grammar import as_grammar, spelling_of
 from server.grammars.structured_params import Asked
+from server.model_facts import Facts
 from server.offline.engine_args import EngineArgs
 from server.offline.engine_requests import EngineRequest, GenerationRequest, Output, PoolingRequest
 from server.offline.prompts import Prompt, PromptLike, encode_prompts, read_items, read_prompt
@@ -27,6 +26,7 @@ from server.requests.pooling import PoolingParams
 from server.requests.sampling import RequestOutputKind, SamplingParams
 from server.requests.unsupported import refuse_keywords
 from server.run.progress_bar import ProgressDisplay
+from server.task_names import GENERATE, require_task
 from server.text.tokenizer import Tokenizer
 
 _MOST_KEPT = 1024

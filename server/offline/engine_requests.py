@@ -9,8 +9,8 @@ from typing import Protocol
 
 from engine_core.protocol import Failed, Grammar, Pooled, Tokens
 from server.errors import ApiError, from_engine
-from server.facts.model_facts import Facts
 from server.frontend.text_output import ALL_TOKENS, Delta, TextOutput
+from server.model_facts import Facts
 from server.offline.outputs import (
     CompletionOutput,
     Logprob,
@@ -23,8 +23,7 @@ from server.offline.outputs import (
 from server.requests.pooling import Item
 from server.requests.sampling import RequestOutputKind, SamplingParams
 from server.requests.vectors import as_array
-from server.text.token_ids import unpack
-from server.text.tokenizer import Tokenizer
+from server.text.tokenizer import Tokenizer, unpack
 from worker.protocol import Pooling, Sampling, TokenLogprobs, Vectors
 
 

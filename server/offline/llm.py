@@ -37,7 +37,7 @@ from server.requests.sampling import RequestOutputKind, SamplingParams
 from server.requests.scoring import Pairs, ScoreOptions, Scorer, score
 from server.requests.unsupported import refuse_keywords
 from server.run.progress_bar import ProgressDisplay
-from server.text.template import AskedFormat
+from server.text.chat_template import AskedFormat
 
 _UNSUPPORTED = ("lora_request", "tokenization_kwargs", "mm_processor_kwargs", "chat_template")
 

@@ -10,7 +10,7 @@ from typing import Any, TypedDict, TypeVar
 import msgspec
 
 from server.errors import BadRequest
-from server.facts.model_facts import Facts
+from server.model_facts import Facts
 from server.requests.pooling import Item, PoolingParams, Source, TextReader, Truncation, find_prompt
 from server.text.tokenizer import Tokenizer
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from server.options.server_config import ServerConfig
 from server.requests.loading import tokenizer_folder
-from server.text.tokenizer import template_text
+from server.text.tokenizer_files import template_text
 
 
 def open_transformers_tokenizer(config: ServerConfig, folder: Path) -> Any:

@@ -8,9 +8,9 @@ from typing import Protocol
 
 from engine_core.client.client import EngineClient
 from server.answers.finding import format_of
-from server.facts.model_facts import Facts
 from server.grammars.building import Built
 from server.grammars.engine_grammar import spelling_of
+from server.model_facts import Facts
 from server.options.server_config import ServerConfig
 from server.proving.prover import Prover
 from server.proving.prover_process import Question

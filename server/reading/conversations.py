@@ -14,7 +14,7 @@ from server.api.conversations.responses import ResponsesRequest
 from server.api.messages import Message
 from server.reading.prompts import Conversation, encode, read_chat, write_chat
 from server.reading.reader import Reader
-from server.text.template import ChatTemplate
+from server.text.chat_template import ChatTemplate
 
 
 class Asks(Protocol):

@@ -16,13 +16,13 @@ from typing import Generic, TypeVar
 import msgspec
 
 from server.errors import ApiError, BadRequest, Overloaded, Unavailable
-from server.facts.model_facts import Facts
+from server.model_facts import Facts
 from server.offload.answering_process import AnsweringProcess, CannotStart, Ended
 from server.offload.refused import NO_MEMORY, Refusal, Refused, refused
 from server.reading.helper_messages import Answer, HelperLimits, Job, Setup
 from server.reading.reader import ReadingOptions
 from server.reading.readings import Reading
-from server.text.tokenizer_source import TokenizerSource
+from server.text.tokenizer_files import TokenizerFiles
 
 R = TypeVar("R")
 
@@ -48,7 +48,7 @@ class Helper:
 
     def __init__(
         self,
-        source: Callable[[], TokenizerSource],
+        source: Callable[[], TokenizerFiles],
         options: ReadingOptions,
         limits: HelperLimits = HelperLimits(),
         log_level: str = "info",

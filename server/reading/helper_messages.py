@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from server.facts.model_facts import Facts
+from server.model_facts import Facts
 from server.offload.refused import Refused
 from server.reading.reader import ReadingOptions
-from server.text.tokenizer_source import TokenizerSource
+from server.text.tokenizer_files import TokenizerFiles
 
 
 class HelperLimits(msgspec.Struct, frozen=True):
@@ -37,7 +37,7 @@ class Setup(msgspec.Struct, frozen=True):
 
     socket: int
     """The inherited descriptor of its end of the connection."""
-    tokenizer: TokenizerSource
+    tokenizer: TokenizerFiles
     options: ReadingOptions
     limits: HelperLimits
     log_level: str

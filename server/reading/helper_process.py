@@ -39,8 +39,8 @@ from server.reading.prompts import Prompt
 from server.reading.reader import Reader
 from server.reading.readings import BY_NAME, Reading
 from server.requests.pooling import Item
-from server.text.template import AskedFormat, ChatTemplate
-from server.text.token_ids import pack
+from server.text.chat_template import AskedFormat, ChatTemplate
+from server.text.tokenizer import pack
 from worker import child, logs
 
 TOKENIZER_THREADS = 4

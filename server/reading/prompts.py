@@ -18,8 +18,8 @@ from server.errors import BadRequest, too_many
 from server.reading.reader import A_LOT, Reader
 from server.requests.pooling import CUT_MARGIN
 from server.requests.sampling import check_logprobs, kept_tokens
-from server.text.style import Style
-from server.text.token_ids import TokenIds, count_ids, unpack
+from server.text.chat_template import AnswerStyle
+from server.text.tokenizer import TokenIds, count_ids, unpack
 
 NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 """The schema of a tool of which the request has none."""
@@ -182,7 +182,7 @@ def encode(text: str, reader: Reader, *, add_special_tokens: bool, bounded: bool
 
 
 def write_conversation(
-    options: TemplateOptions, messages: list[Message], reader: Reader, style: Style | None = None
+    options: TemplateOptions, messages: list[Message], reader: Reader, style: AnswerStyle | None = None
 ) -> str:
     """Renders the conversation as the text that the model was trained on."""
     if options.chat_template is not None and not reader.options.trust_request_chat_template:

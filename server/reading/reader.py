@@ -8,7 +8,7 @@ import msgspec
 
 from server.answers.dialects import AUTO, NONE
 from server.answers.finding import format_of
-from server.facts.model_facts import Facts
+from server.model_facts import Facts
 from server.options.server_config import ServerConfig
 from server.text.tokenizer import Tokenizer
 

@@ -17,7 +17,7 @@ from server.api.pooling_bodies import (
 from server.api.scores import RerankRequest, ScoreRequest
 from server.api.tei import EmbedAllRequest, EmbedRequest, PredictRequest, SimilarityRequest, TextsRequest
 from server.errors import too_many
-from server.facts.model_facts import Facts
+from server.model_facts import Facts
 from server.reading.prompts import work_of_template, write_conversation
 from server.reading.reader import Reader
 from server.requests.pooling import (

@@ -12,12 +12,12 @@ from models.checkpoint.hub import resolve
 from models.config import ConfigError, ModelConfig, read_config
 from models.pooling.config import PoolingConfig, read_pooling
 from server.answers.finding import describe_format
-from server.facts.model_facts import Facts, read_defaults
-from server.facts.task_names import GENERATE, score_type
+from server.model_facts import Facts, read_defaults
 from server.options.server_config import ServerConfig
 from server.requests.scoring import QWEN3_RERANKER
+from server.task_names import GENERATE, score_type
 from server.text.tokenizer import Tokenizer
-from server.text.tokenizer_source import TokenizerSource
+from server.text.tokenizer_files import TokenizerFiles
 from worker.host.machine import cache_folder
 
 _log = logging.getLogger(__name__)
@@ -35,9 +35,9 @@ def tokenizer_folder(config: ServerConfig, folder: Path) -> Path:
     return resolve(config.tokenizer, None, config.engine.download_dir, lambda _: None, "dummy")
 
 
-def tokenizer_source(config: ServerConfig, folder: Path) -> TokenizerSource:
+def tokenizer_files(config: ServerConfig, folder: Path) -> TokenizerFiles:
     """Finds the tokenizer of a checkpoint, which is downloaded if it is another's."""
-    return TokenizerSource(
+    return TokenizerFiles(
         str(tokenizer_folder(config, folder)),
         str(cache_folder()),
         config.chat_template,
@@ -46,7 +46,7 @@ def tokenizer_source(config: ServerConfig, folder: Path) -> TokenizerSource:
     )
 
 
-def load_tokenizer(source: TokenizerSource, config: ServerConfig) -> Tokenizer:
+def load_tokenizer(source: TokenizerFiles, config: ServerConfig) -> Tokenizer:
     """Loads a tokenizer, and logs how the answers of its model will be read."""
     tokenizer = source.load()
     for fault in tokenizer.chat.faults:
@@ -56,7 +56,7 @@ def load_tokenizer(source: TokenizerSource, config: ServerConfig) -> Tokenizer:
 
 
 def open_tokenizer(config: ServerConfig, folder: Path) -> Tokenizer:
-    return tokenizer_source(config, folder).load()
+    return tokenizer_files(config, folder).load()
 
 
 def find_facts(config: ServerConfig, ready: Ready, folder: Path, tokenizer: Tokenizer) -> Facts:

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 import msgspec
 
 from server.errors import BadRequest, invalid
-from server.facts.model_facts import Facts
-from server.facts.task_names import find_task
+from server.model_facts import Facts
 from server.requests.unsupported import UnsupportedPooling
-from server.text.token_ids import TokenIds, count_ids, unpack
-from server.text.tokenizer import Tokenizer
+from server.task_names import find_task
+from server.text.tokenizer import TokenIds, Tokenizer, count_ids, unpack
 from worker.protocol import Pooling, Task
 
 Source = str | list[int]

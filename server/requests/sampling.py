@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from server.errors import BadRequest, invalid, too_many
-from server.facts.model_facts import Facts
 from server.grammars.structured_params import Asked, StructuredOutputsParams
+from server.model_facts import Facts
 from server.requests.unsupported import UnsupportedSampling
 from worker.protocol import Sampling
 

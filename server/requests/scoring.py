@@ -14,8 +14,7 @@ from typing import Any
 import msgspec
 
 from server.errors import BadRequest, Unavailable
-from server.facts.model_facts import Facts
-from server.facts.task_names import no_scores
+from server.model_facts import Facts
 from server.requests.pooling import (
     NO_TRUNCATION,
     TEXTS_AT_ONCE,
@@ -28,6 +27,7 @@ from server.requests.pooling import (
     prompt_for,
 )
 from server.requests.vectors import compare, scalar
+from server.task_names import no_scores
 from server.text.tokenizer import Tokenizer
 from worker.protocol import Pooling, Vectors
 

@@ -14,7 +14,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from server.access.client_identity import begin_request
 from server.api.fields import FIRST_ERROR
-from server.facts.task_names import GENERATE
 from server.http.authentication import DEEP
 from server.http.endpoint import Endpoint
 from server.http.server_status import Dead, Draining, Ready, Restarting, Stalled, Starting
@@ -22,6 +21,7 @@ from server.metrics.server_metrics import CONTENT_TYPE
 from server.requests.pooling import Item, PoolingParams
 from server.requests.sampling import SamplingParams
 from server.routes.generation import admit, frontend_of, require_json
+from server.task_names import GENERATE
 
 router = APIRouter(route_class=Endpoint, tags=["server"])
 

@@ -16,7 +16,7 @@ from server.grammars.after_reasoning import Markers, behind_thinking
 from server.grammars.building import Built
 from server.grammars.engine_grammar import as_grammar
 from server.grammars.structured_params import Asked
-from server.text.marks import is_mark
+from server.text.detokenizer import is_mark
 
 _ALIKE = (
     "This model begins calls with a character with which an answer of the form that is asked may begin too, "

@@ -21,7 +21,6 @@ from server.access.time_limits import limits_of
 from server.api.common import CacheDiagnoses, GenerationBody, StreamOptions, Usage, make_usage
 from server.api.logprobs import TokenNames
 from server.errors import BadRequest
-from server.facts.task_names import GENERATE, require_task
 from server.frontend.frontend import Delta, Frontend
 from server.frontend.merged_generators import merged
 from server.frontend.text_output import ALL_TOKENS
@@ -34,6 +33,7 @@ from server.reading.prompts import Prompt, Said
 from server.requests.cache_diagnosis import Asked, CacheDiagnosis, explain_miss, one_or_all
 from server.requests.sampling import SamplingParams
 from server.requests.timing import RequestTimes
+from server.task_names import GENERATE, require_task
 from worker.protocol import Sampling
 
 REPLICA = b"x-data-parallel-rank"

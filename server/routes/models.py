@@ -5,9 +5,9 @@ from __future__ import annotations
 from fastapi import APIRouter, Depends, Request, Response
 
 from server.api.models import ModelCard, ModelList, Permission
-from server.facts.model_facts import Facts
 from server.http.endpoint import Endpoint
 from server.http.sse import json_response
+from server.model_facts import Facts
 from server.routes.generation import frontend_of, require_ready
 
 router = APIRouter(route_class=Endpoint, tags=["models"], dependencies=[Depends(require_ready)])

@@ -7,8 +7,8 @@ from fastapi import APIRouter, Request, Response
 
 from server.access.client_identity import require_right
 from server.api.pooling_bodies import Classification, ClassifyRequest, PoolingData, PoolingRequest
-from server.facts.model_facts import Facts
 from server.http.endpoint import Endpoint
+from server.model_facts import Facts
 from server.reading.readings import CLASSIFY, POOLING
 from server.requests.vectors import as_array
 from server.routes.embeddings import bytes_response, check_encoding, written

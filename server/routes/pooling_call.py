@@ -20,7 +20,6 @@ from server.access.time_limits import limits_of
 from server.api.common import CacheDiagnoses, Usage, make_usage
 from server.api.pooling_bodies import PooledList
 from server.errors import ApiError
-from server.facts.task_names import POOLING, no_scores, no_task, require_task
 from server.http.sse import encode
 from server.http.traces import Attributes
 from server.requests.cache_diagnosis import Asked, CacheDiagnosis, explain_miss, one_or_all
@@ -36,7 +35,8 @@ from server.routes.generation import (
     request_id_of,
     times_of,
 )
-from server.text.token_ids import unpack
+from server.task_names import POOLING, no_scores, no_task, require_task
+from server.text.tokenizer import unpack
 from worker.protocol import Vectors
 
 FEW_VECTORS = 256

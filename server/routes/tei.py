@@ -10,10 +10,9 @@ from fastapi.responses import JSONResponse
 from server.access.client_identity import require_right
 from server.api.scores import best_first
 from server.api.tei import EmbedAllRequest, EmbedRequest, Prediction, PredictRequest, SimilarityRequest
-from server.facts.model_facts import Facts
-from server.facts.task_names import require_task
 from server.http.endpoint import Endpoint
 from server.http.sse import encode
+from server.model_facts import Facts
 from server.reading.readings import EMBED, EMBED_ALL, PREDICT, SIMILARITY, Reading
 from server.requests.pooling import Item
 from server.requests.vectors import as_array, as_json, compare
@@ -27,6 +26,7 @@ from server.routes.pooling_call import (
     written_list,
 )
 from server.routes.read import read
+from server.task_names import require_task
 from worker.protocol import Vectors
 
 router = APIRouter(route_class=Endpoint, tags=["text-embeddings-inference"])

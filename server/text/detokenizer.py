@@ -1,4 +1,4 @@
-"""Turns token ids into text while they arrive, with one state for each stream.
+"""Turns token ids into text while they arrive, with one state for each stream, and finds stop strings in it.
 
 The work is in proportion to the new text only. Joined, the pieces equal the text of all tokens at once, and
 no piece ends inside a character. Two exact kinds cover nearly every causal model: byte-level BPE, and
@@ -15,6 +15,16 @@ from typing import Protocol
 import msgspec
 
 BROKEN = "\ufffd"
+
+FIRST_MARK = 0xD800
+"""The first of the marks: single characters that stand for special tokens while an answer is read. They are
+lone surrogates, which text decoded from UTF-8 never has."""
+MOST_MARKS = 0x800
+
+
+def is_mark(text: str) -> bool:
+    """Whether a text is the mark of a special token."""
+    return len(text) == 1 and FIRST_MARK <= ord(text) < FIRST_MARK + MOST_MARKS
 
 
 def _one_mark_per_byte(error: UnicodeError) -> tuple[str, int]:
@@ -149,6 +159,56 @@ class WindowText:
         return self._shown[len(shown) :]
 
 
+class StopStrings:
+    """Finds the first stop string to be completed, and holds back text only while it may still become one.
+
+    "First" is by the place where it ends, so the outcome does not depend on how the text was cut into pieces;
+    among those that end at one place, the first given wins.
+    """
+
+    __slots__ = ("_held", "_include", "_stops")
+
+    def __init__(self, stops: list[str], *, include: bool) -> None:
+        self._stops = stops
+        self._include = include
+        self._held = ""
+
+    def push(self, text: str, *, looking: bool = True) -> tuple[str, str | None]:
+        """Returns the text that may be shown, and the stop string that ended it."""
+        buffer = self._held + text
+        if looking and (found := self._find(buffer)):
+            end, stop = found
+            self._held = ""
+            return buffer[: end if self._include else end - len(stop)], stop
+        keep = self._undecided(buffer)
+        self._held = buffer[len(buffer) - keep :]
+        return buffer[: len(buffer) - keep], None
+
+    def flush(self) -> str:
+        held, self._held = self._held, ""
+        return held
+
+    def _find(self, buffer: str) -> tuple[int, str] | None:
+        """The match that ends first, among those that end in the new text, as its end and the stop string."""
+        best: tuple[int, str] | None = None
+        for stop in self._stops:
+            at = buffer.find(stop, max(0, len(self._held) - len(stop) + 1))
+            if at >= 0 and (best is None or at + len(stop) < best[0]):
+                best = at + len(stop), stop
+        return best
+
+    def _undecided(self, buffer: str) -> int:
+        """The length of the longest end of the buffer that is the beginning of a stop string."""
+        longest = 0
+        for stop in self._stops:
+            at = buffer.find(stop[0], max(0, len(buffer) - len(stop) + 1))
+            while at >= 0 and len(buffer) - at > longest:
+                if stop.startswith(buffer[at:]):
+                    longest = len(buffer) - at
+                at = buffer.find(stop[0], at + 1)
+        return longest
+
+
 def byte_level_table() -> dict[str, int]:
     """GPT-2's alphabet: a printable character for each byte, in which byte-level vocabularies are written."""
     printable = [
@@ -197,13 +257,12 @@ def byte_decoding(decoder: object) -> ByteDecoding | None:
             return ByteDecoding(metaspace_bytes, strip=0 if keeps else -1)
         case ["Replace", "ByteFallback", "Fuse"] if _is_space_mark(steps[0]):
             return ByteDecoding(sentencepiece_bytes, "facet-byte-fallback")
-        case ["Replace", "ByteFallback", "Fuse", "Strip"] if _is_space_mark(steps[0]) and not steps[3].get(
-            "stop"
-        ):
+        case ["Replace", "ByteFallback", "Fuse", "Strip"] if _is_space_mark(steps[0]):
             strip = steps[3].get("start") if steps[3].get("content") == " " else 0
-            return ByteDecoding(
-                sentencepiece_bytes, "facet-byte-fallback", strip if isinstance(strip, int) else 0
-            )
+            spaces = strip if isinstance(strip, int) else 0
+            if steps[3].get("stop"):
+                return None
+            return ByteDecoding(sentencepiece_bytes, "facet-byte-fallback", spaces)
         case _:
             return None
 

@@ -1,45 +1,38 @@
-"""Converts text to token ids and back, with the `tokenizers` library alone: no transformers and no torch.
-
-A checkpoint's tokenizer is tokenizer.json, and what tokenizer_config.json and its neighbours say of special
-tokens and chat templates. A checkpoint without tokenizer.json is converted once, by another process.
-"""
+"""Converts text to token ids and back, with the `tokenizers` library alone: no transformers and no torch."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
-import subprocess
-import sys
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import tokenizers
 
-from models.gguf.folder import NO_TOKENIZER
-from models.plain_files import FileError, check_regular, read_json
 from server.errors import invalid
-from server.facts.model_facts import Facts
+from server.model_facts import Facts
+from server.text.chat_template import ChatTemplate
 from server.text.detokenizer import ByteText, MarkedText, TextState, WindowText, byte_decoding
-from server.text.template import AskedFormat, ChatTemplate, compile_template, read_templates
 
 LONG_TEXT = 64 << 10
 """A text of so many characters is encoded in a thread: this much takes about 20 ms."""
 
-CONVERSION_SECONDS = 300
-_SOURCES = (
-    "tokenizer.model",
-    "vocab.json",
-    "merges.txt",
-    "vocab.txt",
-    "spiece.model",
-    "tokenizer_config.json",
-)
+TokenIds = list[int] | bytes
+"""Token ids: a list, or packed as 32-bit numbers where very many of them come from another process."""
+_ID_BYTES = 4
 
 
-class TokenizerError(ValueError):
-    """Raised when there is no tokenizer; the message says why, and what to do."""
+def pack(ids: TokenIds) -> bytes:
+    return ids if isinstance(ids, bytes) else array("i", ids).tobytes()
+
+
+def unpack(ids: TokenIds) -> list[int]:
+    return array("i", ids).tolist() if isinstance(ids, bytes) else ids
+
+
+def count_ids(ids: TokenIds) -> int:
+    return len(ids) // _ID_BYTES if isinstance(ids, bytes) else len(ids)
 
 
 class _Bytes(dict[int, bytes]):
@@ -239,130 +232,3 @@ def _mark_special(model: tokenizers.Tokenizer, names: Iterable[str]) -> None:
         name for name in dict.fromkeys(names) if name not in known and model.token_to_id(name) is not None
     ]
     model.add_special_tokens(missing)
-
-
-def load_tokenizer(
-    folder: Path,
-    *,
-    chat_template: str | None = None,
-    content_format: AskedFormat = "auto",
-    trust_remote_code: bool = False,
-    cache: Path,
-    make_chat: Callable[..., ChatTemplate] = ChatTemplate,
-) -> Tokenizer:
-    """Loads a checkpoint's tokenizer. `chat_template` is a file or a template that replaces the folder's."""
-    path = folder / "tokenizer.json"
-    if path.exists():
-        _check_regular(path)
-    else:
-        path = _converted(folder, cache, trust_remote_code=trust_remote_code) / "tokenizer.json"
-    config = _read_json(folder / "tokenizer_config.json")
-    named = {**_named_tokens(_read_json(folder / "special_tokens_map.json")), **_named_tokens(config)}
-    if chat_template is not None:
-        templates = {"default": template_text(chat_template)}
-        # The operator's template is checked now. A checkpoint's own may be broken, as long as none uses it.
-        compile_template(templates["default"])
-    else:
-        templates = _read_templates(folder, config)
-    try:
-        model = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises plain Exception
-        raise TokenizerError(f"{path.name} of the model cannot be read: {error}") from error
-    chat = make_chat(templates, named, content_format)
-    described = config.get("response_template")
-    return Tokenizer(
-        model,
-        chat,
-        named_tokens=named,
-        add_bos=config.get("add_bos_token") is True,
-        path=str(path),
-        response_template=described if isinstance(described, dict) else None,
-    )
-
-
-def _read_templates(folder: Path, config: dict[str, object]) -> dict[str, str]:
-    try:
-        return read_templates(folder, config)
-    except FileError as error:
-        raise TokenizerError(str(error)) from None
-    except (KeyError, TypeError) as error:
-        raise TokenizerError(
-            f"the chat templates of the model have an unknown form ({type(error).__name__}: {error}); "
-            "give one with --chat-template"
-        ) from error
-
-
-def template_text(given: str) -> str:
-    """The template's text. Jinja text has braces or line breaks; anything else must be a file."""
-    if "{" in given or "\n" in given:
-        return given
-    try:
-        return Path(given).expanduser().read_text("utf-8")
-    except OSError as error:
-        raise TokenizerError(
-            f"--chat-template {given!r} is neither a template (it has no braces) nor a file that can be "
-            f"read: {error.strerror}"
-        ) from error
-
-
-def _named_tokens(config: dict[str, object]) -> dict[str, str]:
-    """Named tokens such as bos_token; each is text, or an object with its text as `content`."""
-    named: dict[str, str] = {}
-    for key, value in config.items():
-        text = value.get("content") if isinstance(value, dict) else value
-        if key.endswith("_token") and isinstance(text, str):
-            named[key] = text
-    return named
-
-
-def _read_json(path: Path) -> dict[str, object]:
-    if not path.exists():
-        return {}
-    try:
-        content = read_json(path)
-    except FileError as error:
-        raise TokenizerError(str(error)) from None
-    if not isinstance(content, dict):
-        raise TokenizerError(f"{path.name} of the model must hold an object")
-    return cast("dict[str, object]", content)
-
-
-def _check_regular(path: Path) -> None:
-    try:
-        check_regular(path)
-    except FileError as error:
-        raise TokenizerError(str(error)) from None
-
-
-def _converted(folder: Path, cache: Path, *, trust_remote_code: bool) -> Path:
-    """A folder with the tokenizer.json made from older files of a checkpoint: made once, then reused."""
-    if (why := folder / NO_TOKENIZER).is_file():
-        raise TokenizerError(why.read_text())
-    sources = [folder / name for name in _SOURCES if (folder / name).is_file()]
-    if not sources:
-        raise TokenizerError(
-            "the model has no tokenizer.json, nor older tokenizer files to make one from; "
-            "name a folder or hub id that has one with --tokenizer"
-        )
-    stamp = "|".join(f"{path.resolve()}:{path.stat().st_mtime_ns}" for path in sources)
-    target = cache / "tokenizers" / hashlib.sha256(stamp.encode()).hexdigest()[:16]
-    if not (target / "tokenizer.json").is_file():
-        print("Converting the model's tokenizer to tokenizer.json (once)", file=sys.stderr)
-        _run_conversion(folder, target, trust_remote_code=trust_remote_code)
-    return target
-
-
-def _run_conversion(folder: Path, target: Path, *, trust_remote_code: bool) -> None:
-    command = [sys.executable, "-P", "-m", "models.checkpoint.tokenizer_export", str(folder), str(target)]
-    if trust_remote_code:
-        command.append("--trust-remote-code")
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=CONVERSION_SECONDS)
-    except subprocess.TimeoutExpired as error:
-        raise TokenizerError(f"converting the tokenizer took more than {CONVERSION_SECONDS} s") from error
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise TokenizerError(
-            f"the model has no tokenizer.json, and transformers cannot make one: {reason}; "
-            "name a folder or hub id that has one with --tokenizer"
-        )

@@ -32,7 +32,7 @@ from server.answers.reader import AnswerReader  # noqa: E402
 from server.errors import BadRequest  # noqa: E402
 from server.grammars.building import build  # noqa: E402
 from server.grammars.structured_params import Asked, StructuredOutputsParams  # noqa: E402
-from server.text.tokenizer import load_tokenizer  # noqa: E402
+from server.text.tokenizer_files import TokenizerFiles  # noqa: E402
 
 LONGEST = 96
 """The most tokens of an answer."""
@@ -171,7 +171,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--schemas", type=int, default=200)
     asked = parser.parse_args()
-    tokenizer = load_tokenizer(asked.folder, cache=Path())
+    tokenizer = TokenizerFiles(str(asked.folder), "").load()
     size = tokenizer.largest_id + 1
     begin = time.perf_counter()
     tokens = [tokenizer.token_bytes(id) for id in range(size)]

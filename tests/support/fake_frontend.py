@@ -25,11 +25,11 @@ from server.access.admission import Admission, Admissions
 from server.access.client_identity import ANYONE, Caller
 from server.access.keyring import Access
 from server.errors import ApiError, NotFound
-from server.facts.model_facts import Facts
 from server.frontend.text_output import Delta, TextOutput
 from server.grammars.building import Built
 from server.http.server_status import Ready, Status
 from server.metrics.server_metrics import Metrics
+from server.model_facts import Facts
 from server.offload.refused import Refusal, Refused
 from server.options.server_config import ServerConfig
 from server.proving.prover_process import Proof, Question, prove
@@ -40,10 +40,9 @@ from server.reading.reader import Reader, ReadingOptions
 from server.reading.readings import BY_NAME, Reading
 from server.requests.pooling import Item
 from server.requests.sampling import SamplingParams
+from server.text.chat_template import ChatTemplate
 from server.text.detokenizer import byte_level_table
-from server.text.template import ChatTemplate
-from server.text.token_ids import TokenIds, unpack
-from server.text.tokenizer import Tokenizer
+from server.text.tokenizer import TokenIds, Tokenizer, unpack
 from worker.protocol import Sampling, TokenLogprobs, Vectors
 
 R = TypeVar("R")

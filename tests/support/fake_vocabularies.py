@@ -6,7 +6,7 @@ import tokenizers
 from fake_frontend import TEMPLATE, FakeFrontend
 from model_facts import changed
 
-from server.text.template import ChatTemplate
+from server.text.chat_template import ChatTemplate
 from server.text.tokenizer import Tokenizer
 
 

@@ -10,8 +10,8 @@ import zoo
 from model_facts import READY, changed
 from tokenizers.processors import BertProcessing
 
-from server.facts.model_facts import Facts
-from server.text.template import ChatTemplate
+from server.model_facts import Facts
+from server.text.chat_template import ChatTemplate
 from server.text.tokenizer import Tokenizer
 
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from engine_core.grammar.matcher import TokenMatcher
 from engine_core.protocol import Spelling
-from server.text.tokenizer import Tokenizer, load_tokenizer
+from server.text.tokenizer import Tokenizer
+from server.text.tokenizer_files import TokenizerFiles
 from worker.protocol import Bound
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
@@ -18,7 +19,7 @@ DEMO = Path(__file__).parents[2] / "models" / "demo"
 
 @cache
 def demo_tokenizer() -> Tokenizer:
-    return load_tokenizer(DEMO, cache=Path())
+    return TokenizerFiles(str(DEMO), "").load()
 
 
 @cache

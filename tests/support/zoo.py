@@ -7,7 +7,7 @@ from collections.abc import Callable
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 
-from server.text.template import ChatTemplate
+from server.text.chat_template import ChatTemplate
 from server.text.tokenizer import Tokenizer
 
 TEXTS = [

@@ -9,7 +9,7 @@ from server.answers.calls import Calls
 from server.answers.dialect import CallFormat
 from server.answers.source import Reading
 from server.grammars.tool_grammar import Lark, ToolForm
-from server.text.marks import is_mark
+from server.text.detokenizer import is_mark
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from server.answers.dialect import Dialect, Thinking
 from server.answers.finding import AnswerFormat
 from server.grammars.tool_grammar import SPACE, Lark, ToolForm, Unenforceable
-from server.text.marks import is_mark
+from server.text.detokenizer import is_mark
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from server.api.conversations.transcript import chat_request, objects_of
 from server.api.fields import FIRST_ERROR, Body, Bounds, Flag, Neutral, Text
 from server.api.messages import MAX_MESSAGES
 from server.errors import BadRequest
-from server.facts.model_facts import LIMITS
+from server.model_facts import LIMITS
 
 
 def _messages(value: object) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from server.api.fields import Body, Flag
 from server.errors import BadRequest
-from server.text.style import Effort
+from server.text.chat_template import Effort
 
 Budget = Annotated[int, Field(ge=-1)]
 

@@ -16,7 +16,7 @@ from server.api.conversations.response_tools import Tools, read_tool_choice, rea
 from server.api.conversations.transcript import chat_request, objects_of
 from server.api.fields import FIRST_ERROR, MEANINGLESS, Body, Bounds, Flag, Neutral, Text
 from server.errors import BadRequest
-from server.facts.model_facts import LIMITS
+from server.model_facts import LIMITS
 
 MAX_ITEMS = 8192
 

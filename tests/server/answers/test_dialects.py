@@ -11,7 +11,7 @@ from answers import TOOLS, read
 from server.answers.dialect import with_marks
 from server.answers.dialects import DIALECTS, DIALECTS_BY_NAME, THINKING
 from server.answers.reader import AnswerReader
-from server.text.marks import FIRST_MARK
+from server.text.detokenizer import FIRST_MARK
 
 CITY = 'A "b" \\ c\n<é>{}]'
 CALL = {"city": CITY, "days": 3, "flags": {"a": [1, True, None], "b": "x}"}}

@@ -11,7 +11,7 @@ from answers import TOOLS, read
 from server.answers.dialects import DIALECTS_BY_NAME, THINKING_BY_NAME, dialect_named, thinking_named
 from server.answers.finding import AnswerFormat, find_format
 from server.answers.reader import AnswerReader
-from server.text.template import ChatTemplate
+from server.text.chat_template import ChatTemplate
 
 FUNCTION = "{{ c.function.name }}"
 JSON = "{{ c.function.arguments | tojson }}"

@@ -6,7 +6,7 @@ import pytest
 
 from server.api.messages import Message
 from server.reading.conversations import arranged
-from server.text.template import ChatTemplate
+from server.text.chat_template import ChatTemplate
 
 ANYWHERE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 FIRST_ONLY = (

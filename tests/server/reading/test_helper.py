@@ -19,12 +19,12 @@ import pytest
 from model_facts import READY, changed
 
 from server.errors import ApiError, Overloaded
-from server.facts.model_facts import Facts
+from server.model_facts import Facts
 from server.reading.helper import LARGE, Helper
 from server.reading.helper_messages import HelperLimits
 from server.reading.reader import ReadingOptions
 from server.reading.readings import BY_NAME, CHAT, COMPLETION, DETOKENIZE, TOKENIZE
-from server.text.tokenizer_source import TokenizerSource
+from server.text.tokenizer_files import TokenizerFiles
 from worker import child
 
 FACTS = Facts(
@@ -47,7 +47,7 @@ HOARDER = (
 def make(folder: Path) -> Callable[..., Any]:
     @asynccontextmanager
     async def start(**limits: Any) -> AsyncIterator[Helper]:
-        source = TokenizerSource(str(folder), str(folder / "cache"))
+        source = TokenizerFiles(str(folder), str(folder / "cache"))
         patient = {"seconds": 60.0, "template_seconds": 60.0}
         helper = Helper(lambda: source, TRUSTED, HelperLimits(**{**patient, **limits}))
         try:
@@ -240,7 +240,7 @@ async def test_long_bodies_wait_for_each_other_only(make: Callable[..., Any]) ->
 
 
 async def test_a_process_that_cannot_start(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    source = TokenizerSource(str(folder / "none"), str(folder))
+    source = TokenizerFiles(str(folder / "none"), str(folder))
     helper = Helper(lambda: source, TRUSTED)
     with pytest.raises(ApiError) as refused:
         await tokenized(helper)

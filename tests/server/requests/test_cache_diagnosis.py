@@ -11,7 +11,7 @@ from engine_core.protocol import CacheMiss
 from engine_core.reasons import MissReason
 from server.api.messages import Message
 from server.requests.cache_diagnosis import ADVICE, Asked, explain_miss, message_at
-from server.text.template import ChatTemplate
+from server.text.chat_template import ChatTemplate
 
 TALK = [
     Message(role="system", content="Be brief."),

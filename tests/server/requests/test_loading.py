@@ -11,9 +11,9 @@ import pytest
 from model_facts import READY, changed
 
 from models.config import ConfigError
-from server.facts.model_facts import Facts
+from server.model_facts import Facts
 from server.options.server_options import parse
-from server.requests.loading import find_facts, load_tokenizer, open_tokenizer, tokenizer_source
+from server.requests.loading import find_facts, load_tokenizer, open_tokenizer, tokenizer_files
 from server.requests.scoring import QWEN3_RERANKER
 
 
@@ -110,5 +110,5 @@ def test_a_broken_template_is_told_at_the_start(folder: Path, caplog: pytest.Log
     (folder / "chat_template.jinja").write_text("{{ messages }")
     options = parse([str(folder)], {})
     with caplog.at_level(logging.WARNING, "server"):
-        load_tokenizer(tokenizer_source(options, folder), options)
+        load_tokenizer(tokenizer_files(options, folder), options)
     assert any("chat template 'default' is not valid Jinja" in message for message in caplog.messages)

@@ -9,7 +9,7 @@ from fake_frontend import byte_tokenizer
 from model_facts import READY, changed
 
 from server.errors import BadRequest
-from server.facts.model_facts import Facts, GenerationConfigError, Limits, read_defaults
+from server.model_facts import Facts, GenerationConfigError, Limits, read_defaults
 from server.requests.sampling import SamplingParams
 from worker.protocol import Sampling
 

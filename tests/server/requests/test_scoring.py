@@ -15,7 +15,7 @@ from models.pooling.sentence_files import TextFacts
 from server.errors import BadRequest, Internal, Unavailable
 from server.requests.pooling import Item, Truncation
 from server.requests.scoring import QUERIES_AT_ONCE, QWEN3_RERANKER, Pairs, ScoreOptions, Scorer, score
-from server.text.template import ChatTemplate
+from server.text.chat_template import ChatTemplate
 from server.text.tokenizer import Tokenizer
 
 CROSS = facts(

@@ -12,9 +12,9 @@ from fake_frontend import FakeFrontend, FakeHelper
 
 from engine_core.protocol import CacheMiss
 from server.api.json_body import LONG
-from server.facts.model_facts import Limits
 from server.http import endpoint
 from server.http.body import BODY_MEMORY
+from server.model_facts import Limits
 from server.reading.readings import BY_PATH
 
 TALK = [

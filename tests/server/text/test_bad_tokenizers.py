@@ -13,8 +13,8 @@ from broken import Case, case, put, replaced
 from live import PATIENCE
 
 from server.errors import BadRequest
-from server.text.template import ChatTemplate
-from server.text.tokenizer import TokenizerError, load_tokenizer
+from server.text.chat_template import ChatTemplate
+from server.text.tokenizer_files import TokenizerError, TokenizerFiles
 from worker.logs import one_line
 
 TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
@@ -68,7 +68,7 @@ def test_what_is_no_tokenizer_is_refused(broken: Case, folder: Path) -> None:
     broken.breaks(folder)
     started = time.monotonic()
     with pytest.raises(TokenizerError) as refused:
-        load_tokenizer(folder, cache=folder / "cache")
+        TokenizerFiles(str(folder), str(folder / "cache")).load()
     assert time.monotonic() - started < 5 * PATIENCE
     line = f"error: {one_line(refused.value)}"
     assert len(line) <= 200
@@ -82,7 +82,7 @@ class TestTemplates:
         (folder / TEMPLATE).write_text(BROKEN)
         (folder / "additional_chat_templates").mkdir()
         (folder / "additional_chat_templates" / "plain.jinja").write_text("{{ messages[0].content }}")
-        return load_tokenizer(folder, cache=folder / "cache").chat
+        return TokenizerFiles(str(folder), str(folder / "cache")).load().chat
 
     def test_the_start_is_told_which_one_is_broken_and_what_to_do(self, folder: Path) -> None:
         (fault,) = self.load(folder).faults

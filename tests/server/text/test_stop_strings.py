@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from untimed import untimed
 
-from server.text.stop_strings import StopStrings
+from server.text.detokenizer import StopStrings
 
 CUTS = st.lists(st.integers(1, 3), max_size=60)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from server.text.style import Style
+from server.text.chat_template import AnswerStyle
 
 QWEN, DEEPSEEK, GPT_OSS = {"enable_thinking"}, {"thinking"}, {"reasoning_effort"}
 
@@ -12,20 +12,20 @@ QWEN, DEEPSEEK, GPT_OSS = {"enable_thinking"}, {"thinking"}, {"reasoning_effort"
 @pytest.mark.parametrize(
     ("style", "read", "variables"),
     [
-        (Style(), QWEN, {}),
-        (Style(effort="none"), QWEN, {"enable_thinking": False}),
-        (Style(effort="low"), QWEN, {"enable_thinking": True}),
-        (Style(effort="high"), DEEPSEEK, {"thinking": True}),
-        (Style(effort="high"), GPT_OSS, {"reasoning_effort": "high"}),
+        (AnswerStyle(), QWEN, {}),
+        (AnswerStyle(effort="none"), QWEN, {"enable_thinking": False}),
+        (AnswerStyle(effort="low"), QWEN, {"enable_thinking": True}),
+        (AnswerStyle(effort="high"), DEEPSEEK, {"thinking": True}),
+        (AnswerStyle(effort="high"), GPT_OSS, {"reasoning_effort": "high"}),
         (
-            Style(effort="high", thinks=False),
+            AnswerStyle(effort="high", thinks=False),
             QWEN | GPT_OSS,
             {"enable_thinking": False, "reasoning_effort": "high"},
         ),
-        (Style(thinks=True), {"reasoning"}, {"reasoning": True}),
-        (Style(verbosity="low"), {"verbosity"}, {"verbosity": "low"}),
-        (Style(effort="high", verbosity="low", thinks=True), set(), {}),
+        (AnswerStyle(thinks=True), {"reasoning"}, {"reasoning": True}),
+        (AnswerStyle(verbosity="low"), {"verbosity"}, {"verbosity": "low"}),
+        (AnswerStyle(effort="high", verbosity="low", thinks=True), set(), {}),
     ],
 )
-def test_variables(style: Style, read: set[str], variables: dict[str, object]) -> None:
+def test_variables(style: AnswerStyle, read: set[str], variables: dict[str, object]) -> None:
     assert style.variables(read) == variables

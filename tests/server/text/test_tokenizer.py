@@ -10,8 +10,9 @@ import zoo
 from model_facts import READY
 
 from server.errors import BadRequest
-from server.facts.model_facts import Facts
-from server.text.tokenizer import LONG_TEXT, Tokenizer, TokenizerError, load_tokenizer
+from server.model_facts import Facts
+from server.text.tokenizer import LONG_TEXT, Tokenizer
+from server.text.tokenizer_files import TokenizerError, TokenizerFiles
 
 
 def write(folder: Path, kind: str = "byte_level", **config: object) -> Path:
@@ -21,7 +22,7 @@ def write(folder: Path, kind: str = "byte_level", **config: object) -> Path:
 
 
 def load(folder: Path, chat_template: str | None = None) -> Tokenizer:
-    return load_tokenizer(folder, chat_template=chat_template, cache=folder / "cache")
+    return TokenizerFiles(str(folder), str(folder / "cache"), chat_template).load()
 
 
 MESSAGES = [{"role": "user", "content": "hi"}]

@@ -16,8 +16,8 @@ from server.answers.dialects import DIALECTS_BY_NAME
 from server.answers.finding import find_format
 from server.answers.reader import AnswerReader
 from server.answers.writing.asked import AskedTool, ask_for_calls, build_calls
-from server.text.template import ChatTemplate
-from server.text.tokenizer import load_tokenizer
+from server.text.chat_template import ChatTemplate
+from server.text.tokenizer_files import TokenizerFiles
 
 WHOLE = {"type": "function", "function": "{content}"}
 NAMED = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
@@ -147,5 +147,5 @@ def test_it_is_read_from_the_checkpoint(tmp_path: Path) -> None:
     config = json.loads((DEMO / "tokenizer_config.json").read_text())
     config["response_template"] = template(OWN)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    found = find_format(load_tokenizer(tmp_path, cache=tmp_path))
+    found = find_format(TokenizerFiles(str(tmp_path), str(tmp_path)).load())
     assert found.dialect is not None and found.dialect.opens == ("[[do]]",)

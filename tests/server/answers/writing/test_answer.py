@@ -22,7 +22,7 @@ from server.answers.writing.answer import AnswerWriter, Written
 from server.grammars.after_reasoning import Markers, behind_thinking
 from server.grammars.building import Built
 from server.grammars.tool_grammar import ANY_OBJECT, ToolForm, Unenforceable
-from server.text.marks import FIRST_MARK
+from server.text.detokenizer import FIRST_MARK
 
 SPECIAL = re.compile(
     r"<\|[^|>]*\|>|<｜[^｜>]*｜>|｜DSML｜|</?(?:seed:|minimax:|start_|end_)?(?:tool_call|function_call)>"

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from server.api.chat import ChatRequest
 from server.api.completions import CompletionRequest
 from server.errors import BadRequest
-from server.text.style import Style
+from server.text.chat_template import AnswerStyle
 
 
 def chat(**fields: Any) -> ChatRequest:
@@ -20,20 +20,20 @@ def chat(**fields: Any) -> ChatRequest:
 @pytest.mark.parametrize(
     ("fields", "style"),
     [
-        ({"reasoning": {"effort": "high"}}, Style(effort="high")),
-        ({"reasoning": {"max_tokens": 7}}, Style(budget=7)),
-        ({"reasoning": {"enabled": False}}, Style(thinks=False)),
+        ({"reasoning": {"effort": "high"}}, AnswerStyle(effort="high")),
+        ({"reasoning": {"max_tokens": 7}}, AnswerStyle(budget=7)),
+        ({"reasoning": {"enabled": False}}, AnswerStyle(thinks=False)),
         (
             {"reasoning": {"effort": "low", "enabled": True}, "reasoning_effort": "low"},
-            Style("low", None, True),
+            AnswerStyle("low", None, True),
         ),
-        ({"reasoning_budget": 0}, Style(budget=0)),
+        ({"reasoning_budget": 0}, AnswerStyle(budget=0)),
         ({"reasoning_budget": -1}, None),
         ({"reasoning": {}}, None),
-        ({"thinking_token_budget": 5}, Style(budget=5)),
+        ({"thinking_token_budget": 5}, AnswerStyle(budget=5)),
     ],
 )
-def test_each_name_has_its_meaning(fields: dict[str, Any], style: Style | None) -> None:
+def test_each_name_has_its_meaning(fields: dict[str, Any], style: AnswerStyle | None) -> None:
     body = chat(**fields)
     assert body.style == style and body.thinking_budget == (style.budget if style else None)
     assert body.include_reasoning

@@ -11,17 +11,21 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal, cast
 
+import msgspec
 from jinja2 import TemplateError, TemplateSyntaxError, nodes
 
 from models.plain_files import read_json, read_text
 from server.errors import BadRequest
-from server.text.sandbox import make_sandbox
+from server.text.template_sandbox import make_sandbox
 
 Format = Literal["string", "openai"]
 """The form of a message's content in a template: one string, or the parts as the client sent them."""
 
 AskedFormat = Literal["auto", "string", "openai"]
 """The form that the operator or a request asks for; "auto" takes the one that the template reads."""
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Verbosity = Literal["low", "medium", "high"]
 
 RESERVED = {
     "messages",
@@ -33,10 +37,37 @@ RESERVED = {
 }
 """The arguments of `render` that `chat_template_kwargs` may not replace."""
 
+_SWITCHES = ("enable_thinking", "thinking", "reasoning")
+"""The names under which templates ask whether the model shall think."""
+
 _PROBE = "facet asks whether this is written"
 """A text that no template writes by itself."""
 
 _sandbox = make_sandbox()
+
+
+class AnswerStyle(msgspec.Struct, frozen=True, gc=False):
+    """The manner of an answer that a request asks for. None is what the template does by itself."""
+
+    effort: Effort | None = None
+    verbosity: Verbosity | None = None
+    thinks: bool | None = None
+    """Whether the model thinks first, if the client says so itself: no effort at all is no thinking too."""
+    budget: int | None = None
+    """The most tokens of thinking."""
+
+    def variables(self, read: Set[str]) -> dict[str, object]:
+        """The variables to set, of those that a template reads."""
+        thinks = self.thinks
+        if thinks is None and self.effort is not None:
+            thinks = self.effort != "none"
+        said = {
+            **dict.fromkeys(_SWITCHES, thinks),
+            "reasoning_effort": self.effort,
+            "verbosity": self.verbosity,
+            "thinking_budget": self.budget,
+        }
+        return {name: value for name, value in said.items() if value is not None and name in read}
 
 
 class Compiled:

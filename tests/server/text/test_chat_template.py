@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from server.errors import BadRequest
-from server.text.template import ChatTemplate, compile_template
+from server.text.chat_template import ChatTemplate, compile_template
 
 CHATML = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>\n{% endfor %}"

@@ -11,7 +11,7 @@ import msgspec
 from engine_core.protocol import Ready
 from models.pooling.config import PoolingConfig
 from server.errors import BadRequest, invalid
-from server.facts.task_names import ScoreType
+from server.task_names import ScoreType
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -132,14 +132,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
-_DEFAULTS = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "max_new_tokens": "max_tokens",
-}
+_SAME_NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_DEFAULTS = {**{name: name for name in _SAME_NAMES}, "max_new_tokens": "max_tokens"}
 """Name in generation_config.json -> name in SamplingParams."""
 
 

@@ -1,1 +1,0 @@
-"""What the served model can do."""
