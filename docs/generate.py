@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from rooms_picture import picture
 
 from server.app import openapi_schema
-from server.options.server_options import option_groups
+from server.options.option_table import Option
+from server.options.server_options import OPTIONS
 from server.page.reference import about, body_models, fields_of, operations
 
 HERE = Path(__file__).parent
@@ -17,11 +19,16 @@ HERE = Path(__file__).parent
 
 def options_page() -> str:
     lines = ["# Options", "", "Made from `server/options/server_config.py` by `make docs`.", ""]
-    for group, options in option_groups():
+    for group, options in groupby(OPTIONS, lambda option: option.doc.group):
         lines += [f"## {group}", "", "| Flag | Default | Meaning |", "|---|---|---|"]
-        lines += [f"| `{o.flags}` | {cell(o.default)} | {cell(o.help)} |" for o in options]
+        lines += map(option_row, options)
         lines.append("")
     return "\n".join(lines)
+
+
+def option_row(option: Option) -> str:
+    flags = ", ".join([*option.flags, *([f"--no-{option.flag[2:]}"] if option.is_switch else [])])
+    return f"| `{flags}` | {cell(option.written_default)} | {cell(option.doc.text)} |"
 
 
 def api_page(schema: dict[str, Any]) -> str:

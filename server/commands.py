@@ -250,10 +250,10 @@ def _check_files(config: ServerConfig) -> None:
         except KeyFileError as error:
             raise OptionError(f"--api-key-file {error}") from None
     if config.ssl_certfile is not None:
-        from server.http.connection.tls import make_context  # imports ssl, which few servers need
+        from server.http.connection.sockets import make_tls_context  # imports ssl, which few servers need
 
         try:
-            make_context(config)
+            make_tls_context(config)
         except OSError as error:
             raise OptionError(
                 f"--ssl-certfile and --ssl-keyfile: a certificate and its key as PEM are needed: {error}"

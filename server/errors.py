@@ -1,4 +1,4 @@
-"""All errors that a client can see: one tree of classes, one JSON body, the shape of the OpenAI API.
+"""All errors that a client can see: one tree of classes, in the shape of the API that is asked.
 
     ApiError
     ├── BadRequest            400  the request itself is wrong
@@ -27,6 +27,20 @@ from engine_core.protocol import DEADLINE, QUARANTINED, Failed
 from engine_core.reasons import SENTENCES, Reason
 
 MAX_MESSAGE = 1000
+
+ANTHROPIC = "/v1/messages"
+"""The path of Anthropic's API, with which its others begin."""
+
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 
 
 class ApiError(Exception):
@@ -157,3 +171,16 @@ def from_engine(failed: Failed, retry_after: int = 5) -> ApiError:
     if failed.code == 503:
         return Unavailable(failed.message, retry_after=retry_after)
     return Quarantined(failed.message) if failed.error == QUARANTINED else Internal(failed.message)
+
+
+def error_body(error: ApiError, path: str) -> dict[str, object]:
+    """The JSON of an error in the shape of the API that a path belongs to: OpenAI's, or Anthropic's."""
+    if path.startswith(ANTHROPIC):
+        return anthropic_error(error.status, error.message)
+    return error.body()
+
+
+def anthropic_error(status: int, message: str) -> dict[str, object]:
+    """An error as Anthropic's API says it. Whatever cannot be answered now is overloaded."""
+    kind = _ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": message}}

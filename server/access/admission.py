@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
 from typing import NoReturn, Protocol
 
 from engine_core.protocol import Standing, Stats
-from server.access.backlog import Backlog, Work, seconds_of
+from engine_core.rates import Rates, expected_length
 from server.access.client_identity import Caller
 from server.access.requests_by_id import RequestsById
 from server.errors import ApiError, BadRequest, Overloaded, TooManyRequests
@@ -52,42 +53,64 @@ class Engines(Protocol):
     async def standing(self, id: int, /) -> Standing | None: ...
 
 
+@dataclass(slots=True, eq=False)
 class Owner:
-    """The requests of one owner that are in the server."""
+    """The requests of one owner that are in the server, and what they still are for the engine, in tokens."""
 
-    __slots__ = ("admissions", "backlog", "live", "name", "weight")
+    name: str
+    weight: float = 1.0
+    live: int = 0
+    """The places that it has."""
+    admissions: dict[Admission, None] = field(default_factory=dict)
+    """Its requests, the oldest first."""
+    prompts: int = 0
+    """Tokens of prompts and texts that wait."""
+    answers: float = 0.0
+    """Tokens of answers that are expected. Answers that have begun are half done."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.weight = 1.0
-        self.live = 0
-        """The places that it has."""
-        self.admissions: dict[Admission, None] = {}
-        """Its requests, the oldest first."""
-        self.backlog = Backlog()
+
+class Work:
+    """One choice, or texts to be pooled, of a request that was let in: from its sending to its end."""
+
+    __slots__ = ("_admission", "_answer", "_prompt", "begun")
+
+    def __init__(self, admission: Admission, prompt: int, answer: float) -> None:
+        """`prompt` tokens are to be read, and `answer` tokens to be generated, as far as is known."""
+        self._admission, self._prompt, self._answer = admission, prompt, answer
+        self.begun = False
+        """Whether its first token has come."""
+        admission.count_work(prompt, answer)
+
+    def begin(self) -> None:
+        self.begun = self._admission.begun = True
+        self._admission.count_work(-self._prompt, -self._answer / 2)
+
+    def end(self) -> None:
+        if self.begun:
+            self._admission.count_work(0, -self._answer / 2)
+        else:
+            self._admission.count_work(-self._prompt, -self._answer)
 
 
+@dataclass(slots=True, eq=False)
 class Admission:
     """A request that was let in, until `release`. It has a place for each of its sequences."""
 
-    __slots__ = ("_house", "begun", "caller", "count", "id", "owner", "refusal", "since", "streams")
-
-    def __init__(self, house: Admissions, caller: Caller, owner: Owner, count: int) -> None:
-        self._house = house
-        self.caller = caller
-        self.owner = owner
-        self.count = count
-        """The places that it still has."""
-        self.since = 0.0
-        """The moment of its arrival on the monotonic clock, if it came by HTTP."""
-        self.begun = False
-        """Whether an answer has come: from then on nobody else gets its places."""
-        self.id = ""
-        """The name by which it can be ended, if it has one."""
-        self.streams: set[int] = set()
-        """Numbers of its streams from the engine."""
-        self.refusal: ApiError | None = None
-        """The error that ends it, because others need its places."""
+    _all: Admissions
+    caller: Caller
+    owner: Owner
+    count: int = 0
+    """The places that it still has."""
+    since: float = 0.0
+    """The moment of its arrival on the monotonic clock, if it came by HTTP."""
+    begun: bool = False
+    """Whether an answer has come: from then on nobody else gets its places."""
+    id: str = ""
+    """The name by which it can be ended, if it has one."""
+    streams: set[int] = field(default_factory=set)
+    """Numbers of its streams from the engine."""
+    refusal: ApiError | None = None
+    """The error that ends it, because others need its places."""
 
     def check(self) -> None:
         """Raises the error that ends the request, if others got its places."""
@@ -96,53 +119,43 @@ class Admission:
 
     async def standing(self) -> Standing | None:
         """How far the first of its sequences has come that an engine has; None if no engine says so."""
-        return await self._house.engines.standing(min(self.streams)) if self.streams else None
+        return await self._all.engines.standing(min(self.streams)) if self.streams else None
 
     def check_tokens(self, tokens: int) -> None:
         """Refuses the request if its prompts, which have so many tokens in all, would be too much to wait."""
-        house = self._house
-        if house.waiting_tokens and house.waiting_tokens + tokens > house.max_tokens:
-            house.refuse(Overloaded(_MUCH_TO_READ, retry_after=house.seconds_to_wait()))
+        waiting = self._all.waiting_tokens
+        if waiting and waiting + tokens > self._all.max_tokens:
+            self._all.refuse(Overloaded(_MUCH_TO_READ, retry_after=self._all.seconds_to_wait()))
 
     def read(self, tokens: int) -> None:
         """Count the tokens of the prompts against the quotas of the caller's key."""
         if self.caller.account is not None:
             self.caller.account.read(tokens)
 
-    def add(self, work: Work) -> None:
-        """Count work that is sent to the engine."""
-        self._house.waiting_tokens += work.prompt
-        self.owner.backlog.add(work)
+    def begin_work(self, prompt: int, most: int = 0, *, may_stop: bool = False) -> Work:
+        """Count work that is sent to the engine: an answer of `most` tokens, which `may_stop` before."""
+        return Work(self, prompt, self._all.expected_answer(most) if may_stop else most)
 
-    def begin(self, work: Work) -> None:
-        """Count work as begun."""
-        self.begun = True
-        self._house.waiting_tokens -= work.prompt
-        self.owner.backlog.add(work, -1)
-        self.owner.backlog.add_begun(work)
-
-    def end(self, work: Work, *, begun: bool) -> None:
-        """Count work no more."""
-        if begun:
-            self.owner.backlog.add_begun(work, -1)
-        else:
-            self._house.waiting_tokens -= work.prompt
-            self.owner.backlog.add(work, -1)
+    def count_work(self, prompt: int, answer: float) -> None:
+        """Change what waits for the engine by so many tokens."""
+        self._all.waiting_tokens += prompt
+        self.owner.prompts += prompt
+        self.owner.answers += answer
 
     def take_id(self, id: str) -> str:
         """Give the request this id, or one that begins with it if another request has it; returns it."""
-        self.set_id(self._house.ids.free(id))
+        self.set_id(self._all.ids.free(id))
         return self.id
 
     def set_id(self, id: str) -> None:
         """Give the request this id, whoever has it."""
         self.id = id
-        self._house.ids.put(id, self)
+        self._all.ids.put(id, self)
 
     def shrink(self, count: int) -> None:
         """Give back all places but so many. Without any the request is forgotten."""
         if count < self.count:
-            self._house.leave(self, self.count - count)
+            self._all.leave(self, self.count - count)
             self.count = count
 
     def release(self) -> None:
@@ -186,33 +199,39 @@ class Admissions:
             return self.most
         return max(1, min(self.most, caller.max_queued + (caller.max_running or self.slots)))
 
-    def check_room(self, caller: Caller) -> None:
-        """Raises an error if not even a request for one sequence could get in."""
-        self._check_queue(caller, 1)
-        if self.live >= self._max_queued and self._excess(1) > 0:
-            self._check_share(caller, 1)
+    def check_room(self, caller: Caller) -> bool:
+        """Raises an error if not even a request for one sequence could get in.
 
-    def check(self, caller: Caller, count: int) -> None:
-        """Raises an error if a request for so many sequences cannot get in."""
-        if (excess := self._excess(count)) > 0:
-            self._check_share(caller, count)
-            self._find_places(caller, count, excess)
+        Returns whether one could without another one's losing its place.
+        """
+        self._check_queue(caller, 1)
+        if self._excess(1) <= 0:
+            return True
+        self._check_share(caller, 1)
+        return False
+
+    def check(self, caller: Caller, count: int) -> list[Admission]:
+        """Raises an error if a request for so many sequences cannot get in.
+
+        Returns those that have to be ended for it.
+        """
+        self._check_queue(caller, count)
+        if (excess := self._excess(count)) <= 0:
+            return []
+        self._check_share(caller, count)
+        return self._find_places(caller, count, excess)
 
     def take_free_place(self, caller: Caller) -> Admission | None:
         """Gives a place to a request of which only the head is known; None if another one has to lose it.
 
         Raises an error if not even a request for one sequence can get in.
         """
-        self._check_queue(caller, 1)
-        if self._excess(1) > 0:
-            self._check_share(caller, 1)
-            return None
-        return self._enter(caller, 1)
+        return self._give(caller, 1) if self.check_room(caller) else None
 
-    def admit(self, caller: Caller, count: int, taken: Admission | None = None, *, id: str = "") -> Admission:
+    def admit(self, caller: Caller, count: int, taken: Admission | None = None) -> Admission:
         """Gives a place to each sequence of a request, or raises an error if it has to come back later.
 
-        `taken` has one already. `id`: the request can be ended by this name, which others may have, too.
+        `taken` has one already.
         """
         if count > (most := self.most_for(caller)):
             whose = "this server holds" if most == self.most else "your API key may have"
@@ -221,40 +240,28 @@ class Admissions:
                 "them."
             )
         if taken is not None:
-            self._extend(taken, caller, count - 1)
-            return taken
-        self._make_room(caller, count)
-        admission = self._enter(caller, count)
-        if id:
-            admission.set_id(id)
-        return admission
+            taken.check()
+            count -= taken.count
+        for other in self.check(caller, count):
+            self._end(other)
+        return self._give(caller, count, taken)
 
-    def _extend(self, admission: Admission, caller: Caller, count: int) -> None:
-        """Give so many more places to a request."""
-        admission.check()
-        self._make_room(caller, count)
-        admission.owner.live += count
+    def _give(self, caller: Caller, count: int, to: Admission | None = None) -> Admission:
+        """Gives so many more places to a request, or to a new one of this caller."""
+        if to is None:
+            owner = self._owners.setdefault(caller.owner, self._owner(caller))
+            owner.weight = caller.weight
+            to = Admission(self, caller, owner)
+            owner.admissions[to] = None
+            self.idle.clear()
+        to.count += count
+        to.owner.live += count
         self.live += count
-        admission.count += count
+        return to
 
-    def _make_room(self, caller: Caller, count: int) -> None:
-        self._check_queue(caller, count)
-        if (excess := self._excess(count)) > 0:
-            self._check_share(caller, count)
-            for admission in self._find_places(caller, count, excess):
-                self._end(admission)
-
-    def _enter(self, caller: Caller, count: int) -> Admission:
-        owner = self._owners.get(caller.owner)
-        if owner is None:
-            owner = self._owners[caller.owner] = Owner(caller.owner)
-        owner.weight = caller.weight
-        owner.live += count
-        self.live += count
-        self.idle.clear()
-        admission = Admission(self, caller, owner, count)
-        owner.admissions[admission] = None
-        return admission
+    def _owner(self, caller: Caller) -> Owner:
+        """The owner of a caller's requests: a new one if it has none here."""
+        return self._owners.get(caller.owner) or Owner(caller.owner)
 
     def leave(self, admission: Admission, count: int) -> None:
         """Take back places of a request."""
@@ -270,24 +277,29 @@ class Admissions:
         if not self.live:
             self.idle.set()
 
+    def expected_answer(self, most: int) -> float:
+        """The tokens of an answer that may stop before it has as many as it may."""
+        stats = self.engines.stats
+        return most if stats is None or stats.rates is None else expected_length(most, stats.rates.stop_rate)
+
     def seconds_to_wait(self) -> int:
         """The seconds until all that is here now has been computed."""
         stats = self.engines.stats
-        if stats is None or stats.rates is None:
-            return FIRST_GUESS
-        if stats.expected_wait > 0 and stats.running + stats.waiting >= self.live:
+        if stats is not None and stats.expected_wait > 0 and stats.running + stats.waiting >= self.live:
             return _whole(stats.expected_wait)  # it knows more, such as which prompts are cached
-        return _whole(seconds_of([owner.backlog for owner in self._owners.values()], stats.rates))
+        return self._seconds_for()
 
-    def _seconds_for(self, owner: Owner) -> int:
-        """The seconds until all that an owner has here is computed, at its share of the engine."""
+    def _seconds_for(self, owner: Owner | None = None) -> int:
+        """The seconds until all is computed; of an owner all that it has here, at its share of the engine."""
         stats = self.engines.stats
         if stats is None or stats.rates is None:
             return FIRST_GUESS
-        weights = sum([each.weight for each in self._owners.values()])
-        own = seconds_of([owner.backlog], stats.rates) * weights / owner.weight
-        everything = seconds_of([each.backlog for each in self._owners.values()], stats.rates)
-        return _whole(min(own, everything))
+        everybody = self._owners.values()
+        seconds = _seconds(everybody, stats.rates)
+        if owner is not None:
+            weights = sum([each.weight for each in everybody])
+            seconds = min(seconds, _seconds([owner], stats.rates) * weights / owner.weight)
+        return _whole(seconds)
 
     def _excess(self, new: int) -> int:
         """How many sequences too many there would be with so many new ones; 0 or less if they fit."""
@@ -310,33 +322,34 @@ class Admissions:
         """Raises an error if too many sequences of a caller would wait that may have only so many."""
         if caller.max_queued is None:
             return
-        own = self._owners.get(caller.owner)
-        live = 0 if own is None else own.live
-        begun = 0 if own is None else sum([each.count for each in own.admissions if each.begun])
-        free = max(0, self.slots - (self.live - live))
+        own = self._owner(caller)
+        begun = sum([each.count for each in own.admissions if each.begun])
+        free = max(0, self.slots - (self.live - own.live))
         could_run = min(free, caller.max_running) if caller.max_running else free
-        if live + count - max(begun, could_run) > caller.max_queued:
-            message = (
+        if own.live + count - max(begun, could_run) > caller.max_queued:
+            self._refuse_rate(
+                own,
                 f"Rate limit reached for {caller.owner}: {caller.max_queued} answers may wait at most. "
-                f"{live} run or wait, and this request is for {count}. Try again later."
+                f"{own.live} run or wait, and this request is for {count}. Try again later.",
             )
-            wait = self.seconds_to_wait() if own is None else self._seconds_for(own)
-            self.refuse(TooManyRequests(message, retry_after=wait))
 
     def _check_share(self, caller: Caller, count: int) -> None:
         """Raises an error unless the caller would have no more than its share of the full server."""
-        own = self._owners.get(caller.owner)
-        live = 0 if own is None else own.live
-        if len(self._owners) == (own is not None):
+        own = self._owner(caller)
+        if self._owners.keys() <= {caller.owner}:
             self.refuse(Overloaded(_FULL, retry_after=self.seconds_to_wait()))
         share = max(1, int(self._places_for(caller) * caller.weight))
-        if live + count > share:
-            message = (
-                f"The server is full, and your share of it is {share} answers at once: {live} of yours run "
-                f"or wait, and this request is for {count}. Try again later."
+        if own.live + count > share:
+            self._refuse_rate(
+                own,
+                f"The server is full, and your share of it is {share} answers at once: {own.live} of yours "
+                f"run or wait, and this request is for {count}. Try again later.",
             )
-            wait = self.seconds_to_wait() if own is None else self._seconds_for(own)
-            self.refuse(TooManyRequests(message, retry_after=wait))
+
+    def _refuse_rate(self, owner: Owner, message: str) -> NoReturn:
+        """Refuses a request because of what its owner has here already."""
+        wait = self._seconds_for(owner) if owner.live else self.seconds_to_wait()
+        self.refuse(TooManyRequests(message, retry_after=wait))
 
     def _places_for(self, caller: Caller) -> float:
         """The places for a weight of 1, when the caller shares the server with all who are here."""
@@ -346,10 +359,9 @@ class Admissions:
     def _find_places(self, caller: Caller, new: int, missing: int) -> list[Admission]:
         """The newest waiting requests of those who have more than their share, with enough places in all."""
         places = self._places_for(caller)
-        own = self._owners.get(caller.owner)
-        after = (new + (0 if own is None else own.live)) / caller.weight
-        live = {owner: owner.live for owner in self._owners.values() if owner is not own}
-        newest = {owner: _waiting(owner) for owner in live}
+        after = (new + self._owner(caller).live) / caller.weight
+        live = {owner: owner.live for owner in self._owners.values() if owner.name != caller.owner}
+        newest = {owner: (one for one in reversed(owner.admissions) if not one.begun) for owner in live}
         found: list[Admission] = []
         while missing > 0:
             most = max(newest, key=lambda owner: live[owner] / owner.weight, default=None)
@@ -377,9 +389,9 @@ class Admissions:
         raise error
 
 
-def _waiting(owner: Owner) -> Iterator[Admission]:
-    """Its requests of which no answer has come, the newest first."""
-    return (each for each in reversed(owner.admissions) if not each.begun)
+def _seconds(owners: Collection[Owner], rates: Rates) -> float:
+    """The time that an engine of these rates takes for all that these have here."""
+    return rates.seconds(sum([each.prompts for each in owners]), sum([each.answers for each in owners]))
 
 
 def _whole(seconds: float) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from starlette.types import Scope
@@ -14,45 +14,21 @@ from server.access.admission import Admissions
 from server.access.client_identity import Caller, caller_at
 from server.access.keys.followed_key_file import FollowedFile
 from server.access.keys.key import Key
-from server.access.quotas import Account, KeyCounters
+from server.access.quotas import Account
 from server.errors import ApiError
+from server.metrics.server_metrics import KeyCounters
 from server.options.server_config import AccessOptions
 
 OPERATOR = Caller()
 """Whoever holds one of the keys of --api-key, which have all rights and no name."""
 
 
-class Keyring:
-    """Finds the holder of a key.
+class Access:
+    """The keys of the command line and of the file, with what was used of each.
 
     A key is looked up by a keyed digest, whose secret this process has made: what a look-up compares, and how
     long it takes, tells nothing of any key, as nobody outside can know what the digests begin with.
     """
-
-    def __init__(self, plain: Iterable[str]) -> None:
-        """`plain` are keys as they are written on the command line or in a variable."""
-        self._secret = secrets.token_bytes(32)
-        self._plain = {self._index(_digest(key.encode())): OPERATOR for key in plain}
-        self._holders = self._plain
-
-    def replace(self, keys: Sequence[Key], callers: Sequence[Caller]) -> None:
-        """Let these keys of a file be valid from now on, and no others but the plain ones."""
-        found = {self._index(bytes.fromhex(key.sha256)): one for key, one in zip(keys, callers, strict=True)}
-        self._holders = {**found, **self._plain}
-
-    def holder(self, key: bytes) -> Caller | None:
-        return self._holders.get(self._index(_digest(key)))
-
-    def _index(self, digest: bytes) -> bytes:
-        return hmac.digest(self._secret, digest, "sha256")
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
-
-
-class Access:
-    """The keys of the command line and of the file, with what was used of each."""
 
     def __init__(self, options: AccessOptions, counters_of: Callable[[str], KeyCounters]) -> None:
         """`counters_of` makes the metrics of the key of a name."""
@@ -61,17 +37,24 @@ class Access:
         self.has_file = options.api_key_file is not None
         self._by_address = options.fair_between == "addresses"
         self._counters_of = counters_of
-        self._keyring = Keyring(options.api_key)
+        self._secret = secrets.token_bytes(32)
+        plain = (hashlib.sha256(key.encode()).digest() for key in options.api_key)
+        self._operators = {self._index(digest): OPERATOR for digest in plain}
+        self._callers = self._operators
         self._accounts: dict[str, Account] = {}
         self._file: FollowedFile | None = None
         if options.api_key_file is not None:
             self._file = FollowedFile(Path(options.api_key_file), self.use)
             self._file.take(self._file.read())
 
+    def _index(self, digest: bytes) -> bytes:
+        return hmac.digest(self._secret, digest, "sha256")
+
     def use(self, keys: Sequence[Key]) -> None:
-        """Let these keys be valid from now on, and no others of a file."""
+        """Let these keys of a file be valid from now on, and no others but those of the command line."""
         self._accounts = {key.name: self._account(key) for key in keys}
-        self._keyring.replace(keys, [self._caller(key) for key in keys])
+        of_file = {self._index(bytes.fromhex(key.sha256)): self._caller(key) for key in keys}
+        self._callers = {**of_file, **self._operators}
 
     def _account(self, key: Key) -> Account:
         """The account of a key: the same as before, if there was a key of this name."""
@@ -94,7 +77,7 @@ class Access:
     def holder(self, scope: Scope) -> Caller | None:
         """The holder of the key that a request brings; None if it brings no valid one."""
         key = _key_in(scope)
-        return None if key is None else self._keyring.holder(key)
+        return None if key is None else self._callers.get(self._index(hashlib.sha256(key).digest()))
 
     def enter(self, scope: Scope) -> Caller | None:
         """The client of a request of which only the head is known; None if it is known later, or never.
@@ -126,9 +109,7 @@ class Access:
 class EarlyAdmission:
     """Decides at the head of a request whether it may get in: a full server then spends nothing else on it.
 
-    Takes one place for each request that the engine will compute, or refuses it if there is none.
-
-    The place is in `scope["admission"]`, and is given back when the request ends.
+    A request that the engine will compute gets a place in `scope["admission"]`, until it ends, or is refused.
     """
 
     def __init__(self, admissions: Admissions, paths: Collection[str], access: Access) -> None:
@@ -137,7 +118,7 @@ class EarlyAdmission:
         self._paths = frozenset(path.encode() for path in paths)
         self._access = access
 
-    def enter(self, method: bytes, url: bytes, scope: Scope) -> ApiError | None:
+    def check_head(self, method: bytes, url: bytes, scope: Scope) -> ApiError | None:
         """Returns the reason for which a request is refused, if it is."""
         if method != b"POST" or url not in self._paths or not self._admissions.slots:
             return None  # also for a path with a query: such a line may still turn out to be malformed

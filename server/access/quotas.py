@@ -5,34 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from math import ceil, floor
-from typing import Protocol
 
 from server.access.keys.key import Key
 from server.errors import QuotaExceeded
+from server.metrics.server_metrics import KeyCounters
 
 Clock = Callable[[], float]
 RawHeaders = list[tuple[bytes, bytes]]
 
 _MINUTE = 60.0
-
-
-class Counter(Protocol):
-    """A number that a metric shows."""
-
-    def inc(self, amount: float = 1, /) -> None: ...
-
-
-class KeyCounters(Protocol):
-    """The metrics of one key."""
-
-    @property
-    def requests(self) -> Counter: ...
-    @property
-    def refusals(self) -> Counter: ...
-    @property
-    def prompt_tokens(self) -> Counter: ...
-    @property
-    def generation_tokens(self) -> Counter: ...
 
 
 class Bucket:
@@ -72,8 +53,7 @@ class Account:
         self.counters = counters
         self._clock = clock
         self._name = key.name
-        self._requests: Bucket | None = None
-        self._tokens: Bucket | None = None
+        self._requests = self._tokens = None
         self.update(key)
 
     def update(self, key: Key) -> None:

@@ -23,7 +23,6 @@ from engine_core.client.client import EngineClient
 from engine_core.client.streams import Stream
 from engine_core.protocol import Failed, Pooled
 from server.access.admission import Admission, Admissions
-from server.access.backlog import Work
 from server.access.client_identity import ANYONE, Caller
 from server.access.keyring import Access
 from server.access.time_limits import of_later_texts
@@ -242,16 +241,15 @@ class Frontend:
         has `places_for` the texts; without it they are found here.
         """
         self.require_ready()
-        own = admission or self.admissions.admit(ANYONE, self.places_for(len(items)), id=request_id)
+        own = admission or self._admit(self.places_for(len(items)), request_id)
         own.check()
         if self.config.log.enable_log_requests:
             _log.info("request %s: %d texts to pool, %s", request_id, len(items), items[0].params)
-        work = Work(sum([item.length for item in items]))
-        own.add(work)
+        work = own.begin_work(sum([item.length for item in items]))
         try:
             return await self._pool_all(items, own, replica, options)
         finally:
-            own.end(work, begun=False)
+            work.end()
             if admission is None:
                 own.release()
 
@@ -327,12 +325,15 @@ class Frontend:
         """Waits until no request runs."""
         await self.admissions.idle.wait()
 
-    def _admit(self, asked: CheckedPrompt) -> Admission:
+    def _admit(self, places: int, request_id: str) -> Admission:
         """Finds places for a request that has none yet."""
-        return self.admissions.admit(ANYONE, len(asked.params), id=asked.request_id)
+        admission = self.admissions.admit(ANYONE, places)
+        if request_id:
+            admission.set_id(request_id)
+        return admission
 
     async def _generate_all(self, asked: CheckedPrompt) -> AsyncGenerator[Delta, None]:
-        own = asked.admission or self._admit(asked)
+        own = asked.admission or self._admit(len(asked.params), asked.request_id)
         asked.admission, given = own, asked.admission
         choices = [self._generate(asked, index) for index in range(len(asked.params))]
         try:
@@ -345,7 +346,7 @@ class Frontend:
 
     async def _generate(self, asked: CheckedPrompt, index: int) -> AsyncGenerator[Delta, None]:
         """Yields the deltas of one choice."""
-        admission = asked.admission or self._admit(asked)
+        admission = asked.admission or self._admit(len(asked.params), asked.request_id)
         admission.check()
         prompt, params, eos = unpack(asked.prompt), asked.params[index], self.facts.eos_token_ids
         options = asked.options.copy()
@@ -354,7 +355,7 @@ class Frontend:
         stream = self._client.submit(prompt, params, replica=asked.replica, **options)
         text = TextOutput(index, prompt, asked.sampling, self.tokenizer, eos, asked.interval)
         may_stop = bool(params.stop_token_ids) or bool(asked.sampling.stop)
-        work = Work(len(prompt), params.max_tokens, may_stop)
+        work = admission.begin_work(len(prompt), params.max_tokens, may_stop=may_stop)
         record = self.metrics.begin(len(prompt), len(asked.params), params.max_tokens)
         choice = Choice(text, record, admission, work)
         admission.streams.add(stream.id)

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from engine_core.protocol import CacheMiss, Timing, Tokens
-from server.access.admission import Admission
-from server.access.backlog import Work
+from server.access.admission import Admission, Work
 from server.metrics.server_metrics import RequestRecord
 from server.requests.sampling import SamplingParams
 from server.text.detokenizer import MarkedText, StopStrings
@@ -153,17 +152,12 @@ class TextOutput:
 class Choice:
     """One of the n answers to a request while it is generated: its text, its times, and its work."""
 
-    __slots__ = ("_account", "_admission", "_begun", "_record", "_text", "_work", "finished")
+    __slots__ = ("_account", "_admission", "_record", "_text", "_work", "finished")
 
     def __init__(self, text: TextOutput, record: RequestRecord, admission: Admission, work: Work) -> None:
         self.finished = False
-        self._text = text
-        self._record = record
-        self._admission = admission
-        self._work = work
+        self._text, self._record, self._admission, self._work = text, record, admission, work
         self._account = admission.caller.account
-        self._begun = False
-        admission.add(work)
 
     def fail(self) -> None:
         """Note that the engine ended it with an error. Raises the error that ended it here, if one did."""
@@ -177,9 +171,8 @@ class Choice:
         before = self._text.count
         delta = self._text.push(new)
         count = self._text.count - before
-        if count and not self._begun:
-            self._begun = True
-            self._admission.begin(self._work)
+        if count and not self._work.begun:
+            self._work.begin()
         self._record.tokens(count, new.cached)
         if count and self._account is not None:
             self._account.wrote(count)
@@ -189,6 +182,6 @@ class Choice:
         return delta
 
     def close(self) -> None:
-        self._admission.end(self._work, begun=self._begun)
+        self._work.end()
         if not self.finished:
             self._record.finish("abort", None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from contextvars import ContextVar
 
 from starlette.datastructures import QueryParams
@@ -24,7 +23,7 @@ DEEP = "deep"
 ADMIN_PATHS = frozenset({"/metrics", "/load", "/live/events", "/docs", "/openapi.json"})
 """Paths that a key of a file must be an administrator's for."""
 
-_key_name: ContextVar[str] = ContextVar("key_name")
+KEY_NAME: ContextVar[str] = ContextVar("key_name")
 """The name of the key with which the request of this task came."""
 
 
@@ -57,7 +56,7 @@ class KeyCheck:
             return await self._app(scope, receive, send)
         scope["caller"] = caller
         scope.setdefault("state", {})["key"] = caller.owner
-        _key_name.set(caller.owner)
+        KEY_NAME.set(caller.owner)
         account = caller.account
         if account is not None and account.has_quotas:
             send = _with_quotas(account, send)
@@ -87,13 +86,3 @@ def _with_quotas(account: Account, send: Send) -> Send:
         await send(message)
 
     return marked
-
-
-class KeyNames(logging.Filter):
-    """Writes the name of the key behind the address in each line of the access log."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        name = _key_name.get("")
-        if name and isinstance(record.args, tuple) and record.args:
-            record.args = (f"{record.args[0]} {name}", *record.args[1:])
-        return True

@@ -32,44 +32,33 @@ def _give_back() -> None:
         system.malloc_trim(0)
 
 
-class HeapTrimmer:
-    """Gives the memory of long bodies back to the system.
+class BodyMemory:
+    """Counts the bytes of the long bodies that are being read, and gives their memory back to the system.
 
     The heap keeps what is freed between other things: after 256 MiB of bodies it kept nearly all of that.
     """
 
-    def __init__(self, give_back: Callable[[], None] = _give_back) -> None:
-        self._give_back = give_back
-        self._due = False
-
-    def trim_soon(self) -> None:
-        """Call this in the event loop when much memory is about to be freed."""
-        if not self._due:
-            self._due = True
-            asyncio.get_running_loop().call_later(TRIM_AFTER, self._trim)
-
-    def _trim(self) -> None:
-        self._due = False
-        self._give_back()
-
-
-class BodyMemory:
-    """Counts the bytes of the long bodies that are being read."""
-
-    def __init__(self, trimmer: HeapTrimmer) -> None:
+    def __init__(self, trim_heap: Callable[[], None] = _give_back) -> None:
         self.taken = 0
-        self._trimmer = trimmer
+        self._trim_heap = trim_heap
+        self._trim_is_due = False
 
     def has_room(self, size: int) -> bool:
         return size <= ALWAYS_READ or self.taken + size <= MAX_TOGETHER
 
     def give_back(self, size: int) -> None:
+        """Count so many bytes no more. Call this in the event loop."""
         self.taken -= size
-        if size > LONG:
-            self._trimmer.trim_soon()
+        if size > LONG and not self._trim_is_due:
+            self._trim_is_due = True
+            asyncio.get_running_loop().call_later(TRIM_AFTER, self.trim)
+
+    def trim(self) -> None:
+        self._trim_is_due = False
+        self._trim_heap()
 
 
-BODY_MEMORY = BodyMemory(HeapTrimmer())
+BODY_MEMORY = BodyMemory()
 
 
 async def read_body(receive: Receive, memory: BodyMemory = BODY_MEMORY, *, most: int | None = None) -> bytes:

@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from server.http.error_shapes import ANTHROPIC
+from server.errors import ANTHROPIC
 
 _ERROR = {
     "type": "object",

@@ -10,8 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
-from server.errors import ApiError, BadRequest, Internal
-from server.http.error_shapes import error_body
+from server.errors import ApiError, BadRequest, Internal, error_body
 from server.http.server_status import Draining
 
 CLIENT_GONE = 499

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import accumulate
 
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 from engine_core.client.replica import Replica
 from engine_core.protocol import Stats
 from engine_core.rates import REARRANGEMENT_SECONDS, STEP_ROWS, STEP_SECONDS, STEP_TOKENS, Buckets
+from server.metrics.plain_metrics import add_histogram
 
 LABELS = ["model_name", "engine"]
+
+_GAUGE, _COUNTER = GaugeMetricFamily, CounterMetricFamily
 
 
 class EngineNumbers(Collector):
@@ -98,32 +94,20 @@ class EngineNumbers(Collector):
         self, family: HistogramMetricFamily, number: str, bounds: Sequence[float], buckets: Buckets
     ) -> None:
         """Show a histogram of the engine with this number."""
-        names = [*map(floatToGoString, bounds), "+Inf"]
-        counts = zip(names, accumulate(buckets.counts), strict=True)
-        family.add_metric([self._model, number], list(counts), buckets.total)
+        add_histogram(family, [self._model, number], bounds, buckets.counts, buckets.total)
 
 
 _NUMBERS = (
-    (GaugeMetricFamily, "vllm:num_requests_running", "running", "Requests in the running batch."),
-    (GaugeMetricFamily, "vllm:num_requests_waiting", "waiting", "Requests that wait for a place."),
-    (GaugeMetricFamily, "facet:waiting_tokens", "waiting_tokens", "Tokens that waiting requests need first."),
-    (GaugeMetricFamily, "vllm:kv_cache_usage_perc", "kv_usage", "Share of the KV cache in use, 1 is all."),
-    (
-        CounterMetricFamily,
-        "vllm:prefix_cache_queries",
-        "prefix_queries",
-        "Prompt tokens sought in caches.",
-    ),
-    (CounterMetricFamily, "vllm:prefix_cache_hits", "prefix_hits", "Prompt tokens found in caches."),
-    (CounterMetricFamily, "vllm:num_preemptions", "preemptions", "Requests put back for want of memory."),
-    (CounterMetricFamily, "facet:engine_busy_seconds", "busy", "Seconds spent on steps."),
-    (GaugeMetricFamily, "facet:expected_wait_seconds", "expected_wait", "Until a new request's first token."),
-    (
-        CounterMetricFamily,
-        "facet:kernel_compilations",
-        "kernel_compilations",
-        "Kernels that a worker has compiled.",
-    ),
+    (_GAUGE, "vllm:num_requests_running", "running", "Requests in the running batch."),
+    (_GAUGE, "vllm:num_requests_waiting", "waiting", "Requests that wait for a place."),
+    (_GAUGE, "facet:waiting_tokens", "waiting_tokens", "Tokens that waiting requests need first."),
+    (_GAUGE, "vllm:kv_cache_usage_perc", "kv_usage", "Share of the KV cache in use, 1 is all."),
+    (_COUNTER, "vllm:prefix_cache_queries", "prefix_queries", "Prompt tokens sought in caches."),
+    (_COUNTER, "vllm:prefix_cache_hits", "prefix_hits", "Prompt tokens found in caches."),
+    (_COUNTER, "vllm:num_preemptions", "preemptions", "Requests put back for want of memory."),
+    (_COUNTER, "facet:engine_busy_seconds", "busy", "Seconds spent on steps."),
+    (_GAUGE, "facet:expected_wait_seconds", "expected_wait", "Until a new request's first token."),
+    (_COUNTER, "facet:kernel_compilations", "kernel_compilations", "Kernels that a worker has compiled."),
 )
 """Kind of metric, its name, the field of Stats that it shows, its help text."""
 

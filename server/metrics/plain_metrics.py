@@ -8,6 +8,7 @@ is done in the one event loop.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
@@ -32,14 +33,11 @@ class PlainCounters(Collector):
 
     def __init__(self, name: str, text: str, labelnames: Sequence[str], registry: CollectorRegistry) -> None:
         self._about = name, text, labelnames
-        self._known: dict[tuple[str, ...], PlainCounter] = {}
+        self._known: defaultdict[tuple[str, ...], PlainCounter] = defaultdict(PlainCounter)
         registry.register(self)
 
     def labels(self, *values: str) -> PlainCounter:
-        found = self._known.get(values)
-        if found is None:
-            found = self._known[values] = PlainCounter()
-        return found
+        return self._known[values]
 
     def collect(self) -> Iterator[Metric]:
         name, text, labels = self._about
@@ -52,25 +50,22 @@ class PlainCounters(Collector):
 class PlainHistogram:
     """The number of observed values in each bucket."""
 
-    __slots__ = ("_bounds", "_counts", "_sum")
+    __slots__ = ("_bounds", "_counts", "total")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
         """Values in each bucket; the last one holds those above all bounds."""
-        self._sum = 0.0
+        self.total = 0.0
+        """The sum of all values."""
 
     def observe(self, value: float) -> None:
         self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
+        self.total += value
 
     def snapshot(self) -> tuple[tuple[float, ...], tuple[int, ...]]:
         """The upper bounds of the buckets, and the number of values in each; the last has no bound."""
         return tuple(self._bounds), tuple(self._counts)
-
-    def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
-        names = [*map(floatToGoString, self._bounds), "+Inf"]
-        family.add_metric(labels, list(zip(names, accumulate(self._counts), strict=True)), self._sum)
 
 
 class PlainHistograms(Collector):
@@ -86,19 +81,29 @@ class PlainHistograms(Collector):
         registry: CollectorRegistry,
     ) -> None:
         self._about = name, text, labelnames
-        self._buckets = buckets
-        self._known: dict[tuple[str, ...], PlainHistogram] = {}
+        self._known: defaultdict[tuple[str, ...], PlainHistogram] = defaultdict(
+            lambda: PlainHistogram(buckets)
+        )
         registry.register(self)
 
     def labels(self, *values: str) -> PlainHistogram:
-        found = self._known.get(values)
-        if found is None:
-            found = self._known[values] = PlainHistogram(self._buckets)
-        return found
+        return self._known[values]
 
     def collect(self) -> Iterator[Metric]:
         name, text, labels = self._about
         family = HistogramMetricFamily(name, text, labels=labels)
         for values, histogram in self._known.items():
-            histogram.add_to(family, values)
+            add_histogram(family, values, *histogram.snapshot(), histogram.total)
         yield family
+
+
+def add_histogram(
+    family: HistogramMetricFamily,
+    labels: Sequence[str],
+    bounds: Sequence[float],
+    counts: Sequence[int],
+    total: float,
+) -> None:
+    """Adds a histogram to what is shown. The last of `counts` is that of values above all bounds."""
+    names = [*map(floatToGoString, bounds), "+Inf"]
+    family.add_metric(labels, list(zip(names, accumulate(counts), strict=True)), total)

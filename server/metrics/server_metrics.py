@@ -26,31 +26,10 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 disable_created_metrics()  # they would be a second line for every number
 
-_LABELS = ["model_name", "engine"]
-_FIRST = (
-    0.001,
-    0.005,
-    0.01,
-    0.02,
-    0.04,
-    0.06,
-    0.08,
-    0.1,
-    0.25,
-    0.5,
-    0.75,
-    1,
-    2.5,
-    5,
-    7.5,
-    10,
-    20,
-    40,
-    80,
-    160,
-    640,
-)
-_BETWEEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+_LABELS = ("model_name", "engine")
+_LATER = (0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+_FIRST = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, *_LATER, 160, 640)
+_BETWEEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, *_LATER)
 _WHOLE = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 _TOKENS = tuple(step * 10**power for power in range(6) for step in (1, 2, 5))
 _COMPUTE = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -77,12 +56,8 @@ class Metrics:
         self.generation_tokens = self._counter("generation_tokens", "Tokens generated.")
         self.prompt_tokens_cached = self._counter("prompt_tokens_cached", "Prompt tokens found in the cache.")
         self._rejections = self._counter("admission_rejections", "Requests refused by a full queue.")
-        self._finished = self._counters(
-            "vllm:request_success",
-            "Requests that ended, by reason.",
-            [*_LABELS, "finished_reason"],
-            registry=self._registry,
-        )
+        ended = "Requests that ended, by reason."
+        self._finished = self._family("vllm:request_success", ended, *_LABELS, "finished_reason")
         self.first_token = self._histogram("time_to_first_token_seconds", "Until the first token.", _FIRST)
         self.inter_token = self._histogram("inter_token_latency_seconds", "Between tokens.", _BETWEEN)
         self.per_token = self._histogram(
@@ -104,12 +79,16 @@ class Metrics:
         self.preemptions = self._histogram("request_num_preemptions", "Preemptions.", (0, 1, 2, 5, 10))
         self.replicas: Callable[[], Sequence[Replica]] = tuple
         """A function that returns what is known of each engine."""
-        self._computed, self._found = self._make_sources()
+        sources = self._family(
+            "vllm:prompt_tokens_by_source",
+            "Prompt tokens of requests that ended, by where they came from.",
+            *_LABELS,
+            "source",
+        )
+        self._computed = sources.labels(model_name, "0", "local_compute")
+        self._found = sources.labels(model_name, "0", "local_cache_hit")
         self._count_http()
-        self._of_keys = [
-            self._counters(name, text, ["model_name", "key"], registry=self._registry)
-            for name, text in _OF_KEYS
-        ]
+        self._of_keys = [self._family(name, text, "model_name", "key") for name, text in _OF_KEYS]
 
     @property
     def tokens_so_far(self) -> tuple[int, int]:
@@ -163,37 +142,20 @@ class Metrics:
     def finished(self, reason: str) -> None:
         self._finished.labels(self._model, "0", reason).inc()
 
-    def _make_sources(self) -> tuple[Counter | PlainCounter, Counter | PlainCounter]:
-        """The counters of prompt tokens that were computed here, and that were found in the cache."""
-        family = self._counters(
-            "vllm:prompt_tokens_by_source",
-            "Prompt tokens of requests that ended, by where they came from.",
-            [*_LABELS, "source"],
-            registry=self._registry,
-        )
-        computed, found = (
-            family.labels(self._model, "0", source) for source in ("local_compute", "local_cache_hit")
-        )
-        return computed, found
-
     def _count_http(self) -> None:
-        registry = self._registry
-        self._http_requests = self._counters(
-            "http_requests", "HTTP requests.", ["handler", "method", "status"], registry=registry
-        )
+        self._http_requests = self._family("http_requests", "HTTP requests.", "handler", "method", "status")
         self._http_seconds = self._histograms(
             "http_request_duration_seconds",
             "Duration of HTTP requests, streams to their end.",
             ["handler", "method"],
             buckets=_HTTP,
-            registry=registry,
+            registry=self._registry,
         )
         self._dropped = 0
-        self._lines_dropped = self._counters(
+        self._lines_dropped = self._family(
             "facet:log_lines_dropped",
             "Lines of the API server's log that nobody read in time, or that found the disk full.",
-            ["model_name"],
-            registry=registry,
+            "model_name",
         ).labels(self._model)
 
     def http(self, handler: str, method: str, status: int, seconds: float) -> None:
@@ -215,9 +177,11 @@ class Metrics:
         self.count_dropped_lines()
         return generate_latest(self._shown)
 
+    def _family(self, name: str, text: str, *labels: str) -> Counter | PlainCounters:
+        return self._counters(name, text, labels, registry=self._registry)
+
     def _counter(self, name: str, text: str) -> Counter | PlainCounter:
-        family = self._counters(f"vllm:{name}", text, _LABELS, registry=self._registry)
-        return family.labels(self._model, "0")
+        return self._family(f"vllm:{name}", text, *_LABELS).labels(self._model, "0")
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram | PlainHistogram:
         full = name if ":" in name else f"vllm:{name}"

@@ -11,89 +11,53 @@ import json
 from server.options.option_table import OptionError, VllmFlag, asks_for_nothing
 
 _SWITCHES = """
-    skip-tokenizer-init enable-prompt-embeds enable-sleep-mode enable-nccl-comm-suspend enable-cumem-allocator
-    numa-bind enable-fault-tolerance enable-elastic-ep enable-ssl-refresh
-    exclude-tools-when-tool-choice-none enable-lora fully-sharded-loras
-    enable-log-outputs log-error-stack grpc enable-offline-docs kv-cache-metrics cudagraph-metrics
-    enable-mfu-metrics enable-layerwise-nvtx-tracing enable-logging-iteration-details
-    enable-tokenizer-info-endpoint enable-scale-out disable-sliding-window
-    data-parallel-multi-port-external-lb calculate-kv-scales
+    skip-tokenizer-init enable-prompt-embeds enable-sleep-mode enable-nccl-comm-suspend
+    enable-cumem-allocator numa-bind enable-fault-tolerance enable-elastic-ep enable-ssl-refresh
+    exclude-tools-when-tool-choice-none enable-lora fully-sharded-loras enable-log-outputs log-error-stack
+    grpc enable-offline-docs kv-cache-metrics cudagraph-metrics enable-mfu-metrics
+    enable-layerwise-nvtx-tracing enable-logging-iteration-details enable-tokenizer-info-endpoint
+    enable-scale-out disable-sliding-window data-parallel-multi-port-external-lb calculate-kv-scales
     ray-workers-use-nsight enable-mm-embeds mm-encoder-only tokens-only enable-return-routed-experts
     enable-mamba-cache-stochastic-rounding specialize-active-lora enable-trace-replay return-sampling-mask
 """
 
-_VALUES: dict[str, tuple[str, ...]] = {
+_VALUES = """
+    tokenizer-revision code-revision quantization-config model-loader-extra-config model-class-overrides
+    logits-processors io-processor-plugin allowed-local-media-path allowed-media-domains media-io-kwargs
+    kv-offloading-size kv-cache-dtype-skip-layers cpu-offload-params mamba-block-size
+    max-num-scheduled-tokens scheduler-cls distributed-timeout-seconds cpu-distributed-timeout-seconds
+    numa-bind-nodes numa-bind-cpus device-ids worker-extension-cls fault-tolerance-config middleware
+    tool-parser-plugin tool-server reasoning-parser-plugin reasoning-config lora-modules max-cpu-loras
+    lora-target-modules default-mm-loras log-config-file grpc-port spec-method spec-model spec-tokens
+    mm-processor-kwargs collect-detailed-traces custom-histogram-buckets profiler-config
+    kv-transfer-config kv-events-config ec-transfer-config weight-transfer-config additional-config
+    h11-max-incomplete-event-size h11-max-header-count ssl-ciphers
+"""
+
+_NEUTRAL_VALUES: dict[str, tuple[str, ...]] = {
     "tokenizer-mode": ("auto", "hf"),
-    "tokenizer-revision": (),
-    "code-revision": (),
     "config-format": ("auto", "hf"),
-    "quantization-config": (),
     "ignore-patterns": ("original/**/*",),
-    "model-loader-extra-config": (),
-    "model-class-overrides": (),
     "logprobs-mode": ("raw_logprobs",),
-    "logits-processors": (),
-    "io-processor-plugin": (),
     "renderer-num-workers": ("1",),
-    "allowed-local-media-path": (),
-    "allowed-media-domains": (),
-    "media-io-kwargs": (),
-    "kv-offloading-size": (),
     "kv-offloading-backend": ("native",),
-    "kv-cache-dtype-skip-layers": (),
     "cpu-offload-gb": ("0", "0.0"),
-    "cpu-offload-params": (),
     "offload-backend": ("auto",),
     "mamba-cache-dtype": ("auto",),
     "mamba-ssm-cache-dtype": ("auto",),
-    "mamba-block-size": (),
     "mamba-cache-mode": ("none",),
     "max-num-partial-prefills": ("1",),
     "max-long-partial-prefills": ("1",),
-    "max-num-scheduled-tokens": (),
-    "scheduler-cls": (),
     "watermark": ("0", "0.0"),
     "performance-mode": ("balanced",),
-    "distributed-timeout-seconds": (),
-    "cpu-distributed-timeout-seconds": (),
-    "numa-bind-nodes": (),
-    "numa-bind-cpus": (),
-    "device-ids": (),
     "worker-cls": ("auto",),
-    "worker-extension-cls": (),
-    "fault-tolerance-config": (),
-    "middleware": (),
-    "tool-parser-plugin": (),
-    "tool-server": (),
-    "reasoning-parser-plugin": (),
-    "reasoning-config": (),
-    "lora-modules": (),
     "max-loras": ("1",),
     "max-lora-rank": ("16",),
-    "max-cpu-loras": (),
     "lora-dtype": ("auto",),
-    "lora-target-modules": (),
-    "default-mm-loras": (),
-    "log-config-file": (),
     "fingerprint-mode": ("full",),
-    "grpc-port": (),
-    "spec-method": (),
-    "spec-model": (),
-    "spec-tokens": (),
-    "mm-processor-kwargs": (),
-    "collect-detailed-traces": (),
-    "custom-histogram-buckets": (),
-    "profiler-config": (),
-    "kv-transfer-config": (),
-    "kv-events-config": (),
-    "ec-transfer-config": (),
-    "weight-transfer-config": (),
-    "additional-config": (),
-    "h11-max-incomplete-event-size": (),
-    "h11-max-header-count": (),
     "ssl-cert-reqs": ("0",),
-    "ssl-ciphers": (),
 }
+"""Values that ask for what happens anyway, of flags that are refused otherwise."""
 
 _SHORT = [
     VllmFlag("--speculative-config", short="-sc", is_object=True),
@@ -124,24 +88,21 @@ _INSTEAD = {
 
 _HARMLESS_SWITCHES = """
     enable-auto-tool-choice enable-reasoning disable-log-requests disable-frontend-multiprocessing
-    disable-custom-all-reduce scheduler-reserve-full-isl enable-server-load-tracking enable-ep-weight-filter
-    disable-cascade-attn disable-hybrid-kv-cache-manager disable-nccl-for-dp-synchronization
-    aggregate-engine-logging fail-on-environ-validation enable-log-deltas use-tqdm-on-load
-    enable-flashinfer-autotune kv-sharing-fast-prefill
+    disable-custom-all-reduce scheduler-reserve-full-isl enable-server-load-tracking
+    enable-ep-weight-filter disable-cascade-attn disable-hybrid-kv-cache-manager
+    disable-nccl-for-dp-synchronization aggregate-engine-logging fail-on-environ-validation
+    enable-log-deltas use-tqdm-on-load enable-flashinfer-autotune kv-sharing-fast-prefill
     language-model-only disable-mm-preprocessor-cache disable-chunked-mm-input skip-mm-profiling
     interleave-mm-strings
 """
 _HARMLESS_VALUES = """
     guided-decoding-backend attention-backend moe-backend linear-backend attention-config kernel-config
-    ir-op-priority max-seq-len-to-capture
-    swap-space safetensors-load-strategy safetensors-prefetch-num-threads safetensors-prefetch-block-size
-    pt-load-map-location max-parallel-loading-workers prefix-caching-hash-algo max-log-len
-    show-hidden-metrics-for-version
+    ir-op-priority max-seq-len-to-capture swap-space safetensors-load-strategy
+    safetensors-prefetch-num-threads safetensors-prefetch-block-size pt-load-map-location
+    max-parallel-loading-workers prefix-caching-hash-algo max-log-len show-hidden-metrics-for-version
     mm-processor-cache-gb mm-processor-cache-type mm-shm-cache-max-object-size-mb mm-hasher-algorithm
     mm-encoder-tp-mode mm-encoder-attn-backend mm-tensor-ipc mm-processor-device video-pruning-rate
 """
-
-
 """Flags that are accepted whatever they say. They ask for what is so anyway, choose among kernels or ways of
 loading of which there is one here, or are about images, which no request can bring."""
 
@@ -213,7 +174,7 @@ VLLM_FLAGS = [
     *_SHORT,
     *(
         VllmFlag(f"--{name}", neutral, is_object=name in _OBJECTS, is_list=name in _LISTS)
-        for name, neutral in _VALUES.items()
+        for name, neutral in (dict.fromkeys(_VALUES.split(), ()) | _NEUTRAL_VALUES).items()
     ),
     *(VllmFlag(f"--{name}", is_switch=True) for name in _SWITCHES.split()),
     *(

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from queue import SimpleQueue
 
 import msgspec
 import uvloop
@@ -17,53 +16,31 @@ from server.run.supervisor_messages import ApiConfig, Message
 from worker import child, logs
 
 
-class Messages:
-    """The supervisor's messages, which a thread receives and the event loop handles."""
+def in_loop(handle: Callable[[Message], None]) -> Callable[[bytes], None]:
+    """Makes a function for other threads, which has the running loop handle each message in its turn."""
+    loop, decode = asyncio.get_running_loop(), msgspec.msgpack.Decoder(Message).decode
 
-    def __init__(self) -> None:
-        self._waiting = SimpleQueue[bytes]()
-        self._wake: Callable[[], object] = lambda: None
-        self._decoder = msgspec.msgpack.Decoder(Message)
+    def receive(message: bytes) -> None:
+        with suppress(RuntimeError):  # the loop is closed: the process ends, whatever the message says
+            loop.call_soon_threadsafe(lambda: handle(decode(message)))
 
-    def put(self, message: bytes) -> None:
-        self._waiting.put(message)
-        self._wake()
-
-    def follow(self, handle: Callable[[Message], None]) -> None:
-        """Let the running loop handle all messages: those that have come, and those that will."""
-
-        def handle_all() -> None:
-            while not self._waiting.empty():
-                handle(self._decoder.decode(self._waiting.get()))
-
-        loop = asyncio.get_running_loop()
-
-        def wake() -> None:
-            with suppress(RuntimeError):  # the loop is closed: the process ends, whatever the message says
-                loop.call_soon_threadsafe(handle_all)
-
-        self._wake = wake
-        handle_all()
+    return receive
 
 
-def main() -> int:
-    messages = Messages()
-    process = msgspec.msgpack.decode(child.adopt(int(sys.argv[1]), messages.put), type=ApiConfig)
+async def _serve(descriptor: int) -> int:
+    # Messages are handled when this waits for the first time, and the server is there.
+    payload = child.adopt(descriptor, in_loop(lambda message: server.handle(message)))
+    process = msgspec.msgpack.decode(payload, type=ApiConfig)
     alone = process.shared_metrics is None
     logs.setup("server" if alone else f"server {process.index}", process.config.log.style)
     if process.shared_metrics is not None:
         share_metrics(Path(process.shared_metrics))
-    return uvloop.run(_serve(process, messages))
-
-
-async def _serve(process: ApiConfig, messages: Messages) -> int:
     # After share_metrics, because prometheus_client reads the variable when it is imported.
     from server.run.api_server import ApiServer
 
     server = ApiServer(process)
-    messages.follow(server.handle)
     return await server.run()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(uvloop.run(_serve(int(sys.argv[1]))))

@@ -6,18 +6,20 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, cast
 
 import uvicorn
 
 from server.app import create_app, early_admission
 from server.frontend.frontend import Frontend
-from server.http.authentication import KeyNames
-from server.http.connection.connection import make_protocol
+from server.http.authentication import KEY_NAME
+from server.http.connection.connection import Connection, Shared
+from server.http.connection.deadline_timer import DeadlineTimer
 from server.http.connection.limits import most_connections
-from server.http.connection.tls import make_context
+from server.http.connection.sockets import make_tls_context
 from server.options.server_config import ServerConfig
 
 FLUSH_SECONDS = 3.0
@@ -29,26 +31,21 @@ _TICK_SECONDS = 1.0  # uvicorn's own header with the date is exact to a second
 _log = logging.getLogger(__name__)
 
 
-class QuietPaths(logging.Filter):
-    """Leaves requests for some paths out of uvicorn's access log."""
+class AccessLogFilter(logging.Filter):
+    """Leaves some paths out of uvicorn's access log, and names keys and clients without an address in it."""
 
-    def __init__(self, paths: frozenset[str]) -> None:
+    def __init__(self, quiet_paths: Collection[str] = ()) -> None:
         super().__init__()
-        self._paths = paths
+        self._quiet_paths = quiet_paths
 
     def filter(self, record: logging.LogRecord) -> bool:
         """The arguments of such a record are the client, the method, the path with its query, and more."""
-        asked = record.args[2] if isinstance(record.args, tuple) and len(record.args) > 2 else None
-        return str(asked).partition("?")[0] not in self._paths
-
-
-class UnixClients(logging.Filter):
-    """Names clients of a Unix socket, which have no address, in uvicorn's access log."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if isinstance(record.args, tuple) and record.args[:1] == ("",):
-            record.args = ("unix", *record.args[1:])
-        return True
+        if not isinstance(record.args, tuple) or len(record.args) < 3:
+            return True
+        client, _, path, *_ = record.args
+        name = f"{client or 'unix'} {KEY_NAME.get('')}".rstrip()
+        record.args = (name, *record.args[1:])
+        return str(path).partition("?")[0] not in self._quiet_paths
 
 
 class HttpServer(uvicorn.Server):
@@ -99,35 +96,32 @@ class HttpServer(uvicorn.Server):
         if used is None or self._config.ssl_certfile is None:
             return
         try:
-            make_context(self._config)  # a file that cannot be used would spoil the context that is in use
+            make_tls_context(self._config)  # an unusable file would spoil the context that is in use
             used.load_cert_chain(self._config.ssl_certfile, self._config.ssl_keyfile)
         except OSError as error:
             _log.error("the certificate cannot be used, and the old one stays: %s", error)
 
 
 def _uvicorn_config(config: ServerConfig, frontend: Frontend) -> uvicorn.Config:
-    shown = config.log
-    if not shown.disable_uvicorn_access_log:
+    if not config.log.disable_uvicorn_access_log:
         access_log = logging.getLogger("uvicorn.access")
         access_log.setLevel(logging.INFO)
-        if frontend.access.has_file:
-            access_log.addFilter(KeyNames())
-        if config.uds is not None:
-            access_log.addFilter(UnixClients())
-        if shown.quiet_paths:
-            access_log.addFilter(QuietPaths(shown.quiet_paths))
-    most, metrics = most_connections(config.max_connections, config.data_parallel_size), frontend.metrics
-    protocol = make_protocol(
-        most, lambda status: metrics.http("none", "OTHER", status, 0.0), early_admission(frontend).enter
+        access_log.addFilter(AccessLogFilter(config.log.quiet_paths))
+    loop = asyncio.get_running_loop()
+    shared = Shared(
+        most_connections(config.max_connections, config.data_parallel_size),
+        DeadlineTimer(loop.time, loop.call_later),
+        on_refusal=lambda status: frontend.metrics.http("none", "OTHER", status, 0.0),
+        check_head=early_admission(frontend).check_head,
     )
     return uvicorn.Config(
         create_app(frontend),
         loop="none",  # it runs in ours
-        http=cast(Any, protocol),
+        http=cast(Any, partial(Connection, shared)),
         ws="none",
         lifespan="off",
         log_config=None,
-        access_log=not shown.disable_uvicorn_access_log,
+        access_log=not config.log.disable_uvicorn_access_log,
         server_header=False,
         root_path=config.root_path,
         backlog=2048,

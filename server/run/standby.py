@@ -11,11 +11,10 @@ import socket
 import ssl
 from contextlib import suppress
 
-import msgspec
-
 from engine_core.reasons import SENTENCES, Reason
-from server.http.connection.tls import make_context
-from server.http.error_shapes import ANTHROPIC, anthropic_error
+from server.errors import Unavailable
+from server.http.connection.refusals import as_bytes, json_answer
+from server.http.connection.sockets import make_tls_context
 from server.options.server_config import ServerConfig
 
 MAX_HEAD = 64 << 10
@@ -27,7 +26,7 @@ LINGER_SECONDS = 1.0
 before all is read would be reset, and the client might never see the answer."""
 MAX_VISITORS = 1000
 """Connections at the same time. Further ones are answered before they are read."""
-_RETRY = "Retry-After: 5"
+RETRY_SECONDS = 5
 _PAUSE_SECONDS = 0.1
 """Seconds to wait after no connection could be accepted, because too many descriptors are open."""
 
@@ -50,7 +49,7 @@ class Standby:
         self._reason = reason
         if not self.is_open:
             try:
-                self._tls = make_context(self._config)
+                self._tls = make_tls_context(self._config)
             except OSError as error:
                 _log.error("the certificate cannot be used, and nobody is answered: %s", error)
                 return
@@ -87,18 +86,14 @@ class Standby:
 
     def answer_to(self, head: bytes) -> bytes:
         """The answer to a request that begins so."""
-        words = head.partition(b"\r\n")[0].split(b" ")
-        path = words[1].partition(b"?")[0] if len(words) > 1 else b""
-        path = path.removeprefix(self._config.root_path.encode())
+        method, target, *_ = *head.partition(b"\r\n")[0].split(b" "), b""
+        path = target.partition(b"?")[0].removeprefix(self._config.root_path.encode())
         if path == b"/live":
-            body: dict[str, object] = {"state": "live"}
-            return _response("200 OK", body, with_body=words[0] != b"HEAD")
-        message = SENTENCES[self._reason]
-        if path.startswith(ANTHROPIC.encode()):
-            body = anthropic_error(503, message)
+            answer = json_answer(200, {"state": "live"}, {})
         else:
-            body = {"error": {"message": message, "type": self._reason, "param": None, "code": 503}}
-        return _response("503 Service Unavailable", body, _RETRY, with_body=words[0] != b"HEAD")
+            error = Unavailable(SENTENCES[self._reason], retry_after=RETRY_SECONDS, reason=self._reason)
+            answer = as_bytes(error, path)
+        return b"".join(answer.partition(b"\r\n\r\n")[:2]) if method == b"HEAD" else answer
 
     def enter(self, visitor: _Visitor) -> bool:
         """Count a connection; returns whether there is room to wait for its request."""
@@ -180,15 +175,3 @@ def _heard_so_far(connection: socket.socket) -> bytes:
         return connection.recv(MAX_HEAD)
     except BlockingIOError:
         return b""
-
-
-def _response(status: str, content: object, *headers: str, with_body: bool) -> bytes:
-    body = msgspec.json.encode(content)
-    lines = [
-        f"HTTP/1.1 {status}",
-        "Content-Type: application/json",
-        f"Content-Length: {len(body)}",
-        *headers,
-        "Connection: close",
-    ]
-    return "\r\n".join([*lines, "", ""]).encode() + (body if with_body else b"")

@@ -12,7 +12,7 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from server.http.connection.connection import Connection, Shared
-from server.http.connection.deadline_timer import TICK, Deadlines
+from server.http.connection.deadline_timer import TICK, DeadlineTimer
 
 
 class FakeClock:
@@ -120,7 +120,7 @@ class FakeServer:
 
     def __init__(self, app: ASGIApp, most: int = 100, **options: Any) -> None:
         self.clock = FakeClock()
-        self.deadlines = Deadlines(self.clock.time, self.clock.call_later)
+        self.deadlines = DeadlineTimer(self.clock.time, self.clock.call_later)
         self.refused: list[int] = []
         self.state = ServerState()
         self._shared = Shared(most, self.deadlines, self.refused.append, **options)

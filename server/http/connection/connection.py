@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import httptools
@@ -18,7 +18,7 @@ from uvicorn.server import ServerState
 
 from server.errors import ApiError
 from server.http.connection import limits, refusals
-from server.http.connection.deadline_timer import NEVER, Deadlines
+from server.http.connection.deadline_timer import NEVER, DeadlineTimer
 from server.http.connection.sockets import bytes_taken, expect_stream, unread_bytes
 
 Wait = Literal[
@@ -29,32 +29,23 @@ body" the end of a body whose request is answered already; "reader" the client, 
 it; "to be closed" the client, to fetch a refusal."""
 
 
-Enter = Callable[[bytes, bytes, Any], ApiError | None]
-"""A function of a request's method, target and scope. It returns the reason why it is refused at its head."""
-
-
-def _let_in(method: bytes, url: bytes, scope: Any) -> None:
-    """Refuses no request."""
-
-
+@dataclass(frozen=True)
 class Shared:
     """What all connections of a process share."""
 
-    def __init__(
-        self, most: int, deadlines: Deadlines, on_refusal: Callable[[int], None], door: Enter = _let_in
-    ) -> None:
-        """`most` connections are served at a time. `on_refusal` is told the status of each refusal."""
-        self.most = most
-        self.deadlines = deadlines
-        self.on_refusal = on_refusal
-        self.door = door
+    most: int
+    """Connections that are served at a time."""
+    timer: DeadlineTimer
+    on_refusal: Callable[[int], None]
+    """A function that is told the status of each refusal."""
+    check_head: Callable[[bytes, bytes, Any], ApiError | None] = lambda method, target, scope: None
+    """A function of a request's method, target and scope. It tells why it is refused, if it is."""
 
 
 class Connection(HttpToolsProtocol):
     """One client's connection."""
 
     due = NEVER
-    slot: int | None = None
     _waits_for: Wait = "nothing"
     _ends = False
     """Whether nothing more is read."""
@@ -92,7 +83,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self.url, self.headers = b"", []
         self._shared = shared
-        self._deadlines = shared.deadlines
+        self._timer = shared.timer
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -105,7 +96,7 @@ class Connection(HttpToolsProtocol):
             self._wait("first byte", limits.FIRST_BYTE_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._deadlines.forget(self)
+        self._timer.forget(self)
         super().connection_lost(exc)
 
     # What comes in.
@@ -133,11 +124,11 @@ class Connection(HttpToolsProtocol):
         except httptools.HttpParserUpgrade:
             pass  # the request is answered as if it had not asked for another protocol
         except httptools.HttpParserError:
-            self._refuse(self._fault or refusals.malformed())
+            self._refuse(self._fault or refusals.MALFORMED)
             return
         if not self._in_head:
             if self._framing > limits.MAX_FRAMING or len(self.headers) > limits.MAX_HEADERS:
-                self._refuse(refusals.framing_too_large())
+                self._refuse(refusals.FRAMING_TOO_LARGE)
             return
         # Where in these bytes a head begins that comes after a complete request is not known.
         self._head = self._head + len(data) if self._complete is complete else 0
@@ -147,18 +138,18 @@ class Connection(HttpToolsProtocol):
     def _excess(self) -> ApiError | None:
         """Why the head that is being read is refused, if it is too large."""
         if len(self.url) > limits.MAX_TARGET:
-            return refusals.target_too_long()
+            return refusals.TARGET_TOO_LONG
         if self._head >= limits.MAX_HEAD or len(self.headers) > limits.MAX_HEADERS:
-            return refusals.head_too_large()
+            return refusals.HEAD_TOO_LARGE
         return None
 
     def on_headers_complete(self) -> None:
         self._fault = self._excess()
         if len(self.pipeline) >= limits.MAX_PIPELINED:
-            self._fault = refusals.too_many_pipelined()
+            self._fault = refusals.TOO_MANY_PIPELINED
         if self._fault is None and (self.cycle is None or self.cycle.response_complete):
             method = self.parser.get_method()  # pyright: ignore[reportOptionalMemberAccess]
-            self._fault = self._shared.door(method, self.url, self.scope)
+            self._fault = self._shared.check_head(method, self.url, self.scope)
         if self._fault is not None:
             raise ValueError(self._fault.message)  # stops the parser
         super().on_headers_complete()
@@ -226,7 +217,7 @@ class Connection(HttpToolsProtocol):
             self._streams = True
             expect_stream(self.transport)
 
-    # Deadlines.
+    # DeadlineTimer.
 
     def _settle(self) -> None:
         """Sets the deadline of what is waited for now, unless that was waited for before."""
@@ -257,7 +248,7 @@ class Connection(HttpToolsProtocol):
     def _wait(self, what: Wait, seconds: float) -> None:
         if self._waits_for != what:
             self._waits_for = what
-            self._deadlines.set(self, seconds)
+            self._timer.set(self, seconds)
 
     def _wait_for_nothing(self) -> None:
         self._waits_for = "nothing"
@@ -266,16 +257,16 @@ class Connection(HttpToolsProtocol):
     def _wait_for_reader(self) -> None:
         self._taken, self._silences = bytes_taken(self.transport), 0
         self._waits_for = "reader"
-        self._deadlines.set(self, limits.READER_SECONDS)
+        self._timer.set(self, limits.READER_SECONDS)
 
     def expire(self) -> None:
         match self._waits_for:
             case "first byte":
-                self._refuse(refusals.late_first_byte())
+                self._refuse(refusals.LATE_FIRST_BYTE)
             case "head":
-                self._refuse(refusals.late_head())
+                self._refuse(refusals.LATE_HEAD)
             case "body":
-                self._refuse(refusals.late_body())
+                self._refuse(refusals.LATE_BODY)
             case "reader":
                 self._check_reader()
             case "to be closed":
@@ -301,7 +292,7 @@ class Connection(HttpToolsProtocol):
             self._log("its client reads nothing, and %d bytes wait for it", unread)
             self.transport.abort()
         else:
-            self._deadlines.set(self, limits.READER_SECONDS)
+            self._timer.set(self, limits.READER_SECONDS)
 
     # Refusals.
 
@@ -345,11 +336,3 @@ class Connection(HttpToolsProtocol):
     def _log(self, text: str, *values: object) -> None:
         host, port = self.client or ("", 0)
         self.access_logger.info(f"%s:%d - connection ended; {text}", host, port, *values)
-
-
-def make_protocol(
-    most: int, on_refusal: Callable[[int], None], door: Enter = _let_in
-) -> Callable[..., Connection]:
-    """The protocol for uvicorn, for all connections of this process. Call this in its event loop."""
-    loop = asyncio.get_running_loop()
-    return partial(Connection, Shared(most, Deadlines(loop.time, loop.call_later), on_refusal, door))

@@ -1,15 +1,17 @@
-"""Options of the listening socket, and what the system tells of a connection."""
+"""The listening socket: its options, its TLS, and what the system tells of its connections."""
 
 from __future__ import annotations
 
 import asyncio
 import fcntl
 import socket
+import ssl
 import struct
 import termios
 from contextlib import suppress
 
 from server.http.connection import limits
+from server.options.server_config import ServerConfig
 
 _ACKNOWLEDGED = 120
 """The offset of the number of acknowledged bytes in Linux's tcp_info."""
@@ -33,6 +35,18 @@ def set_options(listener: socket.socket) -> None:
     ):
         if hasattr(socket, name):
             listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def make_tls_context(config: ServerConfig) -> ssl.SSLContext | None:
+    """The context for new connections; None if the server speaks no TLS. Raises OSError on unusable files."""
+    if config.ssl_certfile is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
+    if config.ssl_ca_certs is not None:
+        context.load_verify_locations(config.ssl_ca_certs)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
 
 
 def expect_stream(transport: asyncio.Transport) -> None:

@@ -31,9 +31,8 @@ from server.api.conversations.anthropic_message import (
     Stop,
 )
 from server.api.conversations.transcript import seal
-from server.errors import ApiError
+from server.errors import ApiError, anthropic_error
 from server.frontend.frontend import Delta
-from server.http.error_shapes import anthropic_error
 from server.http.sse import encode
 from server.routes.chat_message import new_call_id
 from server.routes.conversations.turn import Turn, TurnParts

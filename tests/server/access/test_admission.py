@@ -18,7 +18,6 @@ from server.access.admission import (
     Admission,
     Admissions,
 )
-from server.access.backlog import Work
 from server.access.client_identity import ANYONE, Caller
 from server.errors import BadRequest, Overloaded, TooManyRequests
 
@@ -169,10 +168,7 @@ def test_while_there_is_room_nobody_needs_a_share() -> None:
 def test_what_has_begun_is_not_ended_for_others() -> None:
     house = House()
     for _ in range(6):
-        begun = house.admit(A)
-        work = Work(5, 10)
-        begun.add(work)
-        begun.begin(work)
+        house.admit(A).begin_work(5, 10).begin()
     with pytest.raises(Overloaded):
         house.admit(B)
     assert house.live(A, B) == [6, 0]
@@ -218,17 +214,16 @@ def test_tokens_that_wait_are_bounded_but_for_the_first_ones() -> None:
     house = House(tokens=100)
     first = house.admit()
     first.check_tokens(1000)
-    work = Work(50, 10)
-    first.add(work)
+    work = first.begin_work(50, 10)
     second = house.admit()
     second.check_tokens(50)
     with pytest.raises(Overloaded, match="token backlog"):
         second.check_tokens(51)
-    first.begin(work)
+    work.begin()
     second.check_tokens(51)
-    first.end(work, begun=True)
+    work.end()
     default = House().admit()
-    default.add(Work(1))
+    default.begin_work(1)
     with pytest.raises(Overloaded):
         default.check_tokens(DEFAULT_QUEUED_TOKENS)
 
@@ -242,7 +237,7 @@ def retry_after(house: House, caller: Caller = ANYONE) -> str:
 def test_the_time_to_wait_is_that_of_the_tokens_ahead() -> None:
     house = House()
     for _ in range(6):
-        house.admit().add(Work(prompt=4000, most=400))
+        house.admit().begin_work(prompt=4000, most=400)
     assert retry_after(house) == str(FIRST_GUESS)  # no engine has told its rates
     house.engines.stats = stats()
     # 24,000 tokens to read take 24 s, and the 600 steps of 2,400 tokens to generate 6 s.
@@ -261,18 +256,18 @@ def test_answers_that_may_stop_are_expected_to_be_shorter() -> None:
     rates = Rates(prompt_rate=1e9, step=0.01, step_rows=1, step_prompts=100.0, stop_rate=0.01)
     house.engines.stats = stats(rates=rates)
     for _ in range(6):
-        house.admit().add(Work(prompt=1, most=4000, may_stop=True))
+        house.admit().begin_work(prompt=1, most=4000, may_stop=True)
     assert retry_after(house) == "7"  # a hundred tokens each, and a little
 
 
 def test_who_is_over_its_share_waits_for_its_own_requests() -> None:
     house = House()
     house.engines.stats = stats()
-    house.admit(A, 2).add(Work(prompt=1000))
-    house.admit(B, 4).add(Work(prompt=9000))
+    house.admit(A, 2).begin_work(prompt=1000)
+    house.admit(B, 4).begin_work(prompt=9000)
     assert retry_after(house, B) == "11"  # all is done by then
     small = House()
     small.engines.stats = stats()
-    small.admit(A, 3).add(Work(prompt=1000))
-    small.admit(B, 3).add(Work(prompt=9000))
+    small.admit(A, 3).begin_work(prompt=1000)
+    small.admit(B, 3).begin_work(prompt=9000)
     assert retry_after(small, A) == "3"  # half of the engine for two seconds

@@ -37,7 +37,7 @@ class Served:
             await app(scope, receive, send)
 
         early = early_admission(cast(Frontend, self.frontend))
-        self.server = FakeServer(counted, door=early.enter)
+        self.server = FakeServer(counted, check_head=early.check_head)
 
     @property
     def live(self) -> int:
@@ -137,9 +137,9 @@ async def test_a_client_that_a_proxy_names_is_known_later() -> None:
     early = early_admission(cast(Frontend, served.frontend))
     headers = [(b"x-forwarded-for", b"10.0.0.7")]
     proxied = {"type": "http", "client": ("127.0.0.1", 1), "headers": headers}
-    assert early.enter(b"POST", b"/v1/completions", proxied) is None and "admission" not in proxied
+    assert early.check_head(b"POST", b"/v1/completions", proxied) is None and "admission" not in proxied
     direct = {"type": "http", "client": (ADDRESS, 1), "headers": headers}
-    assert early.enter(b"POST", b"/v1/completions", direct) is not None
+    assert early.check_head(b"POST", b"/v1/completions", direct) is not None
 
 
 async def test_all_are_one_if_addresses_are_not_trusted() -> None:

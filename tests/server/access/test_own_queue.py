@@ -9,7 +9,6 @@ import pytest
 
 from engine_core.protocol import Stats
 from server.access.admission import Admissions
-from server.access.backlog import Work
 from server.access.client_identity import Caller
 from server.errors import BadRequest, TooManyRequests
 
@@ -58,9 +57,7 @@ def test_without_a_queue_it_may_still_run(house: Admissions) -> None:
 
 def test_what_has_begun_does_not_wait_though_others_came(house: Admissions) -> None:
     alice = Caller("alice", max_queued=1)
-    begun = house.admit(alice, 2)
-    begun.add(Work(1))
-    begun.begin(Work(1))
+    house.admit(alice, 2).begin_work(1).begin()
     house.admit(OTHER, 100)
     house.admit(alice, 1)
     with pytest.raises(TooManyRequests):

@@ -14,8 +14,8 @@ import pytest
 from fake_api import make_app, make_client
 from fake_frontend import FakeFrontend, vectors
 
-from server.http.authentication import KeyNames
 from server.options.server_config import AccessOptions
+from server.run.http_server import AccessLogFilter
 
 COMPLETION = {"prompt": "hi", "max_tokens": 4}
 
@@ -264,18 +264,19 @@ async def test_a_request_takes_no_more_places_than_its_key_may_have(path: Path) 
 
 async def test_the_access_log_names_the_key(path: Path) -> None:
     guarded = Guarded(path, entry("alice"))
-    record = logging.LogRecord("x", logging.INFO, "", 0, "%s - %s", ("1.2.3.4:5", "line"), None)
+    values = ("1.2.3.4:5", "POST", "/v1/completions", "1.1", 200)
+    record = logging.LogRecord("x", logging.INFO, "", 0, "%s - %s %s HTTP/%s %d", values, None)
     seen: list[str] = []
     generate = guarded.frontend.generate
 
     def spying(*args: Any, **kwargs: Any) -> Any:
-        KeyNames().filter(record)
+        AccessLogFilter().filter(record)
         seen.append(record.getMessage())
         return generate(*args, **kwargs)
 
     guarded.frontend.generate = spying  # type: ignore[method-assign]
     await guarded.post("alice")
-    assert seen == ["1.2.3.4:5 alice - line"]
+    assert seen == ["1.2.3.4:5 alice - POST /v1/completions HTTP/1.1 200"]
     assert not guarded.frontend.admissions.live
 
 

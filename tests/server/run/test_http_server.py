@@ -17,7 +17,7 @@ from live import PATIENCE
 
 from server.commands import bind
 from server.frontend.frontend import Frontend
-from server.run.http_server import HttpServer, QuietPaths, UnixClients
+from server.run.http_server import AccessLogFilter, HttpServer
 
 Serve = Callable[..., Awaitable[tuple[HttpServer, tuple[str, int]]]]
 
@@ -172,7 +172,7 @@ async def test_clients_without_a_certificate_are_refused_where_one_is_asked_for(
 def test_requests_for_quiet_paths_are_not_logged(path: str, logged: bool) -> None:
     line = '%s - "%s %s HTTP/%s" %d'
     record = logging.LogRecord("a", logging.INFO, "", 0, line, ("1.1.1.1:1", "GET", path, "1.1", 200), None)
-    assert QuietPaths(frozenset({"/health"})).filter(record) is logged
+    assert AccessLogFilter({"/health"}).filter(record) is logged
 
 
 async def test_clients_of_a_unix_socket_have_a_name_in_the_log(
@@ -194,5 +194,5 @@ async def test_clients_of_a_unix_socket_have_a_name_in_the_log(
             await task
     finally:
         log.removeHandler(caplog.handler)
-        log.filters = [one for one in log.filters if not isinstance(one, UnixClients)]
+        log.filters = [one for one in log.filters if not isinstance(one, AccessLogFilter)]
     assert 'unix - "GET /live HTTP/1.1" 200' in caplog.messages

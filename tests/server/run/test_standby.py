@@ -70,7 +70,7 @@ async def ask(listener: socket.socket, request: bytes, tls: ssl.SSLContext | Non
 def parsed(answer: bytes) -> tuple[int, dict[str, str], dict]:
     head, _, body = answer.partition(b"\r\n\r\n")
     first, *lines = head.decode().split("\r\n")
-    headers = dict(line.split(": ") for line in lines)
+    headers = {name.title(): value for name, value in (line.split(": ") for line in lines)}
     assert int(headers["Content-Length"]) == len(body)
     return int(first.split()[1]), headers, json.loads(body)
 

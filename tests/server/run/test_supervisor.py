@@ -8,6 +8,7 @@ import asyncio
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ import msgspec
 import pytest
 
 from server.options.server_options import parse
-from server.run.api_process import Messages
+from server.run.api_process import in_loop
 from server.run.supervisor import Supervisor
 from server.run.supervisor_messages import (
     NOTHING_LEFT,
@@ -83,22 +84,17 @@ async def test_messages_are_handled_in_order_whenever_they_come() -> None:
         Reload(),
     ]
     handled: list[Message] = []
-    messages = Messages()
-    messages.put(msgspec.msgpack.encode(sent[0]))  # while the process begins
-    messages.put(msgspec.msgpack.encode(sent[1]))
-    messages.follow(handled.append)
-    assert handled == sent[:2]
-    await asyncio.to_thread(lambda: [messages.put(msgspec.msgpack.encode(one)) for one in sent[2:]])
+    receive = in_loop(handled.append)
+    receive(msgspec.msgpack.encode(sent[0]))  # while the process begins
+    assert not handled
+    await asyncio.to_thread(lambda: [receive(msgspec.msgpack.encode(one)) for one in sent[1:]])
     async with asyncio.timeout(60):
         while handled != sent:
             await asyncio.sleep(0)
 
 
 def test_a_message_that_comes_when_the_loop_has_ended_is_no_error() -> None:
-    messages = Messages()
-    asyncio.run(_follow(messages))
-    messages.put(msgspec.msgpack.encode(Leaving()))
+    async def begin() -> Callable[[bytes], None]:
+        return in_loop(lambda message: None)
 
-
-async def _follow(messages: Messages) -> None:
-    messages.follow(lambda message: None)
+    asyncio.run(begin())(msgspec.msgpack.encode(Leaving()))

@@ -7,13 +7,12 @@ import random
 import pytest
 from fake_connection import FakeClock
 
-from server.http.connection.deadline_timer import LATE, MOST_AT_ONCE, NEVER, TICK, Deadlines
+from server.http.connection.deadline_timer import LATE, MOST_AT_ONCE, NEVER, TICK, DeadlineTimer
 
 
 class Waiter:
     def __init__(self, clock: FakeClock) -> None:
         self.due = NEVER
-        self.slot: int | None = None
         self.clock = clock
         self.expired: list[float] = []
 
@@ -27,31 +26,31 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture
-def deadlines(clock: FakeClock) -> Deadlines:
-    return Deadlines(clock.time, clock.call_later)
+def timer(clock: FakeClock) -> DeadlineTimer:
+    return DeadlineTimer(clock.time, clock.call_later)
 
 
-def test_a_deadline_is_noticed_soon_after_it_and_once(clock: FakeClock, deadlines: Deadlines) -> None:
+def test_a_deadline_is_noticed_soon_after_it_and_once(clock: FakeClock, timer: DeadlineTimer) -> None:
     waiters = [Waiter(clock) for _ in range(50)]
     for i, waiter in enumerate(waiters):
-        deadlines.set(waiter, 0.1 + i / 10)
+        timer.set(waiter, 0.1 + i / 10)
     clock.advance(20)
     for i, waiter in enumerate(waiters):
         [at] = waiter.expired
         assert 0 <= at - (1000.1 + i / 10) <= 2 * TICK
-    assert len(deadlines) == 0
+    assert len(timer) == 0
     assert clock.timers == []  # nobody waits, so nothing is to be looked at
 
 
-def test_the_last_deadline_counts(clock: FakeClock, deadlines: Deadlines) -> None:
+def test_the_last_deadline_counts(clock: FakeClock, timer: DeadlineTimer) -> None:
     later, sooner, none, gone = (Waiter(clock) for _ in range(4))
     for waiter in (later, sooner, none, gone):
-        deadlines.set(waiter, 5)
-    deadlines.set(later, 9)
-    deadlines.set(sooner, 1)
-    deadlines.clear(none)
-    deadlines.forget(gone)
-    assert len(deadlines) == 3
+        timer.set(waiter, 5)
+    timer.set(later, 9)
+    timer.set(sooner, 1)
+    none.due = NEVER
+    timer.forget(gone)
+    assert len(timer) == 3
     clock.advance(4)
     assert len(sooner.expired) == 1
     clock.advance(4)
@@ -60,23 +59,23 @@ def test_the_last_deadline_counts(clock: FakeClock, deadlines: Deadlines) -> Non
     assert (len(later.expired), none.expired, gone.expired) == (1, [], [])
 
 
-def test_a_waiter_may_get_a_deadline_while_it_is_looked_at(clock: FakeClock, deadlines: Deadlines) -> None:
+def test_a_waiter_may_get_a_deadline_while_it_is_looked_at(clock: FakeClock, timer: DeadlineTimer) -> None:
     class Again(Waiter):
         def expire(self) -> None:
             super().expire()
-            deadlines.set(self, 1)
+            timer.set(self, 1)
 
     waiter = Again(clock)
-    deadlines.set(waiter, 1)
+    timer.set(waiter, 1)
     clock.advance(10)
     assert 6 <= len(waiter.expired) <= 10
     assert len(clock.timers) == 1
 
 
-def test_very_many_are_acted_on_in_turns(clock: FakeClock, deadlines: Deadlines) -> None:
+def test_very_many_are_acted_on_in_turns(clock: FakeClock, timer: DeadlineTimer) -> None:
     waiters = [Waiter(clock) for _ in range(3 * MOST_AT_ONCE)]
     for waiter in waiters:
-        deadlines.set(waiter, 1)
+        timer.set(waiter, 1)
     most = 0
     for _ in range(40):
         before = sum(len(waiter.expired) for waiter in waiters)
@@ -86,9 +85,9 @@ def test_very_many_are_acted_on_in_turns(clock: FakeClock, deadlines: Deadlines)
     assert all(len(waiter.expired) == 1 for waiter in waiters)
 
 
-def test_after_a_loop_that_stood_still_clients_are_read_first(clock: FakeClock, deadlines: Deadlines) -> None:
+def test_after_a_loop_that_stood_still_clients_are_read_first(clock: FakeClock, timer: DeadlineTimer) -> None:
     waiter = Waiter(clock)
-    deadlines.set(waiter, 1)
+    timer.set(waiter, 1)
     clock.advance(TICK)
     clock.now += 2 + LATE
     clock.advance(TICK / 2)
@@ -97,16 +96,16 @@ def test_after_a_loop_that_stood_still_clients_are_read_first(clock: FakeClock, 
     assert len(waiter.expired) == 1
 
 
-def test_a_loop_that_always_lags_ends_them_too(clock: FakeClock, deadlines: Deadlines) -> None:
+def test_a_loop_that_always_lags_ends_them_too(clock: FakeClock, timer: DeadlineTimer) -> None:
     waiter = Waiter(clock)
-    deadlines.set(waiter, 1)
+    timer.set(waiter, 1)
     for _ in range(4):
         clock.now += 2 * LATE
         clock.advance(TICK / 2)
     assert len(waiter.expired) == 1
 
 
-def test_random_changes(clock: FakeClock, deadlines: Deadlines) -> None:
+def test_random_changes(clock: FakeClock, timer: DeadlineTimer) -> None:
     rng = random.Random(1)
     waiters = [Waiter(clock) for _ in range(30)]
     due = dict.fromkeys(waiters, NEVER)
@@ -114,10 +113,13 @@ def test_random_changes(clock: FakeClock, deadlines: Deadlines) -> None:
         waiter = rng.choice(waiters)
         if rng.random() < 0.7:
             seconds = rng.choice([0.3, 1, 5, 40])
-            deadlines.set(waiter, seconds)
+            timer.set(waiter, seconds)
             due[waiter] = clock.now + seconds
         else:
-            rng.choice([deadlines.clear, deadlines.forget])(waiter)
+            timer.forget(waiter)
+            if rng.random() < 0.5:
+                timer.set(waiter, 1)
+                waiter.due = NEVER  # as a connection does for which nothing is waited
             due[waiter] = NEVER
         clock.advance(rng.choice([0, 0.1, 1]))
         for one in waiters:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import socket
@@ -11,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,7 +23,8 @@ from fake_connection import EchoApp
 from live import PATIENCE, wait_until
 
 from server.http.connection import limits, sockets
-from server.http.connection.connection import make_protocol
+from server.http.connection.connection import Connection, Shared
+from server.http.connection.deadline_timer import DeadlineTimer
 
 GET = b"GET /x HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 LONG = 16 << 20
@@ -93,7 +96,9 @@ class _serving:
     async def _run(self) -> None:
         app = EchoApp()
         app.reply = b'"%s"' % bytes(LONG)
-        protocol = cast(Any, make_protocol(4, lambda status: None))
+        loop = asyncio.get_running_loop()
+        shared = Shared(4, DeadlineTimer(loop.time, loop.call_later), lambda status: None)
+        protocol = cast(Any, partial(Connection, shared))
         config = uvicorn.Config(
             app, http=protocol, ws="none", lifespan="off", log_config=None, **self._options
         )
