@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
 from engine_core.engine_processes import start_engines
@@ -25,7 +26,7 @@ from server.http.allowed_hosts import is_loopback
 from server.http.connection.limits import why_too_few_descriptors
 from server.options.option_table import OptionError
 from server.options.server_config import ServerConfig
-from server.options.server_options import client_key_of_environment, key_file_of_environment, parse
+from server.options.server_options import key_file_of_environment, parse
 from server.run.api_processes import ApiProcesses
 from worker import logs
 
@@ -55,19 +56,34 @@ On this machine:
   facet --version
 """
 
-TERMINAL = ("chat", "complete", "embed", "models", "run-batch", "doctor", "collect-env", "kernels")
-"""Commands that serve nothing."""
+BENCH_USAGE = """usage: {command} serve [options]                    load on a server that runs
+       {command} startup [MODEL] [serve options]    from start to the first token
+       {command} offline [MODEL] [serve options]    the engine in this process, without HTTP
+       {command} serve|startup|offline --help
+"""
+
+TERMINAL = {
+    "chat": "server.terminal.chat",
+    "complete": "server.terminal.chat",
+    "embed": "server.terminal.embed",
+    "models": "server.terminal.models",
+    "run-batch": "server.terminal.run_batch",
+    "doctor": "server.terminal.doctor",
+    "collect-env": "server.terminal.doctor",
+    "kernels": "server.terminal.kernels",
+}
+"""Commands that serve nothing, and the modules whose `run` they call: imported only then."""
 
 
 def run(command: str, arguments: Sequence[str]) -> int:
     """Run `serve`, `bench` or `facet`, and return the exit code."""
-    match command:
-        case "serve":
-            return _serve(arguments, command)
-        case "bench":
-            return _printing(lambda: _bench(arguments, command))
-        case _ if arguments[:1] == ["serve"]:
-            return _serve(arguments[1:], "facet serve")
+    match [command, *arguments]:
+        case ["serve", *rest]:
+            return _serve(rest, command)
+        case ["facet", "serve", *rest]:
+            return _serve(rest, "facet serve")
+        case ["bench", *rest]:
+            return _printing(lambda: _bench(rest, command))
         case _:
             return _printing(lambda: _command(arguments))
 
@@ -98,9 +114,7 @@ def _command(words: Sequence[str]) -> int:
 
             return keys.run(arguments, key_file_of_environment())
         case [name, *arguments] if name in TERMINAL:
-            from server.terminal import client_commands as terminal  # not needed to serve
-
-            return terminal.run(name, arguments, client_key_of_environment())
+            return _call(TERMINAL[name], arguments, f"facet {name}")
         case ["--version" | "-V"]:
             _print_version()
             return 0
@@ -117,9 +131,29 @@ def _command(words: Sequence[str]) -> int:
 
 
 def _bench(arguments: Sequence[str], command: str) -> int:
-    from server.bench import bench_command as benchmarks  # not needed to serve
+    match arguments:
+        case [("serve" | "startup" | "offline") as name, *rest]:
+            return _call(f"server.bench.{name}", rest, f"{command} {name}")
+        case ["--help" | "-h"]:
+            print(BENCH_USAGE.format(command=command), end="")
+            return 0
+        case _:
+            print(BENCH_USAGE.format(command=command), end="", file=sys.stderr)
+            return BAD_USAGE
 
-    return benchmarks.run(arguments, command)
+
+def _call(module: str, arguments: Sequence[str], command: str) -> int:
+    """Call a command's module, which is not needed to serve."""
+    from server.terminal.console import CommandError
+
+    try:
+        return import_module(module).run(arguments, command)
+    except OptionError as error:
+        return _fail(str(error), BAD_USAGE)
+    except CommandError as error:
+        return _fail(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
 def _print_version() -> None:
@@ -176,13 +210,14 @@ def _run(config: ServerConfig, listener: socket.socket, started: float, *, shows
     # Until the event loop handles signals, one ends this process, and its children with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     logs.setup("supervisor", config.log.style)
+    log = logging.getLogger(__name__)
     if is_open_to_others(config, listener):
-        logging.getLogger(__name__).warning(
+        log.warning(
             "other machines can use this server without a key: give --api-key-file, or --insecure if that is "
             "meant"
         )
     if shows_key:
-        logging.getLogger(__name__).warning(
+        log.warning(
             "all users of this machine see --api-key on the command line: put the key into the variable "
             "FACET_API_KEY or VLLM_API_KEY, or use --api-key-file"
         )

@@ -5,20 +5,21 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
-from server.bench.serve_options import BenchError, check_folder, write_result
+from server.bench.serve_options import BenchError, write_result
 from server.offline.llm import LLM
-from server.options.option_table import Parser, flatten
+from server.options.option_table import flatten
 from server.options.server_options import parse
 from server.requests.sampling import SamplingParams
 from server.task_names import GENERATE
+from server.terminal.console import check_folder, parser_of
 from worker import logs
 
 
-class Generation(msgspec.Struct, frozen=True):
+class GenerationSpeed(msgspec.Struct, frozen=True):
     concurrency: int
     input_len: int
     output_len: int
@@ -28,12 +29,24 @@ class Generation(msgspec.Struct, frozen=True):
     output_tokens_per_second: float
     """While decoding."""
 
+    def __str__(self) -> str:
+        return (
+            f"{self.concurrency:4} at once: prefill {self.prefill_tokens_per_second:8.0f} tokens/s, "
+            f"step {self.step_ms:7.2f} ms, output {self.output_tokens_per_second:8.1f} tokens/s"
+        )
 
-class Embeddings(msgspec.Struct, frozen=True):
+
+class EmbeddingSpeed(msgspec.Struct, frozen=True):
     batch: int
     input_len: int
     inputs_per_second: float
     tokens_per_second: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.batch:4} texts of {self.input_len}: {self.inputs_per_second:8.1f} inputs/s, "
+            f"{self.tokens_per_second:8.0f} tokens/s"
+        )
 
 
 def run(arguments: Sequence[str], command: str) -> int:
@@ -41,51 +54,47 @@ def run(arguments: Sequence[str], command: str) -> int:
     _check(given)
     with _open(given.model, _llm_options(serve_options, command)) as llm:
         _check_model(llm, given)
-        measure = embeddings(llm, given) if given.embed else generation(llm, given)
-        rows: list[Generation | Embeddings] = []
-        for row in measure:
-            rows.append(row)
-            print(_line(row), flush=True)
+        measure = _embedding_speed if given.embed else _generation_speed
+        dice = random.Random(given.seed)
+        rows: list[GenerationSpeed | EmbeddingSpeed] = []
+        for count in given.batch:
+            texts = [
+                [dice.randrange(llm.facts.vocab_size) for _ in range(given.input_len)] for _ in range(count)
+            ]
+            rows.append(measure(llm, texts, given))
+            print(rows[-1], flush=True)
     write_result(given.output, {"model": given.model, "rows": rows})
     return 0
 
 
-def generation(llm: LLM, given: argparse.Namespace) -> Iterator[Generation]:
-    dice = random.Random(given.seed)
-
-    def generate(prompts: list[list[int]], tokens: int) -> Callable[[], object]:
+def _generation_speed(llm: LLM, texts: list[list[int]], given: argparse.Namespace) -> GenerationSpeed:
+    def generate(tokens: int, runs: int) -> float:
         params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
-        return lambda: llm.generate(prompts, params, use_tqdm=False)
+        return _seconds(lambda: llm.generate(texts, params, use_tqdm=False), runs)
 
-    for count in given.batch:
-        texts = [_ids(dice, llm, given.input_len) for _ in range(count)]
-        _seconds(generate(texts, 2), 1)
-        prefill = _seconds(generate(texts, 1), given.runs)
-        steps = given.output_len - 1
-        decode = _seconds(generate(texts, given.output_len), given.runs) - prefill
-        if decode <= 0:
-            raise BenchError("this machine is too busy to be measured: stop what else runs, or raise --runs")
-        yield Generation(
-            concurrency=count,
-            input_len=given.input_len,
-            output_len=given.output_len,
-            prefill_tokens_per_second=count * given.input_len / prefill,
-            step_ms=1000 * decode / steps,
-            output_tokens_per_second=count * steps / decode,
-        )
+    count, steps = len(texts), given.output_len - 1
+    generate(2, 1)
+    prefill = generate(1, given.runs)
+    decode = generate(given.output_len, given.runs) - prefill
+    if decode <= 0:
+        raise BenchError("this machine is too busy to be measured: stop what else runs, or raise --runs")
+    return GenerationSpeed(
+        concurrency=count,
+        input_len=given.input_len,
+        output_len=given.output_len,
+        prefill_tokens_per_second=count * given.input_len / prefill,
+        step_ms=1000 * decode / steps,
+        output_tokens_per_second=count * steps / decode,
+    )
 
 
-def embeddings(llm: LLM, given: argparse.Namespace) -> Iterator[Embeddings]:
-    dice = random.Random(given.seed)
-    for count in given.batch:
-        texts = [_ids(dice, llm, given.input_len) for _ in range(count)]
+def _embedding_speed(llm: LLM, texts: list[list[int]], given: argparse.Namespace) -> EmbeddingSpeed:
+    def embed() -> object:
+        return llm.embed(texts, use_tqdm=False)
 
-        def embed(texts: list[list[int]] = texts) -> object:
-            return llm.embed(texts, use_tqdm=False)
-
-        _seconds(embed, 1)
-        rate = count / _seconds(embed, given.runs)
-        yield Embeddings(count, given.input_len, rate, rate * given.input_len)
+    _seconds(embed, 1)
+    rate = len(texts) / _seconds(embed, given.runs)
+    return EmbeddingSpeed(len(texts), given.input_len, rate, rate * given.input_len)
 
 
 def _seconds(work: Callable[[], object], runs: int) -> float:
@@ -96,10 +105,6 @@ def _seconds(work: Callable[[], object], runs: int) -> float:
         work()
         times.append(time.perf_counter() - started)
     return min(times)
-
-
-def _ids(dice: random.Random, llm: LLM, count: int) -> list[int]:
-    return [dice.randrange(llm.facts.vocab_size) for _ in range(count)]
 
 
 def _check(given: argparse.Namespace) -> None:
@@ -131,25 +136,9 @@ def _llm_options(serve_options: Sequence[str], command: str) -> dict[str, object
     return {name: value for name, value in given.items() if name != "model" and value != plain[name]}
 
 
-def _line(row: Generation | Embeddings) -> str:
-    if isinstance(row, Embeddings):
-        return (
-            f"{row.batch:4} texts of {row.input_len}: {row.inputs_per_second:8.1f} inputs/s, "
-            f"{row.tokens_per_second:8.0f} tokens/s"
-        )
-    return (
-        f"{row.concurrency:4} at once: prefill {row.prefill_tokens_per_second:8.0f} tokens/s, "
-        f"step {row.step_ms:7.2f} ms, output {row.output_tokens_per_second:8.1f} tokens/s"
-    )
-
-
 def _parser(command: str) -> argparse.ArgumentParser:
-    parser = Parser(
-        prog=command,
-        usage=f"{command} [MODEL] [--embed] [options] [serve options]",
-        description="Measure the engine in this process.",
-        allow_abbrev=False,
-    )
+    usage = "[MODEL] [--embed] [options] [serve options]"
+    parser = parser_of(command, "Measure the engine in this process.", usage)
     parser.add_argument("model", nargs="?", default="demo", metavar="MODEL", help="Folder or hub id.")
     parser.add_argument("--embed", action="store_true", help="Vectors in place of texts.")
     parser.add_argument(

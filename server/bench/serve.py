@@ -2,53 +2,46 @@
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Sequence
+from contextlib import closing
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 
 import uvloop
 
-from server.bench import plot
-from server.bench.beside import rounds
-from server.bench.load.datasets import endless
-from server.bench.load.endpoints import Outcome, Sender
-from server.bench.load.http_client import Client, first_model
-from server.bench.load.load import Load, apply
+from server.bench import charts, mixed_load
+from server.bench.datasets import endless
+from server.bench.endpoints import Outcome, Sender
+from server.bench.http_client import Client, first_model
+from server.bench.load_generator import Load, run_load, without_garbage_collection
 from server.bench.serve_options import METRICS, LoadOptions, dataset_options, parse, write_result
-from server.bench.summary import Bar, Figures, Result, summarize, table
-
-FAILED = 1
+from server.bench.summary import Figures, LoadBar, Result, summarize, table
 
 
 def run(arguments: Sequence[str], command: str) -> int:
+    """Returns 1 if a request has failed."""
     options = parse(arguments, command)
-    return rounds.run(options) if options.others.beside else _run(options)
-
-
-def _run(options: LoadOptions) -> int:
+    if options.mixed.beside:
+        return mixed_load.run(options)
     result = uvloop.run(measure(options))
     print(table(result.points, options.percentile_metrics or METRICS))
     write_result(options.output, result)
     if options.plot is not None:
         title = f"{result.model}, {result.endpoint}"
-        plot.write(Path(options.plot), title, plot.charts(result.points))
-    return FAILED if any(point.failed for point in result.points) else 0
+        Path(options.plot).write_text(charts.page(title, charts.charts(result.points)), "utf-8")
+    return 1 if any(point.failed for point in result.points) else 0
 
 
 async def measure(options: LoadOptions) -> Result:
     """Runs every load that the options name, one after the other, against one server."""
-    client = Client(options.url, options.api_key, options.request_timeout)
-    try:
+    with closing(Client(options.url, options.api_key, options.request_timeout)) as client:
         model = options.model or (await first_model(client, options.url)).id
         sender = Sender(client, model, options)
         salts = count()
         await _warm_up(options, sender, next(salts))
         points = [await _measure_one(load, options, sender, next(salts)) for load in loads(options)]
-    finally:
-        client.close()
     return Result(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         endpoint=options.kind,
@@ -69,24 +62,22 @@ def loads(options: LoadOptions) -> list[Load]:
 async def _warm_up(options: LoadOptions, sender: Sender, salt: int) -> None:
     if options.num_warmups:
         load = Load(concurrency=options.num_warmups, requests=options.num_warmups)
-        await apply(load, sender, endless(options, salt), lambda outcome: None)
+        await run_load(load, sender, endless(options, salt), lambda outcome: None)
 
 
 async def _measure_one(load: Load, options: LoadOptions, sender: Sender, salt: int) -> Figures:
     """Each load sends other texts, so that no prefix cache knows them from an earlier load."""
     outcomes: list[Outcome] = []
     title = f"{load.concurrency or 'all'} at once" if load.rate == math.inf else f"{load.rate:g}/s"
-    bar = Bar(title, load.requests, load.seconds)
+    bar = LoadBar(title, load.requests, load.seconds)
 
     def done(outcome: Outcome) -> None:
         outcomes.append(outcome)
         bar.add(outcome)
 
-    gc.collect()
-    gc.disable()  # a pause here would pass for one of the server
     try:
-        seconds = await apply(load, sender, endless(options, salt), done)
+        with without_garbage_collection():
+            seconds = await run_load(load, sender, endless(options, salt), done)
     finally:
-        gc.enable()
         bar.close()
     return summarize(load, outcomes, seconds, options.metric_percentiles)

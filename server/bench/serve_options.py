@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -12,7 +12,6 @@ import msgspec
 
 from server.options.option_table import (
     Doc,
-    Option,
     OptionError,
     VllmFlag,
     assemble,
@@ -20,36 +19,32 @@ from server.options.option_table import (
     canonical,
     options_of,
 )
+from server.terminal.console import CommandError, check_folder
 
 
-class BenchError(Exception):
+class BenchError(CommandError):
     """A benchmark cannot run; the message is one line that says what was wrong and what to do."""
+
+    exit_code = 2
 
 
 _BESIDE = "Streams beside other work"
-
-BESIDE_KINDS = ("embeddings", "prompt", "bulk")
-
-BESIDE_DEFAULTS: Mapping[str, object] = {"random_input_len": 32, "random_output_len": 200, "ignore_eos": True}
+_BESIDE_HELP = (
+    "Measure how evenly streams run beside other work: clients that embed texts without pause, a long prompt "
+    "in the middle of the streams, or both; bulk measures single texts to embed beside one request with very "
+    "many."
+)
+_BESIDE_DEFAULTS = {"random_input_len": 32, "random_output_len": 200, "ignore_eos": True}
 """Defaults of a plain load's options that are others with --beside."""
-
-_MEANINGLESS = (
+_NOT_BESIDE = (
     *("max_concurrency", "request_rate", "burstiness", "num_prompts", "duration", "num_warmups"),
     *("random_batch_size", "percentile_metrics", "plot"),
 )
+"""Options of a plain load that mean nothing with --beside."""
 
 
-class BesideOptions(msgspec.Struct, frozen=True, kw_only=True):
-    beside: Annotated[
-        list[str],
-        Doc(
-            _BESIDE,
-            "Measure how evenly streams run beside other work: clients that embed texts without pause, a "
-            "long prompt in the middle of the streams, or both; bulk measures single texts to embed beside "
-            "one request with very many.",
-            BESIDE_KINDS,
-        ),
-    ] = []
+class MixedLoadOptions(msgspec.Struct, frozen=True, kw_only=True):
+    beside: Annotated[list[str], Doc(_BESIDE, _BESIDE_HELP, ("embeddings", "prompt", "bulk"))] = []
     streams: Annotated[int, Doc(_BESIDE, "Streams at once.", least=1)] = 1
     rounds: Annotated[int, Doc(_BESIDE, "How often everything is measured, beside and alone.", least=1)] = 3
     embed_base_url: Annotated[
@@ -64,25 +59,6 @@ class BesideOptions(msgspec.Struct, frozen=True, kw_only=True):
     bulk_batch_size: Annotated[
         int, Doc(_BESIDE, "Texts in the request of bulk, each of --random-input-len tokens.", least=1)
     ] = 10000
-
-
-def _check_beside(options: BesideOptions, given: Iterable[str], endpoint: str) -> None:
-    """Raises OptionError if options were given that do not go together; `given` are their fields."""
-    own = set(BesideOptions.__struct_fields__)
-    if not options.beside:
-        if needing := sorted(own & set(given)):
-            raise OptionError(f"{_flag(needing[0])} needs --beside")
-        return
-    if "bulk" in options.beside and len(options.beside) > 1:
-        raise OptionError("--beside bulk is measured by itself; name no other kind with it")
-    if idle := [field for field in _MEANINGLESS if field in given]:
-        raise OptionError(f"{_flag(idle[0])} means nothing with --beside; leave it out")
-    if endpoint == "embeddings":
-        raise OptionError("--beside reads streams: of --endpoint completions or chat")
-
-
-def _flag(field: str) -> str:
-    return "--" + field.replace("_", "-")
 
 
 _Number = TypeVar("_Number", int, float)
@@ -103,6 +79,19 @@ _BACKENDS = {
     "openai-chat": "chat",
     "openai-embeddings": "embeddings",
 }
+"""vLLM's words for the endpoints."""
+
+_CONCURRENCY_HELP = (
+    "Requests at once; each is followed by the next. Several, 1,8,32, are measured one after the other. "
+    "Default: no bound."
+)
+_RATE_HELP = (
+    "Requests per second, whether or not earlier ones are done; inf is all at once. Several, 1,2,4, are "
+    "measured one after the other."
+)
+_BURSTINESS_HELP = "How evenly they come: 1 is a Poisson process, less is burstier, more is evener."
+_NUM_PROMPTS_HELP = f"Requests at each load; default: {DEFAULT_PROMPTS}, or no bound with --duration."
+_VOCABULARY_HELP = "Texts are made of token ids from 100 up to this, which the model must have."
 
 
 def _endpoint(text: str) -> str:
@@ -140,44 +129,16 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
     model: Annotated[str | None, Doc(_SERVER, "Name of the model; default: the first that it lists.")] = None
     api_key: Annotated[str | None, Doc(_SERVER, "Key to send with every request.")] = None
     endpoint: Annotated[
-        str | None,
-        Doc(_SERVER, "What to call; default: completions.", ENDPOINTS, read=_endpoint),
+        str | None, Doc(_SERVER, "What to call; default: completions.", ENDPOINTS, read=_endpoint)
     ] = None
     backend: Annotated[str | None, Doc(_SERVER, "vLLM's word for the endpoint.", tuple(_BACKENDS))] = None
 
     max_concurrency: Annotated[
-        tuple[int, ...] | None,
-        Doc(
-            _LOAD,
-            "Requests at once; each is followed by the next. Several, 1,8,32, are measured one after the "
-            "other. Default: no bound.",
-            read=_counts,
-            short="--concurrency",
-        ),
+        tuple[int, ...] | None, Doc(_LOAD, _CONCURRENCY_HELP, read=_counts, short="--concurrency")
     ] = None
-    request_rate: Annotated[
-        tuple[float, ...],
-        Doc(
-            _LOAD,
-            "Requests per second, whether or not earlier ones are done; inf is all at once. Several, 1,2,4, "
-            "are measured one after the other.",
-            read=_rates,
-        ),
-    ] = (math.inf,)
-    burstiness: Annotated[
-        float,
-        Doc(
-            _LOAD,
-            "How evenly they come: 1 is a Poisson process, less is burstier, more is evener.",
-            least=0.001,
-        ),
-    ] = 1.0
-    num_prompts: Annotated[
-        int | None,
-        Doc(
-            _LOAD, f"Requests at each load; default: {DEFAULT_PROMPTS}, or no bound with --duration.", least=1
-        ),
-    ] = None
+    request_rate: Annotated[tuple[float, ...], Doc(_LOAD, _RATE_HELP, read=_rates)] = (math.inf,)
+    burstiness: Annotated[float, Doc(_LOAD, _BURSTINESS_HELP, least=0.001)] = 1.0
+    num_prompts: Annotated[int | None, Doc(_LOAD, _NUM_PROMPTS_HELP, least=1)] = None
     duration: Annotated[
         float | None, Doc(_LOAD, "Seconds after which no more requests are sent.", least=0.001)
     ] = None
@@ -203,12 +164,7 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
     ] = 0.0
     random_prefix_len: Annotated[int, Doc(_RANDOM, "Tokens before them that all texts share.", least=0)] = 0
     random_batch_size: Annotated[int, Doc(_RANDOM, "Texts in a request for embeddings.", least=1)] = 1
-    random_vocab_size: Annotated[
-        int,
-        Doc(
-            _RANDOM, "Texts are made of token ids from 100 up to this, which the model must have.", least=101
-        ),
-    ] = 1000
+    random_vocab_size: Annotated[int, Doc(_RANDOM, _VOCABULARY_HELP, least=101)] = 1000
 
     prefix_repetition_num_prefixes: Annotated[int, Doc(_PREFIXES, "Different beginnings.", least=1)] = 10
     prefix_repetition_prefix_len: Annotated[int, Doc(_PREFIXES, "Tokens of a beginning.", least=1)] = 256
@@ -216,15 +172,14 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
     prefix_repetition_output_len: Annotated[int, Doc(_PREFIXES, "Tokens of an answer.", least=1)] = 128
 
     dataset_path: Annotated[
-        str | None,
-        Doc(_FILE, "JSON lines, each with prompt, messages or input, and max_tokens if it likes."),
+        str | None, Doc(_FILE, "JSON lines, each with prompt, messages or input, and max_tokens if it likes.")
     ] = None
     custom_output_len: Annotated[
         int | None,
         Doc(_FILE, "Tokens of an answer, whatever the file says; its own default is 128.", least=1),
     ] = None
 
-    others: BesideOptions = msgspec.field(default_factory=BesideOptions)
+    mixed: MixedLoadOptions = msgspec.field(default_factory=MixedLoadOptions)
     """The other work that streams run beside."""
 
     percentile_metrics: Annotated[
@@ -239,10 +194,9 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
     output: Annotated[str | None, Doc(_RESULT, "File for the result as JSON.", short="--result-filename")] = (
         None
     )
-    plot: Annotated[
-        str | None,
-        Doc(_RESULT, "File for charts of latency against load: one page, .html."),
-    ] = None
+    plot: Annotated[str | None, Doc(_RESULT, "File for charts of latency against load: one page, .html.")] = (
+        None
+    )
 
     @property
     def url(self) -> str:
@@ -260,22 +214,12 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 OPTIONS = options_of(LoadOptions)
 
+_HARMLESS_SWITCHES = ("--disable-tqdm", "--save-result", "--skip-tokenizer-init", "--trust-remote-code")
+_UNSUPPORTED = ("--goodput", "--ramp-up-strategy", "--ramp-up-start-rps", "--ramp-up-end-rps", "--header")
 VLLM_FLAGS = [
-    *(
-        VllmFlag(flag, is_switch=True, harmless=True)
-        for flag in ("--disable-tqdm", "--save-result", "--skip-tokenizer-init", "--trust-remote-code")
-    ),
+    *(VllmFlag(flag, is_switch=True, harmless=True) for flag in _HARMLESS_SWITCHES),
     *(VllmFlag(flag, harmless=True) for flag in ("--tokenizer", "--tokenizer-mode", "--label")),
-    *(
-        VllmFlag(flag)
-        for flag in (
-            "--goodput",
-            "--ramp-up-strategy",
-            "--ramp-up-start-rps",
-            "--ramp-up-end-rps",
-            "--header",
-        )
-    ),
+    *(VllmFlag(flag) for flag in _UNSUPPORTED),
 ]
 """Flags of vLLM's benchmark that are not options here: they need no meaning, or have none yet."""
 
@@ -290,17 +234,11 @@ def parse(arguments: Sequence[str], command: str) -> LoadOptions:
             other.check(given.pop(other.flag))
     values: dict[str, Any] = {o.field: o.value(given[o.field], o.flag) for o in OPTIONS if o.field in given}
     if values.get("beside"):
-        values = {**BESIDE_DEFAULTS, **values}
+        values = {**_BESIDE_DEFAULTS, **values}
     options = assemble(LoadOptions, values)
-    _check_beside(options.others, values, options.kind)
     _check(options)
+    _check_beside(options, values)
     return options
-
-
-def check_folder(flag: str, path: str | None) -> None:
-    """Refuse a file that could not be written at the end, before the benchmark begins."""
-    if path is not None and not Path(path).parent.is_dir():
-        raise OptionError(f"{flag} {path}: there is no folder {Path(path).parent}; make it first")
 
 
 def write_result(path: str | None, result: object) -> None:
@@ -311,10 +249,10 @@ def write_result(path: str | None, result: object) -> None:
 
 def dataset_options(options: LoadOptions) -> dict[str, object]:
     """The options that say which texts were sent, for the result file."""
-    groups = {"random": _RANDOM, "prefix_repetition": _PREFIXES, "custom": _FILE}
-    chosen: list[Option] = [o for o in OPTIONS if o.doc.group == groups[options.dataset_name]]
-    shown = {o.field: getattr(options, o.field) for o in chosen if o.field != "dataset_path"}
-    return {"name": options.dataset_name, "seed": options.seed, **shown}
+    group = {"random": _RANDOM, "prefix_repetition": _PREFIXES, "custom": _FILE}[options.dataset_name]
+    fields = [one.field for one in OPTIONS if one.doc.group == group and one.field != "dataset_path"]
+    chosen = {field: getattr(options, field) for field in fields}
+    return {"name": options.dataset_name, "seed": options.seed, **chosen}
 
 
 def _check(options: LoadOptions) -> None:
@@ -334,3 +272,22 @@ def _check(options: LoadOptions) -> None:
         raise OptionError("--metric-percentiles must lie from 0 to 100")
     if options.plot is not None and not options.plot.endswith(".html"):
         raise OptionError(f"--plot {options.plot}: the name must end with .html")
+
+
+def _check_beside(options: LoadOptions, given: Collection[str]) -> None:
+    """Refuses options that do not go together with --beside, or need it; `given` are their fields."""
+    kinds = options.mixed.beside
+    if not kinds:
+        if needing := sorted(set(MixedLoadOptions.__struct_fields__) & set(given)):
+            raise OptionError(f"{_flag(needing[0])} needs --beside")
+        return
+    if "bulk" in kinds and len(kinds) > 1:
+        raise OptionError("--beside bulk is measured by itself; name no other kind with it")
+    if idle := [field for field in _NOT_BESIDE if field in given]:
+        raise OptionError(f"{_flag(idle[0])} means nothing with --beside; leave it out")
+    if options.kind == "embeddings":
+        raise OptionError("--beside reads streams: of --endpoint completions or chat")
+
+
+def _flag(field: str) -> str:
+    return "--" + field.replace("_", "-")

@@ -7,23 +7,20 @@ run measures both, one after the other, so that their ratio is fair on a machine
 from __future__ import annotations
 
 import argparse
-import http.client
-import json
-import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TextIO
 
 import msgspec
 
 from models.checkpoint.hub import DEMO
-from server.bench.serve_options import BenchError, check_folder, write_result
-from server.options.option_table import Parser
+from server.bench.serve_options import BenchError, write_result
+from server.terminal.console import check_folder, parser_of
+from server.terminal.own_server import OwnServer, own_server
+from server.terminal.server_client import ServerError
 
 _FLOOR = (
     "import pathlib, sys, torch; [p.read_bytes() for p in pathlib.Path(sys.argv[1]).glob('*.safetensors')]"
@@ -61,35 +58,27 @@ def run(arguments: Sequence[str], command: str) -> int:
     return 0
 
 
-def medians(starts: Sequence[Start]) -> Start:
-    def median(values: Sequence[float | None]) -> float | None:
-        known = [value for value in values if value is not None]
-        return statistics.median(known) if known else None
-
-    columns = {name: median([getattr(s, name) for s in starts]) for name in Start.__struct_fields__}
-    return msgspec.convert(columns, Start)
-
-
 def measure(model: str, serve_options: Sequence[str]) -> Start:
     folder = DEMO if model == "demo" else Path(model)
     floor = _seconds_of_floor(folder) if folder.is_dir() else None
-    port = free_port()
-    command = [sys.executable, "-P", "-m", "server.main", model, "--port", str(port), *serve_options]
-    with tempfile.TemporaryFile("w+") as log:
-        started = time.monotonic()
-        server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log)
-        try:
-            door = _Door(server, port, log)
-            door.until("GET", "/live")
+    started = time.monotonic()
+    try:
+        with own_server([model, *serve_options]) as server:
+            _wait_for_success(server, "GET", "/live")
             live = time.monotonic() - started
-            door.until("GET", "/ready")
+            _wait_for_success(server, "GET", "/ready")
             ready = time.monotonic() - started
-            if not door.opens("POST", "/v1/completions", {"prompt": _TEXT, "max_tokens": 1}):
-                door.until("POST", "/v1/embeddings", {"input": _TEXT})
+            if not _succeeds(server, "POST", "/v1/completions", {"prompt": _TEXT, "max_tokens": 1}):
+                _wait_for_success(server, "POST", "/v1/embeddings", {"input": _TEXT})
             return Start(floor, live, ready, time.monotonic() - started)
-        finally:
-            server.terminate()
-            server.wait()
+    except ServerError as error:
+        raise BenchError(str(error)) from None
+
+
+def medians(starts: Sequence[Start]) -> Start:
+    columns = {name: [getattr(start, name) for start in starts] for name in Start.__struct_fields__}
+    known = {name: [value for value in values if value is not None] for name, values in columns.items()}
+    return Start(**{name: statistics.median(values) if values else None for name, values in known.items()})
 
 
 def _seconds_of_floor(folder: Path) -> float:
@@ -98,28 +87,17 @@ def _seconds_of_floor(folder: Path) -> float:
     return time.monotonic() - started
 
 
-class _Door:
-    """Sends requests to a server that may end before it answers."""
+def _wait_for_success(server: OwnServer, method: str, path: str, body: object = None) -> None:
+    deadline = time.monotonic() + _PATIENCE
+    while not _succeeds(server, method, path, body):
+        if time.monotonic() > deadline:
+            raise BenchError(f"{path} gave no 200 in {_PATIENCE:.0f} s; try `serve` with these options")
+        time.sleep(_BETWEEN)
 
-    def __init__(self, server: subprocess.Popen[bytes], port: int, log: TextIO) -> None:
-        self._server = server
-        self._port = port
-        self._log = log
 
-    def until(self, method: str, path: str, body: object = None) -> None:
-        deadline = time.monotonic() + _PATIENCE
-        while not self.opens(method, path, body):
-            if time.monotonic() > deadline:
-                raise BenchError(f"{path} gave no 200 in {_PATIENCE:.0f} s; try `serve` with these options")
-            time.sleep(_BETWEEN)
-
-    def opens(self, method: str, path: str, body: object = None) -> bool:
-        if self._server.poll() is not None:
-            self._log.seek(0)
-            lines = self._log.read().strip().splitlines() or [f"exit code {self._server.returncode}"]
-            errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-            raise BenchError(f"the server ended: {(errors or lines)[-1]}")
-        return opens(self._port, method, path, body)
+def _succeeds(server: OwnServer, method: str, path: str, body: object = None) -> bool:
+    reply = server.ask(method, path, body)
+    return reply is not None and reply.status == 200
 
 
 def _line(start: Start) -> str:
@@ -130,35 +108,9 @@ def _line(start: Start) -> str:
 
 
 def _parser(command: str) -> argparse.ArgumentParser:
-    parser = Parser(
-        prog=command,
-        usage=f"{command} [MODEL] [--runs N] [--output FILE] [serve options]",
-        description="Start the server again and again, and measure how long it takes.",
-        allow_abbrev=False,
-    )
+    usage = "[MODEL] [--runs N] [--output FILE] [serve options]"
+    parser = parser_of(command, "Start the server again and again, and measure how long it takes.", usage)
     parser.add_argument("model", nargs="?", default="demo", metavar="MODEL", help="Folder or hub id.")
     parser.add_argument("--runs", type=int, default=6, metavar="N", help="How often (default: 6).")
     parser.add_argument("--output", metavar="FILE", help="File for the result as JSON.")
     return parser
-
-
-_PATIENCE = 600.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def opens(port: int, method: str, path: str, body: object = None) -> bool:
-    """Whether the server answers this request with status 200."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_PATIENCE)
-    try:
-        text = None if body is None else json.dumps(body)
-        connection.request(method, path, text, {"Content-Type": "application/json"})
-        return connection.getresponse().status == 200
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()

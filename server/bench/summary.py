@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-import sys
-import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import TextIO
 
 import msgspec
 
-from server.bench.load.endpoints import Outcome
-from server.bench.load.load import Load
+from server.bench.endpoints import Outcome
+from server.bench.load_generator import Load
+from server.terminal.console import StatusLine, aligned, blocks
 
 FORMAT = 1
 """The version of the JSON result, which changes when a field changes its meaning."""
@@ -142,44 +141,35 @@ _TITLES = {
     "itl": "time between chunks",
     "e2el": "time to the end",
 }
-_SECONDS_BETWEEN = 0.1
 
 
-class Bar:
-    """A progress bar: one line that is overwritten; silent where the output is no terminal."""
+class LoadBar:
+    """Progress of one load: a bar on a terminal, nothing elsewhere."""
 
     def __init__(
-        self, title: str, total: int | None, seconds: float | None, out: TextIO = sys.stderr
+        self, title: str, total: int | None, seconds: float | None, out: TextIO | None = None
     ) -> None:
-        self._title, self._total, self._seconds, self._out = title, total, seconds, out
-        self._shown = out.isatty()
-        self._started = time.monotonic()
-        self._last = 0.0
+        self._title, self._total, self._seconds = title, total, seconds
+        self._status = StatusLine(out)
         self._done = self._failed = self._tokens = 0
 
     def add(self, outcome: Outcome) -> None:
         self._done += 1
         self._failed += outcome.error is not None
         self._tokens += outcome.output_tokens or outcome.input_tokens
-        now = time.monotonic()
-        if self._shown and now - self._last >= _SECONDS_BETWEEN:
-            self._last = now
-            self._out.write("\r\x1b[K" + self.line(now - self._started))
-            self._out.flush()
+        self._status.draw(self.line)
 
     def close(self) -> None:
-        if self._shown:
-            self._out.write("\r\x1b[K")
-            self._out.flush()
+        self._status.clear()
 
     def line(self, passed: float) -> str:
-        parts = [self._done / self._total] if self._total else []
-        parts += [passed / self._seconds] if self._seconds else []
-        full = int(24 * min(1.0, max(parts, default=0.0)))
+        shares = [self._done / self._total] if self._total else []
+        shares += [passed / self._seconds] if self._seconds else []
         failed = f", {self._failed} failed" if self._failed else ""
         count = f"{self._done}/{self._total}" if self._total else str(self._done)
         rate = self._tokens / max(passed, 1e-9)
-        return f"{self._title}  {'█' * full}{'░' * (24 - full)} {count} requests{failed}, {rate:.0f} tokens/s"
+        bar = blocks(max(shares, default=0.0), 24)
+        return f"{self._title}  {bar} {count} requests{failed}, {rate:.0f} tokens/s"
 
 
 def table(points: Sequence[Figures], shown: Collection[str]) -> str:
@@ -208,12 +198,6 @@ def table(points: Sequence[Figures], shown: Collection[str]) -> str:
             label = "median" if name == "p50" else name
             add(f"  {label}", [s and s.percentiles[name] for s in spreads], ".2f")
     return "\n".join([*aligned(rows), *_failure_lines(points)])
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    first = max(len(row[0]) for row in rows)
-    width = max((len(cell) for row in rows for cell in row[1:]), default=0) + 3
-    return [row[0].ljust(first) + "".join(cell.rjust(width) for cell in row[1:]) for row in rows]
 
 
 def _failure_lines(points: Sequence[Figures]) -> list[str]:

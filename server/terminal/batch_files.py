@@ -13,39 +13,32 @@ from typing import Any
 import msgspec
 
 from server.options.option_table import OptionError
+from server.terminal.console import read_text
 
 _WORTH_ANOTHER_TRY = (408, 425, 429)
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """A request of the input."""
-
+class BatchRequest:
     custom_id: str
     path: str
     body: dict[str, Any]
 
 
-def read_requests(path: Path) -> list[Line]:
+def read_requests(path: Path) -> list[BatchRequest]:
     """Reads and checks the whole input, so that a mistake in its last line is told before work begins."""
-    found: list[Line] = []
-    seen = set[str]()
-    try:
-        content = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not text in UTF-8"
-        raise OptionError(f"-i {path} cannot be read: {reason}") from None
-    for number, text in enumerate(content.split("\n"), 1):
+    found: dict[str, BatchRequest] = {}
+    for number, text in enumerate(read_text(path, f"-i {path}").split("\n"), 1):
         if text.strip():
-            line = _line_of(text, f"{path}, line {number}")
-            if line.custom_id in seen:
-                raise OptionError(f"{path}, line {number}: custom_id {line.custom_id!r} stands there twice")
-            seen.add(line.custom_id)
-            found.append(line)
-    return found
+            request = _request_of(text, f"{path}, line {number}")
+            if request.custom_id in found:
+                name = request.custom_id
+                raise OptionError(f"{path}, line {number}: custom_id {name!r} stands there twice")
+            found[request.custom_id] = request
+    return list(found.values())
 
 
-def _line_of(text: str, where: str) -> Line:
+def _request_of(text: str, where: str) -> BatchRequest:
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -65,7 +58,7 @@ def _line_of(text: str, where: str) -> Line:
         raise OptionError(f"{where}: url is a path such as /v1/chat/completions, not {url!r}")
     if body.get("stream"):
         raise OptionError(f"{where}: an answer in a file cannot be streamed; leave out `stream`")
-    return Line(name, url, body)
+    return BatchRequest(name, url, body)
 
 
 def answered(id: str, name: str, status: int, body: object) -> dict[str, Any]:
@@ -108,7 +101,7 @@ def is_final(output: dict[str, Any]) -> bool:
     return 200 <= status < 500 and status not in _WORTH_ANOTHER_TRY
 
 
-class Output:
+class BatchOutput:
     """The output file, to which each answer is added when it comes. An earlier run's answers stay in it."""
 
     def __init__(self, path: Path) -> None:

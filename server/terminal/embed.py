@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from server.options.option_table import OptionError
-from server.terminal.screen import Bar
-from server.terminal.server_flags import add_server_flags, model_of, parser_of, server_of
+from server.terminal.console import ProgressBar, check_folder, parser_of, read_text
+from server.terminal.server_client import add_server_flags, client_of, model_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,41 +22,37 @@ _AT_ONCE = 4
 """Requests under way, so that the server always has one to go on with."""
 
 
-def run(arguments: Sequence[str], command: str, api_key: str | None) -> int:
+def run(arguments: Sequence[str], command: str) -> int:
     given = _parser(command).parse_args(arguments)
     _check(given)
     texts = [text for name in given.files for text in _texts(name, whole=given.whole_files)]
     if not texts:
         raise OptionError("there is no text in these files")
-    with server_of(given, api_key) as server:
+    with client_of(given) as server:
         fields = {"model": model_of(server, given, "embed"), "encoding_format": "base64"}
-    if given.dimensions is not None:
-        fields["dimensions"] = given.dimensions
-    if given.prompt_name is not None:
-        fields["prompt_name"] = given.prompt_name
-    bar = Bar(len(texts), "text")
-    batches = _embedded(given, api_key, texts, fields, bar)
-    output = None if given.output in (None, "-") else Path(given.output)
-    if output is not None and output.suffix == ".npy":
-        _write_matrix(output, len(texts), batches)
-    elif output is not None:
-        part = output.with_name(output.name + ".part")
-        with part.open("wb") as file:
-            _write_lines(file, texts, batches, with_texts=given.with_texts)
-        part.replace(output)
+    optional = {"dimensions": given.dimensions, "prompt_name": given.prompt_name}
+    fields |= {name: value for name, value in optional.items() if value is not None}
+    bar = ProgressBar(len(texts), "text")
+    batches = _embedded(given, texts, fields, bar)
+    shown_texts = texts if given.with_texts else None
+    if given.output in (None, "-"):
+        _write_lines(sys.stdout.buffer, batches, shown_texts)
     else:
-        _write_lines(sys.stdout.buffer, texts, batches, with_texts=given.with_texts)
+        output = Path(given.output)
+        part = output.with_name(output.name + ".part")
+        if output.suffix == ".npy":
+            _write_matrix(part, len(texts), batches)
+        else:
+            with part.open("wb") as file:
+                _write_lines(file, batches, shown_texts)
+        part.replace(output)  # it has its name when it is whole
     bar.close()
     return 0
 
 
 def _texts(name: str, *, whole: bool) -> Iterator[str]:
     """The texts of a file: its lines that are not empty, or all of it; of .jsonl the strings or `text`s."""
-    try:
-        content = sys.stdin.read() if name == "-" else Path(name).read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not text in UTF-8"
-        raise OptionError(f"{name} cannot be read: {reason}") from None
+    content = read_text(None if name == "-" else Path(name), name)
     if whole:
         yield content
         return
@@ -78,14 +74,14 @@ def _text_of(line: str, where: str) -> str:
 
 
 def _embedded(
-    given: argparse.Namespace, api_key: str | None, texts: Sequence[str], fields: dict[str, Any], bar: Bar
+    given: argparse.Namespace, texts: Sequence[str], fields: dict[str, Any], bar: ProgressBar
 ) -> Iterator[np.ndarray]:
     """The vectors of the texts, [batch, dimensions] float32 each, in their order."""
     import numpy as np  # not for --help, and not before the server has answered
 
     def embed(start: int) -> np.ndarray:
         batch = texts[start : start + given.batch_size]
-        with server_of(given, api_key) as server:
+        with client_of(given) as server:
             data = server.post("/v1/embeddings", {**fields, "input": batch})["data"]
         bar.add(len(batch))
         rows = sorted(data, key=lambda one: one["index"])
@@ -102,29 +98,25 @@ def _embedded(
 
 
 def _write_matrix(path: Path, rows: int, batches: Iterator[np.ndarray]) -> None:
-    """Writes [rows, dimensions] float32 as the batches come, and gives the file its name when it is whole."""
+    """Writes [rows, dimensions] float32 as the batches come."""
     import numpy as np
 
-    part = path.with_name(path.name + ".part")
     matrix, done = None, 0
     for batch in batches:
         if matrix is None:
-            matrix = np.lib.format.open_memmap(part, "w+", np.float32, (rows, batch.shape[1]))
+            matrix = np.lib.format.open_memmap(path, "w+", np.float32, (rows, batch.shape[1]))
         matrix[done : done + len(batch)] = batch
         done += len(batch)
     if matrix is not None:
         matrix.flush()
-        part.replace(path)
 
 
-def _write_lines(
-    out: BinaryIO, texts: Sequence[str], batches: Iterator[np.ndarray], *, with_texts: bool
-) -> None:
+def _write_lines(out: BinaryIO, batches: Iterator[np.ndarray], texts: Sequence[str] | None) -> None:
     index = 0
     for batch in batches:
         for vector in batch.tolist():
             line: dict[str, object] = {"index": index, "embedding": [float(f"{x:.9g}") for x in vector]}
-            if with_texts:
+            if texts is not None:
                 line["text"] = texts[index]
             out.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
             index += 1
@@ -134,8 +126,7 @@ def _write_lines(
 def _check(given: argparse.Namespace) -> None:
     if given.batch_size < 1:
         raise OptionError("--batch-size must be at least 1")
-    if given.output is not None and not Path(given.output).parent.is_dir():
-        raise OptionError(f"-o {given.output}: there is no folder {Path(given.output).parent}; make it first")
+    check_folder("-o", given.output)
     if given.with_texts and str(given.output).endswith(".npy"):
         raise OptionError("--with-texts is for JSON lines: a .npy matrix has no room for texts")
 

@@ -14,26 +14,33 @@ from models.config import read_config
 from models.parallel.experts import Transport, check_experts
 from models.parallel.shares import check_cut
 from server.options.option_table import OptionError
-from server.terminal.server_flags import parser_of
+from server.terminal.console import parser_of
 
 CAPABILITIES = (80, 86, 87, 89, 90, 100, 103, 120, 121)
 """The compute capabilities whose shared memory is known, as whole numbers: 90 for 9.0."""
-_DTYPES = ("auto", "bfloat16", "float16", "float32")
 _COUNTS = {"--tensor-parallel-size": "-tp", "--pipeline-parallel-size": "-pp", "--data-parallel-size": "-dp"}
 """The options that are numbers of ranks, stages and replicas, and their short forms."""
-_CACHE_DTYPES = ("auto", *_DTYPES[1:], "fp8", "fp8_e4m3", "fp8_e5m2")
+_DTYPES = ("bfloat16", "float16", "float32")
+_CHOICES = {
+    "--dtype": ("auto", *_DTYPES),
+    "--kv-cache-dtype": ("auto", *_DTYPES, "fp8", "fp8_e4m3", "fp8_e5m2"),
+    "--quantization": ("none", "fp8"),
+    "--all2all-backend": get_args(Transport),
+}
+"""The options that are one of several words, of which the first is the default."""
 
 
-def run(arguments: Sequence[str], command: str, api_key: str | None) -> int:
+def run(arguments: Sequence[str], command: str) -> int:
     """Starts a process that compiles, and returns its exit code. It needs Triton, and no card."""
     given = _parser(command).parse_args(arguments)
-    ranks, stages, replicas = (getattr(given, flag[2:].replace("-", "_")) for flag in _COUNTS)
-    for flag, value in zip(_COUNTS, (ranks, stages, replicas), strict=True):
+    counts = {flag: getattr(given, flag[2:].replace("-", "_")) for flag in _COUNTS}
+    for flag, value in counts.items():
         if value < 1:
             raise OptionError(f"{flag} is {value}, but must be at least 1")
     if find_spec("triton") is None:
         raise OptionError("Triton is not installed: it comes with torch for CUDA, or by pip install triton")
     _check_cache(given.kv_cache_dtype, given.capabilities)
+    ranks, stages, replicas = counts.values()
     try:
         folder = resolve(given.model, None, None, lambda part: None, load_format="dummy")
         model = read_config(folder)
@@ -42,19 +49,17 @@ def run(arguments: Sequence[str], command: str, api_key: str | None) -> int:
             check_experts(model, ranks * replicas)
     except (HubError, ValueError) as error:
         raise OptionError(str(error)) from None
-    options = ["--dtype", given.dtype, "--kv-cache-dtype", given.kv_cache_dtype]
-    options += ["--quantization", given.quantization, "--all2all-backend", given.all2all_backend]
-    options += ["--block-size", str(given.block_size), "--data-parallel-size", str(replicas)]
-    options += ["--tensor-parallel-size", str(ranks), "--pipeline-parallel-size", str(stages)]
+    passed_on = {flag: getattr(given, flag[2:].replace("-", "_")) for flag in _CHOICES}
+    passed_on |= {"--block-size": given.block_size, **counts}
+    options = [str(word) for option in passed_on.items() for word in option]
     options += ["--enable-expert-parallel"] * given.enable_expert_parallel
     program = [sys.executable, "-P", "-m", "worker.kernels.cuda.ahead.command", str(folder)]
     return subprocess.run([*program, *map(str, given.capabilities), *options]).returncode
 
 
 def _parser(command: str) -> argparse.ArgumentParser:
-    parser = parser_of(
-        command, "Compile a model's CUDA kernels ahead of its start.", "compile MODEL [options]"
-    )
+    does = "Compile a model's CUDA kernels ahead of its start."
+    parser = parser_of(command, does, "compile MODEL [options]")
     parser.add_argument("action", choices=("compile",))
     parser.add_argument("model", metavar="MODEL", help="A folder or a hub id, of which the config is read.")
     parser.add_argument(
@@ -66,20 +71,12 @@ def _parser(command: str) -> argparse.ArgumentParser:
         metavar="N",
         help="Compute capabilities of the cards, such as 9.0.",
     )
-    parser.add_argument("--dtype", choices=_DTYPES, default="auto", help="As for serve (auto).")
-    parser.add_argument(
-        "--kv-cache-dtype", choices=_CACHE_DTYPES, default="auto", help="As for serve (auto)."
-    )
+    for flag, words in _CHOICES.items():
+        parser.add_argument(flag, choices=words, default=words[0], help=f"As for serve ({words[0]}).")
     parser.add_argument("--block-size", type=int, default=64, metavar="N", help="As for serve (64).")
-    parser.add_argument(
-        "--quantization", choices=("none", "fp8"), default="none", help="As for serve (none)."
-    )
     for flag, short in _COUNTS.items():
         parser.add_argument(flag, short, type=int, default=1, metavar="N", help="As for serve (1).")
     parser.add_argument("--enable-expert-parallel", action="store_true", help="As for serve.")
-    parser.add_argument(
-        "--all2all-backend", choices=get_args(Transport), default=get_args(Transport)[0], help="As for serve."
-    )
     return parser
 
 

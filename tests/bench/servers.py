@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -14,8 +17,6 @@ from pathlib import Path
 
 import processes
 import work
-
-from server.bench.startup import free_port, opens
 
 NAME = "m"
 """The name under which every server serves its model."""
@@ -45,6 +46,24 @@ class DidNotStart(Exception):
         lines = log.splitlines()[-12:]
         told = (_FOLDER.sub("…/", line)[:200] for line in lines)
         super().__init__("\n".join([f"{what}:", *told]))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def succeeds(port: int, method: str, path: str, body: object = None) -> bool:
+    """Whether a server answers this request with status 200."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_PATIENCE)
+    try:
+        connection.request(method, path, json.dumps(body), {"Content-Type": "application/json"})
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
 
 
 class Server:
@@ -80,7 +99,7 @@ class Server:
         return next((pid for pid in below if "server.run.api_process" in processes.command(pid)), self.pid)
 
     def wait_ready(self) -> None:
-        while not opens(self.port, "GET", "/health"):
+        while not succeeds(self.port, "GET", "/health"):
             self._check()
             time.sleep(0.01)
         self.ready_s = time.monotonic() - self._started
@@ -88,9 +107,9 @@ class Server:
     def first_answer(self) -> float:
         """Seconds from the start of the process to a token, or to a vector."""
         ask = {"model": NAME, "prompt": "Hello", "max_tokens": 1}
-        if not opens(self.port, "POST", "/v1/completions", ask):
+        if not succeeds(self.port, "POST", "/v1/completions", ask):
             ask = {"model": NAME, "input": "Hello"}
-            while not opens(self.port, "POST", "/v1/embeddings", ask):
+            while not succeeds(self.port, "POST", "/v1/embeddings", ask):
                 self._check()
                 time.sleep(0.01)
         return time.monotonic() - self._started

@@ -14,7 +14,7 @@ import pytest
 from chromium import PROGRAM, Tab, browser
 from live import LiveServer, wait_until
 
-from server.terminal.connection import Server
+from server.terminal.server_client import ServerClient
 
 in_chromium = pytest.mark.skipif(PROGRAM is None, reason="no Chromium here")
 READY = "document.body?.dataset.ready"
@@ -52,7 +52,7 @@ def test_the_stream_tells_of_loading_and_of_the_end() -> None:
 
 
 def test_commands_work_beside_it(demo: LiveServer) -> None:
-    with Server(demo.url) as server:
+    with ServerClient(demo.url) as server:
         events = server.stream(
             "/v1/chat/completions",
             {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "stream": True},
@@ -62,7 +62,7 @@ def test_commands_work_beside_it(demo: LiveServer) -> None:
 
 
 def test_a_stream_that_is_left_ends_at_the_server(demo: LiveServer) -> None:
-    with Server(demo.url) as server:
+    with ServerClient(demo.url) as server:
         events = server.stream(
             "/v1/completions", {"prompt": "a", "max_tokens": 100, "stream": True, "ignore_eos": True}
         )

@@ -14,11 +14,11 @@ import msgspec
 import pytest
 from scripted_server import MODELS, Request, completes, says, scripted, whole
 
-from server.bench import bench_command as command
 from server.bench import offline, serve, startup
-from server.bench.load.load import Load
+from server.bench.load_generator import Load
 from server.bench.serve_options import BenchError, LoadOptions, parse
 from server.bench.summary import Result
+from server.commands import BAD_USAGE, FAILED, run
 from server.options.option_table import OptionError
 
 
@@ -94,9 +94,9 @@ async def test_a_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     flags = ["--concurrency", "1,3", "--num-prompts", "6", "--num-warmups", "2", "--input-len", "5"]
     async with scripted(completes) as server:
         code = await asyncio.to_thread(
-            command.run,
-            ["serve", "--base-url", server.url, *flags, "--output", str(written), "--plot", str(drawn)],
+            run,
             "bench",
+            ["serve", "--base-url", server.url, *flags, "--output", str(written), "--plot", str(drawn)],
         )
     assert code == 0
     assert [request.path for request in server.requests] == ["/v1/models"] + ["/v1/completions"] * (2 + 2 * 6)
@@ -116,7 +116,7 @@ async def test_a_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 async def test_failed_requests_are_told_and_leave_a_code(capsys: pytest.CaptureFixture[str]) -> None:
     async with scripted(says(whole({"error": {"message": "full"}}, 503))) as server:
         flags = ["--base-url", server.url, "--model", "m", "--num-prompts", "2"]
-        assert await asyncio.to_thread(serve.run, flags, "bench serve") == serve.FAILED
+        assert await asyncio.to_thread(serve.run, flags, "bench serve") == FAILED
     assert "2 x HTTP 503: full" in capsys.readouterr().out
 
 
@@ -147,7 +147,7 @@ def test_errors_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
         (["offline", "--output", "/no such/r.json"], "--output /no such/r.json: there is no folder"),
         (["startup", "--output", "/no such/r.json"], "--output /no such/r.json: there is no folder"),
     ):
-        assert command.run(arguments, "facet bench") == command.BAD_USAGE
+        assert run("facet", ["bench", *arguments]) == BAD_USAGE
         said = capsys.readouterr().err
         assert said.startswith("error: ") and told in said and said.count("\n") == 1
 
@@ -164,10 +164,10 @@ def test_texts_that_the_model_cannot_take_are_not_tried(
 
 
 def test_usage_names_all_three(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.run(["--help"], "facet bench") == 0
+    assert run("facet", ["bench", "--help"]) == 0
     told = capsys.readouterr().out
     assert all(f" facet bench {name} " in told for name in ("serve", "startup", "offline"))
-    assert command.run([], "bench") == command.BAD_USAGE
+    assert run("bench", []) == BAD_USAGE
     assert capsys.readouterr().err == told.replace("facet bench", "bench")
 
 

@@ -6,16 +6,15 @@ import io
 import math
 from html.parser import HTMLParser
 from itertools import pairwise
-from pathlib import Path
 from xml.etree import ElementTree
 
 import msgspec
 import pytest
 
-from server.bench import plot
-from server.bench.load.endpoints import Outcome
-from server.bench.load.load import Load
-from server.bench.summary import Bar, Figures, Result, percentile, spread, summarize, table
+from server.bench import charts
+from server.bench.endpoints import Outcome
+from server.bench.load_generator import Load
+from server.bench.summary import Figures, LoadBar, Result, percentile, spread, summarize, table
 
 # Two answers. The first: 4 tokens in 2 chunks; the second: 3 tokens, a chunk each.
 FIRST = Outcome(due=10.0, ended=11.0, input_tokens=8, output_tokens=4, times=[10.1, 10.7])
@@ -125,7 +124,7 @@ def test_the_table_of_embeddings_speaks_of_inputs() -> None:
 
 
 def test_the_bar_shows_how_far_it_is() -> None:
-    bar = Bar("8 at once", 4, None, io.StringIO())
+    bar = LoadBar("8 at once", 4, None, io.StringIO())
     bar.add(FIRST)
     bar.add(BROKEN)
     assert bar.line(2.0) == f"8 at once  {'█' * 12}{'░' * 12} 2/4 requests, 1 failed, 2 tokens/s"
@@ -133,7 +132,7 @@ def test_the_bar_shows_how_far_it_is() -> None:
 
 def test_nobody_is_shown_a_bar_where_there_is_no_terminal() -> None:
     out = io.StringIO()
-    bar = Bar("x", 1, None, out)
+    bar = LoadBar("x", 1, None, out)
     bar.add(FIRST)
     bar.close()
     assert out.getvalue() == ""
@@ -161,9 +160,8 @@ def points() -> list[Figures]:
     return [figures(FIRST, SECOND, concurrency=1), figures(SECOND, SHORT, concurrency=32)]
 
 
-def test_the_page_is_html_that_needs_nothing_else(tmp_path: Path) -> None:
-    plot.write(tmp_path / "p.html", "<m> & co", plot.charts(points()))
-    page = (tmp_path / "p.html").read_text()
+def test_the_page_is_html_that_needs_nothing_else() -> None:
+    page = charts.page("<m> & co", charts.charts(points()))
     parser = Balanced()
     parser.feed(page)
     assert parser.open == []
@@ -173,23 +171,23 @@ def test_the_page_is_html_that_needs_nothing_else(tmp_path: Path) -> None:
 
 
 def test_a_picture_stands_alone_and_inside_its_frame() -> None:
-    for chart in plot.charts(points()):
-        root = ElementTree.fromstring(plot.svg(chart))
+    for chart in charts.charts(points()):
+        root = ElementTree.fromstring(charts.svg(chart))
         circles = root.findall("{http://www.w3.org/2000/svg}circle")
         assert len(circles) == sum(len(line.points) for line in chart.lines)
         assert all(0 <= float(c.attrib["cx"]) <= 420 and 0 <= float(c.attrib["cy"]) <= 280 for c in circles)
 
 
 def test_more_load_is_further_right_and_more_time_further_up() -> None:
-    chart = plot.Chart("t", "x", "y", [plot.Line("a", [(1, 10), (2, 40)])])
-    low, high = ElementTree.fromstring(plot.svg(chart)).findall("{http://www.w3.org/2000/svg}circle")
+    chart = charts.Chart("t", "x", "y", [charts.Line("a", [(1, 10), (2, 40)])])
+    low, high = ElementTree.fromstring(charts.svg(chart)).findall("{http://www.w3.org/2000/svg}circle")
     assert float(low.attrib["cx"]) < float(high.attrib["cx"])
     assert float(low.attrib["cy"]) > float(high.attrib["cy"])
 
 
 @pytest.mark.parametrize("most", [0.003, 0.9, 1, 7, 32, 999, 1e6, 0])
 def test_ticks_reach_over_the_largest_value_in_a_few_steps(most: float) -> None:
-    found = plot.ticks(most)
+    found = charts.ticks(most)
     assert found[0] == 0
     assert found[-1] >= most
     assert 1 <= len(found) - 1 <= 8

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from server.commands import TERMINAL
+from server.commands import TERMINAL, run
 from server.terminal import doctor as findings
-from server.terminal.client_commands import MODULES, run
 from server.terminal.doctor import Finding, report
 
 
@@ -106,30 +105,26 @@ def test_a_cache_folder_that_cannot_be_made_costs_something(tmp_path: Path) -> N
 def test_a_machine_where_nothing_can_be_served_has_an_exit_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("doctor", [], None) == 0
+    assert run("facet", ["doctor"]) == 0
     assert "Models can be served here" in capsys.readouterr().out
     monkeypatch.setattr(findings, "why_too_few_descriptors", lambda: "raise it")
-    assert run("doctor", ["--json"], None) == 1
+    assert run("facet", ["doctor", "--json"]) == 1
     grades = {one["name"]: one["grade"] for one in json.loads(capsys.readouterr().out)}
     assert grades["file descriptors"] == "broken"
 
 
 def test_a_report_has_versions_and_no_name_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.path.expanduser", lambda path: "/home/someone")
-    text = report([Finding("cache folder", "good", "/home/someone/.cache/facet")])
+    text = report({"cache folder": Finding("good", "/home/someone/.cache/facet")})
     assert "cache folder: ~/.cache/facet" in text
     assert "\ntorch: 2." in text
 
 
-def test_commands_are_known_to_both_tables() -> None:
-    assert set(TERMINAL) == set(MODULES)
-
-
-@pytest.mark.parametrize("name", sorted(MODULES))
+@pytest.mark.parametrize("name", sorted(TERMINAL))
 def test_commands_import_no_torch(name: str) -> None:
     program = (
-        "import sys; from server.terminal.client_commands import run\n"
-        "try: run(sys.argv[1], ['--help'], None)\n"
+        "import sys; from server.commands import run\n"
+        "try: run('facet', [sys.argv[1], '--help'])\n"
         "except SystemExit: pass\n"
         "heavy = {'torch', 'transformers', 'fastapi', 'numpy'} & set(sys.modules); assert not heavy, heavy"
     )

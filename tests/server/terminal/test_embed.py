@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from fake_frontend import FakeFrontend, vectors
 
-from server.terminal.client_commands import BAD_USAGE, FAILED, run
+from server.commands import BAD_USAGE, FAILED, run
 
 
 @pytest.fixture
@@ -31,10 +31,10 @@ def test_a_matrix_has_a_row_for_each_line(
     url: str, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], size: str
 ) -> None:
     out = tmp_path / "v.npy"
-    assert run("embed", [str(texts), "--url", url, "-o", str(out), "--batch-size", size], None) == 0
+    assert run("facet", ["embed", str(texts), "--url", url, "-o", str(out), "--batch-size", size]) == 0
     matrix = np.load(out)
     assert (matrix.dtype, matrix.shape) == (np.float32, (3, 8))
-    assert run("embed", [str(texts), "--url", url], None) == 0
+    assert run("facet", ["embed", str(texts), "--url", url]) == 0
     printed = capsys.readouterr()
     lines = [json.loads(line) for line in printed.out.splitlines()]
     assert [line["index"] for line in lines] == [0, 1, 2]
@@ -47,14 +47,14 @@ def test_a_matrix_has_a_row_for_each_line(
 def test_json_lines_bring_texts_and_take_them_along(url: str, tmp_path: Path) -> None:
     source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text('"one\\ntext"\n{"text": "two", "more": 1}\n')
-    assert run("embed", [str(source), "--url", url, "-o", str(out), "--with-texts"], None) == 0
+    assert run("facet", ["embed", str(source), "--url", url, "-o", str(out), "--with-texts"]) == 0
     assert [json.loads(line)["text"] for line in out.read_text().splitlines()] == ["one\ntext", "two"]
 
 
 @pytest.mark.usefixtures("embedder")
 def test_a_file_may_be_one_text(url: str, texts: Path, tmp_path: Path) -> None:
     out = tmp_path / "v.npy"
-    assert run("embed", [str(texts), "--url", url, "-o", str(out), "--whole-files"], None) == 0
+    assert run("facet", ["embed", str(texts), "--url", url, "-o", str(out), "--whole-files"]) == 0
     assert np.load(out).shape == (1, 8)
 
 
@@ -77,10 +77,10 @@ def test_what_cannot_work_is_refused_before_anything_is_sent(
     broken.write_text('"fine"\n{"texts": "no"}\n')
     empty.write_text("\n \n")
     named = [one.format(texts=texts, broken=broken, empty=empty) for one in arguments]
-    assert run("embed", [*named, "--url", "http://127.0.0.1:1"], None) == BAD_USAGE
+    assert run("facet", ["embed", *named, "--url", "http://127.0.0.1:1"]) == BAD_USAGE
     assert reason in capsys.readouterr().err
 
 
 def test_a_model_without_vectors_is_told(url: str, texts: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("embed", [str(texts), "--url", url], None) == FAILED
+    assert run("facet", ["embed", str(texts), "--url", url]) == FAILED
     assert "org/tiny cannot embed; it can generate" in capsys.readouterr().err

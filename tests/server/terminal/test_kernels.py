@@ -15,7 +15,7 @@ COMMAND = "facet kernels"
 
 
 def run(*arguments: str) -> int:
-    return kernels.run(["compile", *arguments], COMMAND, None)
+    return kernels.run(["compile", *arguments], COMMAND)
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")

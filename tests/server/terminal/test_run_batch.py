@@ -13,12 +13,12 @@ import pytest
 from fake_frontend import FakeFrontend, vectors
 from scripted_server import Request, scripted, whole
 
+from server.commands import BAD_USAGE, FAILED, run
 from server.options.option_table import OptionError
 from server.terminal import run_batch as command
-from server.terminal.batch_files import Output, answered, body_of, is_final, read_requests
-from server.terminal.client_commands import BAD_USAGE, FAILED, run
-from server.terminal.connection import Server, ServerError
-from server.terminal.run_batch import own_server
+from server.terminal.batch_files import BatchOutput, answered, body_of, is_final, read_requests
+from server.terminal.own_server import own_server
+from server.terminal.server_client import ServerClient, ServerError
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
@@ -37,7 +37,7 @@ def results(path: Path) -> dict[str, Any]:
 
 
 def batch(source: Path, out: Path, *more: str) -> int:
-    return run("run-batch", ["-i", str(source), "-o", str(out), *more], None)
+    return run("facet", ["run-batch", "-i", str(source), "-o", str(out), *more])
 
 
 def test_every_route_can_be_asked(url: str, frontend: FakeFrontend, tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_an_output_that_is_no_file_is_not_read(monkeypatch: pytest.MonkeyPatch) 
         raise AssertionError(f"{path} is read")
 
     monkeypatch.setattr(Path, "read_bytes", wait_for_ever)
-    output = Output(Path(os.devnull))
+    output = BatchOutput(Path(os.devnull))
     output.add(answered("id", "a", 200, {}))
     output.close()
     assert output.done == set()
@@ -111,7 +111,7 @@ def test_another_file_is_not_taken_for_an_output(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("my notes\nmore\n")
     with pytest.raises(OptionError, match="line 1 is no answer of a batch"):
-        Output(path)
+        BatchOutput(path)
     assert path.read_text() == "my notes\nmore\n"
 
 
@@ -160,7 +160,7 @@ def test_options_that_contradict_are_refused(
     ],
 )
 def test_a_body_stands_in_one_line_whatever_it_is(tmp_path: Path, content: bytes, kept: object) -> None:
-    output = Output(tmp_path / "out.jsonl")
+    output = BatchOutput(tmp_path / "out.jsonl")
     output.add(answered("id", "a", 200, body_of(content)))
     output.close()
     (line,) = (tmp_path / "out.jsonl").read_text("utf-8").splitlines()
@@ -223,16 +223,17 @@ async def test_requests_end_when_the_command_does(monkeypatch: pytest.MonkeyPatc
 def test_a_server_of_its_own_that_cannot_start_says_why() -> None:
     with (
         pytest.raises(ServerError, match="the server ended: there is no option --zzqq"),
-        own_server(["--zzqq"]),
+        own_server(["--zzqq"]) as server,
     ):
-        pass
+        server.wait_until_ready()
 
 
 def test_a_server_of_its_own_can_be_asked_and_ends() -> None:
     with (
-        own_server(["demo", "--dtype", "float32", "--kv-cache-memory-bytes", "64M"]) as url,
-        Server(url) as server,
+        own_server(["demo", "--dtype", "float32", "--kv-cache-memory-bytes", "64M"]) as own,
+        ServerClient(own.url) as server,
     ):
+        own.wait_until_ready()
         assert server.get("/v1/models")["data"][0]["id"] == "demo"
-    with Server(url) as server, pytest.raises(ServerError, match="start the server"):
+    with ServerClient(own.url) as server, pytest.raises(ServerError, match="start the server"):
         server.get("/v1/models")

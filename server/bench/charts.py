@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 
 from server.bench.summary import Figures, Spread
 
@@ -36,23 +35,23 @@ def charts(points: Sequence[Figures]) -> list[Chart]:
     x = "requests per second" if rated else "requests at once"
     made: list[Chart] = []
     for metric, title in (("ttft", "First token"), ("tpot", "Per output token"), ("e2el", "Whole answer")):
-        spreads = [(_place(point), spread) for point in points if (spread := _spread(point, metric))]
+        spreads: list[tuple[float, Spread]] = [
+            (_load_of(point), spread) for point in points if (spread := getattr(point, metric))
+        ]
         if spreads:
             lines = [Line("mean", [(at, spread.mean) for at, spread in spreads])]
             for name in spreads[0][1].percentiles:
                 lines.append(Line(name, [(at, spread.percentiles[name]) for at, spread in spreads]))
             made.append(Chart(title, x, "ms", lines))
     if any(point.output_tokens for point in points):
-        rates = [(_place(p), p.output_tokens_per_second) for p in points]
-        made.append(Chart("Throughput", x, "output tokens/s", [Line("all requests", rates)]))
+        unit, rates = "output tokens/s", [(_load_of(one), one.output_tokens_per_second) for one in points]
     else:
-        rates = [(_place(p), p.inputs_per_second) for p in points]
-        made.append(Chart("Throughput", x, "inputs/s", [Line("all requests", rates)]))
-    return made
+        unit, rates = "inputs/s", [(_load_of(one), one.inputs_per_second) for one in points]
+    return [*made, Chart("Throughput", x, unit, [Line("all requests", rates)])]
 
 
-def write(path: Path, title: str, pictures: Sequence[Chart]) -> None:
-    path.write_text(page(title, pictures), "utf-8")
+def _load_of(point: Figures) -> float:
+    return point.request_rate or point.concurrency or point.completed
 
 
 def page(title: str, pictures: Sequence[Chart]) -> str:
@@ -116,11 +115,3 @@ def ticks(most: float) -> list[float]:
     power = 10.0 ** math.floor(math.log10(most / 4))
     step = next(power * factor for factor in (1, 2, 5, 10) if most / (power * factor) <= 8)
     return [round(step * i, 10) for i in range(math.ceil(most / step - 1e-9) + 1)]
-
-
-def _place(point: Figures) -> float:
-    return point.request_rate or point.concurrency or point.completed
-
-
-def _spread(point: Figures, metric: str) -> Spread | None:
-    return getattr(point, metric)

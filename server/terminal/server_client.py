@@ -1,4 +1,4 @@
-"""A connection to a running server: requests, answers, and streams of events.
+"""The client of commands that talk to a running server: its flags, requests, answers, streams of events.
 
 It blocks, and one thread at a time may use it. It is made of the standard library alone, so that a command
 answers before a larger client would have been imported.
@@ -6,16 +6,19 @@ answers before a larger client would have been imported.
 
 from __future__ import annotations
 
+import argparse
 import http.client
 import json
 import socket
 import ssl
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
+from server.options.server_options import client_key_of_environment
+from server.terminal.console import CommandError
 from worker.logs import printable
 
 DEFAULT_URL = "http://localhost:8000"
@@ -24,8 +27,8 @@ _SECONDS = 3600.0
 _REMEDIES = {401: "give its key with --api-key, or in the variable FACET_API_KEY"}
 
 
-class ServerError(Exception):
-    """The server cannot be reached, or refuses; the text is for the user."""
+class ServerError(CommandError):
+    """The server cannot be reached, or refuses."""
 
 
 class Unreachable(ServerError):
@@ -46,19 +49,20 @@ class Reply:
             return None
 
 
-class Server:
+class ServerClient:
     """A server at a URL: http, https, or unix:/path/of/its/socket. A path may end with /v1 or not."""
 
-    def __init__(self, url: str = DEFAULT_URL, api_key: str | None = None, seconds: float = _SECONDS) -> None:
+    def __init__(self, url: str = DEFAULT_URL, api_key: str | None = None) -> None:
         self.url = url
-        self._seconds = seconds
         self._headers = {"Content-Type": "application/json"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
-        self._connect, self._root = _connector(url, seconds)
+        self._address = None if url.startswith("unix:") else parsed_address(url)
+        if self._address is None and not url.startswith("unix:"):
+            raise ServerError(not_an_address(url, DEFAULT_URL))
         self._connection: http.client.HTTPConnection | None = None
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> ServerClient:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -89,7 +93,7 @@ class Server:
         """The data of each event, as it arrives. Leaving the iterator ends the request at the server, too."""
         complete = False
         try:
-            response = self._open("POST", path, json.dumps(body).encode())
+            response = self._open("POST", path, json.dumps(body).encode(), {})
             if response.status != 200:
                 self._value(Reply(response.status, response.headers, response.read()))
             for line in response:
@@ -124,25 +128,28 @@ class Server:
                 connection.sock.shutdown(socket.SHUT_RDWR)
 
     def _open(
-        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str] = {}
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
     ) -> http.client.HTTPResponse:
+        root = "" if self._address is None else root_of(self._address)
+        request = (method, root + path, body, {**self._headers, **headers})
         if self._connection is not None:
             with suppress(OSError, http.client.HTTPException):  # the server has closed it while it lay idle
-                return self._ask(self._connection, method, path, body, headers)
+                self._connection.request(*request)
+                return self._connection.getresponse()
             self.close()
         self._connection = connection = self._connect()
-        return self._ask(connection, method, path, body, headers)
-
-    def _ask(
-        self,
-        connection: http.client.HTTPConnection,
-        method: str,
-        path: str,
-        body: bytes | None,
-        headers: Mapping[str, str],
-    ) -> http.client.HTTPResponse:
-        connection.request(method, self._root + path, body, {**self._headers, **headers})
+        connection.request(*request)
         return connection.getresponse()
+
+    def _connect(self) -> http.client.HTTPConnection:
+        address = self._address
+        if address is None:
+            return _UnixConnection(self.url.removeprefix("unix:"))
+        host = str(address.hostname)
+        if address.scheme == "http":
+            return http.client.HTTPConnection(host, address.port or 80, timeout=_SECONDS)
+        tls = ssl.create_default_context()
+        return http.client.HTTPSConnection(host, address.port or 443, timeout=_SECONDS, context=tls)
 
     def _value(self, reply: Reply) -> Any:
         value = reply.value()
@@ -167,8 +174,8 @@ def _reason(value: Any) -> str | None:
 
 
 class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str, seconds: float) -> None:
-        super().__init__("localhost", timeout=seconds)
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=_SECONDS)
         self._path = path
 
     def connect(self) -> None:
@@ -177,20 +184,55 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-def _connector(url: str, seconds: float) -> tuple[Callable[[], http.client.HTTPConnection], str]:
-    """Returns a function that makes connections, and the path under which the API lies."""
-    if url.startswith("unix:"):
-        path = url.removeprefix("unix:")
-        return (lambda: _UnixConnection(path, seconds)), ""
+# Addresses of servers.
+
+
+def parsed_address(url: str) -> SplitResult | None:
+    """The parts of a URL of http or https, or of one without a scheme; None if it is no such address."""
     with suppress(ValueError):  # of brackets without an end, or a port that is no number
         parts = urlsplit(url if "://" in url else f"http://{url}")
-        host, port = parts.hostname, parts.port
-        root = parts.path.rstrip("/").removesuffix("/v1")
-        if parts.scheme == "http" and host:
-            return (lambda: http.client.HTTPConnection(host, port or 80, timeout=seconds)), root
-        if parts.scheme == "https" and host:
-            tls = ssl.create_default_context()
-            return (
-                lambda: http.client.HTTPSConnection(host, port or 443, timeout=seconds, context=tls)
-            ), root
-    raise ServerError(f"{url!r} is not the address of a server; write for example {DEFAULT_URL}")
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return parts
+    return None
+
+
+def root_of(address: SplitResult) -> str:
+    """The path under which the API lies."""
+    return address.path.rstrip("/").removesuffix("/v1")
+
+
+def not_an_address(url: str, example: str) -> str:
+    return f"{url!r} is not the address of a server; write for example {example}"
+
+
+# Flags of all commands that talk to a server; their names are those of `vllm chat`.
+
+
+def add_server_flags(parser: argparse.ArgumentParser, *, model: bool = True) -> None:
+    parser.add_argument(
+        "--url", default=DEFAULT_URL, metavar="URL", help=f"The server ({DEFAULT_URL}); unix:PATH, too."
+    )
+    parser.add_argument(
+        "--api-key", metavar="KEY", help="Its key; better in FACET_API_KEY, VLLM_API_KEY or OPENAI_API_KEY."
+    )
+    if model:
+        parser.add_argument(
+            "--model-name", "--model", dest="model", metavar="NAME", help="Default: the first it lists."
+        )
+
+
+def client_of(given: argparse.Namespace) -> ServerClient:
+    return ServerClient(given.url, given.api_key or client_key_of_environment())
+
+
+def model_of(server: ServerClient, given: argparse.Namespace, task: str) -> str:
+    """The model that was asked for, or the server's first. Raises ServerError if it cannot do the task."""
+    cards = server.get("/v1/models").get("data", [])
+    card = next((card for card in cards if given.model in (None, card["id"])), None)
+    if card is None:
+        names = ", ".join(card["id"] for card in cards) or "none"
+        raise ServerError(f"{server.url} has no model {given.model}; it has {names}")
+    tasks = card.get("tasks")
+    if tasks is not None and task not in tasks:
+        raise ServerError(f"{card['id']} cannot {task}; it can {', '.join(tasks)}")
+    return card["id"]

@@ -10,12 +10,12 @@ import pytest
 from fake_frontend import FakeFrontend
 from served_app import served
 
+from server.commands import BAD_USAGE, FAILED, run
 from server.http.server_status import Starting
 from server.options.server_config import AccessOptions
-from server.terminal.client_commands import BAD_USAGE, FAILED, run
-from server.terminal.connection import Server, ServerError
-from server.terminal.screen import Bar, Screen, safe
-from server.terminal.talking import Chat, Lines, Pace
+from server.terminal.chat import Chat, Speed, typed_messages
+from server.terminal.console import ProgressBar, Screen, safe
+from server.terminal.server_client import ServerClient, ServerError
 
 
 class Terminal(io.StringIO):
@@ -29,7 +29,7 @@ Conversation = tuple[Chat, Terminal, Terminal]
 @pytest.fixture
 def conversation(url: str) -> Iterator[Conversation]:
     out, remarks = Terminal(), Terminal()
-    with Server(url) as server:
+    with ServerClient(url) as server:
         yield Chat(server, Screen(out, remarks), "org/tiny"), out, remarks
 
 
@@ -48,7 +48,7 @@ def typed(*lines: str) -> Callable[[str], str]:
 def test_a_quick_message_is_answered_in_a_pipe(
     url: str, ending: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("chat", ["--url", url + ending, "-q", "hi"], None) == 0
+    assert run("facet", ["chat", "--url", url + ending, "-q", "hi"]) == 0
     assert capsys.readouterr().out == "Hello, world.\n"
 
 
@@ -58,7 +58,7 @@ def test_an_empty_pipe_is_no_message(
     url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str, text: str
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(text))
-    assert run(command, ["--url", url], None) == BAD_USAGE
+    assert run("facet", [command, "--url", url]) == BAD_USAGE
     assert capsys.readouterr() == (
         "",
         "error: standard input is empty: give a text through a pipe, or with --quick\n",
@@ -69,12 +69,12 @@ def test_what_a_pipe_brings_is_one_message(
     url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("two\nlines\n"))
-    assert run("chat", ["--url", url, "--max-tokens", "5"], None) == 0
+    assert run("facet", ["chat", "--url", url, "--max-tokens", "5"]) == 0
     assert capsys.readouterr().out == "Hello\n"
 
 
 def test_a_text_is_gone_on_with(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("complete", ["--url", url, "-q", "Once", "--max-tokens", "7"], None) == 0
+    assert run("facet", ["complete", "--url", url, "-q", "Once", "--max-tokens", "7"]) == 0
     assert capsys.readouterr().out == "Hello, \n"
 
 
@@ -114,17 +114,17 @@ def test_models_are_chosen_by_name(conversation: Conversation) -> None:
 
 
 def test_models_are_listed_with_their_tasks(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("models", ["--url", url], None) == 0
+    assert run("facet", ["models", "--url", url]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["name", "longest", "tasks"]
     assert lines[1].split()[:3] == ["org/tiny", "128", "generate"]
-    assert run("models", ["--url", url, "--json"], None) == 0
+    assert run("facet", ["models", "--url", url, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["data"][1]["id"] == "tiny"
 
 
 def test_loading_is_told(url: str, frontend: FakeFrontend, capsys: pytest.CaptureFixture[str]) -> None:
     frontend.status = Starting("weights", 0.25)
-    assert run("models", ["--url", url], None) == FAILED
+    assert run("facet", ["models", "--url", url]) == FAILED
     assert "still loading: weights, 25%" in capsys.readouterr().err
 
 
@@ -139,27 +139,29 @@ def test_loading_is_told(url: str, frontend: FakeFrontend, capsys: pytest.Captur
 def test_a_server_that_is_not_there_is_told_in_one_line(
     arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("chat", [*arguments, "-q", "hi"], None) == FAILED
+    assert run("facet", ["chat", *arguments, "-q", "hi"]) == FAILED
     error = capsys.readouterr().err
     assert reason in error
     assert error.count("\n") == 1
 
 
 def test_a_model_that_is_not_there_is_told(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("chat", ["--url", url, "--model-name", "huge", "-q", "hi"], None) == FAILED
+    assert run("facet", ["chat", "--url", url, "--model-name", "huge", "-q", "hi"]) == FAILED
     assert "has no model huge; it has org/tiny, tiny" in capsys.readouterr().err
 
 
-def test_a_key_is_sent(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_key_is_sent(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with served(FakeFrontend(), access=AccessOptions(api_key=["secret"])) as url:
-        assert run("chat", ["--url", url, "-q", "hi"], None) == FAILED
+        assert run("facet", ["chat", "--url", url, "-q", "hi"]) == FAILED
         assert "--api-key" in capsys.readouterr().err
-        assert run("chat", ["--url", url, "-q", "hi"], "secret") == 0
-        assert run("chat", ["--url", url, "-q", "hi", "--api-key", "secret"], "wrong") == 0
+        monkeypatch.setenv("FACET_API_KEY", "secret")
+        assert run("facet", ["chat", "--url", url, "-q", "hi"]) == 0
+        monkeypatch.setenv("FACET_API_KEY", "wrong")
+        assert run("facet", ["chat", "--url", url, "-q", "hi", "--api-key", "secret"]) == 0
 
 
 def test_several_lines_can_be_typed() -> None:
-    lines = Lines(typed("one", "", '"""two', "", 'three"""', "four \\", "five", '"""', "six", '"""'))
+    lines = typed_messages(typed("one", "", '"""two', "", 'three"""', "four \\", "five", '"""', "six", '"""'))
     assert list(lines) == ["one", "two\n\nthree", "four \nfive", "six"]
 
 
@@ -173,7 +175,7 @@ def test_text_of_a_model_cannot_move_the_cursor() -> None:
 def test_a_bar_is_drawn_on_a_terminal_only() -> None:
     quiet, shown = io.StringIO(), Terminal()
     for out in (quiet, shown):
-        bar = Bar(2, "text", out)
+        bar = ProgressBar(2, "text", out)
         bar.add()
         bar.close()
     assert quiet.getvalue().startswith("1 text in ")
@@ -189,17 +191,17 @@ def test_text_has_no_style_if_the_user_wants_none(
         monkeypatch.setenv("NO_COLOR", variable)
     out, remarks = Terminal(), Terminal()
     screen = Screen(out, remarks)
-    screen.thought("hm")
+    screen.reasoning("hm")
     screen.remark("done")
     dim, normal = ("\x1b[2m", "\x1b[0m") if styled else ("", "")
     assert (out.getvalue(), remarks.getvalue()) == (f"{dim}hm{normal}", f"{dim}done{normal}\n")
 
 
 def test_one_token_is_told_as_one() -> None:
-    pace = Pace()
-    pace.see({"choices": [{}]})
+    pace = Speed()
+    pace.count({"choices": [{}]})
     assert pace.summary().startswith("1 token, the first after ")
 
 
 def test_a_stream_without_tokens_has_no_pace() -> None:
-    assert Pace().summary() == "no token came"
+    assert Speed().summary() == "no token came"

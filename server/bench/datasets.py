@@ -24,7 +24,7 @@ _FILE_OUTPUT_LEN = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class LoadRequest:
     """One request, whatever endpoint it will go to."""
 
     texts: list[Text]
@@ -33,7 +33,7 @@ class Work:
     messages: list[Message] | None = None
 
 
-def endless(options: LoadOptions, salt: int = 0) -> Iterator[Work]:
+def endless(options: LoadOptions, salt: int = 0) -> Iterator[LoadRequest]:
     """Yields requests without end; requests of different `salt` have no text in common."""
     match options.dataset_name:
         case "prefix_repetition":
@@ -58,23 +58,23 @@ class _Dice:
         return max(1, self._random.randint(mean - spread, mean + spread))
 
 
-def _random(options: LoadOptions, salt: int) -> Iterator[Work]:
+def _random(options: LoadOptions, salt: int) -> Iterator[LoadRequest]:
     dice = _Dice(options, salt)
     prefix = dice.ids(options.random_prefix_len)
     count = options.random_batch_size if options.kind == "embeddings" else 1
     while True:
         texts: list[Text] = [prefix + dice.ids(dice.length(options.random_input_len)) for _ in range(count)]
-        yield Work(texts, dice.length(options.random_output_len))
+        yield LoadRequest(texts, dice.length(options.random_output_len))
 
 
-def _prefixes(options: LoadOptions, salt: int) -> Iterator[Work]:
+def _prefixes(options: LoadOptions, salt: int) -> Iterator[LoadRequest]:
     dice = _Dice(options, salt)
     prefixes = [
         dice.ids(options.prefix_repetition_prefix_len) for _ in range(options.prefix_repetition_num_prefixes)
     ]
     for prefix in cycle(prefixes):
         ids = prefix + dice.ids(options.prefix_repetition_suffix_len)
-        yield Work([ids], options.prefix_repetition_output_len)
+        yield LoadRequest([ids], options.prefix_repetition_output_len)
 
 
 class _Line(msgspec.Struct):
@@ -84,7 +84,7 @@ class _Line(msgspec.Struct):
     max_tokens: int | None = None
 
 
-def _file(options: LoadOptions, path: Path) -> list[Work]:
+def _file(options: LoadOptions, path: Path) -> list[LoadRequest]:
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
@@ -95,7 +95,7 @@ def _file(options: LoadOptions, path: Path) -> list[Work]:
     return works
 
 
-def _of_line(options: LoadOptions, path: Path, number: int, line: bytes) -> Work:
+def _of_line(options: LoadOptions, path: Path, number: int, line: bytes) -> LoadRequest:
     try:
         asked = msgspec.json.decode(line, type=_Line)
     except msgspec.DecodeError as error:
@@ -109,7 +109,7 @@ def _of_line(options: LoadOptions, path: Path, number: int, line: bytes) -> Work
     if options.kind != "embeddings":
         texts = texts[:1]
     length = options.custom_output_len or asked.max_tokens or _FILE_OUTPUT_LEN
-    return Work(texts, length, asked.messages)
+    return LoadRequest(texts, length, asked.messages)
 
 
 def _texts(asked: _Line) -> list[Text]:

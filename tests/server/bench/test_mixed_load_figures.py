@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from server.bench.beside.samples import Samples, gaps, timed_ticks
-from server.bench.beside.summary import Ratio, Round, figures, ratios, together
-from server.bench.load.endpoints import Outcome
+from server.bench.endpoints import Outcome
+from server.bench.mixed_load import gaps, timed_ticks
+from server.bench.mixed_load_figures import Ratio, Round, Samples, figures, ratios
 
 
 def test_chunks_read_together_count_as_one() -> None:
@@ -23,13 +23,6 @@ def test_a_request_counts_by_its_share_of_the_window() -> None:
     samples.add_texts([half_before, within, longer_than_all, outside], 10.0, 20.0)
     assert samples.texts == pytest.approx(2 + 4 + 5)
     assert samples.text_seconds == 10.0
-
-
-def test_samples_of_rounds_are_put_together() -> None:
-    every, one = Samples(), Samples(gaps=[1.0], latency=[2.0], texts=3.0, text_seconds=4.0)
-    every.add(one)
-    every.add(one)
-    assert every == Samples(gaps=[1.0, 1.0], latency=[2.0, 2.0], texts=6.0, text_seconds=8.0)
 
 
 async def test_late_timers_are_noticed() -> None:
@@ -49,8 +42,8 @@ PERCENTS = (50, 99)
 
 def round_of(alone_gap: float, beside_gap: float, alone_texts: float, beside_texts: float) -> Round:
     return Round(
-        figures(Samples(gaps=[alone_gap], texts=alone_texts, text_seconds=1.0), PERCENTS),
-        figures(Samples(gaps=[beside_gap], texts=beside_texts, text_seconds=1.0), PERCENTS),
+        figures([Samples(gaps=[alone_gap], texts=alone_texts, text_seconds=1.0)], PERCENTS),
+        figures([Samples(gaps=[beside_gap], texts=beside_texts, text_seconds=1.0)], PERCENTS),
     )
 
 
@@ -61,8 +54,8 @@ def test_ratios_are_taken_within_rounds() -> None:
 
 
 def test_a_figure_of_one_side_alone_has_no_ratio() -> None:
-    with_prompt = figures(Samples(gaps=[1.0], prompt_ttft=[1.0]), PERCENTS)
-    found = ratios([Round(figures(Samples(gaps=[1.0]), PERCENTS), with_prompt)])
+    with_prompt = figures([Samples(gaps=[1.0], prompt_ttft=[1.0])], PERCENTS)
+    found = ratios([Round(figures([Samples(gaps=[1.0])], PERCENTS), with_prompt)])
     assert found.keys() == {"gaps median", "gaps p99", "gaps max"}
     assert with_prompt.texts_per_second is None
 
@@ -72,7 +65,7 @@ def test_figures_of_all_rounds_are_made_of_all_samples() -> None:
         Samples(gaps=[0.001], texts=10.0, text_seconds=1.0),
         Samples(gaps=[0.003], texts=0, text_seconds=4),
     ]
-    found = together(sides, PERCENTS)
+    found = figures(sides, PERCENTS)
     assert found.gaps is not None
     assert (found.gaps.median, found.gaps.most) == (pytest.approx(2.0), pytest.approx(3.0))
     assert found.texts_per_second == 2.0

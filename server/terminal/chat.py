@@ -8,12 +8,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from server.options.option_table import OptionError
-from server.terminal.connection import Server, ServerError
-from server.terminal.screen import Screen
-from server.terminal.server_flags import add_server_flags, model_of, parser_of, server_of
+from server.terminal.console import Screen, parser_of
+from server.terminal.server_client import ServerClient, ServerError, add_server_flags, client_of, model_of
 
 HELP = '''/system TEXT     begin anew with this system prompt; without a text, with none
 /model NAME      go on with another model; without a name, list them
@@ -24,90 +24,90 @@ HELP = '''/system TEXT     begin anew with this system prompt; without a text, w
 /exit            leave, as Ctrl-D does
 Several lines: begin and end them with """, or end each with a backslash. Ctrl-C stops an answer.'''
 
+_STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
+_QUOTES = '"""'
 
-def run(arguments: Sequence[str], command: str, api_key: str | None) -> int:
+
+def run(arguments: Sequence[str], command: str) -> int:
     """Runs `facet chat`, or `facet complete` if that is the command's name."""
-    talks = command.endswith("chat")
-    given = _parser(command, talks=talks).parse_args(arguments)
+    is_chat = command.endswith("chat")
+    given = _parser(command, is_chat=is_chat).parse_args(arguments)
     asked = {"max_tokens": given.max_tokens, "temperature": given.temperature}
     fields = {name: value for name, value in asked.items() if value is not None}
-    with server_of(given, api_key) as server:
+    with client_of(given) as server:
         screen, model = Screen(), model_of(server, given, "generate")
-        if talks:
+        if is_chat:
             chat = Chat(server, screen, model, given.system_prompt)
             chat.fields.update(fields)
-            _say(given, chat.say, lambda: _converse(chat))
+            answer, converse = chat.say, chat.converse
         else:
-            body = {"model": model, **fields, "stream": True, "stream_options": {"include_usage": True}}
-            _say(
-                given,
-                lambda prompt: _complete(server, screen, {**body, "prompt": prompt}),
-                lambda: _complete_typed(server, screen, body),
-            )
+            answer = partial(_complete, server, screen, {"model": model, **fields, **_STREAMED})
+            converse = partial(_complete_typed, screen, model, answer)
+        if given.quick is not None:
+            answer(given.quick)
+        elif not sys.stdin.isatty():
+            answer(_piped_text())
+        else:
+            converse()
     return 0
 
 
-def _say(given: argparse.Namespace, say: Callable[[str], None], converse: Callable[[], None]) -> None:
-    """Says one text, that of --quick or of a pipe, or else whatever is typed."""
-    if given.quick is not None:
-        say(given.quick)
-    elif not sys.stdin.isatty():
-        say(piped())
-    else:
-        converse()
+def _piped_text() -> str:
+    """All of standard input, which is one message."""
+    text = sys.stdin.read()
+    if not text.strip():
+        raise OptionError("standard input is empty: give a text through a pipe, or with --quick")
+    return text
 
 
-def _complete_typed(server: Server, screen: Screen, body: dict[str, Any]) -> None:
-    screen.remark(f'{body["model"]}: type the beginning of a text. """ begins and ends several lines.')
-    for prompt in Lines():
-        _complete(server, screen, {**body, "prompt": prompt})
+def _complete_typed(screen: Screen, model: str, complete: Callable[[str], None]) -> None:
+    screen.remark(f'{model}: type the beginning of a text. """ begins and ends several lines.')
+    for prompt in typed_messages():
+        complete(prompt)
 
 
-def _complete(server: Server, screen: Screen, body: dict[str, Any]) -> None:
-    pace = Pace()
+def _complete(server: ServerClient, screen: Screen, body: dict[str, Any], prompt: str) -> None:
+    speed = Speed()
     try:
-        for chunk in server.stream("/v1/completions", body):
-            pace.see(chunk)
+        for chunk in server.stream("/v1/completions", {**body, "prompt": prompt}):
+            speed.count(chunk)
             for choice in chunk["choices"]:
                 screen.text(choice["text"])
     except KeyboardInterrupt:
         if not screen.is_terminal:
             raise
     screen.text("\n")
-    screen.remark(pace.summary())
-
-
-def _converse(chat: Chat) -> None:
-    screen = chat.screen
-    screen.remark(f"{chat.model}: type a message, or /help")
-    for message in Lines():
-        try:
-            if not message.startswith("/"):
-                chat.say(message)
-            elif not chat.obey(message):
-                return
-        except ServerError as error:
-            screen.remark(f"error: {error}")
-        except KeyboardInterrupt:
-            screen.text("\n")
-            screen.remark("stopped")
+    screen.remark(speed.summary())
 
 
 class Chat:
     """A conversation: its messages so far, and what is sent with each request."""
 
-    def __init__(self, server: Server, screen: Screen, model: str, system: str | None = None) -> None:
-        self._server, self.screen = server, screen
+    def __init__(
+        self, server: ServerClient, screen: Screen, model: str, system_prompt: str | None = None
+    ) -> None:
+        self._server, self._screen = server, screen
         self.model = model
         self.fields: dict[str, Any] = {}
         """Fields of requests beside model and messages."""
         self.messages: list[dict[str, str]] = []
-        self.begin(system)
+        self._begin(system_prompt)
 
-    def begin(self, system: str | None) -> None:
-        """Forgets the conversation, and begins another with this system prompt."""
-        self._system = system
-        self.messages = [{"role": "system", "content": system}] if system else []
+    def converse(self) -> None:
+        """Answers what is typed, until the end."""
+        screen = self._screen
+        screen.remark(f"{self.model}: type a message, or /help")
+        for message in typed_messages():
+            try:
+                if not message.startswith("/"):
+                    self.say(message)
+                elif not self.obey(message):
+                    return
+            except ServerError as error:
+                screen.remark(f"error: {error}")
+            except KeyboardInterrupt:
+                screen.text("\n")
+                screen.remark("stopped")
 
     def say(self, text: str) -> None:
         """Sends a message and shows the answer as it comes. What came before a Ctrl-C is kept."""
@@ -122,43 +122,42 @@ class Chat:
             case "exit" | "quit" | "bye":
                 return False
             case "system":
-                self.begin(rest or None)
+                self._begin(rest or None)
             case "clear":
-                self.begin(self._system)
+                self._begin(self._system_prompt)
             case "model":
                 self._change_model(rest)
             case "set":
                 self._set(*rest.split(maxsplit=1))
-            case "again" if self._can_repeat():
+            case "again" if self._take_last_answer_back():
                 self._answer()
             case _:
-                self.screen.remark(HELP)
+                self._screen.remark(HELP)
         return True
+
+    def _begin(self, system_prompt: str | None) -> None:
+        """Forgets the conversation, and begins another with this system prompt."""
+        self._system_prompt = system_prompt
+        self.messages = [{"role": "system", "content": system_prompt}] if system_prompt else []
 
     def _answer(self) -> None:
         pieces: list[str] = []
-        pace, thinking = Pace(), False
-        body = {
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            **self.fields,
-            "model": self.model,
-            "messages": self.messages,
-        }
+        speed, is_reasoning = Speed(), False
+        body = {**_STREAMED, **self.fields, "model": self.model, "messages": self.messages}
         try:
             for chunk in self._server.stream("/v1/chat/completions", body):
-                pace.see(chunk)
+                speed.count(chunk)
                 for choice in chunk["choices"]:
                     delta = choice["delta"]
-                    if thought := delta.get("reasoning") or delta.get("reasoning_content"):
-                        thinking = True
-                        self.screen.thought(thought)
+                    if reasoning := delta.get("reasoning") or delta.get("reasoning_content"):
+                        is_reasoning = True
+                        self._screen.reasoning(reasoning)
                     if text := delta.get("content"):
-                        if thinking and self.screen.is_terminal:
-                            self.screen.text("\n\n")
-                        thinking = False
+                        if is_reasoning and self._screen.is_terminal:
+                            self._screen.text("\n\n")
+                        is_reasoning = False
                         pieces.append(text)
-                        self.screen.text(text)
+                        self._screen.text(text)
         except ServerError:
             if not pieces:
                 self.messages.pop()  # it was not answered: let it be sent again
@@ -166,11 +165,11 @@ class Chat:
         finally:
             if pieces:
                 self.messages.append({"role": "assistant", "content": "".join(pieces)})
-        self.screen.text("\n")
-        self.screen.remark(pace.summary())
+        self._screen.text("\n")
+        self._screen.remark(speed.summary())
 
-    def _can_repeat(self) -> bool:
-        """Takes the last answer back; returns whether there is a message to answer."""
+    def _take_last_answer_back(self) -> bool:
+        """Returns whether there is a message to answer again."""
         if self.messages and self.messages[-1]["role"] == "assistant":
             self.messages.pop()
         return bool(self.messages) and self.messages[-1]["role"] == "user"
@@ -180,11 +179,11 @@ class Chat:
         if name in names:
             self.model = name
         else:
-            self.screen.remark("models: " + ", ".join(names))
+            self._screen.remark("models: " + ", ".join(names))
 
     def _set(self, name: str = "", value: str = "") -> None:
         if name in ("model", "messages", "stream", "stream_options"):
-            self.screen.remark(f"{name} cannot be set: see /help")
+            self._screen.remark(f"{name} cannot be set: see /help")
         elif value:
             try:
                 self.fields[name] = json.loads(value)
@@ -192,11 +191,11 @@ class Chat:
                 self.fields[name] = value
         else:
             self.fields.pop(name, None)
-            self.screen.remark("set: " + (json.dumps(self.fields) if self.fields else "nothing"))
+            self._screen.remark("set: " + (json.dumps(self.fields) if self.fields else "nothing"))
 
 
-def _parser(command: str, *, talks: bool) -> argparse.ArgumentParser:
-    if talks:
+def _parser(command: str, *, is_chat: bool) -> argparse.ArgumentParser:
+    if is_chat:
         does = "Talk to a model: --quick's message, that of a pipe, or those that are typed."
         quick, longest = "Send this message, and end.", "Longest answer."
     else:
@@ -204,7 +203,7 @@ def _parser(command: str, *, talks: bool) -> argparse.ArgumentParser:
         quick, longest = "Complete this, and end.", "Default: the server's, 16."
     parser = parser_of(command, does)
     add_server_flags(parser)
-    if talks:
+    if is_chat:
         parser.add_argument("--system-prompt", metavar="TEXT", help="How the model shall answer.")
     parser.add_argument("-q", "--quick", metavar="TEXT", help=quick)
     parser.add_argument("--max-tokens", type=int, metavar="N", help=longest)
@@ -212,64 +211,49 @@ def _parser(command: str, *, talks: bool) -> argparse.ArgumentParser:
     return parser
 
 
-_QUOTES = '"""'
-
-
-def piped() -> str:
-    """All of standard input, which is one message."""
-    text = sys.stdin.read()
-    if not text.strip():
-        raise OptionError("standard input is empty: give a text through a pipe, or with --quick")
-    return text
-
-
-class Lines:
+def typed_messages(read: Callable[[str], str] = input) -> Iterator[str]:
     '''Yields what is typed until Ctrl-D: one line each, or several between lines that are """.
 
     A line that ends with a backslash goes on in the next one.
     '''
+    with suppress(ImportError):
+        import readline  # noqa: F401  # gives input() editing and the lines before
+    while True:
+        try:
+            message = _typed_message(read)
+        except EOFError:
+            print()
+            return
+        if message.strip():
+            yield message
 
-    def __init__(self, read: Callable[[str], str] = input) -> None:
-        self._read = read
-        with suppress(ImportError):
-            import readline  # noqa: F401  # gives input() editing and the lines before
 
-    def __iter__(self) -> Iterator[str]:
-        while True:
-            try:
-                message = self._message()
-            except EOFError:
-                print()
-                return
-            if message.strip():
-                yield message
-
-    def _message(self) -> str:
-        line = self._read("> ")
-        if line.strip().startswith(_QUOTES):
-            return self._quoted(line.strip().removeprefix(_QUOTES))
-        lines = [line]
-        while lines[-1].endswith("\\"):
-            lines[-1] = lines[-1].removesuffix("\\")
-            lines.append(self._read("… "))
-        return "\n".join(lines)
-
-    def _quoted(self, first: str) -> str:
+def _typed_message(read: Callable[[str], str]) -> str:
+    line = read("> ")
+    if line.strip().startswith(_QUOTES):
+        first = line.strip().removeprefix(_QUOTES)
         lines = [first] if first else []
         while not (lines and lines[-1].endswith(_QUOTES)):
-            lines.append(self._read("… "))
+            lines.append(read("… "))
         lines[-1] = lines[-1].removesuffix(_QUOTES)
         return "\n".join(lines).rstrip("\n")
+    lines = [line]
+    while lines[-1].endswith("\\"):
+        lines[-1] = lines[-1].removesuffix("\\")
+        lines.append(read("… "))
+    return "\n".join(lines)
 
 
-class Pace:
+class Speed:
+    """The tokens of a streamed answer, and how fast they came."""
+
     def __init__(self) -> None:
         self._started = time.monotonic()
         self._first = self._last = 0.0
         self._chunks = 0
         self._tokens: int | None = None
 
-    def see(self, chunk: dict[str, Any]) -> None:
+    def count(self, chunk: dict[str, Any]) -> None:
         """Counts a chunk of a stream; the one with `usage` says how many tokens there were."""
         if chunk.get("choices"):
             self._last = time.monotonic()

@@ -9,10 +9,10 @@ from itertools import islice, pairwise
 import pytest
 from scripted_server import Reply, Request, completes, scripted, whole
 
-from server.bench.load.datasets import endless
-from server.bench.load.endpoints import Outcome, Sender
-from server.bench.load.http_client import Client
-from server.bench.load.load import Load, apply, arrivals
+from server.bench.datasets import endless
+from server.bench.endpoints import Outcome, Sender
+from server.bench.http_client import Client
+from server.bench.load_generator import Load, arrivals, run_load
 from server.bench.serve_options import LoadOptions
 
 OPTIONS = LoadOptions(random_input_len=5, random_output_len=3)
@@ -21,7 +21,7 @@ OPTIONS = LoadOptions(random_input_len=5, random_output_len=3)
 async def run(load: Load, url: str, options: LoadOptions = OPTIONS) -> list[Outcome]:
     outcomes: list[Outcome] = []
     client = Client(url)
-    await apply(load, Sender(client, "m", options), endless(options), outcomes.append)
+    await run_load(load, Sender(client, "m", options), endless(options), outcomes.append)
     client.close()
     return outcomes
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from scripted_server import LAST, STREAM, Request, part, says, scripted, whole
 
-from server.bench.load.http_client import Client, TransportError
+from server.bench.http_client import Client, TransportError
 from server.bench.serve_options import BenchError
 
 

@@ -23,9 +23,9 @@ from scripted_server import (
     whole,
 )
 
-from server.bench import bench_command as command
-from server.bench.beside import samples
-from server.bench.beside.summary import BesideResult
+from server.bench import mixed_load
+from server.bench.mixed_load_figures import MixedLoadResult
+from server.commands import BAD_USAGE, run
 
 TOKENS = 12
 SHORT = ("--rounds", "2", "--output-len", str(TOKENS))
@@ -49,7 +49,7 @@ async def streams(request: Request, writer: asyncio.StreamWriter) -> None:
 
 
 async def bench(server: FakeServer, *arguments: str) -> int:
-    return await asyncio.to_thread(command.run, ["serve", "--base-url", server.url, *arguments], "bench")
+    return await asyncio.to_thread(run, "bench", ["serve", "--base-url", server.url, *arguments])
 
 
 def lengths(server: FakeServer) -> Counter[tuple[int, int]]:
@@ -65,7 +65,7 @@ async def test_streams_beside_embeddings_and_a_prompt(
     async with scripted(streams) as server:
         flags = ("--beside", "embeddings", "prompt", "--streams", "2", "--embed-batch-size", "3", *SHORT)
         assert await bench(server, *flags, "--output", str(written)) == 0
-    result = msgspec.json.decode(written.read_bytes(), type=BesideResult)
+    result = msgspec.json.decode(written.read_bytes(), type=MixedLoadResult)
     assert result.model == "m"
     assert len(result.rounds) == 2
     # Both sides of both rounds, and before them a warm-up, of two streams each.
@@ -124,7 +124,7 @@ async def test_another_server_may_embed() -> None:
 async def test_single_texts_beside_very_many(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(samples, "_PAUSE", 0.001)
+    monkeypatch.setattr(mixed_load, "_PAUSE", 0.001)
     written = tmp_path / "r.json"
     single = asyncio.Event()
     sizes: list[int] = []
@@ -144,7 +144,7 @@ async def test_single_texts_beside_very_many(
         flags = ("--beside", "bulk", "--bulk-batch-size", "70", "--rounds", "1", "--output", str(written))
         assert await bench(server, *flags) == 0
     assert sizes.count(70) == 2
-    result = msgspec.json.decode(written.read_bytes(), type=BesideResult)
+    result = msgspec.json.decode(written.read_bytes(), type=MixedLoadResult)
     assert result.endpoint == "embeddings"
     assert result.alone.gaps is None
     assert result.alone.latency and result.beside.latency
@@ -171,5 +171,5 @@ async def test_a_failure_ends_the_run_and_is_told(
             writer.write(STREAM + part(event({"error": {"message": "no"}})) + LAST)
 
     async with scripted(fails) as server:
-        assert await bench(server, "--beside", "embeddings", *SHORT) == command.BAD_USAGE
+        assert await bench(server, "--beside", "embeddings", *SHORT) == BAD_USAGE
     assert told in capsys.readouterr().err

@@ -14,12 +14,12 @@ def options(*arguments: str) -> LoadOptions:
 
 def test_defaults_are_those_of_a_stream() -> None:
     found = options("--beside", "embeddings", "prompt")
-    assert found.others.beside == ["embeddings", "prompt"]
+    assert found.mixed.beside == ["embeddings", "prompt"]
     assert (found.random_input_len, found.random_output_len, found.ignore_eos) == (32, 200, True)
     found = options(
         "--beside", "embeddings,prompt", "--output-len", "50", "--no-ignore-eos", "--streams", "3"
     )
-    assert (found.random_output_len, found.ignore_eos, found.others.streams) == (50, False, 3)
+    assert (found.random_output_len, found.ignore_eos, found.mixed.streams) == (50, False, 3)
     assert options().random_output_len == 128
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 
-from server.bench.load.datasets import Work
-from server.bench.load.endpoints import Outcome, Sender
+from server.bench.datasets import LoadRequest
+from server.bench.endpoints import Outcome, Sender
 
 Prepared = tuple[bytes, int]
 """A request's body, and how many texts it holds."""
@@ -32,9 +33,22 @@ class Load:
     seed: int = 0
 
 
-async def apply(load: Load, sender: Sender, works: Iterator[Work], done: Done) -> float:
+@contextmanager
+def without_garbage_collection() -> Iterator[None]:
+    """Collects before the block, and not within it: a pause there would pass for one of the server."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+async def run_load(load: Load, sender: Sender, requests: Iterator[LoadRequest], done: Done) -> float:
     """Sends the requests and waits for the answers; returns the seconds it took. `done` gets each outcome."""
-    prepared: Iterable[Prepared] = ((sender.write(w), len(w.texts)) for w in islice(works, load.requests))
+    prepared: Iterable[Prepared] = (
+        (sender.write(one), len(one.texts)) for one in islice(requests, load.requests)
+    )
     if load.requests is not None:
         prepared = list(prepared)  # written beforehand: that costs the server nothing
     started = time.perf_counter()

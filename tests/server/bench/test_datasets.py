@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from server.bench.load.datasets import Work, endless
+from server.bench.datasets import LoadRequest, endless
 from server.bench.serve_options import BenchError, LoadOptions
 
 
-def some(count: int, salt: int = 0, **options: object) -> list[Work]:
+def some(count: int, salt: int = 0, **options: object) -> list[LoadRequest]:
     return list(islice(endless(LoadOptions(**options), salt), count))  # pyright: ignore[reportArgumentType]
 
 
@@ -69,7 +69,7 @@ def write(folder: Path, *lines: object) -> str:
 def test_a_file_is_read_line_by_line_and_begins_again(tmp_path: Path) -> None:
     path = write(tmp_path, {"prompt": "Hello", "max_tokens": 3}, {"prompt": [1, 2]})
     works = some(3, dataset_name="custom", dataset_path=path)
-    assert works == [Work(["Hello"], 3), Work([[1, 2]], 128), Work(["Hello"], 3)]
+    assert works == [LoadRequest(["Hello"], 3), LoadRequest([[1, 2]], 128), LoadRequest(["Hello"], 3)]
     assert some(1, dataset_name="custom", dataset_path=path, custom_output_len=9)[0].max_tokens == 9
 
 

@@ -12,8 +12,8 @@ from itertools import pairwise
 
 import msgspec
 
-from server.bench.load.datasets import Text, Work
-from server.bench.load.http_client import Client, TransportError
+from server.bench.datasets import LoadRequest, Text
+from server.bench.http_client import Client, TransportError
 from server.bench.serve_options import LoadOptions
 
 
@@ -115,17 +115,17 @@ class _Message(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Message).decode
 
 
-def body(work: Work, model: str, options: LoadOptions) -> bytes:
+def body(request: LoadRequest, model: str, options: LoadOptions) -> bytes:
     fields: dict[str, object] = {"model": model}
     if options.kind == "embeddings":
-        fields |= {"input": work.texts, "encoding_format": "base64"}
+        fields |= {"input": request.texts, "encoding_format": "base64"}
         return _encode(fields | options.extra_body)
     if options.kind == "chat":
-        content = _spelled(work.texts[0]) if work.texts else ""
-        fields["messages"] = work.messages or [{"role": "user", "content": content}]
+        content = _spelled(request.texts[0]) if request.texts else ""
+        fields["messages"] = request.messages or [{"role": "user", "content": content}]
     else:
-        fields["prompt"] = work.texts[0]
-    fields |= {"max_tokens": work.max_tokens, "stream": True, "stream_options": {"include_usage": True}}
+        fields["prompt"] = request.texts[0]
+    fields |= {"max_tokens": request.max_tokens, "stream": True, "stream_options": {"include_usage": True}}
     if options.ignore_eos:
         fields["ignore_eos"] = True
     if options.temperature is not None:
@@ -147,8 +147,8 @@ class Sender:
         self._path = PATHS[options.kind]
         self._streams = options.kind != "embeddings"
 
-    def write(self, work: Work) -> bytes:
-        return body(work, self._model, self._options)
+    def write(self, request: LoadRequest) -> bytes:
+        return body(request, self._model, self._options)
 
     async def send(self, message: bytes, inputs: int, due: float, answer: Answer | None = None) -> Outcome:
         """`due` is when it should have gone out: its time runs from there.

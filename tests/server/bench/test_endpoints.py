@@ -9,14 +9,14 @@ import msgspec
 import pytest
 from scripted_server import DONE, event, text, usage
 
-from server.bench.load.datasets import Work
-from server.bench.load.endpoints import StreamedAnswer, WholeAnswer, body
+from server.bench.datasets import LoadRequest
+from server.bench.endpoints import StreamedAnswer, WholeAnswer, body
 from server.bench.serve_options import LoadOptions
 
-IDS = Work([[101, 102, 103]], max_tokens=7)
+IDS = LoadRequest([[101, 102, 103]], max_tokens=7)
 
 
-def written(work: Work, **options: object) -> dict:
+def written(work: LoadRequest, **options: object) -> dict:
     return msgspec.json.decode(body(work, "m", LoadOptions(**options)))  # pyright: ignore[reportArgumentType]
 
 
@@ -38,11 +38,11 @@ def test_a_chat_gets_words_for_ids_and_messages_as_they_are() -> None:
     assert [message["role"] for message in asked["messages"]] == ["user"]
     assert len(asked["messages"][0]["content"].split()) == 3
     messages: list[dict[str, object]] = [{"role": "system", "content": "Be brief."}]
-    assert written(Work([], 5, messages), endpoint="chat")["messages"] == messages
+    assert written(LoadRequest([], 5, messages), endpoint="chat")["messages"] == messages
 
 
 def test_embeddings_are_asked_for_as_they_are_cheapest() -> None:
-    asked = written(Work([[1, 2], [3]]), endpoint="embeddings", extra_body={"dimensions": 8})
+    asked = written(LoadRequest([[1, 2], [3]]), endpoint="embeddings", extra_body={"dimensions": 8})
     assert asked == {"model": "m", "input": [[1, 2], [3]], "encoding_format": "base64", "dimensions": 8}
 
 

@@ -5,29 +5,28 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 
 import uvloop
 
-from server.bench.load.datasets import endless
-from server.bench.load.endpoints import Outcome, Sender
-from server.bench.load.http_client import Client
+from server.bench.datasets import LoadRequest, endless
+from server.bench.endpoints import Outcome, Sender
+from server.bench.http_client import Client
 from server.bench.serve_options import BenchError, LoadOptions
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """Work for the clients: requests without pause until they are told to stop, or a single one."""
-
+class EmbeddingJob:
     options: LoadOptions
     """The server, and the texts of a request."""
     model: str
     salt: int
-    clients: int = 1
-    once: bool = False
+    clients: int | None
+    """Clients that send requests without pause until they are told to stop; None sends a single request."""
 
 
 class EmbeddingClients:
@@ -40,7 +39,7 @@ class EmbeddingClients:
         self._process.start()
         theirs.close()
 
-    async def begin(self, job: Job) -> None:
+    async def begin(self, job: EmbeddingJob) -> None:
         """Returns when every client has had an answer, or when a single request is about to go out."""
         self._connection.send(job)
         await self._receive()
@@ -82,31 +81,28 @@ def _run(connection: Connection) -> None:
         pass  # the process that measures has ended
 
 
-async def _work(job: Job, connection: Connection) -> list[Outcome]:
-    client = Client(job.options.url, job.options.api_key, job.options.request_timeout)
-    sender = Sender(client, job.model, job.options)
-    try:
-        return await (_once if job.once else _without_pause)(job, sender, connection)
-    finally:
-        client.close()
+async def _work(job: EmbeddingJob, connection: Connection) -> list[Outcome]:
+    requests = endless(job.options, job.salt)
+    with closing(Client(job.options.url, job.options.api_key, job.options.request_timeout)) as client:
+        sender = Sender(client, job.model, job.options)
+        if job.clients is not None:
+            return await _without_pause(job.clients, requests, sender, connection)
+        request = next(requests)
+        message = sender.write(request)
+        connection.send([])
+        return [await sender.send(message, len(request.texts), time.perf_counter())]
 
 
-async def _once(job: Job, sender: Sender, connection: Connection) -> list[Outcome]:
-    work = next(endless(job.options, job.salt))
-    message = sender.write(work)
-    connection.send([])
-    return [await sender.send(message, len(work.texts), time.perf_counter())]
-
-
-async def _without_pause(job: Job, sender: Sender, connection: Connection) -> list[Outcome]:
-    works = endless(job.options, job.salt)
+async def _without_pause(
+    clients: int, requests: Iterator[LoadRequest], sender: Sender, connection: Connection
+) -> list[Outcome]:
     outcomes: list[Outcome] = []
-    unanswered = set(range(job.clients))
+    unanswered = set(range(clients))
 
     async def one(number: int) -> None:
         while not connection.poll():
-            work = next(works)
-            outcome = await sender.send(sender.write(work), len(work.texts), time.perf_counter())
+            request = next(requests)
+            outcome = await sender.send(sender.write(request), len(request.texts), time.perf_counter())
             outcomes.append(outcome)
             if number in unanswered:
                 unanswered.remove(number)
@@ -115,6 +111,6 @@ async def _without_pause(job: Job, sender: Sender, connection: Connection) -> li
             if outcome.error is not None:
                 return
 
-    await asyncio.gather(*(one(number) for number in range(job.clients)))
+    await asyncio.gather(*(one(number) for number in range(clients)))
     connection.recv()  # the word to stop
     return outcomes

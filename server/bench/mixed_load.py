@@ -1,0 +1,273 @@
+"""`facet bench serve --beside`: how evenly streams run beside other work, and what that work gets meanwhile.
+
+Each round measures both sides: the streams and the other work at the same time, and each of them alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, closing
+from datetime import UTC, datetime
+from itertools import count, islice, pairwise
+
+import msgspec
+import uvloop
+
+from server.bench.datasets import endless
+from server.bench.embedding_clients import EmbeddingClients, EmbeddingJob, check
+from server.bench.endpoints import Outcome, Sender, StreamedAnswer
+from server.bench.http_client import Client, Model, first_model
+from server.bench.load_generator import without_garbage_collection
+from server.bench.mixed_load_figures import MixedLoadResult, Round, Samples, figures, ratios, table
+from server.bench.serve_options import LoadOptions, write_result
+
+_ROOM = 64
+"""Tokens of the model's length that the long prompt leaves to a chat template and to the answer."""
+_LONGEST_ALONE = 15.0
+"""Seconds that the clients embed alone at most."""
+_TEXTS_ALONE = 30
+"""Single texts that are embedded one after the other where nothing runs beside them."""
+_TICK = 0.005
+"""Seconds between two looks at the clock, or at a stream that another request waits for."""
+_PAUSE = 0.1
+"""Seconds between single texts: without them few quick moments would outnumber long slow ones."""
+
+Phase = Callable[[Samples, Samples], Awaitable[None]]
+"""A part of a round, which adds to the samples taken alone and to those taken beside other work."""
+
+
+def run(options: LoadOptions) -> int:
+    result = uvloop.run(measure(options))
+    print(table(result))
+    write_result(options.output, result)
+    return 0
+
+
+async def measure(options: LoadOptions) -> MixedLoadResult:
+    with closing(Client(options.url, options.api_key, options.request_timeout)) as client:
+        model = Model(options.model) if options.model else await first_model(client, options.url)
+        embedder = await _embedding_model(options) or model.id
+        with closing(EmbeddingClients()) as clients:
+            bench = _MixedLoad(_fitted(options, model), client, clients, model.id, embedder)
+            await bench.warm_up()
+            taken = [await _round(bench, number) for number in range(options.mixed.rounds)]
+    percentiles = options.metric_percentiles
+    rounds = [Round(*(figures([side], percentiles) for side in sides)) for sides in taken]
+    lengths = {"input_len": options.random_input_len, "output_len": options.random_output_len}
+    return MixedLoadResult(
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        model=model.id,
+        endpoint="embeddings" if bench.is_bulk else options.kind,
+        work={**msgspec.to_builtins(bench.options.mixed), **lengths, "seed": options.seed},
+        alone=figures([alone for alone, _ in taken], percentiles),
+        beside=figures([beside for _, beside in taken], percentiles),
+        ratios=ratios(rounds),
+        rounds=rounds,
+    )
+
+
+async def _embedding_model(options: LoadOptions) -> str | None:
+    """The name of the model of the server that embeds, if that is another one."""
+    url = options.mixed.embed_base_url
+    if url is None:
+        return None
+    with closing(Client(url, options.api_key, options.request_timeout)) as client:
+        return (await first_model(client, url)).id
+
+
+def _fitted(options: LoadOptions, model: Model) -> LoadOptions:
+    """The options with a long prompt that the model can take."""
+    longest = options.mixed.long_prompt_len
+    if model.max_model_len is not None:
+        longest = max(1, min(longest, model.max_model_len - _ROOM))
+    mixed = msgspec.structs.replace(options.mixed, long_prompt_len=longest)
+    return msgspec.structs.replace(options, mixed=mixed)
+
+
+async def _round(bench: _MixedLoad, number: int) -> tuple[Samples, Samples]:
+    """Every second round measures in the opposite order."""
+    alone, beside = Samples(), Samples()
+    phases = bench.phases()
+    with without_garbage_collection():
+        for phase in phases if number % 2 == 0 else reversed(phases):
+            await phase(alone, beside)
+    return alone, beside
+
+
+class _MixedLoad:
+    """One server, the streams that it is asked for and the clients that load it."""
+
+    def __init__(
+        self, options: LoadOptions, client: Client, clients: EmbeddingClients, model: str, embedder: str
+    ) -> None:
+        self.options = options
+        self.is_bulk = "bulk" in options.mixed.beside
+        self._client, self._clients, self._embedder = client, clients, embedder
+        self._sender = Sender(client, model, options)
+        self._salts = count()  # another one for whatever is sent, so that the prefix cache knows none of it
+        self._window = _LONGEST_ALONE
+        """Seconds that the clients embed alone: as long as the last streams took beside them."""
+
+    def phases(self) -> Sequence[Phase]:
+        if self.is_bulk:
+            return [self._texts_alone, self._texts_beside, self._bulk_alone]
+        return [self._streams_alone, self._streams_beside, self._others_alone]
+
+    async def warm_up(self) -> None:
+        unused = Samples()
+        if self.is_bulk:
+            await self._embed_singly(unused, 2)
+            return
+        await self._streams_alone(unused, unused)
+        if "prompt" in self.options.mixed.beside:
+            await _time_prompt(unused, self._sender, self._prompt())
+
+    # Streams.
+
+    async def _streams_alone(self, alone: Samples, beside: Samples) -> None:
+        await _read_streams(alone, self._sender, self._streams(), None, 0)
+
+    async def _streams_beside(self, alone: Samples, beside: Samples) -> None:
+        prompt = self._prompt() if "prompt" in self.options.mixed.beside else None
+        async with self._embedding(beside):
+            begin = time.perf_counter()
+            middle = self.options.random_output_len // 2
+            await _read_streams(beside, self._sender, self._streams(), prompt, middle)
+            self._window = min(_LONGEST_ALONE, time.perf_counter() - begin)
+
+    async def _others_alone(self, alone: Samples, beside: Samples) -> None:
+        if "embeddings" in self.options.mixed.beside:
+            async with self._embedding(alone):
+                await asyncio.sleep(self._window)
+        if "prompt" in self.options.mixed.beside:
+            await _time_prompt(alone, self._sender, self._prompt())
+
+    @asynccontextmanager
+    async def _embedding(self, samples: Samples) -> AsyncIterator[None]:
+        """Lets the clients embed while the block runs, if they are to embed at all."""
+        mixed = self.options.mixed
+        if "embeddings" not in mixed.beside:
+            yield
+            return
+        await self._clients.begin(
+            self._job(mixed.embed_batch_size, mixed.embed_input_len, mixed.embed_clients)
+        )
+        begin = time.perf_counter()
+        yield
+        end = time.perf_counter()
+        samples.add_texts(await self._clients.stop(), begin, end)
+
+    def _streams(self) -> list[bytes]:
+        requests = endless(self.options, next(self._salts))
+        return [self._sender.write(one) for one in islice(requests, self.options.mixed.streams)]
+
+    def _prompt(self) -> bytes:
+        length = self.options.mixed.long_prompt_len
+        asked = msgspec.structs.replace(
+            self.options, dataset_name="random", random_input_len=length, random_output_len=1
+        )
+        return self._sender.write(next(endless(asked, next(self._salts))))
+
+    # Single texts beside very many.
+
+    async def _texts_alone(self, alone: Samples, beside: Samples) -> None:
+        await self._embed_singly(alone, _TEXTS_ALONE)
+
+    async def _texts_beside(self, alone: Samples, beside: Samples) -> None:
+        await self._clients.begin(self._bulk_job())
+        finishing = asyncio.create_task(self._clients.finish())
+        await self._embed_singly(beside, None, finishing.done)
+        _add_bulk(beside, await finishing)
+
+    async def _bulk_alone(self, alone: Samples, beside: Samples) -> None:
+        await self._clients.begin(self._bulk_job())
+        _add_bulk(alone, await self._clients.finish())
+
+    def _bulk_job(self) -> EmbeddingJob:
+        return self._job(self.options.mixed.bulk_batch_size, self.options.random_input_len, clients=None)
+
+    async def _embed_singly(
+        self, samples: Samples, number: int | None, is_done: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Embeds one text after the other, with a pause between them: so many, or until it is done."""
+        job = self._job(1, self.options.random_input_len, clients=None)
+        sender = Sender(self._client, job.model, job.options)
+        async with timed_ticks(samples.lateness):
+            for request in islice(endless(job.options, job.salt), number):
+                if is_done():
+                    return
+                outcome = await sender.send(sender.write(request), 1, time.perf_counter())
+                check([outcome], "a text")
+                samples.latency.append(outcome.e2el)
+                await asyncio.sleep(_PAUSE)
+
+    def _job(self, batch_size: int, input_len: int, clients: int | None) -> EmbeddingJob:
+        """Requests for embeddings of new texts: by so many clients without pause, or a single one."""
+        options = msgspec.structs.replace(
+            self.options,
+            base_url=self.options.mixed.embed_base_url or self.options.url,
+            endpoint="embeddings",
+            dataset_name="random",
+            random_batch_size=batch_size,
+            random_input_len=input_len,
+            random_range_ratio=0.0,
+            random_prefix_len=0,
+            extra_body={},
+        )
+        return EmbeddingJob(options, self._embedder, next(self._salts), clients)
+
+
+def _add_bulk(samples: Samples, outcomes: Sequence[Outcome]) -> None:
+    for outcome in outcomes:
+        samples.add_texts([outcome], outcome.due, outcome.ended)
+
+
+async def _read_streams(
+    samples: Samples, sender: Sender, streams: Sequence[bytes], prompt: bytes | None, middle: int
+) -> None:
+    """Reads streams to their ends; `prompt` goes out when the first one has given `middle` chunks."""
+    answers = [StreamedAnswer() for _ in streams]
+    async with timed_ticks(samples.lateness):
+        tasks = [
+            asyncio.create_task(sender.send(message, 1, time.perf_counter(), answer))
+            for message, answer in zip(streams, answers, strict=True)
+        ]
+        if prompt is not None:
+            while len(answers[0].times) < middle and not tasks[0].done():
+                await asyncio.sleep(_TICK)
+            await _time_prompt(samples, sender, prompt)
+        outcomes = await asyncio.gather(*tasks)
+    check(outcomes, "a stream")
+    for outcome in outcomes:
+        samples.ttft.append(outcome.times[0] - outcome.due)
+        samples.gaps += gaps(outcome.times)
+
+
+async def _time_prompt(samples: Samples, sender: Sender, prompt: bytes) -> None:
+    outcome = await sender.send(prompt, 1, time.perf_counter())
+    check([outcome], "the long prompt")
+    samples.prompt_ttft.append(outcome.times[0] - outcome.due)
+
+
+def gaps(times: Iterable[float]) -> list[float]:
+    """The seconds between chunks, of which those that were read together count as one."""
+    return [later - earlier for earlier, later in pairwise(sorted(set(times)))]
+
+
+@asynccontextmanager
+async def timed_ticks(lateness: list[float]) -> AsyncIterator[None]:
+    """Keeps note of how late this process's timers are while the block runs."""
+
+    async def tick() -> None:
+        while True:
+            due = time.perf_counter() + _TICK
+            await asyncio.sleep(_TICK)
+            lateness.append(max(0.0, time.perf_counter() - due))
+
+    ticking = asyncio.create_task(tick())
+    try:
+        yield
+    finally:
+        ticking.cancel()

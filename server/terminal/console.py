@@ -1,0 +1,143 @@
+"""What commands of the terminal share: how they read options, write for people, and show how far they are."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TextIO
+
+from server.options.option_table import OptionError, Parser
+from worker.host.machine import wants_plain_text
+from worker.logs import printable
+
+_SECONDS_BETWEEN_DRAWINGS = 0.1
+
+
+class CommandError(Exception):
+    """A command cannot do what it was asked for; the text is for the user."""
+
+    exit_code = 1
+
+
+def parser_of(command: str, description: str, usage: str = "[options]") -> Parser:
+    return Parser(prog=command, usage=f"{command} {usage}", description=description, allow_abbrev=False)
+
+
+def check_folder(flag: str, path: str | None) -> None:
+    """Refuses an output that could not be written, before work begins."""
+    if path is not None and not Path(path).parent.is_dir():
+        raise OptionError(f"{flag} {path}: there is no folder {Path(path).parent}; make it first")
+
+
+def read_text(path: Path | None, name: str) -> str:
+    """The text of a file, or of standard input. Raises OptionError, which calls it by this name."""
+    try:
+        return sys.stdin.read() if path is None else path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text in UTF-8"
+        raise OptionError(f"{name} cannot be read: {reason}") from None
+
+
+def safe(text: str) -> str:
+    """Text of a model, without what would move a terminal's cursor or change its colours."""
+    return "".join(c if c in "\n\t" else printable(c) for c in text)
+
+
+class Screen:
+    """Standard output and error. On a terminal, control characters are escaped and remarks are shown."""
+
+    def __init__(self, out: TextIO | None = None, remarks: TextIO | None = None) -> None:
+        self._out = sys.stdout if out is None else out
+        self._remarks = sys.stderr if remarks is None else remarks
+        self.is_terminal = self._out.isatty()
+        # Empty with NO_COLOR, which all programs are asked to heed.
+        self._dim, self._normal = ("", "") if wants_plain_text() else ("\x1b[2m", "\x1b[0m")
+
+    def text(self, text: str) -> None:
+        """Writes text of a model at once, so that a stream is seen as it comes."""
+        self._out.write(safe(text) if self.is_terminal else text)
+        self._out.flush()
+
+    def reasoning(self, text: str) -> None:
+        """Writes reasoning, which is no part of the answer: only people see it, dimmed."""
+        if self.is_terminal:
+            self._write_dimmed(self._out, text)
+
+    def remark(self, text: str) -> None:
+        """Writes a line about an answer, if a person reads it."""
+        if self._remarks.isatty():
+            self._write_dimmed(self._remarks, text, "\n")
+
+    def _write_dimmed(self, out: TextIO, text: str, end: str = "") -> None:
+        out.write(f"{self._dim}{safe(text)}{self._normal}{end}")
+        out.flush()
+
+
+class StatusLine:
+    """The last line of a terminal, which is overwritten; nothing is shown where the output is no terminal."""
+
+    def __init__(self, out: TextIO | None = None) -> None:
+        self.out = sys.stderr if out is None else out
+        self._is_shown = self.out.isatty()
+        self._started, self._drawn = time.monotonic(), 0.0
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._started
+
+    def draw(self, line: Callable[[float], str]) -> None:
+        """Shows the line that belongs to the seconds passed, unless another was drawn just now."""
+        now = time.monotonic()
+        if self._is_shown and now - self._drawn >= _SECONDS_BETWEEN_DRAWINGS:
+            self._drawn = now
+            self._write(line(now - self._started))
+
+    def clear(self) -> None:
+        if self._is_shown:
+            self._write("")
+
+    def _write(self, text: str) -> None:
+        self.out.write("\r\x1b[K" + text)
+        self.out.flush()
+
+
+def blocks(share: float, width: int) -> str:
+    """A bar of which this share is full."""
+    full = int(width * min(1.0, share))
+    return "█" * full + "░" * (width - full)
+
+
+class ProgressBar:
+    """Progress of work that is counted: a bar on a terminal, and one line at the end anywhere."""
+
+    def __init__(self, total: int, unit: str, out: TextIO | None = None) -> None:
+        """`unit` is the name of one of them, whose plural ends in s."""
+        self._total, self._unit, self._done = total, unit, 0
+        self._status = StatusLine(out)
+
+    def add(self, count: int = 1) -> None:
+        self._done += count
+        self._status.draw(self._line)
+
+    def close(self, remark: str = "") -> None:
+        self._status.clear()
+        self._status.out.write(f"{self._units(self._done)} in {self._status.seconds:.1f} s{remark}\n")
+        self._status.out.flush()
+
+    def _units(self, count: int) -> str:
+        return f"{count} {self._unit}" if count == 1 else f"{count} {self._unit}s"
+
+    def _line(self, seconds: float) -> str:
+        rate = self._done / max(1e-9, seconds)
+        left = (self._total - self._done) / rate if rate else 0.0
+        bar = blocks(self._done / max(1, self._total), 30)
+        return f"{bar} {self._done}/{self._units(self._total)}, {rate:.1f}/s, {left:.0f} s left"
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table of figures: its first column to the left, all others to the right."""
+    first = max(len(row[0]) for row in rows)
+    width = max((len(cell) for row in rows for cell in row[1:]), default=0) + 3
+    return [row[0].ljust(first) + "".join(cell.rjust(width) for cell in row[1:]) for row in rows]
