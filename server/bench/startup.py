@@ -76,9 +76,13 @@ def measure(model: str, serve_options: Sequence[str]) -> Start:
 
 
 def medians(starts: Sequence[Start]) -> Start:
-    columns = {name: [getattr(start, name) for start in starts] for name in Start.__struct_fields__}
-    known = {name: [value for value in values if value is not None] for name, values in columns.items()}
-    return Start(**{name: statistics.median(values) if values else None for name, values in known.items()})
+    floors = [start.floor for start in starts if start.floor is not None]
+    return Start(
+        statistics.median(floors) if floors else None,
+        statistics.median(start.live for start in starts),
+        statistics.median(start.ready for start in starts),
+        statistics.median(start.first for start in starts),
+    )
 
 
 def _seconds_of_floor(folder: Path) -> float:
