@@ -5,20 +5,51 @@ Another family is another entry here; a new way to write calls is a new file in 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from server.answers.dialect import Dialect, Thinking
 from server.answers.formats.bare_keys import BareKeys
-from server.answers.formats.channels import Channels
-from server.answers.formats.either import Either
+from server.answers.formats.call_format import CallFormat
 from server.answers.formats.elements import Elements
 from server.answers.formats.json_object import JsonObject
-from server.answers.formats.named_json import NamedJson, numbered, with_call_id
+from server.answers.formats.named_json import Channels, EitherFormat, NamedJson, numbered, with_call_id
 from server.answers.formats.python_calls import PythonCalls
 from server.answers.formats.tagged import Tagged
 
 AUTO, NONE = "auto", "none"
 """Names that stand for what the chat template says, and for no reading at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How a family of models writes tool calls."""
+
+    name: str
+    """Its name in the options, which is the peers'."""
+    opens: tuple[str, ...]
+    """The literals with which calls begin."""
+    format: CallFormat
+    only_first: bool = False
+    """Whether calls are the whole message, so that the openers mean nothing behind other text."""
+    hides: tuple[str, ...] = ()
+    """Markup around the text of an answer, which is no part of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingMarkers:
+    """The literals around the reasoning of a model."""
+
+    name: str
+    opens: tuple[str, ...]
+    closes: tuple[str, ...]
+    hides: tuple[str, ...] = ()
+    """Markup around the text of an answer, which is no part of it."""
+    then: str = ""
+    """What stands between the reasoning and an answer or a call."""
+    answers: str = ""
+    """What stands before the text of an answer, if that is held to a form."""
+    told_by: tuple[str, ...] = ()
+    """The literals by which it is recognized, if `closes` stand for other things in other families."""
+
 
 _ARRAY = JsonObject(array=True)
 _FUNCTION_TAGS = Tagged(
@@ -87,7 +118,7 @@ DIALECTS = (
     Dialect(
         "mistral",
         ("[TOOL_CALLS]",),
-        Either(
+        EitherFormat(
             "[",
             _ARRAY,
             NamedJson(name_ends=("[ARGS]",), again=("[TOOL_CALLS]",), split=with_call_id),
@@ -206,14 +237,14 @@ ALIASES = {
 """Other names, which the peers have, of the same dialects."""
 
 THINKING = (
-    Thinking("think", ("<think>",), ("</think>",)),
-    Thinking("seed_oss", ("<seed:think>",), ("</seed:think>",)),
-    Thinking("mistral", ("[THINK]",), ("[/THINK]",)),
-    Thinking("kimi_vl", ("◁think▷",), ("◁/think▷",)),
-    Thinking("gemma4", ("<|channel>thought\n",), ("<channel|>",)),
-    Thinking("cohere_command3", ("<|START_THINKING|>",), ("<|END_THINKING|>",)),
-    Thinking("minimax_m3", ("<mm:think>",), ("</mm:think>",)),
-    Thinking(
+    ThinkingMarkers("think", ("<think>",), ("</think>",)),
+    ThinkingMarkers("seed_oss", ("<seed:think>",), ("</seed:think>",)),
+    ThinkingMarkers("mistral", ("[THINK]",), ("[/THINK]",)),
+    ThinkingMarkers("kimi_vl", ("◁think▷",), ("◁/think▷",)),
+    ThinkingMarkers("gemma4", ("<|channel>thought\n",), ("<channel|>",)),
+    ThinkingMarkers("cohere_command3", ("<|START_THINKING|>",), ("<|END_THINKING|>",)),
+    ThinkingMarkers("minimax_m3", ("<mm:think>",), ("</mm:think>",)),
+    ThinkingMarkers(
         "openai_gptoss",
         ("<|channel|>analysis<|message|>", "<|start|>assistant<|channel|>analysis<|message|>"),
         ("<|end|>",),
@@ -230,7 +261,7 @@ THINKING = (
         answers="<|channel|>final<|message|>",
         told_by=("<|constrain|>",),
     ),
-    Thinking(
+    ThinkingMarkers(
         "granite",
         ("Here is my thought process:", "Here's my thought process:"),
         ("Here is my response:", "Here's my response:"),
@@ -270,7 +301,7 @@ def dialect_named(name: str) -> Dialect | None:
     return found
 
 
-def thinking_named(name: str) -> Thinking | None:
+def thinking_named(name: str) -> ThinkingMarkers | None:
     """The markers of reasoning of a name; None for "none". Raises ValueError, which says which there are."""
     if name in (NONE, ""):
         return None

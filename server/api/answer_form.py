@@ -10,7 +10,7 @@ from pydantic import Field
 
 from server.api.fields import Body
 from server.errors import BadRequest
-from server.grammars.structured_params import Asked, StructuredOutputsParams
+from server.grammars.structured_params import AskedForm, StructuredOutputsParams
 
 _FORMATS = "text, json_object, json_schema and structural_tag"
 
@@ -46,7 +46,7 @@ class StructuredBody(Body):
     ebnf: object = Field(default=None, description="structured_outputs.grammar, as SGLang has it.")
     grammar: object = Field(default=None, description="structured_outputs.grammar, as llama.cpp has it.")
 
-    def asked_form(self) -> Asked | None:
+    def asked_form(self) -> AskedForm | None:
         """What is asked of the form of the answer, if anything is. Raises BadRequest."""
         if self.model_fields_set.isdisjoint(_READERS):
             return None
@@ -75,7 +75,7 @@ class StructuredBody(Body):
         return asked
 
 
-def _response_format(field: str, value: object) -> Asked | None:
+def _response_format(field: str, value: object) -> AskedForm | None:
     if not isinstance(value, dict):
         raise BadRequest(f"`{field}` is an object with a `type`: {_FORMATS}.", field)
     match value.get("type"):
@@ -98,25 +98,25 @@ def _response_format(field: str, value: object) -> Asked | None:
             raise BadRequest(f"`{field}.type` is one of {_FORMATS}, got {other!r:.60}.", field)
 
 
-def _structured_outputs(field: str, value: object) -> Asked | None:
+def _structured_outputs(field: str, value: object) -> AskedForm | None:
     asked = _asked(field, value)
     asked.constraint()
     return asked
 
 
-def _json_object(field: str, value: object) -> Asked | None:
+def _json_object(field: str, value: object) -> AskedForm | None:
     if not isinstance(value, bool):
         raise BadRequest(f"`{field}` is true or false.", field)
     return _asked(field, {"json_object": True}) if value else None
 
 
-def _constraint(name: str) -> Callable[[str, object], Asked | None]:
+def _constraint(name: str) -> Callable[[str, object], AskedForm | None]:
     return lambda field, value: _asked(field, {name: value})
 
 
-def _asked(field: str, params: object, *, strict: bool = False) -> Asked:
+def _asked(field: str, params: object, *, strict: bool = False) -> AskedForm:
     try:
-        return Asked(msgspec.convert(params, StructuredOutputsParams), field, strict)
+        return AskedForm(msgspec.convert(params, StructuredOutputsParams), field, strict)
     except msgspec.ValidationError as error:
         raise BadRequest(f"`{field}`: {error}", field) from None
 
@@ -127,7 +127,7 @@ def _text(value: object, field: str) -> str:
     return value
 
 
-_READERS: Mapping[str, Callable[[str, Any], Asked | None]] = {
+_READERS: Mapping[str, Callable[[str, Any], AskedForm | None]] = {
     "response_format": _response_format,
     "structured_outputs": _structured_outputs,
     "structural_tag": _constraint("structural_tag"),

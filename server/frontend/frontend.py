@@ -29,6 +29,7 @@ from server.access.time_limits import of_later_texts
 from server.errors import ApiError, NoEngine, NotFound, Unavailable, from_engine
 from server.frontend.merged_generators import merged
 from server.frontend.text_output import ALL_TOKENS, Choice, Delta, TextOutput
+from server.grammar_checks.grammar_checker import ModelGrammars
 from server.http.server_status import (
     Dead,
     Draining,
@@ -42,7 +43,6 @@ from server.http.server_status import (
 from server.metrics.server_metrics import Metrics
 from server.model_facts import Facts
 from server.options.server_config import ServerConfig
-from server.proving.model_grammars import Grammars
 from server.reading.helper import Helper
 from server.reading.reader import Reader, ReadingOptions
 from server.requests.loading import find_facts, find_folder, load_tokenizer, tokenizer_files
@@ -87,7 +87,7 @@ class Frontend:
         self._reading = ReadingOptions.of(config)
         self.helper = Helper(self._tokenizer_files, self._reading, log_level=config.log.style)
         """Reads the bodies of requests that are too long for the event loop."""
-        self.grammars = Grammars(self, client, config)
+        self.grammars = ModelGrammars(self, client, config)
         self._draining: Draining | None = None
         self._restarting_since = 0.0
         self.access = Access(config.access, metrics.key_counters)

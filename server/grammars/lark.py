@@ -1,26 +1,85 @@
-"""Pieces of grammars in llguidance's form of Lark."""
+"""Writes grammars in llguidance's form of Lark, in which special tokens stand as such."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from server.errors import BadRequest
 
 ANY_TEXT = "/(?s:.*)/"
+WHITESPACE = r"[ \n\r\t]{0,20}"
+"""Whitespace between tokens of JSON. A model that could write as much as it likes may never stop."""
 
 _ESCAPED = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
 _PRINTABLE_ASCII = 0x80
 _LARGEST = 0x10FFFF
 
 
-def literal(text: str, tokens: Mapping[str, int]) -> str:
-    """A text that must stand there, with its special tokens as such; `tokens` are the ids of these."""
-    pieces: list[str] = []
-    for piece in split(text, tokens):
-        pieces.append(token(tokens[piece]) if piece in tokens else quoted(piece))
-    return " ".join(pieces) or '""'
+class LarkGrammar:
+    """A grammar under way. Its methods return expressions, which may use the rules that they have added."""
+
+    def __init__(self, tokens: Mapping[str, int]) -> None:
+        """`tokens`: the ids of special tokens by the texts, or marks, that stand for them in literals."""
+        self._tokens = tokens
+        self._longest_first = sorted(tokens, key=len, reverse=True)
+        self._rules: list[str] = []
+        self._named: dict[str, str] = {}
+
+    def text(self, start: str, *more: str) -> str:
+        """The whole grammar. `start` is the expression of the answer; `more` are rules with their names."""
+        return "\n".join(["%llguidance {}", f"start: {start}", *self._rules, *more, ""])
+
+    def rule(self, expression: str, *, terminal: bool = False) -> str:
+        """The name of a rule for this expression, which is added unless it is there."""
+        if (name := self._named.get(expression)) is None:
+            name = self._named[expression] = f"{'T' if terminal else 'r'}{len(self._rules)}"
+            self._rules.append(f"{name}: {expression}")
+        return name
+
+    def literal(self, text: str) -> str:
+        """This very text, with its special tokens as such; empty if it is empty."""
+        pieces = self._pieces(text)
+        return " ".join(token(self._tokens[one]) if one in self._tokens else quoted(one) for one in pieces)
+
+    def one_of(self, expressions: Iterable[str]) -> str:
+        distinct = list(dict.fromkeys(expressions))
+        return distinct[0] if len(distinct) == 1 else self.rule(" | ".join(distinct))
+
+    def sequence(self, *expressions: str) -> str:
+        return self.rule(" ".join(each for each in expressions if each))
+
+    def json(self, schema: Mapping[str, Any]) -> str:
+        """JSON of a schema, which has llguidance's options in it."""
+        return self.rule("%json " + json.dumps(schema))
+
+    def text_without(self, excluded: Iterable[str]) -> str:
+        """Any text without these; of one with a special token, without what comes before that."""
+        firsts = [self._pieces(each)[0] for each in excluded if each]
+        texts = [each for each in firsts if each not in self._tokens]
+        inside = "|".join(map(exactly, texts))
+        return self.rule(f"{ANY_TEXT} & ~/(?s:.*)({inside})(?s:.*)/" if texts else ANY_TEXT, terminal=True)
+
+    def until(self, text: str, end: str) -> str:
+        """Text that `text_without` has made, and the literal that ends it, of which it was made."""
+        first, *rest = self._pieces(end)
+        behind = self.literal("".join(rest))
+        if first in self._tokens:
+            return f"{text} {self.literal(first)} {behind}"
+        # One terminal, because the lexer does not go back to find where the text has ended.
+        return f"{self.rule(f'{text} {quoted(first)}', terminal=True)} {behind}"
+
+    def has_token(self, literal: str) -> bool:
+        return any(piece in self._tokens for piece in self._pieces(literal))
+
+    def _pieces(self, text: str) -> list[str]:
+        """The text cut at special tokens, the longest first."""
+        names = [name for name in self._longest_first if name in text]
+        if not names:
+            return [text] if text else []
+        return [piece for piece in re.split(f"({'|'.join(map(re.escape, names))})", text) if piece]
 
 
 def token(id: int) -> str:
@@ -43,12 +102,11 @@ def regex(pattern: str) -> str:
     return f"/{escaped}/"
 
 
-def text_without(excluded: Sequence[str]) -> str:
-    """A terminal for any text in which none of these texts is."""
-    if not excluded:
-        return ANY_TEXT
-    inside = regex("(?s:.*)(" + "|".join(map(exactly, excluded)) + ")(?s:.*)")
-    return f"{ANY_TEXT} & ~{inside}"
+def exactly(text: str) -> str:
+    """A regular expression of exactly this text."""
+    return "".join(
+        char if char.isalnum() or ord(char) >= _PRINTABLE_ASCII else f"\\x{ord(char):02x}" for char in text
+    )
 
 
 def from_choice(choice: Sequence[str]) -> str:
@@ -61,7 +119,7 @@ def from_grammar(text: str, param: str) -> str:
         raise BadRequest("A grammar must not hold `x-guidance`: these options are the server's.", param)
     if "::=" not in text:
         return text
-    # Only in the process that proves grammars, where one that takes too long harms nobody.
+    # Only in the process that checks grammars, where one that takes too long harms nobody.
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
     try:
@@ -72,13 +130,6 @@ def from_grammar(text: str, param: str) -> str:
         raise BadRequest(f"The grammar is no EBNF: {str(error)[:200]}", param) from None
 
 
-def exactly(text: str) -> str:
-    """A regular expression of exactly this text."""
-    return "".join(
-        char if char.isalnum() or ord(char) >= _PRINTABLE_ASCII else f"\\x{ord(char):02x}" for char in text
-    )
-
-
 def _unescaped(found: re.Match[str]) -> str:
     """A character in place of its number, which the library would write wrongly."""
     if found[3] is not None:
@@ -87,11 +138,3 @@ def _unescaped(found: re.Match[str]) -> str:
     if code < _PRINTABLE_ASCII:
         return f"\\x{code:02x}"
     return chr(code) if code <= _LARGEST and not 0xD800 <= code < 0xE000 else found[0]
-
-
-def split(text: str, tokens: Mapping[str, int]) -> list[str]:
-    """The text cut at special tokens, the longest first."""
-    names = [name for name in sorted(tokens, key=len, reverse=True) if name in text]
-    if not names:
-        return [text] if text else []
-    return [piece for piece in re.split(f"({'|'.join(map(re.escape, names))})", text) if piece]

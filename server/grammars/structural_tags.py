@@ -7,7 +7,7 @@ them; the newer one is a format that is built of others.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from server.errors import BadRequest
@@ -19,6 +19,7 @@ from server.grammars.grammar_limits import (
     check_regex,
     too_complex,
 )
+from server.grammars.lark import LarkGrammar
 
 Format = dict[str, Any]
 
@@ -35,16 +36,16 @@ class TagGrammar:
         self._tokens = tokens
         self._json_schema = json_schema
         self._param = param
-        self._rules: list[str] = []
+        self._lark = LarkGrammar(tokens)
         self._grammars: list[dict[str, Any]] = []
         self._kinds: dict[str, Callable[[Format, int], str]] = {
             "const_string": lambda one, _: self._literal(self._text(one, "value")),
             "json_schema": self._json,
             "regex": self._regex,
             "grammar": self._grammar,
-            "any_text": lambda one, _: self._terminal(self._texts(one, "excludes")),
+            "any_text": lambda one, _: self._lark.text_without(self._texts(one, "excludes")),
             "sequence": self._sequence,
-            "or": lambda one, depth: self._any_of(self._all(one, "elements", depth)),
+            "or": lambda one, depth: self._lark.one_of(self._all(one, "elements", depth)),
             "optional": self._repeat,
             "star": self._repeat,
             "plus": self._repeat,
@@ -61,8 +62,8 @@ class TagGrammar:
     def build(self, tag: Format) -> str:
         """The grammars as llguidance has them in JSON."""
         start = self._old(tag) if "structures" in tag else self._format(tag.get("format"), 1)
-        text = "\n".join(["%llguidance {}", f"start: {start}", *self._rules, ""])
-        return json.dumps({"grammars": [{"name": "start", "lark_grammar": text}, *self._grammars]})
+        first = {"name": "start", "lark_grammar": self._lark.text(start)}
+        return json.dumps({"grammars": [first, *self._grammars]})
 
     def _old(self, tag: Format) -> str:
         tags = [
@@ -88,13 +89,12 @@ class TagGrammar:
     def _json(self, one: Format, depth: int) -> str:
         if one.get("style", "json") != "json":
             raise self._wrong(f"`style` of json_schema can be json only, not {one['style']!r:.60}")
-        schema = self._json_schema(one.get("json_schema"))
-        return self._rule(f"%json {json.dumps(schema, ensure_ascii=False)}")
+        return self._lark.json(self._json_schema(one.get("json_schema")))
 
     def _regex(self, one: Format, depth: int) -> str:
         pattern = self._text(one, "pattern")
         check_regex(pattern, self._param)
-        return self._rule(lark.regex(pattern))
+        return self._lark.rule(lark.regex(pattern))
 
     def _grammar(self, one: Format, depth: int) -> str:
         text = self._text(one, "grammar")
@@ -118,7 +118,8 @@ class TagGrammar:
             is_free = isinstance(element, dict) and element.get("type") == "any_text"
             if is_free and index + 1 < len(elements):
                 begin = self._begin_of(elements[index + 1])
-                before = self._terminal([*self._texts(cast("Format", element), "excludes"), begin])
+                excluded = self._texts(cast("Format", element), "excludes")
+                before = self._lark.text_without([*excluded, begin])
             elif before:
                 found.append(self._element_behind(before, cast("Format", element), depth + 1))
                 before = ""
@@ -128,7 +129,7 @@ class TagGrammar:
 
     def _element_behind(self, text: str, one: Format, depth: int) -> str:
         """A tag or a const_string with the free text before it."""
-        head = self._until(text, self._begin_of(one))
+        head = self._lark.until(text, self._begin_of(one))
         if one["type"] == "const_string":
             return head
         return f"{head} {self._tag(one, depth, one['begin'])}"
@@ -160,16 +161,16 @@ class TagGrammar:
         if not isinstance(ends, list) or not all(isinstance(end, str) for end in ends):
             raise self._wrong("`end` of a tag is a text, or a list of texts")
         if isinstance(content, dict) and content.get("type") == "any_text" and all(ends):
-            text = self._terminal([*self._texts(cast("Format", content), "excludes"), *ends])
-            return f"{self._literal(begin)} {self._any_of([self._until(text, end) for end in ends])}"
-        closed = self._any_of([self._literal(end) for end in ends])
+            text = self._lark.text_without([*self._texts(cast("Format", content), "excludes"), *ends])
+            return f"{self._literal(begin)} {self._lark.one_of(self._lark.until(text, end) for end in ends)}"
+        closed = self._lark.one_of(map(self._literal, ends))
         return f"{self._literal(begin)} {self._format(content, depth + 1)} {closed}"
 
     def _triggered(self, one: Format, depth: int) -> str:
         triggers, tags = self._texts(one, "triggers"), self._list(one, "tags")
         if not triggers or "" in triggers:
             raise self._wrong("`triggers` are the texts at which tags begin, at least one")
-        text = self._terminal([*self._texts(one, "excludes"), *triggers])
+        text = self._lark.text_without([*self._texts(one, "excludes"), *triggers])
         found: list[str] = []
         for tag in tags:
             begin = str(tag.get("begin")) if isinstance(tag, dict) else ""
@@ -178,7 +179,7 @@ class TagGrammar:
                 raise self._wrong("`begin` of each tag begins with one of the triggers")
             behind = max(matching, key=len)
             rest = self._tag(cast("Format", tag), depth, behind)
-            found.append(f"{self._until(text, behind)} {rest}")
+            found.append(f"{self._lark.until(text, behind)} {rest}")
         return self._with_text(one, found, text)
 
     def _token_triggered(self, one: Format, depth: int) -> str:
@@ -189,13 +190,13 @@ class TagGrammar:
 
     def _with_text(self, one: Format, tags: list[str], text: str) -> str:
         """Tags, each with the text before it, and the text behind the last of them."""
-        tag = self._any_of(tags)
+        tag = self._lark.rule(" | ".join(tags))
         if one.get("stop_after_first"):
             return tag if one.get("at_least_one") else f"({tag} | {text})"
         return f"{tag}{'+' if one.get('at_least_one') else '*'} {text}"
 
     def _separated(self, one: Format, depth: int) -> str:
-        tag = self._any_of(self._all(one, "tags", depth))
+        tag = self._lark.rule(" | ".join(self._all(one, "tags", depth)))
         if one.get("stop_after_first"):
             return tag if one.get("at_least_one") else f"{tag}?"
         several = f"({tag} ({self._literal(self._text(one, 'separator'))} {tag})*)"
@@ -206,36 +207,8 @@ class TagGrammar:
     def _all(self, one: Format, name: str, depth: int) -> list[str]:
         return [self._format(each, depth + 1) for each in self._list(one, name)]
 
-    def _any_of(self, found: Sequence[str]) -> str:
-        return self._rule(" | ".join(found))
-
-    def _rule(self, body: str) -> str:
-        name = f"part{len(self._rules)}"
-        self._rules.append(f"{name}: {body}")
-        return name
-
-    def _terminal(self, excluded: Sequence[str]) -> str:
-        """Free text without these texts; of one with a special token, without what comes before that."""
-        name = f"TEXT{len(self._rules)}"
-        texts = [lark.split(each, self._tokens)[0] for each in excluded if each]
-        self._rules.append(
-            f"{name}: {lark.text_without([each for each in texts if each not in self._tokens])}"
-        )
-        return name
-
-    def _until(self, text: str, end: str) -> str:
-        """Free text of a terminal, and what ends it."""
-        first, *rest = lark.split(end, self._tokens)
-        behind = self._literal("".join(rest)) if rest else ""
-        if first in self._tokens:
-            return f"{text} {self._literal(first)} {behind}"
-        # One terminal, because the lexer does not go back to find where the text has ended.
-        name = f"UNTIL{len(self._rules)}"
-        self._rules.append(f"{name}: {text} {lark.quoted(first)}")
-        return f"{name} {behind}"
-
     def _literal(self, text: str) -> str:
-        return lark.literal(text, self._tokens)
+        return self._lark.literal(text) or '""'
 
     def _token(self, value: object) -> int:
         if isinstance(value, int) and not isinstance(value, bool) and value >= 0:

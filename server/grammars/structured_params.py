@@ -46,8 +46,8 @@ class StructuredOutputsParams(
         ]
 
 
-class Asked(msgspec.Struct, frozen=True, tag=True):
-    """What was asked, and by which field of the request."""
+class AskedForm(msgspec.Struct, frozen=True, tag=True):
+    """The form that was asked for, and by which field of the request."""
 
     params: StructuredOutputsParams
     field: str

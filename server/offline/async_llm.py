@@ -18,7 +18,6 @@ from engine_core.keeper import keep_engines
 from engine_core.protocol import Progress
 from server.errors import ApiError, Unavailable
 from server.frontend.frontend import Frontend
-from server.grammars.engine_grammar import as_grammar
 from server.metrics.server_metrics import Metrics
 from server.offline.engine_args import EngineArgs
 from server.offline.engine_requests import OutputBuilder, tokens_per_output
@@ -110,7 +109,7 @@ class AsyncLLM:
         name = uuid.uuid4().hex if request_id is None else request_id
         options: AddOptions = {"priority": priority, "salt": read.salt}
         if (asked := sampling_params.asked_form()) is not None:
-            options["grammar"] = as_grammar(await frontend.grammars.prove(asked))
+            options["grammar"] = (await frontend.grammars.check(asked)).for_engine()
         deltas = frontend.generate(
             tokens,
             sampling_params,

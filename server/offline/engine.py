@@ -11,9 +11,8 @@ import msgspec
 
 from engine_core.engine import Engine
 from engine_core.protocol import Add, Admitted, Alone, Grammar, Standing, Tokens
-from server.grammars.building import build
-from server.grammars.engine_grammar import as_grammar, spelling_of
-from server.grammars.structured_params import Asked
+from server.grammars.form_grammar import build_grammar
+from server.grammars.structured_params import AskedForm
 from server.model_facts import Facts
 from server.offline.engine_args import EngineArgs
 from server.offline.engine_requests import EngineRequest, GenerationRequest, Output, PoolingRequest
@@ -35,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class Forms:
-    """The grammars of what was asked. The program is its own client, so no other process proves them."""
+    """The grammars of what was asked. The program is its own client, so no other process checks them."""
 
     def __init__(self, engine: Engine, facts: Facts, tokenizer: Tokenizer) -> None:
         self._engine = engine
@@ -43,7 +42,7 @@ class Forms:
         self._tokenizer = tokenizer
         self._known: dict[bytes, Grammar] = {}
 
-    def grammar(self, asked: Asked) -> Grammar:
+    def grammar(self, asked: AskedForm) -> Grammar:
         """Raises BadRequest if there is none, and logs what of it is not enforced."""
         key = msgspec.msgpack.encode(asked)
         if (known := self._known.get(key)) is not None:
@@ -51,13 +50,13 @@ class Forms:
         special = {
             name: id for name, id in self._tokenizer.added_tokens.items() if id in self._tokenizer.special_ids
         }
-        built = build(asked, special)
+        built = build_grammar(asked, special)
         if built.ignored:
             _log.warning("%s: not enforced: %s", asked.field, ", ".join(built.ignored))
-        self._engine.spell(spelling_of(self._tokenizer, self._facts))
+        self._engine.spell(self._tokenizer.spelling(self._facts.eos_token_ids))
         if len(self._known) >= _MOST_KEPT:
             self._known.clear()
-        return self._known.setdefault(key, as_grammar(built))
+        return self._known.setdefault(key, built.for_engine())
 
 
 _CLIENT = 0

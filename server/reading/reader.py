@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import msgspec
 
 from server.answers.dialects import AUTO, NONE
-from server.answers.finding import format_of
+from server.answers.format_detection import find_format
 from server.model_facts import Facts
 from server.options.server_config import ServerConfig
 from server.text.tokenizer import Tokenizer
@@ -45,4 +45,4 @@ class Reader:
     def knows_no_calls(self) -> bool:
         """Whether no form is known in which the model writes calls, though one was looked for."""
         parser = self.options.tool_call_parser
-        return parser == AUTO and format_of(self.tokenizer, parser, NONE).dialect is None
+        return parser == AUTO and find_format(self.tokenizer, parser, NONE).dialect is None

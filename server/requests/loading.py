@@ -11,7 +11,7 @@ from engine_core.worker_config import find_checkpoint
 from models.checkpoint.hub import resolve
 from models.config import ConfigError, ModelConfig, read_config
 from models.pooling.config import PoolingConfig, read_pooling
-from server.answers.finding import describe_format
+from server.answers.format_detection import describe_format
 from server.model_facts import Facts, read_defaults
 from server.options.server_config import ServerConfig
 from server.requests.scoring import QWEN3_RERANKER

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from server.errors import BadRequest, invalid, too_many
-from server.grammars.structured_params import Asked, StructuredOutputsParams
+from server.grammars.structured_params import AskedForm, StructuredOutputsParams
 from server.model_facts import Facts
 from server.requests.unsupported import UnsupportedSampling
 from worker.protocol import Sampling
@@ -92,13 +92,13 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
     def stop_strings(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
-    def asked_form(self) -> Asked | None:
+    def asked_form(self) -> AskedForm | None:
         """What is asked of the form of the answers, if anything is. Raises BadRequest."""
         if (params := self.structured_outputs) is None:
             return None
         if not isinstance(params, StructuredOutputsParams):
             raise BadRequest("structured_outputs takes StructuredOutputsParams(...).", "structured_outputs")
-        asked = Asked(params, "structured_outputs")
+        asked = AskedForm(params, "structured_outputs")
         asked.constraint()
         return asked
 

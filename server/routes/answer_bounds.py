@@ -9,13 +9,12 @@ from dataclasses import dataclass, field
 from fastapi import Response
 
 from engine_core.client.add_options import AddOptions
-from server.answers.finding import AnswerFormat
+from server.answers.answer_format import AnswerFormat
+from server.answers.answer_grammar import behind_thinking
 from server.errors import BadRequest
 from server.frontend.frontend import Frontend
-from server.grammars.after_reasoning import Markers, behind_thinking
-from server.grammars.building import Built
-from server.grammars.engine_grammar import as_grammar
-from server.grammars.structured_params import Asked
+from server.grammars.form_grammar import AnswerGrammar
+from server.grammars.structured_params import AskedForm
 from server.text.detokenizer import is_mark
 
 _ALIKE = (
@@ -34,43 +33,36 @@ class Form:
 
 async def form_of(
     frontend: Frontend,
-    asked: Asked,
+    asked: AskedForm,
     format: AnswerFormat | None = None,
     prompt: str = "",
     *,
-    calls: Built | None = None,
+    calls: AnswerGrammar | None = None,
 ) -> Form:
     """The form that was asked for. Raises the error that refuses it.
 
     `format` says how the model writes answers behind a conversation that ends in `prompt`: reasoning comes
     before what is bound, and if it may call tools, `calls` may take its place.
     """
-    built = await frontend.grammars.prove(asked)
+    built = await frontend.grammars.check(asked)
     if format is not None:
         built = _behind(built, format, prompt, calls)
     warnings = [f"{asked.field}: not enforced: {', '.join(built.ignored)}"] if built.ignored else []
-    return Form({"grammar": as_grammar(built)}, warnings)
+    return Form({"grammar": built.for_engine()}, warnings)
 
 
-def _behind(built: Built, format: AnswerFormat, prompt: str, calls: Built | None) -> Built:
+def _behind(
+    built: AnswerGrammar, format: AnswerFormat, prompt: str, calls: AnswerGrammar | None
+) -> AnswerGrammar:
     """The form behind reasoning, or calls in its place."""
-    thinking = format.thinking
-    if thinking is None and calls is None:
+    if format.thinking is None and calls is None:
         return built
     if calls is not None and _begin_alike(built, format.opener):
         raise BadRequest(_ALIKE, "tools")
-    markers = Markers(
-        opens=thinking.opens if thinking else (),
-        closes=thinking.closes if thinking else (),
-        tokens={mark: id for id, mark in format.marks.items()},
-        is_open=format.begins_thinking(prompt),
-        then=thinking.then if thinking else "",
-        answers=thinking.answers if thinking else "",
-    )
-    return behind_thinking(built, markers, calls)
+    return behind_thinking(built, format, calls, is_open=format.begins_thinking(prompt))
 
 
-def _begin_alike(built: Built, opener: str) -> bool:
+def _begin_alike(built: AnswerGrammar, opener: str) -> bool:
     """Whether an answer may begin with the one character that opens calls. The lexer does not go back."""
     if len(opener) != 1 or is_mark(opener):
         return False

@@ -8,9 +8,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from server.answers.free_text import FreeText
-from server.answers.parts import Arguments, CallBegun, CallEnded, Part, Reasoning, Text
-from server.answers.reader import AnswerReader
+from server.answers.answer_parts import AnswerPart, Arguments, CallBegun, CallEnded, Reasoning, Text
+from server.answers.answer_reader import AnswerReader, CustomToolInput
 from server.api.chat import ChatDelta, CustomDelta, FunctionDelta, ToolCallDelta
 from server.options.server_config import ReasoningField
 
@@ -32,7 +31,7 @@ class MessageReader:
     ) -> None:
         self.has_calls = False
         self._custom = custom_tools
-        self._free_text: FreeText | None = None
+        self._free_text: CustomToolInput | None = None
         """The input of the custom tool whose call is being read."""
         self._calls = 0
         self._reader = reader
@@ -63,7 +62,7 @@ class MessageReader:
             self.has_calls = True
         return delta
 
-    def _add(self, part: Part, delta: ChatDelta, calls: list[ToolCallDelta]) -> None:
+    def _add(self, part: AnswerPart, delta: ChatDelta, calls: list[ToolCallDelta]) -> None:
         match part:
             case Text(text):
                 delta.content = ("" if isinstance(delta.content, UnsetType) else delta.content) + text
@@ -90,7 +89,7 @@ class MessageReader:
     def _begin(self, index: int, name: str, id: str) -> ToolCallDelta:
         self._calls = index + 1
         if name in self._custom:
-            self._free_text = FreeText()
+            self._free_text = CustomToolInput()
             return ToolCallDelta(index=index, id=id, type="custom", custom=CustomDelta(name=name))
         return ToolCallDelta(index=index, id=id, type="function", function=FunctionDelta(name=name))
 

@@ -12,8 +12,8 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from engine_core.client.add_options import AddOptions
-from server.answers.finding import format_of
-from server.answers.thinking_budget import NO_REASONING, leaves_thinking_open, thinking_within
+from server.answers.answer_format import NO_REASONING
+from server.answers.format_detection import find_format
 from server.api.completions import (
     Completion,
     CompletionChoice,
@@ -76,7 +76,7 @@ def _budgets(
 ) -> tuple[list[AddOptions], list[str]]:
     """What the engine is told of the reasoning behind each prompt, or why there is no budget."""
     tokenizer, config = frontend_of(request).tokenizer, config_of(request)
-    format = format_of(tokenizer, config.tool_call_parser, config.reasoning_parser)
+    format = find_format(tokenizer, config.tool_call_parser, config.reasoning_parser)
     if format.thinking is None:
         return [], [NO_REASONING]
     if body.asked_form() is not None:
@@ -84,8 +84,8 @@ def _budgets(
     found: list[AddOptions] = []
     for prompt in prompts:
         text = tokenizer.decode(prompt.tokens, False) if prompt.text is None else prompt.text
-        is_open = leaves_thinking_open(format, text)
-        found.append({"thinking": thinking_within(tokenizer, format, body.thinking_budget, is_open=is_open)})
+        is_open = format.leaves_thinking_open(text)
+        found.append({"thinking": format.thinking_within(tokenizer, body.thinking_budget, is_open=is_open)})
     return found, []
 
 

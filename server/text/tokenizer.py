@@ -10,6 +10,7 @@ from typing import Any
 
 import tokenizers
 
+from engine_core.protocol import Spelling
 from server.errors import invalid
 from server.model_facts import Facts
 from server.text.chat_template import ChatTemplate
@@ -187,6 +188,15 @@ class Tokenizer:
 
     def token_bytes(self, id: int) -> bytes:
         return self._bytes[id]
+
+    def spelling(self, ends: Sequence[int], marks: Iterable[int] = ()) -> Spelling:
+        """How tokens are spelled, for an engine. `ends` end answers; `marks` are no text either."""
+        return Spelling(
+            tokens=[self.token_bytes(id) for id in range(self.largest_id + 1)],
+            special=sorted({*self.special_ids, *marks}),
+            ends=list(ends),
+            tokenizer=self.path,
+        )
 
     def token_text(self, id: int) -> str:
         """The text of one token on its own, special or not, with U+FFFD for bytes that are no character."""

@@ -27,11 +27,11 @@ sys.path.insert(0, str(ROOT))
 from engine_core.grammar.compiler import GrammarCompiler  # noqa: E402
 from engine_core.grammar.matcher import GrammarError, TokenMatcher  # noqa: E402
 from engine_core.protocol import Grammar, Spelling  # noqa: E402
+from server.answers.answer_reader import AnswerReader  # noqa: E402
 from server.answers.dialects import DIALECTS_BY_NAME  # noqa: E402
-from server.answers.reader import AnswerReader  # noqa: E402
 from server.errors import BadRequest  # noqa: E402
-from server.grammars.building import build  # noqa: E402
-from server.grammars.structured_params import Asked, StructuredOutputsParams  # noqa: E402
+from server.grammars.form_grammar import build_grammar  # noqa: E402
+from server.grammars.structured_params import AskedForm, StructuredOutputsParams  # noqa: E402
 from server.text.tokenizer_files import TokenizerFiles  # noqa: E402
 
 LONGEST = 96
@@ -124,8 +124,8 @@ def measure_schemas(compiler: GrammarCompiler, size: int, count: int) -> None:
         return found
 
     for _ in range(count):
-        asked = Asked(StructuredOutputsParams(json=random_schema(seed)), "schema")
-        built = timed("building and proving, ms", build, asked, {})
+        asked = AskedForm(StructuredOutputsParams(json=random_schema(seed)), "schema")
+        built = timed("building and checking, ms", build_grammar, asked, {})
         grammar = Grammar(built.kind, built.text)
         compiled = timed(
             "compiling and first mask, ms", lambda given: compiler.compile(given).result(), grammar
@@ -143,7 +143,7 @@ def measure_hostile(compiler: GrammarCompiler, size: int) -> None:
     for name, params in HOSTILE.items():
         begin = time.perf_counter()
         try:
-            built = build(Asked(params, "schema"), {})
+            built = build_grammar(AskedForm(params, "schema"), {})
             grammar = Grammar(built.kind, built.text)
             matcher = compiler.matcher(compiler.compile(grammar).result(), grammar)
             worst = max(follow(matcher, size, None, random.Random(1))[1])

@@ -24,19 +24,19 @@ from llguidance import LLMatcher, LLTokenizer  # noqa: E402
 
 from engine_core.grammar.llguidance_matcher import LIMITS, llguidance_grammar  # noqa: E402
 from server.errors import BadRequest  # noqa: E402
-from server.grammars.building import Built, build  # noqa: E402
-from server.grammars.structured_params import Asked, StructuredOutputsParams  # noqa: E402
+from server.grammars.form_grammar import AnswerGrammar, build_grammar  # noqa: E402
+from server.grammars.structured_params import AskedForm, StructuredOutputsParams  # noqa: E402
 
 
-def built(schema: Any, *, strict: bool) -> Built | None:
+def built(schema: Any, *, strict: bool) -> AnswerGrammar | None:
     params = StructuredOutputsParams(json=schema, disable_additional_properties=False)
     try:
-        return build(Asked(params, "schema", strict=strict), {})
+        return build_grammar(AskedForm(params, "schema", strict=strict), {})
     except BadRequest:
         return None
 
 
-def writes(grammar: Built, instance: object, tokenizer: LLTokenizer) -> bool:
+def writes(grammar: AnswerGrammar, instance: object, tokenizer: LLTokenizer) -> bool:
     """Whether the grammar allows this instance as an answer."""
     matcher = LLMatcher(tokenizer, llguidance_grammar(grammar.kind, grammar.text), limits=LIMITS, log_level=0)
     text = json.dumps(instance, ensure_ascii=False)

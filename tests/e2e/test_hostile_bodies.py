@@ -22,7 +22,7 @@ TOOL = b'{"type":"function","function":{"name":"f"}}'
 USUAL, MANY_TEXTS = 4_000_000, 16_000_000
 RUNAWAY = b"{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"
 
-HELPERS = (b"server.proving.prover_process", b"server.reading.helper_process")
+HELPERS = (b"server.grammar_checks.checker_process", b"server.reading.helper_process")
 """The modules of the processes that do work for the API's process."""
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from server.answers.parts import Arguments, CallBegun, CallEnded, Part, Reasoning, Text
-from server.answers.reader import AnswerReader
+from server.answers.answer_parts import AnswerPart, Arguments, CallBegun, CallEnded, Reasoning, Text
+from server.answers.answer_reader import AnswerReader
 
 TOOLS = {
     "get_weather": {
@@ -29,7 +29,7 @@ class Answer:
     calls: list[tuple[str, str]] = field(default_factory=list)
     ended: int = 0
 
-    def add(self, parts: list[Part]) -> None:
+    def add(self, parts: list[AnswerPart]) -> None:
         for part in parts:
             match part:
                 case Reasoning(text):

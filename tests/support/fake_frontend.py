@@ -26,13 +26,13 @@ from server.access.client_identity import ANYONE, Caller
 from server.access.keyring import Access
 from server.errors import ApiError, NotFound
 from server.frontend.text_output import Delta, TextOutput
-from server.grammars.building import Built
+from server.grammar_checks.checker_process import Question, Verdict, check
+from server.grammars.form_grammar import AnswerGrammar
 from server.http.server_status import Ready, Status
 from server.metrics.server_metrics import Metrics
 from server.model_facts import Facts
 from server.offload.refused import Refusal, Refused
 from server.options.server_config import ServerConfig
-from server.proving.prover_process import Proof, Question, prove
 from server.reading.helper import ReadBody, opened
 from server.reading.helper_messages import Answer
 from server.reading.helper_process import answer
@@ -134,7 +134,7 @@ class FakeFrontend:
         )
     )
     config: ServerConfig = field(default_factory=lambda: ServerConfig(engine=EngineConfig(model="org/tiny")))
-    proved: list[Question] = field(default_factory=list)
+    checked: list[Question] = field(default_factory=list)
     """What was asked of the form of answers."""
     read_elsewhere: list[str] = field(default_factory=list)
     """The name of the reading of each body that the helper was given."""
@@ -185,7 +185,7 @@ class FakeFrontend:
 
     @property
     def grammars(self) -> FakeGrammars:
-        return FakeGrammars(self.proved)
+        return FakeGrammars(self.checked)
 
     @property
     def helper(self) -> FakeHelper:
@@ -326,18 +326,18 @@ class FakeFrontend:
 
 
 class FakeGrammars:
-    """Proves grammars in this process, by what the real one sends and receives."""
+    """Checks grammars in this process, by what the real one sends and receives."""
 
-    def __init__(self, proved: list[Question]) -> None:
-        self._proved = proved
+    def __init__(self, checked: list[Question]) -> None:
+        self._checked = checked
 
-    async def prove(self, asked: Question) -> Built:
-        self._proved.append(asked)
+    async def check(self, asked: Question) -> AnswerGrammar:
+        self._checked.append(asked)
         sent = msgspec.msgpack.decode(msgspec.msgpack.encode(asked), type=Question)
-        proof = msgspec.msgpack.decode(msgspec.msgpack.encode(prove(sent, {})), type=Proof)
-        if isinstance(proof, Refused):
-            raise Refusal(proof)
-        return proof
+        verdict = msgspec.msgpack.decode(msgspec.msgpack.encode(check(sent, {})), type=Verdict)
+        if isinstance(verdict, Refused):
+            raise Refusal(verdict)
+        return verdict
 
 
 class FakeHelper:

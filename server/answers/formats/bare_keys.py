@@ -6,11 +6,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from server.answers.calls import MAX_NAME, Calls
-from server.answers.source import SPACE, Literals, Reading
-from server.answers.writing.arguments import Member, in_order, members_of, raw_string
-from server.answers.writing.values import write_value
-from server.grammars.tool_grammar import Lark, ToolForm
+from server.answers.formats.arguments import Member, in_order, raw_string, write_members
+from server.answers.formats.call_format import ANY_NAME, MAX_NAME, CallGrammar, ParsedCalls, ToolForm
+from server.answers.unread_text import SPACE, Literals, Parse
 
 CALL = "call:"
 """What stands between the opener and the name."""
@@ -29,63 +27,60 @@ class BareKeys:
     def holds_several(self, opener: str) -> bool:
         return False
 
-    def write(self, lark: Lark, tools: Sequence[ToolForm], opener: str, several: bool) -> str:
+    def write(self, lark: CallGrammar, tools: Sequence[ToolForm], opener: str, several: bool) -> str:
         calls = (
             lark.sequence(lark.literal(CALL + tool.name), self._write_arguments(lark, tool)) for tool in tools
         )
         return lark.sequence(lark.one_of(calls), lark.literal(self.closes[0]))
 
-    def _write_arguments(self, lark: Lark, tool: ToolForm) -> str:
-        members = members_of(lark, tool, tool.schema)
-        if members is None:
-            return self._any_object(lark)
-        written = [(each, write_value(self, lark, tool, each.schema, each.name)) for each in members]
-        return self.write_object(lark, written, "")
+    def _write_arguments(self, lark: CallGrammar, tool: ToolForm) -> str:
+        members = write_members(self, lark, tool, tool.schema)
+        return self._any_object(lark) if members is None else self.write_object(lark, members, "")
 
-    def write_string(self, lark: Lark, tool: ToolForm, schema: object, name: str) -> str:
+    def write_string(self, lark: CallGrammar, tool: ToolForm, schema: object, name: str) -> str:
         return lark.sequence(lark.literal(self.quote), raw_string(lark, tool, schema, self.quote))
 
-    def write_object(self, lark: Lark, members: list[tuple[Member, str]], name: str) -> str:
+    def write_object(self, lark: CallGrammar, members: list[tuple[Member, str]], name: str) -> str:
         pairs = (
             (lark.sequence(lark.literal(member.name + ":"), value), member.required)
             for member, value in members
         )
-        return lark.sequence('"{"', in_order(lark, pairs, '","'), '"}"')
+        return lark.sequence('"{"', in_order(lark, pairs, COMMA), '"}"')
 
-    def write_array(self, lark: Lark, item: str, name: str) -> str:
+    def write_array(self, lark: CallGrammar, item: str, name: str) -> str:
         return lark.sequence('"["', f"({lark.many(item, COMMA)})?", '"]"')
 
-    def write_other(self, lark: Lark, json: str, name: str) -> str:
+    def write_other(self, lark: CallGrammar, json: str, name: str) -> str:
         return json
 
-    def write_any(self, lark: Lark, name: str) -> str:
-        string = lark.sequence(lark.literal(self.quote), lark.raw(self.quote))
-        scalar = lark.json({"type": ["number", "boolean", "null"]})
-        return lark.one_of((string, scalar, self._any_object(lark)))
+    def write_any(self, lark: CallGrammar, name: str) -> str:
+        return lark.one_of((self._any_scalar(lark), self._any_object(lark)))
 
-    def _any_object(self, lark: Lark) -> str:
-        """An object of strings, numbers and the like."""
+    def _any_scalar(self, lark: CallGrammar) -> str:
         string = lark.sequence(lark.literal(self.quote), lark.raw(self.quote))
-        value = lark.one_of((string, lark.json({"type": ["number", "boolean", "null"]})))
-        pair = lark.sequence("/[A-Za-z_][A-Za-z0-9_]{0,63}:/", value)
+        return lark.one_of((string, lark.json_of({"type": ["number", "boolean", "null"]})))
+
+    def _any_object(self, lark: CallGrammar) -> str:
+        """An object of strings, numbers and the like."""
+        pair = lark.sequence(f"/{ANY_NAME}:/", self._any_scalar(lark))
         return lark.sequence('"{"', f"({lark.many(pair, COMMA)})?", '"}"')
 
-    def read(self, calls: Calls, opener: str) -> Reading[None]:
-        source = calls.source
-        if not (yield from source.expect(CALL)):
+    def read(self, calls: ParsedCalls, opener: str) -> Parse[None]:
+        unread = calls.unread
+        if not (yield from unread.expect(CALL)):
             return
-        found = yield from source.read_until(Literals(["{"]), MAX_NAME)
+        found = yield from unread.read_until(Literals(["{"]), MAX_NAME)
         if found is None or not calls.begin(found[0].strip(SPACE)):
             return
-        source.give_back("{")
+        unread.give_back("{")
         if (yield from self._read_value(calls, 0)):
             calls.end()
-            yield from source.expect(*self.closes)
+            yield from unread.expect(*self.closes)
 
-    def _read_value(self, calls: Calls, depth: int) -> Reading[bool]:
+    def _read_value(self, calls: ParsedCalls, depth: int) -> Parse[bool]:
         """Pass a value on as JSON; False if the answer ends in it, or it is too deep."""
-        source = calls.source
-        match (yield from source.expect(self.quote, "{", "[")):
+        unread = calls.unread
+        match (yield from unread.expect(self.quote, "{", "[")):
             case "{":
                 return depth < _MOST_DEPTH and (yield from self._read_members(calls, depth, "{", "}"))
             case "[":
@@ -93,41 +88,41 @@ class BareKeys:
             case None:
                 return (yield from self._read_scalar(calls))
             case _:
-                calls.argue('"')
-                end = yield from source.pass_until(Literals([self.quote]), calls.argue_string, in_markup=True)
-                calls.argue('"' if end else "")
+                calls.add_arguments('"')
+                end = yield from unread.pass_until(Literals([self.quote]), calls.add_string, in_markup=True)
+                calls.add_arguments('"' if end else "")
                 return end is not None
 
-    def _read_members(self, calls: Calls, depth: int, opens: str, closes: str) -> Reading[bool]:
+    def _read_members(self, calls: ParsedCalls, depth: int, opens: str, closes: str) -> Parse[bool]:
         """Pass the members of an object or the elements of a list on."""
-        source = calls.source
-        calls.argue(opens)
+        unread = calls.unread
+        calls.add_arguments(opens)
         count = 0
-        while not (yield from source.expect(closes)):
-            if source.ended and not source.text.strip():
+        while not (yield from unread.expect(closes)):
+            if unread.ended and not unread.text.strip():
                 return False
             if count:
-                yield from source.expect(",")
-                calls.argue(", ")
+                yield from unread.expect(",")
+                calls.add_arguments(", ")
             count += 1
             if opens == "{":
-                key = yield from source.read_until(Literals([":"]), MAX_NAME)
+                key = yield from unread.read_until(Literals([":"]), MAX_NAME)
                 if key is None:
                     return False
-                calls.argue(json.dumps(key[0].strip(SPACE).replace(self.quote, "")) + ": ")
+                calls.add_arguments(json.dumps(key[0].strip(SPACE).replace(self.quote, "")) + ": ")
             if not (yield from self._read_value(calls, depth + 1)):
                 return False
-        calls.argue(closes)
+        calls.add_arguments(closes)
         return True
 
-    def _read_scalar(self, calls: Calls) -> Reading[bool]:
-        found = yield from calls.source.read_until(_SCALAR_ENDS, MAX_NAME)
+    def _read_scalar(self, calls: ParsedCalls) -> Parse[bool]:
+        found = yield from calls.unread.read_until(_SCALAR_ENDS, MAX_NAME)
         if found is None:
             return False
-        calls.source.give_back(found[1])
+        calls.unread.give_back(found[1])
         text = found[0].strip(SPACE)
         try:
-            calls.argue(json.dumps(json.loads(text)))
+            calls.add_arguments(json.dumps(json.loads(text)))
         except (ValueError, RecursionError):
-            calls.argue(json.dumps(text, ensure_ascii=False))
+            calls.add_value(text)
         return bool(text)

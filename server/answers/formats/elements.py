@@ -11,13 +11,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from server.answers.calls import MAX_NAME, MAX_VALUE, Calls
-from server.answers.formats.schema_types import child_of, takes_strings_only, typed_value, types_in
-from server.answers.source import SPACE as SPACES
-from server.answers.source import Literals, Reading
-from server.answers.writing.arguments import Member, in_order, members_of, raw_string
-from server.answers.writing.values import write_value
-from server.grammars.tool_grammar import SPACE, Lark, ToolForm
+from server.answers.formats.arguments import (
+    Member,
+    child_of,
+    in_order,
+    raw_string,
+    typed_value,
+    types_in,
+    write_members,
+)
+from server.answers.formats.call_format import MAX_NAME, SPACE, CallGrammar, ParsedCalls, ToolForm
+from server.answers.unread_text import MAX_VALUE, Literals, Parse
+from server.answers.unread_text import SPACE as SPACES
 
 ITEM = "item"
 _MOST_DEPTH = 32
@@ -37,105 +42,105 @@ class Elements:
     def holds_several(self, opener: str) -> bool:
         return True
 
-    def write(self, lark: Lark, tools: Sequence[ToolForm], opener: str, several: bool) -> str:
+    def write(self, lark: CallGrammar, tools: Sequence[ToolForm], opener: str, several: bool) -> str:
         one = lark.one_of(self._write_one(lark, tool) for tool in tools)
         if several:
             one = lark.many(one, SPACE)
         return lark.sequence(SPACE, one, SPACE, lark.literal(self.closes))
 
-    def _write_one(self, lark: Lark, tool: ToolForm) -> str:
+    def _write_one(self, lark: CallGrammar, tool: ToolForm) -> str:
         name = lark.literal(self.name_opens + tool.name + self.name_ends)
-        members = members_of(lark, tool, tool.schema)
+        members = write_members(self, lark, tool, tool.schema)
         if members is None:
             return lark.sequence(name, lark.raw(self.ends))
-        written = [(each, write_value(self, lark, tool, each.schema, each.name)) for each in members]
-        return lark.sequence(name, self._write_members(lark, written), SPACE, lark.literal(self.ends))
+        return lark.sequence(name, self._write_members(lark, members), SPACE, lark.literal(self.ends))
 
-    def _write_members(self, lark: Lark, members: list[tuple[Member, str]]) -> str:
+    def _write_members(self, lark: CallGrammar, members: list[tuple[Member, str]]) -> str:
         elements = (
             (lark.sequence(SPACE, lark.literal(f"{self.mark}<{member.name}>"), value), member.required)
             for member, value in members
         )
         return in_order(lark, elements, "")
 
-    def write_string(self, lark: Lark, tool: ToolForm, schema: object, name: str) -> str:
+    def write_string(self, lark: CallGrammar, tool: ToolForm, schema: object, name: str) -> str:
         return lark.sequence(raw_string(lark, tool, schema, self.mark), lark.literal(f"</{name}>"))
 
-    def write_object(self, lark: Lark, members: list[tuple[Member, str]], name: str) -> str:
+    def write_object(self, lark: CallGrammar, members: list[tuple[Member, str]], name: str) -> str:
         return lark.sequence(self._write_members(lark, members), SPACE, lark.literal(self._end_of(name)))
 
-    def write_array(self, lark: Lark, item: str, name: str) -> str:
+    def write_array(self, lark: CallGrammar, item: str, name: str) -> str:
         one = lark.sequence(SPACE, lark.literal(f"{self.mark}<{ITEM}>"), item)
         return lark.sequence(f"({one})*", SPACE, lark.literal(self._end_of(name)))
 
-    def write_other(self, lark: Lark, json: str, name: str) -> str:
+    def write_other(self, lark: CallGrammar, json: str, name: str) -> str:
         return lark.sequence(json, lark.literal(self._end_of(name)))
 
-    def write_any(self, lark: Lark, name: str) -> str:
+    def write_any(self, lark: CallGrammar, name: str) -> str:
         return lark.sequence(lark.raw(self.mark), lark.literal(f"</{name}>"))
 
-    def read(self, calls: Calls, opener: str) -> Reading[None]:
-        source = calls.source
+    def read(self, calls: ParsedCalls, opener: str) -> Parse[None]:
+        unread = calls.unread
         while (yield from self._read_one(calls)):
-            source.remember()
-            if (yield from source.expect(self.name_opens, self.closes)) != self.name_opens:
+            unread.remember()
+            if (yield from unread.expect(self.name_opens, self.closes)) != self.name_opens:
                 break
-            source.give_back(self.name_opens)
+            unread.give_back(self.name_opens)
 
-    def _read_one(self, calls: Calls) -> Reading[bool]:
-        source = calls.source
-        if not (yield from source.expect(self.name_opens)):
+    def _read_one(self, calls: ParsedCalls) -> Parse[bool]:
+        unread = calls.unread
+        if not (yield from unread.expect(self.name_opens)):
             return False
-        found = yield from source.read_until(Literals((self.name_ends,)), MAX_NAME)
+        found = yield from unread.read_until(Literals((self.name_ends,)), MAX_NAME)
         if found is None or not calls.begin(found[0].strip(SPACES)):
             return False
-        calls.argue("{")
+        calls.add_arguments("{")
         count = 0
-        while (taken := (yield from source.expect(self.ends, self.mark + "<"))) == self.mark + "<":
-            calls.argue(", " if count else "")
+        while (taken := (yield from unread.expect(self.ends, self.mark + "<"))) == self.mark + "<":
+            calls.add_arguments(", " if count else "")
             count += 1
             if not (yield from self._read_argument(calls)):
                 return False
         if taken is None:
             return False
-        calls.argue("}")
+        calls.add_arguments("}")
         calls.end()
         return True
 
-    def _read_argument(self, calls: Calls) -> Reading[bool]:
+    def _read_argument(self, calls: ParsedCalls) -> Parse[bool]:
         """Read an element of the call and pass it on; False if the answer ends in it."""
-        found = yield from calls.source.read_until(Literals((">",)), MAX_NAME)
+        found = yield from calls.unread.read_until(Literals((">",)), MAX_NAME)
         if found is None:
             return False
         name = found[0].strip(SPACES)
-        calls.argue(json.dumps(name, ensure_ascii=False) + ": ")
-        if takes_strings_only(calls.schema, name):
-            calls.argue('"')
+        calls.add_arguments(json.dumps(name, ensure_ascii=False) + ": ")
+        described = child_of(calls.schema, name, calls.schema)
+        if types_in(described, calls.schema) == {"string"}:
+            calls.add_arguments('"')
             ends = Literals((self._end_of(name),))
-            end = yield from calls.source.pass_until(ends, calls.argue_string, in_markup=True)
-            calls.argue('"' if end else "")
+            end = yield from calls.unread.pass_until(ends, calls.add_string, in_markup=True)
+            calls.add_arguments('"' if end else "")
             return end is not None
-        value = yield from self._read_value(calls, name, child_of(calls.schema, name, calls.schema), 0)
+        value = yield from self._read_value(calls, name, described, 0)
         if value is not None:
-            calls.argue(json.dumps(value[0], ensure_ascii=False))
+            calls.add_value(value[0])
         return value is not None
 
     def _read_value(
-        self, calls: Calls, name: str, described: object, depth: int
-    ) -> Reading[tuple[Any] | None]:
+        self, calls: ParsedCalls, name: str, described: object, depth: int
+    ) -> Parse[tuple[Any] | None]:
         """Take what an element holds, and its end; None if the answer ends in it, or it is too deep."""
-        source, end, begin = calls.source, self._end_of(name), self.mark + "<"
+        unread, end, begin = calls.unread, self._end_of(name), self.mark + "<"
         types = types_in(described, calls.schema)
-        found = None if types == {"string"} else (yield from source.expect(end, begin))
+        found = None if types == {"string"} else (yield from unread.expect(end, begin))
         if found is None:
-            read = yield from source.read_until(Literals((end,)), MAX_VALUE)
+            read = yield from unread.read_until(Literals((end,)), MAX_VALUE)
             if read is None:
                 return None
             text = calls.as_written(read[0])
             return (text if types == {"string"} else typed_value(described, calls.schema, text),)
         children: list[tuple[str, Any]] = []
         while found == begin:
-            child = yield from source.read_until(Literals((">",)), MAX_NAME)
+            child = yield from unread.read_until(Literals((">",)), MAX_NAME)
             if child is None or depth == _MOST_DEPTH:
                 return None
             key = child[0].strip(SPACES)
@@ -143,7 +148,7 @@ class Elements:
             if value is None:
                 return None
             children.append((key, value[0]))
-            found = yield from source.expect(end, begin)
+            found = yield from unread.expect(end, begin)
         if found is None:
             return None
         if not children and "string" in types:

@@ -6,9 +6,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from server.answers.calls import Calls, pass_json, read_string
-from server.answers.source import Reading
-from server.grammars.tool_grammar import SPACE, Lark, ToolForm
+from server.answers.formats.call_format import SPACE, CallGrammar, ParsedCalls, ToolForm
+from server.answers.unread_text import Parse, pass_json, read_string
 
 _NAMES = ("name", "tool_name", "function")
 _ARGUMENTS = ("arguments", "parameters")
@@ -34,7 +33,7 @@ class JsonObject:
     def holds_several(self, opener: str) -> bool:
         return self.array or (bool(self.again) and opener not in self.again)
 
-    def write(self, lark: Lark, tools: Sequence[ToolForm], opener: str, several: bool) -> str:
+    def write(self, lark: CallGrammar, tools: Sequence[ToolForm], opener: str, several: bool) -> str:
         one = lark.one_of(self._write_one(lark, tool, opener) for tool in tools)
         if self.array:
             one = lark.many(one, '", "') if several else one
@@ -42,83 +41,75 @@ class JsonObject:
         elif several and self.holds_several(opener):
             another = lark.one_of(self._write_one(lark, tool, "") for tool in tools)
             one = lark.sequence(one, f"({lark.literal(self.again[0] + ' ')} {another})*")
-        ends = (SPACE, lark.literal(self.closes[0])) if self.closes else ()
         before = "" if opener[-1:] in ("{", "[") else SPACE
-        return lark.sequence(before, one, *ends)
+        return lark.sequence(before, one, lark.behind_space(self.closes))
 
-    def _write_one(self, lark: Lark, tool: ToolForm, opener: str) -> str:
-        arguments, name = lark.json(tool.schema, strict=tool.strict), json.dumps(tool.name)
+    def _write_one(self, lark: CallGrammar, tool: ToolForm, opener: str) -> str:
+        arguments, name = lark.json_of(tool.schema, strict=tool.strict), json.dumps(tool.name)
         begin = "" if opener.endswith("{") else "{"
         if self.name_is_key:
             return lark.sequence(lark.literal(f"{begin}{name}: "), arguments, '"}"')
         name_key, arguments_key = self.keys
         rest = lark.literal(f'"{name_key}": {name}, "{arguments_key}": ')
-        number = (
-            (lark.literal(f'{begin}"{self.numbered_by}": "'), "/[0-9]{1,3}/", '"\\", "')
-            if self.numbered_by
-            else ()
-        )
-        start = number or ((lark.literal(begin),) if begin else ())
+        start = (lark.literal(begin),)
+        if self.numbered_by:
+            start = lark.literal(f'{begin}"{self.numbered_by}": "'), "/[0-9]{1,3}/", '"\\", "'
         return lark.sequence(*start, rest, arguments, '"}"')
 
-    def read(self, calls: Calls, opener: str) -> Reading[None]:
-        source = calls.source
+    def read(self, calls: ParsedCalls, opener: str) -> Parse[None]:
+        unread = calls.unread
         if opener[-1:] in ("{", "["):
-            source.give_back(opener[-1])
-        in_array = self.array and bool((yield from source.expect("[")))
+            unread.give_back(opener[-1])
+        in_array = self.array and bool((yield from unread.expect("[")))
+        again, end = ((",",), ("]",)) if in_array else (self.again, ())
         while (yield from _Object(calls, name_is_key=self.name_is_key).read()):
-            source.remember()
-            if not (yield from self._goes_on(calls, in_array=in_array)):
+            unread.remember()
+            if (yield from unread.expect(*again, *end)) not in again:
                 break
-        if calls.count and self.closes:
-            yield from source.expect(*self.closes)
+        if calls.count:
+            yield from unread.expect(*self.closes)
 
-    def _goes_on(self, calls: Calls, *, in_array: bool) -> Reading[bool]:
-        """Whether another object follows. What separates it is taken."""
-        source = calls.source
-        if in_array:
-            return (yield from source.expect(",", "]")) == ","
-        if not self.again:
-            return False
-        return bool((yield from source.expect(*self.again)))
+
+_SCALAR = "0123456789.+-eEtrufalsn"
+"""The characters of numbers, booleans and null."""
 
 
 class _Object:
     """One object, whose fields come in any order. Arguments pass as they come once the name is known."""
 
-    def __init__(self, calls: Calls, *, name_is_key: bool) -> None:
+    def __init__(self, calls: ParsedCalls, *, name_is_key: bool) -> None:
         self._name_is_key = name_is_key
         self._calls = calls
-        self._source = calls.source
+        self._unread = calls.unread
         self._name: str | None = None
         self._id = ""
         self._held: list[str] | None = None
         self._begun = self._argued = False
 
-    def read(self) -> Reading[bool]:
+    def read(self) -> Parse[bool]:
         """Read the object; False if it is none, names no tool, or the answer ends in it."""
-        if not (yield from self._source.expect("{")):
+        if not (yield from self._unread.expect("{")):
             return False
         while True:
-            key = yield from read_string(self._source)
-            if key is None or not (yield from self._source.expect(":")):
+            key = yield from read_string(self._unread)
+            if key is None or not (yield from self._unread.expect(":")):
                 return False
             if not (yield from self._read_field(key)):
                 return False
-            match (yield from self._source.expect(",", "}")):
+            match (yield from self._unread.expect(",", "}")):
                 case "}":
                     return self._end()
                 case None:
                     return False
 
-    def _read_field(self, key: str) -> Reading[bool]:
+    def _read_field(self, key: str) -> Parse[bool]:
         if self._name_is_key and self._name is None:
             self._name = key
             return (yield from self._read_arguments())
         if key in _ARGUMENTS:
             return (yield from self._read_arguments())
-        if (yield from self._source.peek()) == '"':
-            value = yield from read_string(self._source)
+        if (yield from self._unread.peek()) == '"':
+            value = yield from read_string(self._unread)
             if key in _NAMES:
                 self._name = value
             elif key in _IDS:
@@ -126,27 +117,25 @@ class _Object:
             return value is not None
         return (yield from self._skip_value())
 
-    def _read_arguments(self) -> Reading[bool]:
+    def _read_arguments(self) -> Parse[bool]:
         if self._name is None:
             self._held = []
             emit = self._held.append
         elif not self._begin():
             return False
         else:
-            emit = self._calls.argue
+            emit = self._calls.add_arguments
         self._argued = True
-        if (yield from self._source.peek()) != '"':
-            return (yield from pass_json(self._source, emit))
-        text = yield from read_string(self._source)  # JSON within JSON
+        if (yield from self._unread.peek()) != '"':
+            return (yield from pass_json(self._unread, emit))
+        text = yield from read_string(self._unread)  # JSON within JSON
         emit(text or "")
         return text is not None
 
-    def _skip_value(self) -> Reading[bool]:
-        if (yield from self._source.peek()) in ("{", "["):
-            return (yield from pass_json(self._source, lambda _: None))
-        while self._source.text.lstrip("0123456789.+-eEtrufalsn") == "" and not self._source.ended:
-            yield
-        self._source.take(len(self._source.text) - len(self._source.text.lstrip("0123456789.+-eEtrufalsn")))
+    def _skip_value(self) -> Parse[bool]:
+        if (yield from self._unread.peek()) in ("{", "["):
+            return (yield from pass_json(self._unread, lambda _: None))
+        yield from self._unread.peek(skip=_SCALAR)
         return True
 
     def _begin(self) -> bool:
@@ -157,8 +146,8 @@ class _Object:
         if not self._begun and not self._begin():
             return False
         for piece in self._held or ():
-            self._calls.argue(piece)
+            self._calls.add_arguments(piece)
         if not self._argued:
-            self._calls.argue("{}")
+            self._calls.add_arguments("{}")
         self._calls.end()
         return True

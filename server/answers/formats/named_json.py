@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from server.answers.calls import MAX_NAME, Calls, pass_json
-from server.answers.source import Literals, Reading
-from server.grammars.tool_grammar import SPACE, Lark, ToolForm
+from server.answers.formats.call_format import (
+    MAX_NAME,
+    SPACE,
+    CallFormat,
+    CallGrammar,
+    ParsedCalls,
+    ToolForm,
+)
+from server.answers.unread_text import Literals, Parse, pass_json
+from server.text.detokenizer import is_mark
+
+_RECIPIENT = re.compile(r"to=functions\.([^\s<]+)")
+"""The recipient in the header of a message of gpt-oss, where special tokens are written out."""
 
 
 def plain(name: str) -> tuple[str, str]:
@@ -45,49 +56,116 @@ class NamedJson:
     def holds_several(self, opener: str) -> bool:
         return bool(self.again) and opener not in self.again
 
-    def write(self, lark: Lark, tools: Sequence[ToolForm], opener: str, several: bool) -> str:
+    def write(self, lark: CallGrammar, tools: Sequence[ToolForm], opener: str, several: bool) -> str:
         one = lark.one_of(self._write_one(lark, tool) for tool in tools)
         another = ""
         if several and self.holds_several(opener):
             another = f"({lark.sequence(SPACE, lark.literal(self.again[0]), one)})*"
-        ends = (SPACE, lark.literal(self.closes[0])) if self.closes else ()
-        return lark.sequence(lark.literal(self.begins), one, another, *ends)
+        return lark.sequence(lark.literal(self.begins), one, another, lark.behind_space(self.closes))
 
-    def _write_one(self, lark: Lark, tool: ToolForm) -> str:
+    def _write_one(self, lark: CallGrammar, tool: ToolForm) -> str:
         before, number = self.name_form
-        header = [lark.literal(before + tool.name + number), "/[0-9]{1,4}/" if number else ""]
-        if self.name_ends:
-            header.append(lark.literal(self.name_ends[0]))
-        ends = (SPACE, lark.literal(self.ends[0])) if self.ends else ()
-        return lark.sequence(*header, lark.json(tool.schema, strict=tool.strict), *ends)
+        return lark.sequence(
+            lark.literal(before + tool.name + number),
+            "/[0-9]{1,4}/" if number else "",
+            lark.literal("".join(self.name_ends[:1])),
+            lark.json_of(tool.schema, strict=tool.strict),
+            lark.behind_space(self.ends),
+        )
 
-    def read(self, calls: Calls, opener: str) -> Reading[None]:
-        source = calls.source
-        if self.begins and not (yield from source.expect(self.begins)):
+    def read(self, calls: ParsedCalls, opener: str) -> Parse[None]:
+        unread = calls.unread
+        if self.begins and not (yield from unread.expect(self.begins)):
             return
         while (yield from self._read_one(calls)):
-            if self.ends:
-                yield from source.expect(*self.ends)
-            source.remember()
-            if not self.again or not (yield from source.expect(*self.again)):
+            yield from unread.expect(*self.ends)
+            unread.remember()
+            if not (yield from unread.expect(*self.again)):
                 break
-        if self.closes and calls.count:
-            yield from source.expect(*self.closes)
+        if calls.count:
+            yield from unread.expect(*self.closes)
 
-    def _read_one(self, calls: Calls) -> Reading[bool]:
+    def _read_one(self, calls: ParsedCalls) -> Parse[bool]:
         """Read a call; False if there is none, or the answer ends in it."""
-        source = calls.source
-        found = yield from source.read_until(Literals((*self.name_ends, "{")), MAX_NAME)
+        unread = calls.unread
+        found = yield from unread.read_until(Literals((*self.name_ends, "{")), MAX_NAME)
         if found is None:
             return False
         header, end = found
         if end == "{":
-            source.give_back(end)
-        elif (yield from source.peek()) != "{":
+            unread.give_back(end)
+        elif (yield from unread.peek()) != "{":
             return False
         if not calls.begin(*self.split(calls.as_written(header).strip())):
             return False
-        if not (yield from pass_json(source, calls.argue)):
+        if not (yield from pass_json(unread, calls.add_arguments)):
             return False
         calls.end()
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """Calls as messages to a function, in a channel of gpt-oss: `<|channel|>commentary to=functions.f ...`.
+
+    One message is one call. Its header has the recipient before or behind the channel's name.
+    """
+
+    header_ends: str
+    """What stands between the header and the arguments."""
+    constrains: str
+    """What a header says of the form of the arguments."""
+    ends: tuple[str, ...]
+    """What ends the message."""
+
+    def holds_several(self, opener: str) -> bool:
+        return False
+
+    def write(self, lark: CallGrammar, tools: Sequence[ToolForm], opener: str, several: bool) -> str:
+        recipient = "functions." if opener.endswith("to=") else ""
+        calls = (
+            lark.sequence(
+                lark.literal(recipient + tool.name + self.constrains + self.header_ends),
+                lark.json_of(tool.schema, strict=tool.strict),
+            )
+            for tool in tools
+        )
+        return lark.one_of(calls)
+
+    def read(self, calls: ParsedCalls, opener: str) -> Parse[None]:
+        unread = calls.unread
+        found = yield from unread.read_until(Literals((self.header_ends,)), MAX_NAME)
+        if found is None:
+            return
+        recipient = _RECIPIENT.search(calls.as_written(opener + found[0]))
+        if recipient is None or not calls.begin(recipient.group(1)):
+            return
+        if (yield from pass_json(unread, calls.add_arguments)):
+            calls.end()
+            yield from unread.expect(*self.ends)
+
+
+@dataclass(frozen=True, slots=True)
+class EitherFormat:
+    """Calls that a family writes in one of two ways, told apart by their first character."""
+
+    first: str
+    """The first character of what `format` reads."""
+    format: CallFormat
+    other: CallFormat
+    other_by: str = ""
+    """The special token of vocabularies whose models write as `other` reads."""
+
+    def _written(self) -> CallFormat:
+        """The way in which a model writes whose tokens are known: the one that needs the most of them."""
+        return self.other if self.other_by and is_mark(self.other_by) else self.format
+
+    def holds_several(self, opener: str) -> bool:
+        return self._written().holds_several(opener)
+
+    def write(self, lark: CallGrammar, tools: Sequence[ToolForm], opener: str, several: bool) -> str:
+        return self._written().write(lark, tools, opener, several)
+
+    def read(self, calls: ParsedCalls, opener: str) -> Parse[None]:
+        next_char = yield from calls.unread.peek()
+        yield from (self.format if next_char == self.first else self.other).read(calls, opener)

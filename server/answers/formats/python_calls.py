@@ -7,12 +7,17 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from server.answers.calls import MAX_NAME, MAX_VALUE, Calls
-from server.answers.formats.schema_types import types_in
-from server.answers.source import SPACE as SPACES
-from server.answers.source import Literals, Reading, Source
-from server.answers.writing.arguments import Member, in_order, json_argument, members_of
-from server.grammars.tool_grammar import SPACE, Lark, ToolForm
+from server.answers.formats.arguments import Member, in_order, json_argument, members_of, types_in
+from server.answers.formats.call_format import (
+    ANY_NAME,
+    MAX_NAME,
+    SPACE,
+    CallGrammar,
+    ParsedCalls,
+    ToolForm,
+)
+from server.answers.unread_text import MAX_VALUE, Literals, Parse, UnreadText
+from server.answers.unread_text import SPACE as SPACES
 
 _OPEN, _CLOSE = "([{", ")]}"
 
@@ -27,41 +32,41 @@ class PythonCalls:
     def holds_several(self, opener: str) -> bool:
         return True
 
-    def write(self, lark: Lark, tools: Sequence[ToolForm], opener: str, several: bool) -> str:
+    def write(self, lark: CallGrammar, tools: Sequence[ToolForm], opener: str, several: bool) -> str:
         one = lark.one_of(_write_call(lark, tool) for tool in tools)
         if several:
             one = lark.many(one, '", "' if self.in_list else '"\\n"')
         begin = '"["' if self.in_list and not opener.endswith("[") else ""
         end = '"]"' if self.in_list else ""
-        closes = (SPACE, lark.literal(self.closes[0])) if self.closes else ()
-        return lark.sequence("" if self.in_list else SPACE, begin, one, end, *closes)
+        closes = lark.behind_space(self.closes)
+        return lark.sequence("" if self.in_list else SPACE, begin, one, end, closes)
 
-    def read(self, calls: Calls, opener: str) -> Reading[None]:
-        source = calls.source
-        if self.in_list and not opener.endswith("[") and not (yield from source.expect("[")):
+    def read(self, calls: ParsedCalls, opener: str) -> Parse[None]:
+        unread = calls.unread
+        if self.in_list and not opener.endswith("[") and not (yield from unread.expect("[")):
             return
         while (yield from _read_call(calls)):
-            source.remember()
+            unread.remember()
             if self.in_list:
-                if (yield from source.expect(",", "]")) != ",":
+                if (yield from unread.expect(",", "]")) != ",":
                     break
-            elif (yield from source.peek()) in ("", "<"):
+            elif (yield from unread.peek()) in ("", "<"):
                 break
-        if calls.count and self.closes:
-            yield from source.expect(*self.closes)
+        if calls.count:
+            yield from unread.expect(*self.closes)
 
 
-def _write_call(lark: Lark, tool: ToolForm) -> str:
+def _write_call(lark: CallGrammar, tool: ToolForm) -> str:
     members = members_of(lark, tool, tool.schema)
     if members is None:
-        value = lark.sequence("/[A-Za-z_][A-Za-z0-9_]{0,63}=/", lark.json({}))
+        value = lark.sequence(f"/{ANY_NAME}=/", lark.json_of({}))
         arguments = f'({value} (", " {value})*)?'
     else:
         arguments = in_order(lark, (_write_argument(lark, tool, each) for each in members), '", "')
     return lark.sequence(lark.literal(tool.name + "("), arguments, '")"')
 
 
-def _write_argument(lark: Lark, tool: ToolForm, member: Member) -> tuple[str, bool]:
+def _write_argument(lark: CallGrammar, tool: ToolForm, member: Member) -> tuple[str, bool]:
     value = json_argument(lark, tool, member.schema)
     types = types_in(member.schema, tool.schema)
     if types == {"boolean"}:
@@ -69,39 +74,39 @@ def _write_argument(lark: Lark, tool: ToolForm, member: Member) -> tuple[str, bo
     return lark.sequence(lark.literal(member.name + "="), value), member.required
 
 
-def _read_call(calls: Calls) -> Reading[bool]:
+def _read_call(calls: ParsedCalls) -> Parse[bool]:
     """Read one call; False if there is none, or the answer ends in it."""
-    source = calls.source
-    found = yield from source.read_until(Literals(["("]), MAX_NAME)
+    unread = calls.unread
+    found = yield from unread.read_until(Literals(["("]), MAX_NAME)
     if found is None or not calls.begin(found[0].strip(SPACES)):
         return False
-    calls.argue("{")
+    calls.add_arguments("{")
     count = 0
-    while (yield from source.peek(SPACES + ",")) != ")":
-        name = yield from source.read_until(Literals(["="]), MAX_NAME)
+    while (yield from unread.peek(SPACES + ",")) != ")":
+        name = yield from unread.read_until(Literals(["="]), MAX_NAME)
         if name is None:
             return False
-        calls.argue((", " if count else "") + json.dumps(name[0].strip(SPACES)) + ": ")
+        calls.add_arguments((", " if count else "") + json.dumps(name[0].strip(SPACES)) + ": ")
         count += 1
         if not (yield from _read_value(calls)):
             return False
-    source.take(1)
-    calls.argue("}")
+    unread.take(1)
+    calls.add_arguments("}")
     calls.end()
     return True
 
 
-def _read_value(calls: Calls) -> Reading[bool]:
+def _read_value(calls: ParsedCalls) -> Parse[bool]:
     """Read a literal up to the comma or parenthesis behind it, and pass it on as JSON."""
-    source = calls.source
-    yield from source.peek()
+    unread = calls.unread
+    yield from unread.peek()
     text, depth = "", 0
     while True:
-        char = yield from source.peek(skip="")
+        char = yield from unread.peek(skip="")
         if not char or len(text) > MAX_VALUE:
             return False
         if char in "'\"":
-            quoted = yield from _take_string(source)
+            quoted = yield from _take_string(unread)
             if quoted is None:
                 return False
             text += quoted
@@ -109,16 +114,16 @@ def _read_value(calls: Calls) -> Reading[bool]:
         if depth == 0 and char in ",)":
             break
         depth += (char in _OPEN) - (char in _CLOSE)
-        text += source.take(1)
-    calls.argue(_as_json(text.strip()))
+        text += unread.take(1)
+    calls.add_arguments(_as_json(text.strip()))
     return True
 
 
-def _take_string(source: Source) -> Reading[str | None]:
+def _take_string(unread: UnreadText) -> Parse[str | None]:
     """Take a string with its quotes; None if it does not end."""
-    quote = source.take(1)
+    quote = unread.take(1)
     ends, text = Literals([quote]), quote
-    while found := (yield from source.read_until(ends, MAX_VALUE)):
+    while found := (yield from unread.read_until(ends, MAX_VALUE)):
         text += "".join(found)
         backslashes = len(found[0]) - len(found[0].rstrip("\\"))
         if backslashes % 2 == 0:

@@ -8,23 +8,29 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from server.answers.calls import MAX_NAME, MAX_VALUE, Calls
-from server.answers.formats.schema_types import takes_strings_only, types_of, value_for
-from server.answers.json_span import JsonSpan
-from server.answers.source import SPACE as SPACES
-from server.answers.source import Literals, Reading, Source
-from server.answers.writing.arguments import (
+from server.answers.formats.arguments import (
     Member,
+    child_of,
     in_order,
     is_string,
     json_argument,
     members_of,
     raw_string,
     takes_any_text,
+    typed_value,
+    types_in,
 )
-from server.grammars.tool_grammar import SPACE, Lark, ToolForm
+from server.answers.formats.call_format import (
+    ANY_NAME,
+    MAX_NAME,
+    SPACE,
+    CallGrammar,
+    ParsedCalls,
+    ToolForm,
+)
+from server.answers.unread_text import MAX_VALUE, JsonSpan, Literals, Parse, UnreadText
+from server.answers.unread_text import SPACE as SPACES
 
 _WRITTEN_AS_JSON = frozenset({"array", "object"})
 
@@ -54,36 +60,31 @@ class Tagged:
     def holds_several(self, opener: str) -> bool:
         return bool(self.again)
 
-    def write(self, lark: Lark, tools: Sequence[ToolForm], opener: str, several: bool) -> str:
+    def write(self, lark: CallGrammar, tools: Sequence[ToolForm], opener: str, several: bool) -> str:
         one = lark.one_of(self._write_one(lark, tool) for tool in tools)
         if several and self.holds_several(opener):
             one = lark.many(one, SPACE)
-        kind = opener.lstrip("<")
-        closes = (
-            next((each for each in self.closes if each.endswith(kind)), *self.closes[:1])
-            if self.closes
-            else ""
-        )
-        before = SPACE if self.name_opens else ""
-        return lark.sequence(before, one, *((SPACE, lark.literal(closes)) if closes else ()))
+        of_opener = [each for each in self.closes if each.endswith(opener.lstrip("<"))]
+        closes = lark.behind_space(of_opener or self.closes)
+        return lark.sequence(SPACE if self.name_opens else "", one, closes)
 
-    def _write_one(self, lark: Lark, tool: ToolForm) -> str:
+    def _write_one(self, lark: CallGrammar, tool: ToolForm) -> str:
         name_ends_itself = self.key_opens in self.name_ends
         name = self.name_opens + tool.name + ("" if name_ends_itself else self.name_ends[0])
         members = members_of(lark, tool, tool.schema)
         if members is None:
             key_end = lark.literal(self._key_end(is_string=True))
-            key = lark.sequence(lark.literal(self.key_opens), "/[A-Za-z_][A-Za-z0-9_]{0,63}/", key_end)
-            value = (SPACE, lark.literal(self.value_opens)) if self.value_opens else ()
-            arguments = f"({lark.sequence(SPACE, key, *value, lark.raw(self.value_ends))})*"
+            key = lark.sequence(lark.literal(self.key_opens), f"/{ANY_NAME}/", key_end)
+            value = self._write_value_opens(lark), lark.raw(self.value_ends)
+            arguments = f"({lark.sequence(SPACE, key, *value)})*"
         else:
             arguments = in_order(lark, (self._write_argument(lark, tool, each) for each in members), "")
         return lark.sequence(lark.literal(name), arguments, SPACE, lark.literal(self.ends[0]))
 
-    def _write_argument(self, lark: Lark, tool: ToolForm, member: Member) -> tuple[str, bool]:
+    def _write_argument(self, lark: CallGrammar, tool: ToolForm, member: Member) -> tuple[str, bool]:
         as_string = is_string(tool, member.schema)
         key = lark.literal(self.key_opens + member.name + self._key_end(is_string=as_string))
-        begin = (SPACE, lark.literal(self.value_opens)) if self.value_opens else ()
+        begin = self._write_value_opens(lark)
         newline = '"\\n"' if self.trims else ""
         if as_string:
             value = raw_string(lark, tool, member.schema, self.value_ends)
@@ -91,91 +92,85 @@ class Tagged:
             end = newline, lark.literal(self.value_ends)
             free = lark.raw(self.value_ends) if takes_any_text(tool, member.schema) else ""
             value = free or lark.sequence(json_argument(lark, tool, member.schema), *end)
-        return lark.sequence(SPACE, key, *begin, newline, value), member.required
+        return lark.sequence(SPACE, key, begin, newline, value), member.required
+
+    def _write_value_opens(self, lark: CallGrammar) -> str:
+        return lark.behind_space((self.value_opens,)) if self.value_opens else ""
 
     def _key_end(self, *, is_string: bool) -> str:
         if self.says_string is None:
             return self.key_ends
         return next(end for end, says in self.says_string.items() if says == is_string)
 
-    def read(self, calls: Calls, opener: str) -> Reading[None]:
-        source = calls.source
+    def read(self, calls: ParsedCalls, opener: str) -> Parse[None]:
+        unread = calls.unread
         while (yield from self._read_one(calls)):
-            source.remember()
-            if not self.again or not (yield from source.expect(*self.again)):
+            unread.remember()
+            if not (yield from unread.expect(*self.again)):
                 break
             if self.again[0] == self.name_opens:
-                source.give_back(self.name_opens)
-        if calls.count and self.closes:
-            yield from source.expect(*self.closes)
+                unread.give_back(self.name_opens)
+        if calls.count:
+            yield from unread.expect(*self.closes)
 
-    def _read_one(self, calls: Calls) -> Reading[bool]:
-        source = calls.source
-        if self.name_opens and not (yield from source.expect(self.name_opens)):
+    def _read_one(self, calls: ParsedCalls) -> Parse[bool]:
+        unread = calls.unread
+        if self.name_opens and not (yield from unread.expect(self.name_opens)):
             return False
-        found = yield from source.read_until(Literals(self.name_ends), MAX_NAME)
+        found = yield from unread.read_until(Literals(self.name_ends), MAX_NAME)
         if found is None or not calls.begin(found[0].strip(SPACES)):
             return False
         if found[1] == self.key_opens or found[1] in self.ends:
-            source.give_back(found[1])
-        calls.argue("{")
+            unread.give_back(found[1])
+        calls.add_arguments("{")
         count = 0
-        while (taken := (yield from source.expect(self.key_opens, *self.ends))) == self.key_opens:
+        while (taken := (yield from unread.expect(self.key_opens, *self.ends))) == self.key_opens:
             if count:
-                calls.argue(", ")
+                calls.add_arguments(", ")
             count += 1
             if not (yield from self._read_argument(calls)):
                 return False
-        if taken is None and not (yield from self._skip_to_end(calls)):
-            return False
-        calls.argue("}")
+        if taken is None:  # pass over what should not be there, to the end of the call
+            end = yield from unread.pass_until(Literals(self.ends), lambda _: None)
+            if end is None:
+                return False
+        calls.add_arguments("}")
         calls.end()
         return True
 
-    def _skip_to_end(self, calls: Calls) -> Reading[bool]:
-        """Pass over what should not be there, to the end of the call."""
-        return (yield from calls.source.pass_until(Literals(self.ends), lambda _: None)) is not None
-
-    def _read_argument(self, calls: Calls) -> Reading[bool]:
+    def _read_argument(self, calls: ParsedCalls) -> Parse[bool]:
         """Read one argument; False if the answer ends in it."""
-        source = calls.source
+        unread = calls.unread
         key_ends = (self.key_ends,) if self.says_string is None else tuple(self.says_string)
-        found = yield from source.read_until(Literals(key_ends), MAX_NAME)
-        if found is None or (self.value_opens and not (yield from source.expect(self.value_opens))):
+        found = yield from unread.read_until(Literals(key_ends), MAX_NAME)
+        if found is None or (self.value_opens and not (yield from unread.expect(self.value_opens))):
             return False
         key = found[0].strip(SPACES)
-        calls.argue(json.dumps(key, ensure_ascii=False) + ": ")
-        if self.says_string is None:
-            is_string = takes_strings_only(calls.schema, key)
-        else:
-            is_string = self.says_string[found[1]]
-        if is_string:
+        calls.add_arguments(json.dumps(key, ensure_ascii=False) + ": ")
+        described = child_of(calls.schema, key, calls.schema)
+        types = types_in(described, calls.schema)
+        if types == {"string"} if self.says_string is None else self.says_string[found[1]]:
             return (yield from self._read_string(calls))
-        return (yield from self._read_value(calls, key))
-
-    def _read_string(self, calls: Calls) -> Reading[bool]:
-        calls.argue('"')
-        value = _Trimmed(calls, trims=self.trims)
-        end = yield from calls.source.pass_until(Literals((self.value_ends,)), value.push, in_markup=True)
-        if end is not None:
-            calls.argue('"')
-        return end is not None
-
-    def _read_value(self, calls: Calls, key: str) -> Reading[bool]:
-        types = types_of(calls.schema, key)
-        text = yield from self._take_value(calls.source, is_json=bool(types) and types <= _WRITTEN_AS_JSON)
+        text = yield from self._take_value(unread, is_json=bool(types) and types <= _WRITTEN_AS_JSON)
         if text is None:
             return False
         if self.trims:
             text = text.removeprefix("\n").removesuffix("\n")
-        value: Any = value_for(calls.schema, key, text)
-        calls.argue(json.dumps(value, ensure_ascii=False))
+        calls.add_value(typed_value(described, calls.schema, text))
         return True
 
-    def _take_value(self, source: Source, *, is_json: bool) -> Reading[str | None]:
+    def _read_string(self, calls: ParsedCalls) -> Parse[bool]:
+        calls.add_arguments('"')
+        value = _Trimmed(calls, trims=self.trims)
+        end = yield from calls.unread.pass_until(Literals((self.value_ends,)), value.push, in_markup=True)
+        if end is not None:
+            calls.add_arguments('"')
+        return end is not None
+
+    def _take_value(self, unread: UnreadText, *, is_json: bool) -> Parse[str | None]:
         """Take a value and its end; None if the answer ends in it. An end in a string of JSON is none."""
         ends, span, text = Literals((self.value_ends,)), JsonSpan(), ""
-        while found := (yield from source.read_until(ends, MAX_VALUE)):
+        while found := (yield from unread.read_until(ends, MAX_VALUE)):
             text += found[0]
             if not is_json or span.end_in(found[0]) or not span.in_string or len(text) > MAX_VALUE:
                 return text
@@ -187,7 +182,7 @@ class Tagged:
 class _Trimmed:
     """A string that passes without the newlines of the markup at its ends."""
 
-    def __init__(self, calls: Calls, *, trims: bool) -> None:
+    def __init__(self, calls: ParsedCalls, *, trims: bool) -> None:
         self._calls = calls
         self._trims = trims
         self._first = True
@@ -199,4 +194,4 @@ class _Trimmed:
         self._first = False
         text = self._held + text
         self._held = "\n" if self._trims and text.endswith("\n") else ""
-        self._calls.argue_string(text.removesuffix("\n") if self._held else text)
+        self._calls.add_string(text.removesuffix("\n") if self._held else text)

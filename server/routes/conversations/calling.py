@@ -6,16 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from engine_core.client.add_options import AddOptions
+from server.answers.answer_format import NO_REASONING, AnswerFormat
 from server.answers.dialects import AUTO
-from server.answers.finding import AnswerFormat, format_of
-from server.answers.thinking_budget import NO_REASONING, thinking_within
-from server.answers.writing.asked import AskedTool, ask_for_calls
+from server.answers.format_detection import find_format
 from server.api.chat import ChatRequest
 from server.errors import BadRequest
 from server.frontend.frontend import Frontend
-from server.grammars.building import Built
-from server.grammars.engine_grammar import as_grammar
-from server.grammars.structured_params import Asked
+from server.grammar_checks.tool_calls import AskedTool, ask_for_calls
+from server.grammars.form_grammar import AnswerGrammar
+from server.grammars.structured_params import AskedForm
 from server.options.server_config import ServerConfig, ToolStrictLevel
 from server.reading.prompts import TOLD_DIALECT, Conversation
 from server.routes.answer_bounds import form_of
@@ -53,19 +52,19 @@ async def plan_calls(
         return calling
     calls = any(map(chat.choice.allows, conversation.tools)) and not calling.sleeps
     is_open = calling.format.begins_thinking(conversation.end)
-    bound = thinking_within(frontend.tokenizer, calling.format, budget, is_open=is_open, calls=calls)
+    bound = calling.format.thinking_within(frontend.tokenizer, budget, is_open=is_open, calls=calls)
     return replace(calling, bounds={**calling.bounds, "thinking": bound})
 
 
 async def _plan_calls(
     frontend: Frontend, config: ServerConfig, chat: ChatRequest, conversation: Conversation
 ) -> Calling:
-    format = format_of(frontend.tokenizer, config.tool_call_parser, config.reasoning_parser)
+    format = find_format(frontend.tokenizer, config.tool_call_parser, config.reasoning_parser)
     choice = chat.choice
     form = None if choice.mode == "required" else chat.asked_form()  # what is required is calls alone
     names = [name for name in conversation.tools if choice.allows(name)]
     if names and format.dialect is None and choice.mode == "required" and config.tool_call_parser == AUTO:
-        format = format_of(frontend.tokenizer, TOLD_DIALECT, config.reasoning_parser)
+        format = find_format(frontend.tokenizer, TOLD_DIALECT, config.reasoning_parser)
     if not names or format.dialect is None:
         calling = Calling(format if format.thinking else None, warnings=[NO_FORM] if names else [])
         return calling if form is None else await _hold_to_form(frontend, form, conversation, calling)
@@ -74,7 +73,7 @@ async def _plan_calls(
     if form is not None:
         alone = replace(format, thinking=None)  # the form of the answer says where reasoning stands
         ask = ask_for_calls(alone, asked, required=True, several=several, is_thinking=False)
-        calls = await frontend.grammars.prove(ask)
+        calls = await frontend.grammars.check(ask)
         return await _hold_to_form(
             frontend, form, conversation, Calling(format, warnings=_said(calls)), calls
         )
@@ -87,18 +86,22 @@ async def _plan_calls(
         return Calling(format, warnings=[f"tools: {FREE_CALLS}"])
     is_thinking = format.begins_thinking(conversation.end)
     required = choice.mode == "required"
-    built = await frontend.grammars.prove(
+    built = await frontend.grammars.check(
         ask_for_calls(format, asked, required=required, several=several, is_thinking=is_thinking)
     )
-    return Calling(format, {"grammar": as_grammar(built)}, _said(built), bool(built.wakes))
+    return Calling(format, {"grammar": built.for_engine()}, _said(built), bool(built.wakes))
 
 
-def _said(built: Built) -> list[str]:
+def _said(built: AnswerGrammar) -> list[str]:
     return [f"not enforced of the schemas of tools: {', '.join(built.ignored)}"] if built.ignored else []
 
 
 async def _hold_to_form(
-    frontend: Frontend, asked: Asked, conversation: Conversation, calling: Calling, calls: Built | None = None
+    frontend: Frontend,
+    asked: AskedForm,
+    conversation: Conversation,
+    calling: Calling,
+    calls: AnswerGrammar | None = None,
 ) -> Calling:
     """The same with the form that is asked of the answer, which `calls` may take the place of."""
     form = await form_of(frontend, asked, calling.format, conversation.end, calls=calls)

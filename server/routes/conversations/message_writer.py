@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from server.answers.parts import Arguments, CallBegun, CallEnded, Part, Reasoning, Text
+from server.answers.answer_parts import AnswerPart, Arguments, CallBegun, CallEnded, Reasoning, Text
 from server.api.conversations.anthropic import MessagesRequest
 from server.api.conversations.anthropic_message import (
     AnthropicMessage,
@@ -108,7 +108,7 @@ class MessageWriter:
         self.emit(MessageStart(message=AnthropicMessage(id=job.id, model=job.model, usage=self._usage())))
         self._events.append(PING)
 
-    def _take(self, part: Part) -> None:
+    def _take(self, part: AnswerPart) -> None:
         match part:
             case Text(text):
                 self._say(text)

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from server.answers.free_text import FreeText
-from server.answers.parts import Arguments, CallBegun, CallEnded, Part, Reasoning, Text
+from server.answers.answer_parts import AnswerPart, Arguments, CallBegun, CallEnded, Reasoning, Text
+from server.answers.answer_reader import CustomToolInput
 from server.api.conversations.response import (
     IncompleteDetails,
     InputTokensDetails,
@@ -116,7 +116,7 @@ class ResponseWriter:
         self._tell("response.created")
         self._tell("response.in_progress")
 
-    def _take(self, part: Part) -> None:
+    def _take(self, part: AnswerPart) -> None:
         match part:
             case Text(text):
                 self._passage("message", text)
@@ -269,7 +269,7 @@ class _CustomCall:
     def __init__(self, writer: ResponseWriter, item: OutputItem) -> None:
         item.input = ""
         self._writer = writer
-        self._input = FreeText()
+        self._input = CustomToolInput()
         self.item = item
 
     def begin(self) -> None:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from fastapi import Request, Response
 
-from server.answers.finding import AnswerFormat
-from server.answers.parts import CallBegun, Part, Text
-from server.answers.reader import AnswerReader
+from server.answers.answer_format import AnswerFormat
+from server.answers.answer_parts import AnswerPart, CallBegun, Text
+from server.answers.answer_reader import AnswerReader
 from server.api.chat import ChatRequest
 from server.api.fields import Body
 from server.frontend.frontend import Delta
@@ -85,7 +85,7 @@ class TurnParts:
         """The number of tokens of reasoning so far."""
         return 0 if self._reader is None else self._reader.reasoning_tokens
 
-    def read(self, delta: Delta) -> list[Part]:
+    def read(self, delta: Delta) -> list[AnswerPart]:
         """The parts that a delta begins, continues or completes."""
         reader = self._reader
         if reader is None:

@@ -8,9 +8,9 @@ import random
 import pytest
 from answers import TOOLS, read
 
-from server.answers.dialect import with_marks
+from server.answers.answer_format import with_marks
+from server.answers.answer_reader import AnswerReader
 from server.answers.dialects import DIALECTS, DIALECTS_BY_NAME, THINKING
-from server.answers.reader import AnswerReader
 from server.text.detokenizer import FIRST_MARK
 
 CITY = 'A "b" \\ c\n<é>{}]'

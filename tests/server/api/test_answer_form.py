@@ -9,12 +9,12 @@ import pytest
 from server.api.chat import ChatRequest
 from server.api.completions import CompletionRequest
 from server.errors import BadRequest
-from server.grammars.structured_params import Asked, StructuredOutputsParams
+from server.grammars.structured_params import AskedForm, StructuredOutputsParams
 
 SCHEMA = {"type": "object"}
 
 
-def asked(**fields: Any) -> Asked | None:
+def asked(**fields: Any) -> AskedForm | None:
     chat = ChatRequest(messages=[{"role": "user", "content": "a"}], **fields)  # pyright: ignore
     completion = CompletionRequest(prompt="a", **fields)  # pyright: ignore
     assert chat.asked_form() == completion.asked_form()
@@ -56,7 +56,7 @@ def refused(**fields: Any) -> BadRequest:
     ],
 )
 def test_each_way_to_say_it(fields: dict[str, Any], params: dict[str, Any]) -> None:
-    assert asked(**fields) == Asked(StructuredOutputsParams(**params), next(iter(fields)))
+    assert asked(**fields) == AskedForm(StructuredOutputsParams(**params), next(iter(fields)))
 
 
 @pytest.mark.parametrize(

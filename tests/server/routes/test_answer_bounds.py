@@ -10,33 +10,32 @@ from typing import Any, cast
 import pytest
 from fastapi import Response
 
-from server.answers.dialect import Thinking
-from server.answers.dialects import THINKING_BY_NAME
-from server.answers.finding import AnswerFormat
+from server.answers.answer_format import AnswerFormat
+from server.answers.dialects import THINKING_BY_NAME, ThinkingMarkers
 from server.errors import BadRequest
 from server.frontend.frontend import Frontend
-from server.grammars.building import Built, build
-from server.grammars.structured_params import Asked, StructuredOutputsParams
+from server.grammars.form_grammar import AnswerGrammar, build_grammar
+from server.grammars.structured_params import AskedForm, StructuredOutputsParams
 from server.routes.answer_bounds import Form, form_of, with_warnings
 
-CALLS = Built("lark", "start: <[9]>")
+CALLS = AnswerGrammar("lark", "start: <[9]>")
 OPEN, CLOSE, CALL = "\ud800", "\ud801", "\ud802"
 MARKS = {7: OPEN, 8: CLOSE, 9: CALL}
 THINKS = AnswerFormat(
-    thinking=Thinking("think", (OPEN,), (CLOSE,)), marks=MARKS, opens=("<think>",), opener=CALL
+    thinking=ThinkingMarkers("think", (OPEN,), (CLOSE,)), marks=MARKS, opens=("<think>",), opener=CALL
 )
 
 
 class Grammars:
-    async def prove(self, asked: Asked) -> Built:
-        return build(asked, {})
+    async def check(self, asked: AskedForm) -> AnswerGrammar:
+        return build_grammar(asked, {})
 
 
 async def form(
-    format: AnswerFormat | None = None, prompt: str = "", *, calls: Built | None = None, **params: Any
+    format: AnswerFormat | None = None, prompt: str = "", *, calls: AnswerGrammar | None = None, **params: Any
 ) -> Form:
     frontend = cast("Frontend", SimpleNamespace(grammars=Grammars()))
-    asked = Asked(StructuredOutputsParams(**(params or {"regex": "[0-9]"})), "response_format")
+    asked = AskedForm(StructuredOutputsParams(**(params or {"regex": "[0-9]"})), "response_format")
     return await form_of(frontend, asked, format, prompt, calls=calls)
 
 

@@ -11,8 +11,7 @@ from fake_frontend import FakeFrontend
 from fake_vocabularies import with_tokens
 
 from engine_core.protocol import Thinking
-from server.answers.finding import format_of
-from server.answers.thinking_budget import leaves_thinking_open
+from server.answers.format_detection import find_format
 
 PATH = "/v1/completions"
 
@@ -86,4 +85,4 @@ async def test_a_wrong_budget_is_refused(frontend: FakeFrontend) -> None:
 )
 def test_the_last_marker_decides(frontend: FakeFrontend, prompt: str, is_open: bool) -> None:
     with_tokens(frontend, "<think>", "</think>")
-    assert leaves_thinking_open(format_of(frontend.tokenizer, "none", "qwen3"), prompt) == is_open
+    assert find_format(frontend.tokenizer, "none", "qwen3").leaves_thinking_open(prompt) == is_open

@@ -13,7 +13,7 @@ import pytest
 from fake_api import make_app, make_client, post, post_stream, refusal
 from fake_frontend import FakeFrontend
 
-from server.answers.writing.asked import AskedCalls
+from server.grammar_checks.tool_calls import AskedCalls
 
 PATH = "/v1/chat/completions"
 USER = {"role": "user", "content": "hi"}
@@ -92,7 +92,7 @@ async def test_a_regular_expression_binds_the_input(
     choice = {"type": "custom", "custom": {"name": "run"}}
     answer = await post(client, PATH, messages=[USER], tools=tools, tool_choice=choice)
     assert answer["choices"][0]["finish_reason"] == "stop"
-    [asked] = frontend.proved
+    [asked] = frontend.checked
     assert isinstance(asked, AskedCalls) and asked.required
     assert asked.tools[0].schema["properties"]["input"]["pattern"] == "^(?:[a-z]+|[0-9]+)$"
 
@@ -105,7 +105,7 @@ async def test_a_lark_grammar_without_nesting_binds_the_input(
         PATH, json={"messages": [USER], "tools": [custom(**grammar("lark", definition))]}
     )
     assert response.status_code == 200 and "warning" not in response.headers
-    [asked] = frontend.proved
+    [asked] = frontend.checked
     assert isinstance(asked, AskedCalls) and not asked.required and asked.tools[0].bound
     pattern = re.compile(asked.tools[0].schema["properties"]["input"]["pattern"])
     assert pattern.match("+a\n-b\n") and not pattern.match("+a")

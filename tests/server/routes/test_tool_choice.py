@@ -12,8 +12,8 @@ from fake_frontend import FakeFrontend
 from fake_vocabularies import with_tokens
 
 from engine_core.protocol import Grammar, Thinking
-from server.answers.writing.asked import AskedCalls
-from server.grammars.structured_params import Asked
+from server.grammar_checks.tool_calls import AskedCalls
+from server.grammars.structured_params import AskedForm
 
 PATH = "/v1/chat/completions"
 USER = {"role": "user", "content": "hi"}
@@ -44,7 +44,7 @@ def serving(frontend: FakeFrontend, reply: str = CALL, **options: Any) -> httpx.
 
 
 def asked(frontend: FakeFrontend) -> AskedCalls:
-    [one] = frontend.proved
+    [one] = frontend.checked
     assert isinstance(one, AskedCalls)
     return one
 
@@ -84,7 +84,7 @@ async def test_calls_that_are_required(
 async def test_what_is_free_has_no_grammar(frontend: FakeFrontend, body: dict[str, Any]) -> None:
     choice = await choice_of(serving(frontend), F, **body)
     assert choice["finish_reason"] == "tool_calls" and choice["message"]["tool_calls"]
-    assert not frontend.proved and grammar(frontend) is None
+    assert not frontend.checked and grammar(frontend) is None
 
 
 @pytest.mark.parametrize(
@@ -206,9 +206,9 @@ async def test_calls_take_the_place_of_a_form_and_keep_their_own(frontend: FakeF
     body = {"messages": [USER], "tools": [STRICT, G], **FORM}
     response = await client.post(PATH, json={**body, "parallel_tool_calls": False})
     assert response.status_code == 200 and "warning" not in response.headers
-    calls, form = sorted(frontend.proved, key=lambda each: not isinstance(each, AskedCalls))
+    calls, form = sorted(frontend.checked, key=lambda each: not isinstance(each, AskedCalls))
     assert isinstance(calls, AskedCalls) and calls.required and not calls.several and not calls.thinking
-    assert isinstance(form, Asked) and form.constraint() == "json_object"
+    assert isinstance(form, AskedForm) and form.constraint() == "json_object"
     bound = grammar(frontend)
     assert bound is not None and "(@answer | @calls)" in bound.text and "city" in bound.text
 
@@ -223,8 +223,8 @@ async def test_what_is_required_is_calls_whatever_the_form(
 
 async def test_a_form_binds_where_no_tool_may_be_called(frontend: FakeFrontend) -> None:
     await choice_of(serving(frontend), F, tool_choice="none", **FORM)
-    [form] = frontend.proved
-    assert isinstance(form, Asked)
+    [form] = frontend.checked
+    assert isinstance(form, AskedForm)
 
 
 async def test_a_form_that_begins_like_a_call_is_refused(frontend: FakeFrontend) -> None:
@@ -244,7 +244,7 @@ async def test_calls_that_no_grammar_tells_from_text(
     body = {"messages": [USER], "tools": tools, **body}
     response = await client.post(PATH, json=body)
     assert response.status_code == 200 and "cannot be held to a grammar" in response.headers["warning"]
-    assert grammar(frontend) is None and not frontend.proved
+    assert grammar(frontend) is None and not frontend.checked
     error = await refusal(client, PATH, **{**body, "tools": [STRICT, tool("g", strict=True)]})
     assert error["param"] == "tools" and "`tool_choice` required" in error["message"]
 

@@ -10,7 +10,7 @@ from fake_api import post
 from fake_frontend import FakeFrontend
 
 from engine_core.protocol import Grammar, Thinking
-from server.answers.writing.asked import AskedCalls
+from server.grammar_checks.tool_calls import AskedCalls
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 NAMES = ("get_weather", "other")
@@ -26,7 +26,7 @@ WEATHER = {"type": "function", "name": "get_weather"}
 
 
 def asked(frontend: FakeFrontend) -> AskedCalls:
-    [one] = frontend.proved
+    [one] = frontend.checked
     assert isinstance(one, AskedCalls)
     return one
 
@@ -70,7 +70,7 @@ async def test_one_call_at_a_time(frontend: FakeFrontend, client: httpx.AsyncCli
         client, "/v1/messages", **MESSAGE, tool_choice={"type": "any", "disable_parallel_tool_use": True}
     )
     await post(client, "/v1/responses", **RESPONSE, tool_choice="required", parallel_tool_calls=False)
-    several = [one.several for one in frontend.proved if isinstance(one, AskedCalls)]
+    several = [one.several for one in frontend.checked if isinstance(one, AskedCalls)]
     assert several == [False, False]
 
 
@@ -111,8 +111,8 @@ async def test_calls_may_take_the_place_of_a_form(
 ) -> None:
     response = await client.post(path, json={"model": "tiny", **body, "stream": stream})
     assert response.status_code == 200 and "get_weather" in response.text
-    [calls] = [each for each in frontend.proved if isinstance(each, AskedCalls)]
+    [calls] = [each for each in frontend.checked if isinstance(each, AskedCalls)]
     assert calls.required and not calls.thinking
-    assert len(frontend.proved) == 2
+    assert len(frontend.checked) == 2
     grammar = frontend.asked[-1][2].get("grammar")
     assert isinstance(grammar, Grammar) and "(@answer | @calls)" in grammar.text

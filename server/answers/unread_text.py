@@ -1,0 +1,222 @@
+"""The unread text of an answer, and what is looked for in it: literals, and values of JSON.
+
+A parser is a generator that takes text from an `UnreadText` and stops with `yield` where it needs more.
+Special tokens are single characters of a range that no text has: so a marker is told from text that looks
+like it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Generator, Iterable
+from typing import TypeVar
+
+SPACE = " \t\r\n"
+MOST_SPACE = 512
+"""The most space between parts of markup, and at the end of text that may be followed by markup."""
+
+_STRING_OR_BRACKET = re.compile(r'["{}\[\]]')
+_QUOTE_OR_ESCAPE = re.compile(r'["\\]')
+
+T = TypeVar("T")
+Parse = Generator[None, None, T]
+"""A parser under way: it yields when it needs more text, and returns what it has found."""
+
+
+class Literals:
+    """Some literals, one of which may come next."""
+
+    def __init__(self, literals: Iterable[str]) -> None:
+        self._all = sorted(set(literals), key=len, reverse=True)
+        self._first = re.compile("|".join(map(re.escape, self._all))) if self._all else None
+        self._beginnings = {each[:length] for each in self._all for length in range(1, len(each))}
+        self.longest = max(map(len, self._all), default=0)
+
+    def first_in(self, text: str, start: int = 0) -> re.Match[str] | None:
+        """The first literal in the text; of those that begin at one place, the longest."""
+        return self._first.search(text, start) if self._first else None
+
+    def undecided(self, text: str) -> int:
+        """The length of the longest end of the text with which a literal may begin."""
+        for length in range(min(self.longest - 1, len(text)), 0, -1):
+            if text[-length:] in self._beginnings:
+                return length
+        return 0
+
+
+class UnreadText:
+    """Text that is read from its beginning, and can be put back as long as nobody knows what it is."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        """What has come and is not read yet."""
+        self.total = 0
+        """The number of characters that have come."""
+        self.ended = False
+        """Whether nothing more will come."""
+        self._read: list[str] | None = None
+
+    @property
+    def place(self) -> int:
+        """The number of characters that are read."""
+        return self.total - len(self.text)
+
+    def push(self, text: str) -> None:
+        self.text += text
+        self.total += len(text)
+
+    def take(self, length: int) -> str:
+        taken, self.text = self.text[:length], self.text[length:]
+        if self._read is not None:
+            self._read.append(taken)
+        return taken
+
+    def give_back(self, text: str) -> None:
+        """Put back the end of what was read last, to be read as something else."""
+        self.text = text + self.text
+        if self._read:
+            self._read[-1] = self._read[-1].removesuffix(text)
+
+    def remember(self) -> None:
+        """Keep what is read from now on, so that it can be put back."""
+        self._read = []
+
+    def forget(self) -> None:
+        self._read = None
+
+    def put_back(self) -> None:
+        """Put back what was read since `remember`."""
+        self.text = "".join(self._read or ()) + self.text
+        self._read = None
+
+    def pass_until(
+        self, literals: Literals, emit: Callable[[str], None], *, in_markup: bool = False
+    ) -> Parse[str | None]:
+        """Pass text on up to the first literal, which is taken and returned; None at the end of the answer.
+
+        `in_markup`: a literal is due, so that an end with which one may begin is not passed on.
+        """
+        while True:
+            if found := literals.first_in(self.text):
+                if found.start():
+                    emit(self.take(found.start()))
+                return self.take(len(found.group()))
+            keep = literals.undecided(self.text) if in_markup or not self.ended else 0
+            if passed := self.take(len(self.text) - keep):
+                emit(passed)
+            if self.ended:
+                return None
+            yield
+
+    def read_until(self, literals: Literals, most: int) -> Parse[tuple[str, str] | None]:
+        """Take text up to a literal, and the literal; None if it does not come within `most` characters."""
+        while True:
+            found = literals.first_in(self.text)
+            if found and found.start() <= most:
+                before = self.take(found.start())
+                return before, self.take(len(found.group()))
+            if found or self.ended or len(self.text) > most + literals.longest:
+                return None
+            yield
+
+    def expect(self, *literals: str, skip: str = SPACE) -> Parse[str | None]:
+        """Take the first of these literals that is next, behind characters of `skip`; None if none is."""
+        while True:
+            start = len(self.text) - len(self.text.lstrip(skip))
+            undecided = False
+            for literal in literals:
+                if self.text.startswith(literal, start):
+                    self.take(start + len(literal))
+                    return literal
+                if undecided := literal.startswith(self.text[start:]):
+                    break  # an earlier literal wins if it comes
+            if self.ended or not undecided or start > MOST_SPACE:
+                return None
+            yield
+
+    def peek(self, skip: str = SPACE) -> Parse[str]:
+        """Take characters of `skip`, and return the next one, which is not taken; empty at the end."""
+        while True:
+            self.take(len(self.text) - len(self.text.lstrip(skip)))
+            if self.text or self.ended:
+                return self.text[:1]
+            yield
+
+
+class JsonSpan:
+    """Follows one JSON object or array, which is never looked at twice. It does not check what is between."""
+
+    __slots__ = ("_depth", "_escaped", "in_string")
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self.in_string = False
+        self._escaped = False
+
+    def end_in(self, text: str) -> int | None:
+        """The index behind the value's end, if it is in this next piece of text."""
+        at = 0
+        if self._escaped and text:
+            at, self._escaped = 1, False
+        while found := (_QUOTE_OR_ESCAPE if self.in_string else _STRING_OR_BRACKET).search(text, at):
+            at = found.end()
+            match found.group():
+                case '"':
+                    self.in_string = not self.in_string
+                case "\\":
+                    if at == len(text):
+                        self._escaped = True
+                    at += 1
+                case "{" | "[":
+                    self._depth += 1
+                case _:
+                    self._depth -= 1
+                    if self._depth <= 0:
+                        return at
+        return None
+
+
+MAX_VALUE = 64 << 10
+"""The most characters of a value that has to be complete before it can be passed on."""
+
+_STRING_ENDS = Literals(['"'])
+
+
+def pass_json(unread: UnreadText, emit: Callable[[str], None]) -> Parse[bool]:
+    """Pass one JSON object or array on, piece by piece; False if none comes, or it does not end."""
+    if (yield from unread.peek()) not in ("{", "["):
+        return False
+    span = JsonSpan()
+    while True:
+        end = span.end_in(unread.text)
+        if piece := unread.take(len(unread.text) if end is None else end):
+            emit(piece)
+        if end is not None:
+            return True
+        if unread.ended:
+            return False
+        yield
+
+
+def read_string(unread: UnreadText) -> Parse[str | None]:
+    """Take a JSON string; None if none comes."""
+    if not (yield from unread.expect('"')):
+        return None
+    text = ""
+    while found := (yield from unread.read_until(_STRING_ENDS, MAX_VALUE)):
+        text += found[0]
+        backslashes = len(text) - len(text.rstrip("\\"))
+        if backslashes % 2 == 0:
+            return _decoded(text)
+        text += '"'
+        if len(text) > MAX_VALUE:
+            return None
+    return None
+
+
+def _decoded(text: str) -> str | None:
+    try:
+        return json.loads(f'"{text}"', strict=False)
+    except ValueError:
+        return None

@@ -1,0 +1,1 @@
+"""Grammars of clients, compiled first in a process of their own."""

@@ -1,0 +1,185 @@
+"""Has grammars compiled by a process of their own before an engine sees them.
+
+What a client asks of the form of an answer is compiled there first, without a vocabulary, within bounds of
+time and memory. Whatever crashes, never ends or takes all memory harms nobody there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import msgspec
+
+from engine_core.client.client import EngineClient
+from server.answers.format_detection import find_format
+from server.errors import BadRequest, Overloaded, Unavailable
+from server.grammar_checks.checker_process import CheckerSetup, Question, Verdict
+from server.grammars.form_grammar import AnswerGrammar
+from server.grammars.grammar_limits import too_complex
+from server.model_facts import Facts
+from server.offload.answering_process import AnsweringProcess, CannotStart, Ended
+from server.offload.refused import Refusal, Refused, refused
+from server.options.server_config import ServerConfig
+from server.text.tokenizer import Tokenizer
+
+MODULE = "server.grammar_checks.checker_process"
+
+LONGEST = 1 << 20
+"""The most bytes of what is asked. What is read there has smaller limits, each with its own words."""
+MOST_KEPT, MOST_BYTES_KEPT = 1024, 16 << 20
+MOST_WAITING = 64
+"""The most grammars that are checked or wait for it."""
+
+_NO_TEXT = "What is asked of the answer contains half of a surrogate pair, which is no character."
+_BUSY = "The server is reading as many grammars as it can. Try again later."
+_TOO_SLOW = "What is asked of the answer takes more than {:g} seconds to compile."
+_TOO_LARGE = "What is asked of the answer takes more memory to compile than it may."
+
+_log = logging.getLogger(__name__)
+
+
+class CheckLimits(msgspec.Struct, frozen=True):
+    """What the check of one grammar may take. The process is killed that takes more."""
+
+    seconds: float = 2.0
+    memory: int = 512 << 20
+    """Bytes of address space beyond those that the process has when it waits."""
+
+
+class GrammarChecker:
+    """The verdicts on what was asked lately, and the process that finds new ones."""
+
+    def __init__(
+        self,
+        tokens: Callable[[], Mapping[str, int]],
+        limits: CheckLimits = CheckLimits(),
+        log_level: str = "info",
+    ) -> None:
+        """`tokens` gives the ids of special tokens, and is asked when a process is started."""
+
+        def setup(descriptor: int) -> bytes:
+            return msgspec.msgpack.encode(CheckerSetup(descriptor, dict(tokens()), limits.memory, log_level))
+
+        self._limits = limits
+        self._process = AnsweringProcess("grammar checker", MODULE, setup)
+        self._free = asyncio.Lock()
+        self._under_way: dict[bytes, asyncio.Task[Verdict]] = {}
+        self._kept: OrderedDict[bytes, tuple[Verdict, int]] = OrderedDict()
+        """Verdicts by digest, the one used last at the end, and the bytes of each."""
+        self._kept_bytes = 0
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
+
+    async def check(self, asked: Question) -> AnswerGrammar:
+        """The grammar of what is asked. Raises the error with which the request ends."""
+        try:
+            data = msgspec.msgpack.encode(asked)
+        except UnicodeEncodeError:
+            raise BadRequest(_NO_TEXT, asked.field) from None
+        if len(data) > LONGEST:
+            raise too_complex(f"What is asked of the answer may take {LONGEST} bytes at most.", asked.field)
+        digest = hashlib.sha256(data).digest()
+        if (kept := self._kept.get(digest)) is not None:
+            self._kept.move_to_end(digest)
+            verdict = kept[0]
+        else:
+            verdict = await self._new_verdict(digest, data, asked.field)
+        if isinstance(verdict, Refused):
+            raise Refusal(verdict)
+        return verdict
+
+    def kill(self) -> None:
+        """Ends the process."""
+        self._process.kill()
+
+    async def _new_verdict(self, digest: bytes, data: bytes, field: str) -> Verdict:
+        """Check what is new. Whoever asks the same meanwhile waits for the same verdict."""
+        task = self._under_way.get(digest)
+        if task is None:
+            if len(self._under_way) >= MOST_WAITING:
+                raise Overloaded(_BUSY, retry_after=1)
+            task = self._under_way[digest] = asyncio.create_task(self._find(digest, data, field))
+            task.add_done_callback(lambda _: self._under_way.pop(digest, None))
+        return await asyncio.shield(task)  # it is found, and kept, though this client may leave
+
+    async def _find(self, digest: bytes, data: bytes, field: str) -> Verdict:
+        async with self._free:
+            verdict = await self._ask(data, field)
+        self._keep(digest, verdict)
+        return verdict
+
+    async def _ask(self, data: bytes, field: str) -> Verdict:
+        seconds = self._limits.seconds
+        try:
+            return msgspec.msgpack.decode(await self._process.ask([data], seconds), type=Verdict)
+        except CannotStart:
+            raise Unavailable("The process that reads grammars cannot be started.", retry_after=5) from None
+        except TimeoutError:
+            _log.warning("a grammar of %d bytes took more than %g s to check", len(data), seconds)
+            error = too_complex(_TOO_SLOW.format(seconds), field)
+        except Ended as ended:
+            _log.warning("checking a grammar of %d bytes: %s", len(data), ended)
+            error = too_complex(_TOO_LARGE, field)
+        return refused(error)
+
+    def _keep(self, digest: bytes, verdict: Verdict) -> None:
+        size = len(verdict.text if isinstance(verdict, AnswerGrammar) else verdict.message)
+        self._kept[digest] = verdict, size
+        self._kept_bytes += size
+        while len(self._kept) > MOST_KEPT or self._kept_bytes > MOST_BYTES_KEPT:
+            _, (_, dropped) = self._kept.popitem(last=False)
+            self._kept_bytes -= dropped
+
+
+class Model(Protocol):
+    """What is asked of a frontend, when its model is ready."""
+
+    @property
+    def facts(self) -> Facts: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+
+class ModelGrammars:
+    """Checks grammars of one model, of whose tokens the engines are told with the first."""
+
+    def __init__(self, model: Model, client: EngineClient, config: ServerConfig) -> None:
+        self._model = model
+        self._client = client
+        self._config = config
+        self._checker = GrammarChecker(self._special_tokens, log_level=config.log.uvicorn_log_level)
+        self._spelled: Tokenizer | None = None
+
+    async def check(self, asked: Question) -> AnswerGrammar:
+        """The grammar of what is asked. Raises the error with which the request ends."""
+        if self._spelled is self._model.tokenizer:
+            return await self._checker.check(asked)
+        # With the first grammar and not before. In a thread, as a large vocabulary takes half a second.
+        tokenizer, ends = self._model.tokenizer, self._model.facts.eos_token_ids
+        work = asyncio.to_thread(tokenizer.spelling, ends, self._marks())
+        grammar, spelling = await asyncio.gather(self._checker.check(asked), work)
+        self._client.spell(spelling)
+        self._spelled = tokenizer
+        return grammar
+
+    def stop(self) -> None:
+        """End the process that checks grammars."""
+        self._checker.kill()
+
+    def _special_tokens(self) -> dict[str, int]:
+        """The tokens that are no text, by their names."""
+        tokenizer = self._model.tokenizer
+        special = tokenizer.special_ids | self._marks().keys()
+        return {name: id for name, id in tokenizer.added_tokens.items() if id in special}
+
+    def _marks(self) -> Mapping[int, str]:
+        config = self._config
+        return find_format(self._model.tokenizer, config.tool_call_parser, config.reasoning_parser).marks

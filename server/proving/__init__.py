@@ -1,1 +1,0 @@
-"""Grammars proved in a process of their own."""
