@@ -20,6 +20,9 @@ _DISPATCHING = (
 )
 """vLLM's other ways for tokens to reach experts: to all ranks, or to those alone that have one of theirs."""
 
+LEAST_KEY_CHARACTERS = 16
+_KEY_REMEDY = "make one with `openssl rand -hex 32` and set it as FACET_CLUSTER_KEY on every machine"
+
 TASKS: tuple[str, ...] = ("generate", *get_args(Task))
 """Every task that an engine may offer."""
 
@@ -289,6 +292,20 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         return max(ahead + 1, self.pipeline_parallel_size)
 
 
+def cluster_key_needed(what: str) -> ValueError:
+    """The error when `what`, an option by which machines join each other, is given without a secret."""
+    return ValueError(f"{what} needs a secret that all machines share; {_KEY_REMEDY}")
+
+
+def check_cluster_key(secret: str) -> None:
+    """Refuse a secret that is short enough to be guessed."""
+    if len(secret) < LEAST_KEY_CHARACTERS:
+        raise ValueError(
+            f"the cluster key has {len(secret)} characters, and {LEAST_KEY_CHARACTERS} at least are needed; "
+            + _KEY_REMEDY
+        )
+
+
 class Address(msgspec.Struct, frozen=True, omit_defaults=True):
     """The two ZMQ endpoints at which one API server listens for its engines.
 
@@ -335,19 +352,12 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything an engine process learns from its parent at its start, through the pipe they share."""
 
     engine: EngineConfig
-    servers: list[Address]
+    servers: list[Address] = []
+    replicas: Replicas = Replicas()
     index: int = 0
     """The number of this replica."""
-    alone: bool = True
-    """Whether there is no other replica."""
-    local_index: int = 0
-    """The number of this replica among those on this machine, which share its devices and cores."""
-    local_engines: int = 1
-    """The number of replicas on this machine."""
-    expert_replicas: int = 1
-    """The number of replicas that share experts, this one among them: they step, end and start together."""
     generation: int = 1
-    """How many times they have been started: each time they meet at other paths than before."""
+    """How many times it has been started: replicas that share experts meet at other paths each time."""
     folder: str | None = None
     """A folder for files that workers share; it is private to the run and removed at its end."""
     progress_page: str = ""
@@ -359,3 +369,13 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Classes that the starting program has registered: architecture -> "module:Class"."""
     search_path: list[str] = []
     """Folders in which that program looks for modules."""
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is no other replica."""
+        return self.replicas.size == 1
+
+    @property
+    def expert_replicas(self) -> int:
+        """The number of replicas that share experts, this one among them."""
+        return self.replicas.size if self.replicas.together else 1

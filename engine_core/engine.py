@@ -17,7 +17,7 @@ from engine_core.config import EngineConfig, ProcessConfig
 from engine_core.executor import Executor, ExecutorDead, MakeExecutor, StepFuture
 from engine_core.grammar.compile_queue import CompileQueue, Key
 from engine_core.grammar.matcher import TokenMatcher
-from engine_core.lockstep.executor import LockstepExecutor
+from engine_core.joint_steps.joint_executor import JointExecutor
 from engine_core.protocol import (
     Add,
     Failed,
@@ -29,13 +29,12 @@ from engine_core.protocol import (
     Stats,
     Tokens,
 )
+from engine_core.ranks.executor_choice import make_executor
 from engine_core.ranks.layout import check_layout
-from engine_core.ranks.placement import make_executor
-from engine_core.ready import describe, make_ready
 from engine_core.scheduling.scheduler import Scheduler
 from engine_core.scheduling.step_builder import PlannedStep
-from engine_core.watch.step_times import StepTimes
-from engine_core.worker_config import find_checkpoint, make_worker_config
+from engine_core.scheduling.step_cost import StepTimes
+from engine_core.startup import describe, find_checkpoint, make_ready, make_worker_config
 from models.config import read_config
 from models.quantization.config import check_quantization
 from worker.host.progress_page import ProgressWriter, StepProgress
@@ -62,7 +61,7 @@ class Engine:
         self._times = StepTimes()
         self._scheduler = scheduler
         self._executor = executor
-        self._lockstep = executor if isinstance(executor, LockstepExecutor) else None
+        self._joint = executor if isinstance(executor, JointExecutor) else None
         """The executor, if other engines take part in every step."""
         self._in_flight: deque[tuple[PlannedStep | None, StepFuture]] = deque()
         """The oldest step comes first. None: another engine planned it, and it has no rows of this one."""
@@ -91,7 +90,7 @@ class Engine:
         `make` makes the executor; by default the one that the configuration asks for. So many replicas, this
         one among them, share experts.
         """
-        make = make or make_executor(ProcessConfig(engine=config, servers=[], log_level="warning"))
+        make = make or make_executor(ProcessConfig(engine=config, log_level="warning"))
         found = find_checkpoint(
             config, lambda fraction: report(Progress(phase="download", fraction=fraction))
         )
@@ -161,7 +160,7 @@ class Engine:
         """Whether an engine that drains may end: nothing is left to do here, nor with other engines."""
         if self.busy or self._may_follow:
             return False
-        return self._lockstep is None or self._lockstep.leave()
+        return self._joint is None or self._joint.leave()
 
     def stats(self) -> Stats:
         stats = self._scheduler.stats(time.monotonic())
@@ -177,10 +176,7 @@ class Engine:
         self._compile_queue.spell(spelling)
 
     def add(self, client: int, request: Add, matcher: TokenMatcher | None = None) -> None:
-        """Take a request in. Whatever happens, later steps return exactly one terminal answer to it.
-
-        `matcher` follows the text of this request, if it is to be in a language.
-        """
+        """Take a request in. Whatever happens, later steps return exactly one terminal answer to it."""
         if self._draining:
             self._collect({client: [Failed(id=request.id, code=503, message="the engine is shutting down")]})
         elif request.grammar is not None and matcher is None:
@@ -222,7 +218,13 @@ class Engine:
                 self.pause(compiled.client, [compiled.request.id])
 
     def abort(self, client: int, ids: Iterable[int]) -> None:
+        """End requests in whatever state they are. Those that have ended are passed over."""
         self._abort([(client, id) for id in ids])
+
+    def abort_all(self, client: int | None = None) -> None:
+        """End all requests of one client, or of all clients."""
+        keys = [*self._scheduler.live, *(self._compile_queue.keys() if self._compile_queue else ())]
+        self._abort([key for key in keys if client is None or key[0] == client])
 
     def _abort(self, keys: list[Key]) -> None:
         if self._compile_queue:
@@ -230,14 +232,9 @@ class Engine:
                 self._collect({client: [Tokens(id=id, tokens=[], finish="abort")]})
         self._collect(self._scheduler.abort(keys, time.monotonic()))
 
-    def pause(self, client: int, ids: Iterable[int]) -> None:
-        """Compute nothing more for these requests until `resume`."""
-        self._set_paused([(client, id) for id in ids], paused=True)
-
-    def resume(self, client: int, ids: Iterable[int]) -> None:
-        self._set_paused([(client, id) for id in ids], paused=False)
-
-    def _set_paused(self, keys: list[Key], *, paused: bool) -> None:
+    def pause(self, client: int, ids: Iterable[int], *, paused: bool = True) -> None:
+        """Compute nothing more for these requests until they are `paused` no more."""
+        keys = [(client, id) for id in ids]
         if self._compile_queue:
             self._compile_queue.set_paused(keys, paused=paused)
         (self._scheduler.paused.pause if paused else self._scheduler.paused.resume)(keys)
@@ -246,11 +243,6 @@ class Engine:
         """Say how far a request has come. Nothing is said of one that has ended."""
         if (seq := self._scheduler.live.get((client, id))) is not None:
             self._collect({client: [self._scheduler.waiting.standing(seq)]})
-
-    def abort_all(self, client: int | None = None) -> None:
-        """End all requests of one client, or of all clients."""
-        keys = [*self._scheduler.live, *(self._compile_queue.keys() if self._compile_queue else ())]
-        self._abort([key for key in keys if client is None or key[0] == client])
 
     def drain(self) -> None:
         """Refuse requests from now on; those that are here run on."""
@@ -265,8 +257,8 @@ class Engine:
         Without `wait`, a step that is not done yet is left for a later call.
         """
         planned = None
-        if self._lockstep is not None:
-            self._lockstep.receive()
+        if self._joint is not None:
+            self._joint.receive()
         if self._compile_queue:
             self._schedule_compiled(wait=wait and self.idle)
         if (due := self._scheduler.deadlines.next) is not None and time.monotonic() >= due:
@@ -277,8 +269,8 @@ class Engine:
             planned = self._scheduler.schedule(time.monotonic())
         if planned is not None:
             self._submit(planned)
-        elif self._lockstep is not None:
-            self._follow(self._lockstep)
+        elif self._joint is not None:
+            self._follow(self._joint)
         self._blocked = planned is None or not self._may_plan()
         if self._in_flight and self._blocked and (wait or self._in_flight[0][1].done()):
             self._collect(self._finish(*self._in_flight.popleft()))
@@ -289,7 +281,7 @@ class Engine:
     @property
     def _own_in_flight(self) -> int:
         """The steps in flight that have rows of this engine."""
-        if self._lockstep is None:
+        if self._joint is None:
             return len(self._in_flight)
         return sum(planned is not None for planned, _ in self._in_flight)
 
@@ -302,26 +294,26 @@ class Engine:
 
         Not while a step of this engine is in flight: when that has landed, its rows can be in the next one.
         """
-        if self._lockstep is None or not self._lockstep.is_behind:
+        if self._joint is None or not self._joint.is_behind:
             return False
         return len(self._in_flight) < self._scheduler.depth and not self._own_in_flight
 
-    def _follow(self, lockstep: LockstepExecutor) -> None:
+    def _follow(self, joint: JointExecutor) -> None:
         """Take part without rows in the steps that other engines have planned."""
         while self._may_follow:
-            self.progress.begin(self._scheduler.counters.steps, 0, lockstep.slowest)
-            self._in_flight.append((None, lockstep.follow()))
+            self.progress.begin(self._scheduler.counters.steps, 0, joint.slowest)
+            self._in_flight.append((None, joint.follow()))
 
     def _submit(self, planned: PlannedStep) -> None:
         step = replace(planned.step, fresh=True) if self._failed else planned.step
         self._failed = False
         usual = self._times.usual(planned.tokens, planned.expected)
-        others = 0.0 if self._lockstep is None else self._lockstep.slowest
+        others = 0.0 if self._joint is None else self._joint.slowest
         self.progress.begin(step.number, planned.tokens, max(usual, others))
-        if self._lockstep is None:
+        if self._joint is None:
             self._in_flight.append((planned, self._executor.submit(step)))
         else:
-            self._in_flight.append((planned, self._lockstep.submit(step, usual)))
+            self._in_flight.append((planned, self._joint.submit(step, usual)))
         if planned.binds:
             self._unbound.append(planned)
             self._bind()
@@ -348,10 +340,10 @@ class Engine:
             _log.exception("step %d failed; its %d requests are computed again, apart", number, count)
             behind, self._failed = self._failed, True
             short = is_short_of_memory(error)
-            return self._scheduler.land_failed(
+            return self._scheduler.results.land_failed(
                 planned, time.monotonic(), short_of_memory=short, behind=behind
             )
-        return self._scheduler.update(planned, output, time.monotonic())
+        return self._scheduler.results.land(planned, output, time.monotonic())
 
     def _wait_for(self, planned: PlannedStep, future: StepFuture) -> StepOutput:
         """The output of the oldest step in flight, whose time is learned."""
@@ -369,7 +361,7 @@ class Engine:
         """Tell the bounds of each step, in order, that waits for no sample of an earlier one."""
         while self._unbound:
             failed: OutputsByClient = {}
-            bounds = self._scheduler.bounds(self._unbound[0], failed)
+            bounds = self._scheduler.results.make_bounds(self._unbound[0], failed)
             if bounds is None:
                 return
             self._unbound.popleft()

@@ -1,4 +1,4 @@
-"""Engine processes of this machine: how they are started and ended. `keeper.py` starts them again.
+"""Engine processes of this machine: how they are started and ended. `restarts.py` starts them again.
 
 The process that does so may or may not be an API server itself. The engines' sockets lie in a private folder.
 """
@@ -49,18 +49,8 @@ class EngineProcesses:
     """All engine processes of this machine."""
 
     def __init__(
-        self,
-        engines: list[EngineProcess],
-        folder: RunFolder,
-        addresses: list[Address],
-        *,
-        alone: bool,
-        together: bool = False,
+        self, engines: list[EngineProcess], folder: RunFolder, addresses: list[Address], replicas: Replicas
     ) -> None:
-        """`alone`: there is one engine, and no other on any machine.
-
-        `together`: the engines share experts, so that all end if one does, and are started as one.
-        """
         self.engines = engines
         self.addresses = addresses
         """The address of each API server, which gives it to its EngineClient."""
@@ -69,9 +59,10 @@ class EngineProcesses:
         a group of them, is started again: before that, it is the operator who has to do something."""
         self.leaving = False
         """Whether the owner wants all engines to end."""
-        self.together = together
+        self.together = replicas.together
+        """Whether the engines share experts, so that all end if one does, and are started as one."""
         self._folder = folder
-        self._is_one = alone or together
+        self._is_one = replicas.together or replicas.size == 1
 
     @property
     def run_folder(self) -> Path:
@@ -131,11 +122,8 @@ def start_engines(
             ProcessConfig(
                 engine=config,
                 servers=servers,
+                replicas=replicas,
                 index=number,
-                alone=replicas.size == 1,
-                local_index=index,
-                local_engines=replicas.here,
-                expert_replicas=replicas.size if replicas.together else 1,
                 folder=str(folder.path),
                 drain_seconds=drain_seconds,
                 log_level=log_level,
@@ -145,9 +133,9 @@ def start_engines(
             module,
             folder.path,
         )
-        for index, number in enumerate(replicas.local)
+        for number in replicas.local
     ]
-    return EngineProcesses(engines, folder, servers, alone=replicas.size == 1, together=replicas.together)
+    return EngineProcesses(engines, folder, servers, replicas)
 
 
 def _address(folder: Path, index: int) -> Address:

@@ -63,7 +63,7 @@ class Executor(Protocol):
         ...
 
     def idle(self, *, wait: bool = False) -> bool:
-        """Called while no step is in flight: have the worker prepare one thing that makes others quicker.
+        """Called while no step is in flight: have the worker prepare one thing that makes steps quicker.
 
         Returns whether it does, or has with `wait`; false means that nothing is left. A poll wakes when it
         has. A step that is submitted meanwhile waits for a fraction of a second.

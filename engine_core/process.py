@@ -39,7 +39,7 @@ from engine_core.protocol import (
     ResetPrefixCache,
     Spelling,
 )
-from engine_core.ranks.placement import make_executor
+from engine_core.ranks.executor_choice import make_executor
 from engine_core.scheduling.stats import StatsFilter
 from engine_core.wire.transport import EngineEnd
 from models.plugins import Registrations, use_registrations
@@ -208,7 +208,7 @@ class EngineLoop:
             case Pause(ids):
                 self._engine.pause(client, ids)
             case Go(ids):
-                self._engine.resume(client, ids)
+                self._engine.pause(client, ids, paused=False)
             case Ask(id):
                 self._engine.ask(client, id)
             case Drain(seconds):

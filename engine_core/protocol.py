@@ -10,8 +10,8 @@ from typing import Literal
 
 import msgspec
 
-from engine_core.rates import ExpertStats, Rates, StepBuckets
-from engine_core.reasons import MissReason
+from engine_core.engine_stats import ExpertStats, Rates, StepBuckets
+from engine_core.reason_codes import MissReason
 from worker.protocol import Pooling, Sampling, TokenLogprobs, Vectors, WorkerFacts
 
 Finish = Literal["stop", "length", "abort"]

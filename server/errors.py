@@ -24,7 +24,7 @@ from __future__ import annotations
 from typing import cast
 
 from engine_core.protocol import DEADLINE, QUARANTINED, Failed
-from engine_core.reasons import SENTENCES, Reason
+from engine_core.reason_codes import SENTENCES, Reason
 
 MAX_MESSAGE = 1000
 

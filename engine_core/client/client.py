@@ -16,12 +16,10 @@ from typing import Unpack
 
 from msgspec.structs import replace
 
-from engine_core.client.add_options import AddOptions
 from engine_core.client.dispatcher import Dispatcher
-from engine_core.client.in_flight import InFlight
+from engine_core.client.in_flight import AddOptions, InFlight, Stream
 from engine_core.client.replica import EndCode, Replica, Stalled
 from engine_core.client.replica_table import ReplicaTable
-from engine_core.client.streams import Stream
 from engine_core.config import Address, Replicas
 from engine_core.protocol import (
     PROTOCOL,
@@ -30,7 +28,6 @@ from engine_core.protocol import (
     Dead,
     Drain,
     Hello,
-    Join,
     Leaving,
     Outputs,
     Pooled,
@@ -43,7 +40,7 @@ from engine_core.protocol import (
     Tokens,
     Welcome,
 )
-from engine_core.reasons import Reason
+from engine_core.reason_codes import Reason
 from engine_core.wire.transport import ServerEnd, Unreachable
 from worker.child import BROKE, CANNOT_START, describe_exit
 from worker.protocol import Pooling, Sampling
@@ -52,10 +49,10 @@ _log = logging.getLogger(__name__)
 
 
 class EngineClient:
-    """The engines of one model, as one. Create it in the event loop that will use it.
+    """The engines of one model, as one. Requests outlive engines.
 
-    The event `folder_known` is set once `folder` is known, `ready_or_dead` once an engine is ready or all are
-    given up, and `died` once all are given up, which sets all three. Requests outlive engines.
+    The event `folder_known` is set once `folder` is known, `ready_or_dead` once an engine is ready, and
+    `died` once all engines are given up, which sets all three.
     """
 
     def __init__(
@@ -68,11 +65,10 @@ class EngineClient:
         restart_wait: float | None = None,
         on_progress: Callable[[Progress], None] | None = None,
     ) -> None:
-        """`replicas` are all engines, and this is one of so many `servers` that send them requests.
+        """Call this in the event loop that is used. This is number `server` of so many `servers`.
 
         `restart_wait`: engines are started again, and requests wait for them for so many seconds while none
-        works. An engine that will not come back is named by `engine_given_up`. None: nobody starts engines
-        again, and one that has ended is given up at once.
+        works. None: one that has ended is given up at once.
         """
         self.dead: str | None = None
         """The reason why no replica is left, if all are given up."""
@@ -86,7 +82,7 @@ class EngineClient:
         self.ready_or_dead = asyncio.Event()
         self.died = asyncio.Event()
         self.on_change: Callable[[], None] = lambda: None
-        """A function that is called when `ready` has changed."""
+        """Called when `ready` has changed."""
         self._servers = servers
         self._restart_wait = restart_wait
         self._on_progress = on_progress
@@ -108,7 +104,6 @@ class EngineClient:
 
     @property
     def ready(self) -> Ready | None:
-        """The facts of all replicas that work, as of one engine."""
         return self._table.ready
 
     @property
@@ -117,17 +112,14 @@ class EngineClient:
 
     @property
     def restarting(self) -> EndCode | Stalled | None:
-        """How the last engine ended, while none works and one will be back; or that those that work stall."""
         return self._table.restarting
 
     @property
     def stats(self) -> Stats | None:
-        """The statistics of all replicas together."""
         return self._table.stats
 
     @property
     def replicas(self) -> list[Replica]:
-        """The replicas of this machine, and those that have called from others."""
         return list(self._table.replicas.values())
 
     @property
@@ -212,10 +204,8 @@ class EngineClient:
 
         `at` is when it did, on the monotonic clock. A process that has connected since then is another one.
         """
-        if self.dead is not None or (replica := self._table.replicas.get(number)) is None:
-            return
-        self._read_answers()
-        if replica.connected and replica.connected_at > at:
+        replica = self._after_its_answers(number)
+        if replica is None or (replica.connected and replica.connected_at > at):
             return
         if replica.lost is None:
             explained = code in (BROKE, CANNOT_START)
@@ -227,17 +217,25 @@ class EngineClient:
 
         `explained`: the engine has said the reason itself, in words that count more than `reason`.
         """
-        if self.dead is not None or (replica := self._table.replicas.get(number)) is None:
+        replica = self._after_its_answers(number)
+        if replica is None:
             return
-        self._read_answers()
         self._lose(number, reason or replica.how_it_ended(), explained=explained)
         known = replica.lost if explained or not reason else None
         self._give_up(replica, known or reason, explained=explained)
 
     def engine_stalled(self, number: int, stalled: bool) -> None:
         """Note that an engine of this machine has work and makes no progress, or that it goes on."""
-        self._table.note_stall(number, stalled)
+        if (replica := self._table.replicas.get(number)) is not None:
+            replica.stalled = stalled
         self._dispatcher.dispatch_held()
+
+    def _after_its_answers(self, number: int) -> Replica | None:
+        """The replica of that number, if it matters, once all that it has sent is read."""
+        replica = self._table.replicas.get(number) if self.dead is None else None
+        if replica is not None:
+            self._read_answers()
+        return replica
 
     def _lose(self, number: int, reason: str, *, explained: bool = False, for_good: bool = False) -> None:
         """Note that an engine has ended. `for_good`: no other one will take its place."""
@@ -255,7 +253,7 @@ class EngineClient:
             _log.error("replica %d has ended: %s", number, reason)
         self._refresh()
         for one in ended:  # no request of those that end with it is to blame
-            self._dispatcher.reassign(one, blamed if one is replica else None)
+            self._dispatcher.hand_over(one, blamed if one is replica else None)
 
     def _give_up(self, replica: Replica, reason: str, *, explained: bool) -> None:
         replica.given_up = True
@@ -302,17 +300,13 @@ class EngineClient:
             self.fail("the server could not handle an answer of an engine")
 
     def _read_greetings(self) -> None:
-        for name, greeting in self._end.read_greetings():
-            match greeting:
-                case Hello():
-                    self._reachable(greeting)
-                case Join():
-                    self._welcome(name)
-
-    def _welcome(self, name: bytes) -> None:
         layout = self._table.layout
-        with suppress(Unreachable):  # the machine has gone again
-            self._end.welcome(name, Welcome(PROTOCOL, self._servers, layout.size, layout.here))
+        for frame, greeting in self._end.greetings.read_with_frames():
+            if isinstance(greeting, Hello):
+                self._reachable(greeting)
+                continue
+            with suppress(Unreachable):  # the machine that wants to join has gone again
+                self._end.welcome(frame.bytes, Welcome(PROTOCOL, self._servers, layout.size, layout.here))
 
     def _read_answers(self) -> None:
         for number, answer in self._end.read_answers():
@@ -354,7 +348,9 @@ class EngineClient:
         replica.connected, replica.connected_at = True, time.monotonic()
         if again:
             self._refresh()
-            self._dispatcher.reassign(replica, ready)  # it aborted all its requests when its connection ended
+            self._dispatcher.hand_over(
+                replica, ready
+            )  # it aborted all its requests when its connection ended
 
     def _receive(self, replica: Replica, answer: Answer) -> None:
         match answer:

@@ -7,12 +7,10 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 
-from engine_core.client.held import HeldRequests
-from engine_core.client.in_flight import InFlight
-from engine_core.client.poison import Quarantine, blame
+from engine_core.client.in_flight import InFlight, Stream
 from engine_core.client.replica import Replica
 from engine_core.client.replica_table import ReplicaTable
-from engine_core.client.streams import Stream
+from engine_core.client.takeover import Quarantine, blame, take_back
 from engine_core.protocol import (
     DEADLINE,
     QUARANTINED,
@@ -34,7 +32,7 @@ from engine_core.protocol import (
     Tokens,
     quarantined,
 )
-from engine_core.reasons import Reason
+from engine_core.reason_codes import Reason
 from engine_core.wire.transport import RequestTooLarge, Unreachable
 
 _TOKENS_IN_FRAME = 1 << 17
@@ -62,10 +60,13 @@ class Dispatcher:
         `restart_wait` is for how many seconds a request waits for a replica that can take it.
         """
         self._table = table
-        self._held = HeldRequests(restart_wait, self._refuse)
         self._send = send
+        self._restart_wait = restart_wait
+        self._loop = asyncio.get_running_loop()
         self._quarantine = Quarantine()
         self._in_flight: dict[int, InFlight] = {}
+        self._held: dict[int, asyncio.TimerHandle] = {}
+        """The requests that no replica could take, in the order in which they came; timers refuse them."""
         self._asked: dict[int, asyncio.Future[Standing]] = {}
         """The requests of which somebody wants to know how far they have come, one at a time of each."""
         self.spelling: Spelling | None = None
@@ -98,18 +99,16 @@ class Dispatcher:
                 one.assign(*chosen)
                 batch.append(one)
         for number, batch in batches.items():
-            start = 0
-            for stop in _frame_ends(batch):
-                self._send_batch(number, batch[start:stop], without)
-                start = stop
+            for frame in _frames(batch):
+                self._send_frame(number, frame, without)
 
     def dispatch_held(self) -> None:
         """Try again what no replica could take: another one works, or one is given up."""
-        if self._held:
-            held = self._held.take_all()
-            for one in held:
-                one.shorten()
-            self.dispatch(held)
+        held = [self._in_flight[id] for id in self._held]
+        for one in held:
+            self._held.pop(one.id).cancel()
+            one.shorten()
+        self.dispatch(held)
 
     def deliver(self, replica: Replica, output: Output) -> None:
         """Put an output of this replica into the stream of its request."""
@@ -135,7 +134,7 @@ class Dispatcher:
         """Take the last output of a request, unless another replica can go on after it."""
         moves = replica.leaving and (not one.emitted or self._table.goes_on)
         if moves and _is_declined(output):
-            one.take_back()
+            take_back(one)
             self.dispatch([one])
             return
         if isinstance(output, Failed):
@@ -149,15 +148,13 @@ class Dispatcher:
         """End these requests here and in their engines. Those that have ended are passed over."""
         by_replica: dict[int, list[int]] = {}
         for id in ids:
-            one = self._in_flight.pop(id, None)
+            one = self._in_flight.get(id)
             if one is None:
                 continue
-            self._held.drop(id)
-            aborted = Tokens(id=id, tokens=[], finish="abort")
-            one.stream.put(Failed(id=id, code=503, message=_ABORTED) if one.stream.pools else aborted)
             if one.replica is not None:
                 by_replica.setdefault(one.replica.number, []).append(id)
-            one.unassign()
+            aborted = Tokens(id=id, tokens=[], finish="abort")
+            self._answer(one, Failed(id=id, code=503, message=_ABORTED) if one.stream.pools else aborted)
         for number, aborted_ids in by_replica.items():
             self.notify(number, Abort(ids=aborted_ids))
 
@@ -179,7 +176,7 @@ class Dispatcher:
         one = self._in_flight.get(id)
         if one is None or one.replica is None:
             return None
-        answer = self._asked[id] = asyncio.get_running_loop().create_future()
+        answer = self._asked[id] = self._loop.create_future()
         self.notify(one.replica.number, Ask(id=id))
         try:
             async with asyncio.timeout(_STANDING_SECONDS):
@@ -189,7 +186,7 @@ class Dispatcher:
         finally:
             self._asked.pop(id, None)
 
-    def reassign(self, replica: Replica, ready: Ready | None) -> None:
+    def hand_over(self, replica: Replica, ready: Ready | None) -> None:
         """Give the requests of a lost replica to others, those that had begun first.
 
         `ready` is what the replica had said of itself, or None if no request can be what ended it.
@@ -197,7 +194,7 @@ class Dispatcher:
         orphans = [one for one in self._in_flight.values() if one.replica is replica]
         guilty = blame(orphans, ready) if ready is not None else None
         for one in orphans:
-            one.take_back()
+            take_back(one)
         if guilty is not None:
             orphans.remove(guilty)
             self._quarantine.put(guilty.add)
@@ -212,7 +209,6 @@ class Dispatcher:
     def close(self, reason: str, code: Reason) -> None:
         """Fail all requests in flight, and all that come later."""
         self._closed = reason, code
-        self._held.close()
         self._refuse(list(self._in_flight.values()))
 
     def notify(self, number: int, request: Request) -> None:
@@ -220,7 +216,7 @@ class Dispatcher:
         with suppress(Unreachable):
             self._send(number, request)
 
-    def _send_batch(self, number: int, requests: list[InFlight], without: frozenset[int]) -> None:
+    def _send_frame(self, number: int, requests: Sequence[InFlight], without: frozenset[int]) -> None:
         adds = [one.add for one in requests]
         try:
             if self.spelling is not None and any(add.grammar is not None for add in adds):
@@ -246,16 +242,23 @@ class Dispatcher:
 
     def _send_again(self, query: Add, replica: Replica) -> InFlight:
         """A late-interaction query whose vectors are lost, and needed. Nobody waits for the answer."""
-        one = InFlight(query, Stream[Pooled](query.id, asyncio.get_running_loop(), pools=True))
+        one = InFlight(query, Stream[Pooled](query.id, self._loop, pools=True))
         self._in_flight[query.id] = one
         one.assign(replica, len(query.tokens))
         return one
 
     def _hold_or_refuse(self, one: InFlight) -> None:
-        if self._closed is None and self._held.seconds > 0 and self._table.may_take(one):
-            self._held.hold(one)
-        else:
+        """Keep a request for a while, if a replica may be able to take it later.
+
+        One that has been held since it was last sent keeps its deadline.
+        """
+        if self._closed is not None or self._restart_wait <= 0 or not self._table.may_take(one):
             self._refuse([one])
+            return
+        if one.deadline is None:
+            seconds = min(self._restart_wait, one.seconds_left) if one.since else self._restart_wait
+            one.deadline = self._loop.time() + seconds
+        self._held[one.id] = self._loop.call_at(one.deadline, self._refuse, [one])
 
     def _refuse(self, requests: list[InFlight]) -> None:
         for one in requests:
@@ -273,6 +276,8 @@ class Dispatcher:
     def _answer(self, one: InFlight, last: Tokens | Pooled | Failed) -> None:
         """Give a request its last answer."""
         self._in_flight.pop(one.id, None)
+        if (timer := self._held.pop(one.id, None)) is not None:
+            timer.cancel()
         one.unassign()
         one.stream.put(last)
 
@@ -284,13 +289,13 @@ def _is_declined(output: Tokens | Pooled | Failed) -> bool:
     return isinstance(output, Failed) and output.code == 503 and output.error != DEADLINE
 
 
-def _frame_ends(requests: Sequence[InFlight]) -> Iterator[int]:
-    """The index at which each frame ends. A single request may be larger than the limit for several."""
-    tokens = 0
+def _frames(requests: Sequence[InFlight]) -> Iterator[Sequence[InFlight]]:
+    """The requests of each frame. A single one may be larger than the limit for several."""
+    start = tokens = 0
     for index, one in enumerate(requests):
         length = len(one.add.tokens)
         if tokens and tokens + length > _TOKENS_IN_FRAME:
-            yield index
-            tokens = 0
+            yield requests[start:index]
+            start, tokens = index, 0
         tokens += length
-    yield len(requests)
+    yield requests[start:]

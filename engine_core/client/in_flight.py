@@ -1,80 +1,147 @@
-"""A request between its submission and its last answer: the request, the replica that has it, its stream.
-
-An answer that an engine has begun to generate goes on in another engine behind the tokens that have come.
-"""
+"""A request between its submission and its last answer: the request, the replica that has it, its stream."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from array import array
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
 from math import inf
-from typing import Any
+from typing import Any, Generic, TypedDict, TypeVar, cast
 
 from msgspec.structs import replace
 
 from engine_core.client.replica import Replica
 from engine_core.client.routing import DECODE_TOKENS
-from engine_core.client.streams import Stream
-from engine_core.protocol import Add
-from worker.protocol import Sampling, WorkerFacts
-
-STRIKES = 2
-"""The strikes with which a request runs alone."""
+from engine_core.protocol import Add, Admitted, Failed, Grammar, Pooled, Thinking, Tokens
+from worker.protocol import WorkerFacts
 
 _LEAST = 1e-3
 """The seconds that a request is told to have that has none: 0 would be any number of them."""
 
-_NONE: array[int] = array("i")
+Answers = TypeVar("Answers", Tokens, Pooled)
 
 
-class InFlight:
-    __slots__ = (
-        "add",
-        "began",
-        "deadline",
-        "emitted",
-        "facts",
-        "paused",
-        "pin",
-        "replica",
-        "resent",
-        "runs_alone",
-        "since",
-        "started",
-        "stream",
-        "strikes",
-        "tokens",
+class AddOptions(TypedDict, total=False):
+    """The optional fields of `Add`, by which a caller says how the engine shall treat a request."""
+
+    priority: int
+    owner: str
+    weight: float
+    max_running: int
+    wait: float
+    budget: float
+    salt: str
+    group: int
+    streams: bool
+    times_each: bool
+    diagnoses: bool
+    grammar: Grammar
+    thinking: Thinking
+
+
+class Stream(AsyncIterator[Answers | Failed], Generic[Answers]):
+    """The answers to one request, the last of which is terminal. It has one reader."""
+
+    __slots__ = ("_loop", "_notice", "_outputs", "_over", "_waiter", "id", "pools")
+
+    def __init__(self, id: int, loop: asyncio.AbstractEventLoop, *, pools: bool = False) -> None:
+        self.id = id
+        self.pools = pools
+        self._loop = loop
+        self._notice: Admitted | None = None
+        self._outputs: list[Answers | Failed] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self._over = False
+
+    def put(self, output: Answers | Failed) -> None:
+        self._outputs.append(output)
+        self._wake()
+
+    def notify(self, notice: Admitted) -> None:
+        """Let the reader know that the request waits. It reads an answer with `expected` and no tokens."""
+        self._notice = notice
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def __anext__(self) -> Answers | Failed:
+        """All answers that have come since the last call, merged to one; waits if there are none."""
+        if self._over:
+            raise StopAsyncIteration
+        if not self._outputs and self._notice is None:
+            self._waiter = self._loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        outputs, self._outputs = self._outputs, []
+        notice, self._notice = self._notice, None
+        if not outputs and notice is not None:
+            return cast("Answers", Tokens(id=self.id, tokens=[], expected=notice.expected))
+        if len(outputs) > 1 and isinstance(outputs[-1], Failed):
+            self._outputs = [outputs.pop()]  # what came before the failure is delivered first
+        output = outputs[0] if len(outputs) == 1 else cast("Answers", _merge(outputs))
+        self._over = is_terminal(output)
+        return output
+
+
+def is_terminal(output: Tokens | Pooled | Failed) -> bool:
+    return not isinstance(output, Tokens) or output.finish is not None
+
+
+def _merge(outputs: Sequence[Tokens | Pooled | Failed]) -> Tokens:
+    parts = [output for output in outputs if isinstance(output, Tokens)]  # nothing else comes in several
+    first, last = parts[0], parts[-1]
+    return Tokens(
+        id=first.id,
+        tokens=[token for part in parts for token in part.tokens],
+        logprobs=[entry for part in parts for entry in part.logprobs],
+        prompt_logprobs=first.prompt_logprobs,
+        cached=first.cached,
+        finish=last.finish,
+        timing=last.timing,
+        expected=first.expected,
+        miss=first.miss,
     )
 
-    def __init__(self, add: Add, stream: Stream[Any], pin: int | None = None) -> None:
-        self.add = add
-        """The request as it is sent next."""
-        self.stream = stream
-        self.pin = pin
-        """The one replica that may have it, if the client named one."""
-        self.since = time.monotonic() if add.wait or add.budget else 0.0
-        """When the times that `add` gives it began, if it gives it any."""
-        self.replica: Replica | None = None
-        self.deadline: float | None = None
-        """The time on the event loop's clock until which it may wait for a replica, if it waits for one."""
-        self.paused = False
-        """Whether its answer is not read, so that nothing shall be computed for it."""
-        self.started = False
-        """Whether an answer has come from its replica."""
-        self.emitted: array[int] = _NONE
-        """The tokens that are in the stream, from whichever engines."""
-        self.began = 0.0
-        """The time at which the first of them came."""
-        self.facts: WorkerFacts | None = None
-        """The facts of the engine from which the last of them came."""
-        self.strikes = 0
-        """The engines that have ended in a row while they may have computed it, and it got nowhere."""
-        self.resent = 0
-        """The tokens that had come when it was sent last."""
-        self.runs_alone = False
-        """Whether its engine has said that it runs alone."""
-        self.tokens = 0
-        """Its share of the replica's load, in tokens to compute."""
+
+@dataclass(slots=True, eq=False)
+class InFlight:
+    add: Add
+    """The request as it is sent next."""
+    stream: Stream[Any]
+    pin: int | None = None
+    """The one replica that may have it, if the client named one."""
+    since: float = field(init=False)
+    """When the times that `add` gives it began, if it gives it any."""
+    replica: Replica | None = None
+    deadline: float | None = None
+    """The time on the event loop's clock until which it may wait for a replica, if it waits for one."""
+    paused: bool = False
+    """Whether its answer is not read, so that nothing shall be computed for it."""
+    started: bool = False
+    """Whether an answer has come from its replica."""
+    emitted: array[int] = field(default_factory=lambda: array("i"))
+    """The tokens that are in the stream, from whichever engines."""
+    began: float = 0.0
+    """The time at which the first of them came."""
+    facts: WorkerFacts | None = None
+    """The facts of the engine from which the last of them came."""
+    strikes: int = 0
+    """The engines that have ended in a row while they may have computed it, and it got nowhere."""
+    resent: int = 0
+    """The tokens that had come when it was sent last."""
+    runs_alone: bool = False
+    """Whether its engine has said that it runs alone."""
+    tokens: int = 0
+    """Its share of the replica's load, in tokens to compute."""
+
+    def __post_init__(self) -> None:
+        self.since = time.monotonic() if self.add.wait or self.add.budget else 0.0
 
     @property
     def id(self) -> int:
@@ -95,7 +162,7 @@ class InFlight:
         """Note that its replica gives its first token: what it had to read is computed."""
         self.started = True
         if not self.emitted:
-            self.emitted, self.began = array("i"), time.monotonic()
+            self.began = time.monotonic()
         if self.replica is not None:
             self.replica.tokens += DECODE_TOKENS - self.tokens
             self.facts = self.replica.ready.worker if self.replica.ready is not None else None
@@ -107,31 +174,6 @@ class InFlight:
             self.replica.requests -= 1
             self.replica.tokens -= self.tokens
         self.replica = None
-
-    def take_back(self) -> None:
-        """Make it a request for another replica, which goes on behind the tokens that have come.
-
-        That one does not say again what comes with the first token.
-        """
-        self.unassign()
-        self.shorten()
-        self.started = self.runs_alone = False
-        self.resent = len(self.emitted)
-        add, params = self.add, self.add.params
-        alone = self.strikes >= STRIKES
-        if not self.emitted or not isinstance(params, Sampling):
-            self.add = replace(add, alone=alone) if alone != add.alone else add
-            return
-        prompt = add.tokens[: add.prompt_len] if add.prompt_len else add.tokens
-        self.add = replace(
-            add,
-            alone=alone,
-            tokens=prompt + self.emitted.tolist(),
-            prompt_len=len(prompt),
-            began=self.began if add.sent else 0.0,
-            params=replace(params, prompt_logprobs=None),
-            diagnoses=False,
-        )
 
     @property
     def seconds_left(self) -> float:
@@ -150,15 +192,3 @@ class InFlight:
             max(limit - passed, _LEAST) if limit else 0.0 for limit in (self.add.wait, self.add.budget)
         ]
         self.add = replace(self.add, wait=wait, budget=budget)
-
-    def can_go_on(self, facts: WorkerFacts) -> bool:
-        """Whether an engine of these facts would emit the very tokens that are still to come."""
-        if not self.emitted or self.facts is None:
-            return True
-        return facts.fingerprint == self.facts.fingerprint and self._limit(facts) == self._limit(self.facts)
-
-    def _limit(self, facts: WorkerFacts) -> int:
-        """The number of tokens, the prompt's included, at which an engine of these facts ends its answer."""
-        params = self.add.params
-        most = params.max_tokens if isinstance(params, Sampling) else 0
-        return min((self.add.prompt_len or len(self.add.tokens)) + most, facts.max_model_len)

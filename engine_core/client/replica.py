@@ -8,8 +8,8 @@ from typing import Literal
 from msgspec.structs import replace
 
 from engine_core.client.routing import DECODE_TOKENS
+from engine_core.engine_stats import Rates
 from engine_core.protocol import PHASES, Progress, Ready, Stats
-from engine_core.rates import Rates
 from worker.child import STOPPED, describe_exit
 
 EndCode = Literal["engine_lost", "engine_killed", "engine_broke", "engine_stopped"]
@@ -26,24 +26,6 @@ _SAME_IN_WORKERS = ("dtype", "tasks", "widths")
 
 class Replica:
     """An engine under its number, which a process that is started in its place keeps."""
-
-    __slots__ = (
-        "connected",
-        "connected_at",
-        "end_code",
-        "given_up",
-        "leaving",
-        "lost",
-        "number",
-        "progress",
-        "reachable",
-        "ready",
-        "requests",
-        "spelled",
-        "stalled",
-        "stats",
-        "tokens",
-    )
 
     def __init__(self, number: int) -> None:
         self.number = number

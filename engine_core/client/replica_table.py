@@ -9,7 +9,6 @@ import logging
 from collections.abc import Collection
 
 from engine_core.client.in_flight import InFlight
-from engine_core.client.late_queries import LateQueries
 from engine_core.client.replica import (
     EndCode,
     Replica,
@@ -19,7 +18,8 @@ from engine_core.client.replica import (
     all_stats,
     difference,
 )
-from engine_core.client.routing import BLOCK, REMEMBERED, Router
+from engine_core.client.routing import BLOCK, REMEMBERED, LateQueries, Router
+from engine_core.client.takeover import can_go_on
 from engine_core.config import Replicas
 from engine_core.protocol import Add, Progress, Ready, Stats
 
@@ -100,10 +100,6 @@ class ReplicaTable:
             self._late_queries.lose(one.number)
         return ended
 
-    def note_stall(self, number: int, stalled: bool) -> None:
-        if (replica := self.replicas.get(number)) is not None:
-            replica.stalled = stalled
-
     def forget_prefixes(self) -> None:
         self._router.forget(self.replicas)
 
@@ -150,12 +146,9 @@ class ReplicaTable:
 
     def missing_query(self, add: Add, replica: Replica) -> Add | None:
         """The late-interaction query that this replica must get before this document; None if it has."""
-        query = self._late_queries.missing(add, replica.number)
-        if query is not None:
-            self._late_queries.note(query, replica.number)
-        return query
+        return self._late_queries.missing(add, replica.number)
 
     def _can_go_on(self, request: InFlight, number: int) -> bool:
         """Whether this replica would emit the very tokens that are still to come."""
         ready = self.replicas[number].ready
-        return ready is not None and request.can_go_on(ready.worker)
+        return ready is not None and can_go_on(request, ready.worker)

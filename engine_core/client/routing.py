@@ -1,9 +1,10 @@
-"""The rule by which a request is given to a replica. It uses tokens and replica numbers, no socket or clock.
+"""The rules by which a request is given to a replica. They use no socket and no clock.
 
 A request goes to the replica that will have the fewest tokens to compute once it has this request too. Those
 are the tokens that it has in flight already, plus those of this prompt that it does not hold from requests
 before it. So a request follows its prefix, unless that replica is busier by more tokens than the prefix
-saves; then it goes to another one, and from then on both hold the prefix. Equals take turns.
+saves; then it goes to another one, and from then on both hold the prefix. Equals take turns. A document of
+late interaction follows the query to whose vectors it is compared.
 """
 
 from __future__ import annotations
@@ -12,12 +13,17 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
 
+from engine_core.protocol import Add
+from worker.protocol import Pooling
+
 BLOCK = 64
 """Tokens in each block of a prompt that is hashed: near the size of cache blocks, whichever that is."""
 LONGEST = 256
 """Blocks of a prompt that are looked at: those beyond add work and change no choice."""
 REMEMBERED = 1 << 16
 """The most blocks that are remembered, of all prompts together: some ten megabytes."""
+MOST_QUERIES = 1 << 10
+"""The most late-interaction queries that are remembered: more than the requests that are scored at a time."""
 DECODE_TOKENS = 32
 """The load of a request that is being generated, in tokens. It needs one a step, but for many steps."""
 
@@ -83,3 +89,44 @@ def _hashes(tokens: list[int], salt: str) -> Iterator[int]:
     for end in range(BLOCK, min(len(tokens), BLOCK * LONGEST) + 1, BLOCK):
         chain = hash((chain, tuple(tokens[end - BLOCK : end])))
         yield chain
+
+
+class LateQueries:
+    """The late-interaction queries that were sent last, and which replica keeps the vectors of each.
+
+    One is sent again if that replica has ended.
+    """
+
+    def __init__(self) -> None:
+        self._queries: OrderedDict[str, tuple[Add, int | None]] = OrderedDict()
+        """Name -> the query and the replica that keeps its vectors."""
+
+    def note(self, add: Add, replica: int) -> None:
+        """Note that this replica gets a request; only queries are remembered."""
+        if isinstance(add.params, Pooling) and (name := add.params.late_query):
+            self._queries[name] = add, replica
+            self._queries.move_to_end(name)
+            if len(self._queries) > MOST_QUERIES:
+                self._queries.popitem(last=False)
+
+    def holder(self, add: Add) -> int | None:
+        """The replica that keeps the vectors for which a document asks."""
+        return self._queries.get(_asked(add), (None, None))[1]
+
+    def missing(self, add: Add, replica: int) -> Add | None:
+        """The query that this replica must get before a document, if it has not got it. Call this once."""
+        query, holder = self._queries.get(_asked(add), (None, None))
+        if query is None or holder == replica:
+            return None
+        self.note(query, replica)
+        return query
+
+    def lose(self, replica: int) -> None:
+        """Forget what a replica kept, which has ended."""
+        for name, (add, holder) in self._queries.items():
+            if holder == replica:
+                self._queries[name] = add, None
+
+
+def _asked(add: Add) -> str:
+    return add.params.late_document if isinstance(add.params, Pooling) else ""

@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 from typing import get_args
 
-from engine_core.config import EngineConfig
-from engine_core.experts.options import balancing_of, transport_of
-from engine_core.wire.key_rules import needed
+from engine_core.config import EngineConfig, ProcessConfig, cluster_key_needed
+from engine_core.expert_options import balancing_of, transport_of
 from models.config import ConfigError, ModelConfig
 from models.parallel.experts import Placement, check_experts, count_experts
 from models.parallel.shares import check_cut
@@ -58,11 +57,23 @@ def placement_of(config: EngineConfig) -> Placement:
     )
 
 
-def backend_of(config: EngineConfig, local_engines: int = 1, expert_replicas: int = 1) -> str:
+def backend_of(process: ProcessConfig) -> str:
     """The way in which workers run: "uni", "mp" or "ray". Raises ValueError if options contradict it."""
-    if expert_replicas > 1:
-        return _backend_of_replicas(config)
+    config = process.engine
     ranks, nodes, backend = config.ranks, config.nnodes, config.distributed_executor_backend
+    if process.expert_replicas > 1:
+        if backend not in (None, "mp"):
+            raise ValueError(
+                f"--distributed-executor-backend {backend}: replicas that share experts "
+                "(--enable-expert-parallel with --data-parallel-size) have workers in processes of their "
+                "own: leave it out, or choose mp"
+            )
+        if nodes > 1:
+            raise ValueError(
+                f"--nnodes {nodes}: replicas share experts on one machine "
+                "(--enable-expert-parallel with --data-parallel-size): leave out one of the three"
+            )
+        return "mp"
     if backend not in (None, "uni", "mp", "ray"):
         raise ValueError(f"--distributed-executor-backend is '{backend}'; it can be uni, mp or ray")
     asked = (
@@ -75,85 +86,59 @@ def backend_of(config: EngineConfig, local_engines: int = 1, expert_replicas: in
             f"{ranks}: leave it out, or choose mp or ray"
         )
     if nodes > 1:
-        _check_nodes(config, asked, local_engines)
+        _check_nodes(config, asked, process.replicas.here)
     return backend or ("mp" if ranks > 1 else "uni")
 
 
-def _backend_of_replicas(config: EngineConfig) -> str:
-    """The way in which the workers of replicas that share experts run: as processes of this machine."""
-    if config.distributed_executor_backend not in (None, "mp"):
-        raise ValueError(
-            f"--distributed-executor-backend {config.distributed_executor_backend}: replicas that share "
-            "experts (--enable-expert-parallel with --data-parallel-size) have workers in processes of their "
-            "own: leave it out, or choose mp"
-        )
-    if config.nnodes > 1:
-        raise ValueError(
-            f"--nnodes {config.nnodes}: replicas share experts on one machine "
-            "(--enable-expert-parallel with --data-parallel-size): leave out one of the three"
-        )
-    return "mp"
-
-
 def _check_nodes(config: EngineConfig, asked: str, local_engines: int) -> None:
+    flag, last = f"--nnodes {config.nnodes}", config.nnodes - 1
     if config.distributed_executor_backend not in (None, "mp"):
         raise ValueError(
-            f"--nnodes {config.nnodes} goes with --distributed-executor-backend mp, and not with "
+            f"{flag} goes with --distributed-executor-backend mp, and not with "
             f"{config.distributed_executor_backend}: leave one of them out"
         )
     if config.ranks % config.nnodes:
         raise ValueError(
-            f"--nnodes {config.nnodes}: {asked} makes {config.ranks} workers, which cannot be divided "
-            "evenly among so many machines"
+            f"{flag}: {asked} makes {config.ranks} workers, which cannot be divided evenly among so many "
+            "machines"
         )
-    last = config.nnodes - 1
     if not 0 <= config.node_rank <= last:
-        raise ValueError(
-            f"--node-rank {config.node_rank}: with --nnodes {config.nnodes} it can be 0 to {last}"
-        )
+        raise ValueError(f"--node-rank {config.node_rank}: with {flag} it can be 0 to {last}")
     if local_engines > 1:
         raise ValueError(
-            f"--nnodes {config.nnodes} spreads one replica over machines, and {local_engines} are to start "
-            "here: start one `serve` for each of them, with ports of its own"
+            f"{flag} spreads one replica over machines, and {local_engines} are to start here: start one "
+            "`serve` for each of them, with ports of its own"
         )
     if not config.cluster_key:
-        raise needed(f"--nnodes {config.nnodes}")
+        raise cluster_key_needed(flag)
 
 
-def rank_places(
-    config: EngineConfig,
-    local_index: int = 0,
-    local_engines: int = 1,
-    replica: int | None = None,
-    *,
-    expert_replicas: int = 1,
-    expert_rendezvous: str = "",
-) -> list[Place]:
+def rank_places(process: ProcessConfig, expert_rendezvous: str = "") -> list[Place]:
     """The places of all ranks, machine by machine, with equally many on each and those of a stage together.
 
-    The replica is number `local_index` of the `local_engines` on its machine. The ranks of so many replicas
-    share experts, and meet at `expert_rendezvous`.
+    Ranks of replicas that share experts meet at `expert_rendezvous`.
     """
+    config, replicas = process.engine, process.replicas
     per_node, tensor_size = config.ranks // config.nnodes, config.tensor_parallel_size
-    rendezvous = f"tcp://{config.master_addr}:{config.master_port + 1}" if config.nnodes > 1 else ""
-    shares = config.enable_expert_parallel
-    first_expert_rank = (replica or 0) * tensor_size if expert_replicas > 1 else 0
+    several_nodes, shares = config.nnodes > 1, config.enable_expert_parallel
+    first_local_rank = (process.index - replicas.first) * per_node
+    first_expert_rank = process.index * tensor_size if process.expert_replicas > 1 else 0
     return [
         Place(
             tensor_rank=rank % tensor_size,
             tensor_size=tensor_size,
             stage=rank // tensor_size,
             stages=config.pipeline_parallel_size,
-            local_rank=local_index * per_node + rank % per_node,
-            local_ranks=local_engines * per_node,
-            rendezvous=rendezvous,
-            address=config.master_addr if config.nnodes > 1 else "127.0.0.1",
-            replica=replica,
+            local_rank=first_local_rank + rank % per_node,
+            local_ranks=replicas.here * per_node,
+            rendezvous=f"tcp://{config.master_addr}:{config.master_port + 1}" if several_nodes else "",
+            address=config.master_addr if several_nodes else "127.0.0.1",
+            replica=None if process.alone else process.index,
             expert_rank=first_expert_rank + rank % tensor_size if shares else 0,
-            expert_size=tensor_size * expert_replicas if shares else 1,
+            expert_size=tensor_size * process.expert_replicas if shares else 1,
             expert_placement=placement_of(config),
             expert_transport=transport_of(config),
-            expert_replicas=expert_replicas,
+            expert_replicas=process.expert_replicas,
             expert_rendezvous=expert_rendezvous,
         )
         for rank in range(config.ranks)

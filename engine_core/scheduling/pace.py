@@ -7,14 +7,13 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 
 from engine_core.config import EngineConfig
-from engine_core.rates import Rates, expected_length
-from engine_core.scheduling.answers import AnswerLengths, steps_until_ends
-from engine_core.scheduling.backlog import Backlog
-from engine_core.scheduling.cost import CostLine
-from engine_core.scheduling.forecast import Load, expected_wait
-from engine_core.scheduling.queue.classes import WorkClass
+from engine_core.engine_stats import Rates, expected_length
+from engine_core.scheduling.queue.owners import Backlog
+from engine_core.scheduling.queue.work_classes import WorkClass
 from engine_core.scheduling.sequence import Sequence
 from engine_core.scheduling.step_builder import PlannedStep, StepBuilder
+from engine_core.scheduling.step_cost import CostLine
+from engine_core.scheduling.wait_forecast import AnswerLengths, Load, expected_wait, steps_until_ends
 from worker.protocol import WorkerFacts
 
 _GAP = 0.05
@@ -104,13 +103,9 @@ class Pace:
         seq.backlog = self.line.tokens(count, reads) + self.line.end(seq.term, 1)
         for backlog in (self._backlog, seq.owner.backlog):
             backlog.prompts[seq.work_class] += seq.backlog
-        self._count_answer(seq, 1)
+        self.count_answer(seq, 1)
 
-    def admit(self, seq: Sequence) -> None:
-        """Note that a sequence waits no more, because it runs."""
-        self._count_answer(seq, -1)
-
-    def _count_answer(self, seq: Sequence, sign: int) -> None:
+    def count_answer(self, seq: Sequence, sign: int) -> None:
         """Count the answer to a sequence that waits; with the sign -1, count it no more."""
         if not seq.pools:
             for backlog in (self._backlog, seq.owner.backlog):
@@ -125,7 +120,7 @@ class Pace:
         """Count a sequence no more, which has ended."""
         self._reduce(seq, seq.backlog)
         if seq.slot is None:
-            self._count_answer(seq, -1)
+            self.count_answer(seq, -1)
         if seq.first_token is not None:
             self.decoding -= 1
             self.readers -= seq.request.streams

@@ -28,22 +28,26 @@ from engine_core.config import EngineConfig
 from engine_core.grammar.matcher import ThinkingMatcher, TokenMatcher, catch_up
 from engine_core.protocol import Add, Admitted, Failed, OutputsByClient, Stats
 from engine_core.scheduling.cache.cache_manager import CacheManager
-from engine_core.scheduling.config_checks import check_config
-from engine_core.scheduling.landing.ends import aborted
-from engine_core.scheduling.landing.landing import Landing, put
 from engine_core.scheduling.pace import Pace, Slots
-from engine_core.scheduling.queue.classes import TimeShares, WorkClass, class_of
 from engine_core.scheduling.queue.deadlines import Deadlines, late
+from engine_core.scheduling.queue.failed_steps import Suspects
 from engine_core.scheduling.queue.owners import Owners
-from engine_core.scheduling.queue.paused import PausedSequences
 from engine_core.scheduling.queue.preemption import Preemption, keeping_place
-from engine_core.scheduling.queue.suspects import Suspects
-from engine_core.scheduling.queue.waiting import WaitingQueue, comes_before, order, remove, used_by_owner
-from engine_core.scheduling.request_checks import refusal, token_limit
+from engine_core.scheduling.queue.waiting import (
+    PausedSequences,
+    WaitingQueue,
+    comes_before,
+    order,
+    remove,
+    used_by_owner,
+)
+from engine_core.scheduling.queue.work_classes import TimeShares, WorkClass, class_of
+from engine_core.scheduling.refusals import check_config, refusal, token_limit
 from engine_core.scheduling.sequence import Key, Sequence
 from engine_core.scheduling.stats import Counters
 from engine_core.scheduling.step_builder import PlannedStep, StepBuilder
-from worker.protocol import NewSeq, Sampling, StepBounds, StepOutput, WorkerFacts
+from engine_core.scheduling.step_results import StepResults, aborted, put
+from worker.protocol import NewSeq, Sampling, WorkerFacts
 
 _WORTH_SAYING = 0.1
 """A request that is expected to wait for so many seconds is told at once."""
@@ -75,7 +79,7 @@ class Scheduler:
         self.suspects = Suspects()
         self.deadlines = Deadlines()
         self._preemption = Preemption(self.waiting, self.owners, by_priority=by_priority)
-        self._landing = Landing(
+        self.results = StepResults(
             *(self.pace, self.cache, self.paused, self.suspects), preempt=self._preempt, end=self._end
         )
         self._cache_full = False
@@ -288,7 +292,7 @@ class Scheduler:
         if not count or (count < gap and not step.may_split) or not step.can_pool(seq, ends=count == gap):
             return None
         self.waiting.admit(seq)
-        self.pace.admit(seq)
+        self.pace.count_answer(seq, -1)
         insort(self.running, seq, key=order)
         slot = self.cache.admit(seq, prefix)
         self.cache.grow(seq, seq.computed + count)
@@ -339,25 +343,6 @@ class Scheduler:
         self.waiting.release(seq.owner)
         self.cache.release(seq)
 
-    # A step lands.
-
-    def update(self, planned: PlannedStep, output: StepOutput, now: float) -> OutputsByClient:
-        """Append what a step has sampled, publish blocks, and end sequences; returns what clients get."""
-        return self._landing.update(planned, output, now)
-
-    def land_failed(
-        self, planned: PlannedStep, now: float, *, short_of_memory: bool, behind: bool
-    ) -> OutputsByClient:
-        """Let the sequences of a step that failed, but not `behind` another, run apart; one alone ends."""
-        return self._landing.fail(planned, now, short_of_memory=short_of_memory, behind=behind)
-
-    def bounds(self, planned: PlannedStep, outputs: OutputsByClient) -> StepBounds | None:
-        """The bounds of a step; None if it has to wait for a step before it.
-
-        Requests whose text cannot go on end, and `outputs` gets their answers.
-        """
-        return self._landing.bounds(planned, outputs)
-
     def _end(self, seq: Sequence) -> None:
         if seq.apart:
             self.suspects.remove(seq)
@@ -385,12 +370,21 @@ class Scheduler:
         return self.pace.expected_wait(work_class, now, slots, seq)
 
     def stats(self, now: float) -> Stats:
-        return self.counters.stats(
+        counters = self.counters
+        return Stats(
             running=len(self.running),
             waiting=self.waiting.count,
             waiting_tokens=self.waiting.tokens,
             kv_usage=self.cache.pool.usage,
+            prefix_queries=counters.prefix_queries,
+            prefix_hits=counters.prefix_hits,
+            preemptions=counters.preemptions,
+            steps=counters.steps,
+            step_tokens=counters.step_tokens,
             busy=self.pace.busy,
             expected_wait=self._expected_wait(WorkClass.FIRST_TOKEN, now),
             rates=self.pace.rates(self._slots(newcomers=0)),
+            landed=counters.landed.buckets,
+            kernel_compilations=counters.kernel_compilations,
+            experts=counters.experts.stats,
         )

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from engine_core.grammar.matcher import TokenMatcher
 from engine_core.protocol import Add, CacheMiss, Timing
 from engine_core.scheduling.cache.block_pool import chain_hash, root_hash
-from engine_core.scheduling.cost import sampling_term
-from engine_core.scheduling.queue.classes import WorkClass, class_of
 from engine_core.scheduling.queue.owners import Owner
+from engine_core.scheduling.queue.work_classes import WorkClass, class_of
+from engine_core.scheduling.step_cost import sampling_term
 from worker.protocol import Pooling, Sampling, SeqStep, TokenLogprobs
 
 Key = tuple[int, int]
@@ -81,6 +81,11 @@ class Sequence:
         if self.resumed:
             self.started = self.arrived
             self.first_token = self.request.began or self.arrived
+
+    @property
+    def id(self) -> int:
+        """The number that its client has chosen."""
+        return self.key[1]
 
     @property
     def prompt_len(self) -> int:

@@ -6,17 +6,16 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from engine_core.protocol import Stats
-from engine_core.rates import (
+from engine_core.engine_stats import (
     REARRANGEMENT_SECONDS,
     STEP_ROWS,
     STEP_SECONDS,
     STEP_TOKENS,
     Buckets,
     ExpertStats,
-    Rates,
     StepBuckets,
 )
+from engine_core.protocol import Stats
 from engine_core.scheduling.step_builder import PlannedStep
 from worker.protocol import Balancedness, ExpertReport, StepOutput
 
@@ -57,13 +56,8 @@ class LandedSteps:
 
     @property
     def buckets(self) -> StepBuckets:
-        return StepBuckets(
-            seconds=self._seconds.buckets,
-            tokens=self._tokens.buckets,
-            decoding=self._decoding.buckets,
-            prompts=self._prompts.buckets,
-            texts=self._texts.buckets,
-        )
+        of_rows = (self._decoding.buckets, self._prompts.buckets, self._texts.buckets)
+        return StepBuckets(self._seconds.buckets, self._tokens.buckets, *of_rows)
 
 
 class BalancedExperts:
@@ -99,7 +93,6 @@ class Counters:
     steps: int = 0
     step_tokens: int = 0
     kernel_compilations: int = 0
-    """What the worker told last."""
     landed: LandedSteps = field(default_factory=LandedSteps)
     experts: BalancedExperts = field(default_factory=BalancedExperts)
 
@@ -108,36 +101,6 @@ class Counters:
         self.kernel_compilations = output.kernel_compilations
         if output.experts is not None:
             self.experts.take(output.experts)
-
-    def stats(
-        self,
-        *,
-        running: int,
-        waiting: int,
-        waiting_tokens: int,
-        kv_usage: float,
-        busy: float,
-        expected_wait: float,
-        rates: Rates,
-    ) -> Stats:
-        """The message that tells these totals and gauges."""
-        return Stats(
-            running=running,
-            waiting=waiting,
-            kv_usage=kv_usage,
-            prefix_queries=self.prefix_queries,
-            prefix_hits=self.prefix_hits,
-            preemptions=self.preemptions,
-            steps=self.steps,
-            step_tokens=self.step_tokens,
-            busy=busy,
-            expected_wait=expected_wait,
-            rates=rates,
-            waiting_tokens=waiting_tokens,
-            landed=self.landed.buckets,
-            kernel_compilations=self.kernel_compilations,
-            experts=self.experts.stats,
-        )
 
 
 class StatsFilter:

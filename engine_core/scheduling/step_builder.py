@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from math import inf
 
 from engine_core.config import EngineConfig
-from engine_core.scheduling.cost import POOLED, READ, TOKEN, CostLine, Work
 from engine_core.scheduling.sequence import Sequence
+from engine_core.scheduling.step_cost import POOLED, READ, TOKEN, CostLine, Work
 from worker.protocol import NewSeq, Pooling, SeqStep, StepInput, WorkerFacts
 
 

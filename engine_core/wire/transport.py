@@ -18,8 +18,7 @@ import zmq
 
 from engine_core.config import Address
 from engine_core.protocol import PROTOCOL, Answer, Greeting, Hello, Request, Welcome
-from engine_core.wire import socket_events
-from engine_core.wire.keys import ClusterKeys
+from engine_core.wire.sockets import CONNECTED, DISCONNECTED, ClusterKeys, socket_events, stop_monitor
 
 MAX_REQUEST_BYTES = 64 << 20
 """A longer frame makes the receiver drop the connection, so the sender refuses it first."""
@@ -88,7 +87,7 @@ class EngineEnd:
         self.push = _socket(context, zmq.PUSH)
         for sock in (dealer, self.push):
             present_keys(sock, address)
-        self.monitor = self.push.get_monitor_socket(socket_events.DISCONNECTED | socket_events.CONNECTED)
+        self.monitor = self.push.get_monitor_socket(DISCONNECTED | CONNECTED)
         self.backlog: deque[bytes] = deque()
         self.lost = False
         """Whether the server has gone, and no other one has taken its place yet."""
@@ -125,8 +124,8 @@ class EngineEnd:
 
     def changes(self) -> Iterator[Literal["lost", "back"]]:
         """The changes since the last call: "lost" if the server ended, "back" if another took its place."""
-        for event, _ in socket_events.events(self.monitor):
-            if event == socket_events.CONNECTED:
+        for event, _ in socket_events(self.monitor):
+            if event == CONNECTED:
                 back, self.lost, self._connected = self.lost, False, True
                 if back:
                     yield "back"
@@ -136,7 +135,7 @@ class EngineEnd:
                 yield "lost"
 
     def close(self) -> None:
-        socket_events.stop(self.push, self.monitor)
+        stop_monitor(self.push, self.monitor)
         self.push.close(linger=_LINGER_MS)
         self.requests.sock.close(linger=0)
 
@@ -153,7 +152,7 @@ class ServerEnd:
         pull = _socket(self._context, zmq.PULL)
         self.greetings = Inbox(router, _greetings)
         self.answers = Inbox(pull, _answers)
-        self.monitor = pull.get_monitor_socket(socket_events.DISCONNECTED)
+        self.monitor = pull.get_monitor_socket(DISCONNECTED)
         self._engines: dict[int, deque[int]] = {}
         """Connection -> the engine at its other end, then the engines of later connections of this number."""
         self._newest: dict[int, int] = {}
@@ -191,11 +190,6 @@ class ServerEnd:
         except zmq.ZMQError as error:
             raise Unreachable(f"the engine cannot be reached: {error.strerror}") from error
 
-    def read_greetings(self) -> Iterator[tuple[bytes, Greeting]]:
-        """Each greeting that has come, with the name of the sender, for an answer."""
-        for frame, greeting in self.greetings.read_with_frames():
-            yield frame.bytes, greeting
-
     def read_answers(self) -> Iterator[tuple[int, Answer]]:
         """Each answer that has come, with the engine that gives it, whose Hello opened this connection."""
         for frame, answer in self.answers.read_with_frames():
@@ -213,7 +207,7 @@ class ServerEnd:
         What they had sent must have been read before. An engine that is back already is left out.
         """
         gone: list[int] = []
-        for _, connection in socket_events.events(self.monitor):
+        for _, connection in socket_events(self.monitor):
             if self._engines.get(connection):  # or it was a stranger, who was refused
                 engine = self._engines[connection].popleft()
                 if self._newest.get(engine) == connection and engine not in self._engines[connection]:
@@ -222,7 +216,7 @@ class ServerEnd:
         return gone
 
     def close(self) -> None:
-        socket_events.stop(self.answers.sock, self.monitor)
+        stop_monitor(self.answers.sock, self.monitor)
         for inbox in (self.greetings, self.answers):
             inbox.sock.close(linger=0)
         self._context.term()

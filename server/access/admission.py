@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import NoReturn, Protocol
 
+from engine_core.engine_stats import Rates, expected_length
 from engine_core.protocol import Standing, Stats
-from engine_core.rates import Rates, expected_length
 from server.access.client_identity import Caller
 from server.access.requests_by_id import RequestsById
 from server.errors import ApiError, BadRequest, Overloaded, TooManyRequests

@@ -9,7 +9,7 @@ from functools import lru_cache
 from starlette.requests import Request
 from starlette.types import Scope
 
-from engine_core.client.add_options import AddOptions
+from engine_core.client.in_flight import AddOptions
 from server.access.keys.key import Key, Right
 from server.access.quotas import Account
 

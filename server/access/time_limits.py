@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from starlette.requests import Request
 
-from engine_core.client.add_options import AddOptions
+from engine_core.client.in_flight import AddOptions
 from server.errors import BadRequest, DeadlineExceeded, TooLate
 from server.options.server_config import AccessOptions
 

@@ -18,9 +18,8 @@ from typing import Unpack
 
 from msgspec.structs import replace
 
-from engine_core.client.add_options import AddOptions
 from engine_core.client.client import EngineClient
-from engine_core.client.streams import Stream
+from engine_core.client.in_flight import AddOptions, Stream
 from engine_core.protocol import Failed, Pooled
 from server.access.admission import Admission, Admissions
 from server.access.client_identity import ANYONE, Caller

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from engine_core.reasons import SENTENCES, Reason
+from engine_core.reason_codes import SENTENCES, Reason
 from server.errors import Unavailable
 
 

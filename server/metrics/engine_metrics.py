@@ -8,8 +8,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from engine_core.client.replica import Replica
+from engine_core.engine_stats import REARRANGEMENT_SECONDS, STEP_ROWS, STEP_SECONDS, STEP_TOKENS, Buckets
 from engine_core.protocol import Stats
-from engine_core.rates import REARRANGEMENT_SECONDS, STEP_ROWS, STEP_SECONDS, STEP_TOKENS, Buckets
 from server.metrics.plain_metrics import add_histogram
 
 LABELS = ["model_name", "engine"]

@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 
-from engine_core.client.add_options import AddOptions
 from engine_core.client.client import EngineClient
+from engine_core.client.in_flight import AddOptions
 from engine_core.engine_processes import EngineProcesses, start_engines
-from engine_core.keeper import keep_engines
 from engine_core.protocol import Progress
+from engine_core.restarts import keep_engines
 from server.errors import ApiError, Unavailable
 from server.frontend.frontend import Frontend
 from server.metrics.server_metrics import Metrics

@@ -5,9 +5,7 @@ from __future__ import annotations
 import ipaddress
 from importlib.util import find_spec
 
-from engine_core.config import EngineConfig
-from engine_core.lockstep.halving import check_halves
-from engine_core.wire.key_rules import check_length, needed
+from engine_core.config import EngineConfig, check_cluster_key, cluster_key_needed
 from server.options.option_table import OptionError
 from server.options.server_config import ServerConfig
 
@@ -76,7 +74,8 @@ def _check_nodes(config: ServerConfig) -> None:
 
 def _check_replicas(config: ServerConfig) -> None:
     """Check the options that put replicas on several machines, or let them share experts."""
-    from engine_core.experts.options import balancing_of  # after `serve` has checked whose `models` this is
+    # after `serve` has checked whose `models` this is
+    from engine_core.expert_options import balancing_of, check_halves
 
     engine, replicas, headless = config.engine, config.replicas, config.headless
     size = replicas.size
@@ -109,9 +108,9 @@ def _check_replicas(config: ServerConfig) -> None:
 
 def _check_key(engine: EngineConfig, what: str) -> None:
     if engine.cluster_key is None:
-        raise OptionError(str(needed(what)))
+        raise OptionError(str(cluster_key_needed(what)))
     try:
-        check_length(engine.cluster_key)
+        check_cluster_key(engine.cluster_key)
     except ValueError as error:
         raise OptionError(f"--cluster-key: {error}") from error
 

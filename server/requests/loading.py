@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from engine_core.protocol import Ready
-from engine_core.worker_config import find_checkpoint
+from engine_core.startup import find_checkpoint
 from models.checkpoint.hub import resolve
 from models.config import ConfigError, ModelConfig, read_config
 from models.pooling.config import PoolingConfig, read_pooling

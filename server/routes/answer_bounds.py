@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from fastapi import Response
 
-from engine_core.client.add_options import AddOptions
+from engine_core.client.in_flight import AddOptions
 from server.answers.answer_format import AnswerFormat
 from server.answers.answer_grammar import behind_thinking
 from server.errors import BadRequest

@@ -13,7 +13,7 @@ import msgspec
 from fastapi import Depends, Request, Response
 from msgspec import UNSET, UnsetType
 
-from engine_core.client.add_options import AddOptions
+from engine_core.client.in_flight import AddOptions
 from engine_core.protocol import CacheMiss
 from server.access.admission import Admission
 from server.access.client_identity import begin_request, caller_of, require_right

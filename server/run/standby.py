@@ -11,7 +11,7 @@ import socket
 import ssl
 from contextlib import suppress
 
-from engine_core.reasons import SENTENCES, Reason
+from engine_core.reason_codes import SENTENCES, Reason
 from server.errors import Unavailable
 from server.http.connection.refusals import as_bytes, json_answer
 from server.http.connection.sockets import make_tls_context

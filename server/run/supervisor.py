@@ -17,10 +17,10 @@ from collections.abc import Coroutine, Iterable
 from contextlib import suppress
 from typing import Any
 
+from engine_core import stacks
 from engine_core.engine_processes import EngineProcesses
-from engine_core.keeper import Keeper, exit_of, keep_engines
-from engine_core.watch import stacks
-from engine_core.watch.watcher import Watcher
+from engine_core.restarts import Restarter, exit_of, keep_engines
+from engine_core.stalls import watch
 from server.options.server_config import ServerConfig
 from server.run.api_processes import ApiProcess, ApiProcesses
 from server.run.service_manager import ServiceManager
@@ -71,7 +71,7 @@ class Supervisor:
         self._engines = engines
         self._servers = servers
         self._standby = Standby(listener, config)
-        self._keepers = [self._keeper(server) for server in servers]
+        self._restarters = [self._restarter(server) for server in servers]
         self.code: int | None = None
         """The exit code, once the server shall end."""
         self._ending = asyncio.Event()
@@ -84,9 +84,9 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         self._catch_signals(loop)
         loop.add_reader(self._servers.reports, self._note_that_it_served)
-        watch = loop.create_task(self._watcher().run())
+        watch = loop.create_task(self._watch())
         engines = loop.create_task(keep_engines(self._engines, self))
-        kept = [loop.create_task(self._keep(keeper)) for keeper in self._keepers]
+        kept = [loop.create_task(self._keep(restarter)) for restarter in self._restarters]
         await self._ending.wait()
         self._service_manager.stopping()
         await _cancel(kept)
@@ -111,12 +111,12 @@ class Supervisor:
 
     # API processes.
 
-    def _keeper(self, server: ApiProcess) -> Keeper:
-        return Keeper(server, may_return=self.may_return, on_change=self._open_or_close)
+    def _restarter(self, server: ApiProcess) -> Restarter:
+        return Restarter(server, may_return=self.may_return, on_change=self._open_or_close)
 
-    async def _keep(self, keeper: Keeper) -> None:
-        await keeper.keep()
-        if keeper.given_up and self._config.exit_on_failure:
+    async def _keep(self, restarter: Restarter) -> None:
+        await restarter.keep_running()
+        if restarter.given_up and self._config.exit_on_failure:
             self.end(BROKE)
 
     def may_return(self, code: int) -> bool:
@@ -127,8 +127,8 @@ class Supervisor:
             self.end(code)  # it would be the same again
         return not self._ending.is_set()
 
-    def _watcher(self) -> Watcher:
-        return Watcher(
+    async def _watch(self) -> None:
+        await watch(
             list(self._servers),
             self._note_stall,
             leaving=self._ending.is_set,
@@ -143,13 +143,14 @@ class Supervisor:
         """Let the stand-by listener answer while no API process accepts, or begins to."""
         if self._ending.is_set():
             return
-        running = [s.stalled for s, keeper in zip(self._servers, self._keepers, strict=True) if keeper.runs]
+        pairs = zip(self._servers, self._restarters, strict=True)
+        running = [server.stalled for server, restarter in pairs if restarter.runs]
         if not all(running):
             self._standby.close()
         elif running:
             self._standby.open("api_stalled")
         else:
-            hopeless = all(keeper.given_up for keeper in self._keepers)
+            hopeless = all(restarter.given_up for restarter in self._restarters)
             self._standby.open("api_given_up" if hopeless else "api_restarting")
 
     def _note_that_it_served(self) -> None:

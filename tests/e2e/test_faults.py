@@ -25,7 +25,7 @@ SMALL = (
 SHORT = {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
 LONG = {"prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": True, "stream": True, "temperature": 0}
 
-NO_PAUSES = "import engine_core.keeper as keeper; keeper.PAUSES = (0.0,); "
+NO_PAUSES = "import engine_core.restarts; engine_core.restarts.PAUSES = (0.0,); "
 IMPATIENT = [*COMMAND[:-1], NO_PAUSES + COMMAND[-1]]
 """The command, but a process is started again once only."""
 

@@ -22,7 +22,7 @@ LONG = {"prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": True, "st
 SECONDS = 60
 """Seconds within which something happens that takes a few on a machine with nothing else to do."""
 
-SHORTENED = "import engine_core.watch.rules as rules; rules.STALL_SECONDS, rules.KILL_SECONDS = {}, {}; "
+SHORTENED = "import engine_core.stalls as rules; rules.STALL_SECONDS, rules.KILL_SECONDS = {}, {}; "
 
 
 def hurried(stall: float = 1.5, kill: float = 4.0) -> list[str]:

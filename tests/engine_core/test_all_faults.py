@@ -10,7 +10,7 @@ import pytest
 from fake_worker import EOS, facts, reference, vectors_of
 from fault_world import FAILS, KILLS, World
 
-from engine_core.client.streams import is_terminal
+from engine_core.client.in_flight import is_terminal
 from engine_core.protocol import DEADLINE, QUARANTINED, Add, Failed, Pooled, Tokens
 from worker.protocol import Pooling, Sampling
 

@@ -57,10 +57,10 @@ def test_every_bound_step_is_told_its_bounds_and_every_text_is_in_its_language(d
             case "pause":
                 life.engine.pause(0, some)
             case "resume":
-                life.engine.resume(0, some)
+                life.engine.pause(0, some, paused=False)
             case _:
                 pass
-    life.engine.resume(0, life.requests)
+    life.engine.pause(0, life.requests, paused=False)
     for _ in range(3000):
         if not life.engine.busy:
             break

@@ -15,9 +15,8 @@ from fake_worker import FakeWorker, facts
 from model_facts import READY
 
 from engine_core.client.dispatcher import Dispatcher
-from engine_core.client.in_flight import InFlight
+from engine_core.client.in_flight import InFlight, Stream
 from engine_core.client.replica_table import ReplicaTable
-from engine_core.client.streams import Stream
 from engine_core.config import EngineConfig, Replicas
 from engine_core.protocol import Add, Outputs, Tokens
 from engine_core.scheduling.scheduler import Scheduler
@@ -58,7 +57,8 @@ class Decoding:
         return plan, self.worker.launch(plan.step).result()
 
     def land(self, plan: PlannedStep, output: StepOutput) -> dict[int, Outputs]:
-        return {server: Outputs(list(o)) for server, o in self.scheduler.update(plan, output, 3.0).items()}
+        outputs = self.scheduler.results.land(plan, output, 3.0)
+        return {server: Outputs(list(each)) for server, each in outputs.items()}
 
 
 def calls_of_a_step(rows: int) -> tuple[int, int]:
@@ -67,7 +67,7 @@ def calls_of_a_step(rows: int) -> tuple[int, int]:
         plan = decoding.plan()
     output = decoding.worker.launch(plan.step).result()
     with counted() as landing:
-        decoding.scheduler.update(plan, output, 3.0)
+        decoding.scheduler.results.land(plan, output, 3.0)
     return planning.python + planning.c, landing.python + landing.c
 
 

@@ -170,7 +170,7 @@ def test_a_paused_request_is_paused_when_it_is_forged(slow: Engine) -> None:
     compiler_of(slow).finish()
     for _ in range(3):
         assert slow.step(wait=False) == {}
-    slow.resume(0, [1])
+    slow.pause(0, [1], paused=False)
     assert len(text(run(slow), 1)) == 3
 
 

@@ -11,7 +11,7 @@ from started_engines import Start, collect, first, soon, text, until
 
 from engine_core.client.client import EngineClient
 from engine_core.engine_processes import EngineProcess
-from engine_core.keeper import NoWatcher, keep_engines
+from engine_core.restarts import NoWatcher, keep_engines
 from worker.protocol import Sampling
 
 
@@ -107,7 +107,7 @@ async def test_an_only_engine_that_has_served_is_started_again_whatever_ends_it(
 async def test_an_engine_that_breaks_again_and_again_is_given_up(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine_core.keeper.PAUSES", (0.0, 0.0))
+    monkeypatch.setattr("engine_core.restarts.PAUSES", (0.0, 0.0))
     engines, client = await start(restart_wait=1.0)
     engines.worked = True
     monkeypatch.setattr(EngineProcess, "start", lambda self: None)  # no new process lives

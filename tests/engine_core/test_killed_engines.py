@@ -12,8 +12,8 @@ from started_engines import Start, collect, first, soon, text, until
 
 from engine_core.client.client import EngineClient
 from engine_core.engine_processes import EngineProcesses
-from engine_core.keeper import keep_engines
 from engine_core.protocol import QUARANTINED, Failed
+from engine_core.restarts import keep_engines
 from worker.protocol import Sampling
 
 
@@ -37,7 +37,7 @@ Kept = Callable[..., Awaitable[tuple[EngineProcesses, EngineClient, list[int]]]]
 @pytest_asyncio.fixture
 async def kept(start: Start, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Kept]:
     """Engines of which each is started again at once when it ends, their client, and all exit codes."""
-    monkeypatch.setattr("engine_core.keeper.PAUSES", (0.0,) * 5)
+    monkeypatch.setattr("engine_core.restarts.PAUSES", (0.0,) * 5)
     keeping: list[asyncio.Task[None]] = []
 
     async def begin(**options: object) -> tuple[EngineProcesses, EngineClient, list[int]]:
@@ -84,8 +84,8 @@ async def test_one_that_kills_is_found_in_three_restarts(kept: Kept, replicas: i
 async def test_one_whose_steps_never_end_is_found_in_three_restarts(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine_core.watch.rules.STALL_SECONDS", 1.5)
-    monkeypatch.setattr("engine_core.watch.rules.KILL_SECONDS", 3.0)
+    monkeypatch.setattr("engine_core.stalls.STALL_SECONDS", 1.5)
+    monkeypatch.setattr("engine_core.stalls.KILL_SECONDS", 3.0)
     _, client, codes = await kept(max_num_seqs=16)
     streams = [client.submit([n], Sampling(max_tokens=40)) for n in range(15)]
     bad = client.submit([HANGS_STEP], Sampling(max_tokens=40))

@@ -25,8 +25,8 @@ from started_engines import Start, collect, first, soon, text, until
 
 from engine_core.client.client import EngineClient
 from engine_core.config import Address
-from engine_core.keeper import exit_of, keep_engines
 from engine_core.protocol import DEADLINE, Failed, Pooled, Progress, Tokens
+from engine_core.restarts import exit_of, keep_engines
 from engine_core.wire.transport import ServerEnd
 from models import plugins
 from worker.protocol import Pooling, Sampling
@@ -273,7 +273,7 @@ async def test_the_end_of_an_engine_is_known_without_a_connection(start: Start) 
 async def test_unreadable_frames_are_dropped(start: Start) -> None:
     engines, client = await start(api_servers=2)
     other = ServerEnd(engines.addresses[1])
-    await soon(until(lambda: bool(list(other.read_greetings()))))
+    await soon(until(lambda: bool(list(other.greetings.read()))))
     for frame in (b"", b"\xc1", b"\x81\xa4type\xa3Add", os.urandom(1000), b"\x93" * 100_000):
         other.greetings.sock.send_multipart([b"engine-0", frame])
     assert text(await collect(client.submit([2], Sampling(max_tokens=3)))) == reference([2], 3)
@@ -283,7 +283,7 @@ async def test_unreadable_frames_are_dropped(start: Start) -> None:
 async def test_a_frame_beyond_the_limit_is_refused(start: Start) -> None:
     engines, client = await start(api_servers=2)
     other = ServerEnd(engines.addresses[1])
-    await soon(until(lambda: bool(list(other.read_greetings()))))
+    await soon(until(lambda: bool(list(other.greetings.read()))))
     other.greetings.sock.send_multipart([b"engine-0", bytes(65 << 20)])
     assert text(await collect(client.submit([2], Sampling(max_tokens=3)))) == reference([2], 3)
     assert resident_mb(engines.engines[0].process.pid) < 150

@@ -64,7 +64,7 @@ class Loop:
             oldest, handle = self._in_flight.popleft()
             output = handle.result()
             self.compilations = output.kernel_compilations
-            self._take(scheduler.update(oldest, output, time.monotonic()).get(_CLIENT, []))
+            self._take(scheduler.results.land(oldest, output, time.monotonic()).get(_CLIENT, []))
 
     def run(self, requests: list[Add]) -> list[list[int]]:
         """Answer requests that come all at once -> the tokens of each."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine_core.protocol import QUARANTINED, Failed
-from engine_core.reasons import SENTENCES
+from engine_core.reason_codes import SENTENCES
 from server.errors import (
     ApiError,
     BadRequest,

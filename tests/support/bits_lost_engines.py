@@ -17,9 +17,8 @@ from bits_subjects import decoder
 from bits_traffic import Result, Turn, write_traffic
 
 from engine_core.client.dispatcher import Dispatcher
-from engine_core.client.in_flight import InFlight
+from engine_core.client.in_flight import InFlight, Stream
 from engine_core.client.replica_table import ReplicaTable
-from engine_core.client.streams import Stream
 from engine_core.config import Replicas
 from engine_core.engine import Engine
 from engine_core.protocol import Abort, Add, AddMany, Request
@@ -78,7 +77,7 @@ class LosableEngines:
         replica = self._table.replicas[number]
         self._table.lose(replica, "it was ended")
         self._table.refresh()
-        self.dispatcher.reassign(replica, None)
+        self.dispatcher.hand_over(replica, None)
 
     def close(self) -> None:
         for opened in self._opened.values():

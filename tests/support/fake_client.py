@@ -12,9 +12,8 @@ from typing import Any, Unpack
 import numpy as np
 from model_facts import READY, changed
 
-from engine_core.client.add_options import AddOptions
+from engine_core.client.in_flight import AddOptions, Stream
 from engine_core.client.replica import EndCode, Replica, Stalled
-from engine_core.client.streams import Stream
 from engine_core.protocol import Failed, Pooled, Progress, Ready, Standing, Stats, Tokens
 from worker.protocol import Pooling, Sampling, Vectors
 

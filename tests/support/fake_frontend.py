@@ -18,7 +18,7 @@ import tokenizers
 from fake_client import FakeClient
 from model_facts import READY, changed
 
-from engine_core.client.add_options import AddOptions
+from engine_core.client.in_flight import AddOptions
 from engine_core.config import EngineConfig
 from engine_core.protocol import CacheMiss, Pooled, Timing, Tokens
 from server.access.admission import Admission, Admissions

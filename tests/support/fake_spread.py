@@ -5,16 +5,16 @@ from __future__ import annotations
 import sys
 
 from engine_core import process
-from engine_core.config import EngineConfig
+from engine_core.config import EngineConfig, ProcessConfig
 from engine_core.executor import ReportPhase
-from engine_core.ranks.executor import RanksExecutor
 from engine_core.ranks.layout import rank_places
-from engine_core.ranks.local import LocalRanks
+from engine_core.ranks.local_ranks import LocalRanks
+from engine_core.ranks.ranks_executor import RanksExecutor
 from worker.config import WorkerConfig
 
 
 def executor(config: WorkerConfig, report: ReportPhase) -> RanksExecutor:
-    places = rank_places(EngineConfig(model="", tensor_parallel_size=2))
+    places = rank_places(ProcessConfig(engine=EngineConfig(model="", tensor_parallel_size=2)))
     groups = [LocalRanks(places, "fake_rank")]
     return RanksExecutor(config, report, places=places, groups=groups, log_level="critical")
 

@@ -17,10 +17,9 @@ from faulty_executor import EngineKilled, FaultyExecutor, prompt_of
 from sizes import engine_config
 
 from engine_core.client.dispatcher import Dispatcher
-from engine_core.client.in_flight import InFlight
+from engine_core.client.in_flight import InFlight, Stream, is_terminal
 from engine_core.client.replica import Replica
 from engine_core.client.replica_table import ReplicaTable
-from engine_core.client.streams import Stream, is_terminal
 from engine_core.config import Replicas
 from engine_core.engine import Engine
 from engine_core.protocol import (
@@ -136,7 +135,7 @@ class World:
         ready, leaving = replica.ready, replica.leaving
         self.table.lose(replica, "killed")
         self.table.refresh()
-        self.dispatcher.reassign(replica, None if leaving else ready)
+        self.dispatcher.hand_over(replica, None if leaving else ready)
 
     def leave(self, number: int) -> None:
         """Let an engine finish what it has and take nothing new, as one that is told to end does."""
@@ -174,7 +173,7 @@ class World:
             case Pause(ids):
                 process.engine.pause(0, ids)
             case Go(ids):
-                process.engine.resume(0, ids)
+                process.engine.pause(0, ids, paused=False)
             case other:
                 raise AssertionError(other)
 

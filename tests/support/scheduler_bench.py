@@ -70,7 +70,7 @@ class Bench:
             self.in_flight.append((plan, self.worker.launch(plan.step)))
         if len(self.in_flight) > self.depth or (plan is None and self.in_flight):
             plan, landed = self.in_flight.popleft()
-            self.collect(self.scheduler.update(plan, landed.result(), self.now))
+            self.collect(self.scheduler.results.land(plan, landed.result(), self.now))
         elif plan is None:
             return False
         self.check()

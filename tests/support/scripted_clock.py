@@ -52,7 +52,7 @@ class Clock:
             return False
         self.seconds.append(STEP + TOKEN * sum(row.count for row in plan.step.seqs))
         self.now += self.seconds[-1]
-        for output in self.scheduler.update(plan, self.worker.launch(plan.step).result(), self.now).get(
+        for output in self.scheduler.results.land(plan, self.worker.launch(plan.step).result(), self.now).get(
             0, []
         ):
             assert not isinstance(output, Admitted)

@@ -11,7 +11,7 @@ from model_facts import READY as SMALL
 from model_facts import changed
 
 from engine_core.client.client import EngineClient
-from engine_core.client.streams import Stream
+from engine_core.client.in_flight import Stream
 from engine_core.config import Address, Replicas
 from engine_core.protocol import Answer, Outputs, Request, Tokens
 from engine_core.wire.transport import EngineEnd

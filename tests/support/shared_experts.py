@@ -19,8 +19,8 @@ from sizes import engine_config
 
 from engine_core.engine import Engine
 from engine_core.grammar.matcher import TokenMatcher
-from engine_core.lockstep.executor import LockstepExecutor
-from engine_core.lockstep.halving import Halving
+from engine_core.joint_steps.joint_executor import JointExecutor
+from engine_core.joint_steps.step_halves import Halving
 from engine_core.protocol import Add, Failed, OutputsByClient, Tokens
 from engine_core.scheduling.scheduler import Scheduler
 from worker.protocol import StepBounds, StepInput, StepOutput, WorkerFacts
@@ -131,7 +131,7 @@ class Group:
 
     def _engine(self, index: int, sockets: dict[int, socket.socket], options: dict[str, object]) -> Engine:
         own = {name: each[index] if isinstance(each, list) else each for name, each in options.items()}
-        executor = LockstepExecutor(self.executors[index], index, lambda: sockets, self._halvings[index])
+        executor = JointExecutor(self.executors[index], index, lambda: sockets, self._halvings[index])
         facts = executor.start()
         return Engine(READY, Scheduler(engine_config("", **own), facts, VOCAB), executor)
 

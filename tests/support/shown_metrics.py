@@ -5,8 +5,7 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine_core.client.replica import Replica
-from engine_core.protocol import Stats, Timing
-from engine_core.rates import (
+from engine_core.engine_stats import (
     REARRANGEMENT_SECONDS,
     STEP_ROWS,
     STEP_SECONDS,
@@ -15,6 +14,7 @@ from engine_core.rates import (
     ExpertStats,
     StepBuckets,
 )
+from engine_core.protocol import Stats, Timing
 from server.metrics.server_metrics import Metrics
 from worker.protocol import Balancedness
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from engine_core.client.client import EngineClient
-from engine_core.client.streams import Stream
+from engine_core.client.in_flight import Stream
 from engine_core.engine_processes import EngineProcesses
 from engine_core.protocol import Failed, Tokens
 

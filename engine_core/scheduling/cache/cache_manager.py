@@ -9,7 +9,7 @@ import logging
 
 from engine_core.protocol import CacheMiss
 from engine_core.scheduling.cache.block_pool import BlockPool
-from engine_core.scheduling.cache.prefix_memory import MOST_TOKENS, PrefixMemory
+from engine_core.scheduling.cache.miss_reasons import MOST_TOKENS, PrefixMemory
 from engine_core.scheduling.sequence import Sequence
 from worker.protocol import WorkerFacts
 

@@ -13,13 +13,74 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from engine_core.engine_stats import expected_length
 from engine_core.protocol import Add
-from engine_core.scheduling.backlog import Backlog
-from engine_core.scheduling.queue.classes import WorkClass
-from engine_core.scheduling.queue.turns import Turns
+from engine_core.scheduling.queue.work_classes import WorkClass
+
+Call = tuple[int, int]
+"""A client and the number of one of its calls, which is 0 if it has one text only."""
 
 _MOST_REMEMBERED = 4096
 """Owners without requests whose counts are kept."""
+
+
+class Backlog:
+    """The work before the engine, of one owner or of all: uncomputed prompts, and answers that wait."""
+
+    __slots__ = ("_most", "_open", "_sure", "prompts")
+
+    def __init__(self) -> None:
+        self.prompts = [0.0] * len(WorkClass)
+        """The seconds that the uncomputed prompts of each class will take."""
+        self._sure = self._open = self._most = 0
+
+    def add_answer(self, most: int, *, may_stop: bool, sign: int = 1) -> None:
+        """Count an answer of so many tokens at most; with the sign -1, count it no more."""
+        if may_stop:
+            self._open += sign
+            self._most += sign * most
+        else:
+            self._sure += sign * most
+
+    def answers(self, stop_rate: float) -> float:
+        """The tokens that the answers will have, if each stops with this chance after each token."""
+        if not self._open:
+            return float(self._sure)
+        return self._sure + self._open * expected_length(self._most / self._open, stop_rate)
+
+
+class CallTurns:
+    """Turns among the calls of one owner, so that a call of thousands of texts does not delay a single text.
+
+    They are start times: each call's next text comes after as many tokens as its last one had.
+    """
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        self._next: dict[Call, float] = {}
+        self._waiting: dict[Call, int] = {}
+
+    def take(self, call: Call, tokens: int) -> float:
+        """The turn of a call's next text."""
+        turn = max(self._now, self._next.get(call, 0.0))
+        if call[1]:
+            self._next[call] = turn + tokens
+        return turn
+
+    def enter(self, call: Call) -> None:
+        """Note that a text of this call waits."""
+        self._waiting[call] = self._waiting.get(call, 0) + 1
+
+    def leave(self, call: Call) -> None:
+        """Note that a text of this call waits no more. A call of which none waits is forgotten."""
+        self._waiting[call] -= 1
+        if not self._waiting[call]:
+            del self._waiting[call]
+            self._next.pop(call, None)
+
+    def advance(self, turn: float, tokens: int) -> None:
+        """Move on by each waiting call's part of these tokens, or new calls would always come first."""
+        self._now = max(self._now, turn) + tokens / len(self._waiting)
 
 
 class Owner:
@@ -45,7 +106,7 @@ class Owner:
         self.is_held_back = False
         """Whether those that wait get none now, because as many have one as may."""
         self.backlog = Backlog()
-        self.turns = Turns()
+        self.turns = CallTurns()
         """The turns of its calls of many texts."""
 
     @property

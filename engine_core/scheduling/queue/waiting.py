@@ -4,20 +4,20 @@ Within a class, priority comes first (under the priority policy), then the owner
 (`owners.py`), then the order of arrival. The texts of one call do not all come before those of a later call
 of the same owner, though: each call gets its turns, however many texts it has.
 
-An owner of which as many sequences run as may is held back: the others overtake its waiting ones.
+An owner of which as many sequences run as may is held back: the others overtake its waiting ones. Sequences
+whose readers do not keep up are paused: they are in no step, and wait for no slot meanwhile.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 
 from engine_core.protocol import Add, Standing
-from engine_core.scheduling.queue.classes import WorkClass, class_of
-from engine_core.scheduling.queue.owners import Owner
-from engine_core.scheduling.queue.turns import Call
-from engine_core.scheduling.sequence import Order, Sequence
+from engine_core.scheduling.queue.owners import Call, Owner
+from engine_core.scheduling.queue.work_classes import WorkClass, class_of
+from engine_core.scheduling.sequence import Key, Order, Sequence
 from worker.protocol import Pooling
 
 _Queues = dict[WorkClass, dict[Owner, list[Sequence]]]
@@ -163,6 +163,47 @@ class WaitingQueue:
                 after[work_class][owner] = queue
         if owner.is_held_back and self.promoted is not None and self.promoted.owner is owner:
             self.promoted = None
+
+
+class PausedSequences(set[Sequence]):
+    """The sequences whose answers are not read.
+
+    Those that have slots and blocks keep them, but are the first to be preempted.
+    """
+
+    def __init__(self, live: Mapping[Key, Sequence], waiting: WaitingQueue) -> None:
+        """`live` are all sequences of the engine, and `waiting` those that wait for a slot."""
+        super().__init__()
+        self._live = live
+        self._waiting = waiting
+
+    def pause(self, keys: Iterable[Key]) -> None:
+        """Leave these out of steps until `resume`. Those that have ended, or run apart, are passed over."""
+        for key in keys:
+            seq = self._live.get(key)
+            if seq is None or seq.paused or seq.apart:
+                continue
+            seq.paused = True
+            self.add(seq)
+            if seq.slot is None:
+                self._waiting.remove(seq)
+
+    def resume(self, keys: Iterable[Key]) -> None:
+        self.take_out([self._live[key] for key in keys if key in self._live])
+
+    def take_out(self, seqs: Iterable[Sequence]) -> None:
+        """Let sequences go on, if they were paused."""
+        for seq in seqs:
+            if seq.paused:
+                seq.paused = False
+                self.discard(seq)
+                if seq.slot is None:
+                    self._waiting.add(seq)
+
+    def victim(self) -> Sequence | None:
+        """The sequence that is preempted next for one that is not paused, if one can be."""
+        able = [seq for seq in self if seq.slot is not None and not seq.in_flight]
+        return max(able, key=order, default=None)
 
 
 def _rank(seq: Sequence) -> tuple[int, float, float, Order]:

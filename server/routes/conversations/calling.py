@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from engine_core.client.add_options import AddOptions
+from engine_core.client.in_flight import AddOptions
 from server.answers.answer_format import NO_REASONING, AnswerFormat
 from server.answers.dialects import AUTO
 from server.answers.format_detection import find_format

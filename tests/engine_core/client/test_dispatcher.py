@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
 
-from scripted_engine import PARAMS, Replicated, Two
+import pytest
+from scripted_engine import PARAMS, Replicated, Script, Two
 
+from engine_core.client.dispatcher import Dispatcher
+from engine_core.client.in_flight import InFlight, Stream
+from engine_core.client.replica_table import ReplicaTable
 from engine_core.client.routing import BLOCK
 from engine_core.config import Address, Replicas
 from engine_core.protocol import (
+    DEADLINE,
     Abort,
     Add,
     AddMany,
@@ -172,3 +180,175 @@ async def test_other_servers_requests_count_as_far_as_engines_tell(address: Addr
         both.client.submit([1] * 10, PARAMS)
     assert len(await second.received(3)) == 3
     both.close()
+
+
+async def alone(address: Address, restart_wait: float = 60) -> tuple[Replicated, Script]:
+    found = Replicated(address, Replicas(), restart_wait=restart_wait)
+    return found, await found.start(0)
+
+
+async def two_of(address: Address, restart_wait: float = 60) -> tuple[Replicated, Script, Script]:
+    both = Replicated(address, Replicas(size=2, here=2), restart_wait=restart_wait)
+    return both, await both.start(0), await both.start(1)
+
+
+async def ids_received(script: Script, count: int) -> list[int]:
+    found: list[int] = []
+    async with asyncio.timeout(60):
+        while len(found) < count:
+            for request in await script.received(1):
+                if isinstance(request, AddMany):
+                    found += [add.id for add in request.adds]
+                elif isinstance(request, Add):
+                    found.append(request.id)
+    return found
+
+
+async def only(stream: Stream) -> Tokens | Failed:
+    async with asyncio.timeout(60):
+        [output] = [output async for output in stream]
+    return output
+
+
+async def test_requests_wait_for_the_engine_that_is_started_again(address: Address) -> None:
+    found, first = await alone(address)
+    sent = found.client.submit([1], PARAMS)
+    await first.received(1)
+    found.client.engine_exited(0, -9)
+    found.end(first)
+    streams = [
+        sent,
+        *found.client.submit_many([([2], Pooling(task="embed"))]),
+        found.client.submit([3], PARAMS),
+    ]
+    assert found.client.open_streams == 3
+    again = await found.start(0)
+    assert await ids_received(again, 3) == [stream.id for stream in streams], (
+        "in the order in which they came"
+    )
+    again.answer(sent, 5, finish="length")
+    assert await only(sent) == Tokens(id=sent.id, tokens=[5], finish="length")
+    found.close()
+
+
+async def test_a_held_request_can_be_aborted(address: Address) -> None:
+    found, first = await alone(address)
+    found.client.engine_exited(0, -9)
+    found.end(first)
+    left, stays = found.client.submit([1], PARAMS), found.client.submit([2], PARAMS)
+    found.client.abort([left.id])
+    assert await only(left) == Tokens(id=left.id, tokens=[], finish="abort")
+    assert await ids_received(await found.start(0), 1) == [stays.id]
+    found.close()
+
+
+async def test_what_waits_too_long_is_refused(address: Address) -> None:
+    found, _ = await alone(address, restart_wait=0.05)
+    found.client.engine_exited(0, -9)
+    stream = found.client.submit([1], PARAMS)
+    assert await only(stream) == Failed(stream.id, 503, "no engine can take requests now")
+    found.close()
+
+
+async def test_what_may_take_a_short_time_waits_no_longer(address: Address) -> None:
+    found, first = await alone(address)
+    begun = found.client.submit([1], PARAMS, budget=0.3)
+    await first.received(1)
+    first.answer(begun, 9)
+    async with asyncio.timeout(60):
+        assert (await anext(begun)) == Tokens(id=begun.id, tokens=[9])
+    found.client.engine_exited(0, -9)
+    found.end(first)
+    new = found.client.submit([2], PARAMS, wait=0.05, budget=30.0)
+    without = found.client.submit([3], PARAMS)
+    for stream, code in ((new, 503), (begun, 504)):
+        async with asyncio.timeout(60):
+            answer = await anext(stream)
+        assert isinstance(answer, Failed) and (answer.code, answer.error) == (code, DEADLINE)
+    assert found.client.open_streams == 1
+    assert await ids_received(await found.start(0), 1) == [without.id]
+    found.close()
+
+
+async def test_nothing_is_held_for_an_engine_that_is_given_up(address: Address) -> None:
+    found, _ = await alone(address)
+    found.client.engine_exited(0, -9)
+    stream = found.client.submit([1], PARAMS)
+    found.client.engine_given_up(0, "it broke 5 times", explained=False)
+    assert await only(stream) == Failed(stream.id, 503, "it broke 5 times", "engine_given_up")
+    found.close()
+
+
+async def test_a_request_for_one_replica_waits_for_it_alone(address: Address) -> None:
+    both, first, _ = await two_of(address)
+    both.client.engine_exited(0, -9)
+    both.end(first)
+    stream = both.client.submit([1], PARAMS, replica=0)
+    assert await ids_received(await both.start(0), 1) == [stream.id]
+    both.client.engine_exited(0, -9)
+    later = both.client.submit([1], PARAMS, replica=0)
+    both.client.engine_given_up(0, "it broke 5 times", explained=False)
+    for each in (stream, later):
+        assert await only(each) == Failed(each.id, 503, "replica 0 takes no requests now")
+    both.close()
+
+
+async def test_a_replica_that_nobody_may_have_is_not_waited_for(address: Address) -> None:
+    found, _ = await alone(address)
+    stream = found.client.submit([1], PARAMS, replica=7)
+    assert await only(stream) == Failed(stream.id, 503, "replica 7 takes no requests now")
+    found.close()
+
+
+class Clock:
+    """A loop of which only the clock and the timers are used."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.timers: list[Timer] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def call_at(self, when: float, callback: Callable[..., None], *given: object) -> Timer:
+        self.timers.append(Timer(self, when, lambda: callback(*given)))
+        return self.timers[-1]
+
+    def advance(self, to: float) -> None:
+        self.now = to
+        for timer in [timer for timer in self.timers if timer.when <= to]:
+            timer.cancel()
+            timer.ring()
+
+
+@dataclass(eq=False)
+class Timer:
+    clock: Clock
+    when: float
+    ring: Callable[[], None]
+
+    def cancel(self) -> None:
+        if self in self.clock.timers:
+            self.clock.timers.remove(self)
+
+
+def test_each_waits_for_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(asyncio, "get_running_loop", lambda: clock)
+    dispatcher = Dispatcher(ReplicaTable(Replicas(), servers=1), lambda number, request: None, 10.0)
+    first, second, third = (
+        InFlight(Add(id, [1], PARAMS), Stream(id, cast("asyncio.AbstractEventLoop", clock)))
+        for id in (1, 2, 3)
+    )
+    dispatcher.dispatch([first])
+    clock.now = 4.0
+    dispatcher.dispatch([second, third])
+    clock.now = 6.0
+    third.deadline = None  # it was sent in between
+    dispatcher.dispatch_held()
+    assert [timer.when for timer in clock.timers] == [10.0, 14.0, 16.0], "no replica could take them"
+    for now, left in ((9.9, 3), (10.0, 2), (13.9, 2), (14.0, 1)):
+        clock.advance(now)
+        assert len(dispatcher) == left
+    dispatcher.abort([3])
+    assert len(dispatcher) == 0 and not clock.timers

@@ -10,9 +10,9 @@ from model_facts import changed
 from msgspec.structs import replace
 from scripted_engine import READY, Replicated
 
-from engine_core.client.in_flight import InFlight
+from engine_core.client.in_flight import InFlight, Stream
 from engine_core.client.replica import Replica
-from engine_core.client.streams import Stream
+from engine_core.client.takeover import can_go_on, take_back
 from engine_core.config import Address, Replicas
 from engine_core.protocol import Add, Failed, Outputs, Ready, Tokens
 from worker.protocol import Pooling, Sampling
@@ -34,7 +34,7 @@ async def in_flight(add: Add = ASKED) -> InFlight:
 
 async def test_what_had_not_begun_is_asked_for_again_as_it_was() -> None:
     one = await in_flight()
-    one.take_back()
+    take_back(one)
     assert one.add == ASKED and one.replica is None
 
 
@@ -43,13 +43,13 @@ async def test_what_had_begun_goes_on_behind_its_tokens_and_tells_nothing_twice(
     one.start()
     one.emitted.extend([8, 9])
     began = one.began
-    one.take_back()
+    take_back(one)
     params = Sampling(max_tokens=20, logprobs=2)
     assert one.add == Add(7, [1, 2, 3, 8, 9], params, sent=5.0, prompt_len=3, began=began)
     one.assign(working(), 5)
     one.start()
     one.emitted.extend([4])
-    one.take_back()
+    take_back(one)
     assert one.add == Add(7, [1, 2, 3, 8, 9, 4], params, sent=5.0, prompt_len=3, began=began)
     assert ASKED.tokens == [1, 2, 3]
 
@@ -62,18 +62,18 @@ async def test_what_is_left_of_its_time_goes_with_it(monkeypatch: pytest.MonkeyP
     far = await in_flight(replace(ASKED, wait=8.0, budget=20.0, sent=0.0))
     now += 5
     for one in (near, far):
-        one.take_back()
+        take_back(one)
     assert (near.add.wait, near.add.budget, near.add.sent) == (8.0, 20.0, 5.0)
     assert (far.add.wait, far.add.budget) == (3.0, 15.0)
     assert near.seconds_left == far.seconds_left == 3.0
     now += 5
-    far.take_back()
+    take_back(far)
     assert 0 < far.add.wait < 0.01 and far.add.budget == 10.0
     far.start()
     far.emitted.extend([8])
     assert far.seconds_left == 10.0
     now += 20
-    far.take_back()
+    take_back(far)
     assert 0 < far.add.budget < 0.01
 
 
@@ -81,7 +81,7 @@ async def test_times_of_a_far_clock_are_not_told() -> None:
     one = await in_flight(replace(ASKED, sent=0.0))
     one.start()
     one.emitted.extend([8])
-    one.take_back()
+    take_back(one)
     assert one.add.began == 0.0
 
 
@@ -92,7 +92,7 @@ async def test_a_load_is_the_prompt_until_it_is_read_again() -> None:
     one.start()
     read = replica.tokens
     one.emitted.extend([8])
-    one.take_back()
+    take_back(one)
     assert (replica.tokens, replica.requests) == (0, 0)
     one.assign(replica, 400)
     assert replica.tokens == 400
@@ -112,10 +112,10 @@ async def test_only_an_engine_that_gives_the_same_bits_goes_on() -> None:
             "ends earlier": {"max_model_len": 22},
         }.items()
     }
-    assert all(map(one.can_go_on, others.values())), "it has not begun"
+    assert all(can_go_on(one, facts) for facts in others.values()), "it has not begun"
     one.start()
     one.emitted.extend([8])
-    assert [name for name, facts in others.items() if one.can_go_on(facts)] == ["same", "longer"]
+    assert [name for name, facts in others.items() if can_go_on(one, facts)] == ["same", "longer"]
 
 
 async def test_an_answer_waits_for_an_engine_of_the_same_bits(address: Address) -> None:
@@ -157,5 +157,5 @@ async def test_an_engine_that_cannot_go_on_is_not_the_client_s_fault(address: Ad
 async def test_a_text_to_pool_starts_over() -> None:
     add = Add(7, [1, 2, 3], Pooling(task="embed"))
     one = await in_flight(add)
-    one.take_back()
+    take_back(one)
     assert one.add == add

@@ -9,8 +9,8 @@ from model_facts import changed
 from scripted_engine import PARAMS, READY, Replicated, Script, Two
 
 from engine_core.config import Address, Replicas
+from engine_core.engine_stats import Rates
 from engine_core.protocol import Add, Dead, Drain, Failed, Progress, Ready, Stats, Tokens
-from engine_core.rates import Rates
 
 
 async def test_the_end_of_the_last_replica_is_the_end(two: Two) -> None:

@@ -7,7 +7,7 @@ import asyncio
 from scripted_engine import PARAMS, Replicated, Script
 from spelled import byte_spelling
 
-from engine_core.client.streams import Stream
+from engine_core.client.in_flight import Stream
 from engine_core.config import Address, Replicas
 from engine_core.protocol import Add, Failed, Grammar, Outputs, Request, Spelling, Tokens
 

@@ -137,7 +137,7 @@ def node() -> Iterator[Callable[[EngineConfig], None]]:
     code = (
         "import sys, msgspec\n"
         "from engine_core.config import EngineConfig\n"
-        "from engine_core.ranks.node import run_node\n"
+        "from engine_core.ranks.node_process import run_node\n"
         "sys.exit(run_node(msgspec.json.decode(sys.argv[1], type=EngineConfig), 'warning'))"
     )
     started: list[subprocess.Popen[bytes]] = []

@@ -11,7 +11,7 @@ from scheduler_bench import add, pool
 from scripted_clock import STEP, TEXT, TOKEN, Clock, stream, texts
 
 from engine_core.protocol import Add, Admitted, Failed, Pooled, Tokens
-from engine_core.scheduling.queue.classes import WorkClass
+from engine_core.scheduling.queue.work_classes import WorkClass
 
 
 def test_no_step_takes_longer_than_the_gap_while_a_stream_is_read() -> None:
@@ -181,9 +181,9 @@ def test_a_sequence_pays_for_its_row_of_a_step_that_was_planned_ahead() -> None:
     assert first is not None and second is not None
     outputs = [clock.worker.launch(plan.step).result() for plan in (first, second)]
     clock.now += STEP + 8 * TOKEN
-    [end] = clock.scheduler.update(first, outputs[0], clock.now)[0]
+    [end] = clock.scheduler.results.land(first, outputs[0], clock.now)[0]
     clock.now += STEP + TOKEN
-    assert clock.scheduler.update(second, outputs[1], clock.now) == {}
+    assert clock.scheduler.results.land(second, outputs[1], clock.now) == {}
     assert isinstance(end, Tokens) and end.finish == "stop" and end.timing is not None
     assert end.timing.compute == pytest.approx(clock.scheduler.pace.busy, rel=0.01)
 

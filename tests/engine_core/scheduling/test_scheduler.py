@@ -198,7 +198,7 @@ def test_a_failed_row_ends_alone() -> None:
     assert plan is not None
     output = bench.worker.launch(plan.step).result()
     slot = plan.step.seqs[0].slot
-    bench.collect(bench.scheduler.update(plan, replace(output, failed={slot: "non-finite"}), 0))
+    bench.collect(bench.scheduler.results.land(plan, replace(output, failed={slot: "non-finite"}), 0))
     bench.run()
     assert bench.outputs[0, 1] == [Failed(id=1, code=500, message="non-finite")]
     assert bench.text(2) == reference([3, 4], 3)
@@ -211,9 +211,9 @@ def test_what_a_failed_step_and_the_next_one_bring_is_dropped() -> None:
     first, second = bench.scheduler.schedule(0), bench.scheduler.schedule(0)
     assert first is not None and second is not None
     bench.worker.launch(first.step)
-    assert bench.scheduler.land_failed(first, 0, short_of_memory=False, behind=False) == {}
+    assert bench.scheduler.results.land_failed(first, 0, short_of_memory=False, behind=False) == {}
     landed: StepOutput = bench.worker.launch(second.step).result()
-    assert bench.scheduler.update(second, landed, 0) == {}
+    assert bench.scheduler.results.land(second, landed, 0) == {}
     bench.run()
     assert [bench.text(id) for id in (1, 2, 3)] == [reference([id], 3) for id in (1, 2, 3)]
 
@@ -248,7 +248,7 @@ def test_timing_is_of_the_clock_that_was_passed_in() -> None:
     for planned, landed in ((11.0, 13.0), (14.0, 18.0)):
         plan = scheduler.schedule(planned)
         assert plan is not None
-        told += scheduler.update(plan, worker.launch(plan.step).result(), landed)[0]
+        told += scheduler.results.land(plan, worker.launch(plan.step).result(), landed)[0]
     first, last = told
     assert isinstance(first, Tokens) and first.timing is None
     assert isinstance(last, Tokens) and last.timing == Timing(

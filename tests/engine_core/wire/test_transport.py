@@ -44,7 +44,9 @@ def wait(sock: zmq.Socket[bytes]) -> None:
 def greeted(server: ServerEnd) -> None:
     """Wait until both sockets are connected."""
     wait(server.greetings.sock)
-    assert list(server.read_greetings()) == [(b"engine-0", HELLO)]
+    assert [(frame.bytes, hello) for frame, hello in server.greetings.read_with_frames()] == [
+        (b"engine-0", HELLO)
+    ]
     wait(server.answers.sock)
     assert list(server.read_answers()) == [(0, HELLO)]
 

@@ -9,7 +9,7 @@ import pytest
 from fake_api import make_app, make_client
 from fake_frontend import FakeFrontend, vectors
 
-from engine_core.client.add_options import AddOptions
+from engine_core.client.in_flight import AddOptions
 from engine_core.protocol import DEADLINE, Failed
 from server.access import time_limits
 from server.access.time_limits import TimeLimits, of_later_texts

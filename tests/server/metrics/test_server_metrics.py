@@ -12,8 +12,7 @@ import pytest
 from shown_metrics import labels_by_name
 
 from engine_core.client.replica import Replica
-from engine_core.protocol import Stats, Timing
-from engine_core.rates import (
+from engine_core.engine_stats import (
     REARRANGEMENT_SECONDS,
     STEP_ROWS,
     STEP_SECONDS,
@@ -22,6 +21,7 @@ from engine_core.rates import (
     ExpertStats,
     StepBuckets,
 )
+from engine_core.protocol import Stats, Timing
 from server.metrics.server_metrics import Metrics
 from worker import logs
 from worker.protocol import Balancedness

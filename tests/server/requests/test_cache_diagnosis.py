@@ -8,7 +8,7 @@ import pytest
 from fake_frontend import TEMPLATE, byte_tokenizer
 
 from engine_core.protocol import CacheMiss
-from engine_core.reasons import MissReason
+from engine_core.reason_codes import MissReason
 from server.api.messages import Message
 from server.requests.cache_diagnosis import ADVICE, Asked, explain_miss, message_at
 from server.text.chat_template import ChatTemplate

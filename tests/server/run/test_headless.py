@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from engine_core.client.join import Refused
 from engine_core.config import Address, EngineConfig
 from engine_core.protocol import PROTOCOL, Welcome
+from engine_core.wire.headless_join import Refused
 from server.options.server_options import parse
 from server.run import headless
 

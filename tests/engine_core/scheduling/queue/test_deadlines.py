@@ -97,7 +97,7 @@ def test_a_step_in_flight_brings_nothing_for_it() -> None:
     clock.now += 2
     assert [one.code for one in expire(clock)] == [504]
     output = clock.worker.launch(planned.step).result()
-    assert clock.scheduler.update(planned, output, clock.now) == {}
+    assert clock.scheduler.results.land(planned, output, clock.now) == {}
 
 
 def test_what_it_would_need_is_refused_at_once() -> None:

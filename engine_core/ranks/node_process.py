@@ -1,0 +1,192 @@
+"""The node, a process that runs ranks for an engine on another machine.
+
+It connects to the engine, starts the ranks, relays frames between both, and ends with the engine. The
+checkpoint comes from this machine's own disk or from the hub; everything else comes from the engine.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+
+import msgspec
+import zmq
+from msgspec.structs import replace
+
+from engine_core.config import EngineConfig, ProcessConfig
+from engine_core.ranks.layout import backend_of
+from engine_core.ranks.local_ranks import LocalRanks
+from engine_core.ranks.remote_ranks import (
+    KILL,
+    PING,
+    PROTOCOL,
+    STOP,
+    NodeHello,
+    NodeTask,
+    guarded_socket,
+    node_name,
+)
+from engine_core.startup import find_checkpoint
+from engine_core.wire.sockets import (
+    CONNECTED,
+    DISCONNECTED,
+    REFUSED,
+    ClusterKeys,
+    socket_events,
+    stop_monitor,
+)
+from models.config import read_config
+from worker import logs
+from worker.child import BROKE, CANNOT_START, STOPPED
+from worker.ranks.channel import RankFailed, RankMessage, RankProgress
+
+_ENDS = {STOP: STOPPED, KILL: BROKE}
+_RECONNECT_MS, _RECONNECT_MAX_MS = 100, 1000
+
+_log = logging.getLogger(__name__)
+
+
+def run_node(config: EngineConfig, log_level: str, module: str = "worker.rank_process") -> int:
+    """Runs the node of this process until the engine ends or vanishes; returns the exit code.
+
+    `module` is what ranks run, by `python -m`.
+    """
+    logs.setup(f"node {config.node_rank}", log_level)
+    backend_of(ProcessConfig(engine=config))
+    if config.node_rank == 0:
+        raise ValueError("--node-rank 0 is the machine with the API: start it without --headless")
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(STOPPED))
+    return Node(config, module).run()
+
+
+class Node:
+    def __init__(self, config: EngineConfig, module: str) -> None:
+        """`config` names the engine's address, the number of this node, and the cluster key."""
+        self._config = config
+        self._module = module
+        self._local = LocalRanks(())
+        self._encoder = msgspec.msgpack.Encoder()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._dealer = guarded_socket(self._context, zmq.DEALER)
+        self._dealer.setsockopt(zmq.ROUTING_ID, node_name(config.node_rank))
+        self._dealer.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
+        self._dealer.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
+        self._monitor = self._dealer.get_monitor_socket(CONNECTED | DISCONNECTED | REFUSED)
+        self._connected = False
+        self._warned = False
+
+    def run(self) -> int:
+        code = BROKE
+        try:
+            self._connect()
+            task = self._wait_for_task()
+            code = task if isinstance(task, int) else self._work(task)
+            return code
+        finally:
+            self._local.stop(by_force=code != STOPPED)  # ranks hang if others have ended
+            stop_monitor(self._dealer, self._monitor)
+            self._dealer.close()
+            self._context.term()
+
+    def _connect(self) -> None:
+        host, port = self._config.master_addr, self._config.master_port
+        ClusterKeys.derive(self._config.cluster_key or "").present(self._dealer)
+        address = _own_address(host, port)
+        self._dealer.connect(f"tcp://{host}:{port}")
+        node = self._config.node_rank
+        hello = NodeHello(node, PROTOCOL, socket.gethostname(), address, _free_port(address))
+        self._dealer.send(self._encoder.encode(hello))
+        _log.info("waiting for the engine at %s:%d", host, port)
+
+    def _wait_for_task(self) -> NodeTask | int:
+        """The engine's first message, or the exit code if the engine ends before it has sent one."""
+        while not self._engine_left():
+            self._wait()
+            for frame in self._frames():
+                if frame in _ENDS:
+                    return _ENDS[frame]
+                return msgspec.msgpack.decode(frame, type=NodeTask)
+        _log.error("the engine has gone before it sent the options of the ranks")
+        return BROKE
+
+    def _work(self, task: NodeTask) -> int:
+        try:
+            self._start(task)
+        except Exception as error:
+            _log.debug("the ranks cannot start", exc_info=True)
+            self._send(task, RankFailed(logs.one_line(error), time.time()))
+            return CANNOT_START
+        return self._relay()
+
+    def _start(self, task: NodeTask) -> None:
+        config = self._config
+        folder = find_checkpoint(
+            config, lambda fraction: self._send(task, RankProgress("download", fraction))
+        )
+        if read_config(folder, config.hf_overrides) != task.config.model:
+            raise ValueError(f"{config.model} in {folder} is not the model that the engine has")
+        self._local = LocalRanks(task.places, self._module)
+        self._local.start(replace(task.config, folder=str(folder)), task.log_level)
+
+    def _relay(self) -> int:
+        while not self._engine_left():
+            self._wait()
+            for rank, frame in self._local.receive():
+                self._dealer.send_multipart([b"%d" % rank, frame])
+            for frame in self._frames():
+                if frame in _ENDS:
+                    return _ENDS[frame]
+                self._local.send(frame)
+        _log.error("the engine has gone: its ranks on this machine end")
+        return BROKE
+
+    def _wait(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._dealer, zmq.POLLIN)
+        poller.register(self._monitor, zmq.POLLIN)
+        self._local.register(poller)
+        poller.poll()
+
+    def _frames(self) -> Iterator[bytes]:
+        while self._dealer.poll(0):
+            frame = self._dealer.recv()
+            if frame != PING:
+                yield frame
+
+    def _send(self, task: NodeTask, message: RankMessage) -> None:
+        """Send a message in the name of the node's first rank, while its ranks do not run yet."""
+        self._dealer.send_multipart([b"%d" % task.places[0].rank, self._encoder.encode(message)])
+
+    def _engine_left(self) -> bool:
+        """Whether the connection to the engine has ended."""
+        for event, _ in socket_events(self._monitor):
+            if event == CONNECTED:
+                self._connected = True
+                _log.info("connected to the engine")
+            elif event == DISCONNECTED and self._connected:
+                return True
+            elif event != DISCONNECTED and not self._warned:
+                self._warned = True
+                _log.warning("the engine refuses this machine: is the cluster key the same there?")
+        return False
+
+
+def _own_address(host: str, port: int) -> str:
+    """The address of this machine as the other one sees it. Nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, port))
+        except OSError as error:
+            raise OSError(f"--master-addr {host} cannot be reached: {error.strerror}") from error
+        return probe.getsockname()[0]
+
+
+def _free_port(address: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        return probe.getsockname()[1]

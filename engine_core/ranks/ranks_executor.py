@@ -1,0 +1,283 @@
+"""The executor for a model whose ranks have processes of their own, on this machine or on others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+import numpy as np
+import zmq
+from msgspec.structs import replace
+
+from engine_core.executor import ExecutorDead, ReportPhase
+from engine_core.protocol import PHASES
+from worker.config import Place, WorkerConfig
+from worker.protocol import Bound, StepBounds, StepInput, StepOutput, WorkerFacts
+from worker.ranks.channel import (
+    Prepare,
+    RankFailed,
+    RankMessage,
+    RankPrepared,
+    RankProgress,
+    RankReady,
+    StepFailed,
+)
+
+_WORD, _ID_BYTES = 32, 4  # bits of a word of a bound, bytes of a token's id
+_LAG_MS = 300  # after the first message of a failure, those of other machines may still be on their way
+
+
+class RankGroup(Protocol):
+    """Some of the ranks of a model, all started and reached in one way. Frames pass through it unread."""
+
+    def start(self, config: WorkerConfig, log_level: str) -> None: ...
+
+    def register(self, poller: zmq.Poller) -> None:
+        """Register what has to be awaited before the next call of `receive`, the end of a rank included."""
+        ...
+
+    def send(self, frame: bytes) -> None:
+        """Send a frame to each rank; never waits."""
+        ...
+
+    def receive(self) -> Iterator[tuple[int, bytes]]:
+        """Each frame that has come, with its rank; never waits. The last frame of a rank is a RankFailed."""
+        ...
+
+    def host(self, rank: int) -> str:
+        """The name of the rank's machine, for people; empty if the rank is not of this group, or here."""
+        ...
+
+    def stop(self, *, by_force: bool) -> None:
+        """End all ranks; `by_force` at once, because some hang when others have ended."""
+        ...
+
+
+class RanksExecutor:
+    """Every rank runs every step; only the first rank of the last stage returns outputs.
+
+    It has no thread of its own: whoever waits for a step receives from all ranks meanwhile.
+    """
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        report: ReportPhase,
+        *,
+        places: Sequence[Place],
+        groups: Sequence[RankGroup],
+        log_level: str,
+    ) -> None:
+        self._config = config
+        self._groups = groups
+        self._log_level = log_level
+        self._ranks = {place.rank: _Rank(place) for place in places}
+        self._report = report
+        self._landed: dict[int, StepOutput | StepFailed] = {}
+        self._dead: ExecutorDead | None = None
+        self._idle_work = False
+        """Whether ranks have something left to prepare."""
+        self._preparing = False
+        self._poller = zmq.Poller()
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(RankMessage)
+
+    def start(self) -> WorkerFacts:
+        for group in self._groups:
+            group.start(self._config, self._log_level)
+        while any(rank.facts is None for rank in self._ranks.values()):
+            self._receive()
+        facts = self._facts()
+        self._idle_work = facts.has_idle_work
+        return facts
+
+    def submit(self, step: StepInput) -> _StepFuture:
+        self.check()
+        frame = self._encoder.encode(step)
+        for group in self._groups:
+            group.send(frame)
+        return _StepFuture(self, step.number)
+
+    def bind(self, bounds: StepBounds) -> None:
+        if any(self._host(rank) for rank in self._ranks):
+            bounds = shrunk(bounds, self._config.model.vocab_size)
+        frame = self._encoder.encode(bounds)
+        for group in self._groups:
+            group.send(frame)
+
+    def idle(self, *, wait: bool = False) -> bool:
+        if not self._preparing and self._idle_work:
+            self._preparing = True
+            frame = self._encoder.encode(Prepare())
+            for group in self._groups:
+                group.send(frame)
+        is_preparing = self._preparing
+        while wait and self._preparing:
+            self._receive()
+        return is_preparing
+
+    def wait_for(self, number: int) -> StepOutput:
+        """The output of a step, once it has landed."""
+        while number not in self._landed:
+            self._receive()
+        landed = self._landed.pop(number)
+        if isinstance(landed, StepFailed):
+            raise RuntimeError(landed.message)
+        return landed
+
+    def has(self, number: int) -> bool:
+        """Whether the output of a step has come."""
+        if number not in self._landed:
+            self._receive(timeout=0)
+        return number in self._landed
+
+    def register(self, poller: zmq.Poller) -> None:
+        for group in self._groups:
+            group.register(poller)
+
+    def check(self) -> None:
+        self._receive(timeout=0)
+
+    def stop(self) -> None:
+        groups, self._groups = self._groups, ()
+        for group in groups:
+            group.stop(by_force=self._dead is not None)
+        if self._dead is None:
+            self._dead = ExecutorDead("the workers have been stopped")
+
+    def _receive(self, timeout: int | None = None) -> None:
+        """Wait for messages of the ranks and handle them. Raises ExecutorDead if a rank has ended."""
+        if self._dead is not None:
+            raise self._dead
+        self._wait(timeout)
+        failed = self._handle()
+        if failed:
+            # The first rank to fail ends others, whose messages may come before its own: look again.
+            self._wait(_LAG_MS if any(self._host(rank) for rank in failed) else 0)
+            self._dead = self._death(self._handle() | failed)
+            raise self._dead
+
+    def _wait(self, timeout: int | None) -> None:
+        self.register(self._poller)
+        self._poller.poll(timeout)
+
+    def _handle(self) -> dict[int, RankFailed]:
+        """Handle all messages that have come; returns the ranks that have ended."""
+        failed: dict[int, RankFailed] = {}
+        for group in self._groups:
+            for rank, frame in group.receive():
+                message: RankMessage = self._decoder.decode(frame)
+                match message:
+                    case StepOutput() | StepFailed():
+                        self._landed[message.number] = message
+                    case RankProgress(phase, fraction):
+                        self._ranks[rank].phase, self._ranks[rank].fraction = phase, fraction
+                        self._report_progress()
+                    case RankReady(facts):
+                        self._ranks[rank].facts = facts
+                    case RankPrepared(left):
+                        self._preparing, self._idle_work = False, left
+                    case RankFailed():
+                        failed.setdefault(rank, message)  # its own message, if it sent one, comes first
+        return failed
+
+    def _report_progress(self) -> None:
+        """Report the progress of the last rank as that of all."""
+        last = min(self._ranks.values(), key=_Rank.progress)
+        ahead = sum(rank.progress() > last.progress() for rank in self._ranks.values())
+        detail = f"rank {last.place.rank} is behind {ahead} of {len(self._ranks) - 1} others" if ahead else ""
+        self._report(last.phase, last.fraction, detail)
+
+    def _death(self, failed: dict[int, RankFailed]) -> ExecutorDead:
+        """The error that names the rank to blame: one that sent no message, or else the first to fail.
+
+        A rank that died without a message did so by itself; the others failed because it did.
+        """
+        rank, failure = min(failed.items(), key=lambda item: (not item[1].unreported, item[1].at))
+        doing = PHASES["ready" if self._ranks[rank].facts else self._ranks[rank].phase]
+        return ExecutorDead(f"{self._name(rank)} ended while {doing}: {failure.message}")
+
+    def _name(self, rank: int) -> str:
+        place = self._ranks[rank].place
+        if place.size == 1:
+            return "the worker"
+        where = f"tensor {place.tensor_rank} of {place.tensor_size}, stage {place.stage} of {place.stages}"
+        host = self._host(rank)
+        return f"rank {rank} ({where}{f', on {host}' if host else ''})"
+
+    def _host(self, rank: int) -> str:
+        return "".join(group.host(rank) for group in self._groups)
+
+    def _facts(self) -> WorkerFacts:
+        """The facts of the rank that returns outputs, with the bytes that all ranks hold together."""
+        ranks = list(self._ranks.values())
+        all_facts = [rank.facts for rank in ranks if rank.facts is not None]
+        answering = next(
+            rank.facts for rank in ranks if rank.place.returns_outputs and rank.facts is not None
+        )
+        return replace(
+            answering,
+            weight_bytes=sum(facts.weight_bytes for facts in all_facts),
+            kv_bytes=sum(facts.kv_bytes for facts in all_facts),
+        )
+
+
+@dataclass(slots=True)
+class _Rank:
+    """The state of one rank, as far as it has been reported."""
+
+    place: Place
+    phase: str = "import"
+    fraction: float = 0.0
+    facts: WorkerFacts | None = None
+
+    def progress(self) -> tuple[int, float]:
+        """The phase and the share of it that is done, as numbers that only grow."""
+        return list(PHASES).index(self.phase), self.fraction
+
+
+class _StepFuture:
+    def __init__(self, executor: RanksExecutor, number: int) -> None:
+        self._executor = executor
+        self._number = number
+
+    def done(self) -> bool:
+        return self._executor.has(self._number)
+
+    def result(self) -> StepOutput:
+        return self._executor.wait_for(self._number)
+
+
+def shrunk(bounds: StepBounds, vocab_size: int) -> StepBounds:
+    """The same bounds, each in its smallest form, for ranks that a network lies before.
+
+    Bits take a kilobyte for each 8,000 tokens and row, and every step has some. Mostly nearly all tokens may
+    come, or nearly none, and then a few ids say the same. Ids are made in the time in which a process of this
+    machine would have read the bits.
+    """
+    rows = {slot: each and _smallest(each, vocab_size) for slot, each in bounds.rows.items()}
+    return replace(bounds, rows=rows)
+
+
+def _smallest(bound: Bound, vocab_size: int) -> Bound:
+    bits = bound.data
+    if bound.form != "bits" or len(bits) != _WORD // 8 * -(-vocab_size // _WORD):
+        return bound
+    allowed = int.from_bytes(bits, "little").bit_count()  # and bits beyond the vocabulary, at most
+    if _ID_BYTES * min(allowed, vocab_size - allowed) >= len(bits):
+        return bound
+    words = np.frombuffer(bits, "<u4")
+    if allowed <= vocab_size - allowed:
+        return Bound("allowed", _ids(words, vocab_size))
+    return Bound("forbidden", _ids(~words, vocab_size))
+
+
+def _ids(words: np.ndarray, vocab_size: int) -> bytes:
+    """The tokens whose bits are set, as int32."""
+    places = np.flatnonzero(words)
+    bits = np.unpackbits(words[places].view(np.uint8), bitorder="little").reshape(-1, _WORD)
+    rows, columns = bits.nonzero()
+    ids = places[rows] * _WORD + columns
+    return ids[ids < vocab_size].astype("<i4").tobytes()

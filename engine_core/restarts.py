@@ -1,0 +1,247 @@
+"""Keeps processes running: one that ends is started again, at once or after a pause, within a budget."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+from engine_core.engine_processes import EngineProcess, EngineProcesses
+from engine_core.stalls import watch
+from worker.child import BROKE, CANNOT_START, STOPPED, Child, describe_exit
+
+PAUSES = (0.0, 0.5, 2.0, 4.0, 8.0)
+"""Seconds before each restart of a process within WINDOW: the first is at once, since a process that has
+worked for long is missed from this moment on. After the last, the process is given up."""
+WINDOW = 600.0
+"""Seconds after which an end does not count any more."""
+
+TOGETHER_SECONDS = 3.0
+"""Seconds for engines to end by themselves when one has broken with which they share experts."""
+LEAVING_SECONDS = 30.0
+"""The same if that one was asked to end, and the others may still send their last answers."""
+
+_log = logging.getLogger(__name__)
+
+
+class RestartBudget:
+    """The ends of one process in the last WINDOW seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._ends: list[float] = []
+
+    def spend(self) -> float | None:
+        """Counts an end; returns the seconds to wait before the restart, or None if there shall be none."""
+        now = self._clock()
+        self._ends = [end for end in self._ends if now - end < WINDOW]
+        self._ends.append(now)
+        return PAUSES[len(self._ends) - 1] if len(self._ends) <= len(PAUSES) else None
+
+
+class Startable(Protocol):
+    """A process that can be started again and again."""
+
+    name: str
+    process: Child
+
+    def start(self) -> None: ...
+
+
+class Restarter:
+    """Follows a process that runs, and those that it starts in its place."""
+
+    def __init__(
+        self,
+        kept: Startable,
+        *,
+        may_return: Callable[[int], bool],
+        on_exit: Callable[[int], None] = lambda code: None,
+        on_change: Callable[[], None] = lambda: None,
+        next_exit: Callable[[], Awaitable[int]] | None = None,
+    ) -> None:
+        """`may_return` tells by an exit code whether another start makes sense; `on_exit` is called first.
+
+        `on_change` is called when `runs` or `given_up` may have changed. `next_exit` waits for the end of
+        several processes that end as one.
+        """
+        self.runs = True
+        """Whether there is a process now. Between two, while a pause lasts, there is none."""
+        self.given_up = False
+        """Whether no other process is started, because the budget is spent."""
+        self._kept = kept
+        self._may_return = may_return
+        self._on_exit = on_exit
+        self._on_change = on_change
+        self._next_exit = next_exit or (lambda: exit_of(kept.process))
+        self._budget = RestartBudget()
+
+    async def keep_running(self) -> tuple[int, str]:
+        """Returns when the process is not started again: its exit code, and the reason.
+
+        The reason is empty if no other start would have made sense.
+        """
+        while True:
+            code = await self._next_exit()
+            self._on_exit(code)
+            if not self._may_return(code):
+                self._note(runs=False)
+                return code, ""
+            how = self._kept.process.killed_because or describe_exit(code)
+            if not await self._restart(how):
+                times = f"{len(PAUSES) + 1} times in {WINDOW / 60:g} minutes"
+                return code, f"{self._kept.name} ended {times}, at last so: {how}"
+
+    async def _restart(self, how: str) -> bool:
+        """Starts the process that has ended so; returns False if it is given up instead."""
+        while True:
+            pause = self._budget.spend()
+            if pause is None:
+                self._note(runs=False, given_up=True)
+                _log.error("%s has ended: %s; it is given up", self._kept.name, how)
+                return False
+            when = f" in {pause:g} s" if pause else ""
+            _log.error("%s has ended: %s; it is started again%s", self._kept.name, how, when)
+            if pause:
+                self._note(runs=False)
+                await asyncio.sleep(pause)
+            try:
+                self._kept.start()
+            except OSError as error:  # there is no memory, or too many processes
+                how = f"it cannot be started: {error.strerror}"
+                continue
+            self._note(runs=True)
+            return True
+
+    def _note(self, *, runs: bool, given_up: bool = False) -> None:
+        self.runs, self.given_up = runs, given_up
+        self._on_change()
+
+
+class EngineWatcher(Protocol):
+    """Whoever has to know of the ends of engines: an `EngineClient`, or a way to one in another process."""
+
+    def engine_exited(self, number: int, code: int) -> None: ...
+
+    def engine_given_up(self, number: int, reason: str, *, explained: bool) -> None: ...
+
+    def engine_stalled(self, number: int, stalled: bool) -> None: ...
+
+
+class NoWatcher:
+    """The watcher of engines whose clients are on other machines, and see connections end."""
+
+    def engine_exited(self, number: int, code: int) -> None:
+        pass
+
+    def engine_given_up(self, number: int, reason: str, *, explained: bool) -> None:
+        pass
+
+    def engine_stalled(self, number: int, stalled: bool) -> None:
+        pass
+
+
+async def keep_engines(engines: EngineProcesses, watcher: EngineWatcher) -> None:
+    """Follows every engine of this machine until none is left to start again.
+
+    One that makes no progress is killed, and the watcher is told before.
+    """
+    watching = asyncio.create_task(
+        watch(
+            engines.engines,
+            lambda engine, stalled: watcher.engine_stalled(engine.number, stalled),
+            leaving=lambda: engines.leaving,
+        )
+    )
+    try:
+        if engines.together:
+            await _keep_together(engines, watcher)
+        else:
+            await asyncio.gather(*(_keep_engine(engines, one, watcher) for one in engines.engines))
+    finally:
+        watching.cancel()
+
+
+async def _keep_engine(engines: EngineProcesses, engine: EngineProcess, watcher: EngineWatcher) -> None:
+    restarter = Restarter(
+        engine,
+        may_return=lambda code: engines.may_return(engine, code),
+        on_exit=lambda code: watcher.engine_exited(engine.number, code),
+    )
+    code, reason = await restarter.keep_running()
+    watcher.engine_given_up(engine.number, reason, explained=not reason and code in (BROKE, CANNOT_START))
+
+
+async def _keep_together(engines: EngineProcesses, watcher: EngineWatcher) -> None:
+    group = _EngineGroup(engines.engines, watcher)
+    restarter = Restarter(
+        group, may_return=lambda code: engines.may_return(group.first, code), next_exit=group.next_end
+    )
+    code, reason = await restarter.keep_running()
+    explained = not reason and code in (BROKE, CANNOT_START)
+    for engine in sorted(engines.engines, key=lambda engine: engine is group.first):
+        watcher.engine_given_up(engine.number, reason, explained=explained)  # the last reason counts
+
+
+class _EngineGroup:
+    """Engines that share experts: if one ends, all do, and all are started again as one."""
+
+    name = "the group of engines that share experts"
+
+    def __init__(self, engines: Sequence[EngineProcess], watcher: EngineWatcher) -> None:
+        self.first = engines[0]
+        """The engine that has ended first."""
+        self.process = self.first.process
+        self._engines = engines
+        self._watcher = watcher
+
+    def start(self) -> None:
+        for engine in self._engines:
+            try:
+                engine.start()
+            except OSError:
+                latest = max(each.starts for each in self._engines)
+                for each in self._engines:
+                    each.process.kill()
+                    each.starts = latest  # or the next ones would look for each other in different places
+                raise
+
+    async def next_end(self) -> int:
+        """Waits until one has ended, and has the others end; returns the exit code of the first."""
+        exits = {asyncio.create_task(exit_of(each.process)): each for each in self._engines}
+        try:
+            ended, others = await asyncio.wait(exits, return_when=asyncio.FIRST_COMPLETED)
+            chosen = min(ended, key=lambda task: task.result() >= 0)  # if several: one that was killed
+            self.first, code = exits[chosen], chosen.result()
+            self.process = self.first.process
+            if code != STOPPED:
+                _log.error("%s has ended: the engines that share experts with it end, too", self.first.name)
+            self._watcher.engine_exited(self.first.number, code)
+            if others:
+                patience = LEAVING_SECONDS if code == STOPPED else TOGETHER_SECONDS
+                ended, late = await asyncio.wait(others, timeout=patience)
+                for task in late:
+                    exits[task].process.kill()
+                if late:
+                    await asyncio.wait(late)
+            for task in exits.keys() - {chosen}:
+                own = task.result()  # a signal of this process says nothing of the engine
+                self._watcher.engine_exited(exits[task].number, own if own >= 0 else BROKE)
+        finally:
+            for task in exits:
+                task.cancel()
+        return code
+
+
+async def exit_of(process: Child) -> int:
+    """Waits for a child process to end, without a thread; returns its exit code."""
+    loop = asyncio.get_running_loop()
+    gone = asyncio.Event()
+    loop.add_reader(process.sentinel, gone.set)
+    try:
+        await gone.wait()
+    finally:
+        loop.remove_reader(process.sentinel)
+    return process.wait()

@@ -1,0 +1,174 @@
+"""What becomes of a step that has landed: tokens are appended, blocks published, sequences ended.
+
+The bounds that a step may have to wait for are made here, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import repeat
+
+from engine_core.grammar.matcher import GrammarError
+from engine_core.protocol import Failed, Finish, OutputsByClient, Pooled, Tokens, quarantined
+from engine_core.scheduling.cache.cache_manager import CacheManager
+from engine_core.scheduling.pace import Pace
+from engine_core.scheduling.queue.failed_steps import Suspects
+from engine_core.scheduling.queue.waiting import PausedSequences
+from engine_core.scheduling.sequence import Sequence
+from engine_core.scheduling.step_builder import PlannedStep
+from worker.protocol import QUERY_GONE, Bound, Sampling, StepBounds, StepOutput, TokenLogprobs
+
+Change = Callable[[Sequence], None]
+"""The type of a function that brings a sequence into another state."""
+
+
+class StepResults:
+    """Turns what steps bring into new states of sequences, and into outputs for clients."""
+
+    def __init__(
+        self,
+        pace: Pace,
+        cache: CacheManager,
+        paused: PausedSequences,
+        suspects: Suspects,
+        *,
+        preempt: Change,
+        end: Change,
+    ) -> None:
+        self._pace = pace
+        self._cache = cache
+        self._paused = paused
+        self._suspects = suspects
+        self._preempt = preempt
+        self._end = end
+
+    def land(self, planned: PlannedStep, output: StepOutput, now: float) -> OutputsByClient:
+        """Append what a step has sampled, publish blocks, and end sequences; returns what clients get."""
+        self._pace.land(planned, now)
+        outputs: OutputsByClient = {}
+        number, rows = planned.step.number, planned.step.seqs
+        logprobs = output.logprobs or repeat(None, len(rows))
+        for seq, row, token, entry in zip(planned.seqs, rows, output.tokens, logprobs, strict=True):
+            if not seq.land(number, row):
+                continue  # it ended after this step was planned, or the step before failed
+            if reason := output.failed.get(row.slot):
+                put(outputs, seq, self._fail(seq, 503 if reason == QUERY_GONE else 500, reason))
+                continue
+            seq.prompt_logprobs += output.prompt_logprobs.get(row.slot, ())
+            self._cache.publish(seq, row.start + row.count)
+            if row.samples:
+                put(outputs, seq, self._append(seq, token, entry, now))
+            if row.pools:
+                vectors = output.pooled[row.slot]
+                put(
+                    outputs, seq, Pooled(seq.id, vectors, seq.cached, seq.timing(now), seq.expected, seq.miss)
+                )
+                self._end(seq)
+        return outputs
+
+    def land_failed(
+        self, planned: PlannedStep, now: float, *, short_of_memory: bool, behind: bool
+    ) -> OutputsByClient:
+        """Let the sequences of a step that failed, but not `behind` another, run apart; one alone ends."""
+        self._pace.land(planned, now)
+        number, rows = planned.step.number, zip(planned.seqs, planned.step.seqs, strict=True)
+        again = [seq for seq, row in rows if seq.land(number, row)]
+        if not behind and again == planned.seqs and len(again) == 1:
+            [seq] = again
+            self._end(seq)
+            short = Failed(seq.id, 503, "there is too little memory for this request now")
+            return {seq.key[0]: [short if short_of_memory else quarantined(seq.id)]}
+        self._paused.take_out(again)
+        for seq in again:
+            self._preempt(seq)
+        if not behind:
+            self._suspects.divide(planned, again)
+        return {}
+
+    def make_bounds(self, planned: PlannedStep, outputs: OutputsByClient) -> StepBounds | None:
+        """What the matcher of each bound row's sequence allows; None if a row waits for an earlier sample.
+
+        A matcher must have taken every token before the one that it bounds, and the step's forward may run
+        meanwhile. Rows whose outcome nobody wants may sample anything. A request whose text cannot go on
+        ends, and `outputs` gets its answer.
+        """
+        number = planned.step.number
+        rows: dict[int, Bound | None] = {}
+        wanted: list[tuple[int, Sequence]] = []
+        for seq, row in zip(planned.seqs, planned.step.seqs, strict=True):
+            if row.bound:
+                rows[row.slot] = None
+                if seq.wants(number):
+                    if len(seq.tokens) - seq.prompt_len < row.output_index:
+                        return None
+                    wanted.append((row.slot, seq))
+        for slot, seq in wanted:
+            try:
+                rows[slot] = seq.matcher.bound() if seq.matcher is not None else None
+            except GrammarError as error:
+                put(outputs, seq, self._fail(seq, 400, str(error)))
+        return StepBounds(number, rows)
+
+    def _append(
+        self, seq: Sequence, token: int, logprobs: TokenLogprobs | None, now: float
+    ) -> Tokens | Failed:
+        """Append a sampled token, and end the sequence if it is the last; returns what the client gets."""
+        first = seq.first_token is None
+        if first:
+            seq.first_token = now
+            self._pace.begin_decoding(seq)
+        seq.tokens.append(token)
+        if seq.apart:
+            self._suspects.acquit(seq)
+        if seq.matcher is not None:
+            try:
+                seq.matcher.take(token)
+            except GrammarError as error:
+                return self._fail(seq, 400, str(error))
+        finish = finish_reason(seq, token)
+        if finish and seq.in_flight:
+            self._pace.charge_in_flight(seq)
+        tokens = Tokens(
+            id=seq.id,
+            tokens=[token],
+            logprobs=[] if logprobs is None else [logprobs],
+            prompt_logprobs=seq.prompt_logprobs if first and seq.wants_prompt_logprobs else None,
+            cached=seq.cached if first else 0,
+            miss=seq.miss if first else None,
+            finish=finish,
+            timing=seq.timing(now) if finish or seq.request.times_each else None,
+            expected=seq.expected if first else None,
+        )
+        if finish:
+            self._end(seq)
+        return tokens
+
+    def _fail(self, seq: Sequence, code: int, reason: str) -> Failed:
+        self._end(seq)
+        return Failed(id=seq.id, code=code, message=reason)
+
+
+def put(outputs: OutputsByClient, seq: Sequence, output: Tokens | Pooled | Failed) -> None:
+    outputs.setdefault(seq.key[0], []).append(output)
+
+
+def aborted(seq: Sequence, now: float) -> Tokens | Failed:
+    """The last answer to a request that nobody waits for any more."""
+    if seq.pools:
+        return Failed(id=seq.id, code=503, message="the request was ended before it was done")
+    return Tokens(id=seq.id, tokens=[], finish="abort", timing=seq.timing(now))
+
+
+def finish_reason(seq: Sequence, token: int) -> Finish | None:
+    """The reason for which the token just appended is the last one, or None if it is not."""
+    params = seq.request.params
+    outputs_before = len(seq.tokens) - 1 - seq.prompt_len
+    if (
+        isinstance(params, Sampling)
+        and token in params.stop_token_ids
+        and outputs_before >= params.min_tokens
+    ):
+        return "stop"
+    if seq.matcher is not None and seq.matcher.complete:
+        return "stop"
+    return "length" if len(seq.tokens) >= seq.limit else None

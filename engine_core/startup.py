@@ -1,0 +1,131 @@
+"""The start of an engine: its checkpoint is found, workers get their options, and servers learn the facts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from engine_core.config import TASKS, EngineConfig
+from engine_core.expert_options import balancing_of
+from engine_core.protocol import Ready
+from models.checkpoint.hub import resolve
+from models.config import ConfigError, ModelConfig
+from models.conversion.served_as import Conversion, resolve_conversion
+from models.gguf.folder import make_folder
+from models.plain_files import FileError
+from models.plugins import registrations
+from models.pooling.config import read_pooling
+from models.quantization.config import describe_quantization
+from worker.config import WorkerConfig
+from worker.host.machine import cache_folder
+from worker.host.private_folder import make_private
+from worker.protocol import WorkerFacts
+
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+
+
+def find_checkpoint(config: EngineConfig, report: Callable[[float], None], *, weights: bool = True) -> Path:
+    """Find the folder of the model, which is downloaded if need be; `report` is told fractions of that.
+
+    A GGUF file gets a folder of its own, in the cache, with the files that other checkpoints have.
+    """
+    load_format = config.worker.load_format if weights else "dummy"
+    found = resolve(config.model, config.revision, config.download_dir, report, load_format, config.quant)
+    other = config.hf_config_path
+    if found.is_dir():
+        if other is not None:
+            raise ConfigError("--hf-config-path is for GGUF files: leave it out, or use --hf-overrides")
+        if config.quant is not None:
+            raise ConfigError(
+                f"--quant says which GGUF file is meant, and {config.model} has none: leave it out"
+            )
+        return found
+    config_from = None
+    if other is not None:
+        config_from = resolve(other, None, config.download_dir, report, "dummy")
+    cache = cache_folder() / "gguf"
+    try:
+        make_private(cache, for_code=False)
+    except OSError as error:
+        raise FileError(
+            f"what is made of {found.name} cannot be kept ({error}): let XDG_CACHE_HOME name another folder"
+        ) from None
+    return make_folder(found, cache, config_from)
+
+
+def make_worker_config(config: EngineConfig, model: ModelConfig, folder: Path) -> WorkerConfig:
+    options = config.worker
+    if options.max_num_batched_tokens is None and not config.enable_chunked_prefill:
+        whole_prompt = options.max_model_len or model.max_len  # which each step must be able to hold
+        options = replace(options, max_num_batched_tokens=whole_prompt)
+    return WorkerConfig(
+        options=options,
+        folder=str(folder),
+        model=model,
+        conversion=_conversion(config, model, folder),
+        pooling=read_pooling(folder, model, config.pooler_config),
+        tasks=tuple(config.tasks),
+        steps_ahead=config.depth - 1,
+        registrations=registrations(),
+        balancing=balancing_of(config),
+    )
+
+
+def _conversion(config: EngineConfig, model: ModelConfig, folder: Path) -> Conversion:
+    """The conversion of the checkpoint. Tasks imply a runner: without generation no LM head is loaded."""
+    if unknown := [task for task in config.tasks if task not in TASKS]:
+        raise ConfigError(f"--tasks: no task {unknown[0]!r}; there are {', '.join(TASKS)}")
+    runner = config.runner
+    if runner == "auto" and config.tasks:
+        runner = "generate" if "generate" in config.tasks else "pooling"
+    return resolve_conversion(
+        model,
+        folder,
+        runner=runner,
+        convert=config.convert,
+        model_impl=config.worker.model_impl,
+        trust_remote_code=config.worker.trust_remote_code,
+    )
+
+
+def make_ready(config: EngineConfig, model: ModelConfig, folder: Path, facts: WorkerFacts) -> Ready:
+    return Ready(
+        model=config.model,
+        folder=str(folder),
+        architecture=model.architecture,
+        vocab_size=model.vocab_size,
+        enable_prefix_caching=config.enable_prefix_caching and facts.causal,
+        scheduling_policy=config.scheduling_policy,
+        quantization=describe_quantization(model, config.worker.quantization),
+        worker=facts,
+    )
+
+
+def describe(facts: WorkerFacts) -> str:
+    """A sentence for the log: device, type, weights, what the cache holds, and tasks."""
+    return (
+        f"ready on {facts.device} in {facts.dtype}: {_size(facts.weight_bytes)} of weights, {_cache(facts)}, "
+        f"tasks {', '.join(facts.tasks)}"
+    )
+
+
+def _cache(facts: WorkerFacts) -> str:
+    if not facts.causal:
+        return f"no KV cache (texts of up to {facts.max_model_len} tokens)"
+    tokens = facts.num_blocks * facts.block_size
+    requests = tokens / facts.max_model_len
+    each = _size(facts.kv_bytes // max(1, tokens))
+    return (
+        f"{_size(facts.kv_bytes)} of KV cache ({tokens} tokens of {each}, {requests:.1f} requests of the "
+        f"full {facts.max_model_len})"
+    )
+
+
+def _size(count: float) -> str:
+    """A number of bytes in the largest unit of which there is at least one."""
+    unit = 0
+    while count >= 1024 and unit < len(_UNITS) - 1:
+        count, unit = count / 1024, unit + 1
+    return f"{count:.1f} {_UNITS[unit]}" if unit else f"{count} {_UNITS[0]}"

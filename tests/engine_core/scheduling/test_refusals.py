@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from fake_worker import facts
+
+from engine_core.protocol import Add
+from engine_core.scheduling.refusals import refusal
+from worker.protocol import Pooling, Sampling
+
+LIMITS = facts(block_size=4, num_blocks=8, max_model_len=64)
+
+
+def refused(tokens: list[int], **params: object) -> str | None:
+    sampling = Sampling(**{"max_tokens": 4, **params})  # pyright: ignore[reportArgumentType]
+    return refusal(Add(id=1, tokens=tokens, params=sampling), LIMITS, vocab_size=50)
+
+
+def test_what_can_run_is_not_refused() -> None:
+    assert refused([0, 49]) is None
+    assert refused([1] * 29, max_tokens=4) is None
+    extremes = {
+        "temperature": 0.0,
+        "top_p": 1e-9,
+        "top_k": 2**31 - 1,
+        "min_p": 1.0,
+        "min_tokens": 4,
+        "logprobs": -1,
+        "prompt_logprobs": -1,
+        "logit_bias": {0: -100.0, 49: 100.0},
+        "stop_token_ids": (0, 49),
+        "allowed_token_ids": (0,),
+        "bad_words": ((1, 2),),
+    }
+    assert refused([1], **extremes) is None
+
+
+@pytest.mark.parametrize(
+    ("tokens", "words"),
+    [
+        ([], "the prompt is empty"),
+        ([1] * 64, "has 64 tokens, and the model's 64"),
+        ([-1], "outside of the vocabulary, which is 0 to 49"),
+        ([1, 50], "outside of the vocabulary, which is 0 to 49"),
+        ([1] * 30, "need 9 blocks of the KV cache, and it has 8"),
+    ],
+)
+def test_prompts_that_cannot_run(tokens: list[int], words: str) -> None:
+    reason = refused(tokens)
+    assert reason is not None and words in reason
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"max_tokens": 0},
+        {"min_tokens": -1},
+        {"min_tokens": 5},
+        {"temperature": -0.1},
+        {"temperature": math.nan},
+        {"temperature": math.inf},
+        {"top_p": 0.0},
+        {"top_p": 1.1},
+        {"top_p": math.nan},
+        {"min_p": -0.1},
+        {"min_p": math.nan},
+        {"top_k": -1},
+        {"top_k": 2**40},
+        {"repetition_penalty": 0.0},
+        {"repetition_penalty": math.inf},
+        {"presence_penalty": math.nan},
+        {"frequency_penalty": math.inf},
+        {"logit_bias": {1: math.nan}},
+        {"logit_bias": {50: 1.0}},
+        {"logprobs": -2},
+        {"prompt_logprobs": -2},
+        {"stop_token_ids": (50,)},
+        {"allowed_token_ids": (-1,)},
+        {"bad_words": ((1, 50),)},
+        {"bad_words": ((),)},
+    ],
+)
+def test_params_that_would_hurt_a_step_are_named(params: dict[str, object]) -> None:
+    reason = refused([1, 2], **params)
+    (name,) = params
+    assert reason is not None and (name in reason or "penalties" in reason)
+
+
+def refused_pooling(tokens: list[int], task: str = "token_embed", **params: object) -> str | None:
+    pooling = Pooling(task=task, **params)  # pyright: ignore[reportArgumentType]
+    return refusal(Add(id=1, tokens=tokens, params=pooling), LIMITS, vocab_size=50)
+
+
+def test_what_can_be_pooled_is_not_refused() -> None:
+    assert refused_pooling([1] * 32) is None  # all 8 blocks: no token follows
+    assert refused_pooling([1, 2], dimensions=2, second_at=2, skip=2, use_activation=False) is None
+    assert refused_pooling([1, 2], late_query="q") is None
+    assert refused_pooling([1, 2], late_document="q") is None
+    whole = facts(max_model_len=64, tasks=("embed",), causal=False)
+    assert refusal(Add(id=1, tokens=[1] * 64, params=Pooling(task="embed")), whole, vocab_size=50) is None
+
+
+@pytest.mark.parametrize(
+    ("tokens", "params", "words"),
+    [
+        ([], {}, "the prompt is empty"),
+        ([1] * 65, {}, "65 tokens, and at most 64 fit"),
+        ([50], {}, "outside of the vocabulary, which is 0 to 49"),
+        ([1] * 33, {}, "need 9 blocks of the KV cache, and it has 8"),
+        ([1], {"task": "classify"}, "no task classify; it has generate, embed, token_embed"),
+        ([1], {"dimensions": 0}, "dimensions must be from 1 to 2, got 0"),
+        ([1], {"dimensions": 10**9}, "dimensions must be from 1 to 2"),
+        ([1, 2], {"second_at": 3}, "second_at must lie within the text's 2 tokens"),
+        ([1, 2], {"second_at": -1}, "second_at"),
+        ([1, 2], {"skip": 3}, "skip must lie within the text's 2 tokens"),
+        ([1], {"task": "embed", "late_query": "q"}, "its task is token_embed, not embed"),
+        ([1], {"late_query": "q", "late_document": "q"}, "not both"),
+    ],
+)
+def test_what_cannot_be_pooled_says_why(tokens: list[int], params: dict[str, object], words: str) -> None:
+    reason = refused_pooling(tokens, **params)  # pyright: ignore[reportArgumentType]
+    assert reason is not None and words in reason
+
+
+def test_scores_have_no_dimensions_and_a_pooling_model_does_not_generate() -> None:
+    classifier = facts(tasks=("classify",))
+    cut = Add(id=1, tokens=[1], params=Pooling(task="classify", dimensions=1))
+    assert "dimensions is for vectors" in str(refusal(cut, classifier, vocab_size=50))
+    text = Add(id=1, tokens=[1], params=Sampling(max_tokens=1))
+    assert "does not generate; its tasks are classify" in str(refusal(text, classifier, vocab_size=50))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "prompt_len", "words"),
+    [
+        (5, 5, "5 of 5 tokens cannot be the prompt"),
+        (5, -1, "-1 of 5 tokens cannot be the prompt"),
+        (8, 4, "4 of 8 tokens cannot be the prompt"),
+    ],
+)
+def test_answers_that_cannot_go_on(tokens: int, prompt_len: int, words: str) -> None:
+    goes_on = Add(id=1, tokens=[1] * tokens, params=Sampling(max_tokens=4), prompt_len=prompt_len)
+    assert words in (refusal(goes_on, LIMITS, vocab_size=50) or "")
+
+
+def test_an_answer_that_goes_on_needs_as_much_as_the_whole() -> None:
+    goes_on = Add(id=1, tokens=[1] * 32, params=Sampling(max_tokens=5), prompt_len=28)
+    assert refusal(goes_on, LIMITS, vocab_size=50) is None
+    text = Add(id=1, tokens=[1] * 8, params=Pooling(task="embed"), prompt_len=4)
+    assert "prompt_len must be 0" in (refusal(text, LIMITS, vocab_size=50) or "")

@@ -1,0 +1,175 @@
+"""Processes that end are started again within a budget: a test ends fake children, and has the clock."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from started_engines import soon, until
+
+from engine_core import restarts
+from engine_core.restarts import PAUSES, WINDOW, RestartBudget, Restarter
+from worker.child import BROKE, CANNOT_START, describe_exit
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_ends_within_ten_minutes_cost_longer_and_longer_pauses() -> None:
+    clock = Clock()
+    budget = RestartBudget(clock)
+    pauses: list[float | None] = []
+    for _ in range(6):
+        pauses.append(budget.spend())
+        clock.now += 60
+    assert pauses == [0.0, 0.5, 2.0, 4.0, 8.0, None]
+
+
+def test_an_end_is_forgotten_after_ten_minutes() -> None:
+    clock = Clock()
+    budget = RestartBudget(clock)
+    for _ in range(20):
+        assert budget.spend() == PAUSES[0]
+        clock.now += WINDOW
+    budget.spend()
+    clock.now += WINDOW / 2
+    assert budget.spend() == PAUSES[1]
+    clock.now += WINDOW / 2
+    assert budget.spend() == PAUSES[1], "the older of the two does not count any more"
+
+
+class FakeProcess:
+    """A process that ends when the test says so."""
+
+    def __init__(self) -> None:
+        self.sentinel, self._other_end = os.pipe()
+        self.killed_because = ""
+        self._code = 0
+
+    def end(self, code: int) -> None:
+        self._code = code
+        os.close(self._other_end)
+
+    def wait(self) -> int:
+        os.close(self.sentinel)
+        return self._code
+
+
+class FakeKept:
+    """A process that is kept, and all that were started in its place."""
+
+    name = "the child"
+
+    def __init__(self) -> None:
+        self.started: list[FakeProcess] = []
+        self.errors: list[OSError] = []
+        self.start()
+
+    def start(self) -> None:
+        if self.errors:
+            raise self.errors.pop()
+        self.started.append(FakeProcess())
+
+    @property
+    def process(self) -> FakeProcess:
+        return self.started[-1]
+
+
+Keep = Callable[..., tuple[Restarter, asyncio.Task[tuple[int, str]]]]
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> FakeKept:
+    monkeypatch.setattr(restarts, "PAUSES", (0.0, 0.01, 0.01))
+    return FakeKept()
+
+
+@pytest_asyncio.fixture
+async def keep(kept: FakeKept) -> AsyncIterator[Keep]:
+    """A function that begins to keep the fake process."""
+    tasks: list[asyncio.Task[tuple[int, str]]] = []
+
+    def begin(may_return: Callable[[int], bool] = lambda code: True, **hooks: Callable[..., None]):
+        made = Restarter(kept, may_return=may_return, **hooks)  # pyright: ignore[reportArgumentType]
+        tasks.append(asyncio.create_task(made.keep_running()))
+        return made, tasks[-1]
+
+    yield begin
+    for task in tasks:
+        task.cancel()
+
+
+async def test_a_process_is_started_again_until_its_budget_is_spent(kept: FakeKept, keep: Keep) -> None:
+    codes: list[int] = []
+    states: list[tuple[bool, bool]] = []
+    made, keeping = keep(on_exit=codes.append, on_change=lambda: states.append((made.runs, made.given_up)))
+    for count in range(1, 4):
+        kept.process.end(-9)
+        await soon(until(lambda count=count: len(kept.started) == count + 1))
+    kept.process.end(BROKE)
+    code, reason = await asyncio.wait_for(keeping, 60)
+    assert code == BROKE
+    assert (
+        reason
+        == "the child ended 4 times in 10 minutes, at last so: it exited with code 1, and its log says why"
+    )
+    assert codes == [-9, -9, -9, BROKE]
+    running, paused, over = (True, False), (False, False), (False, True)
+    assert states == [running, paused, running, paused, running, over], "the first restart was at once"
+
+
+async def test_one_that_would_end_again_is_not_started(kept: FakeKept, keep: Keep) -> None:
+    made, keeping = keep(may_return=lambda code: code != CANNOT_START)
+    kept.process.end(CANNOT_START)
+    assert await asyncio.wait_for(keeping, 60) == (CANNOT_START, "")
+    assert not made.runs and not made.given_up and len(kept.started) == 1
+
+
+async def test_a_start_that_fails_is_tried_again(
+    kept: FakeKept, keep: Keep, caplog: pytest.LogCaptureFixture
+) -> None:
+    keep()
+    kept.errors = [OSError(12, "Cannot allocate memory")]
+    kept.process.end(-9)
+    await soon(until(lambda: len(kept.started) == 2))
+    assert [record.message for record in caplog.records] == [
+        f"the child has ended: {describe_exit(-9)}; it is started again",
+        "the child has ended: it cannot be started: Cannot allocate memory; it is started again in 0.01 s",
+    ]
+
+
+class FakeEngine:
+    """An engine of a group, whose next start may fail."""
+
+    def __init__(self) -> None:
+        self.starts = 1
+        self.fails = False
+        self.killed = False
+        self.process = self
+
+    def start(self) -> None:
+        self.starts += 1
+        if self.fails:
+            raise OSError(12, "Cannot allocate memory")
+
+    def kill(self) -> None:
+        self.killed = True
+
+
+def test_a_group_that_cannot_be_started_whole_meets_in_one_place_the_next_time() -> None:
+    engines: Any = [FakeEngine() for _ in range(3)]
+    engines[1].fails = True
+    group = restarts._EngineGroup(engines, restarts.NoWatcher())  # pyright: ignore[reportPrivateUsage]
+    with pytest.raises(OSError, match="Cannot allocate memory"):
+        group.start()
+    assert all(engine.killed for engine in engines)
+    assert {engine.starts for engine in engines} == {2}
