@@ -106,7 +106,7 @@ def behind_thinking(
     if thinking.closes:
         text = lark.text_without(thinking.closes)
         inside = lark.one_of(lark.until(text, end) for end in thinking.closes)
-        behind = f"{inside} space? {lark.literal(thinking.then)}"
+        behind = f"{inside} space? {lark.literal(thinking.then)}".rstrip()
         opens = lark.one_of(map(lark.literal, thinking.opens))
         answer = f"{behind} {answer}" if is_open else f"({opens} {behind})? {answer}"
     text = lark.text(answer, "space: /[ \\n\\r\\t]{1,20}/")

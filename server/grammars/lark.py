@@ -67,9 +67,9 @@ class LarkGrammar:
         first, *rest = self._pieces(end)
         behind = self.literal("".join(rest))
         if first in self._tokens:
-            return f"{text} {self.literal(first)} {behind}"
+            return f"{text} {self.literal(first)} {behind}".rstrip()
         # One terminal, because the lexer does not go back to find where the text has ended.
-        return f"{self.rule(f'{text} {quoted(first)}', terminal=True)} {behind}"
+        return f"{self.rule(f'{text} {quoted(first)}', terminal=True)} {behind}".rstrip()
 
     def has_token(self, literal: str) -> bool:
         return any(piece in self._tokens for piece in self._pieces(literal))

@@ -53,13 +53,13 @@ async def test_a_model_that_does_not_reason_is_bound_at_once() -> None:
 
 
 async def test_reasoning_comes_before_the_answer() -> None:
-    assert start(await form(THINKS, "a <think>\n")) == "start: (TEXT <[8]> ) space? @answer"
-    assert start(await form(THINKS, "a")) == "start: ((<[7]>) (TEXT <[8]> ) space?)? @answer"
+    assert start(await form(THINKS, "a <think>\n")) == "start: T0 <[8]> space? @answer"
+    assert start(await form(THINKS, "a")) == "start: (<[7]> T0 <[8]> space?)? @answer"
 
 
 async def test_calls_may_take_the_answer_s_place() -> None:
     found = start(await form(THINKS, "<think>", calls=CALLS))
-    assert found == "start: (TEXT <[8]> ) space? (@answer | @calls)"
+    assert found == "start: T0 <[8]> space? (@answer | @calls)"
     textual = AnswerFormat(opener="<call>", marks=MARKS)
     assert start(await form(textual, calls=CALLS)) == "start: (@answer | @calls)"
 
