@@ -66,7 +66,6 @@ class Engine:
         self._in_flight: deque[tuple[PlannedStep | None, StepFuture]] = deque()
         """The oldest step comes first. None: another engine planned it, and it has no rows of this one."""
         self._unbound: deque[PlannedStep] = deque()
-        """Steps in flight whose bounds have not been told."""
         self._compile_queue: CompileQueue | None = None
         """Requests whose grammar is being compiled, once tokens are known by their bytes."""
         self._outputs: OutputsByClient = {}
@@ -280,7 +279,6 @@ class Engine:
 
     @property
     def _own_in_flight(self) -> int:
-        """The steps in flight that have rows of this engine."""
         if self._joint is None:
             return len(self._in_flight)
         return sum(planned is not None for planned, _ in self._in_flight)
@@ -299,7 +297,6 @@ class Engine:
         return len(self._in_flight) < self._scheduler.depth and not self._own_in_flight
 
     def _follow(self, joint: JointExecutor) -> None:
-        """Take part without rows in the steps that other engines have planned."""
         while self._may_follow:
             self.progress.begin(self._scheduler.counters.steps, 0, joint.slowest)
             self._in_flight.append((None, joint.follow()))
@@ -319,7 +316,6 @@ class Engine:
             self._bind()
 
     def take_outputs(self) -> OutputsByClient:
-        """The outputs that are there without another step."""
         outputs, self._outputs = self._outputs, {}
         return outputs
 

@@ -46,8 +46,6 @@ class EngineProcess:
 
 
 class EngineProcesses:
-    """All engine processes of this machine."""
-
     def __init__(
         self, engines: list[EngineProcess], folder: RunFolder, addresses: list[Address], replicas: Replicas
     ) -> None:
@@ -58,7 +56,6 @@ class EngineProcesses:
         """Whether requests have been served. The owner sets it, and from then on an only engine that ends, or
         a group of them, is started again: before that, it is the operator who has to do something."""
         self.leaving = False
-        """Whether the owner wants all engines to end."""
         self.together = replicas.together
         """Whether the engines share experts, so that all end if one does, and are started as one."""
         self._folder = folder

@@ -28,7 +28,6 @@ class Rates(msgspec.Struct, frozen=True, gc=False):
     step: float
     """The seconds of a step in which all running sequences get a token, without prompts."""
     step_rows: float
-    """The sequences that get a token in such a step."""
     step_prompts: float
     """The tokens of prompts that fit into a step beside them."""
     stop_rate: float
@@ -52,13 +51,11 @@ class StepBuckets(msgspec.Struct, frozen=True, gc=False):
 
     seconds: Buckets
     tokens: Buckets
-    """The tokens that a step computed."""
     decoding: Buckets
     """The rows of a step that got a token behind one that was sampled."""
     prompts: Buckets
     """The rows that read a prompt, or a chunk of one."""
     texts: Buckets
-    """The rows of texts to be pooled."""
 
 
 class ExpertStats(msgspec.Struct, frozen=True, gc=False):

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Protocol
 
@@ -167,7 +168,6 @@ class InlineExecutor:
         return bounds
 
     def _tell(self, _: object) -> None:
-        """Called in the worker's thread when a step is done, or something is prepared."""
         if self._step_done is not None:
             with suppress(BlockingIOError):  # so many unread notices wake the poll as well
                 self._step_done[1].send(b"\0")
@@ -179,20 +179,20 @@ class _Launched(Protocol):
     def result(self) -> StepOutput: ...
 
 
+@dataclass(slots=True)
 class _InlineStep:
-    def __init__(self, launched: Future[_Launched], lost: Callable[[Exception], bool]) -> None:
-        """`lost`: whether an error means that the device has failed."""
-        self._launched = launched
-        self._lost = lost
+    launched: Future[_Launched]
+    lost: Callable[[Exception], bool]
+    """Whether an error means that the device has failed."""
 
     def done(self) -> bool:
-        return self._launched.done()
+        return self.launched.done()
 
     def result(self) -> StepOutput:
         try:
-            return self._launched.result().result()
+            return self.launched.result().result()
         except Exception as error:
-            if self._lost(error):
+            if self.lost(error):
                 raise ExecutorDead(f"the device failed: {error}") from error
             raise
         except BaseException as error:  # SystemExit and its like, which end a thread and not a step

@@ -192,7 +192,6 @@ class _EngineGroup:
 
     def __init__(self, engines: Sequence[EngineProcess], watcher: EngineWatcher) -> None:
         self.first = engines[0]
-        """The engine that has ended first."""
         self.process = self.first.process
         self._engines = engines
         self._watcher = watcher

@@ -25,7 +25,11 @@ class RunFolder:
 
     def __init__(self, parent: Path | None = None) -> None:
         parent = Path(tempfile.gettempdir()) if parent is None else parent
-        _check_length(parent)
+        if (length := len(str(parent))) > _LONGEST_PARENT:
+            raise ValueError(
+                f"the name of {parent}, where sockets are made, has {length} characters, and "
+                f"{_LONGEST_PARENT} at most are possible: set TMPDIR to a folder with a shorter name"
+            )
         _remove_abandoned(parent)
         self.path, lock = _make(parent)
         self._clean = weakref.finalize(self, _clean, self.path, lock, os.getpid())
@@ -86,11 +90,3 @@ def _clean(path: Path, lock: int, owner: int) -> None:
     if os.getpid() == owner:  # not in a fork of the owner
         shutil.rmtree(path, ignore_errors=True)
         os.close(lock)
-
-
-def _check_length(parent: Path) -> None:
-    if len(str(parent)) > _LONGEST_PARENT:
-        raise ValueError(
-            f"the name of {parent}, where sockets are made, has {len(str(parent))} characters, and "
-            f"{_LONGEST_PARENT} at most are possible: set TMPDIR to a folder with a shorter name"
-        )

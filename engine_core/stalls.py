@@ -8,14 +8,17 @@ processes, nobody is blamed.
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import logging
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from enum import Enum
+from pathlib import Path
 from typing import Protocol, TypeVar
 
-from engine_core import stacks
-from worker.child import Child
+from worker.child import DUMP_STACKS, Child
 from worker.host.progress_page import IDLE, STARTING, WORKING, Entry, ProgressPage
 
 STALL_SECONDS = 5.0
@@ -29,6 +32,8 @@ LATE_SECONDS = 2.0
 TICK_SECONDS = 0.5
 DUMP_SECONDS = 0.5
 """Seconds for a process to write its stacks before it is killed."""
+
+_PROCESSES = Path("/proc")
 
 _log = logging.getLogger(__name__)
 
@@ -117,8 +122,6 @@ async def watch(
 
 
 class _Watched:
-    """One process that is watched."""
-
     def __init__(self, kept: Watchable, on_change: Callable[[bool], None]) -> None:
         self._kept = kept
         self._on_change = on_change
@@ -135,7 +138,7 @@ class _Watched:
         entries = self._kept.page.entries()
         if self._killed or not entries[0].pid:
             return  # it ends, or it loads
-        stopped = {one.pid for one in entries if stacks.is_stopped(one.pid)}
+        stopped = {one.pid for one in entries if is_stopped(one.pid)}
         state = self._rules.look(elapsed, entries, stopped=bool(stopped), leaving=leaving)
         if state is State.WELL:
             if self._stalled:
@@ -158,6 +161,50 @@ class _Watched:
         """Kill a process after it has had a moment to write its stacks."""
         self._killed = True
         _log.error("%s is killed; before that it is asked to write its stacks", self._kept.name)
-        stacks.dump(process.pid)
+        _ask_for_stacks([process.pid, *descendants(process.pid)])
         process.killed_because = "it made no progress and was killed"
         asyncio.get_running_loop().call_later(DUMP_SECONDS, process.kill)
+
+
+def dump_all() -> None:
+    """Dump the stacks of this process and, on Linux, of all its descendants that do so at the signal."""
+    faulthandler.dump_traceback()
+    _ask_for_stacks(descendants(os.getpid()))
+
+
+def _ask_for_stacks(pids: Iterable[int]) -> None:
+    """Have these processes write their stacks to stderr, on Linux. Those that are stopped cannot."""
+    for pid in pids:
+        with suppress(OSError):
+            if _catches_signal(pid):
+                os.kill(pid, DUMP_STACKS)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process was stopped by a signal, as Linux says; False where nobody says so."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b") ")[2][:1] == b"T"
+    except OSError:
+        return False
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """The children of a process, their children, and so on."""
+    children: dict[int, list[int]] = {}
+    for entry in _PROCESSES.glob("[0-9]*/stat"):
+        with suppress(OSError):
+            parent = int(entry.read_bytes().rpartition(b")")[2].split()[1])
+            children.setdefault(parent, []).append(int(entry.parent.name))
+    frontier = [pid]
+    while frontier:
+        below = children.get(frontier.pop(), [])
+        frontier += below
+        yield from below
+
+
+def _catches_signal(pid: int) -> bool:
+    """Whether a process catches the signal, which would end it otherwise: a compiler, or one that begins."""
+    status = (_PROCESSES / str(pid) / "status").read_text()
+    caught = int(status.partition("SigCgt:")[2].split()[0], 16)
+    return bool(caught >> (DUMP_STACKS - 1) & 1)

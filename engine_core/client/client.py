@@ -88,7 +88,7 @@ class EngineClient:
         self._on_progress = on_progress
         self._table = ReplicaTable(replicas, servers)
         self._dispatcher = Dispatcher(self._table, self._send, restart_wait or 0.0)
-        self.standing = self._dispatcher.standing
+        self.standing, self.abort = self._dispatcher.standing, self._dispatcher.abort
         # Not from 0: answers meant for a server that crashed must not fit requests of the one in its place.
         self._last_id = secrets.randbits(48)
         self._loop = asyncio.get_running_loop()
@@ -177,10 +177,6 @@ class EngineClient:
     def _now(self) -> float:
         """The time on the clock that all engines share, or 0 if some run on other machines."""
         return 0.0 if self._table.layout.elsewhere else time.monotonic()
-
-    def abort(self, ids: Iterable[int]) -> None:
-        """End these requests, with finish "abort" or Failed. Those that have ended are passed over."""
-        self._dispatcher.abort(ids)
 
     def pause(self, ids: Iterable[int]) -> None:
         """Have nothing more computed for these requests until `resume`: their answers are not read."""

@@ -75,7 +75,6 @@ class Dispatcher:
         """Why no request is taken any more, in words and as a code for clients."""
 
     def __len__(self) -> int:
-        """The number of requests in flight."""
         return len(self._in_flight)
 
     def dispatch(self, requests: Sequence[InFlight], without: frozenset[int] = frozenset()) -> None:
@@ -92,12 +91,13 @@ class Dispatcher:
             chosen = self._table.choose(one, without) if self._closed is None else None
             if chosen is None:
                 self._hold_or_refuse(one)
-            else:
-                batch = batches.setdefault(chosen[0].number, [])
-                if one.stream.pools and (query := self._table.missing_query(one.add, chosen[0])):
-                    batch.append(self._send_again(query, chosen[0]))
-                one.assign(*chosen)
-                batch.append(one)
+                continue
+            replica, tokens = chosen
+            batch = batches.setdefault(replica.number, [])
+            if one.stream.pools and (query := self._table.late_queries.missing(one.add, replica.number)):
+                batch.append(self._send_again(query, replica))
+            one.assign(replica, tokens)
+            batch.append(one)
         for number, batch in batches.items():
             for frame in _frames(batch):
                 self._send_frame(number, frame, without)
@@ -111,7 +111,6 @@ class Dispatcher:
         self.dispatch(held)
 
     def deliver(self, replica: Replica, output: Output) -> None:
-        """Put an output of this replica into the stream of its request."""
         one = self._in_flight.get(output.id)
         if one is None or one.replica is not replica:
             return  # aborted here a moment ago, or given to another replica
@@ -145,7 +144,7 @@ class Dispatcher:
         self._answer(one, output)
 
     def abort(self, ids: Iterable[int]) -> None:
-        """End these requests here and in their engines. Those that have ended are passed over."""
+        """End these requests, with finish "abort" or Failed. Those that have ended are passed over."""
         by_replica: dict[int, list[int]] = {}
         for id in ids:
             one = self._in_flight.get(id)
@@ -207,7 +206,6 @@ class Dispatcher:
         self.dispatch(orphans)
 
     def close(self, reason: str, code: Reason) -> None:
-        """Fail all requests in flight, and all that come later."""
         self._closed = reason, code
         self._refuse(list(self._in_flight.values()))
 
@@ -274,7 +272,6 @@ class Dispatcher:
         self._answer(one, Failed(id=one.id, code=code, message=message, error=error))
 
     def _answer(self, one: InFlight, last: Tokens | Pooled | Failed) -> None:
-        """Give a request its last answer."""
         self._in_flight.pop(one.id, None)
         if (timer := self._held.pop(one.id, None)) is not None:
             timer.cancel()

@@ -136,7 +136,6 @@ class InFlight:
     resent: int = 0
     """The tokens that had come when it was sent last."""
     runs_alone: bool = False
-    """Whether its engine has said that it runs alone."""
     tokens: int = 0
     """Its share of the replica's load, in tokens to compute."""
 

@@ -34,7 +34,6 @@ class Replica:
         self.tokens = 0
         """The tokens that it has to compute for them, as far as is known here."""
         self.reachable = False
-        """Whether requests can be sent to it."""
         self.end_code: EndCode | None = None
         """How its last process ended, until another one works in its place."""
         self.reset()
@@ -75,7 +74,6 @@ class Replica:
         self.end_code = end_code(exit_code)
 
     def begin_work(self, ready: Ready) -> None:
-        """Note that its process can run requests."""
         self.ready, self.end_code = ready, None
         self.progress = replace(self.progress, phase="ready", fraction=1.0)
 
@@ -137,7 +135,6 @@ def all_stats(replicas: Sequence[Replica]) -> Stats | None:
 
 
 def _all_rates(known: Sequence[Rates]) -> Rates | None:
-    """The rates of several engines that share the work."""
     if not known:
         return None
     return Rates(

@@ -21,22 +21,20 @@ from engine_core.client.replica import (
 from engine_core.client.routing import BLOCK, REMEMBERED, LateQueries, Router
 from engine_core.client.takeover import can_go_on
 from engine_core.config import Replicas
-from engine_core.protocol import Add, Progress, Ready, Stats
+from engine_core.protocol import Progress, Ready, Stats
 
 _log = logging.getLogger(__name__)
 
 
 class ReplicaTable:
     def __init__(self, layout: Replicas, servers: int) -> None:
-        """`servers` is how many API servers send requests to these replicas."""
         self.layout = layout
         self.ready: Ready | None = None
         """The facts of all replicas that work, as of one engine."""
         self.replicas = {number: Replica(number) for number in layout.local}
-        """The replicas of this machine, and those that have called from others."""
         self._several_servers = servers > 1
         self._router = Router()
-        self._late_queries = LateQueries()
+        self.late_queries = LateQueries()
 
     @property
     def progress(self) -> Progress:
@@ -45,7 +43,6 @@ class ReplicaTable:
 
     @property
     def stats(self) -> Stats | None:
-        """The statistics of all replicas together."""
         return all_stats([one for one in self.replicas.values() if one.lost is None])
 
     @property
@@ -97,7 +94,7 @@ class ReplicaTable:
                 reason if one is replica else f"engine {replica.number} has ended, and shares experts with it"
             )
             self._router.forget([one.number])
-            self._late_queries.lose(one.number)
+            self.late_queries.lose(one.number)
         return ended
 
     def forget_prefixes(self) -> None:
@@ -135,20 +132,15 @@ class ReplicaTable:
             loads = {number: load for number, load in loads.items() if self._can_go_on(request, number)}
         if request.pin is not None:
             loads = {request.pin: loads[request.pin]} if request.pin in loads else {}
-        elif (holder := self._late_queries.holder(add)) is not None and holder in loads:
+        elif (holder := self.late_queries.holder(add)) is not None and holder in loads:
             loads = {holder: loads[holder]}
         if not loads:
             return None
         remember = self.ready is not None and self.ready.enable_prefix_caching
         number, tokens = self._router.choose(add.tokens, loads, salt=add.salt, remember=remember)
-        self._late_queries.note(add, number)
+        self.late_queries.note(add, number)
         return self.replicas[number], tokens
 
-    def missing_query(self, add: Add, replica: Replica) -> Add | None:
-        """The late-interaction query that this replica must get before this document; None if it has."""
-        return self._late_queries.missing(add, replica.number)
-
     def _can_go_on(self, request: InFlight, number: int) -> bool:
-        """Whether this replica would emit the very tokens that are still to come."""
         ready = self.replicas[number].ready
         return ready is not None and can_go_on(request, ready.worker)

@@ -13,6 +13,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from math import ceil
 
 import zmq
@@ -42,7 +43,6 @@ class JointExecutor:
         self._halving = halving
         self._peers = Peers({})
         self._announced = 0
-        """The last round that this engine has announced."""
         self._waiting: deque[JointFuture] = deque()
         """Its steps of the last rounds, which not all others have announced."""
         self._poller = zmq.Poller()
@@ -164,31 +164,30 @@ class JointExecutor:
             poller.poll(ceil(1000 * left))
 
 
+@dataclass(slots=True, eq=False)
 class JointFuture:
     """The output of a step that runs when all engines have announced theirs."""
 
-    def __init__(self, executor: JointExecutor, step: StepInput, share: RoundShare) -> None:
-        self.step = step
-        self.share = share
-        self.bounds: StepBounds | None = None
-        """Its bounds, if they were known before it could run."""
-        self.running: StepFuture | None = None
-        """The step itself, once it has been submitted."""
-        self._executor = executor
+    executor: JointExecutor
+    step: StepInput
+    share: RoundShare
+    bounds: StepBounds | None = None
+    """Its bounds, if they were known before it could run."""
+    running: StepFuture | None = None
 
     def done(self) -> bool:
         try:
             return self.running is not None and self.running.done()
         except ExecutorDead as error:
-            raise self._executor.reason_of(error) from error
+            raise self.executor.reason_of(error) from error
 
     def result(self) -> StepOutput:
-        self._executor.wait_for(self)
+        self.executor.wait_for(self)
         if self.running is None:
             raise RuntimeError("a step is done that was not submitted")
         try:
             return self.running.result()
         except ExecutorDead as error:
-            raise self._executor.reason_of(error) from error
+            raise self.executor.reason_of(error) from error
         except Exception as error:
             raise ExecutorDead(f"a step failed in which other engines take part: {error}") from error

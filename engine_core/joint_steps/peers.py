@@ -42,7 +42,6 @@ class Peers:
 
     @property
     def announced(self) -> int:
-        """The last round that any of them has announced."""
         return max((peer.announced for peer in self._peers.values()), default=0)
 
     @property
@@ -97,13 +96,10 @@ class Peers:
 
 
 class _Peer:
-    """What is known of another engine."""
-
     def __init__(self, number: int, sock: socket.socket) -> None:
         self.number = number
         self.socket = sock
         self.announced = 0
-        """The last round that it has announced."""
         self.shares: deque[RoundShare] = deque()
         """Its shares of the rounds that are not taken yet."""
         self.seconds: deque[float] = deque(maxlen=_LAST_STEPS)

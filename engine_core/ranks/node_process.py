@@ -163,7 +163,6 @@ class Node:
         self._dealer.send_multipart([b"%d" % task.places[0].rank, self._encoder.encode(message)])
 
     def _engine_left(self) -> bool:
-        """Whether the connection to the engine has ended."""
         for event, _ in socket_events(self._monitor):
             if event == CONNECTED:
                 self._connected = True

@@ -78,7 +78,6 @@ class RanksExecutor:
         self._landed: dict[int, StepOutput | StepFailed] = {}
         self._dead: ExecutorDead | None = None
         self._idle_work = False
-        """Whether ranks have something left to prepare."""
         self._preparing = False
         self._poller = zmq.Poller()
         self._encoder = msgspec.msgpack.Encoder()
@@ -95,24 +94,18 @@ class RanksExecutor:
 
     def submit(self, step: StepInput) -> _StepFuture:
         self.check()
-        frame = self._encoder.encode(step)
-        for group in self._groups:
-            group.send(frame)
+        self._send(step)
         return _StepFuture(self, step.number)
 
     def bind(self, bounds: StepBounds) -> None:
         if any(self._host(rank) for rank in self._ranks):
             bounds = shrunk(bounds, self._config.model.vocab_size)
-        frame = self._encoder.encode(bounds)
-        for group in self._groups:
-            group.send(frame)
+        self._send(bounds)
 
     def idle(self, *, wait: bool = False) -> bool:
         if not self._preparing and self._idle_work:
             self._preparing = True
-            frame = self._encoder.encode(Prepare())
-            for group in self._groups:
-                group.send(frame)
+            self._send(Prepare())
         is_preparing = self._preparing
         while wait and self._preparing:
             self._receive()
@@ -128,7 +121,6 @@ class RanksExecutor:
         return landed
 
     def has(self, number: int) -> bool:
-        """Whether the output of a step has come."""
         if number not in self._landed:
             self._receive(timeout=0)
         return number in self._landed
@@ -146,6 +138,11 @@ class RanksExecutor:
             group.stop(by_force=self._dead is not None)
         if self._dead is None:
             self._dead = ExecutorDead("the workers have been stopped")
+
+    def _send(self, message: StepInput | StepBounds | Prepare) -> None:
+        frame = self._encoder.encode(message)
+        for group in self._groups:
+            group.send(frame)
 
     def _receive(self, timeout: int | None = None) -> None:
         """Wait for messages of the ranks and handle them. Raises ExecutorDead if a rank has ended."""
@@ -238,16 +235,16 @@ class _Rank:
         return list(PHASES).index(self.phase), self.fraction
 
 
+@dataclass(slots=True)
 class _StepFuture:
-    def __init__(self, executor: RanksExecutor, number: int) -> None:
-        self._executor = executor
-        self._number = number
+    executor: RanksExecutor
+    number: int
 
     def done(self) -> bool:
-        return self._executor.has(self._number)
+        return self.executor.has(self.number)
 
     def result(self) -> StepOutput:
-        return self._executor.wait_for(self._number)
+        return self.executor.wait_for(self.number)
 
 
 def shrunk(bounds: StepBounds, vocab_size: int) -> StepBounds:

@@ -91,7 +91,6 @@ class RayRanks(RemoteRanks):
         return {"CPU": asked.cpu_threads or 1}
 
     def _reserve(self) -> None:
-        """Reserve resources for all ranks, as close together as can be."""
         each, count = self._resources, len(self._nodes)
         wanted = ", ".join(f"{amount:g} {name}" for name, amount in each.items())
         self._report("import", 0.0, f"waiting for Ray to find room for {count} workers ({wanted} each)")

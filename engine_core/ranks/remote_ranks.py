@@ -35,8 +35,6 @@ _log = logging.getLogger(__name__)
 
 
 class NodeHello(msgspec.Struct, frozen=True):
-    """A node's first message."""
-
     node: int
     protocol: str
     host: str
@@ -44,7 +42,6 @@ class NodeHello(msgspec.Struct, frozen=True):
     address: str
     """The address at which other machines reach it."""
     port: int
-    """A port that is free there."""
 
 
 class NodeTask(msgspec.Struct, frozen=True):
@@ -129,7 +126,6 @@ class RemoteRanks:
                 _log.warning("node %d (%s) has left again", node, self._hellos.pop(node).host)
 
     def begin(self, config: WorkerConfig, log_level: str) -> None:
-        """Send each node the places of its ranks."""
         for node, places in self._nodes.items():
             known = [self._with_addresses(place, self._hellos[node]) for place in places]
             self._send(node, self._encoder.encode(NodeTask(config, known, log_level)))
@@ -203,7 +199,6 @@ class RemoteRanks:
         return True
 
     def _lost(self) -> list[int]:
-        """The nodes that have gone since the last call."""
         if not self._any_disconnected():
             return []
         deadline = time.monotonic() + _RETRY_SECONDS

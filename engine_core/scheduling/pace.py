@@ -43,9 +43,7 @@ class Pace:
         self.readers = 0
         """Sequences whose tokens somebody reads as they come."""
         self.decoding = 0
-        """Sequences that have got their first token."""
         self.busy = 0.0
-        """The seconds for which steps have run."""
         self._facts = facts
         self._asked = config.max_token_gap_ms
         self._backlog = Backlog()
@@ -67,7 +65,6 @@ class Pace:
             step.left = max(gap - step.cost, gap * _LEAST_PART)
 
     def plan(self, planned: PlannedStep, now: float) -> None:
-        """Note that a step is on its way."""
         if not self._in_flight:
             self._begun = now
         self._in_flight.append(planned)
@@ -117,7 +114,6 @@ class Pace:
         self.readers += seq.request.streams
 
     def leave(self, seq: Sequence) -> None:
-        """Count a sequence no more, which has ended."""
         self._reduce(seq, seq.backlog)
         if seq.slot is None:
             self.count_answer(seq, -1)

@@ -64,7 +64,6 @@ class Scheduler:
         self.waiting = WaitingQueue(by_priority=by_priority)
         self.owners = Owners()
         self.running: list[Sequence] = []
-        """Sequences with a slot, in scheduling order."""
         self.live: dict[Key, Sequence] = {}
         """All sequences that wait, run or are paused."""
         self.paused = PausedSequences(self.live, self.waiting)
@@ -157,7 +156,6 @@ class Scheduler:
 
     @property
     def depth(self) -> int:
-        """The most steps in flight."""
         return self._config.depth
 
     def may_plan(self, in_flight: int) -> bool:
@@ -201,7 +199,6 @@ class Scheduler:
             self._preempt(others[-1])
 
     def _plan(self, step: StepBuilder, now: float) -> None:
-        """Add rows for all that fits into a step."""
         held_back = self._preempt_for_waiting() if self.waiting.count else None
         # Single tokens come first: a prompt delays nobody's next token by more than its chunk.
         decodes: list[Sequence] = []
@@ -296,7 +293,7 @@ class Scheduler:
         insort(self.running, seq, key=order)
         slot = self.cache.admit(seq, prefix)
         self.cache.grow(seq, seq.computed + count)
-        step.add_new(self._new_seq(seq, slot, now))
+        step.new.append(self._new_seq(seq, slot, now))
         seq.owner.used[seq.work_class] += count * seq.owner.per_token
         return step.add(seq, count, list(seq.blocks))
 

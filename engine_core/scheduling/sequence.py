@@ -42,7 +42,6 @@ class Sequence:
     pending: int = 0
     """Sampled tokens of planned steps that have not landed."""
     in_flight: int = 0
-    """Planned steps that have not landed."""
     void_before: int = 0
     """Steps in flight with lower numbers bring nothing for it: it was preempted after they were planned."""
     apart: int = 0
@@ -72,7 +71,6 @@ class Sequence:
     """The seconds that its uncomputed prompt was expected to take when it came, less what is planned."""
     steps: int = 0
     compute: float = 0.0
-    """Its share of the seconds of all landed steps."""
 
     def __post_init__(self) -> None:
         self.work_class = class_of(self.request)
@@ -84,7 +82,6 @@ class Sequence:
 
     @property
     def id(self) -> int:
-        """The number that its client has chosen."""
         return self.key[1]
 
     @property
@@ -103,7 +100,6 @@ class Sequence:
 
     @property
     def left(self) -> int:
-        """The most tokens that it will still get."""
         return self.limit - len(self.tokens)
 
     @property
@@ -143,7 +139,6 @@ class Sequence:
         return not (self.done or number < self.void_before)
 
     def block_hash(self, index: int, block_size: int) -> bytes:
-        """The hash of a full block of known tokens."""
         while len(self.hashes) <= index:
             at = len(self.hashes) * block_size
             parent = self.hashes[-1] if self.hashes else root_hash(self.request.salt)

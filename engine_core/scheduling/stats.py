@@ -47,7 +47,6 @@ class LandedSteps:
         self._decoding, self._prompts, self._texts = (_Histogram(STEP_ROWS) for _ in range(3))
 
     def count(self, step: PlannedStep, seconds: float) -> None:
-        """Count a step that took so long."""
         self._seconds.observe(seconds)
         self._tokens.observe(step.tokens)
         self._decoding.observe(len(step.seqs) - step.prompts - step.texts)
@@ -97,7 +96,6 @@ class Counters:
     experts: BalancedExperts = field(default_factory=BalancedExperts)
 
     def heed(self, output: StepOutput) -> None:
-        """Take over what the output of a step says of the worker."""
         self.kernel_compilations = output.kernel_compilations
         if output.experts is not None:
             self.experts.take(output.experts)

@@ -25,21 +25,17 @@ class PlannedStep:
     """The expected seconds of each row, without a share of the step itself."""
     work: Work
     bounded: bool
-    """Whether its time was bounded."""
     binds: bool
     """Whether `StepBounds` have to follow it."""
     step_cost: float
     """The expected seconds of the step itself, whatever its rows."""
     expected: float
-    """The expected seconds of the whole step."""
     prompts: int
     """The rows that read a prompt, or a chunk of one, to generate from it."""
     texts: int
-    """The rows of texts to be pooled."""
 
     @property
     def tokens(self) -> int:
-        """The number of new tokens that it computes."""
         return int(self.work[TOKEN])
 
 
@@ -48,7 +44,6 @@ class StepBuilder:
 
     def __init__(self, config: EngineConfig, facts: WorkerFacts, line: CostLine) -> None:
         self.budget = facts.max_num_batched_tokens
-        """The tokens that can still be added."""
         self.left = inf
         """The expected seconds that can still be added."""
         self._step_cost = line.step
@@ -63,7 +58,8 @@ class StepBuilder:
         self._binds = False
         self._reading = self._texts = 0  # rows that read a prompt; those whose prompt is to be pooled
         self._work: Work = [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
-        self._new: list[NewSeq] = []
+        self.new: list[NewSeq] = []
+        """The sequences that enter their slots with this step."""
         self._rows: list[SeqStep] = []
         self._seqs: list[Sequence] = []
         self._costs: list[float] = []
@@ -103,10 +99,6 @@ class StepBuilder:
         most = max(self._facts.max_num_batched_tokens, self._facts.max_model_len)
         return self._work[POOLED] + self._pooled_rows(seq) <= most
 
-    def add_new(self, new: NewSeq) -> None:
-        """Let a sequence enter its slot with this step."""
-        self._new.append(new)
-
     def add(self, seq: Sequence, count: int, new_blocks: list[int]) -> float:
         """Add a row that computes the next `count` tokens of a sequence; returns the seconds it will take."""
         if seq.slot is None:
@@ -134,7 +126,7 @@ class StepBuilder:
         """The step under its number, or None if it has no rows."""
         if not self._rows:
             return None
-        step = StepInput(number, self._new, self._rows)
+        step = StepInput(number, self.new, self._rows)
         bounded = self.left < inf
         return PlannedStep(
             *(step, self._seqs, self._costs, self._work, bounded, self._binds, self._step_cost, self.cost),

@@ -52,8 +52,6 @@ def sampling_term(params: Sampling | Pooling) -> int:
 
 
 class CostLine:
-    """Predicts the seconds that steps take."""
-
     def __init__(self, timed: Sequence[tuple[int, float]] = ()) -> None:
         """`timed`: the tokens and the seconds of steps that were run at warm-up, with different counts."""
         self.margin = 1.0
@@ -68,12 +66,10 @@ class CostLine:
 
     @property
     def step(self) -> float:
-        """The seconds of a step whatever it computes."""
         return self._seconds[STEP]
 
     @property
     def single(self) -> float:
-        """The seconds of a step that computes one token."""
         return self._seconds[STEP] + self._seconds[TOKEN] + self._seconds[PLAIN]
 
     def tokens(self, count: int, reads: int) -> float:
@@ -133,7 +129,6 @@ class StepTimes:
         return max(expected, self._seconds.get(tokens.bit_length(), 0.0))
 
     def learn(self, tokens: int, expected: float, seconds: float) -> None:
-        """Correct the time of a size by a step that has ended."""
         size = tokens.bit_length()
         known = self._seconds.get(size, expected)
         self._seconds[size] = known * (_UP if seconds > known else _DOWN)

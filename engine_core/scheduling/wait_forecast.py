@@ -31,7 +31,6 @@ class Load:
     for_prompts: float
     """The part of each step that prompts and texts get at most."""
     backlog: tuple[float, ...]
-    """The uncomputed prompts of each class."""
 
 
 def expected_wait(load: Load, work_class: WorkClass, least_steps: float = 0.0) -> float:

@@ -97,7 +97,6 @@ class EngineEnd:
         self.greet()
 
     def greet(self) -> None:
-        """Make this engine known to the server on both sockets."""
         hello = _encoder.encode(Hello(engine=self._engine, protocol=PROTOCOL))
         for sock in (self.requests.sock, self.push):
             sock.send(hello, zmq.NOBLOCK)

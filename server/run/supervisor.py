@@ -17,10 +17,9 @@ from collections.abc import Coroutine, Iterable
 from contextlib import suppress
 from typing import Any
 
-from engine_core import stacks
 from engine_core.engine_processes import EngineProcesses
 from engine_core.restarts import Restarter, exit_of, keep_engines
-from engine_core.stalls import watch
+from engine_core.stalls import dump_all, is_stopped, watch
 from server.options.server_config import ServerConfig
 from server.run.api_processes import ApiProcess, ApiProcesses
 from server.run.service_manager import ServiceManager
@@ -167,7 +166,7 @@ class Supervisor:
             loop.add_signal_handler(number, self._stop)
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as it is under nohup
             loop.add_signal_handler(signal.SIGHUP, self._hang_up)
-        loop.add_signal_handler(DUMP_STACKS, stacks.dump_all)
+        loop.add_signal_handler(DUMP_STACKS, dump_all)
 
     def _stop(self) -> None:
         """End the server after draining; a second call does not wait for running requests."""
@@ -223,7 +222,7 @@ class Supervisor:
         """Let engines end, which have nothing left to do."""
         self._engines.terminate()
         for engine in self._engines.engines:
-            if stacks.is_stopped(engine.process.pid):
+            if is_stopped(engine.process.pid):
                 engine.process.kill()
         await self._unless_forced(self._engines_end(), ENGINE_SECONDS)
 

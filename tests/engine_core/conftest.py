@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import AsyncIterator, Callable
@@ -10,14 +11,26 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from sizes import engine_config
-from started_engines import Start, soon
+from started_engines import EngineEnds, Keep, Start, soon
 
 from engine_core.client.client import EngineClient
-from engine_core.config import Replicas
+from engine_core.config import Address, Replicas
 from engine_core.engine_processes import EngineProcesses, start_engines
 from engine_core.protocol import Progress
+from engine_core.restarts import keep_engines
 
 SUPPORT = Path(__file__).parents[1] / "support"
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> Address:
+    return Address(requests=f"ipc://{tmp_path}/requests", answers=f"ipc://{tmp_path}/answers")
+
+
+@pytest.fixture
+def support_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let processes import what this test can."""
+    monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
 
 
 @pytest.fixture
@@ -39,9 +52,8 @@ def model(tmp_path: Path) -> Path:
 
 
 @pytest_asyncio.fixture
-async def start(model: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
+async def start(model: Path, support_path: None) -> AsyncIterator[Start]:
     """A function that starts engines of the fake worker, and a client of the first server."""
-    monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
     started: list[tuple[EngineProcesses, EngineClient]] = []
 
     async def begin(
@@ -78,3 +90,23 @@ async def start(model: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[S
     for engines, client in started:
         client.close()
         engines.stop(2)
+
+
+@pytest_asyncio.fixture
+async def keep(start: Start, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Keep]:
+    """A function that starts engines, each of which is started again at once when it ends."""
+    monkeypatch.setattr("engine_core.restarts.PAUSES", (0.0,) * 5)
+    keeping: list[asyncio.Task[None]] = []
+
+    async def begin(
+        *, worked: bool = True, restart_wait: float = 30.0, **options: object
+    ) -> tuple[EngineProcesses, EngineClient, EngineEnds]:
+        engines, client = await start(restart_wait=restart_wait, **options)
+        engines.worked = worked
+        ends = EngineEnds(client)
+        keeping.append(asyncio.create_task(keep_engines(engines, ends)))
+        return engines, client, ends
+
+    yield begin
+    for task in keeping:
+        task.cancel()

@@ -97,8 +97,7 @@ def test_bounds_are_told_when_the_step_before_has_landed_and_never_twice() -> No
     life.step(wait=False)
     assert len(executor.submitted) == 3
     assert [each.number for each in executor.told] == [1, 2], "the third waits for the token of the second"
-    while life.engine.busy:
-        life.step(wait=True)
+    life.run()
     assert life.matchers[0].asked == list(range(9)), "one mask for each token"
     life.check(set())
 
@@ -108,8 +107,7 @@ def test_a_complete_text_stops_without_another_token() -> None:
     life = Life.of(executor, steps_ahead=0)
     language = Language(shortest=2, width=20)
     life.add(Add(0, [3, 4], Sampling(max_tokens=30)), language)
-    while life.engine.busy:
-        life.step(wait=True)
+    life.run()
     last = life.answers[0][-1]
     assert isinstance(last, Tokens) and last.finish == "stop" and len(last.tokens) == 1
     assert len(executor.submitted) == len(life.text(0)) < 30

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from driven import run_all, text
 from fake_worker import (
-    BREAKS_ROW,
     BREAKS_STEP,
     EOS,
-    LOSES_DEVICE,
     FakeExecutor,
     Landed,
     reference,
@@ -19,7 +18,6 @@ from sizes import engine_config
 from toy_language import Language, ToyMatcher
 
 from engine_core.engine import Engine
-from engine_core.executor import ExecutorDead
 from engine_core.protocol import QUARANTINED, Add, Failed, Progress, Tokens
 from worker.protocol import Balancedness, ExpertReport, Sampling, StepInput, StepOutput, WorkerFacts
 
@@ -42,15 +40,10 @@ def add(id: int, tokens: list[int], max_tokens: int = 4) -> Add:
 
 def run(engine: Engine) -> Told:
     told: Told = {}
-    while engine.busy:
-        for client, outputs in engine.step().items():
-            for output in outputs:
-                told.setdefault((client, output.id), []).append(output)
+    for client, outputs in run_all(engine).items():
+        for output in outputs:
+            told.setdefault((client, output.id), []).append(output)
     return told
-
-
-def text(outputs: list[Tokens | Failed]) -> list[int]:
-    return [token for output in outputs if isinstance(output, Tokens) for token in output.tokens]
 
 
 def test_start_tells_its_stages_and_what_it_found(model: Path) -> None:
@@ -112,20 +105,6 @@ def test_a_step_that_breaks_ends_the_request_that_broke_it_and_nothing_else(
     assert "secret" not in failed.message and "secret detail" in caplog.text
     engine.add(0, add(3, [1, 2]))
     assert text(run(engine)[0, 3]) == reference([1, 2], 4)
-
-
-def test_a_row_that_breaks_ends_its_request_alone(engine: Engine) -> None:
-    engine.add(0, add(1, [1, 2]))
-    engine.add(0, add(2, [BREAKS_ROW]))
-    told = run(engine)
-    assert told[0, 2] == [Failed(id=2, code=500, message="the model produced non-finite logits")]
-    assert text(told[0, 1]) == reference([1, 2], 4)
-
-
-def test_a_lost_device_is_the_end_of_the_engine(engine: Engine) -> None:
-    engine.add(0, add(1, [LOSES_DEVICE]))
-    with pytest.raises(ExecutorDead):
-        run(engine)
 
 
 def test_draining_refuses_what_is_new_and_ends_what_is_old(engine: Engine) -> None:

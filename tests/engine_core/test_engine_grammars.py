@@ -7,6 +7,7 @@ from concurrent.futures import Future
 import pytest
 import zmq
 from bound_life import BoundExecutor
+from driven import run_all
 from fake_worker import VOCAB, facts
 from model_facts import READY, changed
 from scheduler_bench import config
@@ -39,14 +40,6 @@ def start(*, spelled: bool = True, **changes: object) -> Engine:
 
 def add(id: int, grammar: Grammar | None = ANSWERS, **more: object) -> Add:
     return Add(id=id, tokens=[id + 1, 7], params=Sampling(max_tokens=9), grammar=grammar, **more)
-
-
-def run(engine: Engine) -> OutputsByClient:
-    told: OutputsByClient = {}
-    while engine.busy:
-        for client, outputs in engine.step().items():
-            told.setdefault(client, []).extend(outputs)
-    return told
 
 
 def text(outputs: OutputsByClient, id: int, client: int = 0) -> list[int]:
@@ -92,7 +85,7 @@ def test_answers_are_in_the_language(steps_ahead: int) -> None:
     for id in range(3):
         engine.add(0, add(id))
     engine.add(0, add(3, None))
-    told = run(engine)
+    told = run_all(engine)
     for id in range(3):
         tokens = text(told, id)
         assert len(tokens) == 3 and set(tokens) <= {1, 2, 3}
@@ -101,7 +94,7 @@ def test_answers_are_in_the_language(steps_ahead: int) -> None:
 def test_a_grammar_that_cannot_be_used_fails_alone(engine: Engine) -> None:
     engine.add(0, add(1, Grammar("regex", "(a")))
     engine.add(0, add(2))
-    told = run(engine)
+    told = run_all(engine)
     [failed] = [one for one in told[0] if isinstance(one, Failed)]
     assert (failed.id, failed.code) == (1, 400)
     assert len(text(told, 2)) == 3
@@ -110,7 +103,7 @@ def test_a_grammar_that_cannot_be_used_fails_alone(engine: Engine) -> None:
 def test_without_a_spelling_a_grammar_is_refused() -> None:
     engine = start(spelled=False)
     engine.add(0, add(1))
-    [failed] = run(engine)[0]
+    [failed] = run_all(engine)[0]
     assert isinstance(failed, Failed) and failed.code == 500
 
 
@@ -123,7 +116,7 @@ def test_others_run_while_a_grammar_is_compiled(slow: Engine) -> None:
     assert told == [2] and slow.busy and slow.idle
     assert slow.stats().waiting == 1
     compiler_of(slow).finish()
-    assert len(text(run(slow), 1)) == 3
+    assert len(text(run_all(slow), 1)) == 3
 
 
 def test_the_loop_wakes_when_a_grammar_is_compiled(slow: Engine) -> None:
@@ -161,7 +154,7 @@ def test_draining_ends_with_the_last_grammar(slow: Engine) -> None:
     assert isinstance(refused, Failed) and (refused.id, refused.code) == (2, 503)
     assert slow.busy
     compiler_of(slow).finish()
-    assert len(text(run(slow), 1)) == 3
+    assert len(text(run_all(slow), 1)) == 3
 
 
 def test_a_paused_request_is_paused_when_it_is_forged(slow: Engine) -> None:
@@ -171,7 +164,7 @@ def test_a_paused_request_is_paused_when_it_is_forged(slow: Engine) -> None:
     for _ in range(3):
         assert slow.step(wait=False) == {}
     slow.pause(0, [1], paused=False)
-    assert len(text(run(slow), 1)) == 3
+    assert len(text(run_all(slow), 1)) == 3
 
 
 def test_what_is_wrong_is_said_before_a_grammar_is_compiled(slow: Engine) -> None:
@@ -197,9 +190,9 @@ def test_they_count_as_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_answer_that_goes_on_keeps_to_its_language(engine: Engine) -> None:
     whole = add(1)
     engine.add(0, whole)
-    tokens = text(run(engine), 1)
+    tokens = text(run_all(engine), 1)
     resumed = Add(
         id=2, tokens=[*whole.tokens, *tokens[:2]], prompt_len=2, params=whole.params, grammar=ANSWERS
     )
     engine.add(0, resumed)
-    assert text(run(engine), 2) == tokens[2:]
+    assert text(run_all(engine), 2) == tokens[2:]

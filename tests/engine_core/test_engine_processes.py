@@ -7,7 +7,7 @@ import signal
 
 import pytest
 from fake_worker import reference
-from started_engines import Start, collect, first, soon, text, until
+from started_engines import EngineEnds, Start, collect, first, soon, text, until
 
 from engine_core.client.client import EngineClient
 from engine_core.engine_processes import EngineProcess
@@ -54,53 +54,36 @@ async def test_a_killed_replica_takes_nothing_with_it(start: Start) -> None:
     assert client.dead is None and working(client) == [1]
 
 
-class Watcher:
-    """Passes on to the client what becomes of engines, and remembers it."""
-
-    def __init__(self, client: EngineClient) -> None:
-        self.client = client
-        self.exits: list[tuple[int, int]] = []
-        self.given_up: list[tuple[int, bool]] = []
-
-    def engine_exited(self, number: int, code: int) -> None:
-        self.exits.append((number, code))
-        self.client.engine_exited(number, code)
-
-    def engine_given_up(self, number: int, reason: str, *, explained: bool) -> None:
-        self.given_up.append((number, explained))
-        self.client.engine_given_up(number, reason, explained=explained)
-
-
 async def test_a_replica_that_breaks_is_started_again_and_one_that_is_asked_to_end_is_not(
     start: Start,
 ) -> None:
     engines, client = await start(replicas=2, restart_wait=1.0)
     await soon(until(lambda: working(client) == [0, 1]))
-    watcher = Watcher(client)
-    keeping = asyncio.create_task(keep_engines(engines, watcher))
+    ends = EngineEnds(client)
+    keeping = asyncio.create_task(keep_engines(engines, ends))
     engines.engines[1].process.kill()
     await soon(until(lambda: working(client) == [0]))
     await soon(until(lambda: working(client) == [0, 1]))
-    assert watcher.exits == [(1, -signal.SIGKILL)]
+    assert ends.exits == [(1, -signal.SIGKILL)]
     assert text(await collect(client.submit([3], Sampling(max_tokens=3), replica=1))) == reference([3], 3)
     for engine in engines.engines:
         engine.process.terminate()
     await soon(keeping)
-    assert sorted(watcher.exits[1:]) == sorted(watcher.given_up) == [(0, 0), (1, 0)]
+    assert sorted(ends.exits[1:]) == sorted(ends.given_up) == [(0, 0), (1, 0)]
     assert client.dead == "the engine has been stopped"
 
 
 async def test_an_only_engine_that_has_served_is_started_again_whatever_ends_it(start: Start) -> None:
     engines, client = await start(restart_wait=10.0)
     engines.worked = True
-    watcher = Watcher(client)
-    keeping = asyncio.create_task(keep_engines(engines, watcher))
+    ends = EngineEnds(client)
+    keeping = asyncio.create_task(keep_engines(engines, ends))
     for number, code in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 0)):
         engines.engines[0].process.signal(number)
         await soon(until(lambda: client.ready is None))
         stream = client.submit([3], Sampling(max_tokens=3))  # it waits for the engine
         assert text(await collect(stream)) == reference([3], 3)
-        assert watcher.exits.pop() == (0, code)
+        assert ends.exits.pop() == (0, code)
     keeping.cancel()
 
 
@@ -112,10 +95,10 @@ async def test_an_engine_that_breaks_again_and_again_is_given_up(
     engines.worked = True
     monkeypatch.setattr(EngineProcess, "start", lambda self: None)  # no new process lives
     engines.engines[0].process.kill()
-    watcher = Watcher(client)
-    await soon(keep_engines(engines, watcher))
-    assert watcher.exits == [(0, -signal.SIGKILL)] * 3
-    assert watcher.given_up == [(0, False)]
+    ends = EngineEnds(client)
+    await soon(keep_engines(engines, ends))
+    assert ends.exits == [(0, -signal.SIGKILL)] * 3
+    assert ends.given_up == [(0, False)]
     assert client.dead and client.dead.startswith("the engine ended 3 times in 10 minutes, at last so: ")
 
 

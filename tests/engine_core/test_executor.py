@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import ClassVar
 
@@ -55,9 +55,16 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> type[Runner]:
     return fresh
 
 
-def test_a_step_that_is_done_wakes_a_poll(runner: type[Runner]) -> None:
-    executor = InlineExecutor(worker_config(), lambda *progress: None)
-    executor.start()
+@pytest.fixture
+def executor(runner: type[Runner]) -> Iterator[InlineExecutor]:
+    """An executor that has started, and ends with the test."""
+    made = InlineExecutor(worker_config(), lambda *_: None)
+    made.start()
+    yield made
+    made.stop()
+
+
+def test_a_step_that_is_done_wakes_a_poll(executor: InlineExecutor) -> None:
     poller = zmq.Poller()
     for number in range(3):
         executor.register(poller)
@@ -65,7 +72,6 @@ def test_a_step_that_is_done_wakes_a_poll(runner: type[Runner]) -> None:
         step = executor.submit(StepInput(number, [], []))
         assert poller.poll(5000)
         assert step.done() and step.result().number == number
-    executor.stop()
 
 
 def test_an_idle_worker_prepares_one_thing_after_the_other(runner: type[Runner]) -> None:
@@ -98,25 +104,24 @@ def test_everything_runs_in_one_thread_which_is_not_the_engines(runner: type[Run
     assert runner.closed
 
 
-def test_a_failed_step_is_told_by_its_result_and_the_next_one_runs(runner: type[Runner]) -> None:
-    executor = InlineExecutor(worker_config(), lambda *_: None)
-    executor.start()
+def test_a_failed_step_is_told_by_its_result_and_the_next_one_runs(
+    runner: type[Runner], executor: InlineExecutor
+) -> None:
     runner.fails = ValueError("odd input")
     failed = executor.submit(StepInput(1, [], []))
     with pytest.raises(ValueError, match="odd input"):
         failed.result()
     runner.fails = None
     assert executor.submit(StepInput(2, [], [])).result().number == 2
-    executor.stop()
 
 
 def bound_step(number: int) -> StepInput:
     return StepInput(number, [], [SeqStep(0, 0, 1, [], samples=True, bound=True)])
 
 
-def test_a_step_waits_for_its_bounds_and_the_engine_does_not(runner: type[Runner]) -> None:
-    executor = InlineExecutor(worker_config(), lambda *_: None)
-    executor.start()
+def test_a_step_waits_for_its_bounds_and_the_engine_does_not(
+    runner: type[Runner], executor: InlineExecutor
+) -> None:
     first, second = executor.submit(bound_step(1)), executor.submit(bound_step(2))
     assert not first.done() and not second.done()
     executor.bind(StepBounds(1, {0: None}))
@@ -124,7 +129,6 @@ def test_a_step_waits_for_its_bounds_and_the_engine_does_not(runner: type[Runner
     executor.bind(StepBounds(2, {0: None}))
     assert second.result().number == 2
     assert runner.read == [1, 2]
-    executor.stop()
 
 
 def test_steps_that_wait_for_bounds_end_with_the_worker(runner: type[Runner]) -> None:
@@ -146,14 +150,11 @@ def test_steps_that_wait_for_bounds_end_with_the_worker(runner: type[Runner]) ->
     ],
 )
 def test_a_failed_device_or_thread_is_not_a_failed_step(
-    runner: type[Runner], error: BaseException, words: str
+    runner: type[Runner], executor: InlineExecutor, error: BaseException, words: str
 ) -> None:
-    executor = InlineExecutor(worker_config(), lambda *_: None)
-    executor.start()
     runner.fails = error
     with pytest.raises(ExecutorDead, match=words):
         executor.submit(StepInput(1, [], [])).result()
-    executor.stop()
 
 
 def test_what_stops_the_load_is_raised_by_start(

@@ -6,14 +6,16 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+import driven
 import pytest
+from driven import text
 from fake_worker import Landed, reference
 from faulty_executor import FaultyExecutor, prompt_of
 from sizes import engine_config
 
 from engine_core.engine import Engine
 from engine_core.executor import ExecutorDead
-from engine_core.protocol import ALONE_TOKENS, QUARANTINED, Add, Alone, Failed, Output, Tokens
+from engine_core.protocol import ALONE_TOKENS, QUARANTINED, Add, Alone, Failed, Output
 from worker.config import WorkerConfig
 from worker.protocol import NewSeq, Sampling, SeqStep, StepInput
 
@@ -30,16 +32,9 @@ def open_engine(model: Path, **changes: object) -> tuple[Engine, FaultyExecutor]
 
 
 def run(engine: Engine) -> dict[int, list[Output]]:
-    told: dict[int, list[Output]] = {}
-    while engine.busy:
-        for output in engine.step().get(0, []):
-            told.setdefault(output.id, []).append(output)
+    told = driven.run(engine)
     assert engine.stats().kv_usage == 0 and engine.stats().running == 0
     return told
-
-
-def text(outputs: list[Output]) -> list[int]:
-    return [token for output in outputs if isinstance(output, Tokens) for token in output.tokens]
 
 
 def is_convicted(outputs: list[Output]) -> bool:

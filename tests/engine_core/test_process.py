@@ -55,16 +55,6 @@ async def test_the_start_is_told_stage_by_stage(start: Start, model: Path) -> No
     assert stat.S_IMODE(os.stat(engines.run_folder).st_mode) == 0o700
 
 
-async def test_what_was_not_read_comes_at_once(start: Start) -> None:
-    _, client = await start()
-    unread = client.submit([1, 2], Sampling(max_tokens=6, prompt_logprobs=0))
-    await collect(client.submit([3, 4], Sampling(max_tokens=20)))
-    (whole,) = await collect(unread)
-    assert isinstance(whole, Tokens)
-    assert whole.tokens == reference([1, 2], 6)
-    assert (whole.finish, len(whole.prompt_logprobs or [])) == ("length", 1)
-
-
 async def test_requests_are_read_while_a_step_runs(start: Start) -> None:
     _, client = await start()
     slow = client.submit([SLOW_STEP], Sampling(max_tokens=1))
@@ -241,7 +231,7 @@ async def test_a_start_that_fails_says_why_in_one_line_and_exits_with_2(
     (model / "no-weights").touch()
     engines, client = await start(ready=False)
     await soon(client.ready_or_dead.wait())
-    assert client.dead == "model.safetensors: tensor 'lm_head.weight' is missing"
+    assert client.dead == "model.safetensors: tensor 'lm_head.weight' is missing" and client.explained
     assert await exit_of(engines.engines[0].process) == 2
     assert capfd.readouterr().err.splitlines()[-1] == f"error: {client.dead}"
 
@@ -252,15 +242,6 @@ async def test_sigterm_while_loading_exits_at_once(start: Start) -> None:
     engines.engines[0].process.terminate()
     await soon(exit_of(engines.engines[0].process), 20)
     assert client.ready is None and engines.engines[0].exit_code == 0
-
-
-async def test_an_engine_that_says_why_it_cannot_start_is_explained_by_itself(
-    start: Start, model: Path
-) -> None:
-    (model / "no-weights").touch()
-    _, client = await start(ready=False)
-    await soon(client.ready_or_dead.wait())
-    assert client.explained
 
 
 async def test_the_end_of_an_engine_is_known_without_a_connection(start: Start) -> None:
@@ -296,8 +277,8 @@ def resident_mb(pid: int) -> float:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
 
 
-async def test_a_client_without_an_engine_answers_all_the_same(tmp_path: Path) -> None:
-    client = EngineClient(Address(requests=f"ipc://{tmp_path}/requests", answers=f"ipc://{tmp_path}/answers"))
+async def test_a_client_without_an_engine_answers_all_the_same(address: Address) -> None:
+    client = EngineClient(address)
     (failed,) = await collect(client.submit([1], Sampling(max_tokens=1)))
     assert isinstance(failed, Failed) and failed.code == 503
     client.fail("it never came")

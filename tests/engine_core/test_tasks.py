@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import driven
 import numpy as np
 import pytest
 import torch
 import transformers
+from driven import text
 from safetensors.torch import load_file, save_file
 from sizes import engine_config
 from tiny import hf_greedy, hf_model, tiny_checkpoint
@@ -66,25 +68,13 @@ def write(id: int, tokens: list[int], **params: object) -> Add:
 def run(engine: Engine, *adds: Add) -> dict[int, list[Answer]]:
     for add in adds:
         engine.add(0, add)
-    return finish(engine)
-
-
-def finish(engine: Engine) -> dict[int, list[Answer]]:
-    told: dict[int, list[Answer]] = {}
-    while engine.busy:
-        for output in engine.step().get(0, []):
-            told.setdefault(output.id, []).append(output)
-    return told
+    return driven.run(engine)  # pyright: ignore[reportReturnType]
 
 
 def vectors(answers: list[Answer]) -> np.ndarray:
     (only,) = answers
     assert isinstance(only, Pooled), only
     return np.frombuffer(only.vectors.data, "<f4").reshape(only.vectors.shape)
-
-
-def text(answers: list[Answer]) -> list[int]:
-    return [token for answer in answers if isinstance(answer, Tokens) for token in answer.tokens]
 
 
 @torch.inference_mode()

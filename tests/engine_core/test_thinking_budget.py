@@ -77,8 +77,7 @@ def test_answers_are_those_of_the_rules(
             1, PROMPT + expected[:begun], Sampling(max_tokens=24), prompt_len=len(PROMPT), thinking=thinking
         )
         life.engine.add(0, again, None if language is None else ToyMatcher(language))
-    while life.engine.busy:
-        life.step(wait=True)
+    life.run()
     assert life.text(0) == expected
     if begun:
         assert expected[:begun] + life.text(1) == expected
@@ -91,8 +90,7 @@ def test_only_the_last_steps_before_it_is_spent_are_bound(steps_ahead: int) -> N
     marker = (1, 2, 1)
     add = Add(0, PROMPT, Sampling(max_tokens=40), thinking=Thinking(20, marker, open=True))
     life.engine.add(0, add)
-    while life.engine.busy:
-        life.step(wait=True)
+    life.run()
     text = life.text(0)
     assert tuple(text[20:23]) == marker and len(text) == 40
     bound = [each.number for each in executor.told]

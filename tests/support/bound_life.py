@@ -125,6 +125,10 @@ class Life:
             matcher = self.matchers[request.id] = ToyMatcher(language)
         self.engine.add(0, request, matcher)
 
+    def run(self) -> None:
+        while self.engine.busy:
+            self.step(wait=True)
+
     def step(self, *, wait: bool) -> None:
         self.collect(self.engine.step(wait=wait))
 

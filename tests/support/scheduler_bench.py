@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from fake_worker import FakeWorker, Landed
@@ -55,6 +56,26 @@ class Bench:
         self.now += 1
         answer = self.scheduler.add(client, request, self.now)
         self.collect({client: [answer]} if isinstance(answer, Failed) else {})
+
+    def add_all(self, requests: Iterable[Add]) -> None:
+        for request in requests:
+            self.add(request)
+
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.step()
+
+    def serve(self, request: Add, client: int = 0) -> None:
+        """Add a request, and run all that there are."""
+        self.add(request, client)
+        self.run()
+
+    def all_rows(self) -> list[list[int]]:
+        """Run all; returns the rows of each step."""
+        rows: list[list[int]] = []
+        while self.step():
+            rows.append(self.rows)
+        return rows
 
     def abort(self, *keys: Key) -> None:
         self.collect(self.scheduler.abort(keys, self.now))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from fake_worker import FakeWorker, facts
@@ -45,6 +46,14 @@ class Clock:
 
     def add(self, request: Add) -> Admitted | Failed | None:
         return self.scheduler.add(0, request, self.now)
+
+    def add_all(self, requests: Iterable[Add]) -> None:
+        for request in requests:
+            self.add(request)
+
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.step()
 
     def step(self) -> bool:
         plan = self.planned = self.scheduler.schedule(self.now)

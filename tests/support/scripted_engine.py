@@ -13,11 +13,16 @@ from model_facts import changed
 from engine_core.client.client import EngineClient
 from engine_core.client.in_flight import Stream
 from engine_core.config import Address, Replicas
-from engine_core.protocol import Answer, Outputs, Request, Tokens
+from engine_core.protocol import Answer, Outputs, Request, Stats, Tokens
 from engine_core.wire.transport import EngineEnd
 from worker.protocol import Sampling
 
 PARAMS = Sampling(max_tokens=5)
+NO_WORK = Stats(
+    **dict.fromkeys(("running", "waiting", "prefix_queries", "prefix_hits"), 0),
+    **dict.fromkeys(("preemptions", "steps", "step_tokens"), 0),
+    kv_usage=0.0,
+)
 READY = changed(SMALL, num_blocks=1000, vocab_size=50)
 
 
@@ -47,6 +52,17 @@ class Script:
     def close(self) -> None:
         self._end.close()
         self._context.term()
+
+
+async def all_of(stream: Stream[Any]) -> list[Any]:
+    """The answers of a stream until its end."""
+    async with asyncio.timeout(60):
+        return [output async for output in stream]
+
+
+async def next_of(stream: Stream[Any]) -> Any:
+    async with asyncio.timeout(60):
+        return await anext(stream)
 
 
 class Replicated:
@@ -86,6 +102,9 @@ class Replicated:
         for script in self.scripts:
             script.close()
 
+
+Connect = Callable[..., Replicated]
+"""The type of a function that makes a client of so many replicas, by options, which is closed in the end."""
 
 Two = tuple[EngineClient, Script, Script, Replicated]
 """The client, its two engines in the order of their numbers, and all of them together."""

@@ -14,6 +14,33 @@ Start = Callable[..., Awaitable[tuple[EngineProcesses, EngineClient]]]
 """The type of the function with which a test starts engines and their client."""
 
 
+class EngineEnds:
+    """Passes on to the client what becomes of its engines, and remembers it."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self.engine_stalled = client.engine_stalled
+        self.exits: list[tuple[int, int]] = []
+        """The number and the exit code of each process that has ended."""
+        self.given_up: list[tuple[int, bool]] = []
+        self._client = client
+
+    @property
+    def codes(self) -> list[int]:
+        return [code for _, code in self.exits]
+
+    def engine_exited(self, number: int, code: int) -> None:
+        self.exits.append((number, code))
+        self._client.engine_exited(number, code)
+
+    def engine_given_up(self, number: int, reason: str, *, explained: bool) -> None:
+        self.given_up.append((number, explained))
+        self._client.engine_given_up(number, reason, explained=explained)
+
+
+Keep = Callable[..., Awaitable[tuple[EngineProcesses, EngineClient, EngineEnds]]]
+"""The type of the function with which a test starts engines that are started again when they end."""
+
+
 async def soon(awaitable: Awaitable[object], seconds: float = 60) -> None:
     await asyncio.wait_for(awaitable, seconds)  # pyright: ignore[reportArgumentType]
 

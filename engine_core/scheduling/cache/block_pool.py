@@ -82,11 +82,9 @@ class BlockPool:
         return 1 - len(self._free) / self.count if self.count else 0.0
 
     def users(self, block: int) -> int:
-        """The number of sequences that hold the block."""
         return self._users[block]
 
     def find(self, hash: bytes) -> int | None:
-        """The published block with this hash, if there is one."""
         return self._by_hash.get(hash)
 
     def known(self, hash: bytes) -> bool:

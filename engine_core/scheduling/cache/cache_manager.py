@@ -46,7 +46,6 @@ class CacheManager:
         return prefix if new + unused <= self.pool.free else None
 
     def fits(self, seq: Sequence) -> bool:
-        """Whether a waiting sequence could start now."""
         return self.match(seq) is not None
 
     def cached_tokens(self, seq: Sequence) -> int:
@@ -84,7 +83,6 @@ class CacheManager:
             seq.published += 1
 
     def release(self, seq: Sequence) -> None:
-        """Take back the slot and the blocks of a sequence."""
         if seq.slot is None:
             raise RuntimeError(f"sequence {seq.key} has no slot to release")
         self.memory.end(seq)
@@ -97,7 +95,10 @@ class CacheManager:
         logs = _log.isEnabledFor(logging.DEBUG) and seq.prompt_len - seq.computed > self._facts.block_size
         if not (logs or seq.request.diagnoses):
             return
-        miss = self._explain(seq)
+        if self._caches:
+            miss = self.memory.explain(seq, self.pool)
+        else:
+            miss = CacheMiss("disabled" if self._facts.causal else "no_cache", 0)
         if seq.request.diagnoses:
             seq.miss = miss
         if logs:
@@ -106,11 +107,6 @@ class CacheManager:
                 "request %d of client %d: %d of %d prompt tokens were cached, %d match: %s",
                 *(id, client, seq.computed, seq.prompt_len, miss.matched, miss.reason),
             )
-
-    def _explain(self, seq: Sequence) -> CacheMiss:
-        if self._caches:
-            return self.memory.explain(seq, self.pool)
-        return CacheMiss("disabled" if self._facts.causal else "no_cache", 0)
 
     def _cached_prefix(self, seq: Sequence) -> list[int]:
         """The cached blocks of a sequence's beginning. At least one token is left to compute."""

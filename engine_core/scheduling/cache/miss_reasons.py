@@ -35,7 +35,6 @@ class RememberedPrompt:
         """The reason why its tokens are not cached, should they never have been published."""
         self._prompt_len = seq.prompt_len
         self.cost = self._prompt_len + OVERHEAD
-        """The tokens by which it counts."""
         self._tokens = seq.tokens  # the sequence's own list, which grows while it runs
         self._bytes = b""
 
@@ -65,7 +64,6 @@ class PrefixMemory:
         """The prompts of sequences that run, or were preempted."""
 
     def __len__(self) -> int:
-        """The number of prompts that are remembered."""
         return len(self._prompts)
 
     def begin(self, seq: Sequence) -> None:
@@ -93,27 +91,20 @@ class PrefixMemory:
 
     def explain(self, seq: Sequence, pool: BlockPool) -> CacheMiss:
         """Why no longer prefix of a sequence is cached than it has been admitted with."""
+        size, index = self._block_size, seq.computed // self._block_size
+        while index < seq.prompt_len // size and pool.known(seq.block_hash(index, size)):
+            index += 1
         tokens = array("i", seq.tokens).tobytes()
         prompts = list(reversed(self._by_salt.get(seq.request.salt, ())))  # the newest first
         common, nearest = _nearest(tokens, prompts)
-        matched = max(common, self._once_published(seq, pool))
+        matched = max(common, index * size)
         if seq.owes_prompt_logprobs:
             return CacheMiss("prompt_logprobs", matched)
-        if self._missing_block(seq) >= (seq.prompt_len - 1) // self._block_size:
+        missing = seq.computed // size
+        if missing >= (seq.prompt_len - 1) // size:
             return CacheMiss(self._rest(seq, matched), matched)
-        reason = self._lost(seq, pool) or self._never_published(seq, tokens, prompts)
-        return CacheMiss(reason or self._new(seq, common, nearest), matched)
-
-    def _missing_block(self, seq: Sequence) -> int:
-        """The index of the first block that was not found; what is not computed begins there."""
-        return seq.computed // self._block_size
-
-    def _once_published(self, seq: Sequence, pool: BlockPool) -> int:
-        """The number of leading tokens in blocks that are published, or that were and are not forgotten."""
-        size, index = self._block_size, self._missing_block(seq)
-        while index < seq.prompt_len // size and pool.known(seq.block_hash(index, size)):
-            index += 1
-        return index * size
+        reason = self._lost(seq, pool, missing) or self._never_published(tokens, prompts, missing)
+        return CacheMiss(reason or _new(seq, common, nearest), matched)
 
     def _rest(self, seq: Sequence, matched: int) -> MissReason:
         """The reason if all was found that can be: only tokens that fill no block, or the last, are left."""
@@ -121,34 +112,20 @@ class PrefixMemory:
             return "none" if seq.computed else "short_prompt"
         return "rest_of_block" if seq.prompt_len % self._block_size else "last_token"
 
-    def _lost(self, seq: Sequence, pool: BlockPool) -> MissReason | None:
+    def _lost(self, seq: Sequence, pool: BlockPool, missing: int) -> MissReason | None:
         """The reason if the first missing block was published once."""
-        hash = seq.block_hash(self._missing_block(seq), self._block_size)
+        hash = seq.block_hash(missing, self._block_size)
         if hash in pool.evicted:
             return "evicted"
         return "reset" if hash in pool.reset else None
 
     def _never_published(
-        self, seq: Sequence, tokens: bytes, prompts: Iterable[RememberedPrompt]
+        self, tokens: bytes, prompts: Iterable[RememberedPrompt], missing: int
     ) -> MissReason | None:
         """The reason if the first missing block is in remembered prompts, none of which has computed it."""
-        missed = tokens[: (self._missing_block(seq) + 1) * self._block_size * _WIDTH]
-        states: list[MissReason] = [
-            prompt.state for prompt in prompts if prompt.as_bytes().startswith(missed)
-        ]
+        missed = tokens[: (missing + 1) * self._block_size * _WIDTH]
+        states: list[MissReason] = [one.state for one in prompts if one.as_bytes().startswith(missed)]
         return "computing" if "computing" in states else next(iter(states), None)
-
-    def _new(self, seq: Sequence, common: int, nearest: list[RememberedPrompt]) -> MissReason:
-        """The reason if the first missing block was never part of a remembered prompt."""
-        if common < seq.computed:
-            return "new_tokens"  # the prompt that has computed them is forgotten
-        if not nearest:
-            return "first_time"
-        if not common:
-            return "other_beginning"
-        if not any(len(prompt) == common for prompt in nearest):
-            return "different_token"
-        return "rest_of_block" if common > seq.computed else "new_tokens"
 
     def _grow(self, tokens: int) -> None:
         """Count so many more tokens, and forget the oldest prompts if these are too many."""
@@ -165,6 +142,19 @@ class PrefixMemory:
         del of_salt[prompt]
         if not of_salt:
             del self._by_salt[prompt.salt]
+
+
+def _new(seq: Sequence, common: int, nearest: list[RememberedPrompt]) -> MissReason:
+    """The reason if the first missing block was never part of a remembered prompt."""
+    if common < seq.computed:
+        return "new_tokens"  # the prompt that has computed them is forgotten
+    if not nearest:
+        return "first_time"
+    if not common:
+        return "other_beginning"
+    if not any(len(prompt) == common for prompt in nearest):
+        return "different_token"
+    return "rest_of_block" if common > seq.computed else "new_tokens"
 
 
 def _nearest(tokens: bytes, prompts: Iterable[RememberedPrompt]) -> tuple[int, list[RememberedPrompt]]:

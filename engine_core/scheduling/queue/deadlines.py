@@ -70,7 +70,6 @@ def _limits(seq: Sequence) -> tuple[float, float]:
 
 
 def late(seq: Sequence) -> Failed:
-    """The last answer to a sequence that is too late."""
     if seq.started is None:
         return Failed(seq.key[1], 503, "the request has waited for longer than it may", DEADLINE)
     return Failed(seq.key[1], 504, "the request has taken longer than it may", DEADLINE)

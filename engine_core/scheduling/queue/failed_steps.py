@@ -33,7 +33,6 @@ class Suspects:
         self._told: float | None = 0.0
         """When a server was told last that its request runs alone, or does no more; None: in this moment."""
         self._alone: Key | None = None
-        """The request that runs alone."""
         self.settling = False
         """Whether the last tokens of a request that ran alone may still be on their way to its server."""
 

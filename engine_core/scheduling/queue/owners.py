@@ -12,6 +12,7 @@ for its weight than another would have with one more gives one up (`who_gives_wa
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from engine_core.engine_stats import expected_length
 from engine_core.protocol import Add
@@ -61,14 +62,12 @@ class CallTurns:
         self._waiting: dict[Call, int] = {}
 
     def take(self, call: Call, tokens: int) -> float:
-        """The turn of a call's next text."""
         turn = max(self._now, self._next.get(call, 0.0))
         if call[1]:
             self._next[call] = turn + tokens
         return turn
 
     def enter(self, call: Call) -> None:
-        """Note that a text of this call waits."""
         self._waiting[call] = self._waiting.get(call, 0) + 1
 
     def leave(self, call: Call) -> None:
@@ -83,50 +82,35 @@ class CallTurns:
         self._now = max(self._now, turn) + tokens / len(self._waiting)
 
 
+@dataclass(slots=True, eq=False)
 class Owner:
     """One owner: what was computed for it, and what it has in the engine."""
 
-    __slots__ = (
-        *("_all", "backlog", "is_held_back", "live", "max_running", "name"),
-        *("per_token", "running", "turns", "used", "weight"),
-    )
-
-    def __init__(self, name: str, every: Owners | None = None) -> None:
-        self.name = name
-        self._all = every
-        self.weight = self.per_token = 1.0
-        self.used = [0.0] * len(WorkClass)
-        """The tokens computed for it in each class, divided by its weight."""
-        self.live = [0] * len(WorkClass)
-        """Its sequences of each class, waiting and running."""
-        self.running = 0
-        """Its sequences that have a slot."""
-        self.max_running = 0
-        """The sequences that may have one at a time, if not 0."""
-        self.is_held_back = False
-        """Whether those that wait get none now, because as many have one as may."""
-        self.backlog = Backlog()
-        self.turns = CallTurns()
-        """The turns of its calls of many texts."""
+    name: str
+    every: Owners | None = None
+    """All owners, this one among them."""
+    weight: float = 1.0
+    per_token: float = 1.0
+    """What a token adds to `used`."""
+    used: list[float] = field(default_factory=lambda: [0.0] * len(WorkClass))
+    """The tokens computed for it in each class, divided by its weight."""
+    live: list[int] = field(default_factory=lambda: [0] * len(WorkClass))
+    running: int = 0
+    max_running: int = 0
+    """The sequences that may have a slot at a time, if not 0."""
+    is_held_back: bool = False
+    """Whether those that wait get none now, because as many have one as may."""
+    backlog: Backlog = field(default_factory=Backlog)
+    turns: CallTurns = field(default_factory=CallTurns)
 
     @property
     def is_full(self) -> bool:
-        """Whether as many of its sequences run as may."""
         return 0 < self.max_running <= self.running
 
     @property
     def part(self) -> float:
         """Its part of the engine, among all who have requests."""
-        return 1.0 if self._all is None or len(self._all.active) < 2 else self.weight / self._all.weights
-
-    @property
-    def slots_with_one_more(self) -> float:
-        """The slots it would have for its weight, if it got another one."""
-        return (self.running + 1) / self.weight
-
-    @property
-    def slots_with_one_less(self) -> float:
-        return (self.running - 1) / self.weight
+        return 1.0 if self.every is None or len(self.every.active) < 2 else self.weight / self.every.weights
 
 
 class Owners:
@@ -134,9 +118,7 @@ class Owners:
 
     def __init__(self) -> None:
         self.active: dict[str, Owner] = {}
-        """Owners that have sequences."""
         self.weights = 0.0
-        """The sum of their weights."""
         self._idle: dict[str, Owner] = {}
         """Owners that had some while others have had some ever since."""
         self._reached = [0.0] * len(WorkClass)
@@ -160,7 +142,6 @@ class Owners:
         return owner
 
     def leave(self, owner: Owner, work_class: WorkClass) -> None:
-        """Note that a sequence of this owner has ended."""
         owner.live[work_class] -= 1
         if owner.live[work_class]:
             return
@@ -177,7 +158,6 @@ class Owners:
             del self._idle[next(iter(self._idle))]
 
     def _lowest(self, work_class: WorkClass) -> float:
-        """The lowest count of those that have work in a class."""
         counts = [each.used[work_class] for each in self.active.values() if each.live[work_class]]
         return min(counts) if counts else self._reached[work_class]
 
@@ -185,6 +165,6 @@ class Owners:
 def who_gives_way(to: Owner, owners: Iterable[Owner]) -> Owner | None:
     """The owner that has most slots for its weight, if it keeps as many as `to` gets with one of them."""
     most = max(owners, key=lambda owner: owner.running / owner.weight, default=None)
-    if most is None or most is to or most.slots_with_one_less < to.slots_with_one_more:
+    if most is None or most is to or (most.running - 1) / most.weight < (to.running + 1) / to.weight:
         return None
     return most

@@ -12,8 +12,6 @@ from engine_core.scheduling.sequence import Order, Sequence
 
 
 class Preemption:
-    """Compares what waits with what runs."""
-
     def __init__(self, waiting: WaitingQueue, owners: Owners, *, by_priority: bool) -> None:
         self._waiting = waiting
         self._owners = owners

@@ -30,8 +30,6 @@ _MOST_OWNERS = 64
 
 
 class WaitingQueue:
-    """The waiting sequences of all classes."""
-
     def __init__(self, *, by_priority: bool) -> None:
         self.promoted: Sequence | None = None
         """A sequence that gets the next slot, because another one was preempted for it."""
@@ -60,11 +58,9 @@ class WaitingQueue:
         )
 
     def classes(self) -> set[WorkClass]:
-        """The classes in which a sequence waits."""
         return {each for each, queues in self._queues.items() if queues}
 
     def order_of(self, client: int, request: Add, owner: Owner) -> Order:
-        """The place of a new request among all others."""
         self._arrivals += 1
         arrival = self._arrivals - (_EARLIER if request.prompt_len else 0)
         pools = isinstance(request.params, Pooling)
@@ -88,7 +84,6 @@ class WaitingQueue:
                 yield first
 
     def best(self) -> Sequence | None:
-        """The first of all classes in order."""
         return min(self.firsts(), key=order, default=None)
 
     def add(self, seq: Sequence) -> None:
@@ -142,7 +137,6 @@ class WaitingQueue:
             self._settle(seq.owner)
 
     def release(self, owner: Owner) -> None:
-        """Note that a sequence of this owner has no slot any more."""
         owner.running -= 1
         if owner.is_held_back:
             self._settle(owner)
@@ -228,7 +222,6 @@ def order(seq: Sequence) -> Order:
 
 
 def remove(ordered: list[Sequence], seq: Sequence) -> None:
-    """Take a sequence out of a list that is in order."""
     del ordered[bisect_left(ordered, seq.order, key=order)]
 
 

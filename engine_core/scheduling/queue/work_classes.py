@@ -36,7 +36,6 @@ class TimeShares:
 
     def __init__(self) -> None:
         self._spent = [0.0] * len(WEIGHTS)
-        """The time of each class divided by its weight."""
         self._now = 0.0
         """The time so spent of the class that was served last."""
         self._active: set[WorkClass] = set()

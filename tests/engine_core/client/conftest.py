@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
-from scripted_engine import Replicated, Two
+from scripted_engine import Connect, Replicated, Two
 
 from engine_core.client.client import EngineClient
 from engine_core.config import Address, Replicas
 
 
-@pytest.fixture
-def address(tmp_path: Path) -> Address:
-    return Address(requests=f"ipc://{tmp_path}/requests", answers=f"ipc://{tmp_path}/answers")
+@pytest_asyncio.fixture
+async def connect(address: Address) -> AsyncIterator[Connect]:
+    """A function that makes a client of so many replicas."""
+    made: list[Replicated] = []
+
+    def begin(size: int = 1, here: int | None = None, together: bool = False, **options: Any) -> Replicated:
+        layout = Replicas(size=size, here=size if here is None else here, together=together)
+        made.append(Replicated(address, options.pop("layout", layout), **options))
+        return made[-1]
+
+    yield begin
+    for one in made:
+        one.close()
 
 
 @pytest_asyncio.fixture
-async def two(address: Address) -> AsyncIterator[Two]:
-    both = Replicated(address, Replicas(size=2, here=2))
-    yield both.client, await both.start(0), await both.start(1), both
-    both.close()
+async def two(connect: Connect) -> Two:
+    both = connect(2)
+    return both.client, await both.start(0), await both.start(1), both
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from scripted_engine import PARAMS, READY, Script
+from scripted_engine import PARAMS, READY, Script, all_of, next_of
 
 from engine_core.client.client import EngineClient
 from engine_core.client.dispatcher import Dispatcher
@@ -16,9 +16,11 @@ from engine_core.protocol import Add, AddMany, Admitted, Dead, Failed, Outputs, 
 from engine_core.wire import transport
 from worker.protocol import Pooling, TokenLogprobs, Vectors
 
+Pair = tuple[EngineClient, Script]
+
 
 @pytest_asyncio.fixture
-async def pair(address: Address) -> AsyncIterator[tuple[EngineClient, Script]]:
+async def pair(address: Address) -> AsyncIterator[Pair]:
     client, script = EngineClient(address), Script(address)
     script.send(READY)
     yield client, script
@@ -39,13 +41,13 @@ async def submit(client: EngineClient, script: Script, count: int = 1) -> list:
     return streams
 
 
-async def test_ids_are_unique_and_not_guessed_by_a_successor(pair: tuple[EngineClient, Script]) -> None:
+async def test_ids_are_unique_and_not_guessed_by_a_successor(pair: Pair) -> None:
     first, second = await submit(*pair, count=2)
     assert first.id != second.id
     assert first.id > 1000
 
 
-async def test_the_engine_gets_the_options_of_a_request(pair: tuple[EngineClient, Script]) -> None:
+async def test_the_engine_gets_the_options_of_a_request(pair: Pair) -> None:
     client, script = pair
     await submit(client, script)
     group = client.new_number()
@@ -56,7 +58,7 @@ async def test_the_engine_gets_the_options_of_a_request(pair: tuple[EngineClient
 
 
 async def test_a_notice_that_a_request_waits_is_read_before_its_tokens(
-    pair: tuple[EngineClient, Script],
+    pair: Pair,
 ) -> None:
     client, script = pair
     first, second, third = await submit(client, script, 3)
@@ -77,7 +79,7 @@ async def test_a_notice_that_a_request_waits_is_read_before_its_tokens(
         assert await anext(third) == whole, "a notice is not needed any more once there are tokens"
 
 
-async def test_what_came_together_is_read_as_one(pair: tuple[EngineClient, Script]) -> None:
+async def test_what_came_together_is_read_as_one(pair: Pair) -> None:
     client, script = pair
     (stream,) = await submit(client, script)
     entry = TokenLogprobs(ids=[1], values=[-1.0], rank=1)
@@ -99,16 +101,15 @@ async def test_what_came_together_is_read_as_one(pair: tuple[EngineClient, Scrip
         )
 
 
-async def test_tokens_before_a_failure_are_not_lost(pair: tuple[EngineClient, Script]) -> None:
+async def test_tokens_before_a_failure_are_not_lost(pair: Pair) -> None:
     client, script = pair
     (stream,) = await submit(client, script)
     failed = Failed(id=stream.id, code=500, message="broke")
     script.send(Outputs([Tokens(id=stream.id, tokens=[1])]), Outputs([failed]))
-    async with asyncio.timeout(60):
-        assert [output async for output in stream] == [Tokens(id=stream.id, tokens=[1]), failed]
+    assert await all_of(stream) == [Tokens(id=stream.id, tokens=[1]), failed]
 
 
-async def test_death_ends_each_open_stream_once(pair: tuple[EngineClient, Script]) -> None:
+async def test_death_ends_each_open_stream_once(pair: Pair) -> None:
     client, script = pair
     ended, *streams = await submit(client, script, count=3)
     script.send(Outputs([Tokens(id=ended.id, tokens=[1], finish="length")]), Dead("out of order"))
@@ -117,9 +118,7 @@ async def test_death_ends_each_open_stream_once(pair: tuple[EngineClient, Script
         client.fail("something later")
         assert [output.finish async for output in ended] == ["length"]
         for stream in streams:
-            assert [output async for output in stream] == [
-                Failed(stream.id, 503, "out of order", "engine_given_up")
-            ]
+            assert await all_of(stream) == [Failed(stream.id, 503, "out of order", "engine_given_up")]
     assert client.dead == "out of order"
 
 
@@ -136,9 +135,7 @@ async def test_an_engine_of_another_version_is_refused(
     script.close()
 
 
-async def test_many_requests_travel_in_few_frames(
-    pair: tuple[EngineClient, Script], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_many_requests_travel_in_few_frames(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     client, script = pair
     await submit(client, script)  # requests can be sent to the engine
     monkeypatch.setattr("engine_core.client.dispatcher._TOKENS_IN_FRAME", 10)
@@ -155,20 +152,19 @@ async def test_many_requests_travel_in_few_frames(
     first, second, third, fourth = streams
     vectors = Vectors(b"\0\0\0\0", (1,))
     script.send(Outputs([Pooled(first.id, vectors, cached=1), Failed(second.id, 500, "broke")]))
-    async with asyncio.timeout(60):
-        assert [output async for output in first] == [Pooled(first.id, vectors, cached=1)]
-        assert await anext(second) == Failed(second.id, 500, "broke")
-        client.abort([third.id])
-        assert (await anext(third)).code == 503  # pyright: ignore[reportAttributeAccessIssue]
-        client.fail("gone")
-        assert await anext(fourth) == Failed(fourth.id, 503, "gone", "engine_given_up")
+    assert await all_of(first) == [Pooled(first.id, vectors, cached=1)]
+    assert await next_of(second) == Failed(second.id, 500, "broke")
+    client.abort([third.id])
+    assert (await next_of(third)).code == 503
+    client.fail("gone")
+    assert await next_of(fourth) == Failed(fourth.id, 503, "gone", "engine_given_up")
     (late,) = client.submit_many([([1], params)])
     assert await anext(late) == Failed(late.id, 503, "gone", "engine_given_up")
     assert client.submit_many([]) == []
 
 
 async def test_a_frame_that_is_too_large_fails_its_own_requests(
-    pair: tuple[EngineClient, Script], monkeypatch: pytest.MonkeyPatch
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, script = pair
     await submit(client, script)
@@ -184,7 +180,7 @@ async def test_a_frame_that_is_too_large_fails_its_own_requests(
 
 
 async def test_an_answer_that_cannot_be_handled_ends_the_client(
-    pair: tuple[EngineClient, Script], monkeypatch: pytest.MonkeyPatch
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, script = pair
     (stream,) = await submit(client, script)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import cast
 
 import pytest
-from scripted_engine import PARAMS, Replicated, Script, Two
+from msgspec.structs import replace
+from scripted_engine import NO_WORK, PARAMS, Connect, Replicated, Script, Two, all_of, next_of
 
 from engine_core.client.dispatcher import Dispatcher
 from engine_core.client.in_flight import InFlight, Stream
@@ -24,7 +25,6 @@ from engine_core.protocol import (
     Leaving,
     Outputs,
     ResetPrefixCache,
-    Stats,
     Tokens,
 )
 from worker.protocol import Pooling
@@ -96,22 +96,20 @@ async def test_what_a_dead_replica_had_goes_to_another(two: Two) -> None:
     first.answer(begun, 8)
     first.answer(begun, 9)
     both.end(first)
-    async with asyncio.timeout(60):
-        assert [output async for output in named] == [
-            Tokens(id=named.id, tokens=[8]),
-            Failed(
-                named.id, 503, "the replica that was generating this answer has ended: send the request again"
-            ),
-        ]
+    assert await all_of(named) == [
+        Tokens(id=named.id, tokens=[8]),
+        Failed(
+            named.id, 503, "the replica that was generating this answer has ended: send the request again"
+        ),
+    ]
     goes_on = Add(begun.id, [1, 8, 9], PARAMS, prompt_len=1)
     assert await second.received(1) == [
         AddMany([goes_on, Add(moved.id, [3], PARAMS), Add(vector.id, [4], Pooling(task="embed"))])
     ], "those that had begun come first"
     second.answer(begun, 5, finish="length")
     second.answer(moved, 5, finish="length")  # it is read first: all has come then
-    async with asyncio.timeout(60):
-        assert [output async for output in moved] == [Tokens(id=moved.id, tokens=[5], finish="length")]
-        assert [output async for output in begun] == [Tokens(id=begun.id, tokens=[8, 9, 5], finish="length")]
+    assert await all_of(moved) == [Tokens(id=moved.id, tokens=[5], finish="length")]
+    assert await all_of(begun) == [Tokens(id=begun.id, tokens=[8, 9, 5], finish="length")]
     assert client.dead is None and client.ready is not None
 
 
@@ -124,8 +122,7 @@ async def test_a_dead_replica_that_speaks_after_all_is_not_believed(two: Two) ->
     first.answer(stream, 6, finish="stop")
     await second.received(2)
     second.answer(stream, 5, finish="length")
-    async with asyncio.timeout(60):
-        assert [output async for output in stream] == [Tokens(id=stream.id, tokens=[5], finish="length")]
+    assert await all_of(stream) == [Tokens(id=stream.id, tokens=[5], finish="length")]
 
 
 async def test_what_a_replica_could_not_finish_in_its_last_seconds_goes_on(two: Two) -> None:
@@ -156,39 +153,27 @@ async def test_a_replica_that_leaves_gets_nothing_new_and_what_it_refuses_goes_o
     client.submit([1], PARAMS)
     assert len(await second.received(3)) == 3
     first.answer(early, 4, finish="length")
-    async with asyncio.timeout(60):
-        last = [output async for output in early][-1]
+    last = (await all_of(early))[-1]
     assert isinstance(last, Tokens) and last.finish == "length"
 
 
-async def test_other_servers_requests_count_as_far_as_engines_tell(address: Address) -> None:
-    both = Replicated(address, Replicas(size=2, here=2), servers=2)
+async def test_other_servers_requests_count_as_far_as_engines_tell(connect: Connect) -> None:
+    both = connect(2, servers=2)
     first, second = await both.start(0), await both.start(1)
-    busy = Stats(
-        running=9,
-        waiting=0,
-        kv_usage=0,
-        prefix_queries=0,
-        prefix_hits=0,
-        preemptions=0,
-        steps=0,
-        step_tokens=0,
-    )
-    first.send(busy)
+    first.send(replace(NO_WORK, running=9))
     await both.until(lambda: both.client.replicas[0].stats is not None)
     for _ in range(3):
         both.client.submit([1] * 10, PARAMS)
     assert len(await second.received(3)) == 3
-    both.close()
 
 
-async def alone(address: Address, restart_wait: float = 60) -> tuple[Replicated, Script]:
-    found = Replicated(address, Replicas(), restart_wait=restart_wait)
+async def alone(connect: Connect, restart_wait: float = 60) -> tuple[Replicated, Script]:
+    found = connect(restart_wait=restart_wait)
     return found, await found.start(0)
 
 
-async def two_of(address: Address, restart_wait: float = 60) -> tuple[Replicated, Script, Script]:
-    both = Replicated(address, Replicas(size=2, here=2), restart_wait=restart_wait)
+async def two_of(connect: Connect, restart_wait: float = 60) -> tuple[Replicated, Script, Script]:
+    both = connect(2, restart_wait=restart_wait)
     return both, await both.start(0), await both.start(1)
 
 
@@ -205,13 +190,12 @@ async def ids_received(script: Script, count: int) -> list[int]:
 
 
 async def only(stream: Stream) -> Tokens | Failed:
-    async with asyncio.timeout(60):
-        [output] = [output async for output in stream]
+    [output] = await all_of(stream)
     return output
 
 
-async def test_requests_wait_for_the_engine_that_is_started_again(address: Address) -> None:
-    found, first = await alone(address)
+async def test_requests_wait_for_the_engine_that_is_started_again(connect: Connect) -> None:
+    found, first = await alone(connect)
     sent = found.client.submit([1], PARAMS)
     await first.received(1)
     found.client.engine_exited(0, -9)
@@ -228,35 +212,31 @@ async def test_requests_wait_for_the_engine_that_is_started_again(address: Addre
     )
     again.answer(sent, 5, finish="length")
     assert await only(sent) == Tokens(id=sent.id, tokens=[5], finish="length")
-    found.close()
 
 
-async def test_a_held_request_can_be_aborted(address: Address) -> None:
-    found, first = await alone(address)
+async def test_a_held_request_can_be_aborted(connect: Connect) -> None:
+    found, first = await alone(connect)
     found.client.engine_exited(0, -9)
     found.end(first)
     left, stays = found.client.submit([1], PARAMS), found.client.submit([2], PARAMS)
     found.client.abort([left.id])
     assert await only(left) == Tokens(id=left.id, tokens=[], finish="abort")
     assert await ids_received(await found.start(0), 1) == [stays.id]
-    found.close()
 
 
-async def test_what_waits_too_long_is_refused(address: Address) -> None:
-    found, _ = await alone(address, restart_wait=0.05)
+async def test_what_waits_too_long_is_refused(connect: Connect) -> None:
+    found, _ = await alone(connect, restart_wait=0.05)
     found.client.engine_exited(0, -9)
     stream = found.client.submit([1], PARAMS)
     assert await only(stream) == Failed(stream.id, 503, "no engine can take requests now")
-    found.close()
 
 
-async def test_what_may_take_a_short_time_waits_no_longer(address: Address) -> None:
-    found, first = await alone(address)
+async def test_what_may_take_a_short_time_waits_no_longer(connect: Connect) -> None:
+    found, first = await alone(connect)
     begun = found.client.submit([1], PARAMS, budget=0.3)
     await first.received(1)
     first.answer(begun, 9)
-    async with asyncio.timeout(60):
-        assert (await anext(begun)) == Tokens(id=begun.id, tokens=[9])
+    assert await next_of(begun) == Tokens(id=begun.id, tokens=[9])
     found.client.engine_exited(0, -9)
     found.end(first)
     new = found.client.submit([2], PARAMS, wait=0.05, budget=30.0)
@@ -267,20 +247,18 @@ async def test_what_may_take_a_short_time_waits_no_longer(address: Address) -> N
         assert isinstance(answer, Failed) and (answer.code, answer.error) == (code, DEADLINE)
     assert found.client.open_streams == 1
     assert await ids_received(await found.start(0), 1) == [without.id]
-    found.close()
 
 
-async def test_nothing_is_held_for_an_engine_that_is_given_up(address: Address) -> None:
-    found, _ = await alone(address)
+async def test_nothing_is_held_for_an_engine_that_is_given_up(connect: Connect) -> None:
+    found, _ = await alone(connect)
     found.client.engine_exited(0, -9)
     stream = found.client.submit([1], PARAMS)
     found.client.engine_given_up(0, "it broke 5 times", explained=False)
     assert await only(stream) == Failed(stream.id, 503, "it broke 5 times", "engine_given_up")
-    found.close()
 
 
-async def test_a_request_for_one_replica_waits_for_it_alone(address: Address) -> None:
-    both, first, _ = await two_of(address)
+async def test_a_request_for_one_replica_waits_for_it_alone(connect: Address) -> None:
+    both, first, _ = await two_of(connect)
     both.client.engine_exited(0, -9)
     both.end(first)
     stream = both.client.submit([1], PARAMS, replica=0)
@@ -290,14 +268,12 @@ async def test_a_request_for_one_replica_waits_for_it_alone(address: Address) ->
     both.client.engine_given_up(0, "it broke 5 times", explained=False)
     for each in (stream, later):
         assert await only(each) == Failed(each.id, 503, "replica 0 takes no requests now")
-    both.close()
 
 
-async def test_a_replica_that_nobody_may_have_is_not_waited_for(address: Address) -> None:
-    found, _ = await alone(address)
+async def test_a_replica_that_nobody_may_have_is_not_waited_for(connect: Connect) -> None:
+    found, _ = await alone(connect)
     stream = found.client.submit([1], PARAMS, replica=7)
     assert await only(stream) == Failed(stream.id, 503, "replica 7 takes no requests now")
-    found.close()
 
 
 class Clock:

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from model_facts import changed
 from ports import free_ports
-from scripted_engine import PARAMS, READY, Replicated, Script
+from scripted_engine import PARAMS, READY, Connect, Script
 
-from engine_core.config import Address, Replicas
+from engine_core.config import Replicas
 from engine_core.protocol import Add, Failed
 from engine_core.wire.headless_join import Refused, join
 
@@ -19,10 +19,10 @@ def over_network(port: int, here: int = 1) -> Replicas:
     return Replicas(size=2, here=here, port=port, secret="a secret that all machines know")
 
 
-async def test_a_replica_of_another_machine_joins_with_the_key_and_only_with_it(address: Address) -> None:
+async def test_a_replica_of_another_machine_joins_with_the_key_and_only_with_it(connect: Connect) -> None:
     port = free_ports(2)
     layout = over_network(port)
-    both = Replicated(address, layout)
+    both = connect(layout=layout)
     await both.start(0)
     stranger = Script(
         msgspec.structs.replace(layout.tcp_address(0), secret="another secret, just as long"), 1
@@ -36,24 +36,22 @@ async def test_a_replica_of_another_machine_joins_with_the_key_and_only_with_it(
     await both.until(lambda: both.state(1) == "works")
     stream = both.client.submit([1], PARAMS, replica=1)
     assert [add.id for add in await friend.received(1) if isinstance(add, Add)] == [stream.id]
-    both.close()
 
 
-async def test_a_machine_is_told_what_it_has_to_know(address: Address) -> None:
+async def test_a_machine_is_told_what_it_has_to_know(connect: Connect) -> None:
     layout = over_network(free_ports(4))
-    both = Replicated(address, layout, servers=2)
+    connect(layout=layout, servers=2)
     welcome = await asyncio.to_thread(join, layout.tcp_address(0))
     assert (welcome.servers, welcome.replicas, welcome.local_replicas) == (2, 2, 1)
     with pytest.raises(Refused, match="FACET_CLUSTER_KEY"):
         await asyncio.to_thread(
             join, msgspec.structs.replace(layout.tcp_address(0), secret="not the same one")
         )
-    both.close()
 
 
-async def test_a_machine_that_runs_no_engine_waits_for_the_next_one(address: Address) -> None:
+async def test_a_machine_that_runs_no_engine_waits_for_the_next_one(connect: Connect) -> None:
     layout = over_network(free_ports(2), here=0)
-    both = Replicated(address, layout)
+    both = connect(layout=layout)
     assert both.client.ready is None
     first = await both.start(1, at=layout.tcp_address(0))
     both.end(first)
@@ -63,4 +61,3 @@ async def test_a_machine_that_runs_no_engine_waits_for_the_next_one(address: Add
     assert await anext(stream) == Failed(stream.id, 503, "no engine can take requests now")
     await both.start(0, at=layout.tcp_address(0))
     assert both.client.ready is not None
-    both.close()

@@ -8,12 +8,11 @@ import time
 import pytest
 from model_facts import changed
 from msgspec.structs import replace
-from scripted_engine import READY, Replicated
+from scripted_engine import READY, Connect, all_of, next_of
 
 from engine_core.client.in_flight import InFlight, Stream
 from engine_core.client.replica import Replica
 from engine_core.client.takeover import can_go_on, take_back
-from engine_core.config import Address, Replicas
 from engine_core.protocol import Add, Failed, Outputs, Ready, Tokens
 from worker.protocol import Pooling, Sampling
 
@@ -118,8 +117,8 @@ async def test_only_an_engine_that_gives_the_same_bits_goes_on() -> None:
     assert [name for name, facts in others.items() if can_go_on(one, facts)] == ["same", "longer"]
 
 
-async def test_an_answer_waits_for_an_engine_of_the_same_bits(address: Address) -> None:
-    both = Replicated(address, Replicas(size=2, here=2), restart_wait=60)
+async def test_an_answer_waits_for_an_engine_of_the_same_bits(connect: Connect) -> None:
+    both = connect(2, restart_wait=60)
     first, second = await both.start(0, fingerprint="fp_1"), await both.start(1, fingerprint="fp_2")
     both.client.submit([2] * 200, Sampling(max_tokens=5), replica=1)
     stream = both.client.submit([1], Sampling(max_tokens=5))
@@ -132,26 +131,22 @@ async def test_an_answer_waits_for_an_engine_of_the_same_bits(address: Address) 
     again = await both.start(0, fingerprint="fp_1")
     [add] = await again.received(1)
     assert isinstance(add, Add) and (add.id, add.tokens, add.prompt_len) == (stream.id, [1, 8], 1)
-    both.close()
 
 
-async def test_an_engine_that_cannot_go_on_is_not_the_client_s_fault(address: Address) -> None:
-    found = Replicated(address, Replicas(), restart_wait=60)
+async def test_an_engine_that_cannot_go_on_is_not_the_client_s_fault(connect: Connect) -> None:
+    found = connect(restart_wait=60)
     first = await found.start(0)
     stream = found.client.submit([1], Sampling(max_tokens=5))
     await first.received(1)
     first.answer(stream, 8)
-    async with asyncio.timeout(60):
-        assert await anext(stream) == Tokens(id=stream.id, tokens=[8])
+    assert await next_of(stream) == Tokens(id=stream.id, tokens=[8])
     found.client.engine_exited(0, -9)
     found.end(first)
     again = await found.start(0)
     await again.received(1)
     again.send(Outputs([Failed(stream.id, 400, "prompt and max_tokens need 9 blocks")]))
-    async with asyncio.timeout(60):
-        [failed] = [output async for output in stream]
+    [failed] = await all_of(stream)
     assert isinstance(failed, Failed) and failed.code == 503
-    found.close()
 
 
 async def test_a_text_to_pool_starts_over() -> None:

@@ -6,11 +6,11 @@ import asyncio
 
 import msgspec
 from model_facts import changed
-from scripted_engine import PARAMS, READY, Replicated, Script, Two
+from scripted_engine import NO_WORK, PARAMS, READY, Connect, Script, Two, all_of
 
-from engine_core.config import Address, Replicas
+from engine_core.config import Address
 from engine_core.engine_stats import Rates
-from engine_core.protocol import Add, Dead, Drain, Failed, Progress, Ready, Stats, Tokens
+from engine_core.protocol import Add, Dead, Drain, Failed, Progress, Ready, Tokens
 
 
 async def test_the_end_of_the_last_replica_is_the_end(two: Two) -> None:
@@ -22,9 +22,7 @@ async def test_the_end_of_the_last_replica_is_the_end(two: Two) -> None:
     second.send(Dead("this one too"))
     async with asyncio.timeout(60):
         await client.died.wait()
-        assert [output async for output in stream] == [
-            Failed(stream.id, 503, "this one too", "engine_given_up")
-        ]
+        assert await all_of(stream) == [Failed(stream.id, 503, "this one too", "engine_given_up")]
     assert client.dead == "this one too"
 
 
@@ -59,14 +57,13 @@ async def test_of_two_with_one_number_only_the_later_is_heard(two: Two) -> None:
     first.send(Dead("by mistake"))
     await asyncio.sleep(0.05)  # in which its message would arrive
     later.answer(stream, 5, finish="length")
-    async with asyncio.timeout(60):
-        assert [output async for output in stream] == [Tokens(id=stream.id, tokens=[5], finish="length")]
+    assert await all_of(stream) == [Tokens(id=stream.id, tokens=[5], finish="length")]
     both.end(later)
     await both.until(lambda: both.state(0) == "the engine process ended while serving")
 
 
-async def test_together_they_can_do_what_each_of_them_can(address: Address) -> None:
-    both = Replicated(address, Replicas(size=2, here=2))
+async def test_together_they_can_do_what_each_of_them_can(connect: Connect) -> None:
+    both = connect(2)
     changes: list[Ready | None] = []
     both.client.on_change = lambda: changes.append(both.client.ready)
     first = await both.start(0, max_model_len=80)
@@ -79,24 +76,13 @@ async def test_together_they_can_do_what_each_of_them_can(address: Address) -> N
     await both.until(lambda: both.state(0) != "works")
     assert [one.worker.max_model_len for one in changes if one is not None] == [80, 60, 60]
     assert changes[-1] is not None and changes[-1].worker.max_num_seqs == 2
-    both.close()
 
 
 async def test_numbers_of_all_are_summed(two: Two) -> None:
     client, first, second, both = two
-    stats = Stats(
-        running=1,
-        waiting=2,
-        kv_usage=0.5,
-        prefix_queries=3,
-        prefix_hits=1,
-        preemptions=0,
-        steps=4,
-        step_tokens=5,
-        busy=1.5,
-        expected_wait=4.0,
-        rates=Rates(prompt_rate=1000.0, step=0.01, step_rows=8, step_prompts=100.0, stop_rate=0.02),
-    )
+    rates = Rates(prompt_rate=1000.0, step=0.01, step_rows=8, step_prompts=100.0, stop_rate=0.02)
+    work = {"running": 1, "waiting": 2, "kv_usage": 0.5, "busy": 1.5, "expected_wait": 4.0}
+    stats = msgspec.structs.replace(NO_WORK, rates=rates, **work)
     first.send(stats)
     second.send(msgspec.structs.replace(stats, kv_usage=0.0, expected_wait=3.0))
     await both.until(lambda: all(one.stats is not None for one in client.replicas))
@@ -106,29 +92,27 @@ async def test_numbers_of_all_are_summed(two: Two) -> None:
     assert client.stats.rates == Rates(2000.0, 0.01, 16, 200.0, 0.02), "twice as fast"
 
 
-async def test_what_is_no_replica_of_the_others_is_sent_away(address: Address) -> None:
-    both = Replicated(address, Replicas(size=2, here=2))
+async def test_what_is_no_replica_of_the_others_is_sent_away(address: Address, connect: Connect) -> None:
+    both = connect(2)
     await both.start(0)
     script = Script(address, 1)
     both.scripts.append(script)
     script.send(changed(READY, vocab_size=51))
     assert await script.received(1) == [Drain(seconds=0)]
     assert both.state(1) == "it is no replica of the others: its vocab_size is 51, and that of the others 50"
-    both.close()
 
 
-async def test_a_number_that_nobody_may_have_is_passed_over(address: Address) -> None:
-    both = Replicated(address, Replicas(size=2, here=2))
+async def test_a_number_that_nobody_may_have_is_passed_over(address: Address, connect: Connect) -> None:
+    both = connect(2)
     stranger = Script(address, 2)
     both.scripts.append(stranger)
     stranger.send(READY)
     await both.start(0)
     assert [one.number for one in both.client.replicas] == [0, 1]
-    both.close()
 
 
-async def test_progress_is_that_of_the_first_and_tells_of_each(address: Address) -> None:
-    both = Replicated(address, Replicas(size=3, here=3))
+async def test_progress_is_that_of_the_first_and_tells_of_each(address: Address, connect: Connect) -> None:
+    both = connect(3)
     for number, stage in ((0, "import"), (1, "weights")):
         script = Script(address, number)
         both.scripts.append(script)
@@ -139,11 +123,10 @@ async def test_progress_is_that_of_the_first_and_tells_of_each(address: Address)
         "replica 0: import 50%, replica 1: weights 50% (rank 1 last), replica 2 starts"
     )
     assert both.client.folder == "/here"
-    both.close()
 
 
-async def test_replicas_that_compute_other_bits_have_no_fingerprint(address: Address) -> None:
-    both = Replicated(address, Replicas(size=2, here=2))
+async def test_replicas_that_compute_other_bits_have_no_fingerprint(connect: Connect) -> None:
+    both = connect(2)
     found: list[str] = []
     both.client.on_change = lambda: found.extend(
         [] if both.client.ready is None else [both.client.ready.worker.fingerprint]
@@ -155,4 +138,3 @@ async def test_replicas_that_compute_other_bits_have_no_fingerprint(address: Add
     await both.until(lambda: both.state(1) != "works")
     await both.start(1, fingerprint="fp_2")
     assert found[-1] == ""
-    both.close()

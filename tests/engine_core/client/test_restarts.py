@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest_asyncio
-from scripted_engine import PARAMS, Replicated, Two
+from scripted_engine import PARAMS, Connect, Replicated, Two, all_of
 
-from engine_core.config import Address, Replicas
 from engine_core.protocol import Add, Dead, Failed, Leaving, Tokens
 from worker.child import BROKE, CANNOT_START
 
 
 @pytest_asyncio.fixture
-async def one(address: Address) -> AsyncIterator[Replicated]:
+async def one(connect: Connect) -> AsyncIterator[Replicated]:
     """A client whose only engine is started again when it ends."""
-    found = Replicated(address, Replicas(), restart_wait=0.0)
+    found = connect(restart_wait=0.0)
     await found.start(0)
     yield found
-    found.close()
 
 
 async def test_an_only_engine_that_ends_leaves_a_client_that_lives(one: Replicated) -> None:
@@ -51,9 +49,7 @@ async def test_an_engine_that_is_given_up_ends_the_client_with_the_reason(one: R
     assert client.died.is_set() and client.dead == "it broke 5 times"
     assert not client.explained and client.restarting is None
     stream = client.submit([1], PARAMS)
-    assert [output async for output in stream] == [
-        Failed(stream.id, 503, "it broke 5 times", "engine_given_up")
-    ]
+    assert await all_of(stream) == [Failed(stream.id, 503, "it broke 5 times", "engine_given_up")]
 
 
 async def test_the_engine_s_own_words_count_more(one: Replicated) -> None:
@@ -72,16 +68,15 @@ async def test_only_the_last_replica_that_is_given_up_is_the_end(two: Two) -> No
     assert client.dead == "this one too"
 
 
-async def test_nobody_starts_engines_again_unless_it_is_said(address: Address) -> None:
-    alone = Replicated(address, Replicas())
+async def test_nobody_starts_engines_again_unless_it_is_said(connect: Connect) -> None:
+    alone = connect()
     alone.end(await alone.start(0))
     await alone.until(alone.client.died.is_set)
     assert alone.client.dead == "the engine process ended while serving"
-    alone.close()
 
 
-async def test_a_replica_of_another_machine_may_come_back(address: Address) -> None:
-    both = Replicated(address, Replicas(size=2, here=1), restart_wait=0.0)
+async def test_a_replica_of_another_machine_may_come_back(connect: Connect) -> None:
+    both = connect(2, here=1, restart_wait=0.0)
     await both.start(0)
     far = await both.start(1)  # as if from another machine
     both.end(far)
@@ -90,7 +85,6 @@ async def test_a_replica_of_another_machine_may_come_back(address: Address) -> N
     assert both.client.dead is None and both.client.restarting == "engine_lost"
     await both.start(1)
     assert both.client.ready is not None
-    both.close()
 
 
 async def test_a_replica_that_makes_no_progress_gets_nothing_new(two: Two) -> None:
@@ -104,8 +98,8 @@ async def test_a_replica_that_makes_no_progress_gets_nothing_new(two: Two) -> No
     assert len(await first.received(1)) == 1 and len(streams) == 5
 
 
-async def test_requests_wait_while_no_engine_makes_progress(address: Address) -> None:
-    one = Replicated(address, Replicas(), restart_wait=30.0)
+async def test_requests_wait_while_no_engine_makes_progress(connect: Connect) -> None:
+    one = connect(restart_wait=30.0)
     script = await one.start(0)
     one.client.engine_stalled(0, True)
     assert one.client.restarting == "engine_stalled" and one.client.ready is not None
@@ -118,13 +112,12 @@ async def test_requests_wait_while_no_engine_makes_progress(address: Address) ->
     await one.until(lambda: one.client.restarting == "engine_lost")
     await one.start(0)
     assert one.client.restarting is None, "the one in its place is another one"
-    one.close()
 
 
 async def test_replicas_that_share_experts_end_with_the_first_and_it_alone_has_suspects(
-    address: Address,
+    connect: Connect,
 ) -> None:
-    group = Replicated(address, Replicas(size=2, here=2, together=True), restart_wait=30.0)
+    group = connect(2, together=True, restart_wait=30.0)
     first, second = await group.start(0), await group.start(1)
     guilty, innocent = (group.client.submit([number], PARAMS, replica=number) for number in (0, 1))
     assert len(await first.received(1)) == len(await second.received(1)) == 1
@@ -139,11 +132,10 @@ async def test_replicas_that_share_experts_end_with_the_first_and_it_alone_has_s
     assert isinstance(again, Add) and isinstance(other, Add)
     assert (again.id, other.id) == (guilty.id, innocent.id)
     assert again.alone and not other.alone
-    group.close()
 
 
-async def test_a_replica_that_says_that_it_ends_with_another_leaves_no_suspects(address: Address) -> None:
-    group = Replicated(address, Replicas(size=2, here=2, together=True), restart_wait=30.0)
+async def test_a_replica_that_says_that_it_ends_with_another_leaves_no_suspects(connect: Connect) -> None:
+    group = connect(2, together=True, restart_wait=30.0)
     first, second = await group.start(0), await group.start(1)
     streams = [group.client.submit([1], PARAMS, replica=1)]
     assert len(await second.received(1)) == 1
@@ -156,11 +148,10 @@ async def test_a_replica_that_says_that_it_ends_with_another_leaves_no_suspects(
     for script, stream in ((second, streams[0]), (first, streams[1])):
         [kept] = await script.received(1)
         assert isinstance(kept, Add) and not kept.alone and kept.id == stream.id
-    group.close()
 
 
-async def test_replicas_that_share_experts_drain_one_by_one(address: Address) -> None:
-    group = Replicated(address, Replicas(size=2, here=2, together=True), restart_wait=30.0)
+async def test_replicas_that_share_experts_drain_one_by_one(connect: Connect) -> None:
+    group = connect(2, together=True, restart_wait=30.0)
     first, second = await group.start(0), await group.start(1)
     stream = group.client.submit([1], PARAMS, replica=1)
     await second.received(1)
@@ -169,5 +160,4 @@ async def test_replicas_that_share_experts_drain_one_by_one(address: Address) ->
     first.send(Dead("the engine has been stopped"))
     await group.until(lambda: group.state(0) == "the engine has been stopped")
     second.answer(stream, 7, finish="length")
-    assert [output async for output in stream] == [Tokens(stream.id, [7], finish="length")]
-    group.close()
+    assert await all_of(stream) == [Tokens(stream.id, [7], finish="length")]

@@ -6,12 +6,11 @@ from collections import Counter
 
 import pytest
 from msgspec.structs import replace
-from scripted_engine import Replicated, Two
+from scripted_engine import Connect, Replicated, Two
 
 from engine_core.client import routing
 from engine_core.client.in_flight import Stream
 from engine_core.client.routing import BLOCK, LONGEST, LateQueries, Router
-from engine_core.config import Address, Replicas
 from engine_core.protocol import Add, AddMany, Outputs, Pooled, Request
 from worker.protocol import Pooling, Vectors
 
@@ -110,8 +109,8 @@ async def test_documents_go_to_where_their_query_is(two: Two) -> None:
     assert len(in_frame((await first.received(1))[0])) == 4
 
 
-async def test_a_query_is_sent_again_before_its_documents(address: Address) -> None:
-    found = Replicated(address, Replicas(), restart_wait=60)
+async def test_a_query_is_sent_again_before_its_documents(connect: Connect) -> None:
+    found = connect(restart_wait=60)
     first = await found.start(0)
     query = await answered_query(found)
     waiting = found.client.submit_many([([3], DOCUMENT), ([4], DOCUMENT)])
@@ -126,7 +125,6 @@ async def test_a_query_is_sent_again_before_its_documents(address: Address) -> N
     assert [add.id for add in in_frame((await again.received(1))[0])] == [later[0].id], "once is enough"
     again.send(Outputs([Pooled(query.id, Vectors(b"\0\0\0\0", (1,)))]))
     await found.until(lambda: found.client.open_streams == 3)
-    found.close()
 
 
 async def test_a_query_goes_with_its_documents_to_another_replica(two: Two) -> None:

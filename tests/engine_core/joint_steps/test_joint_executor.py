@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import struct
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from fake_worker import VOCAB, facts, reference, text_after
 from msgspec.structs import replace
 from shared_experts import SharingExecutor
 from sizes import worker_config
+from small_steps import follow, read
 from toy_language import bound_of
 
 from engine_core.config import EngineConfig, ProcessConfig
@@ -22,15 +22,14 @@ from engine_core.joint_steps.peers import Peers
 from engine_core.ranks.layout import rank_places
 from engine_core.ranks.local_ranks import LocalRanks
 from engine_core.ranks.ranks_executor import RanksExecutor
-from worker.protocol import NewSeq, Sampling, SeqStep, StepBounds, StepInput
+from worker.protocol import StepBounds
 from worker.ranks.mesh import connect_all
 
-SUPPORT = Path(__file__).parents[2] / "support"
+Make = Callable[..., list[JointExecutor]]
 
 
 @pytest.fixture
-def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[JointExecutor]]]:
-    monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
+def make(tmp_path: Path, support_path: None) -> Iterator[Make]:
     made: list[JointExecutor] = []
 
     def make(ranks: int) -> list[JointExecutor]:
@@ -61,22 +60,12 @@ def build(index: int, ranks: int, folder: Path, to_other: socket.socket) -> Join
     return JointExecutor(inner, index, lambda: {1 - index: to_other})
 
 
-def read(number: int, tokens: list[int]) -> StepInput:
-    """A step that reads a prompt and samples a token."""
-    new = NewSeq(0, tokens, len(tokens), Sampling(max_tokens=4))
-    return StepInput(number, [new], [SeqStep(0, 0, len(tokens), [0, 1], samples=True)])
-
-
-def go_on(number: int, start: int) -> StepInput:
-    return StepInput(number, [], [SeqStep(0, start, 1, [], samples=True, output_index=number - 1)])
-
-
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_step_waits_for_all_engines_and_one_that_is_planned_ahead_runs_while_it_is_awaited(
-    make: Callable[..., list[JointExecutor]], ranks: int
+    make: Make, ranks: int
 ) -> None:
     one, other = make(ranks)
-    first, second = one.submit(read(1, [5, 6, 7]), 0.5), one.submit(go_on(2, 3), 0.25)
+    first, second = one.submit(read(1, [5, 6, 7]), 0.5), one.submit(follow(2, 3), 0.25)
     assert not first.done()
     other.receive()
     assert other.is_behind and other.slowest == 0.5
@@ -90,10 +79,10 @@ def test_a_step_waits_for_all_engines_and_one_that_is_planned_ahead_runs_while_i
 
 
 def test_bounds_that_are_told_before_their_step_may_run_follow_it(
-    make: Callable[..., list[JointExecutor]],
+    make: Make,
 ) -> None:
     one, other = make(2)
-    bound = [replace(step, seqs=[replace(step.seqs[0], bound=True)]) for step in (read(1, [5]), go_on(2, 1))]
+    bound = [replace(step, seqs=[replace(step.seqs[0], bound=True)]) for step in (read(1, [5]), follow(2, 1))]
     steps = [one.submit(step) for step in bound]
     one.bind(StepBounds(1, {0: bound_of([9], VOCAB, "bits")}))
     for _ in range(2):
@@ -105,7 +94,7 @@ def test_bounds_that_are_told_before_their_step_may_run_follow_it(
 
 
 def test_an_engine_whose_ranks_end_with_another_engine_names_that(
-    make: Callable[..., list[JointExecutor]],
+    make: Make,
 ) -> None:
     one, other = make(1)
     other.stop()

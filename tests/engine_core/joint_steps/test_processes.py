@@ -6,64 +6,27 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 from fake_worker import KILLS_PROCESS, reference
-from started_engines import Start, collect, soon, text, until
+from started_engines import Keep, collect, soon, text, until
 
 from engine_core.client.client import EngineClient
 from engine_core.client.in_flight import Stream
-from engine_core.engine_processes import EngineProcesses
 from engine_core.protocol import QUARANTINED, Failed, Tokens
-from engine_core.restarts import keep_engines
 from worker.child import CANNOT_START
 from worker.protocol import Sampling
 
 
-class Watcher:
-    """Passes on to the client what becomes of engines, and remembers it."""
-
-    def __init__(self, client: EngineClient) -> None:
-        self.engine_stalled = client.engine_stalled
-        self.exits: list[tuple[int, int]] = []
-        self.given_up: list[int] = []
-        self._client = client
-
-    def engine_exited(self, number: int, code: int) -> None:
-        self.exits.append((number, code))
-        self._client.engine_exited(number, code)
-
-    def engine_given_up(self, number: int, reason: str, *, explained: bool) -> None:
-        self.given_up.append(number)
-        self._client.engine_given_up(number, reason, explained=explained)
-
-
-Kept = Callable[..., Awaitable[tuple[EngineProcesses, EngineClient, Watcher]]]
-
-
-@pytest_asyncio.fixture
-async def kept(start: Start, model: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Kept]:
-    """Engines that share experts, kept as a group, with their client and what was told of them."""
-    monkeypatch.setattr("engine_core.restarts.PAUSES", (0.0,) * 5)
+@pytest.fixture
+def kept(keep: Keep, model: Path) -> Keep:
+    """A function that starts engines which share experts, and are kept as a group."""
     described = json.loads((model / "config.json").read_text())
     mixture = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 2}
     (model / "config.json").write_text(json.dumps(described | mixture))
-    keeping: list[asyncio.Task[None]] = []
-
-    async def begin(*, worked: bool = True, **options: object):
-        options = {"replicas": 2, "enable_expert_parallel": True, "module": "sharing_engine", **options}
-        engines, client = await start(restart_wait=60.0, together=True, **options)
-        engines.worked = worked
-        watcher = Watcher(client)
-        keeping.append(asyncio.create_task(keep_engines(engines, watcher)))
-        return engines, client, watcher
-
-    yield begin
-    for task in keeping:
-        task.cancel()
+    usual = {"replicas": 2, "enable_expert_parallel": True, "module": "sharing_engine"}
+    return lambda **options: keep(together=True, restart_wait=60.0, **{**usual, **options})
 
 
 def all_work(client: EngineClient) -> bool:
@@ -91,8 +54,8 @@ def rounds(model: Path, generation: int) -> list[list[int]]:
     return shortest
 
 
-async def test_requests_anywhere_are_computed_in_rounds_of_all(kept: Kept, model: Path) -> None:
-    engines, client, watcher = await kept()
+async def test_requests_anywhere_are_computed_in_rounds_of_all(kept: Keep, model: Path) -> None:
+    engines, client, ends = await kept()
     await soon(until(lambda: all_work(client)))
     streams = [client.submit([n, 7], Sampling(max_tokens=20), replica=n % 2) for n in range(6)]
     for n, outputs in enumerate(await asyncio.gather(*map(collect, streams))):
@@ -105,14 +68,14 @@ async def test_requests_anywhere_are_computed_in_rounds_of_all(kept: Kept, model
     engines.leaving = True
     client.drain(60)
     assert await rest(begun, slow) == reference([1], 60)
-    await soon(until(lambda: sorted(watcher.given_up) == [0, 1]))
-    assert sorted(watcher.exits) == [(0, 0), (1, 0)]
+    await soon(until(lambda: sorted(number for number, _ in ends.given_up) == [0, 1]))
+    assert sorted(ends.exits) == [(0, 0), (1, 0)]
     assert [engine.exit_code for engine in engines.engines] == [0, 0]
 
 
 @pytest.mark.parametrize("whom", ["engine", "rank"])
-async def test_if_one_is_killed_all_come_back_and_answers_go_on(kept: Kept, model: Path, whom: str) -> None:
-    engines, client, watcher = await kept()
+async def test_if_one_is_killed_all_come_back_and_answers_go_on(kept: Keep, model: Path, whom: str) -> None:
+    engines, client, ends = await kept()
     await soon(until(lambda: all_work(client)))
     streams = [client.submit([n], Sampling(max_tokens=60), replica=n % 2) for n in range(4)]
     begun = [await begin(stream) for stream in streams]
@@ -121,14 +84,14 @@ async def test_if_one_is_killed_all_come_back_and_answers_go_on(kept: Kept, mode
     for n, answer in enumerate(await asyncio.gather(*map(rest, begun, streams))):
         assert answer == reference([n], 60)
     await soon(until(lambda: [engine.starts for engine in engines.engines] == [2, 2] and all_work(client)))
-    assert sorted(number for number, _ in watcher.exits) == [0, 1]
+    assert sorted(number for number, _ in ends.exits) == [0, 1]
     again = await collect(client.submit([9], Sampling(max_tokens=5), replica=1))
     assert text(again) == reference([9], 5)
     assert rounds(model, 2), "they met at other paths than before"
 
 
 async def test_a_request_that_ends_its_engine_is_found_and_those_of_others_are_not_blamed(
-    kept: Kept, model: Path
+    kept: Keep, model: Path
 ) -> None:
     engines, client, _ = await kept()
     await soon(until(lambda: all_work(client)))
@@ -142,10 +105,10 @@ async def test_a_request_that_ends_its_engine_is_found_and_those_of_others_are_n
     assert engines.engines[0].starts <= 4
 
 
-async def test_a_first_start_that_fails_ends_all_with_its_reason(kept: Kept, model: Path) -> None:
+async def test_a_first_start_that_fails_ends_all_with_its_reason(kept: Keep, model: Path) -> None:
     (model / "no-weights-1").touch()
-    _, client, watcher = await kept(worked=False, ready=False)
+    _, client, ends = await kept(worked=False, ready=False)
     await soon(client.died.wait())
     assert client.dead and client.dead.endswith("model.safetensors: tensor 'lm_head.weight' is missing")
-    assert client.explained and watcher.given_up == [0, 1]
-    assert watcher.exits[0] == (1, CANNOT_START)
+    assert client.explained and [number for number, _ in ends.given_up] == [0, 1]
+    assert ends.exits[0] == (1, CANNOT_START)

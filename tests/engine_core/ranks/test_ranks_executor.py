@@ -16,6 +16,7 @@ from fake_worker import BREAKS_STEP, KILLS_PROCESS, LOSES_DEVICE, VOCAB, facts, 
 from live import PATIENCE
 from msgspec.structs import replace
 from sizes import worker_config
+from small_steps import follow, read
 from toy_language import bound_of
 
 from engine_core.config import EngineConfig, ProcessConfig
@@ -24,21 +25,16 @@ from engine_core.ranks.layout import rank_places
 from engine_core.ranks.local_ranks import LocalRanks
 from engine_core.ranks.ranks_executor import RanksExecutor
 from worker.config import WorkerConfig
-from worker.protocol import NewSeq, Sampling, SeqStep, StepBounds, StepInput
+from worker.protocol import NewSeq, Sampling, StepBounds, StepInput
 
-SUPPORT = Path(__file__).parents[2] / "support"
+pytestmark = pytest.mark.usefixtures("support_path")
 
 Told = list[tuple[str, float, str]]
-
-
-@pytest.fixture(autouse=True)
-def reach(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the rank processes import what this test can."""
-    monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
+Make = Callable[..., RanksExecutor]
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Iterator[Callable[..., RanksExecutor]]:
+def make(tmp_path: Path) -> Iterator[Make]:
     made: list[RanksExecutor] = []
 
     def make(told: Told | None = None, **sizes: int) -> RanksExecutor:
@@ -49,6 +45,16 @@ def make(tmp_path: Path) -> Iterator[Callable[..., RanksExecutor]]:
     yield make
     for executor in made:
         executor.stop()
+
+
+@pytest.fixture
+def started(make: Make) -> Make:
+    def begin(**sizes: int) -> RanksExecutor:
+        executor = make(**sizes)
+        executor.start()
+        return executor
+
+    return begin
 
 
 def build(config: WorkerConfig, report: ReportPhase, **sizes: int) -> RanksExecutor:
@@ -66,23 +72,11 @@ def quiet(told: Told | None) -> ReportPhase:
     return tell
 
 
-def read(number: int, tokens: list[int]) -> StepInput:
-    """A step that reads a prompt and samples a token."""
-    new = NewSeq(0, tokens, len(tokens), Sampling(max_tokens=4))
-    return StepInput(number, [new], [SeqStep(0, 0, len(tokens), [0, 1], samples=True)])
-
-
-def follow(number: int, start: int) -> StepInput:
-    return StepInput(number, [], [SeqStep(0, start, 1, [], samples=True, output_index=number - 1)])
-
-
 # Nothing goes wrong.
 
 
 @pytest.mark.parametrize("sizes", [{}, {"tensor": 2}, {"tensor": 2, "pipeline": 2}])
-def test_every_rank_takes_every_step_and_one_answers(
-    make: Callable[..., RanksExecutor], sizes: dict[str, int]
-) -> None:
+def test_every_rank_takes_every_step_and_one_answers(make: Make, sizes: dict[str, int]) -> None:
     executor = make(**sizes)
     assert executor.start() == facts(has_idle_work=True)
     steps = [executor.submit(step) for step in (read(1, [5, 6, 7]), follow(2, 3), follow(3, 4))]
@@ -91,10 +85,9 @@ def test_every_rank_takes_every_step_and_one_answers(
 
 @pytest.mark.parametrize("sizes", [{}, {"tensor": 2}, {"tensor": 2, "pipeline": 2}])
 def test_every_rank_is_told_bounds_which_may_come_behind_later_steps(
-    make: Callable[..., RanksExecutor], sizes: dict[str, int]
+    started: Make, sizes: dict[str, int]
 ) -> None:
-    executor = make(**sizes)
-    executor.start()
+    executor = started(**sizes)
     one, other = bound_of([5], VOCAB, "bits"), bound_of([6], VOCAB, "allowed")
     numbered = [read(1, [5, 6, 7]), follow(2, 3), follow(3, 4), follow(4, 5)]
     bound = [replace(step, seqs=[replace(step.seqs[0], bound=step.number % 2 == 1)]) for step in numbered]
@@ -106,18 +99,15 @@ def test_every_rank_is_told_bounds_which_may_come_behind_later_steps(
     assert tokens[1::2] == [text_after([5, 6, 7, *tokens[:count]]) for count in (1, 3)]
 
 
-def test_a_rank_that_waits_for_bounds_ends_with_its_engine(
-    make: Callable[..., RanksExecutor], tmp_path: Path
-) -> None:
-    executor = make(tensor=2)
-    executor.start()
+def test_a_rank_that_waits_for_bounds_ends_with_its_engine(started: Make, tmp_path: Path) -> None:
+    executor = started(tensor=2)
     [seq] = read(1, [5]).seqs
     executor.submit(replace(read(1, [5]), seqs=[replace(seq, bound=True)]))
     executor.stop()
     assert (tmp_path / "closed-0").exists() and (tmp_path / "closed-1").exists()
 
 
-def test_each_rank_is_told_its_place(make: Callable[..., RanksExecutor], tmp_path: Path) -> None:
+def test_each_rank_is_told_its_place(make: Make, tmp_path: Path) -> None:
     make(tensor=2, pipeline=2).start()
     assert [(tmp_path / f"place-{rank}").read_text() for rank in range(4)] == [
         "tensor 0/2 stage 0/2 local 0/4 at 127.0.0.1",
@@ -127,7 +117,7 @@ def test_each_rank_is_told_its_place(make: Callable[..., RanksExecutor], tmp_pat
     ]
 
 
-def test_what_ranks_hold_is_told_as_one_sum(make: Callable[..., RanksExecutor]) -> None:
+def test_what_ranks_hold_is_told_as_one_sum(make: Make) -> None:
     executor = make(tensor=2, pipeline=2)
     for number, rank in enumerate(executor._ranks.values()):  # pyright: ignore[reportPrivateUsage]
         rank.facts = replace(facts(num_blocks=number), weight_bytes=10**number, kv_bytes=2 * 10**number)
@@ -135,7 +125,7 @@ def test_what_ranks_hold_is_told_as_one_sum(make: Callable[..., RanksExecutor]) 
     assert (told.num_blocks, told.weight_bytes, told.kv_bytes) == (2, 1111, 2222)
 
 
-def test_progress_is_that_of_the_last_rank(make: Callable[..., RanksExecutor]) -> None:
+def test_progress_is_that_of_the_last_rank(make: Make) -> None:
     told: Told = []
     make(told, tensor=3).start()
     assert told[0][:2] == ("import", 0.0)
@@ -161,10 +151,9 @@ def test_their_rendezvous_goes_with_the_run_whatever_becomes_of_the_engine(tmp_p
 
 
 def test_a_step_larger_than_the_pipe_does_not_block_whoever_submits_it(
-    make: Callable[..., RanksExecutor],
+    started: Make,
 ) -> None:
-    executor = make(tensor=2)
-    executor.start()
+    executor = started(tensor=2)
     pids = [process.pid for process in processes(executor)]
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
@@ -177,11 +166,8 @@ def test_a_step_larger_than_the_pipe_does_not_block_whoever_submits_it(
     assert step.result().number == 1
 
 
-def test_stop_ends_all_ranks_in_order_and_leaves_no_folder(
-    make: Callable[..., RanksExecutor], tmp_path: Path
-) -> None:
-    executor = make(tensor=2)
-    executor.start()
+def test_stop_ends_all_ranks_in_order_and_leaves_no_folder(started: Make, tmp_path: Path) -> None:
+    executor = started(tensor=2)
     (meeting,) = (group._folder for group in executor._groups)  # pyright: ignore
     assert stat.S_IMODE(os.stat(meeting.name).st_mode) == 0o700
     pids = [process.pid for process in processes(executor)]
@@ -195,9 +181,8 @@ def test_stop_ends_all_ranks_in_order_and_leaves_no_folder(
         executor.submit(read(1, [1]))
 
 
-def test_ranks_that_hang_are_ended_by_force(make: Callable[..., RanksExecutor]) -> None:
-    executor = make(tensor=2)
-    executor.start()
+def test_ranks_that_hang_are_ended_by_force(started: Make) -> None:
+    executor = started(tensor=2)
     for process in processes(executor):
         os.kill(process.pid, signal.SIGSTOP)
     began = time.monotonic()
@@ -216,7 +201,7 @@ def test_ranks_that_hang_are_ended_by_force(make: Callable[..., RanksExecutor]) 
     ],
 )
 def test_a_rank_that_dies_while_loading_is_named_with_its_own_error(
-    make: Callable[..., RanksExecutor], tmp_path: Path, file: str, reason: str
+    make: Make, tmp_path: Path, file: str, reason: str
 ) -> None:
     (tmp_path / file).touch()
     executor = make(tensor=2, pipeline=2)
@@ -227,7 +212,7 @@ def test_a_rank_that_dies_while_loading_is_named_with_its_own_error(
     )
 
 
-def test_a_rank_alone_is_called_the_worker(make: Callable[..., RanksExecutor], tmp_path: Path) -> None:
+def test_a_rank_alone_is_called_the_worker(make: Make, tmp_path: Path) -> None:
     (tmp_path / "no-weights").touch()
     with pytest.raises(
         ExecutorDead, match=r"^the worker ended while loading libraries: model\.safetensors: "
@@ -235,9 +220,8 @@ def test_a_rank_alone_is_called_the_worker(make: Callable[..., RanksExecutor], t
         make().start()
 
 
-def test_a_killed_rank_is_named_though_others_complain_first(make: Callable[..., RanksExecutor]) -> None:
-    executor = make(tensor=2)
-    executor.start()
+def test_a_killed_rank_is_named_though_others_complain_first(started: Make) -> None:
+    executor = started(tensor=2)
     began = time.monotonic()
     with pytest.raises(ExecutorDead) as caught:
         executor.submit(read(1, [KILLS_PROCESS])).result()
@@ -250,9 +234,8 @@ def test_a_killed_rank_is_named_though_others_complain_first(make: Callable[...,
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_all_ranks_prepare_in_the_order_of_steps(make: Callable[..., RanksExecutor], ranks: int) -> None:
-    executor = make(tensor=ranks)
-    executor.start()
+def test_all_ranks_prepare_in_the_order_of_steps(started: Make, ranks: int) -> None:
+    executor = started(tensor=ranks)
     assert executor.idle(wait=True)
     assert executor.idle()
     step = executor.submit(read(1, [5]))
@@ -261,9 +244,8 @@ def test_all_ranks_prepare_in_the_order_of_steps(make: Callable[..., RanksExecut
     assert not executor.idle(wait=True), "each has three things to prepare"
 
 
-def test_the_first_of_several_that_fail_is_named(make: Callable[..., RanksExecutor]) -> None:
-    executor = make(tensor=2)
-    executor.start()
+def test_the_first_of_several_that_fail_is_named(started: Make) -> None:
+    executor = started(tensor=2)
     step = executor.submit(read(1, [LOSES_DEVICE]))
     for process in processes(executor):
         assert process.ended_within(5)
@@ -272,9 +254,8 @@ def test_the_first_of_several_that_fail_is_named(make: Callable[..., RanksExecut
     assert FELT not in str(caught.value)
 
 
-def test_a_rank_that_dies_while_nothing_runs_wakes_a_poll(make: Callable[..., RanksExecutor]) -> None:
-    executor = make(tensor=2)
-    executor.start()
+def test_a_rank_that_dies_while_nothing_runs_wakes_a_poll(started: Make) -> None:
+    executor = started(tensor=2)
     poller = zmq.Poller()
     executor.register(poller)
     assert not poller.poll(0)
@@ -288,10 +269,9 @@ def test_a_rank_that_dies_while_nothing_runs_wakes_a_poll(make: Callable[..., Ra
 
 
 def test_a_step_that_breaks_a_lonely_rank_is_the_end_of_that_step_only(
-    make: Callable[..., RanksExecutor],
+    started: Make,
 ) -> None:
-    executor = make()
-    executor.start()
+    executor = started()
     with pytest.raises(RuntimeError, match="odd input"):
         executor.submit(read(1, [BREAKS_STEP])).result()
     assert executor.submit(read(2, [5])).result().tokens == reference([5], 1)
@@ -300,10 +280,9 @@ def test_a_step_that_breaks_a_lonely_rank_is_the_end_of_that_step_only(
 
 
 def test_a_step_that_breaks_one_of_several_ranks_is_the_end_of_all(
-    make: Callable[..., RanksExecutor],
+    started: Make,
 ) -> None:
-    executor = make(tensor=2)
-    executor.start()
+    executor = started(tensor=2)
     with pytest.raises(ExecutorDead, match=r"rank 1 .*: RuntimeError: odd input"):
         executor.submit(read(1, [BREAKS_STEP])).result()
 

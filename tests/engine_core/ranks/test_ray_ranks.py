@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 from fake_worker import facts, reference
+from small_steps import read
 
 from engine_core.config import EngineConfig, ProcessConfig
 from engine_core.executor import ExecutorDead
@@ -22,7 +23,6 @@ from engine_core.ranks.ranks_executor import RanksExecutor
 from engine_core.ranks.ray_ranks import RayRanks
 from engine_core.startup import make_worker_config
 from models.config import read_config
-from worker.protocol import NewSeq, Sampling, SeqStep, StepInput
 
 SUPPORT = Path(__file__).parents[2] / "support"
 MEMORY = 80 << 20  # the least that Ray takes for its own store
@@ -67,16 +67,11 @@ def quiet(stage: str, fraction: float, detail: str = "") -> None:
     pass
 
 
-def read(tokens: list[int]) -> StepInput:
-    new = NewSeq(0, tokens, len(tokens), Sampling(max_tokens=4))
-    return StepInput(1, [new], [SeqStep(0, 0, len(tokens), [0, 1], samples=True)])
-
-
 @pytest.mark.slow
 @with_ray
 def test_steps_reach_both_nodes_of_the_cluster(executor: RanksExecutor, model: Path) -> None:
     assert executor.start() == facts(has_idle_work=True)
-    assert executor.submit(read([5, 6])).result().tokens == reference([5, 6], 1)
+    assert executor.submit(read(1, [5, 6])).result().tokens == reference([5, 6], 1)
     for rank in (0, 1):
         place = (model / f"place-{rank}").read_text()
         assert place.startswith(f"tensor {rank}/2 stage 0/1 local 0/2 at ")

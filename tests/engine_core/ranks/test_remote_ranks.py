@@ -19,6 +19,7 @@ from fake_worker import facts, reference
 from live import PATIENCE
 from msgspec.structs import replace
 from ports import free_ports
+from small_steps import read
 
 from engine_core.config import EngineConfig, ProcessConfig
 from engine_core.executor import ExecutorDead
@@ -29,9 +30,7 @@ from engine_core.ranks.remote_ranks import RemoteRanks
 from engine_core.startup import make_worker_config
 from engine_core.wire.sockets import ClusterKeys
 from models.config import read_config
-from worker.protocol import NewSeq, Sampling, SeqStep, StepInput
 
-SUPPORT = Path(__file__).parents[2] / "support"
 HOST = socket.gethostname()
 ENGINE, NODE = "127.0.0.2", "127.0.0.1"
 
@@ -97,22 +96,22 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
+def cluster(model: Path, tmp_path: Path, support_path: None) -> Iterator[Cluster]:
     cluster = Cluster(model, tmp_path)
     yield cluster
     cluster.stop()
 
 
-def read(tokens: list[int]) -> StepInput:
-    new = NewSeq(0, tokens, len(tokens), Sampling(max_tokens=4))
-    return StepInput(1, [new], [SeqStep(0, 0, len(tokens), [0, 1], samples=True)])
+def wait_until_it_says(node: subprocess.Popen[str], words: str) -> None:
+    assert node.stderr is not None
+    while words not in (line := node.stderr.readline()):
+        assert line, "the node has ended without saying so"
 
 
 def test_steps_reach_both_machines(cluster: Cluster) -> None:
     node = cluster.join()
     assert cluster.executor.start() == facts(has_idle_work=True)
-    assert cluster.executor.submit(read([5, 6])).result().tokens == reference([5, 6], 1)
+    assert cluster.executor.submit(read(1, [5, 6])).result().tokens == reference([5, 6], 1)
     assert (cluster.here / "place-0").read_text() == f"tensor 0/2 stage 0/1 local 0/1 at {ENGINE}"
     assert (cluster.there / "place-1").read_text() == f"tensor 1/2 stage 0/1 local 0/1 at {NODE}"
     assert ("import", 0.0, "waiting for node 1 of 1") in cluster.told
@@ -126,17 +125,15 @@ def test_the_answering_rank_may_be_on_another_machine(cluster: Cluster) -> None:
     cluster.config = replace(cluster.config, tensor_parallel_size=1, pipeline_parallel_size=2)
     cluster.executor = cluster._executor()  # pyright: ignore[reportPrivateUsage]
     cluster.start()
-    assert cluster.executor.submit(read([5, 6])).result().tokens == reference([5, 6], 1)
+    assert cluster.executor.submit(read(1, [5, 6])).result().tokens == reference([5, 6], 1)
 
 
 def test_who_has_another_key_does_not_get_in(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     stranger = cluster.join(cluster_key="b" * 32)
-    assert stranger.stderr is not None
-    while "the engine refuses this machine" not in (line := stranger.stderr.readline()):
-        assert line, "the node has ended without saying so"
+    wait_until_it_says(stranger, "the engine refuses this machine")
     cluster.start()
     assert "a connection was refused" in caplog.text
-    assert cluster.executor.submit(read([5, 6])).result().tokens == reference([5, 6], 1)
+    assert cluster.executor.submit(read(1, [5, 6])).result().tokens == reference([5, 6], 1)
 
 
 def test_a_machine_that_is_lost_is_named(cluster: Cluster) -> None:
@@ -158,7 +155,7 @@ def test_a_machine_that_is_lost_in_a_step_is_named(cluster: Cluster) -> None:
     node = cluster.start()
     rank = int((cluster.there / "pid-1").read_text())
     os.kill(rank, signal.SIGSTOP)
-    step = cluster.executor.submit(read([5]))
+    step = cluster.executor.submit(read(1, [5]))
     step.result()
     node.kill()
     with pytest.raises(ExecutorDead, match=r"rank 1 .* the connection to its machine is lost"):
@@ -169,9 +166,7 @@ def test_a_machine_that_is_lost_in_a_step_is_named(cluster: Cluster) -> None:
 
 def test_an_engine_that_is_lost_before_it_begins_is_told(cluster: Cluster) -> None:
     node = cluster.join()
-    assert node.stderr is not None
-    while "connected to the engine" not in (line := node.stderr.readline()):
-        assert line, "the node has ended"
+    wait_until_it_says(node, "connected to the engine")
     cluster.vanish()
     assert node.wait(60) == 1
     assert "the engine has gone before it sent the options" in node.stderr.read()
@@ -210,14 +205,12 @@ def test_another_model_elsewhere_is_refused(cluster: Cluster) -> None:
 
 def test_a_node_that_leaves_before_it_is_needed_can_come_again(cluster: Cluster) -> None:
     first = cluster.join()
-    assert first.stderr is not None
-    while "connected to the engine" not in (line := first.stderr.readline()):
-        assert line, "the node has ended"
+    wait_until_it_says(first, "connected to the engine")
     first.kill()
     first.wait()
     assert cluster.remote._monitor.poll(60_000), "the connection has ended"  # pyright: ignore[reportPrivateUsage]
     cluster.start()
-    assert cluster.executor.submit(read([5, 6])).result().tokens == reference([5, 6], 1)
+    assert cluster.executor.submit(read(1, [5, 6])).result().tokens == reference([5, 6], 1)
 
 
 def test_a_port_that_is_taken_is_named(cluster: Cluster) -> None:

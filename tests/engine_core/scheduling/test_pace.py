@@ -18,8 +18,7 @@ def test_no_step_takes_longer_than_the_gap_while_a_stream_is_read() -> None:
     clock = Clock()
     clock.add(stream(1))
     clock.step()
-    for each in [*texts(range(100, 160)), stream(2, prompt=3000, max_tokens=4)]:
-        clock.add(each)
+    clock.add_all([*texts(range(100, 160)), stream(2, prompt=3000, max_tokens=4)])
     before = len(clock.seconds)
     while 1 in {key[1] for key in clock.scheduler.live}:
         clock.step()
@@ -35,8 +34,7 @@ def test_without_a_reader_steps_are_as_wide_as_they_may_be() -> None:
     clock = Clock()
     clock.add(add(1, [1] * 8, max_tokens=50))  # nobody reads it as it comes
     clock.step()
-    for each in texts(range(100, 120)):
-        clock.add(each)
+    clock.add_all(texts(range(100, 120)))
     clock.step()
     assert clock.seconds[-1] == pytest.approx(STEP + TOKEN * 2048)
 
@@ -45,8 +43,7 @@ def test_the_bound_ends_with_the_stream() -> None:
     clock = Clock()
     clock.add(stream(1, max_tokens=3))
     clock.step()
-    for each in texts(range(100, 160)):
-        clock.add(each)
+    clock.add_all(texts(range(100, 160)))
     clock.step()
     clock.step()
     assert clock.seconds[-1] < 0.0505
@@ -58,8 +55,7 @@ def test_texts_of_an_encoder_are_limited_and_none_is_cut() -> None:
     """The bound of an encoder's steps: it has no streams, but a model may have both one day."""
     clock = Clock(causal=False)
     clock.scheduler.pace.readers = 1
-    for each in texts(range(100, 140), length=400):
-        clock.add(each)
+    clock.add_all(texts(range(100, 140), length=400))
     for _ in range(40):
         clock.step()
         assert clock.planned is not None
@@ -70,8 +66,7 @@ def test_texts_of_an_encoder_are_limited_and_none_is_cut() -> None:
 
 def test_prompts_get_a_part_of_each_step_even_if_many_streams_take_all_of_the_gap() -> None:
     clock = Clock(gap_ms=10)
-    for id in range(1, 33):
-        clock.add(stream(id, max_tokens=300))
+    clock.add_all(stream(id, max_tokens=300) for id in range(1, 33))
     clock.step()
     clock.step()
     clock.add(stream(99, prompt=400, max_tokens=2))
@@ -88,8 +83,7 @@ def test_the_gap_is_on_by_default_on_a_cpu_alone(gap_ms: float | None, device: s
     clock = Clock(gap_ms=gap_ms, device=device)
     clock.add(stream(1))
     clock.step()
-    for each in texts(range(100, 160)):
-        clock.add(each)
+    clock.add_all(texts(range(100, 160)))
     clock.step()
     assert longest / 2 < clock.seconds[-1] <= longest
 
@@ -125,8 +119,7 @@ def test_no_class_of_work_starves() -> None:
 
 def test_a_single_text_waits_for_two_steps_at_most_beside_a_call_of_thousands() -> None:
     clock = Clock(causal=False)
-    for each in texts(range(1000, 3000), length=64, group=1000):
-        clock.add(each)
+    clock.add_all(texts(range(1000, 3000), length=64, group=1000))
     for id in range(10, 20):
         clock.step()
         clock.add(pool(id, [id] * 8))
@@ -138,8 +131,7 @@ def test_a_single_text_waits_for_two_steps_at_most_beside_a_call_of_thousands() 
 
 def test_calls_of_many_texts_share_and_single_texts_do_not_shut_them_out() -> None:
     clock = Clock(causal=False)
-    for each in texts(range(1000, 1400), length=64, group=1000):
-        clock.add(each)
+    clock.add_all(texts(range(1000, 1400), length=64, group=1000))
     for id in range(10, 700):
         clock.add(pool(id, [id % 40] * 64))  # a new call each
         if id % 16 == 0:

@@ -78,8 +78,7 @@ def test_a_running_sequence_that_grows_takes_them_too() -> None:
 
 def test_one_that_waits_lets_others_pass() -> None:
     bench = bench_of(max_num_seqs=1)
-    for id in (1, 2, 3):
-        bench.add(add(id, [id], 5))
+    bench.add_all(add(id, [id], 5) for id in (1, 2, 3))
     bench.step()
     bench.scheduler.paused.pause([(0, 2), (0, 77)])
     while (0, 3) in bench.scheduler.live:

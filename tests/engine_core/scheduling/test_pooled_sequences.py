@@ -16,9 +16,7 @@ def test_a_text_that_does_not_fit_beside_others_waits_for_the_next_step() -> Non
     bench = Bench(config(), limits, depth=1)
     for id, length in enumerate((3, 16, 4, 4)):
         bench.add(pool(id, [1 + id] * length))
-    rows = []
-    while bench.step():
-        rows.append(bench.rows)
+    rows = bench.all_rows()
     assert rows[:3] == [[3], [16], [4, 4]]
 
 
@@ -26,9 +24,7 @@ def test_a_text_is_cut_where_a_step_ends() -> None:
     bench = Bench(config(), facts(max_num_batched_tokens=16))
     for id, length in enumerate((10, 8, 20)):
         bench.add(pool(id, [1 + id] * length))
-    rows = []
-    while bench.step():
-        rows.append(bench.rows)
+    rows = bench.all_rows()
     assert rows == [[10, 6], [2, 14], [6]]
     bench.add(add(7, [1, 2], max_tokens=9))
     bench.step()
@@ -39,11 +35,9 @@ def test_a_text_is_cut_where_a_step_ends() -> None:
 
 def test_a_flood_of_texts_to_pool_delays_no_token_and_is_not_delayed_for_ever() -> None:
     bench = Bench(config(), facts(max_num_seqs=4, max_num_batched_tokens=8, num_blocks=64), depth=0)
-    for id in (1, 2):
-        bench.add(add(id, [id], max_tokens=40))
+    bench.add_all(add(id, [id], max_tokens=40) for id in (1, 2))
     bench.step()
-    for id in range(10, 50):
-        bench.add(pool(id, [3] * 20))
+    bench.add_all(pool(id, [3] * 20) for id in range(10, 50))
     pooled_tokens = 0
     for _ in range(39):
         bench.step()
@@ -63,12 +57,9 @@ def test_the_budget_of_an_encoder_must_hold_any_text() -> None:
 def test_a_generated_text_serves_a_pooled_one_and_the_other_way_round(task: str) -> None:
     bench = Bench(config(), facts(block_size=4, max_num_batched_tokens=5))
     prompt = list(range(1, 13))
-    bench.add(add(1, prompt, max_tokens=1))
-    bench.run()
-    bench.add(pool(2, prompt, task))
-    bench.run()
-    bench.add(add(3, [*prompt, 7], max_tokens=2))
-    bench.run()
+    bench.serve(add(1, prompt, max_tokens=1))
+    bench.serve(pool(2, prompt, task))
+    bench.serve(add(3, [*prompt, 7], max_tokens=2))
     assert bench.pooled(2).cached == 8
     assert bench.pooled(2).vectors == vectors_of(
         prompt, Pooling(task="embed" if task == "embed" else "token_embed")
@@ -79,8 +70,7 @@ def test_a_generated_text_serves_a_pooled_one_and_the_other_way_round(task: str)
 
 def test_a_pooled_prompt_may_fill_the_window() -> None:
     bench = Bench(config(), facts(max_model_len=16, num_blocks=4, block_size=4))
-    bench.add(pool(1, [1] * 16))
-    bench.run()
+    bench.serve(pool(1, [1] * 16))
     assert bench.pooled(1).vectors == vectors_of([1] * 16, Pooling(task="embed"))
 
 
@@ -91,8 +81,7 @@ def test_a_preempted_pooled_sequence_is_read_again() -> None:
         bench.add(pool(1, list(range(1, 20)), "token_embed", priority=5))
         bench.step()
         bench.step()
-        bench.add(add(2, [4, 5], max_tokens=2, priority=0))
-        bench.run()
+        bench.serve(add(2, [4, 5], max_tokens=2, priority=0))
         timing = bench.pooled(1).timing
         assert timing is not None and timing.preemptions == 1
         assert bench.pooled(1).vectors == vectors_of(list(range(1, 20)), Pooling(task="token_embed"))
@@ -103,13 +92,9 @@ def test_hidden_states_of_cached_beginnings_are_bounded_in_a_step() -> None:
     for task, expected in (("token_embed", [[1, 1], [1, 1], [1]]), ("embed", [[1] * 5])):
         bench = Bench(config(), facts(block_size=4, max_num_batched_tokens=32, max_model_len=32))
         prompt = [7] * 13
-        bench.add(pool(0, prompt, task))
-        bench.run()
-        for id in range(1, 6):
-            bench.add(pool(id, prompt, task))
-        rows = []
-        while bench.step():
-            rows.append(bench.rows)
+        bench.serve(pool(0, prompt, task))
+        bench.add_all(pool(id, prompt, task) for id in range(1, 6))
+        rows = bench.all_rows()
         assert rows == expected
         assert [bench.pooled(id).cached for id in range(1, 6)] == [12] * 5
 
@@ -118,8 +103,7 @@ def test_a_pooled_row_that_fails_ends_alone() -> None:
     bench = Bench(config(), facts())
     bench.add(pool(1, [1, 2], "token_embed", late_document="q"))
     bench.add(pool(2, [3, 4]))
-    bench.add(add(3, [5, 6], max_tokens=2))
-    bench.run()
+    bench.serve(add(3, [5, 6], max_tokens=2))
     assert bench.outputs[0, 1] == [Failed(id=1, code=503, message=QUERY_GONE)]
     assert bench.pooled(2).vectors == vectors_of([3, 4], Pooling(task="embed"))
     assert bench.text(3) == reference([5, 6], 2)
@@ -127,6 +111,5 @@ def test_a_pooled_row_that_fails_ends_alone() -> None:
 
 def test_timing_of_a_pooled_sequence_has_no_decode() -> None:
     bench = Bench(config(), facts(max_num_batched_tokens=4))
-    bench.add(pool(1, [1] * 10))
-    bench.run()
+    bench.serve(pool(1, [1] * 10))
     assert bench.pooled(1).timing == Timing(queued=1, prefill=2, decode=0, preemptions=0, steps=3)

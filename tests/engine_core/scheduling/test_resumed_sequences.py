@@ -49,8 +49,7 @@ def test_what_comes_is_the_rest_wherever_it_was_cut(part: int) -> None:
 
 def test_the_model_s_length_ends_an_answer_where_it_would_have_ended() -> None:
     bench = Bench(config(), facts(max_model_len=16))
-    bench.add(resumed(add(1, [1, 2, 3], max_tokens=100), 5))
-    bench.run()
+    bench.serve(resumed(add(1, [1, 2, 3], max_tokens=100), 5))
     assert bench.text(1) == reference([1, 2, 3], 13)[5:]
     assert bench.last(1).finish == "length"
 
@@ -58,10 +57,8 @@ def test_the_model_s_length_ends_an_answer_where_it_would_have_ended() -> None:
 def test_what_comes_with_the_first_token_is_not_told_again() -> None:
     prompt = list(range(1, 13))
     bench = Bench(config(), facts(block_size=4))
-    bench.add(add(1, prompt, max_tokens=1))
-    bench.run()
-    bench.add(resumed(add(2, prompt, max_tokens=4, diagnoses=True), 2))
-    bench.run()
+    bench.serve(add(1, prompt, max_tokens=1))
+    bench.serve(resumed(add(2, prompt, max_tokens=4, diagnoses=True), 2))
     first = bench.outputs[0, 2][0]
     assert bench.text(2) == reference(prompt, 4)[2:]
     assert (bench.cached(2), bench.miss(2)) == (0, None) and getattr(first, "expected", 0) is None
@@ -84,8 +81,7 @@ def test_an_answer_that_goes_on_comes_before_those_who_wait_for_a_first_token() 
     bench.step()
     bench.add(add(2, [2], max_tokens=3))
     bench.add(resumed(add(3, [3], max_tokens=3), 1))  # though the queue is full
-    bench.add(add(4, [4], max_tokens=3))
-    bench.run()
+    bench.serve(add(4, [4], max_tokens=3))
     assert [id for _, id in bench.outputs] == [1, 4, 3, 2], "4 is refused at once"
     assert isinstance(bench.outputs[0, 4][0], Failed)
 
@@ -93,8 +89,7 @@ def test_an_answer_that_goes_on_comes_before_those_who_wait_for_a_first_token() 
 def test_its_times_begin_where_it_began() -> None:
     bench = Bench(config(), facts())
     bench.now = 50.0
-    bench.add(resumed(add(1, [1, 2]), 2, sent=10.0, began=12.0))
-    bench.run()
+    bench.serve(resumed(add(1, [1, 2]), 2, sent=10.0, began=12.0))
     timing = bench.last(1).timing
     assert timing is not None and (timing.queued, timing.prefill) == (0.0, 2.0)
     assert timing.decode == bench.now - 13.0, "the last call of step had nothing to do"

@@ -17,9 +17,7 @@ def test_a_prompt_is_read_in_chunks_after_the_tokens_of_others() -> None:
     bench.add(add(1, [1, 2, 3], max_tokens=9))
     bench.step()
     bench.add(add(2, list(range(1, 21)), max_tokens=1))
-    rows = []
-    while bench.step():
-        rows.append(bench.rows)
+    rows = bench.all_rows()
     assert rows[:4] == [[1, 7], [1, 7], [1, 6], [1]]
     assert bench.text(2) == reference(list(range(1, 21)), 1)
 
@@ -60,23 +58,19 @@ def test_unknown_policy_is_refused_by_name() -> None:
 def test_equal_beginnings_are_computed_once() -> None:
     bench = Bench(config(), facts(block_size=4))
     prompt = list(range(1, 13))
-    bench.add(add(1, prompt, max_tokens=1))
-    bench.run()
+    bench.serve(add(1, prompt, max_tokens=1))
     bench.add(add(2, prompt, max_tokens=1))
     bench.add(add(3, prompt, max_tokens=1, salt="mine"))
-    bench.add(add(4, prompt, max_tokens=1, prompt_logprobs=0))
-    bench.run()
+    bench.serve(add(4, prompt, max_tokens=1, prompt_logprobs=0))
     assert [bench.cached(id) for id in (1, 2, 3, 4)] == [0, 8, 0, 0]
     assert bench.scheduler.counters.prefix_hits == 8
 
 
 def test_what_an_answer_leaves_in_the_cache_serves_the_next_turn() -> None:
     bench = Bench(config(), facts(block_size=4), depth=1)
-    bench.add(add(1, [1, 2, 3], max_tokens=10))
-    bench.run()
+    bench.serve(add(1, [1, 2, 3], max_tokens=10))
     turn = [1, 2, 3, *bench.text(1), 7, 8]
-    bench.add(add(2, turn, max_tokens=2))
-    bench.run()
+    bench.serve(add(2, turn, max_tokens=2))
     assert bench.cached(2) == 12
     assert bench.text(2) == reference(turn, 2)
 
@@ -86,8 +80,7 @@ def test_forgetting_the_cache_does_not_touch_what_runs() -> None:
     bench.add(add(1, [1, 2, 3, 4, 5], max_tokens=6))
     bench.step()
     bench.scheduler.cache.pool.withdraw_all()
-    bench.add(add(2, [1, 2, 3, 4, 5], max_tokens=6))
-    bench.run()
+    bench.serve(add(2, [1, 2, 3, 4, 5], max_tokens=6))
     assert bench.text(1) == bench.text(2) == reference([1, 2, 3, 4, 5], 6)
     assert bench.cached(2) == 0
 
@@ -96,8 +89,7 @@ def test_a_higher_priority_takes_the_row_of_a_lower_one_that_runs() -> None:
     for depth in (0, 1, 2):
         bench = Bench(config(scheduling_policy="priority"), facts(max_num_seqs=1), depth=depth)
         bench.add(add(1, [1, 2, 3], max_tokens=30, priority=5))
-        for _ in range(4):
-            bench.step()
+        bench.steps(4)
         bench.add(add(2, [4, 5, 6], max_tokens=2, priority=0))
         bench.add(add(3, [7, 8], max_tokens=2, priority=5))
         ended = []
@@ -116,15 +108,13 @@ def test_priorities_mean_nothing_under_fcfs() -> None:
     bench = Bench(config(), facts(max_num_seqs=1))
     bench.add(add(1, [1], max_tokens=5, priority=9))
     bench.step()
-    bench.add(add(2, [2], max_tokens=1, priority=0))
-    bench.run()
+    bench.serve(add(2, [2], max_tokens=1, priority=0))
     assert bench.scheduler.counters.preemptions == 0
 
 
 def test_a_full_cache_preempts_the_newest_and_everyone_still_ends() -> None:
     bench = Bench(config(), facts(block_size=2, num_blocks=14, max_model_len=24), depth=1)
-    for id in range(1, 5):
-        bench.add(add(id, [id] * 4, max_tokens=20))
+    bench.add_all(add(id, [id] * 4, max_tokens=20) for id in range(1, 5))
     bench.run()
     assert bench.scheduler.counters.preemptions > 0
     assert bench.preemptions(1) == 0
@@ -137,8 +127,7 @@ def test_a_newer_one_never_takes_blocks_of_an_older_one(length: int) -> None:
     """The older one may also stand still, because nothing in flight can be preempted for it."""
     bench = Bench(config(), facts(block_size=4, num_blocks=8, max_model_len=32), depth=1)
     bench.add(add(1, [1, 2, 3, 4], max_tokens=26))
-    bench.add(add(2, [5] * length, max_tokens=26))
-    bench.run()
+    bench.serve(add(2, [5] * length, max_tokens=26))
     assert [bench.preemptions(id) for id in (1, 2)] == [0, 1]
     assert bench.text(2) == reference([5] * length, 26)
 
@@ -146,16 +135,14 @@ def test_a_newer_one_never_takes_blocks_of_an_older_one(length: int) -> None:
 def test_no_row_is_wasted_where_the_end_is_known_beforehand() -> None:
     for depth in (0, 1, 2):
         bench = Bench(config(), facts(), depth=depth)
-        bench.add(add(1, [1, 2, 3], max_tokens=4))
-        bench.run()
+        bench.serve(add(1, [1, 2, 3], max_tokens=4))
         assert bench.scheduler.counters.step_tokens == 3 + 3
 
 
 def test_length_ends_at_max_model_len() -> None:
     bench = Bench(config(), facts(max_model_len=16))
     bench.add(add(1, [1] * 15, max_tokens=100))
-    bench.add(add(2, [1] * 10, max_tokens=100))
-    bench.run()
+    bench.serve(add(2, [1] * 10, max_tokens=100))
     assert bench.text(1) == reference([1] * 15, 1)
     assert bench.text(2) == reference([1] * 10, 6)
     assert [bench.last(id).finish for id in (1, 2)] == ["length", "length"]
@@ -168,22 +155,19 @@ def test_stop_wins_over_length_and_waits_for_min_tokens() -> None:
     bench = Bench(config(), facts(), depth=1)
     bench.add(add(1, [3, 1], max_tokens=3, stop_token_ids=(stop,)))
     bench.add(add(2, [3, 1], max_tokens=6, stop_token_ids=(stop,), min_tokens=2))
-    bench.add(add(3, [3, 1], max_tokens=4, stop_token_ids=(stop,), min_tokens=3))
-    bench.run()
+    bench.serve(add(3, [3, 1], max_tokens=4, stop_token_ids=(stop,), min_tokens=3))
     assert [bench.text(id) for id in (1, 2, 3)] == [text[:3], text[:3], text[:4]]
     assert [bench.last(id).finish for id in (1, 2, 3)] == ["stop", "stop", "length"]
 
 
 def test_abort_in_every_state_gives_row_and_blocks_back_at_once() -> None:
     bench = Bench(config(), facts(max_num_seqs=2), depth=2)
-    for id in (1, 2, 3):
-        bench.add(add(id, [id, 7, 9], max_tokens=50))
+    bench.add_all(add(id, [id, 7, 9], max_tokens=50) for id in (1, 2, 3))
     bench.step()
     bench.step()
     bench.abort((0, 1), (0, 3), (0, 99))
     bench.abort((0, 1))
-    bench.add(add(4, [8, 8, 8], max_tokens=5))
-    bench.run()
+    bench.serve(add(4, [8, 8, 8], max_tokens=5))
     for id in (1, 3):
         assert [output.finish for output in bench.outputs[0, id] if isinstance(output, Tokens)] == ["abort"]
     assert bench.text(4) == reference([8, 8, 8], 5)
@@ -206,8 +190,7 @@ def test_a_failed_row_ends_alone() -> None:
 
 def test_what_a_failed_step_and_the_next_one_bring_is_dropped() -> None:
     bench = Bench(config(), facts(max_num_seqs=2))
-    for id in (1, 2, 3):
-        bench.add(add(id, [id], max_tokens=3))
+    bench.add_all(add(id, [id], max_tokens=3) for id in (1, 2, 3))
     first, second = bench.scheduler.schedule(0), bench.scheduler.schedule(0)
     assert first is not None and second is not None
     bench.worker.launch(first.step)
@@ -220,8 +203,7 @@ def test_what_a_failed_step_and_the_next_one_bring_is_dropped() -> None:
 
 def test_a_full_queue_refuses_with_503_but_free_rows_are_no_queue() -> None:
     bench = Bench(config(max_num_queued_reqs=1), facts(max_num_seqs=2))
-    for id in range(1, 5):
-        bench.add(add(id, [id], max_tokens=2))
+    bench.add_all(add(id, [id], max_tokens=2) for id in range(1, 5))
     refused = bench.outputs.pop((0, 4))
     assert [output.code for output in refused if isinstance(output, Failed)] == [503]
     bench.run()
@@ -258,8 +240,7 @@ def test_timing_is_of_the_clock_that_was_passed_in() -> None:
 
 def test_a_large_prompt_is_not_passed_over_for_ever_by_a_stream_of_small_ones() -> None:
     bench = Bench(config(), facts(block_size=4, num_blocks=16, max_num_seqs=4, max_model_len=64), depth=1)
-    for id in range(1, 4):
-        bench.add(add(id, [id] * 4, max_tokens=8))
+    bench.add_all(add(id, [id] * 4, max_tokens=8) for id in range(1, 4))
     bench.step()
     bench.add(add(99, [9] * 60, max_tokens=2))  # needs the whole cache
     for id in range(100, 140):  # one more small request for each step

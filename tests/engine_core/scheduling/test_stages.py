@@ -38,8 +38,7 @@ def fill(bench: Bench) -> list[list[int]]:
 @pytest.mark.parametrize("stages", [2, 3, 4])
 def test_every_stage_has_its_share_of_the_sequences(stages: int) -> None:
     bench = staged(stages, facts())
-    for id in range(8):
-        bench.add(add(id, [id + 1, 2], max_tokens=20))
+    bench.add_all(add(id, [id + 1, 2], max_tokens=20) for id in range(8))
     shares = [len(rows) for rows in fill(bench)]
     assert len(shares) == stages and sum(shares) == 8
     assert max(shares) - min(shares) <= 1
@@ -50,8 +49,7 @@ def test_every_stage_has_its_share_of_the_sequences(stages: int) -> None:
 
 def test_one_stage_takes_all_at_once() -> None:
     bench = staged(1, facts(), steps_ahead=1)
-    for id in range(8):
-        bench.add(add(id, [id + 1, 2], max_tokens=20))
+    bench.add_all(add(id, [id + 1, 2], max_tokens=20) for id in range(8))
     assert fill(bench) == [[2] * 8, [1] * 8]
 
 
@@ -65,8 +63,7 @@ def test_a_sequence_waits_for_its_token_but_not_for_its_chunks() -> None:
 
 def test_texts_to_be_pooled_are_spread_too() -> None:
     bench = staged(2, facts(causal=False, tasks=("embed",), max_model_len=16))
-    for id in range(5):
-        bench.add(pool(id, [id + 1, 7]))
+    bench.add_all(pool(id, [id + 1, 7]) for id in range(5))
     assert fill(bench) == [[2, 2, 2], [2, 2]]
     bench.run()
     assert bench.pooled(4).vectors == vectors_of([5, 7], Pooling(task="embed"))
@@ -74,8 +71,7 @@ def test_texts_to_be_pooled_are_spread_too() -> None:
 
 def test_steps_that_became_unequal_become_equal_again() -> None:
     bench = staged(2, facts())
-    for id in range(8):
-        bench.add(add(id, [id + 1], max_tokens=40))
+    bench.add_all(add(id, [id + 1], max_tokens=40) for id in range(8))
     fill(bench)
     first, second = ([seq.key for seq in plan.seqs] for plan, _ in bench.in_flight)
     assert len(first) == len(second) == 4
@@ -89,10 +85,8 @@ def test_steps_that_became_unequal_become_equal_again() -> None:
 
 def test_nobody_starves_while_a_long_prompt_is_read() -> None:
     bench = staged(2, facts(max_num_batched_tokens=8, max_model_len=128))
-    for id in range(5):
-        bench.add(add(id, [id + 1], max_tokens=40))
-    for _ in range(6):
-        bench.step()
+    bench.add_all(add(id, [id + 1], max_tokens=40) for id in range(5))
+    bench.steps(6)
     bench.add(add(9, list(range(1, 41)), max_tokens=1))
     for _ in range(60):
         bench.step()
@@ -104,8 +98,7 @@ def test_nobody_starves_while_a_long_prompt_is_read() -> None:
 
 def test_a_cache_full_of_steps_in_flight_is_waited_for() -> None:
     bench = staged(3, facts(block_size=4, num_blocks=8, max_model_len=32))
-    for id in range(6):
-        bench.add(add(id, [id + 1, 2, 3], max_tokens=20))
+    bench.add_all(add(id, [id + 1, 2, 3], max_tokens=20) for id in range(6))
     bench.run()
     assert bench.scheduler.counters.preemptions > 0
     for id in range(6):

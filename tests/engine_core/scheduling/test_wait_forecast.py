@@ -22,8 +22,7 @@ def requests(prompt: int, max_tokens: int, stops: tuple[int, ...] = ()) -> Itera
 
 
 def backlog(clock: Clock, source: Iterator[Add], count: int) -> None:
-    for request in itertools.islice(source, count):
-        clock.add(request)
+    clock.add_all(itertools.islice(source, count))
 
 
 def wait_of_the_last(clock: Clock, source: Iterator[Add]) -> tuple[float, float, float]:
@@ -43,8 +42,7 @@ def test_answers_whose_length_is_known(begun: int, prompt: int) -> None:
     clock = Clock(slots=8)
     source = requests(prompt, max_tokens=100)
     backlog(clock, source, 40)
-    for _ in range(begun):
-        clock.step()
+    clock.steps(begun)
     told, own, waited = wait_of_the_last(clock, source)
     assert waited == pytest.approx(told, rel=0.25)
     assert waited == pytest.approx(own, rel=0.25)
@@ -63,8 +61,7 @@ def test_the_length_of_answers_that_never_stop_is_learned_while_they_run() -> No
     clock = Clock(slots=8)
     source = requests(8, max_tokens=400, stops=NEVER)
     backlog(clock, source, 16)
-    for _ in range(300):
-        clock.step()
+    clock.steps(300)
     told, own, waited = wait_of_the_last(clock, source)
     assert 0.5 < told / waited < 2
     assert 0.5 < own / waited < 2

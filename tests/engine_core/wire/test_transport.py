@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import zmq
@@ -14,11 +13,6 @@ from engine_core.protocol import PROTOCOL, Abort, Answer, Dead, Hello
 from engine_core.wire.transport import MAX_REQUEST_BYTES, EngineEnd, RequestTooLarge, ServerEnd, Unreachable
 
 HELLO = Hello(engine=0, protocol=PROTOCOL)
-
-
-@pytest.fixture
-def address(tmp_path: Path) -> Address:
-    return Address(requests=f"ipc://{tmp_path}/requests", answers=f"ipc://{tmp_path}/answers")
 
 
 @pytest.fixture

@@ -35,8 +35,7 @@ def after(tokens: list[int], remembered: list[int] | None = PROMPT, **changes: o
     """A request that asks, after one with the remembered prompt has ended."""
     made = bench()
     if remembered is not None:
-        made.add(add(1, remembered, max_tokens=1))
-        made.run()
+        made.serve(add(1, remembered, max_tokens=1))
     ask(made, tokens, **changes)
     return made
 
@@ -70,18 +69,15 @@ def beside_one_that_was_preempted() -> Bench:
 
 def after_eviction() -> Bench:
     made = bench(num_blocks=4)
-    made.add(add(1, PROMPT, max_tokens=1))
-    made.run()
-    made.add(add(2, [40, *range(20, 33)], max_tokens=1))
-    made.run()
+    made.serve(add(1, PROMPT, max_tokens=1))
+    made.serve(add(2, [40, *range(20, 33)], max_tokens=1))
     ask(made, PROMPT)
     return made
 
 
 def after_reset() -> Bench:
     made = bench()
-    made.add(add(1, PROMPT, max_tokens=1))
-    made.run()
+    made.serve(add(1, PROMPT, max_tokens=1))
     made.scheduler.cache.pool.withdraw_all()
     ask(made, PROMPT)
     return made
@@ -136,25 +132,21 @@ def test_every_reason_is_planted() -> None:
 def test_only_the_first_answer_of_those_who_ask_says_it() -> None:
     made = bench()
     made.add(add(1, PROMPT, max_tokens=3, diagnoses=True))
-    made.add(add(2, PROMPT, max_tokens=3))
-    made.run()
+    made.serve(add(2, PROMPT, max_tokens=3))
     assert [output.miss is None for output in made.outputs[0, 1]] == [False, True, True]  # pyright: ignore[reportAttributeAccessIssue]
     assert made.miss(2) is None
 
 
 def test_a_pooled_text_is_told_too() -> None:
     made = bench()
-    made.add(pool(1, PROMPT))
-    made.run()
-    made.add(pool(2, [*PROMPT[:5], 30, 31, 32, 33], diagnoses=True))
-    made.run()
+    made.serve(pool(1, PROMPT))
+    made.serve(pool(2, [*PROMPT[:5], 30, 31, 32, 33], diagnoses=True))
     assert made.miss(2) == CacheMiss("different_token", 5)
 
 
 def test_an_answer_is_remembered_with_its_prompt() -> None:
     made = bench()
-    made.add(add(1, PROMPT, max_tokens=7))
-    made.run()
+    made.serve(add(1, PROMPT, max_tokens=7))
     turn = [*PROMPT, *made.text(1)[:5]]
     ask(made, [*turn, (made.text(1)[5] + 1) % 50, 1, 2, 3, 4])
     made.run()
@@ -166,11 +158,9 @@ def test_nothing_is_told_of_other_salts() -> None:
 
     def told(others: list[Add]) -> CacheMiss | None:
         made = bench()
-        for request in others:
-            made.add(request)
+        made.add_all(others)
         made.run()
-        made.add(add(1, PROMPT[:7], max_tokens=1, salt="mine"))
-        made.run()
+        made.serve(add(1, PROMPT[:7], max_tokens=1, salt="mine"))
         ask(made, PROMPT, salt="mine")
         made.run()
         return made.miss(ASKS)
@@ -199,8 +189,7 @@ def test_debug_logs_say_why_more_than_a_block_missed(caplog: pytest.LogCaptureFi
     caplog.set_level(logging.DEBUG, "engine_core.scheduling.cache.cache_manager")
     made = after([*PROMPT[:6], 30, 31, 32, 33, 34])
     made.run()
-    made.add(add(3, PROMPT, max_tokens=1), client=2)
-    made.run()
+    made.serve(add(3, PROMPT, max_tokens=1), client=2)
     made.add(add(4, [*PROMPT[:6], 30], max_tokens=1))  # no more than a block is missing
     made.run()
     assert [record.message for record in caplog.records] == [

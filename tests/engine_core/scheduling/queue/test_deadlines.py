@@ -25,8 +25,9 @@ def expire(clock: Clock) -> list[Failed]:
 
 def occupy(clock: Clock, count: int, **changes: object) -> None:
     """Fill slots with answers that may stop at any token, so that their ends cannot be foreseen."""
-    for id in range(1000, 1000 + count):
-        clock.add(request(id, max_tokens=3000, times_each=True, **changes))
+    clock.add_all(
+        request(id, max_tokens=3000, times_each=True, **changes) for id in range(1000, 1000 + count)
+    )
     clock.step()
 
 

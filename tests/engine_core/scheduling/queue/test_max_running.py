@@ -20,8 +20,7 @@ def running(clock: Clock, owner: str) -> int:
 @pytest.mark.parametrize("most", [1, 3])
 def test_so_many_run_and_all_are_answered(most: int) -> None:
     clock = Clock(slots=8)
-    for id in range(20):
-        clock.add(of("capped", id, most))
+    clock.add_all(of("capped", id, most) for id in range(20))
     seen = set[int]()
     while clock.step():
         seen.add(running(clock, "capped"))
@@ -31,11 +30,9 @@ def test_so_many_run_and_all_are_answered(most: int) -> None:
 
 def test_others_overtake() -> None:
     clock = Clock(slots=4)
-    for id in range(20):
-        clock.add(of("capped", id, 1, max_tokens=100))
+    clock.add_all(of("capped", id, 1, max_tokens=100) for id in range(20))
     clock.step()
-    for id in range(100, 103):
-        clock.add(of("other", id))
+    clock.add_all(of("other", id) for id in range(100, 103))
     clock.step()
     assert (running(clock, "capped"), running(clock, "other")) == (1, 3)
     while any(key[1] >= 100 for key in clock.scheduler.live):
@@ -45,8 +42,7 @@ def test_others_overtake() -> None:
 
 def test_texts_count_too() -> None:
     clock = Clock(slots=8)
-    for id in range(6):
-        clock.add(pool(id, [1 + id] * 8, owner="capped", max_running=2))
+    clock.add_all(pool(id, [1 + id] * 8, owner="capped", max_running=2) for id in range(6))
     most = 0
     while clock.step():
         assert clock.planned is not None
@@ -56,8 +52,7 @@ def test_texts_count_too() -> None:
 
 def test_a_new_limit_counts_from_the_next_request_on() -> None:
     clock = Clock(slots=8)
-    for id in range(10):
-        clock.add(of("capped", id, 1, max_tokens=300))
+    clock.add_all(of("capped", id, 1, max_tokens=300) for id in range(10))
     clock.step()
     assert running(clock, "capped") == 1
     clock.add(of("capped", 10, 4))
@@ -77,8 +72,7 @@ def test_a_new_limit_counts_from_the_next_request_on() -> None:
 
 def test_those_that_are_aborted_or_preempted_make_room() -> None:
     clock = Clock(slots=8)
-    for id in range(4):
-        clock.add(of("capped", id, 2, max_tokens=100))
+    clock.add_all(of("capped", id, 2, max_tokens=100) for id in range(4))
     clock.step()
     first, second = clock.scheduler.running
     clock.scheduler.abort([first.key], clock.now)
@@ -93,10 +87,8 @@ def test_the_expected_wait_knows_the_limit() -> None:
     """A request that waits for others of its owner is told when its turn comes; others are let in."""
     clock = Clock(slots=8)
     steps = 200
-    for id in range(3):
-        clock.add(of("capped", id, 1, max_tokens=steps, streams=True))
-    for _ in range(3):
-        clock.step()
+    clock.add_all(of("capped", id, 1, max_tokens=steps, streams=True) for id in range(3))
+    clock.steps(3)
     last = clock.add(of("capped", 3, 1, streams=True))
     other = clock.add(of("other", 4, streams=True))
     assert other is None, "it need not wait"

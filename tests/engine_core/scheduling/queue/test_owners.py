@@ -43,20 +43,16 @@ def base() -> float:
 @pytest.mark.parametrize("steps", [0, 1, 7, 100])
 def test_one_request_beside_a_thousand_of_another_owner(crowd: type[Add], steps: int) -> None:
     clock = Clock(slots=8)
-    for id in range(1000, 2000):
-        clock.add(crowd(id, "crowd"))
-    for _ in range(steps):
-        clock.step()
+    clock.add_all(crowd(id, "crowd") for id in range(1000, 2000))
+    clock.steps(steps)
     step = STEP + 8 * 8 * TOKEN  # eight prompts
     assert latency(clock, short(1, "single")) <= 2 * base() + step
 
 
 def test_a_single_request_gets_a_slot_though_all_are_taken_for_long() -> None:
     clock = Clock(slots=4)
-    for id in range(1000, 1040):
-        clock.add(long(id, "crowd"))
-    for _ in range(50):
-        clock.step()
+    clock.add_all(long(id, "crowd") for id in range(1000, 1040))
+    clock.steps(50)
     assert latency(clock, short(1, "single")) < 20 * STEP
     preempted = clock.scheduler.counters.preemptions
     assert preempted == 1
@@ -69,13 +65,10 @@ def test_a_single_request_gets_a_slot_though_all_are_taken_for_long() -> None:
 def test_a_text_gets_the_slot_that_was_freed_for_it(steps: int) -> None:
     """The turn may be that of the class of what was preempted for a text: it does not get the slot back."""
     clock = Clock(slots=4)
-    for id in range(1000, 1040):
-        clock.add(long(id, "crowd"))
-    for _ in range(10):
-        clock.step()
+    clock.add_all(long(id, "crowd") for id in range(1000, 1040))
+    clock.steps(10)
     clock.scheduler._shares.charge(WorkClass.POOLING, 1.0)  # pyright: ignore[reportPrivateUsage]
-    for _ in range(steps):
-        clock.step()
+    clock.steps(steps)
     assert latency(clock, pool(1, [7] * 8, owner="single")) < 5 * STEP
     assert clock.scheduler.counters.preemptions == 1
 
@@ -84,10 +77,8 @@ def test_a_text_gets_the_slot_that_was_freed_for_it(steps: int) -> None:
 @pytest.mark.parametrize("steps", [1, 2, 3, 4])
 def test_long_prompts_of_another_owner_delay_a_short_one_by_one_step(crowd: int, steps: int) -> None:
     clock = Clock(gap_ms=0, slots=8)
-    for id in range(1000, 1000 + crowd):
-        clock.add(long(id, "crowd", prompt=4000, max_tokens=4))
-    for _ in range(steps):
-        clock.step()
+    clock.add_all(long(id, "crowd", prompt=4000, max_tokens=4) for id in range(1000, 1000 + crowd))
+    clock.steps(steps)
     whole = STEP + 2048 * TOKEN
     clock.add(short(1, "single"))
     at = clock.now
@@ -115,8 +106,7 @@ def test_tokens_are_divided_as_the_weights_are(kind: str, slots: int) -> None:
     while clock.now < began + 20:
         for owner in ("small", "large"):
             here = clock.scheduler.owners.active.get(owner)
-            for _ in range(2 * slots - (sum(here.live) if here else 0)):
-                clock.add(request(owner))
+            clock.add_all(request(owner) for _ in range(2 * slots - (sum(here.live) if here else 0)))
         clock.step()
         assert clock.planned is not None
         if clock.now > began + 10:
@@ -127,13 +117,10 @@ def test_tokens_are_divided_as_the_weights_are(kind: str, slots: int) -> None:
 
 def test_an_owner_that_was_away_does_not_get_what_it_missed() -> None:
     clock = Clock(slots=4)
-    for id in range(1000, 1100):
-        clock.add(long(id, "here", max_tokens=50))
+    clock.add_all(long(id, "here", max_tokens=50) for id in range(1000, 1100))
     clock.add(short(1, "away"))
-    for _ in range(300):
-        clock.step()
-    for id in range(2000, 2100):
-        clock.add(long(id, "away", max_tokens=50))
+    clock.steps(300)
+    clock.add_all(long(id, "away", max_tokens=50) for id in range(2000, 2100))
     computed: Counter[str] = Counter()
     for _ in range(300):
         clock.step()
@@ -144,8 +131,7 @@ def test_an_owner_that_was_away_does_not_get_what_it_missed() -> None:
 
 def test_what_an_owner_used_while_it_was_alone_is_not_held_against_it() -> None:
     clock = Clock(slots=4)
-    for id in range(1000, 1020):
-        clock.add(long(id, "first", max_tokens=50))
+    clock.add_all(long(id, "first", max_tokens=50) for id in range(1000, 1020))
     clock.run()
     for id in range(2000, 2100):
         clock.add(long(id, "second", max_tokens=50))
@@ -197,10 +183,8 @@ def test_memory_is_not_taken_from_who_has_less() -> None:
     """The owner with the most sequences gives some up if the cache is short, and all answers are right."""
     bench = Bench(config(), facts(num_blocks=36, block_size=4, max_num_seqs=8))
     crowd = [long(id, "crowd", prompt=9, max_tokens=60) for id in range(10, 20)]
-    for request in crowd:
-        bench.add(request)
-    for _ in range(20):
-        bench.step()
+    bench.add_all(crowd)
+    bench.steps(20)
     single = long(1, "single", prompt=8, max_tokens=40)
     bench.add(single)
     steps = 0
@@ -214,22 +198,17 @@ def test_memory_is_not_taken_from_who_has_less() -> None:
 
 def test_background_work_of_one_does_not_stop_what_others_wait_for() -> None:
     clock = Clock(slots=2)
-    for id in (1, 2):
-        clock.add(long(id, "reader"))
-    for _ in range(5):
-        clock.step()
+    clock.add_all(long(id, "reader") for id in (1, 2))
+    clock.steps(5)
     clock.add(short(3, "machine", priority=1))
-    for _ in range(50):
-        clock.step()
+    clock.steps(50)
     assert not clock.scheduler.counters.preemptions
 
 
 def test_a_request_is_told_its_own_wait() -> None:
     clock = Clock(slots=8)
-    for id in range(1000, 1100):
-        clock.add(long(id, "crowd", max_tokens=100))
-    for _ in range(20):
-        clock.step()
+    clock.add_all(long(id, "crowd", max_tokens=100) for id in range(1000, 1100))
+    clock.steps(20)
     clock.add(short(1, "single"))
     clock.add(short(2, "crowd"))
     waits = [clock.scheduler.live[0, id].expected for id in (1, 2)]
@@ -242,10 +221,8 @@ def test_a_request_is_told_its_own_wait() -> None:
 
 def test_the_last_of_many_waits_for_its_owners_part() -> None:
     clock = Clock(slots=8)
-    for id in range(1000, 1100):
-        clock.add(long(id, "crowd", max_tokens=100))
-    for id in range(1, 21):
-        clock.add(long(id, "some", max_tokens=100))
+    clock.add_all(long(id, "crowd", max_tokens=100) for id in range(1000, 1100))
+    clock.add_all(long(id, "some", max_tokens=100) for id in range(1, 21))
     told, at = clock.scheduler.live[0, 20].expected, clock.now
     clock.run()
     first = clock.outputs[20][0][1]
