@@ -22,27 +22,12 @@ from server.http.traces import Traces, make_tracer
 from server.options.server_config import ServerConfig
 from server.page import reference
 from server.page import routes as page
-from server.routes import admin, chat, completions, embeddings, models, pooling, scores, tei, tokenize
+from server.routes import admin, chat, completions, models, pooling, scores, tei, tokenize
 from server.routes.conversations import messages, responses
-from server.routes.generation import require_room
+from server.routes.request_context import require_room
 
-ROUTERS = [
-    routes.router
-    for routes in (
-        admin,
-        models,
-        completions,
-        chat,
-        responses,
-        messages,
-        embeddings,
-        pooling,
-        scores,
-        tei,
-        tokenize,
-    )
-]
-ROUTERS.append(page.events)
+_ROUTES = (admin, models, completions, chat, responses, messages, pooling, scores, tei, tokenize)
+ROUTERS = [*(routes.router for routes in _ROUTES), page.events]
 
 
 def openapi_schema() -> dict[str, Any]:

@@ -9,12 +9,12 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import Field, model_validator
 
-from server.api.common import CacheDiagnoses, GenerationBody, Usage
 from server.api.conversations.reasoning_options import ReasoningOptions
 from server.api.conversations.tool_choice import ToolChoice, read_tool_choice
 from server.api.fields import MEANINGLESS, UNSUPPORTED, Bounds, Flag
 from server.api.logprobs import ChatLogprobs, PromptLogprobs
 from server.api.messages import Messages, TemplateOptions
+from server.api.shared_fields import CacheDiagnoses, ChunkChoice, GenerationBody, Usage
 from server.errors import BadRequest
 from server.requests.sampling import SamplingParams
 from server.text.chat_template import AnswerStyle, Verbosity
@@ -171,8 +171,7 @@ class ChatDelta(msgspec.Struct, kw_only=True):
 _NOTHING = ChatDelta()
 
 
-class ChatChunkChoice(msgspec.Struct, kw_only=True):
-    index: int
+class ChatChunkChoice(ChunkChoice, kw_only=True):
     delta: ChatDelta
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
@@ -181,7 +180,6 @@ class ChatChunkChoice(msgspec.Struct, kw_only=True):
 
     @property
     def is_empty(self) -> bool:
-        """Whether a client learns nothing from it."""
         if self.finish_reason is not None or self.logprobs is not None or self.delta != _NOTHING:
             return False
         return isinstance(self.token_ids, UnsetType) or not self.token_ids

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import Field, model_validator
 
-from server.api.common import Int64, check_cache_salt
 from server.api.fields import FIRST_ERROR, MEANINGLESS, Body, Text, Texts
 from server.api.messages import Content
+from server.api.shared_fields import Int64, RequestTerms, check_cache_salt
 from server.errors import BadRequest, invalid
 from server.model_facts import LIMITS, Facts
-from server.requests.pooling import Terms, Truncation
+from server.requests.pooling import PoolingParams, Source, Truncation, find_prompt, prompt_for
+from worker.protocol import Task
 
 EmbeddingType = Literal["float", "binary", "ubinary", "base64"]
 
@@ -33,6 +34,7 @@ class CohereRequest(Body):
     meaningless = MEANINGLESS
     bounds = {"texts": (LIMITS.inputs, "texts"), "inputs": (LIMITS.inputs, "texts")}
     stand_ins = {"texts": ["-"], "inputs": None}
+    texts_field: ClassVar[str] = "texts"
 
     model: Text | None = Field(default=None, description="null is the served model.")
     texts: Texts | None = None
@@ -67,19 +69,25 @@ class CohereRequest(Body):
         return self
 
     @property
-    def all_texts(self) -> list[str]:
-        return self.texts or [one.text() for one in self.inputs or []]
+    def sources(self) -> list[Source]:
+        return [*(self.texts or [one.text() for one in self.inputs or []])]
 
     @property
     def types(self) -> list[EmbeddingType]:
         return self.embedding_types or ["float"]
 
-    def terms(self, facts: Facts) -> Terms:
-        return Terms(
-            self._truncation(facts), self.model, self.request_id, self.priority, self.cache_salt or ""
-        )
+    @property
+    def terms(self) -> RequestTerms:
+        return RequestTerms(self.model, self.request_id, self.priority, self.cache_salt or "")
 
-    def _truncation(self, facts: Facts) -> Truncation:
+    def params(self) -> PoolingParams:
+        return PoolingParams(task="embed", dimensions=self.output_dimension)
+
+    def prompt(self, task: Task, facts: Facts) -> str:
+        """The instruction that is written before each text."""
+        return prompt_for(self.input_type, facts) if self.input_type else find_prompt(None, facts)
+
+    def truncation(self, facts: Facts) -> Truncation:
         most = self.max_tokens
         if most is not None and most > facts.max_text_len:
             raise invalid(

@@ -9,10 +9,10 @@ from msgspec import UNSET, UnsetType
 from pydantic import Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
-from server.api.common import CacheDiagnoses, GenerationBody, Usage
 from server.api.conversations.reasoning_options import BudgetOptions
 from server.api.fields import MEANINGLESS, UNSUPPORTED, Flag
 from server.api.logprobs import CompletionLogprobs, PromptLogprobs
+from server.api.shared_fields import CacheDiagnoses, ChunkChoice, GenerationBody, Usage
 from server.errors import BadRequest, too_many
 from server.model_facts import LIMITS
 from server.requests.sampling import SamplingParams
@@ -142,8 +142,7 @@ class Completion(msgspec.Struct, kw_only=True):
     cache_diagnosis: CacheDiagnoses = UNSET
 
 
-class CompletionChunkChoice(msgspec.Struct, kw_only=True):
-    index: int
+class CompletionChunkChoice(ChunkChoice, kw_only=True):
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None

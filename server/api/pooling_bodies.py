@@ -6,20 +6,28 @@ it is, is found out before the fields are read, so that one mistake is one error
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 import msgspec
 from msgspec import UNSET
 from pydantic import Discriminator, Field, PlainValidator, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from server.api.common import INCLUDE, CacheDiagnoses, Include, Int64, Timeout, Usage, check_cache_salt
-from server.api.fields import FIRST_ERROR, MEANINGLESS, Body, Flag, Neutral, Text, check_text
+from server.api.fields import FIRST_ERROR, MEANINGLESS, Flag, Neutral, Text, check_text
 from server.api.messages import Message, Messages, TemplateOptions
+from server.api.shared_fields import CacheDiagnoses, RequestBody, Usage
 from server.errors import BadRequest, too_many
 from server.model_facts import LIMITS, Facts
-from server.requests.pooling import PoolingParams, Terms, Truncation
+from server.requests.pooling import (
+    PoolingParams,
+    Source,
+    Truncation,
+    activations_differ,
+    find_prompt,
+    prompt_for,
+)
 from server.requests.vectors import EmbedDtype, Endianness
+from worker.protocol import Task
 
 _SHAPES = (
     "Input should be a string, a list of strings, a list of token ids, a list of lists of token ids, or chat "
@@ -36,13 +44,12 @@ UNSUPPORTED: dict[str, Neutral] = {
 }
 
 
-class PoolingBody(Body):
-    """Fields of every endpoint that pools."""
+class PoolingBody(RequestBody):
+    """Fields of every endpoint of ours that pools."""
 
     unsupported = UNSUPPORTED
     meaningless = MEANINGLESS
 
-    model: Text | None = Field(default=None, description="null is the served model.")
     use_activation: Flag | None = Field(
         default=None,
         description="Normalise vectors, or turn logits into probabilities. null: as the model does; false: "
@@ -54,15 +61,6 @@ class PoolingBody(Body):
     truncation_side: Literal["left", "right"] | None = Field(
         default=None, description="The end that is cut; null is right, which keeps the beginning."
     )
-    request_id: str | None = None
-    timeout: Timeout = None
-    priority: Int64 = Field(
-        default=0,
-        description="Above 0: background work, which gets what others leave. Under --scheduling-policy "
-        "priority, lower numbers run earlier. The header X-Priority goes before it.",
-    )
-    cache_salt: Text | None = Field(default=None, description="Share cached prefixes with equal salts only.")
-    include: Include = INCLUDE
 
     @model_validator(mode="before")
     @classmethod
@@ -71,35 +69,20 @@ class PoolingBody(Body):
             return body
         given = {name: body[name] for name in ("use_activation", *_OLD_NAMES) if body.get(name) is not None}
         if len({value for value in given.values() if isinstance(value, bool)}) > 1:
-            raise BadRequest(
-                f"{' and '.join(given)} mean the same, but differ; use `use_activation`.", "use_activation"
-            )
+            raise activations_differ(given)
         wrong = [value for value in given.values() if not isinstance(value, bool)]
         rest = {name: value for name, value in body.items() if name not in (*_OLD_NAMES, "use_activation")}
         return {**rest, "use_activation": next(iter([*wrong, *given.values()]), None)}
 
-    @model_validator(mode="after")
-    def check_salt(self) -> Self:
-        check_cache_salt(self.cache_salt)
-        return self
-
-    def terms(self, facts: Facts) -> Terms:
-        return Terms(
-            Truncation.from_request(self.truncate_prompt_tokens, self.truncation_side, facts),
-            self.model,
-            self.request_id,
-            self.priority,
-            self.cache_salt or "",
-            self.include,
-            self.timeout,
-        )
+    def truncation(self, facts: Facts) -> Truncation:
+        return Truncation.from_request(self.truncate_prompt_tokens, self.truncation_side, facts)
 
 
 def _is_ids(value: object) -> bool:
     return isinstance(value, list) and all(type(id) is int for id in value)
 
 
-def _inputs(value: object) -> list[str | list[int]] | None:
+def _inputs(value: object) -> list[Source] | None:
     if value is None:
         return None
     if isinstance(value, list) and len(value) > LIMITS.inputs and type(value[0]) is not int:
@@ -111,7 +94,7 @@ def _inputs(value: object) -> list[str | list[int]] | None:
 
 
 Inputs = Annotated[
-    list[str | list[int]] | None,
+    list[Source] | None,
     PlainValidator(_inputs, json_schema_input_type=str | list[str] | list[int] | list[list[int]] | None),
 ]
 
@@ -142,6 +125,7 @@ class TextBody(PoolingBody, TemplateOptions):
     unsupported = UNSUPPORTED
     bounds = TemplateOptions.bounds
     stand_ins = {**TemplateOptions.stand_ins, "input": "-"}
+    texts_field: ClassVar[str] = "input"
 
     input: Inputs = Field(default=None, description="Texts, as strings or token ids; or use messages.")
     messages: Conversations | None = Field(default=None, description="A conversation, or a list of them.")
@@ -174,14 +158,23 @@ class TextBody(PoolingBody, TemplateOptions):
             raise BadRequest("`input` must not be empty: give at least one text.", "input")
         return self
 
+    @property
+    def sources(self) -> list[Source]:
+        """The texts, unless conversations came in their place."""
+        return self.input or []
+
     def conversations(self) -> list[list[Message]]:
         if self.messages and isinstance(self.messages[0], list):
             return cast("list[list[Message]]", self.messages)
         return [cast("list[Message]", self.messages)] if self.messages else []
 
+    def prompt(self, task: Task, facts: Facts) -> str:
+        """The instruction that is written before each text."""
+        return ""
 
-class PromptedBody(TextBody):
-    """A body with texts that may be read with one of the model's own instructions."""
+
+class VectorsBody(TextBody):
+    """Fields for the instruction that texts are read with, and for the form of their vectors."""
 
     prompt_name: Text | None = Field(
         default=None,
@@ -190,6 +183,18 @@ class PromptedBody(TextBody):
     input_type: Text | None = Field(
         default=None,
         description="The texts' purpose, such as query or document: finds the prompt for it.",
+    )
+    encoding_format: Literal["float", "base64", "bytes", "bytes_only"] = Field(
+        default="float",
+        description="bytes: the bare numbers, and a header `metadata` that tells which are whose; "
+        "bytes_only: without it.",
+    )
+    embed_dtype: EmbedDtype = Field(default="float32", description="Number type of base64 and bytes.")
+    endianness: Endianness = Field(default="native", description="Byte order of base64 and bytes.")
+    dimensions: int | None = Field(
+        default=None,
+        description="Keep so many numbers of each vector, if the task makes any and the model was trained "
+        "for it.",
     )
 
     @model_validator(mode="after")
@@ -203,18 +208,6 @@ class PromptedBody(TextBody):
             )
         return self
 
-
-class Encoding(Body):
-    """The form of the vectors in the answer."""
-
-    encoding_format: Literal["float", "base64", "bytes", "bytes_only"] = Field(
-        default="float",
-        description="bytes: the bare numbers, and a header `metadata` that tells which are whose; "
-        "bytes_only: without it.",
-    )
-    embed_dtype: EmbedDtype = Field(default="float32", description="Number type of base64 and bytes.")
-    endianness: Endianness = Field(default="native", description="Byte order of base64 and bytes.")
-
     @model_validator(mode="after")
     def check_encoding(self) -> Self:
         if self.encoding_format == "float" and self.embed_dtype != "float32":
@@ -223,24 +216,22 @@ class Encoding(Body):
             )
         return self
 
+    def prompt(self, task: Task, facts: Facts) -> str:
+        if self.input_type is not None:
+            return prompt_for(self.input_type, facts)
+        return find_prompt(self.prompt_name, facts, task)
 
-class EmbeddingRequest(PromptedBody, Encoding):
-    dimensions: int | None = Field(
-        default=None, description="Keep so many numbers of each vector, where the model was trained for it."
-    )
 
+class EmbeddingRequest(VectorsBody):
     def params(self) -> PoolingParams:
         return PoolingParams(task="embed", use_activation=self.use_activation, dimensions=self.dimensions)
 
 
-class PoolingRequest(PromptedBody, Encoding):
+class PoolingRequest(VectorsBody):
     task: Text | None = Field(
         default=None,
         description="embed, token_embed, classify or token_classify; also encode, score and reward. null: "
         "the first of them that the model does.",
-    )
-    dimensions: int | None = Field(
-        default=None, description="Keep so many numbers of each vector, if the task makes any."
     )
 
     def params(self) -> PoolingParams:

@@ -10,13 +10,12 @@ from msgspec import UNSET, UnsetType
 from pydantic import Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
-from server.api.common import CacheDiagnoses, Usage
 from server.api.fields import Flag, check_text
 from server.api.messages import TEXT_PARTS
 from server.api.pooling_bodies import UNSUPPORTED, PoolingBody
+from server.api.shared_fields import CacheDiagnoses, Usage
 from server.errors import BadRequest
-from server.model_facts import LIMITS
-from server.requests.pooling import Terms
+from server.model_facts import LIMITS, Facts
 from server.requests.scoring import Pairs, ScoreOptions
 
 _SHAPES = "Input should be a text, an object with a text or with content parts, or a list of them"
@@ -65,15 +64,25 @@ class ComparingBody(PoolingBody):
         default=None, description="Arguments of the template, for models that read both texts through one."
     )
 
-    def options(self, terms: Terms, names: tuple[str, str]) -> ScoreOptions:
+    @property
+    def names(self) -> tuple[str, str]:
+        """The fields with the texts to compare."""
+        return "query", "documents"
+
+    @property
+    def repeats_documents(self) -> bool:
+        """Whether the answer has the documents, too."""
+        return False
+
+    def options(self, facts: Facts) -> ScoreOptions:
         return ScoreOptions(
             use_activation=self.use_activation,
-            truncation=terms.truncation,
+            truncation=self.truncation(facts),
             max_tokens_per_query=self.max_tokens_per_query,
             max_tokens_per_doc=self.max_tokens_per_doc,
             instruction=self.instruction,
             template_kwargs=self.chat_template_kwargs,
-            names=names,
+            names=self.names,
         )
 
 
@@ -130,6 +139,10 @@ class RerankRequest(ComparingBody):
         default=None, description="Return so many documents; 0 and null are all."
     )
     return_documents: Flag | None = Field(default=True, description="false: return their indexes only.")
+
+    @property
+    def repeats_documents(self) -> bool:
+        return self.return_documents is not False
 
     def pairs(self) -> Pairs:
         return Pairs([self.query], self.documents)

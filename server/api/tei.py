@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -12,10 +12,12 @@ from pydantic_core import PydanticCustomError
 from server.api.fields import Body, Flag, Text, Texts, check_text
 from server.api.pooling_bodies import Inputs
 from server.api.scores import RerankRequest
+from server.api.shared_fields import RequestTerms
 from server.errors import BadRequest, too_many
 from server.model_facts import LIMITS, Facts
-from server.requests.pooling import PoolingParams, Source, Terms, Truncation
+from server.requests.pooling import PoolingParams, Source, Truncation, find_prompt
 from server.requests.scoring import Pairs, ScoreOptions
+from worker.protocol import Task
 
 
 def _some(inputs: list[Source] | None) -> list[Source]:
@@ -33,9 +35,13 @@ class TeiBody(Body):
         default="Right", description="The end that is cut."
     )
 
-    def terms(self, facts: Facts) -> Terms:
+    @property
+    def terms(self) -> RequestTerms:
+        return RequestTerms()
+
+    def truncation(self, facts: Facts) -> Truncation:
         keep = facts.max_text_len if self.truncate else None
-        return Terms(Truncation(keep, left=self.truncation_direction.lower() == "left"))
+        return Truncation(keep, left=self.truncation_direction.lower() == "left")
 
 
 class PromptedTeiBody(TeiBody):
@@ -43,22 +49,33 @@ class PromptedTeiBody(TeiBody):
         default=None, description="The model's prompt that is written first, by name."
     )
 
+    def prompt(self, task: Task, facts: Facts) -> str:
+        """The instruction that is written before each text."""
+        return find_prompt(self.prompt_name, facts)
 
-class EmbedRequest(PromptedTeiBody):
+
+class InputsBody(PromptedTeiBody):
     stand_ins = {"inputs": "-"}
+    texts_field: ClassVar[str] = "inputs"
 
     inputs: SomeInputs = Field(description="A text or several, as strings or token ids.")
+
+    @property
+    def sources(self) -> list[Source]:
+        return self.inputs or []
+
+
+class EmbedRequest(InputsBody):
     normalize: Flag = True
     dimensions: int | None = None
 
-    def params(self, task: str) -> PoolingParams:
-        return PoolingParams(task=task, use_activation=self.normalize, dimensions=self.dimensions)
+    def params(self) -> PoolingParams:
+        return PoolingParams(task="embed", use_activation=self.normalize, dimensions=self.dimensions)
 
 
-class EmbedAllRequest(PromptedTeiBody):
-    stand_ins = {"inputs": "-"}
-
-    inputs: SomeInputs = Field(description="A text or several, as strings or token ids.")
+class EmbedAllRequest(InputsBody):
+    def params(self) -> PoolingParams:
+        return PoolingParams(task="token_embed")
 
 
 Pair = tuple[str, str]
@@ -95,6 +112,9 @@ class PredictRequest(TeiBody):
     ]
     raw_scores: Flag = False
 
+    def params(self) -> PoolingParams:
+        return PoolingParams(task="classify", use_activation=False if self.raw_scores else None)
+
 
 class TextsRequest(TeiBody):
     """The body of /rerank in the form of text-embeddings-inference, which has `texts`."""
@@ -107,13 +127,18 @@ class TextsRequest(TeiBody):
     raw_scores: Flag = False
     return_text: Flag = False
 
+    @property
+    def repeats_documents(self) -> bool:
+        """Whether the answer has the documents, too."""
+        return self.return_text
+
     def pairs(self) -> Pairs:
         return Pairs([self.query], self.texts)
 
-    def options(self, terms: Terms) -> ScoreOptions:
+    def options(self, facts: Facts) -> ScoreOptions:
         return ScoreOptions(
             use_activation=False if self.raw_scores else None,
-            truncation=terms.truncation,
+            truncation=self.truncation(facts),
             names=("query", "texts"),
         )
 
@@ -137,9 +162,28 @@ class Sentences(Body):
 
 class SimilarityRequest(Body):
     stand_ins = {"inputs": {"source_sentence": "-", "sentences": ["-"]}}
+    texts_field: ClassVar[str] = "sentences"
 
     inputs: Sentences
     parameters: PromptedTeiBody = PromptedTeiBody()
+
+    @property
+    def terms(self) -> RequestTerms:
+        return self.parameters.terms
+
+    @property
+    def sources(self) -> list[Source]:
+        """All sentences, the source sentence first."""
+        return [self.inputs.source_sentence, *self.inputs.sentences]
+
+    def params(self) -> PoolingParams:
+        return PoolingParams(task="embed")
+
+    def prompt(self, task: Task, facts: Facts) -> str:
+        return self.parameters.prompt(task, facts)
+
+    def truncation(self, facts: Facts) -> Truncation:
+        return self.parameters.truncation(facts)
 
 
 class RankedText(msgspec.Struct):

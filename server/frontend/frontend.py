@@ -42,9 +42,9 @@ from server.http.server_status import (
 from server.metrics.server_metrics import Metrics
 from server.model_facts import Facts
 from server.options.server_config import ServerConfig
+from server.reading.context import ReadingContext, ReadingOptions
 from server.reading.helper import Helper
-from server.reading.reader import Reader, ReadingOptions
-from server.requests.loading import find_facts, find_folder, load_tokenizer, tokenizer_files
+from server.requests.checkpoint_facts import find_facts, find_folder, load_tokenizer, tokenizer_files
 from server.requests.pooling import Item, items_to_send
 from server.requests.sampling import SamplingParams
 from server.text.tokenizer import TokenIds, Tokenizer, count_ids, unpack
@@ -82,7 +82,7 @@ class Frontend:
         self._facts: Facts | None = None
         self._tokenizer: Tokenizer | None = None
         self._source: TokenizerFiles | None = None
-        self._reader: Reader | None = None
+        self._reading_context: ReadingContext | None = None
         self._reading = ReadingOptions.of(config)
         self.helper = Helper(self._tokenizer_files, self._reading, log_level=config.log.style)
         """Reads the bodies of requests that are too long for the event loop."""
@@ -117,7 +117,7 @@ class Frontend:
         """Reads the facts again: which replicas work decides them. While none does, the last ones stay."""
         if self._client.ready is not None and self._tokenizer is not None:
             self._facts = find_facts(self.config, self._client.ready, self.folder, self._tokenizer)
-            self._reader = Reader(self._facts, self._tokenizer, self._reading)
+            self._reading_context = ReadingContext(self._facts, self._tokenizer, self._reading)
             self.admissions.slots = self._facts.ready.worker.max_num_seqs
             if self._restarting_since:
                 _log.info("requests run again, after %.1f s", time.monotonic() - self._restarting_since)
@@ -133,9 +133,9 @@ class Frontend:
         return self._facts
 
     @property
-    def reader(self) -> Reader:
+    def reading_context(self) -> ReadingContext:
         """The tools that read the texts of requests."""
-        return self._reader or Reader(self.facts, self.tokenizer, self._reading)
+        return self._reading_context or ReadingContext(self.facts, self.tokenizer, self._reading)
 
     def _tokenizer_files(self) -> TokenizerFiles:
         if self._source is None:

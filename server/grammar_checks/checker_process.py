@@ -15,9 +15,8 @@ from server.errors import ApiError, BadRequest, Internal
 from server.grammar_checks.tool_calls import AskedCalls, build_call_grammar
 from server.grammars.form_grammar import AnswerGrammar, build_grammar
 from server.grammars.structured_params import AskedForm
-from server.offload.frames import frame, receive_frame
-from server.offload.memory import give_back, resident, set_most_memory
-from server.offload.refused import NO_MEMORY, Refused, refused
+from server.offload.memory_limits import give_back, resident, set_most_memory
+from server.offload.messages import NO_MEMORY, SentError, frame, receive_frame, sent_error
 from worker import child, logs
 
 MUCH, TOO_MUCH = 16 << 20, 128 << 20
@@ -26,7 +25,7 @@ MUCH, TOO_MUCH = 16 << 20, 128 << 20
 _log = logging.getLogger(__name__)
 
 Question = AskedForm | AskedCalls
-Verdict = AnswerGrammar | Refused
+Verdict = AnswerGrammar | SentError
 
 
 class CheckerSetup(msgspec.Struct, frozen=True):
@@ -69,12 +68,12 @@ def check(asked: Question, tokens: Mapping[str, int]) -> Verdict:
     try:
         return build_call_grammar(asked) if isinstance(asked, AskedCalls) else build_grammar(asked, tokens)
     except ApiError as error:
-        return refused(error)
+        return sent_error(error)
     except MemoryError:
-        return refused(BadRequest(NO_MEMORY, asked.field))
+        return sent_error(BadRequest(NO_MEMORY, asked.field))
     except Exception:
         _log.exception("a grammar could not be read")
-        return refused(Internal("Internal server error"))
+        return sent_error(Internal("Internal server error"))
 
 
 if __name__ == "__main__":

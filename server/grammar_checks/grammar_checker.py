@@ -23,7 +23,7 @@ from server.grammars.form_grammar import AnswerGrammar
 from server.grammars.grammar_limits import too_complex
 from server.model_facts import Facts
 from server.offload.answering_process import AnsweringProcess, CannotStart, Ended
-from server.offload.refused import Refusal, Refused, refused
+from server.offload.messages import ReceivedError, SentError, sent_error
 from server.options.server_config import ServerConfig
 from server.text.tokenizer import Tokenizer
 
@@ -91,8 +91,8 @@ class GrammarChecker:
             verdict = kept[0]
         else:
             verdict = await self._new_verdict(digest, data, asked.field)
-        if isinstance(verdict, Refused):
-            raise Refusal(verdict)
+        if isinstance(verdict, SentError):
+            raise ReceivedError(verdict)
         return verdict
 
     def kill(self) -> None:
@@ -127,7 +127,7 @@ class GrammarChecker:
         except Ended as ended:
             _log.warning("checking a grammar of %d bytes: %s", len(data), ended)
             error = too_complex(_TOO_LARGE, field)
-        return refused(error)
+        return sent_error(error)
 
     def _keep(self, digest: bytes, verdict: Verdict) -> None:
         size = len(verdict.text if isinstance(verdict, AnswerGrammar) else verdict.message)

@@ -24,7 +24,7 @@ from server.errors import ApiError
 from server.http.body import BODY_MEMORY, read_body
 from server.http.error_answers import CLIENT_GONE, explain, path_of
 from server.http.sse import ClientGone, while_connected
-from server.reading.readings import BY_PATH, OTHER_BODY, Reading
+from server.reading.body_table import BY_PATH, OTHER_BODY, Reading
 from server.requests.timing import RequestTimes
 
 READ = "read"

@@ -28,7 +28,7 @@ from server.options.server_config import ServerConfig
 from server.options.server_options import from_python
 from server.requests.pooling import PoolingParams
 from server.requests.sampling import SamplingParams
-from server.requests.unsupported import refuse_keywords
+from server.requests.unsupported_parameters import refuse_keywords
 from server.requests.vectors import as_array
 from server.run.progress_bar import ProgressDisplay
 from server.task_names import GENERATE, require_task

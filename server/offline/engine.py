@@ -20,10 +20,10 @@ from server.offline.prompts import Prompt, PromptLike, encode_prompts, read_item
 from server.offline.transformers_tokenizer import open_transformers_tokenizer
 from server.options.server_config import ServerConfig
 from server.options.server_options import from_python
-from server.requests.loading import find_facts, open_tokenizer
+from server.requests.checkpoint_facts import find_facts, open_tokenizer
 from server.requests.pooling import PoolingParams
 from server.requests.sampling import RequestOutputKind, SamplingParams
-from server.requests.unsupported import refuse_keywords
+from server.requests.unsupported_parameters import refuse_keywords
 from server.run.progress_bar import ProgressDisplay
 from server.task_names import GENERATE, require_task
 from server.text.tokenizer import Tokenizer

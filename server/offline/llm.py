@@ -35,7 +35,7 @@ from server.offline.prompts import (
 from server.requests.pooling import Item, PoolingParams, Truncation
 from server.requests.sampling import RequestOutputKind, SamplingParams
 from server.requests.scoring import Pairs, ScoreOptions, Scorer, score
-from server.requests.unsupported import refuse_keywords
+from server.requests.unsupported_parameters import refuse_keywords
 from server.run.progress_bar import ProgressDisplay
 from server.text.chat_template import AskedFormat
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from server.options.server_config import ServerConfig
-from server.requests.loading import tokenizer_folder
+from server.requests.checkpoint_facts import tokenizer_folder
 from server.text.tokenizer_files import template_text
 
 

@@ -8,7 +8,7 @@ import logging
 import socket
 from collections.abc import Callable, Sequence
 
-from server.offload.frames import LENGTH_BYTES
+from server.offload.messages import LENGTH_BYTES
 from worker import child
 
 ENDING_SECONDS = 2.0

@@ -9,7 +9,7 @@ from server.http.endpoint import Endpoint
 from server.http.sse import EventStream
 from server.page.files import page_files
 from server.page.live import Watch
-from server.routes.generation import frontend_of
+from server.routes.request_context import frontend_of
 
 router = APIRouter(route_class=Endpoint, tags=["page"], include_in_schema=False)
 events = APIRouter(route_class=Endpoint, tags=["server"])

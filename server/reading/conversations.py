@@ -12,8 +12,8 @@ from server.api.chat import ChatRequest
 from server.api.conversations.anthropic import MessagesRequest
 from server.api.conversations.responses import ResponsesRequest
 from server.api.messages import Message
+from server.reading.context import ReadingContext
 from server.reading.prompts import Conversation, encode, read_chat, write_chat
-from server.reading.reader import Reader
 from server.text.chat_template import ChatTemplate
 
 
@@ -24,29 +24,29 @@ class Asks(Protocol):
     def chat(self) -> ChatRequest: ...
 
 
-def read_messages(body: MessagesRequest, reader: Reader) -> Conversation:
-    found = read_chat(_arranged(body.chat, reader), reader)
+def read_messages(body: MessagesRequest, context: ReadingContext) -> Conversation:
+    found = read_chat(_arranged(body.chat, context), context)
     return msgspec.structs.replace(found, warnings=body.warnings)
 
 
-def read_response(body: ResponsesRequest, reader: Reader) -> Conversation:
-    chat = _arranged(body.chat, reader)
-    found = read_chat(_fitting(chat, reader) if body.truncation == "auto" else chat, reader)
+def read_response(body: ResponsesRequest, context: ReadingContext) -> Conversation:
+    chat = _arranged(body.chat, context)
+    found = read_chat(_fitting(chat, context) if body.truncation == "auto" else chat, context)
     return msgspec.structs.replace(found, warnings=body.warnings)
 
 
-def count_tokens(body: Asks, reader: Reader) -> int:
+def count_tokens(body: Asks, context: ReadingContext) -> int:
     """The number of tokens of the prompt, however long it is."""
-    return _count(_arranged(body.chat, reader), reader)
+    return _count(_arranged(body.chat, context), context)
 
 
-def _count(chat: ChatRequest, reader: Reader) -> int:
-    text = write_chat(chat, reader)
-    return len(encode(text, reader, add_special_tokens=chat.add_special_tokens, bounded=False))
+def _count(chat: ChatRequest, context: ReadingContext) -> int:
+    text = write_chat(chat, context)
+    return len(encode(text, context, add_special_tokens=chat.add_special_tokens, bounded=False))
 
 
-def _arranged(chat: ChatRequest, reader: Reader) -> ChatRequest:
-    return chat.model_copy(update={"messages": arranged(chat.messages, reader.tokenizer.chat)})
+def _arranged(chat: ChatRequest, context: ReadingContext) -> ChatRequest:
+    return chat.model_copy(update={"messages": arranged(chat.messages, context.tokenizer.chat)})
 
 
 def arranged(messages: Sequence[Message], template: ChatTemplate) -> list[Message]:
@@ -71,13 +71,13 @@ def _joined(messages: Sequence[Message]) -> Message:
     return Message(role="system", content="\n\n".join(message.text() for message in messages))
 
 
-def _fitting(chat: ChatRequest, reader: Reader) -> ChatRequest:
+def _fitting(chat: ChatRequest, context: ReadingContext) -> ChatRequest:
     """The conversation without the oldest turns, as many as must go for the model to have room for it."""
     turns = [index for index, message in enumerate(chat.messages) if message.role == "user"]
-    most = reader.facts.max_model_len
+    most = context.facts.max_model_len
 
     def fits(dropped: int) -> bool:
-        return _count(_since(chat, turns[dropped]), reader) < most
+        return _count(_since(chat, turns[dropped]), context) < most
 
     if len(turns) < 2 or fits(0):
         return chat

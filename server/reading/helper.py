@@ -18,10 +18,10 @@ import msgspec
 from server.errors import ApiError, BadRequest, Overloaded, Unavailable
 from server.model_facts import Facts
 from server.offload.answering_process import AnsweringProcess, CannotStart, Ended
-from server.offload.refused import NO_MEMORY, Refusal, Refused, refused
-from server.reading.helper_messages import Answer, HelperLimits, Job, Setup
-from server.reading.reader import ReadingOptions
-from server.reading.readings import Reading
+from server.offload.messages import NO_MEMORY, ReceivedError, SentError, sent_error
+from server.reading.body_table import Reading
+from server.reading.context import ReadingOptions
+from server.reading.helper_process import Answer, HelperLimits, HelperSetup, Order
 from server.text.tokenizer_files import TokenizerFiles
 
 R = TypeVar("R")
@@ -55,15 +55,15 @@ class Helper:
     ) -> None:
         """`source` is asked for the tokenizer when a process is started."""
 
-        def setup(descriptor: int) -> Setup:
-            return Setup(descriptor, source(), options, limits, log_level)
+        def setup(descriptor: int) -> bytes:
+            return msgspec.msgpack.encode(HelperSetup(descriptor, source(), options, limits, log_level))
 
         self._small, self._large = _Queue(setup, limits), _Queue(setup, limits)
 
     async def read(self, reading: Reading[R], raw: bytes, facts: Facts) -> ReadBody[R]:
         """Reads a body. Raises the error with which its request ends."""
         queue = self._large if len(raw) > LARGE else self._small
-        return opened(reading, await queue.read(Job(reading.name, facts), raw))
+        return opened(reading, await queue.read(msgspec.msgpack.encode(Order(reading.name, facts)), raw))
 
     async def close(self) -> None:
         """Ends the processes."""
@@ -73,79 +73,66 @@ class Helper:
 
 def opened(reading: Reading[R], answer: Answer) -> ReadBody[R]:
     """What an answer holds. Raises the error that it holds in place of it."""
-    if isinstance(answer, Refused):
-        raise Refusal(answer)
+    if isinstance(answer, SentError):
+        raise ReceivedError(answer)
     return ReadBody(answer.body, msgspec.msgpack.decode(answer.result, type=reading.result))
-
-
-class _Entry(msgspec.Struct):
-    """A body in a queue."""
-
-    job: Job
-    raw: bytes
-    left: bool = False
-    """Whether nobody waits for it any more."""
 
 
 class _Queue:
     """One process, and the bodies that wait for it."""
 
-    def __init__(self, setup: Callable[[int], Setup], limits: HelperLimits) -> None:
+    def __init__(self, setup: Callable[[int], bytes], limits: HelperLimits) -> None:
         self._limits = limits
-        self._process = AnsweringProcess(
-            "helper", MODULE, lambda at: msgspec.msgpack.encode(setup(at)), limits.start_seconds
-        )
+        self._process = AnsweringProcess("helper", MODULE, setup, limits.start_seconds)
         self._free = asyncio.Lock()
         self._bytes = 0
         """Bytes of all bodies that are being read or wait."""
 
-    async def read(self, job: Job, raw: bytes) -> Answer:
+    async def read(self, order: bytes, raw: bytes) -> Answer:
         if self._bytes and self._bytes + len(raw) > self._limits.waiting_bytes:
             raise Overloaded(
                 "The server is reading as many long requests as it can. Try again later, or send less text "
                 "in one request.",
                 retry_after=1,
             )
-        entry = _Entry(job, raw)
+        client_left = asyncio.Event()
         try:
             # One that is being read is read to its end though its client has left: to start the process again
             # would cost more.
-            return await asyncio.shield(asyncio.create_task(self._read(entry)))
+            return await asyncio.shield(asyncio.create_task(self._read(order, raw, client_left)))
         except asyncio.CancelledError:
-            entry.left = True
+            client_left.set()
             raise
 
     async def close(self) -> None:
         async with self._free:
             await self._process.close()
 
-    async def _read(self, entry: _Entry) -> Answer:
-        self._bytes += len(entry.raw)
+    async def _read(self, order: bytes, raw: bytes, client_left: asyncio.Event) -> Answer:
+        self._bytes += len(raw)
         try:
             async with self._free:
-                return refused(_gone()) if entry.left else await self._ask(entry)
+                return sent_error(_gone()) if client_left.is_set() else await self._ask(order, raw)
         finally:
-            self._bytes -= len(entry.raw)
+            self._bytes -= len(raw)
 
-    async def _ask(self, entry: _Entry) -> Answer:
-        seconds, size = self._limits.seconds_for(len(entry.raw)), len(entry.raw)
+    async def _ask(self, order: bytes, raw: bytes) -> Answer:
+        seconds = self._limits.seconds_for(len(raw))
         try:
-            answer = await self._process.ask([msgspec.msgpack.encode(entry.job), entry.raw], seconds)
+            answer = await self._process.ask([order, raw], seconds)
         except CannotStart:
-            return refused(_gone())
+            return sent_error(_gone())
         except TimeoutError:
-            _log.warning("reading a body of %d bytes took more than %.0f s", size, seconds)
-            return refused(_too_slow(seconds))
+            _log.warning("reading a body of %d bytes took more than %.0f s", len(raw), seconds)
+            error = BadRequest(
+                f"Reading this request took more than {seconds:.0f} seconds. Send less text, or fewer "
+                "values, in one."
+            )
+            return sent_error(error)
         except Ended as ended:
-            _log.warning("reading a body of %d bytes: %s", size, ended)
-            return refused(_explain(ended.code, self._limits))
+            _log.warning("reading a body of %d bytes: %s", len(raw), ended)
+            return sent_error(_explain(ended.code, self._limits))
         return msgspec.msgpack.decode(answer, type=Answer)
-
-
-def _too_slow(seconds: float) -> BadRequest:
-    return BadRequest(
-        f"Reading this request took more than {seconds:.0f} seconds. Send less text, or fewer values, in one."
-    )
 
 
 def _explain(code: int, limits: HelperLimits) -> ApiError:

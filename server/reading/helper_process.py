@@ -24,23 +24,16 @@ from pydantic import TypeAdapter
 from server.api.fields import Body, unknown_fields
 from server.api.json_body import read_json
 from server.errors import ApiError, BadRequest, Internal
-from server.offload.frames import frame, receive_frame
-from server.offload.memory import give_back, resident, set_most_memory, unset_most_memory
-from server.offload.refused import NO_MEMORY, refused
-from server.reading.helper_messages import (
-    Answer,
-    Done,
-    HelperLimits,
-    Job,
-    Setup,
-    Started,
-)
+from server.model_facts import Facts
+from server.offload.memory_limits import give_back, resident, set_most_memory, unset_most_memory
+from server.offload.messages import NO_MEMORY, SentError, frame, receive_frame, sent_error
+from server.reading.body_table import BY_NAME, Reading
+from server.reading.context import ReadingContext, ReadingOptions
 from server.reading.prompts import Prompt
-from server.reading.reader import Reader
-from server.reading.readings import BY_NAME, Reading
 from server.requests.pooling import Item
 from server.text.chat_template import AskedFormat, ChatTemplate
 from server.text.tokenizer import pack
+from server.text.tokenizer_files import TokenizerFiles
 from worker import child, logs
 
 TOKENIZER_THREADS = 4
@@ -54,8 +47,59 @@ MUCH = 8 << 20
 _log = logging.getLogger(__name__)
 
 
+class HelperLimits(msgspec.Struct, frozen=True):
+    """What reading one body may take. It is killed that takes more."""
+
+    seconds: float = 5.0
+    """Seconds for any body; and for each MiB of a long one so many more:"""
+    seconds_per_mib: float = 2.5
+    memory: int = 3 << 29
+    """Bytes of address space beyond those that the process has when it waits for bodies. Allocators reserve
+    some hundred megabytes that they do not use."""
+    template_seconds: float = 2.0
+    """Seconds for one conversation, of those."""
+    template_memory: int = 256 << 20
+    kept_memory: int = 128 << 20
+    """The process ends after a body of which so many bytes are left: some libraries give back little."""
+    start_seconds: float = 60.0
+    waiting_bytes: int = 128 << 20
+    """Bytes of all bodies together that wait for the process."""
+
+    def seconds_for(self, size: int) -> float:
+        return self.seconds + self.seconds_per_mib * size / (1 << 20)
+
+
+class HelperSetup(msgspec.Struct, frozen=True):
+    """What a helper is started with."""
+
+    socket: int
+    """The inherited descriptor of its end of the connection."""
+    tokenizer: TokenizerFiles
+    options: ReadingOptions
+    limits: HelperLimits
+    log_level: str
+
+
+class Order(msgspec.Struct, frozen=True):
+    """An order to read a body, which follows in a frame of its own, as bytes."""
+
+    reading: str
+    """The name of an entry of `server.reading.body_table`."""
+    facts: Facts
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    body: bytes
+    """The body as JSON, with stand-ins for its texts."""
+    result: msgspec.Raw
+    """What was read of the texts."""
+
+
+Answer = Done | SentError
+
+
 def main() -> int:
-    setup = msgspec.msgpack.decode(child.adopt(int(sys.argv[1])), type=Setup)
+    setup = msgspec.msgpack.decode(child.adopt(int(sys.argv[1])), type=HelperSetup)
     logs.setup("helper", setup.log_level)
     os.putenv("RAYON_NUM_THREADS", str(min(TOKENIZER_THREADS, os.cpu_count() or 1)))
     with socket.socket(fileno=setup.socket) as connection:
@@ -63,7 +107,7 @@ def main() -> int:
     return child.STOPPED
 
 
-def _serve(connection: socket.socket, setup: Setup) -> None:
+def _serve(connection: socket.socket, setup: HelperSetup) -> None:
     limits = setup.limits
     tokenizer = setup.tokenizer.load(partial(BoundedTemplate, limits=limits))
     tokenizer.encode_many(["warm up the threads"] * 64)
@@ -72,36 +116,36 @@ def _serve(connection: socket.socket, setup: Setup) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     set_most_memory(limits.memory, for_good=True)
     at_rest = resident()
-    connection.sendall(frame(msgspec.msgpack.encode(Started())))
+    connection.sendall(frame(b""))
     while (order := receive_frame(connection)) is not None and (raw := receive_frame(connection)) is not None:
-        job = msgspec.msgpack.decode(order, type=Job)
-        reader = Reader(job.facts, tokenizer, setup.options)
-        connection.sendall(frame(msgspec.msgpack.encode(answer(BY_NAME[job.reading], raw, reader))))
-        del order, raw, job, reader
+        asked = msgspec.msgpack.decode(order, type=Order)
+        context = ReadingContext(asked.facts, tokenizer, setup.options)
+        connection.sendall(frame(msgspec.msgpack.encode(answer(BY_NAME[asked.reading], raw, context))))
+        del order, raw, asked, context
         if resident() > at_rest + MUCH:
             give_back()
         if resident() > at_rest + limits.kept_memory:
             return
 
 
-def answer(reading: Reading[Any], raw: bytes, reader: Reader) -> Answer:
+def answer(reading: Reading[Any], raw: bytes, context: ReadingContext) -> Answer:
     try:
         body: Body = read_json(
-            raw, _validator(reading.name), unknown_fields(reader.options.ignore_unknown_fields)
+            raw, _validator(reading.name), unknown_fields(context.options.ignore_unknown_fields)
         )
-        result = msgspec.msgpack.encode(_packed(reading.read(body, reader)))
+        result = msgspec.msgpack.encode(_packed(reading.read(body, context)))
         left = json.dumps(body.without_texts(), ensure_ascii=False).encode("utf-8", "surrogatepass")
         if len(left) > MOST_LEFT:
             raise BadRequest(
                 f"The fields beside the texts may have at most {MOST_LEFT} bytes, got {len(left)}."
             )
     except ApiError as error:
-        return refused(error)
+        return sent_error(error)
     except MemoryError:
-        return refused(BadRequest(NO_MEMORY))
+        return sent_error(BadRequest(NO_MEMORY))
     except Exception:
         _log.exception("a body could not be read")
-        return refused(Internal("Internal server error"))
+        return sent_error(Internal("Internal server error"))
     return Done(left, msgspec.Raw(result))
 
 

@@ -8,14 +8,14 @@ from typing import Any, TypeVar
 import msgspec
 
 from server.api.chat import ChatRequest
-from server.api.common import GenerationBody
 from server.api.completions import CompletionRequest
 from server.api.conversations.custom_tools import MOST_NAMED, UNENFORCED, held_schema
 from server.api.fields import check_text
 from server.api.messages import Message, TemplateOptions, Tool
+from server.api.shared_fields import GenerationBody
 from server.api.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 from server.errors import BadRequest, too_many
-from server.reading.reader import A_LOT, Reader
+from server.reading.context import A_LOT, ReadingContext
 from server.requests.pooling import CUT_MARGIN
 from server.requests.sampling import check_logprobs, kept_tokens
 from server.text.chat_template import AnswerStyle
@@ -77,15 +77,15 @@ class Conversation(msgspec.Struct, frozen=True, gc=False):
     """Sentences on what of the request has no effect though it could have."""
 
 
-def read_completion(body: CompletionRequest, reader: Reader) -> list[Prompt]:
+def read_completion(body: CompletionRequest, context: ReadingContext) -> list[Prompt]:
     special = body.add_special_tokens is not False
-    return [_prepare(source, body, reader, special, body.most_tokens) for source in body.prompt]
+    return [_prepare(source, body, context, special, body.most_tokens) for source in body.prompt]
 
 
-def read_chat(body: ChatRequest, reader: Reader) -> Conversation:
-    check_logprobs("top_logprobs", "sample", body.top_logprobs, reader.facts)
-    text = write_chat(body, reader)
-    prompt = _prepare(text, body, reader, body.add_special_tokens, body.most_tokens)
+def read_chat(body: ChatRequest, context: ReadingContext) -> Conversation:
+    check_logprobs("top_logprobs", "sample", body.top_logprobs, context.facts)
+    text = write_chat(body, context)
+    prompt = _prepare(text, body, context, body.add_special_tokens, body.most_tokens)
     last = body.messages[-1]
     if "cache_diagnosis" in body.include:
         said = [Said(message.role, message.text()) for message in body.messages]
@@ -111,58 +111,62 @@ def _arguments(tool: Tool) -> dict[str, Any]:
     return NO_ARGUMENTS if parameters is None else held_schema(parameters, tool.held_to)
 
 
-def write_chat(body: ChatRequest, reader: Reader) -> str:
+def write_chat(body: ChatRequest, context: ReadingContext) -> str:
     """The text of a chat's prompt."""
     messages, tools = body.messages, body.tools
     if body.tool_choice is not None:
         choice = body.choice
         choice.check([tool.function.name for tool in tools or ()])
-        if tools and choice.mode == "required" and reader.knows_no_calls:
+        if tools and choice.mode == "required" and context.knows_no_calls:
             messages = tell_tools(messages, tools)
-    return write_conversation(body, messages, reader, body.style)
+    return write_conversation(body, messages, context, body.style)
 
 
-def work_of_template(body: TemplateOptions, reader: Reader) -> int:
+def work_of_template(body: TemplateOptions, context: ReadingContext) -> int:
     """A template that the request brings is a stranger's program, which may run for ever."""
-    return A_LOT if body.chat_template is not None and reader.options.trust_request_chat_template else 0
+    return A_LOT if body.chat_template is not None and context.options.trust_request_chat_template else 0
 
 
-def read_tokenize(body: TokenizeRequest, reader: Reader) -> bytes:
+def read_tokenize(body: TokenizeRequest, context: ReadingContext) -> bytes:
     """The answer to the request, as JSON."""
     if body.messages is None:
         text, special = body.prompt or "", True
     else:
-        text, special = write_conversation(body, body.messages, reader), False
+        text, special = write_conversation(body, body.messages, context), False
     if body.add_special_tokens is not None:
         special = body.add_special_tokens
-    ids = encode(text, reader, add_special_tokens=special)
-    name = reader.tokenizer.token_name
+    ids = encode(text, context, add_special_tokens=special)
+    name = context.tokenizer.token_name
     strings = [name(id) for id in ids] if body.return_token_strs else None
-    return msgspec.json.encode(Tokenized(len(ids), reader.facts.max_model_len, ids, strings))
+    return msgspec.json.encode(Tokenized(len(ids), context.facts.max_model_len, ids, strings))
 
 
-def read_detokenize(body: DetokenizeRequest, reader: Reader) -> bytes:
+def read_detokenize(body: DetokenizeRequest, context: ReadingContext) -> bytes:
     """The answer to the request, as JSON."""
-    most = reader.facts.limits.detokenized * reader.facts.max_model_len
+    most = context.facts.limits.detokenized * context.facts.max_model_len
     if len(body.tokens) > most:
         raise too_many("tokens", most, "ids", len(body.tokens))
-    reader.facts.check_token_ids(body.tokens, "tokens")
-    text = reader.tokenizer.decode(body.tokens, skip_special_tokens=False)
+    context.facts.check_token_ids(body.tokens, "tokens")
+    text = context.tokenizer.decode(body.tokens, skip_special_tokens=False)
     return msgspec.json.encode(Detokenized(text))
 
 
 def _prepare(
-    source: str | list[int], body: GenerationBody, reader: Reader, special: bool, max_tokens: int | None
+    source: str | list[int],
+    body: GenerationBody,
+    context: ReadingContext,
+    special: bool,
+    max_tokens: int | None,
 ) -> Prompt:
-    facts = reader.facts
+    facts = context.facts
     keep = kept_tokens(body.truncate_prompt_tokens, max_tokens, facts)
     left = body.truncation_side != "right"
     if isinstance(source, str):
         text = source
         if keep is not None:
             # Text beyond this would be cut after encoding anyway.
-            text = _cut(text, (keep + CUT_MARGIN) * reader.tokenizer.longest_token, left=left)
-        ids = encode(text, reader, add_special_tokens=special, bounded=keep is None)
+            text = _cut(text, (keep + CUT_MARGIN) * context.tokenizer.longest_token, left=left)
+        ids = encode(text, context, add_special_tokens=special, bounded=keep is None)
     else:
         text, ids = None, source
     cut = keep is not None and len(ids) > keep
@@ -173,25 +177,30 @@ def _prepare(
     return Prompt(ids, text, cut and left)
 
 
-def encode(text: str, reader: Reader, *, add_special_tokens: bool, bounded: bool = True) -> list[int]:
+def encode(
+    text: str, context: ReadingContext, *, add_special_tokens: bool, bounded: bool = True
+) -> list[int]:
     """Encodes a text. `bounded` refuses one that is too long for the model whatever its tokens are."""
     check_text(text)
     if bounded:
-        reader.tokenizer.check_text_length(text, reader.facts)
-    return reader.tokenizer.encode(text, add_special_tokens)
+        context.tokenizer.check_text_length(text, context.facts)
+    return context.tokenizer.encode(text, add_special_tokens)
 
 
 def write_conversation(
-    options: TemplateOptions, messages: list[Message], reader: Reader, style: AnswerStyle | None = None
+    options: TemplateOptions,
+    messages: list[Message],
+    context: ReadingContext,
+    style: AnswerStyle | None = None,
 ) -> str:
     """Renders the conversation as the text that the model was trained on."""
-    if options.chat_template is not None and not reader.options.trust_request_chat_template:
+    if options.chat_template is not None and not context.options.trust_request_chat_template:
         raise BadRequest(
             "Chat template is passed with request, but --trust-request-chat-template is not set. "
             "Refused request with untrusted chat template.",
             "chat_template",
         )
-    chat, tools = reader.tokenizer.chat, options.tools
+    chat, tools = context.tokenizer.chat, options.tools
     asked: dict[str, object] = {}
     if style is not None:
         asked = style.variables(chat.variables(options.chat_template, with_tools=tools is not None))
@@ -203,7 +212,7 @@ def write_conversation(
         documents=options.documents,
         template=options.chat_template,
         kwargs={
-            **reader.options.default_chat_template_kwargs,
+            **context.options.default_chat_template_kwargs,
             **asked,
             **(options.chat_template_kwargs or {}),
         },

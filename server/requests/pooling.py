@@ -5,14 +5,14 @@ The HTTP API and `LLM` share this. All of it is plain computation: the caller de
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from server.errors import BadRequest, invalid
 from server.model_facts import Facts
-from server.requests.unsupported import UnsupportedPooling
+from server.requests.unsupported_parameters import UnsupportedPooling
 from server.task_names import find_task
 from server.text.tokenizer import TokenIds, Tokenizer, count_ids, unpack
 from worker.protocol import Pooling, Task
@@ -61,10 +61,15 @@ class PoolingParams(UnsupportedPooling, kw_only=True, repr_omit_defaults=True):
         names = ("use_activation", "normalize", "softmax", "activation")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         if len(set(given.values())) > 1:
-            raise BadRequest(
-                f"{' and '.join(given)} mean the same, but differ; use `use_activation`.", "use_activation"
-            )
+            raise activations_differ(given)
         return next(iter(given.values()), None)
+
+
+def activations_differ(names: Iterable[str]) -> BadRequest:
+    """The error for several names of `use_activation` with different values."""
+    return BadRequest(
+        f"{' and '.join(names)} mean the same, but differ; use `use_activation`.", "use_activation"
+    )
 
 
 class Item(msgspec.Struct, frozen=True, gc=False):
@@ -116,21 +121,6 @@ class Truncation:
 
 NO_TRUNCATION = Truncation()
 """Cuts nothing: too long a text is refused."""
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """Parameters of a request that hold for all of its texts."""
-
-    truncation: Truncation = NO_TRUNCATION
-    model: str | None = None
-    request_id: str | None = None
-    priority: int = 0
-    salt: str = ""
-    include: Sequence[str] = ()
-    """The parts of the answer that only come if they are asked for."""
-    timeout: float | None = None
-    """The seconds that the request may take."""
 
 
 @dataclass(frozen=True, slots=True)

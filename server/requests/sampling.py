@@ -18,7 +18,7 @@ import msgspec
 from server.errors import BadRequest, invalid, too_many
 from server.grammars.structured_params import AskedForm, StructuredOutputsParams
 from server.model_facts import Facts
-from server.requests.unsupported import UnsupportedSampling
+from server.requests.unsupported_parameters import UnsupportedSampling
 from worker.protocol import Sampling
 
 if TYPE_CHECKING:

@@ -85,9 +85,6 @@ class Pairs:
         if len(self.queries) not in (1, len(self.documents)):
             raise BadRequest("Input lengths must be either 1:1, 1:N or N:N", names[1])
 
-    def query_of(self, document: int) -> int:
-        return 0 if len(self.queries) == 1 else document
-
 
 class Compared(msgspec.Struct, frozen=True, gc=False):
     """The items of texts to compare."""
@@ -95,6 +92,8 @@ class Compared(msgspec.Struct, frozen=True, gc=False):
     queries: list[Item]
     documents: list[Item]
     """The documents, or each pair of texts if the model reads both as one; then there are no queries."""
+    repeated: list[bytes] = []
+    """The documents as JSON, if the answer shall repeat them."""
 
     def query_of(self, document: int) -> Item:
         return self.queries[0 if len(self.queries) == 1 else document]
@@ -114,15 +113,31 @@ def read_pairs(pairs: Pairs, options: ScoreOptions, facts: Facts, tokenizer: Tok
             raise BadRequest(
                 f"{name} must be non-negative and less than the model's length of {facts.max_text_len}.", name
             )
-    match facts.score_type:
-        case "cross-encoder":
-            return Compared([], _read_together(pairs, options, facts, tokenizer))
-        case "bi-encoder":
-            return _read_apart(pairs, options, PoolingParams(task="embed"), facts, tokenizer)
-        case "late-interaction":
-            return _read_apart(pairs, options, PoolingParams(task="token_embed"), facts, tokenizer)
-        case None:
-            raise no_scores(facts.tasks, facts.pooling.num_labels)
+    if facts.score_type is None:
+        raise no_scores(facts.tasks, facts.pooling.num_labels)
+    queries = _cut_all(pairs.queries, options.max_tokens_per_query, tokenizer)
+    documents = _cut_all(pairs.documents, options.max_tokens_per_doc, tokenizer)
+    if facts.score_type == "cross-encoder":
+        one = len(queries) == 1
+        texts = [(queries[0 if one else i], document) for i, document in enumerate(documents)]
+        return Compared([], _read_together(texts, options, facts, tokenizer))
+    task = "embed" if facts.score_type == "bi-encoder" else "token_embed"
+    params = PoolingParams(task=task).resolve(facts)
+    items = [
+        TextReader(facts, tokenizer, options.truncation, prompt_for(kind, facts), name=name).read_all(
+            texts, params
+        )
+        for kind, name, texts in (
+            ("query", options.names[0], queries),
+            ("document", options.names[1], documents),
+        )
+    ]
+    return Compared(items[0], items[1])
+
+
+def _cut_all(texts: list[str], most_tokens: int, tokenizer: Tokenizer) -> list[str]:
+    """The texts, cut to so many tokens; 0 is no limit."""
+    return [tokenizer.cut_text(text, most_tokens) for text in texts] if most_tokens else texts
 
 
 def compare_all(compared: Compared, facts: Facts) -> Scorer:
@@ -138,10 +153,11 @@ def compare_all(compared: Compared, facts: Facts) -> Scorer:
             raise no_scores(facts.tasks, facts.pooling.num_labels)
 
 
-def _read_together(pairs: Pairs, options: ScoreOptions, facts: Facts, tokenizer: Tokenizer) -> list[Item]:
+def _read_together(
+    texts: list[tuple[str, str]], options: ScoreOptions, facts: Facts, tokenizer: Tokenizer
+) -> list[Item]:
+    """One item of each query with its document."""
     params = PoolingParams(task="classify", use_activation=options.use_activation).resolve(facts)
-    queries, documents = _limited(pairs, options, tokenizer)
-    texts = [(queries[pairs.query_of(i)], document) for i, document in enumerate(documents)]
     if facts.score_template is not None:
         instruction = options.instruction or find_prompt(None, facts)
         kwargs = options.template_kwargs or {}
@@ -151,14 +167,10 @@ def _read_together(pairs: Pairs, options: ScoreOptions, facts: Facts, tokenizer:
     if facts.pooling.use_sep_token is False:
         reader = TextReader(facts, tokenizer, options.truncation, name="pair")
         return reader.read_all([query + document for query, document in texts], params)
-    items: list[Item] = []
-    for start in range(0, len(texts), TEXTS_AT_ONCE):
-        some = texts[start : start + TEXTS_AT_ONCE]
-        items += pair_items(some, options.truncation, params, facts, tokenizer, start)
-    return items
+    return _pair_items(texts, options.truncation, params, facts, tokenizer)
 
 
-def pair_items(
+def _pair_items(
     texts: Sequence[tuple[str, str]],
     truncation: Truncation,
     params: Pooling,
@@ -176,9 +188,11 @@ def pair_items(
         for index, (query, document) in enumerate(texts, first):
             check_characters(len(query) + len(document), f"pair {index}", facts, tokenizer)
     items: list[Item] = []
-    for ids, second_at in tokenizer.encode_pairs(texts, truncation.keep, left=truncation.left):
-        facts.check_text(ids, "pair", first + len(items))
-        items.append(Item(ids, msgspec.structs.replace(params, second_at=second_at)))
+    for start in range(0, len(texts), TEXTS_AT_ONCE):
+        some = texts[start : start + TEXTS_AT_ONCE]
+        for ids, second_at in tokenizer.encode_pairs(some, truncation.keep, left=truncation.left):
+            facts.check_text(ids, "pair", first + len(items))
+            items.append(Item(ids, msgspec.structs.replace(params, second_at=second_at)))
     return items
 
 
@@ -196,7 +210,7 @@ def texts_and_pairs(
         if isinstance(one, str):
             items += reader.read([one], params, place)
         else:
-            items += pair_items([one], truncation, params, facts, tokenizer, place)
+            items += _pair_items([one], truncation, params, facts, tokenizer, place)
     return items
 
 
@@ -218,11 +232,10 @@ def _compare_pairs(compared: Compared) -> Scorer:
 def _compare_vectors(compared: Compared, facts: Facts) -> Scorer:
     count = len(compared.queries)
     answers = yield [*compared.queries, *compared.documents]
-    of_queries, of_documents = answers[:count], answers[count:]
     similarity = facts.pooling.texts.similarity
     return [
-        compare(of_queries[0 if count == 1 else i], vector, similarity)
-        for i, vector in enumerate(of_documents)
+        compare(answers[0 if count == 1 else i], vector, similarity)
+        for i, vector in enumerate(answers[count:])
     ]
 
 
@@ -254,30 +267,5 @@ def _ask_late(
     return (yield [_renamed(item, late_document=name) for item, name in zip(documents, each, strict=True)])
 
 
-def _read_apart(
-    pairs: Pairs, options: ScoreOptions, params: PoolingParams, facts: Facts, tokenizer: Tokenizer
-) -> Compared:
-    resolved = params.resolve(facts)
-    items = [
-        TextReader(facts, tokenizer, options.truncation, prompt_for(kind, facts), name=name).read_all(
-            texts, resolved
-        )
-        for kind, name, texts in zip(
-            ("query", "document"), options.names, _limited(pairs, options, tokenizer), strict=True
-        )
-    ]
-    return Compared(items[0], items[1])
-
-
 def _renamed(item: Item, **names: str) -> Item:
     return Item(item.tokens, msgspec.structs.replace(item.params, **names))
-
-
-def _limited(pairs: Pairs, options: ScoreOptions, tokenizer: Tokenizer) -> tuple[list[str], list[str]]:
-    def cut(texts: list[str], tokens: int) -> list[str]:
-        return [tokenizer.cut_text(text, tokens) for text in texts] if tokens else texts
-
-    return (
-        cut(pairs.queries, options.max_tokens_per_query),
-        cut(pairs.documents, options.max_tokens_per_doc),
-    )

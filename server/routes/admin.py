@@ -20,7 +20,7 @@ from server.http.server_status import Dead, Draining, Ready, Restarting, Stalled
 from server.metrics.server_metrics import CONTENT_TYPE
 from server.requests.pooling import Item, PoolingParams
 from server.requests.sampling import SamplingParams
-from server.routes.generation import admit, frontend_of, require_json
+from server.routes.request_context import admit, frontend_of, require_json
 from server.task_names import GENERATE
 
 router = APIRouter(route_class=Endpoint, tags=["server"])

@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from server.answers.answer_parts import AnswerPart, Arguments, CallBegun, CallEnded, Reasoning, Text
-from server.answers.answer_reader import AnswerReader, CustomToolInput
+from server.answers.answer_reader import CustomToolInput
 from server.api.chat import ChatDelta, CustomDelta, FunctionDelta, ToolCallDelta
 from server.options.server_config import ReasoningField
 
@@ -17,40 +17,26 @@ _ALPHANUMERIC = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _MISTRAL_LENGTH = 9
 
 
-class MessageReader:
-    """Reads one choice."""
+class MessageDeltas:
+    """Makes the deltas of one message."""
 
     def __init__(
         self,
-        reader: AnswerReader,
-        *,
-        new_id: Callable[[], str],
+        dialect: str,
         reasoning_field: ReasoningField,
         include_reasoning: bool,
-        custom_tools: Collection[str] = (),
+        custom_tools: Collection[str],
     ) -> None:
-        self.has_calls = False
         self._custom = custom_tools
         self._free_text: CustomToolInput | None = None
         """The input of the custom tool whose call is being read."""
         self._calls = 0
-        self._reader = reader
-        self._new_id = new_id
+        self._new_id = new_call_id(dialect)
         self._field = reasoning_field
         self._include_reasoning = include_reasoning
 
-    @property
-    def reasoning_tokens(self) -> int:
-        return self._reader.reasoning_tokens
-
-    def delta(self, text: str, widths: Sequence[int] = (), *, ended: bool) -> ChatDelta:
-        """The delta of a message that this next piece of the answer makes, whose tokens have these widths.
-
-        It is empty if the piece only begins what is sent later, such as the name of a call.
-        """
-        parts = self._reader.push(text, widths)
-        if ended:
-            parts += self._reader.finish()
+    def delta(self, parts: Iterable[AnswerPart], *, ended: bool) -> ChatDelta:
+        """The delta that these next parts of the answer make, which may be empty."""
         delta = ChatDelta()
         calls: list[ToolCallDelta] = []
         for part in parts:
@@ -59,7 +45,6 @@ class MessageReader:
             self._end_custom(self._calls - 1, calls)
         if calls:
             delta.tool_calls = calls
-            self.has_calls = True
         return delta
 
     def _add(self, part: AnswerPart, delta: ChatDelta, calls: list[ToolCallDelta]) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import Sequence
 from functools import partial
 from statistics import fmean
 
@@ -24,17 +23,22 @@ from server.api.completions import (
 from server.api.logprobs import CompletionLogprobs, PromptLogprobs, completion_logprobs, prompt_logprobs
 from server.frontend.frontend import Delta
 from server.http.endpoint import Endpoint
-from server.http.sse import Chunks, EventStream
+from server.reading.body_table import COMPLETION
 from server.reading.prompts import Prompt
-from server.reading.readings import COMPLETION
-from server.routes.answer_bounds import Form, form_of, with_warnings
-from server.routes.generation import GENERATES, Job, admit_answers, answer, config_of, frontend_of
-from server.routes.read import read
+from server.routes.answer_grammars import AnswerPlan, plan_form
+from server.routes.generation import GenerationCall, admit_answers, chunk_events, whole_choices
+from server.routes.request_context import (
+    GENERATES,
+    answer,
+    config_of,
+    frontend_of,
+    read_texts,
+    with_warnings,
+)
 from worker.protocol import TokenLogprobs
 
 router = APIRouter(route_class=Endpoint, tags=["generate"])
 
-_NO_FORM = Form()
 _FORM_FIRST = (
     "thinking_token_budget: the form binds the answer from its first token on, so that none is reasoning"
 )
@@ -44,69 +48,64 @@ _FORM_FIRST = (
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
     """Continue a prompt, or each of several."""
     frontend_of(request).check_model(body.model)
-    prompts = await read(request, body, COMPLETION)
+    prompts = await read_texts(request, body, COMPLETION)
     sampling = body.to_sampling()
     admission = admit_answers(request, len(prompts), sampling.n)
-    asked = body.asked_form()
-    form = _NO_FORM if asked is None else await form_of(frontend_of(request), asked)
-    budgets, told = ([], []) if body.thinking_budget is None else _budgets(request, body, prompts)
-    job = Job(
+    bounds, warnings = await _plan(request, body, prompts)
+    call = GenerationCall(
         *(request, body, sampling, prompts, "cmpl-", admission),
         counts_output=not body.scores_only,
-        bounds=form.bounds,
-        bounds_each=budgets,
+        bounds=bounds,
     )
-    if body.stream:
-        silence = config_of(request).sse_keep_alive_interval
-        response: Response = EventStream(
-            _events(job, body),
-            silence,
-            job.times.expected_header,
-            on_flow=job.set_paused,
-            tell_wait=job.tell_wait,
-        )
-    else:
-        response = await answer(request, _whole(job, body))
-    warnings = (*form.warnings, *told)
-    return with_warnings(response, warnings) if warnings else response
+    writers = [_ChoiceWriter(call, body, index) for index in range(call.choices)]
+    if not body.stream:
+        return with_warnings(await answer(request, _whole(call, body, writers)), warnings)
+    empty = CompletionChunk(
+        id=call.id,
+        created=call.created,
+        model=call.model,
+        system_fingerprint=call.fingerprint or UNSET,
+        choices=[],
+    )
+    return with_warnings(call.stream(chunk_events(call, writers, empty)), warnings)
 
 
-def _budgets(
+async def _plan(
     request: Request, body: CompletionRequest, prompts: list[Prompt]
-) -> tuple[list[AddOptions], list[str]]:
-    """What the engine is told of the reasoning behind each prompt, or why there is no budget."""
-    tokenizer, config = frontend_of(request).tokenizer, config_of(request)
-    format = find_format(tokenizer, config.tool_call_parser, config.reasoning_parser)
+) -> tuple[list[AddOptions], Sequence[str]]:
+    """What the engine is told of the answers to each prompt, and the client of what has no effect."""
+    frontend, config, asked = frontend_of(request), config_of(request), body.asked_form()
+    plan = AnswerPlan() if asked is None else await plan_form(frontend, asked)
+    bounds = [plan.bounds for _ in prompts]
+    if body.thinking_budget is None:
+        return bounds, plan.warnings
+    format = find_format(frontend.tokenizer, config.tool_call_parser, config.reasoning_parser)
     if format.thinking is None:
-        return [], [NO_REASONING]
-    if body.asked_form() is not None:
-        return [], [_FORM_FIRST]
-    found: list[AddOptions] = []
-    for prompt in prompts:
-        text = tokenizer.decode(prompt.tokens, False) if prompt.text is None else prompt.text
+        return bounds, [*plan.warnings, NO_REASONING]
+    if asked is not None:
+        return bounds, [*plan.warnings, _FORM_FIRST]
+    for number, prompt in enumerate(prompts):
+        text = frontend.tokenizer.decode(prompt.tokens, False) if prompt.text is None else prompt.text
         is_open = format.leaves_thinking_open(text)
-        found.append({"thinking": format.thinking_within(tokenizer, body.thinking_budget, is_open=is_open)})
-    return found, []
+        thinking = format.thinking_within(frontend.tokenizer, body.thinking_budget, is_open=is_open)
+        bounds[number] = {"thinking": thinking}
+    return bounds, plan.warnings
 
 
-async def _whole(job: Job, body: CompletionRequest) -> Completion:
-    texts = [_ChoiceChunks(job, body, index) for index in range(job.choices)]
-    chunks: list[list[CompletionChunkChoice]] = [[] for _ in texts]
-    logprobs: list[list[float]] = [[] for _ in texts]
-    async with aclosing(job.deltas()) as deltas:
-        async for index, delta in deltas:
-            chunks[index].append(texts[index].chunk(delta))
-            if body.chooses:
-                logprobs[index] += [entry.values[0] for entry in delta.logprobs]
-    choices = [text.join(parts) for text, parts in zip(texts, chunks, strict=True)]
+async def _whole(
+    call: GenerationCall, body: CompletionRequest, writers: Sequence[_ChoiceWriter]
+) -> Completion:
+    choices = await whole_choices(call, writers)
+    if body.chooses:
+        choices = _best_choices(choices, [writer.drawn for writer in writers], call.sampling.n, body.shown)
     return Completion(
-        id=job.id,
-        created=job.created,
-        model=job.model,
-        system_fingerprint=job.fingerprint,
-        choices=_best_choices(choices, logprobs, job.sampling.n, body.shown) if body.chooses else choices,
-        usage=job.usage(),
-        cache_diagnosis=job.cache_diagnosis,
+        id=call.id,
+        created=call.created,
+        model=call.model,
+        system_fingerprint=call.fingerprint,
+        choices=choices,
+        usage=call.usage(),
+        cache_diagnosis=call.cache_diagnosis,
     )
 
 
@@ -122,51 +121,30 @@ def _best_choices(
     return [replace(choice, index=index) for index, choice in enumerate(best)]
 
 
-async def _events(job: Job, body: CompletionRequest) -> AsyncGenerator[bytes]:
-    texts = [_ChoiceChunks(job, body, index) for index in range(job.choices)]
-    empty = CompletionChunk(
-        id=job.id,
-        created=job.created,
-        model=job.model,
-        system_fingerprint=job.fingerprint or UNSET,
-        choices=[],
-    )
-    chunks = Chunks(empty)
-    last = b""
-    async with aclosing(job.deltas()) as deltas:
-        async for index, delta in deltas:
-            if delta.is_notice:
-                yield b""
-                continue
-            chunk = texts[index].chunk(delta)
-            event = chunks.event(chunk, job.usage_in_chunk(index))
-            if job.running:
-                yield event
-            else:
-                last = event
-    yield last + job.end(chunks)
+class _ChoiceWriter:
+    """Makes the chunks of one choice. The whole choice is their join, so both forms say the same."""
 
-
-class _ChoiceChunks:
-    """Makes the chunks of one choice. The whole answer is their join, so both forms say the same."""
-
-    def __init__(self, job: Job, body: CompletionRequest, index: int) -> None:
+    def __init__(self, call: GenerationCall, body: CompletionRequest, index: int) -> None:
         self._body = body
         self._scores_only = body.scores_only
         self._index = index
-        self._prompt = job.prompt_of(index)
-        self._names = job.names
+        self._prompt = call.prompt_of(index)
+        self._names = call.names
         self._decode = partial(
-            job.frontend.tokenizer.decode, skip_special_tokens=job.sampling.skip_special_tokens
+            call.frontend.tokenizer.decode, skip_special_tokens=call.sampling.skip_special_tokens
         )
         self._begun = False
         self._width = 0
         """Length in characters of the text so far, as offsets of tokens count it."""
         self._prompt_logprobs: list[TokenLogprobs] | None = None
+        self.drawn: list[float] = []
+        """The logprobs of its tokens, if the best choices are chosen by them."""
 
     def chunk(self, delta: Delta) -> CompletionChunkChoice:
         text, ids = delta.text, delta.token_ids
         entries: list[TokenLogprobs | None] = [*delta.logprobs]
+        if self._body.chooses:
+            self.drawn += [entry.values[0] for entry in delta.logprobs]
         if self._scores_only:
             text, ids, entries = "", [], []
         first, self._begun = not self._begun, True

@@ -2,15 +2,52 @@
 
 from __future__ import annotations
 
+import msgspec
 from fastapi import APIRouter, Depends, Request, Response
 
-from server.api.models import ModelCard, ModelList, Permission
 from server.http.endpoint import Endpoint
 from server.http.sse import json_response
 from server.model_facts import Facts
-from server.routes.generation import frontend_of, require_ready
+from server.routes.request_context import frontend_of, require_ready
 
 router = APIRouter(route_class=Endpoint, tags=["models"], dependencies=[Depends(require_ready)])
+
+
+class Permission(msgspec.Struct, kw_only=True):
+    """A permission, as clients of the OpenAI API expect it: everything but training is allowed."""
+
+    id: str
+    object: str = "model_permission"
+    created: int
+    allow_create_engine: bool = False
+    allow_sampling: bool = True
+    allow_logprobs: bool = True
+    allow_search_indices: bool = False
+    allow_view: bool = True
+    allow_fine_tuning: bool = False
+    organization: str = "*"
+    group: str | None = None
+    is_blocking: bool = False
+
+
+class ModelCard(msgspec.Struct, kw_only=True):
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "facet"
+    root: str
+    parent: str | None = None
+    max_model_len: int
+    tasks: tuple[str, ...]
+    """The tasks that requests may ask for. Clients of OpenAI ignore this field."""
+    quantization: str | None = None
+    """The form of the weights, if they are quantized. Clients of OpenAI ignore this field."""
+    permission: list[Permission]
+
+
+class ModelList(msgspec.Struct):
+    data: list[ModelCard]
+    object: str = "list"
 
 
 @router.get("/v1/models")

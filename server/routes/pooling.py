@@ -1,52 +1,82 @@
-"""POST /pooling runs any pooling task of the model for each text; POST /classify its classification."""
+"""POST /v1/embeddings, /v2/embed, /pooling and /classify: a vector, or labels, for each text."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
 import numpy as np
 from fastapi import APIRouter, Request, Response
 
 from server.access.client_identity import require_right
-from server.api.pooling_bodies import Classification, ClassifyRequest, PoolingData, PoolingRequest
+from server.api.cohere import ApiVersion, BilledUnits, CohereEmbedded, CohereEmbeddings, CohereRequest, Meta
+from server.api.pooling_bodies import (
+    ByteRange,
+    Classification,
+    ClassifyRequest,
+    Embedding,
+    EmbeddingRequest,
+    PoolingData,
+    PoolingRequest,
+    VectorsBody,
+)
+from server.errors import BadRequest
 from server.http.endpoint import Endpoint
+from server.http.sse import encode, json_response
 from server.model_facts import Facts
-from server.reading.readings import CLASSIFY, POOLING
-from server.requests.vectors import as_array
-from server.routes.embeddings import bytes_response, check_encoding, written
-from server.routes.generation import frontend_of, respond
-from server.routes.pooling_call import CLASSIFIES, POOLS, PoolingCall
-from server.routes.read import read
+from server.reading.body_table import CLASSIFY, COHERE, EMBEDDINGS, POOLING
+from server.requests.pooling import Item
+from server.requests.vectors import as_array, as_base64_json, as_bits, as_bytes, as_json
+from server.routes.pooling_call import CLASSIFIES, EMBEDS, FEW_VECTORS, POOLS, PoolingCall, maybe_in_thread
+from server.routes.request_context import cancelled_when_client_leaves, read_texts
 from worker.protocol import Vectors
 
 router = APIRouter(route_class=Endpoint, tags=["pool"])
 
+MOST_IN_A_HEADER = 256
+"""The most vectors whose places a header `metadata` can list without being too long for clients."""
+
+
+@router.post("/v1/embeddings", dependencies=EMBEDS)
+@cancelled_when_client_leaves
+async def create_embeddings(body: EmbeddingRequest, request: Request) -> Response:
+    """A vector for each text, or for each conversation."""
+    call = PoolingCall(request, body, "embd-")
+    found = await read_texts(request, body, EMBEDDINGS)
+    return await _pool(
+        call, body, found.items, lambda index, vector: Embedding(index=index, embedding=vector)
+    )
+
 
 @router.post("/pooling", dependencies=POOLS)
+@cancelled_when_client_leaves
 async def pool(body: PoolingRequest, request: Request) -> Response:
     """Vectors, or labels, for each text or for each of its tokens."""
-    call = PoolingCall(request, body.terms(frontend_of(request).facts), "pooling-")
-
-    async def work() -> Response:
-        items = await read(request, body, POOLING)
-        require_right(request, items[0].params.task)
-        check_encoding(body, call, len(items))
-        vectors = await call.run(items)
-        if body.encoding_format in ("bytes", "bytes_only"):
-            return await bytes_response(call, body, vectors)
-        return call.answer(PoolingData(index=i, data=written(one, body)) for i, one in enumerate(vectors))
-
-    return await respond(request, work())
+    call = PoolingCall(request, body, "pooling-")
+    found = await read_texts(request, body, POOLING)
+    require_right(request, found.items[0].params.task)
+    return await _pool(call, body, found.items, lambda index, vector: PoolingData(index=index, data=vector))
 
 
 @router.post("/classify", dependencies=CLASSIFIES)
+@cancelled_when_client_leaves
 async def classify(body: ClassifyRequest, request: Request) -> Response:
     """The probability of each label, and the likeliest of them."""
-    call = PoolingCall(request, body.terms(frontend_of(request).facts), "classify-")
+    call = PoolingCall(request, body, "classify-")
+    vectors = await call.run((await read_texts(request, body, CLASSIFY)).items)
+    return call.answer(_classification(i, one, call.facts) for i, one in enumerate(vectors))
 
-    async def work() -> Response:
-        vectors = await call.run(await read(request, body, CLASSIFY))
-        return call.answer(_classification(i, one, call.facts) for i, one in enumerate(vectors))
 
-    return await respond(request, work())
+@router.post("/v2/embed", dependencies=EMBEDS)
+@cancelled_when_client_leaves
+async def embed_for_cohere(body: CohereRequest, request: Request) -> Response:
+    """Embed texts like Cohere's API: vectors in each of the types asked for."""
+    call = PoolingCall(request, body)
+    found = await read_texts(request, body, COHERE)
+    vectors = await call.run(found.items)
+    return await maybe_in_thread(
+        lambda: json_response(_for_cohere(call, body, vectors, found.repeated)), len(vectors) > FEW_VECTORS
+    )
 
 
 def _classification(index: int, vectors: Vectors, facts: Facts) -> Classification:
@@ -63,3 +93,89 @@ def label_of(index: int, facts: Facts) -> str | None:
     """The name of a label; None if the model's files do not name its labels."""
     labels = facts.pooling.labels
     return labels[index] if labels else None
+
+
+async def _pool(
+    call: PoolingCall,
+    body: VectorsBody,
+    items: list[Item],
+    entry: Callable[[int, msgspec.Raw], msgspec.Struct],
+) -> Response:
+    """The vectors of the items: as JSON, where `entry` makes one of the list, or as bytes."""
+    is_bytes = body.encoding_format in ("bytes", "bytes_only")
+    if is_bytes and call.wants_diagnosis:
+        raise BadRequest(
+            "An answer of bytes has no place for `cache_diagnosis`. Use float or base64.", "include"
+        )
+    if body.encoding_format == "bytes" and len(items) > MOST_IN_A_HEADER:
+        raise BadRequest(
+            f"The encoding format bytes takes at most {MOST_IN_A_HEADER} texts, got {len(items)}: more would "
+            "not fit the header `metadata`. Use bytes_only or base64.",
+            "encoding_format",
+        )
+    vectors = await call.run(items)
+    if is_bytes:
+        return await maybe_in_thread(lambda: _bytes(call, body, vectors), len(vectors) > FEW_VECTORS)
+    return call.answer(entry(index, _written(one, body)) for index, one in enumerate(vectors))
+
+
+def _written(vectors: Vectors, form: VectorsBody) -> msgspec.Raw:
+    if form.encoding_format == "base64":
+        return msgspec.Raw(as_base64_json(vectors, form.embed_dtype, form.endianness))
+    return msgspec.Raw(as_json(vectors))
+
+
+def _bytes(call: PoolingCall, form: VectorsBody, vectors: Sequence[Vectors]) -> Response:
+    """The bare numbers, one vector after the other, with a header that tells them apart if asked for."""
+    parts = [as_bytes(one, form.embed_dtype, form.endianness) for one in vectors]
+    headers = {}
+    if form.encoding_format == "bytes":
+        metadata = {
+            "id": call.id,
+            "created": call.created,
+            "model": call.model,
+            "data": list(_ranges(form, vectors, parts)),
+            "usage": call.usage(),
+        }
+        headers["metadata"] = encode(metadata).decode("ascii", "backslashreplace")
+    return Response(b"".join(parts), media_type="application/octet-stream", headers=headers)
+
+
+def _ranges(form: VectorsBody, vectors: Sequence[Vectors], parts: Sequence[bytes]) -> Iterator[ByteRange]:
+    start = 0
+    for index, (one, part) in enumerate(zip(vectors, parts, strict=True)):
+        yield ByteRange(
+            index=index,
+            embed_dtype=form.embed_dtype,
+            endianness=form.endianness,
+            start=start,
+            end=start + len(part),
+            shape=one.shape,
+        )
+        start += len(part)
+
+
+def _for_cohere(
+    call: PoolingCall, body: CohereRequest, vectors: Sequence[Vectors], texts: Sequence[bytes]
+) -> CohereEmbedded:
+    types = body.types
+    if ("binary" in types or "ubinary" in types) and vectors[0].shape[-1] % 8:
+        raise BadRequest(
+            f"Binary vectors need a number of dimensions that eight divides, not {vectors[0].shape[-1]}.",
+            "embedding_types",
+        )
+    embeddings = CohereEmbeddings()
+    if "float" in types:
+        embeddings.float = [msgspec.Raw(as_json(one)) for one in vectors]
+    if "binary" in types:
+        embeddings.binary = [as_bits(one, signed=True) for one in vectors]
+    if "ubinary" in types:
+        embeddings.ubinary = [as_bits(one, signed=False) for one in vectors]
+    if "base64" in types:
+        embeddings.base64 = [msgspec.Raw(as_base64_json(one)) for one in vectors]
+    return CohereEmbedded(
+        id=call.id,
+        embeddings=embeddings,
+        texts=[msgspec.Raw(text) for text in texts],
+        meta=Meta(ApiVersion(), BilledUnits(input_tokens=call.tokens)),
+    )

@@ -1,13 +1,12 @@
-"""Shared by the pooling endpoints: their checks, reading texts, running them, usage, very long answers."""
+"""A pooling request while it is answered: its checks, running its texts, usage, very long answers."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 from fastapi import Depends, Request, Response
@@ -16,25 +15,17 @@ from fastapi.responses import StreamingResponse
 from engine_core.protocol import Pooled
 from server.access.admission import Admission
 from server.access.client_identity import caller_of, require_right
-from server.access.time_limits import limits_of
-from server.api.common import CacheDiagnoses, Usage, make_usage
 from server.api.pooling_bodies import PooledList
+from server.api.shared_fields import CacheDiagnoses, RequestTerms, Usage
 from server.errors import ApiError
 from server.http.sse import encode
 from server.http.traces import Attributes
-from server.requests.cache_diagnosis import Asked, CacheDiagnosis, explain_miss, one_or_all
-from server.requests.pooling import Item, Terms
+from server.model_facts import Facts
+from server.requests.cache_diagnosis import Asked, CacheDiagnosis, one_or_all
+from server.requests.pooling import Item, Truncation
 from server.requests.scoring import Compared, Scorer, compare_all
-from server.routes.generation import (
-    COMPUTES,
-    admit,
-    config_of,
-    frontend_of,
-    priority_of,
-    replica_of,
-    request_id_of,
-    times_of,
-)
+from server.routes.engine_call import EngineCall
+from server.routes.request_context import COMPUTES, admit, frontend_of
 from server.task_names import POOLING, no_scores, no_task, require_task
 from server.text.tokenizer import unpack
 from worker.protocol import Vectors
@@ -77,71 +68,58 @@ POOLS = [*COMPUTES, Depends(require_pooling)]
 SCORES = [*COMPUTES, Depends(require_scores)]
 
 
-class PoolingCall:
+class PoolingBody(Protocol):
+    """The body of a request that pools."""
+
+    @property
+    def terms(self) -> RequestTerms: ...
+
+    def truncation(self, facts: Facts) -> Truncation: ...
+
+
+class PoolingCall(EngineCall):
     """A pooling request while it is answered."""
 
-    def __init__(self, request: Request, terms: Terms, prefix: str = "") -> None:
-        self.frontend = frontend_of(request)
-        self.frontend.check_model(terms.model)
-        self.facts = self.frontend.facts
-        self.id = prefix + request_id_of(request, terms.request_id)
-        self.created = int(time.time())
-        self.model = self.facts.model_names[0]
+    def __init__(self, request: Request, body: PoolingBody, prefix: str = "") -> None:
+        terms, frontend = body.terms, frontend_of(request)
+        self._truncation = body.truncation(frontend.facts)
+        frontend.check_model(terms.model)
+        super().__init__(request, terms, prefix)
         self.tokens = 0
         self._request = request
-        self._times = times_of(request)
-        self._terms = terms
-        self._replica = replica_of(request)
-        self._priority = priority_of(request, terms.priority)
-        self._group = self.frontend.new_group()
-        access = config_of(request).access
-        self._limits = limits_of(request, access, self._times.started, terms.timeout)
-        self.diagnoses = "cache_diagnosis" in terms.include
-        """Whether the answer shall say why no longer prefixes were cached."""
+        self._group = frontend.new_group()
         self._diagnoses: list[CacheDiagnosis] = []
         self._admission: Admission | None = None
-        request.scope["work"] = self
+        request.scope["work"] = self  # for traces
 
     def describe(self) -> Attributes:
-        """What a trace tells of this request."""
-        return {
-            "gen_ai.request.id": self.id,
-            "gen_ai.response.model": self.model,
-            "gen_ai.usage.prompt_tokens": self.tokens,
-            "gen_ai.usage.completion_tokens": 0,
-        }
+        tokens = {"gen_ai.usage.prompt_tokens": self.tokens, "gen_ai.usage.completion_tokens": 0}
+        return {**super().describe(), **tokens}
 
     async def run(self, items: Sequence[Item]) -> list[Vectors]:
         admission = self.admit(len(items))
-        options = admission.caller.add_options(self._priority, self._terms.salt)
+        options = self._add_options(admission, begun=self.tokens > 0)
         options["group"] = self._group
-        if self._limits is not None:
-            self._limits.add_to(options, begun=self.tokens > 0)
-        if self.diagnoses:
-            options["diagnoses"] = True
         tokens = sum([item.length for item in items])
         admission.check_tokens(tokens)
         admission.read(tokens)
-        self._times.submit()
+        self.times.submit()
         answers = await self.frontend.pool(
             items, request_id=self.id, replica=self._replica, admission=admission, **options
         )
-        self._times.add_round(answers)
+        self.times.add_round(answers)
         self.tokens += tokens
-        self._times.cached_tokens += sum(answer.cached for answer in answers)
-        if self.diagnoses:
+        self.times.cached_tokens += sum(answer.cached for answer in answers)
+        if self.wants_diagnosis:
             is_long = len(items) > FEW_VECTORS
             self._diagnoses += await maybe_in_thread(lambda: self._diagnose(items, answers), is_long)
         return [answer.vectors for answer in answers]
 
     def _diagnose(self, items: Sequence[Item], answers: Sequence[Pooled]) -> list[CacheDiagnosis]:
         """Why no longer prefix of each text was cached."""
-        truncation, size = self._terms.truncation, self.facts.ready.worker.block_size
+        keep = self._truncation.keep if self._truncation.left else None
         return [
-            explain_miss(
-                Asked(unpack(item.tokens), truncation.left and item.length == truncation.keep),
-                *(answer.miss, answer.cached, self.frontend.tokenizer, size),
-            )
+            self._explain(Asked(unpack(item.tokens), item.length == keep), answer.miss, answer.cached)
             for item, answer in zip(items, answers, strict=True)
             if answer.miss is not None
         ]
@@ -166,13 +144,7 @@ class PoolingCall:
         return scores
 
     def usage(self) -> Usage:
-        config = config_of(self._request)
-        usage = make_usage(
-            self.tokens, 0, self._times.cached_tokens if config.enable_prompt_tokens_details else None
-        )
-        if config.reports.enable_timing or "timing" in self._terms.include:
-            usage.timing = self._times.report()
-        return usage
+        return self._timed(self._usage(self.tokens, 0, self.times.cached_tokens))
 
     def answer(self, entries: Iterable[msgspec.Struct]) -> Response:
         """The answer in the shape of the OpenAI API: a list with an entry for each text."""

@@ -13,19 +13,17 @@ from server.api.tei import EmbedAllRequest, EmbedRequest, Prediction, PredictReq
 from server.http.endpoint import Endpoint
 from server.http.sse import encode
 from server.model_facts import Facts
-from server.reading.readings import EMBED, EMBED_ALL, PREDICT, SIMILARITY, Reading
-from server.requests.pooling import Item
+from server.reading.body_table import EMBED, EMBED_ALL, PREDICT, SIMILARITY, Reading
+from server.reading.texts import ReadTexts
 from server.requests.vectors import as_array, as_json, compare
-from server.routes.generation import frontend_of, require_ready, respond
 from server.routes.pooling import label_of
-from server.routes.pooling_call import (
-    CLASSIFIES,
-    EMBEDS,
-    POOLS,
-    PoolingCall,
-    written_list,
+from server.routes.pooling_call import CLASSIFIES, EMBEDS, POOLS, PoolingCall, written_list
+from server.routes.request_context import (
+    cancelled_when_client_leaves,
+    frontend_of,
+    read_texts,
+    require_ready,
 )
-from server.routes.read import read
 from server.task_names import require_task
 from worker.protocol import Vectors
 
@@ -33,41 +31,39 @@ router = APIRouter(route_class=Endpoint, tags=["text-embeddings-inference"])
 
 
 @router.post("/embed", dependencies=EMBEDS)
+@cancelled_when_client_leaves
 async def embed(body: EmbedRequest, request: Request) -> Response:
     """Embed each text. The answer is nothing but numbers."""
-    return await respond(request, _vectors(body, EMBED, request))
+    return await _vectors(body, EMBED, request)
 
 
 @router.post("/embed_all", dependencies=POOLS)
+@cancelled_when_client_leaves
 async def embed_all(body: EmbedAllRequest, request: Request) -> Response:
     """Embed each token of each text."""
     require_right(request, "token_embed")
     require_task("token_embed", frontend_of(request).facts.tasks)
-    return await respond(request, _vectors(body, EMBED_ALL, request))
+    return await _vectors(body, EMBED_ALL, request)
 
 
 async def _vectors(
-    body: EmbedRequest | EmbedAllRequest, reading: Reading[list[Item]], request: Request
+    body: EmbedRequest | EmbedAllRequest, reading: Reading[ReadTexts], request: Request
 ) -> Response:
-    call = PoolingCall(request, body.terms(frontend_of(request).facts))
-    vectors = await call.run(await read(request, body, reading))
+    call = PoolingCall(request, body)
+    vectors = await call.run((await read_texts(request, body, reading)).items)
     return written_list(map(as_json, vectors))
 
 
 @router.post("/predict", dependencies=CLASSIFIES)
+@cancelled_when_client_leaves
 async def predict(body: PredictRequest, request: Request) -> Response:
     """Classify each text or pair of texts. Labels are sorted by score, the highest first."""
-    facts = frontend_of(request).facts
-    call = PoolingCall(request, body.terms(facts))
-
-    async def work() -> Response:
-        found = await read(request, body, PREDICT)
-        predictions = (encode(_predictions(vectors, facts)) for vectors in await call.run(found.items))
-        if found.many:
-            return written_list(predictions)
-        return Response(next(predictions), media_type="application/json")
-
-    return await respond(request, work())
+    call = PoolingCall(request, body)
+    found = await read_texts(request, body, PREDICT)
+    predictions = (encode(_predictions(vectors, call.facts)) for vectors in await call.run(found.items))
+    if found.many:
+        return written_list(predictions)
+    return Response(next(predictions), media_type="application/json")
 
 
 def _predictions(vectors: Vectors, facts: Facts) -> list[Prediction]:
@@ -76,17 +72,13 @@ def _predictions(vectors: Vectors, facts: Facts) -> list[Prediction]:
 
 
 @router.post("/similarity", dependencies=EMBEDS)
+@cancelled_when_client_leaves
 async def similarity(body: SimilarityRequest, request: Request) -> Response:
     """Compare each sentence with the source sentence, by the measure that the checkpoint names."""
-    facts = frontend_of(request).facts
-    call = PoolingCall(request, body.parameters.terms(facts))
-
-    async def work() -> Response:
-        source, *others = await call.run(await read(request, body, SIMILARITY))
-        measure = facts.pooling.texts.similarity
-        return written_list(encode(compare(source, other, measure)) for other in others)
-
-    return await respond(request, work())
+    call = PoolingCall(request, body)
+    source, *others = await call.run((await read_texts(request, body, SIMILARITY)).items)
+    measure = call.facts.pooling.texts.similarity
+    return written_list(encode(compare(source, other, measure)) for other in others)
 
 
 @router.get("/info", dependencies=[Depends(require_ready)])

@@ -31,13 +31,12 @@ from server.grammars.form_grammar import AnswerGrammar
 from server.http.server_status import Ready, Status
 from server.metrics.server_metrics import Metrics
 from server.model_facts import Facts
-from server.offload.refused import Refusal, Refused
+from server.offload.messages import ReceivedError, SentError
 from server.options.server_config import ServerConfig
+from server.reading.body_table import BY_NAME, Reading
+from server.reading.context import ReadingContext, ReadingOptions
 from server.reading.helper import ReadBody, opened
-from server.reading.helper_messages import Answer
-from server.reading.helper_process import answer
-from server.reading.reader import Reader, ReadingOptions
-from server.reading.readings import BY_NAME, Reading
+from server.reading.helper_process import Answer, answer
 from server.requests.pooling import Item
 from server.requests.sampling import SamplingParams
 from server.text.chat_template import ChatTemplate
@@ -180,8 +179,8 @@ class FakeFrontend:
         return min(texts, self.admissions.most_for(caller))
 
     @property
-    def reader(self) -> Reader:
-        return Reader(self.facts, self.tokenizer, self.reading)
+    def reading_context(self) -> ReadingContext:
+        return ReadingContext(self.facts, self.tokenizer, self.reading)
 
     @property
     def grammars(self) -> FakeGrammars:
@@ -189,7 +188,7 @@ class FakeFrontend:
 
     @property
     def helper(self) -> FakeHelper:
-        return FakeHelper(self.reader, self.read_elsewhere)
+        return FakeHelper(self.reading_context, self.read_elsewhere)
 
     def serve(self, *tasks: str, **fields: Any) -> None:
         """Make the model one that does `tasks`; `fields` are other facts of it."""
@@ -335,22 +334,22 @@ class FakeGrammars:
         self._checked.append(asked)
         sent = msgspec.msgpack.decode(msgspec.msgpack.encode(asked), type=Question)
         verdict = msgspec.msgpack.decode(msgspec.msgpack.encode(check(sent, {})), type=Verdict)
-        if isinstance(verdict, Refused):
-            raise Refusal(verdict)
+        if isinstance(verdict, SentError):
+            raise ReceivedError(verdict)
         return verdict
 
 
 class FakeHelper:
     """A helper that reads in this process, but sends and receives what a process would."""
 
-    def __init__(self, reader: Reader, asked: list[str]) -> None:
+    def __init__(self, reader: ReadingContext, asked: list[str]) -> None:
         self._reader = reader
         self._asked = asked
 
     async def read(self, reading: Reading[R], raw: bytes, facts: Facts) -> ReadBody[R]:
         self._asked.append(reading.name)
         facts = msgspec.msgpack.decode(msgspec.msgpack.encode(facts), type=Facts)
-        reader = Reader(facts, self._reader.tokenizer, self._reader.options)
+        reader = ReadingContext(facts, self._reader.tokenizer, self._reader.options)
         sent = msgspec.msgpack.encode(answer(BY_NAME[reading.name], raw, reader))
         return opened(reading, msgspec.msgpack.decode(sent, type=Answer))
 

@@ -9,11 +9,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, PlainValidator
 
 from server.api.chat import ChatRequest
-from server.api.common import NO_ENTRIES, Strings
 from server.api.conversations.anthropic_blocks import BlockReader, read_tools
 from server.api.conversations.transcript import chat_request, objects_of
 from server.api.fields import FIRST_ERROR, Body, Bounds, Flag, Neutral, Text
 from server.api.messages import MAX_MESSAGES
+from server.api.shared_fields import NO_ENTRIES, Strings
 from server.errors import BadRequest
 from server.model_facts import LIMITS
 

@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 
 
 class Block(msgspec.Struct, kw_only=True):
-    """A text, a thinking or a use of a tool; fields of the others are left out."""
+    """A text, a thinking or a use of a tool, or more of one; fields of the others are left out."""
 
     type: str
     text: str | UnsetType = UNSET
@@ -18,15 +18,6 @@ class Block(msgspec.Struct, kw_only=True):
     id: str | UnsetType = UNSET
     name: str | UnsetType = UNSET
     input: dict[str, Any] | UnsetType = UNSET
-
-
-class BlockDelta(msgspec.Struct, kw_only=True):
-    """More of a block."""
-
-    type: str
-    text: str | UnsetType = UNSET
-    thinking: str | UnsetType = UNSET
-    signature: str | UnsetType = UNSET
     partial_json: str | UnsetType = UNSET
 
 
@@ -58,41 +49,18 @@ class Stop(msgspec.Struct, kw_only=True):
     """Why an answer has ended."""
 
     stop_reason: str
-    stop_sequence: str | None
+    stop_sequence: str | None = None
 
 
-class MessageStart(msgspec.Struct, kw_only=True, tag="message_start"):
-    message: AnthropicMessage
+class MessageEvent(msgspec.Struct, kw_only=True):
+    """An event of a message or of one of its blocks; fields of the others are left out."""
 
-
-class BlockStart(msgspec.Struct, kw_only=True, tag="content_block_start"):
-    index: int
-    content_block: Block
-
-
-class BlockMore(msgspec.Struct, kw_only=True, tag="content_block_delta"):
-    index: int
-    delta: BlockDelta
-
-
-class BlockStop(msgspec.Struct, kw_only=True, tag="content_block_stop"):
-    index: int
-
-
-class MessageDelta(msgspec.Struct, kw_only=True, tag="message_delta"):
-    delta: Stop
-    usage: MessageUsage
-
-
-class MessageStop(msgspec.Struct, tag="message_stop"):
-    pass
-
-
-class Ping(msgspec.Struct, tag="ping"):
-    pass
-
-
-Event = MessageStart | BlockStart | BlockMore | BlockStop | MessageDelta | MessageStop | Ping
+    type: str
+    message: AnthropicMessage | UnsetType = UNSET
+    index: int | UnsetType = UNSET
+    content_block: Block | UnsetType = UNSET
+    delta: Block | Stop | UnsetType = UNSET
+    usage: MessageUsage | UnsetType = UNSET
 
 
 class TokenCount(msgspec.Struct):

@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
+import hashlib
+import secrets
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
+from msgspec.structs import replace
+from pydantic_core import from_json
 
 from server.api.conversations.anthropic import CountTokensRequest, MessagesRequest
-from server.api.conversations.anthropic_message import AnthropicMessage, TokenCount
+from server.api.conversations.anthropic_message import (
+    AnthropicMessage,
+    Block,
+    MessageEvent,
+    MessageUsage,
+    OutputTokensDetails,
+    Stop,
+    TokenCount,
+)
+from server.api.conversations.transcript import seal
+from server.errors import ApiError, anthropic_error
+from server.frontend.frontend import Delta
 from server.http.endpoint import Endpoint
-from server.http.sse import EventStream, StreamForm, json_response
-from server.reading.readings import COUNT_TOKENS, MESSAGES
-from server.routes.conversations.message_writer import PING, MessageWriter
-from server.routes.conversations.turn import Turn, begin_turn, events_of
-from server.routes.generation import ENTRY, GENERATES, answer, config_of, frontend_of
-from server.routes.read import read
+from server.http.sse import encode, json_response, named_event
+from server.reading.body_table import COUNT_TOKENS, MESSAGES
+from server.routes.chat_message import new_call_id
+from server.routes.conversations.conversation_call import ConversationCall, begin_conversation
+from server.routes.conversations.event_writer import EventWriter, Kind, OpenItem, respond
+from server.routes.request_context import ENTRY, GENERATES, frontend_of, read_texts
 
 router = APIRouter(route_class=Endpoint, tags=["generate"])
+
+PING = named_event("ping", MessageEvent(type="ping"))
 
 
 @router.post("/v1/messages", dependencies=GENERATES)
@@ -25,26 +42,140 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
     # Clients ask for as much as Anthropic's models can answer, whatever the window is here.
     most = max(1, min(body.max_tokens, frontend_of(request).facts.max_model_len))
     chat = body.chat.model_copy(update={"max_completion_tokens": most})
-    turn = await begin_turn(request, body, chat, MESSAGES, "msg_", counts_output=body.max_tokens > 0)
-    writer = MessageWriter(turn, body)
-    if not body.stream:
-        return turn.warn(await answer(request, _whole(turn, writer)))
-    job, silence = turn.job, config_of(request).sse_keep_alive_interval
-    form = StreamForm(lambda data: writer.ended, writer.failed, ping=PING)
-    events = events_of(turn, writer.push)
-    stream = EventStream(events, silence, job.times.expected_header, job.set_paused, form, job.tell_wait)
-    return turn.warn(stream)
+    call = await begin_conversation(request, body, chat, MESSAGES, "msg_", counts_output=body.max_tokens > 0)
+    return await respond(request, call, MessageWriter(call, body), stream=bool(body.stream), ping=PING)
 
 
 @router.post("/v1/messages/count_tokens", dependencies=ENTRY)
 async def count_message_tokens(body: CountTokensRequest, request: Request) -> Response:
     """Count the tokens of the prompt that a request to /v1/messages would have."""
     frontend_of(request).check_model(body.model)
-    return json_response(TokenCount(await read(request, body, COUNT_TOKENS)))
+    return json_response(TokenCount(await read_texts(request, body, COUNT_TOKENS)))
 
 
-async def _whole(turn: Turn, writer: MessageWriter) -> AnthropicMessage:
-    async with aclosing(events_of(turn, writer.push)) as events:
-        async for _ in events:
-            pass
-    return writer.message
+class MessageWriter(EventWriter[Block]):
+    """Writes an answer as content blocks."""
+
+    def __init__(self, call: ConversationCall, body: MessagesRequest) -> None:
+        new_id = new_call_id(call.dialect) if call.dialect == "mistral" else _new_id
+        super().__init__(call, new_id, shows_output=body.max_tokens > 0)
+        self._body = body
+        self._stop = Stop(stop_reason="end_turn")
+
+    @property
+    def answer(self) -> AnthropicMessage:
+        return AnthropicMessage(
+            id=self._call.id,
+            model=self._call.model,
+            content=self.items,
+            stop_reason=self._stop.stop_reason,
+            stop_sequence=self._stop.stop_sequence,
+            usage=self._usage(),
+        )
+
+    def failed(self, error: ApiError) -> bytes:
+        self.ended = True
+        return b"event: error\ndata: %s\n\n" % encode(anthropic_error(error.status, error.message))
+
+    def emit(self, event: str, **fields: Any) -> None:
+        self._events.append(named_event(event, MessageEvent(type=event, **fields)))
+
+    def _begin(self) -> None:
+        message = AnthropicMessage(id=self._call.id, model=self._call.model, usage=self._usage())
+        self.emit("message_start", message=message)
+        self._events.append(PING)
+
+    def _new_text(self, kind: Kind) -> OpenItem[Block]:
+        if kind == "text":
+            return _OpenBlock(self, kind, Block(type="text", text=""))
+        hides = self._body.hides_thinking
+        return _OpenBlock(self, kind, Block(type="thinking", thinking="", signature=""), hides=hides)
+
+    def _new_call(self, name: str, id: str) -> OpenItem[Block]:
+        return _OpenBlock(self, "call", Block(type="tool_use", id=id, name=name, input={}))
+
+    def _finish(self, delta: Delta) -> None:
+        self._close()
+        self._stop = self._why(delta)
+        self.emit("message_delta", delta=self._stop, usage=self._usage())
+        self.emit("message_stop")
+
+    def _why(self, delta: Delta) -> Stop:
+        if delta.finish_reason == "length" or not self._body.max_tokens:
+            counts, limit = self._call.counts, self._call.facts.max_model_len
+            full = counts.output < self._body.max_tokens and counts.prompt + counts.output >= limit
+            return Stop(stop_reason="model_context_window_exceeded" if full else "max_tokens")
+        if self._parts.has_calls:
+            return Stop(stop_reason="tool_use")
+        if isinstance(delta.stop_reason, str):
+            return Stop(stop_reason="stop_sequence", stop_sequence=delta.stop_reason)
+        return Stop(stop_reason="end_turn")
+
+    def _usage(self) -> MessageUsage:
+        counts = self._call.counts
+        return MessageUsage(
+            input_tokens=counts.prompt - counts.cached,
+            cache_read_input_tokens=counts.cached,
+            output_tokens=counts.output,
+            output_tokens_details=OutputTokensDetails(self._parts.reasoning_tokens),
+        )
+
+
+class _OpenBlock(OpenItem[Block]):
+    """A block while it is written.
+
+    Clients demand a signature of thinking; of thinking that is hidden the signature holds the text.
+    """
+
+    def __init__(self, writer: MessageWriter, kind: Kind, begun: Block, *, hides: bool = False) -> None:
+        self.kind = kind
+        self._writer, self._begun, self._hides = writer, begun, hides
+        self._index = len(writer.items)
+        self._pieces: list[str] = []
+
+    def begin(self) -> None:
+        self._writer.emit("content_block_start", index=self._index, content_block=self._begun)
+
+    def push(self, text: str) -> None:
+        if not text:
+            return
+        self._pieces.append(text)
+        match self.kind:
+            case "text":
+                self._tell(Block(type="text_delta", text=text))
+            case "reasoning" if not self._hides:
+                self._tell(Block(type="thinking_delta", thinking=text))
+            case "call":
+                self._tell(Block(type="input_json_delta", partial_json=text))
+            case _:
+                pass
+
+    def end(self, status: str) -> Block:
+        text = "".join(self._pieces)
+        if self.kind == "text":
+            block = replace(self._begun, text=text)
+        elif self.kind == "call":
+            block = replace(self._begun, input=_object_of(text))
+        else:
+            digest = hashlib.sha256(text.encode()).hexdigest()
+            signature = seal(text) if self._hides else f"facet-{digest}"
+            self._tell(Block(type="signature_delta", signature=signature))
+            block = replace(self._begun, thinking="" if self._hides else text, signature=signature)
+        self._writer.emit("content_block_stop", index=self._index)
+        return block
+
+    def _tell(self, more: Block) -> None:
+        self._writer.emit("content_block_delta", index=self._index, delta=more)
+
+
+def _object_of(arguments: str) -> dict[str, Any]:
+    """The arguments of a call; if they were cut, what is there of them, as clients read a stream."""
+    try:
+        found = from_json(arguments, allow_partial=True)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _new_id() -> str:
+    return f"toolu_{secrets.token_hex(12)}"

@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
+import secrets
+import time
+from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi import Response as HttpResponse
+from msgspec import UNSET
+from msgspec.structs import replace
 
-from server.api.conversations.response import InputTokens, Response
+from server.answers.answer_reader import CustomToolInput
+from server.api.conversations.response import (
+    IncompleteDetails,
+    InputTokens,
+    InputTokensDetails,
+    ItemEvent,
+    OutputItem,
+    OutputText,
+    OutputTokensDetails,
+    ReasoningText,
+    Response,
+    ResponseError,
+    ResponseEvent,
+    ResponseUsage,
+)
 from server.api.conversations.response_items import KEPT_NOWHERE
 from server.api.conversations.responses import ResponsesRequest
-from server.errors import NotFound
+from server.api.conversations.transcript import seal
+from server.api.logprobs import ChatTokenLogprob, chat_logprobs
+from server.errors import ApiError, NotFound, Overloaded, TooManyRequests
+from server.frontend.frontend import Delta
 from server.http.endpoint import Endpoint
-from server.http.sse import EventStream, StreamForm, json_response
-from server.reading.readings import INPUT_TOKENS, RESPONSES
-from server.routes.conversations.response_writer import ResponseWriter
-from server.routes.conversations.turn import Turn, begin_turn, events_of
-from server.routes.generation import ENTRY, GENERATES, answer, config_of, frontend_of
-from server.routes.read import read
+from server.http.sse import json_response, named_event
+from server.reading.body_table import INPUT_TOKENS, RESPONSES
+from server.routes.chat_message import new_call_id
+from server.routes.conversations.conversation_call import ConversationCall, begin_conversation
+from server.routes.conversations.event_writer import EventWriter, Kind, OpenItem, respond
+from server.routes.request_context import ENTRY, GENERATES, frontend_of, read_texts
 
 router = APIRouter(route_class=Endpoint, tags=["generate"])
 
@@ -25,22 +46,15 @@ router = APIRouter(route_class=Endpoint, tags=["generate"])
 @router.post("/v1/responses", dependencies=GENERATES)
 async def create_response(body: ResponsesRequest, request: Request) -> HttpResponse:
     """Answer a conversation with items: messages, reasoning and calls."""
-    turn = await begin_turn(request, body, body.chat, RESPONSES, "resp_")
-    writer = ResponseWriter(turn, body, _begun(turn, body))
-    if not body.stream:
-        return turn.warn(await answer(request, _whole(turn, writer)))
-    job, silence = turn.job, config_of(request).sse_keep_alive_interval
-    form = StreamForm(is_last=lambda data: writer.ended, error_event=writer.failed)
-    events = events_of(turn, writer.push)
-    stream = EventStream(events, silence, job.times.expected_header, job.set_paused, form, job.tell_wait)
-    return turn.warn(stream)
+    call = await begin_conversation(request, body, body.chat, RESPONSES, "resp_")
+    return await respond(request, call, ResponseWriter(call, body), stream=bool(body.stream))
 
 
 @router.post("/v1/responses/input_tokens", dependencies=ENTRY)
 async def count_input_tokens(body: ResponsesRequest, request: Request) -> HttpResponse:
     """Count the tokens of the prompt that a request to /v1/responses would have."""
     frontend_of(request).check_model(body.model)
-    return json_response(InputTokens(await read(request, body, INPUT_TOKENS)))
+    return json_response(InputTokens(await read_texts(request, body, INPUT_TOKENS)))
 
 
 @router.get("/v1/responses/{response_id}")
@@ -52,15 +66,15 @@ async def find_response(response_id: str) -> HttpResponse:
     raise NotFound(f"There is no response {response_id[:64]!r}: {KEPT_NOWHERE}", "response_id")
 
 
-def _begun(turn: Turn, body: ResponsesRequest) -> Response:
+def _new_response(call: ConversationCall, body: ResponsesRequest) -> Response:
     """The answer before it has any output."""
-    job, defaults = turn.job, turn.job.frontend.facts.defaults
+    defaults = call.facts.defaults
     effort = body.reasoning.effort if body.reasoning else None
     text = body.text.model_dump(exclude_none=True) if body.text else {}
     return Response(
-        id=job.id,
-        created_at=job.created,
-        model=job.model,
+        id=call.id,
+        created_at=call.created,
+        model=call.model,
         instructions=body.instructions,
         max_output_tokens=body.max_output_tokens,
         max_tool_calls=body.max_tool_calls,
@@ -84,8 +98,215 @@ def _first(*values: float | None) -> float:
     return next(value for value in values if value is not None)
 
 
-async def _whole(turn: Turn, writer: ResponseWriter) -> Response:
-    async with aclosing(events_of(turn, writer.push)) as events:
-        async for _ in events:
-            pass
-    return writer.response
+class ResponseWriter(EventWriter[OutputItem]):
+    """Writes an answer as items."""
+
+    def __init__(self, call: ConversationCall, body: ResponsesRequest) -> None:
+        super().__init__(call, new_call_id(call.dialect))
+        self._response = _new_response(call, body)
+        self._body = body
+        self._number = 0
+        self._logprobs: list[tuple[ChatTokenLogprob, int]] = []
+        """Logprobs of tokens whose text has not come yet, and the characters of each."""
+
+    @property
+    def answer(self) -> Response:
+        return self._response
+
+    def push(self, delta: Delta) -> bytes:
+        if self._body.wants_logprobs and delta.token_ids:
+            entries = chat_logprobs(delta.token_ids, delta.logprobs, self._call.names)
+            widths = [*delta.widths, *[0] * len(entries)]  # a token that is not shown has none
+            self._logprobs += zip(entries, widths, strict=False)
+        return super().push(delta)
+
+    def failed(self, error: ApiError) -> bytes:
+        if not self._begun:
+            self._begin()
+        self._open = None  # an item that is not done is not part of the answer
+        busy = isinstance(error, Overloaded | TooManyRequests)
+        code = "rate_limit_exceeded" if busy else "invalid_prompt" if error.status < 500 else "server_error"
+        self._end("failed", error=ResponseError(code, error.message))
+        self.ended = True
+        return self._take_events()
+
+    def emit(self, event: str, **fields: Any) -> None:
+        """Add an event of the item that is written."""
+        index = len(self.items)
+        self._events.append(
+            named_event(
+                event, ItemEvent(type=event, sequence_number=self._next(), output_index=index, **fields)
+            )
+        )
+
+    def drop_logprobs(self) -> None:
+        """Forget those of tokens that came until now."""
+        self._logprobs.clear()
+
+    def take_logprobs(self, text: str) -> list[ChatTokenLogprob]:
+        """The logprobs of the tokens that came last and make up this text. Markup was before them."""
+        waiting, self._logprobs = self._logprobs, []
+        if self._call.format is None:
+            return [entry for entry, _ in waiting]
+        first, missing = len(waiting), len(text)
+        while first and missing > 0:
+            first -= 1
+            missing -= waiting[first][1]
+        return [entry for entry, _ in waiting[first:]]
+
+    def _next(self) -> int:
+        self._number += 1
+        return self._number - 1
+
+    def _tell(self, event: str) -> None:
+        """Add an event of the whole response."""
+        message = ResponseEvent(type=event, sequence_number=self._next(), response=self._response)
+        self._events.append(named_event(event, message))
+
+    def _begin(self) -> None:
+        self._tell("response.created")
+        self._tell("response.in_progress")
+
+    def _new_text(self, kind: Kind) -> OpenItem[OutputItem]:
+        return _Passage(self, kind, seals=self._body.seals_reasoning)
+
+    def _new_call(self, name: str, id: str) -> OpenItem[OutputItem]:
+        called = self._body.known_tools.client_name(name)
+        item = OutputItem(
+            id=_new_id("ctc" if called.is_custom else "fc"),
+            type="custom_tool_call" if called.is_custom else "function_call",
+            status="in_progress",
+            call_id=id,
+            name=called.name,
+            namespace=called.namespace or UNSET,
+        )
+        return _Call(self, item, CustomToolInput() if called.is_custom else None)
+
+    def _finish(self, delta: Delta) -> None:
+        reason = delta.finish_reason or "stop"
+        self._close("completed" if reason == "stop" else "incomplete")
+        if reason == "stop":
+            self._end("completed", completed_at=int(time.time()))
+        else:
+            why = "max_output_tokens" if reason == "length" else reason
+            self._end("incomplete", incomplete_details=IncompleteDetails(why))
+
+    def _end(self, status: str, **fields: Any) -> None:
+        self._response = replace(
+            self._response, status=status, output=self.items, usage=self._usage(), **fields
+        )
+        self._tell(f"response.{status}")
+
+    def _usage(self) -> ResponseUsage:
+        counts = self._call.counts
+        return ResponseUsage(
+            input_tokens=counts.prompt,
+            input_tokens_details=InputTokensDetails(counts.cached),
+            output_tokens=counts.output,
+            output_tokens_details=OutputTokensDetails(self._parts.reasoning_tokens),
+            total_tokens=counts.prompt + counts.output,
+        )
+
+
+class _Passage(OpenItem[OutputItem]):
+    """A message or a reasoning while it is written."""
+
+    def __init__(self, writer: ResponseWriter, kind: Kind, *, seals: bool) -> None:
+        self.kind = kind
+        self._writer = writer
+        self._is_message = kind == "text"
+        self._seals = seals and not self._is_message
+        self._pieces: list[str] = []
+        self._logprobs: list[ChatTokenLogprob] = []
+        self._event = "response.output_text" if self._is_message else "response.reasoning_text"
+        self._item = OutputItem(
+            id=_new_id("msg" if self._is_message else "rs"),
+            type="message" if self._is_message else "reasoning",
+            status="in_progress",
+            role="assistant" if self._is_message else UNSET,
+            summary=UNSET if self._is_message else [],
+            content=[],
+        )
+
+    def begin(self) -> None:
+        self._writer.emit("response.output_item.added", item=self._item)
+        self._emit("response.content_part.added", part=self._part(""))
+
+    def push(self, text: str) -> None:
+        if not self._is_message:
+            self._writer.drop_logprobs()
+        if not text:
+            return
+        self._pieces.append(text)
+        if self._is_message:
+            logprobs = self._writer.take_logprobs(text)
+            self._logprobs += logprobs
+            self._emit(f"{self._event}.delta", delta=text, logprobs=logprobs)
+        else:
+            self._emit(f"{self._event}.delta", delta=text)
+
+    def end(self, status: str) -> OutputItem:
+        text = "".join(self._pieces)
+        part = self._part(text)
+        logprobs = {"logprobs": self._logprobs} if self._is_message else {}
+        self._emit(f"{self._event}.done", text=text, **logprobs)
+        self._emit("response.content_part.done", part=part)
+        item = replace(self._item, status=status, content=[part])
+        if self._seals:
+            item.encrypted_content = seal(text)
+        self._writer.emit("response.output_item.done", item=item)
+        return item
+
+    def _part(self, text: str) -> OutputText | ReasoningText:
+        if self._is_message:
+            return OutputText(text=text, logprobs=self._logprobs.copy())
+        return ReasoningText(text=text)
+
+    def _emit(self, event: str, **fields: Any) -> None:
+        self._writer.emit(event, item_id=self._item.id, content_index=0, **fields)
+
+
+class _Call(OpenItem[OutputItem]):
+    """A call of a function, or of a custom tool, whose input is free text, while it is written."""
+
+    kind = "call"
+
+    def __init__(self, writer: ResponseWriter, item: OutputItem, free_text: CustomToolInput | None) -> None:
+        self._writer, self._item, self._free_text = writer, item, free_text
+        if free_text is None:
+            item.arguments = ""
+        else:
+            item.input = ""
+        self._pieces: list[str] = []
+
+    def begin(self) -> None:
+        self._writer.emit("response.output_item.added", item=self._item)
+
+    def push(self, text: str) -> None:
+        self._tell(text if self._free_text is None else self._free_text.push(text))
+
+    def end(self, status: str) -> OutputItem:
+        if self._free_text is not None:
+            self._tell(self._free_text.end())
+        text = "".join(self._pieces)
+        if self._free_text is None:
+            item = replace(self._item, status=status, arguments=text)
+            self._emit("response.function_call_arguments.done", name=item.name, arguments=text)
+        else:
+            item = replace(self._item, status=status, input=text)
+            self._emit("response.custom_tool_call_input.done", input=text)
+        self._writer.emit("response.output_item.done", item=item)
+        return item
+
+    def _tell(self, text: str) -> None:
+        if text:
+            self._pieces.append(text)
+            what = "function_call_arguments" if self._free_text is None else "custom_tool_call_input"
+            self._emit(f"response.{what}.delta", delta=text)
+
+    def _emit(self, event: str, **fields: Any) -> None:
+        self._writer.emit(event, item_id=self._item.id, **fields)
+
+
+def _new_id(kind: str) -> str:
+    return f"{kind}_{secrets.token_hex(16)}"

@@ -20,10 +20,10 @@ from model_facts import READY, changed
 
 from server.errors import ApiError, Overloaded
 from server.model_facts import Facts
+from server.reading.body_table import BY_NAME, CHAT, COMPLETION, DETOKENIZE, TOKENIZE
+from server.reading.context import ReadingOptions
 from server.reading.helper import LARGE, Helper
-from server.reading.helper_messages import HelperLimits
-from server.reading.reader import ReadingOptions
-from server.reading.readings import BY_NAME, CHAT, COMPLETION, DETOKENIZE, TOKENIZE
+from server.reading.helper_process import HelperLimits
 from server.text.tokenizer_files import TokenizerFiles
 from worker import child
 

@@ -12,8 +12,8 @@ from pydantic import TypeAdapter
 from models.pooling.config import PoolingConfig
 from models.pooling.sentence_files import TextFacts
 from server.api.json_body import LONG
-from server.reading.reader import A_LOT, Reader, ReadingOptions
-from server.reading.readings import BY_NAME
+from server.reading.body_table import BY_NAME
+from server.reading.context import A_LOT, ReadingContext, ReadingOptions
 from server.requests.scoring import QWEN3_RERANKER
 
 TALK = [{"role": "user", "content": "a"}]
@@ -22,7 +22,9 @@ TALK = [{"role": "user", "content": "a"}]
 def work(name: str, body: dict[str, Any], *, trusted: bool = True, **facts: Any) -> int:
     frontend = FakeFrontend()
     frontend.serve("embed", "classify", **facts)
-    reader = Reader(frontend.facts, frontend.tokenizer, ReadingOptions(trust_request_chat_template=trusted))
+    reader = ReadingContext(
+        frontend.facts, frontend.tokenizer, ReadingOptions(trust_request_chat_template=trusted)
+    )
     reading = BY_NAME[name]
     assert reading.work is not None
     return reading.work(TypeAdapter(reading.body).validate_python(body), reader)
@@ -49,7 +51,7 @@ def test_what_the_template_writes_of_each_conversation() -> None:
         ("cohere", {"inputs": [{"content": "a"}] * 10}),
         ("embed", {"inputs": ["a"] * 10}),
         ("embed_all", {"inputs": ["a"] * 10}),
-        ("similarity", {"inputs": {"source_sentence": "b", "sentences": ["a"] * 10}}),
+        ("similarity", {"inputs": {"source_sentence": "b", "sentences": ["a"] * 9}}),
     ],
 )
 def test_an_instruction_before_each_text(name: str, body: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from server.api.json_body import LONG
 from server.http import endpoint
 from server.http.body import BODY_MEMORY
 from server.model_facts import Limits
-from server.reading.readings import BY_PATH
+from server.reading.body_table import BY_PATH
 
 TALK = [
     {"role": "system", "content": "be"},

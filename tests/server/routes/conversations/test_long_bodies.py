@@ -10,7 +10,7 @@ import pytest
 from fake_frontend import FakeFrontend
 
 from server.http import endpoint
-from server.reading.readings import BY_PATH
+from server.reading.body_table import BY_PATH
 
 FUNCTION = {"type": "function", "name": "get_weather", "parameters": {"type": "object"}}
 CALL = {"type": "function_call", "call_id": "c", "name": "get_weather", "arguments": "{}"}

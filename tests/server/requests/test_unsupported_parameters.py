@@ -6,7 +6,7 @@ import pytest
 
 from server.errors import BadRequest
 from server.requests.sampling import SamplingParams
-from server.requests.unsupported import UnsupportedSampling, refuse_keywords
+from server.requests.unsupported_parameters import UnsupportedSampling, refuse_keywords
 
 NAMES = UnsupportedSampling.__struct_fields__
 

@@ -1,4 +1,4 @@
-"""What is read of the body of each endpoint, and how long it may be: one table for all processes."""
+"""The table of endpoints with a body: its type, what is read of its texts, and how long it may be."""
 
 from __future__ import annotations
 
@@ -16,19 +16,15 @@ from server.api.scores import ScoreRequest
 from server.api.tei import EitherRerank, EmbedAllRequest, EmbedRequest, PredictRequest, SimilarityRequest
 from server.api.tokenize import DetokenizeRequest, TokenizeRequest
 from server.reading import conversations, prompts, texts
+from server.reading.context import ReadingContext
 from server.reading.prompts import Conversation, Prompt
-from server.reading.reader import Reader
-from server.reading.texts import EmbeddedTexts, PredictedTexts, RankedTexts
-from server.requests.pooling import Item
+from server.reading.texts import ReadTexts
 from server.requests.scoring import Compared
 
 USUAL_BODY = 4 << 20
-"""The longest body in bytes."""
+"""The longest body in bytes; and of an endpoint for many texts at a time, and of one that reads none:"""
 MANY_TEXTS = 16 << 20
-"""The longest body of an endpoint that is made for many texts at a time."""
-
 OTHER_BODY = 1 << 20
-"""The longest body of an endpoint that reads no texts."""
 
 R = TypeVar("R")
 
@@ -40,10 +36,10 @@ class Reading(Generic[R]):
     name: str
     body: Any
     """The type of the body, as pydantic checks it."""
-    read: Callable[[Any, Reader], R]
+    read: Callable[[Any, ReadingContext], R]
     result: type[R]
     most_bytes: int = USUAL_BODY
-    work: Callable[[Any, Reader], int] | None = None
+    work: Callable[[Any, ReadingContext], int] | None = None
     """Returns the characters of text that are written and tokenized beside those of the body, if there can be
     many."""
 
@@ -57,24 +53,25 @@ INPUT_TOKENS = Reading("input_tokens", ResponsesRequest, conversations.count_tok
 TOKENIZE = Reading("tokenize", TokenizeRequest, prompts.read_tokenize, bytes, work=prompts.work_of_template)
 DETOKENIZE = Reading("detokenize", DetokenizeRequest, prompts.read_detokenize, bytes)
 
-EMBEDDINGS = Reading(
-    "embeddings", EmbeddingRequest, texts.read_embeddings, list[Item], MANY_TEXTS, texts.work_of_texts
-)
-POOLING = Reading("pooling", PoolingRequest, texts.read_pooling, list[Item], MANY_TEXTS, texts.work_of_texts)
-CLASSIFY = Reading(
-    "classify", ClassifyRequest, texts.read_classify, list[Item], MANY_TEXTS, texts.work_of_texts
-)
-COHERE = Reading("cohere", CohereRequest, texts.read_cohere, EmbeddedTexts, MANY_TEXTS, texts.work_of_cohere)
-EMBED = Reading("embed", EmbedRequest, texts.read_embed, list[Item], MANY_TEXTS, texts.work_of_inputs)
-EMBED_ALL = Reading(
-    "embed_all", EmbedAllRequest, texts.read_embed_all, list[Item], MANY_TEXTS, texts.work_of_inputs
-)
-PREDICT = Reading("predict", PredictRequest, texts.read_predict, PredictedTexts, MANY_TEXTS)
-SIMILARITY = Reading(
-    "similarity", SimilarityRequest, texts.read_similarity, list[Item], MANY_TEXTS, texts.work_of_similarity
-)
-SCORE = Reading("score", ScoreRequest, texts.read_score, Compared, MANY_TEXTS, texts.work_of_score)
-RERANK = Reading("rerank", EitherRerank, texts.read_rerank, RankedTexts, MANY_TEXTS, texts.work_of_rerank)
+
+def _pooling(name: str, body: Any) -> Reading[ReadTexts]:
+    return Reading(name, body, texts.read_texts, ReadTexts, MANY_TEXTS, texts.work_of_texts)
+
+
+def _comparing(name: str, body: Any) -> Reading[Compared]:
+    return Reading(name, body, texts.read_compared, Compared, MANY_TEXTS, texts.work_of_compared)
+
+
+EMBEDDINGS = _pooling("embeddings", EmbeddingRequest)
+POOLING = _pooling("pooling", PoolingRequest)
+CLASSIFY = _pooling("classify", ClassifyRequest)
+COHERE = _pooling("cohere", CohereRequest)
+EMBED = _pooling("embed", EmbedRequest)
+EMBED_ALL = _pooling("embed_all", EmbedAllRequest)
+SIMILARITY = _pooling("similarity", SimilarityRequest)
+PREDICT = Reading("predict", PredictRequest, texts.read_predict, ReadTexts, MANY_TEXTS)
+SCORE = _comparing("score", ScoreRequest)
+RERANK = _comparing("rerank", EitherRerank)
 
 BY_PATH: dict[str, Reading[Any]] = {
     "/v1/completions": COMPLETION,

@@ -36,7 +36,7 @@ A_LOT = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class ReadingContext:
     facts: Facts
     tokenizer: Tokenizer
     options: ReadingOptions

@@ -1,42 +1,51 @@
-"""The next turn of a conversation, whichever API asks for it: its request to the engine, and how it is read.
+"""A request for the next message of a conversation, whichever API asks, and how its answer is read.
 
 The APIs differ in how they write a conversation and its answer. What is between is the same for all.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass
-
 from fastapi import Request, Response
 
-from server.answers.answer_format import AnswerFormat
+from server.access.admission import Admission
 from server.answers.answer_parts import AnswerPart, CallBegun, Text
 from server.answers.answer_reader import AnswerReader
 from server.api.chat import ChatRequest
 from server.api.fields import Body
 from server.frontend.frontend import Delta
+from server.reading.body_table import Reading
 from server.reading.prompts import Conversation
-from server.reading.readings import Reading
-from server.routes.answer_bounds import with_warnings
-from server.routes.conversations.calling import plan_calls
-from server.routes.generation import Job, admit_answers, config_of, frontend_of
-from server.routes.read import read
+from server.requests.sampling import SamplingParams
+from server.routes.answer_grammars import AnswerPlan, plan_answer
+from server.routes.generation import GenerationCall, admit_answers
+from server.routes.request_context import config_of, frontend_of, read_texts, with_warnings
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    job: Job
-    chat: ChatRequest
-    """What is asked, in the words of chat completions."""
-    conversation: Conversation
-    format: AnswerFormat | None
-    """How the answer is read; None where it is text and nothing else."""
-    warnings: Sequence[str] = ()
-    """What the client is told of calls that are not what it asked for."""
-    calls_end_thinking: bool = True
-    """Whether a call within the reasoning is one, even without the marker that closes it."""
+class ConversationCall(GenerationCall):
+    """A request for the next message of a conversation."""
+
+    def __init__(
+        self,
+        request: Request,
+        chat: ChatRequest,
+        sampling: SamplingParams,
+        conversation: Conversation,
+        plan: AnswerPlan,
+        prefix: str,
+        admission: Admission,
+        *,
+        counts_output: bool,
+    ) -> None:
+        """`chat` is what is asked, in the words of chat completions."""
+        super().__init__(
+            *(request, chat, sampling, [conversation.prompt], prefix, admission),
+            messages=conversation.said,
+            counts_output=counts_output,
+            bounds=[plan.bounds],
+        )
+        self.chat, self.conversation, self.format, self._plan = chat, conversation, plan.format, plan
+        if self.format and self.format.thinking:
+            self.reasoning = {}
 
     @property
     def dialect(self) -> str:
@@ -53,7 +62,7 @@ class Turn:
             tools=self._callable_tools() or None,
             is_thinking=format.begins_thinking(self.conversation.end),
             written=format.written,
-            calls_end_thinking=self.calls_end_thinking,
+            calls_end_thinking=not self._plan.holds_late_calls,
         )
 
     def finish_reason(self, finish: str, *, has_calls: bool) -> str:
@@ -70,14 +79,14 @@ class Turn:
 
     def warn(self, response: Response) -> Response:
         """The answer, with headers that say what of the request has no effect."""
-        return with_warnings(response, (*self.conversation.warnings, *self.warnings))
+        return with_warnings(response, (*self.conversation.warnings, *self._plan.warnings))
 
 
-class TurnParts:
-    """Reads the one choice of a turn as parts: reasoning, texts and calls."""
+class PartReader:
+    """Reads one choice of an answer as parts: reasoning, texts and calls."""
 
-    def __init__(self, turn: Turn) -> None:
-        self._reader = turn.new_reader()
+    def __init__(self, call: ConversationCall) -> None:
+        self._reader = call.new_reader()
         self.has_calls = False
 
     @property
@@ -97,16 +106,7 @@ class TurnParts:
         return parts
 
 
-async def events_of(turn: Turn, write: Callable[[Delta], bytes]) -> AsyncGenerator[bytes]:
-    """The events that `write` makes of the deltas of a turn; an empty one sends the headers."""
-    async with aclosing(turn.job.deltas()) as deltas:
-        async for _, delta in deltas:
-            events = b"" if delta.is_notice else write(delta)
-            if events or delta.is_notice:
-                yield events
-
-
-async def begin_turn(
+async def begin_conversation(
     request: Request,
     body: Body,
     chat: ChatRequest,
@@ -114,26 +114,19 @@ async def begin_turn(
     prefix: str,
     *,
     counts_output: bool = True,
-) -> Turn:
+) -> ConversationCall:
     """Reads a conversation and makes its request to the engine, or raises the error that refuses it.
 
     `chat` says in the words of chat completions what `body` asks for, and `prefix` begins the answer's id.
     """
-    frontend, config = frontend_of(request), config_of(request)
+    frontend = frontend_of(request)
     frontend.check_model(chat.model)
-    conversation = await read(request, body, reading)
+    conversation = await read_texts(request, body, reading)
     sampling = chat.to_sampling()
     admission = admit_answers(request, 1, sampling.n)
-    calling = await plan_calls(frontend, config, chat, conversation)
-    format = calling.format
-    if format is not None:
-        sampling.shown_as = dict(format.marks)
-    job = Job(
-        *(request, chat, sampling, [conversation.prompt], prefix, admission),
-        messages=conversation.said,
-        counts_output=counts_output,
-        bounds=calling.bounds,
+    plan = await plan_answer(frontend, config_of(request), chat, conversation)
+    if plan.format is not None:
+        sampling.shown_as = dict(plan.format.marks)
+    return ConversationCall(
+        request, chat, sampling, conversation, plan, prefix, admission, counts_output=counts_output
     )
-    if format and format.thinking:
-        job.reasoning = {}
-    return Turn(job, chat, conversation, format, calling.warnings, not calling.sleeps)

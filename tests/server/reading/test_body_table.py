@@ -8,7 +8,7 @@ from pydantic import TypeAdapter
 from server.api.fields import Body
 from server.app import ROUTERS
 from server.http.endpoint import Endpoint
-from server.reading.readings import BY_NAME, BY_PATH, MANY_TEXTS, OTHER_BODY, USUAL_BODY
+from server.reading.body_table import BY_NAME, BY_PATH, MANY_TEXTS, OTHER_BODY, USUAL_BODY
 
 WITHOUT_TEXTS = {"/abort", "/ping", "/v1/responses/{response_id}/cancel"}
 

@@ -16,7 +16,8 @@ from server.errors import BadRequest
 from server.frontend.frontend import Frontend
 from server.grammars.form_grammar import AnswerGrammar, build_grammar
 from server.grammars.structured_params import AskedForm, StructuredOutputsParams
-from server.routes.answer_bounds import Form, form_of, with_warnings
+from server.routes.answer_grammars import AnswerPlan, plan_form
+from server.routes.request_context import with_warnings
 
 CALLS = AnswerGrammar("lark", "start: <[9]>")
 OPEN, CLOSE, CALL = "\ud800", "\ud801", "\ud802"
@@ -33,13 +34,13 @@ class Grammars:
 
 async def form(
     format: AnswerFormat | None = None, prompt: str = "", *, calls: AnswerGrammar | None = None, **params: Any
-) -> Form:
+) -> AnswerPlan:
     frontend = cast("Frontend", SimpleNamespace(grammars=Grammars()))
     asked = AskedForm(StructuredOutputsParams(**(params or {"regex": "[0-9]"})), "response_format")
-    return await form_of(frontend, asked, format, prompt, calls=calls)
+    return await plan_form(frontend, asked, AnswerPlan(format), prompt, calls)
 
 
-def start(found: Form) -> str:
+def start(found: AnswerPlan) -> str:
     """The first rule of the grammar that comes before the answer."""
     grammar = found.bounds.get("grammar")
     assert grammar is not None and grammar.kind == "llguidance"

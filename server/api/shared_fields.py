@@ -1,4 +1,4 @@
-"""Fields that requests share (how to sample, to stream, what to return), and the usage of every answer.
+"""Fields that requests share: how to run, to sample, to stream, what to return; and the usage of answers.
 
 Bodies only say what the fields mean. Ranges are checked in one place for all callers,
 `server.requests.sampling`.
@@ -7,6 +7,8 @@ Bodies only say what the fields mean. Ranges are checked in one place for all ca
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import msgspec
@@ -76,6 +78,46 @@ CacheDiagnoses = CacheDiagnosis | list[CacheDiagnosis] | UnsetType
 """The diagnosis of the one prompt, or of each of several; unset unless it was asked for."""
 
 
+@dataclass(frozen=True, slots=True)
+class RequestTerms:
+    """What a request says of itself as a whole, whichever endpoint it is for."""
+
+    model: str | None = None
+    request_id: str | None = None
+    priority: int = 0
+    salt: str = ""
+    include: Sequence[str] = ()
+    """The parts of the answer that only come if they are asked for."""
+    timeout: float | None = None
+    """The seconds that the request may take."""
+
+
+class RequestBody(Body):
+    """Fields of requests that generate and of those that pool."""
+
+    model: Text | None = Field(default=None, description="null is the served model.")
+    request_id: str | None = None
+    timeout: Timeout = None
+    priority: Int64 = Field(
+        default=0,
+        description="Above 0: background work, which gets what others leave. Under --scheduling-policy "
+        "priority, lower numbers run earlier. The header X-Priority goes before it.",
+    )
+    cache_salt: Text | None = Field(default=None, description="Share cached prefixes with equal salts only.")
+    include: Include = INCLUDE
+
+    @model_validator(mode="after")
+    def check_salt(self) -> Self:
+        check_cache_salt(self.cache_salt)
+        return self
+
+    @property
+    def terms(self) -> RequestTerms:
+        return RequestTerms(
+            self.model, self.request_id, self.priority, self.cache_salt or "", self.include, self.timeout
+        )
+
+
 class StreamOptions(Body):
     meaningless = frozenset({"include_obfuscation"})
 
@@ -85,7 +127,7 @@ class StreamOptions(Body):
     )
 
 
-class GenerationBody(StructuredBody):
+class GenerationBody(RequestBody, StructuredBody):
     """Fields of both endpoints. null is the same as leaving a field out, unless its description differs."""
 
     bounds: ClassVar[Bounds] = {
@@ -95,8 +137,6 @@ class GenerationBody(StructuredBody):
         "stop_token_ids": (LIMITS.stop_token_ids, "ids"),
         "allowed_token_ids": (LIMITS.allowed_token_ids, "ids"),
     }
-
-    model: Text | None = Field(default=None, description="null is the served model.")
 
     n: int | None = 1
     temperature: float | None = Field(
@@ -147,23 +187,12 @@ class GenerationBody(StructuredBody):
         default=None, description="Tokens per chunk, if more than the server's own interval."
     )
 
-    priority: Int64 = Field(
-        default=0,
-        description="Above 0: background work, which gets what others leave. Under --scheduling-policy "
-        "priority, lower numbers run earlier. The header X-Priority goes before it.",
-    )
-    request_id: str | None = None
-    timeout: Timeout = None
-    cache_salt: Text | None = Field(default=None, description="Share cached prefixes with equal salts only.")
-    include: Include = INCLUDE
-
     @model_validator(mode="after")
     def check_generation(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise BadRequest("Stream options can only be defined when `stream=True`.", "stream_options")
         if self.stream and self.prompt_logprobs is not None:
             raise BadRequest("`prompt_logprobs` are not available when `stream=True`.", "prompt_logprobs")
-        check_cache_salt(self.cache_salt)
         return self
 
     def sampling(
@@ -203,6 +232,17 @@ def _by_token_id(bias: dict[str, float]) -> dict[int, float]:
             "logit_bias",
         )
     return {int(key): value for key, value in bias.items()}
+
+
+class ChunkChoice(msgspec.Struct, kw_only=True):
+    """What a chunk of a stream tells of one choice."""
+
+    index: int
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether a client learns nothing from it, so that it is not sent."""
+        return False
 
 
 class PromptTokensDetails(msgspec.Struct):

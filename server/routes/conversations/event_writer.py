@@ -1,0 +1,163 @@
+"""Writes an answer as items that follow one another, and as the events that tell of them.
+
+Whole answers are made of the same events, which nobody then sends: so both say the same, under the same ids.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Generic, Literal, TypeVar
+
+import msgspec
+from fastapi import Request, Response
+
+from server.answers.answer_parts import AnswerPart, Arguments, CallBegun, CallEnded, Reasoning, Text
+from server.errors import ApiError
+from server.frontend.frontend import Delta
+from server.http.sse import StreamForm
+from server.routes.conversations.conversation_call import ConversationCall, PartReader
+from server.routes.request_context import answer
+
+Kind = Literal["text", "reasoning", "call"]
+Item = TypeVar("Item")
+
+
+class OpenItem(ABC, Generic[Item]):
+    """An item while it is written."""
+
+    kind: Kind
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Tell that it begins."""
+
+    @abstractmethod
+    def push(self, text: str) -> None:
+        """Add text, reasoning, or arguments of a call, and tell of them."""
+
+    @abstractmethod
+    def end(self, status: str) -> Item:
+        """Tell that it is done, and return it."""
+
+
+class EventWriter(ABC, Generic[Item]):
+    """Writes one answer."""
+
+    def __init__(
+        self, call: ConversationCall, new_call_id: Callable[[], str], *, shows_output: bool = True
+    ) -> None:
+        self.ended = False
+        self.items: list[Item] = []
+        """The items that are done."""
+        self._call = call
+        self._parts = PartReader(call)
+        self._new_call_id = new_call_id
+        self._shows_output = shows_output
+        self._begun = False
+        self._open: OpenItem[Item] | None = None
+        self._events: list[bytes] = []
+
+    def push(self, delta: Delta) -> bytes:
+        """The events that a delta makes."""
+        if not self._begun:
+            self._begun = True
+            self._begin()
+        for part in self._parts.read(delta) if self._shows_output else ():
+            self._write(part)
+        if delta.finish_reason is not None:
+            if self._open is None and not self.items and self._shows_output:
+                self._continue("text", "")
+            self._finish(delta)
+            self.ended = True
+        return self._take_events()
+
+    @property
+    @abstractmethod
+    def answer(self) -> msgspec.Struct:
+        """The whole answer, once it has ended."""
+
+    @abstractmethod
+    def failed(self, error: ApiError) -> bytes:
+        """The events that end a stream which breaks off."""
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Tell that the answer begins."""
+
+    @abstractmethod
+    def _finish(self, delta: Delta) -> None:
+        """Close the open item, and tell that the answer has ended with this delta."""
+
+    @abstractmethod
+    def _new_text(self, kind: Kind) -> OpenItem[Item]:
+        """A new item of text or of reasoning."""
+
+    @abstractmethod
+    def _new_call(self, name: str, id: str) -> OpenItem[Item]:
+        """A new call of the tool that the model knows by this name."""
+
+    def _take_events(self) -> bytes:
+        taken = b"".join(self._events)
+        self._events.clear()
+        return taken
+
+    def _write(self, part: AnswerPart) -> None:
+        match part:
+            case Text(text):
+                self._continue("text", text)
+            case Reasoning(text):
+                self._continue("reasoning", text)
+            case CallBegun(_, name, id):
+                self._close()
+                self._begin_item(self._new_call(name, id or self._new_call_id()))
+            case Arguments(_, text):
+                if self._open is not None:
+                    self._open.push(text)
+            case CallEnded():
+                self._close()
+
+    def _continue(self, kind: Kind, text: str) -> None:
+        if self._open is None or self._open.kind != kind:
+            self._close()
+            self._begin_item(self._new_text(kind)).push(text)
+        else:
+            self._open.push(text)
+
+    def _begin_item(self, item: OpenItem[Item]) -> OpenItem[Item]:
+        self._open = item
+        item.begin()
+        return item
+
+    def _close(self, status: str = "completed") -> None:
+        if self._open is not None:
+            item, self._open = self._open.end(status), None
+            self.items.append(item)
+
+
+async def respond(
+    request: Request, call: ConversationCall, writer: EventWriter[Item], *, stream: bool, ping: bytes = b""
+) -> Response:
+    """Answers with the events of a writer as they come, or with the whole answer."""
+    events = _events(call, writer)
+    if stream:
+        form = StreamForm(lambda data: writer.ended, writer.failed, ping)
+        return call.warn(call.stream(events, form))
+    return call.warn(await answer(request, _whole(events, writer)))
+
+
+async def _events(call: ConversationCall, writer: EventWriter[Item]) -> AsyncGenerator[bytes]:
+    """The events that a writer makes; an empty one sends the headers."""
+    async with aclosing(call.deltas()) as deltas:
+        async for _, delta in deltas:
+            events = b"" if delta.is_notice else writer.push(delta)
+            if events or delta.is_notice:
+                yield events
+
+
+async def _whole(events: AsyncGenerator[bytes], writer: EventWriter[Item]) -> msgspec.Struct:
+    async with aclosing(events):
+        async for _ in events:
+            pass
+    return writer.answer
